@@ -1,0 +1,45 @@
+# Each target is one visible command. `make demo` and `make test` do all their own set-up.
+PYTHON ?=
+VENV := .venv
+RUN := $(VENV)/bin/python
+DEMO := runs/demo-efficientdet
+DEMO_DATA := runs/demo-data
+
+.PHONY: help setup demo test test-gpu lint format clean
+
+help:  ## what there is to make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.ready  ## the virtual environment with every pinned package (about 3.5 GB)
+
+$(VENV)/.ready: pyproject.toml docker/setup_env.sh
+	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev
+	@touch $@
+
+demo: setup  ## draws a data set, trains EfficientDet on it, evaluates it, draws what it finds (10 minutes on two cores)
+	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/train --num_images=600 --seed=1
+	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=100 --seed=2
+	$(RUN) efficientdet/train.py --flagfile=efficientdet/flags/demo.txt --output_dir=$(DEMO)
+	$(RUN) efficientdet/eval.py --weights=$(DEMO) --eval_images=$(DEMO_DATA)/eval/images \
+	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
+	$(RUN) efficientdet/infer.py --weights=$(DEMO) --images=$(DEMO_DATA)/eval/images \
+	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO)/pictures --score_threshold=0.3
+
+test: setup  ## lint, then all tests
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(RUN) -m pytest
+
+test-gpu: setup  ## only the tests that need a GPU
+	$(RUN) -m pytest -m gpu
+
+lint: setup  ## ruff's findings
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: setup  ## ruff's formatting and safe fixes
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:  ## everything that the other targets made
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis

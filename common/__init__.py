@@ -1,0 +1,1 @@
+"""Parts that both apps need and that have one right answer."""

@@ -1,0 +1,99 @@
+"""Anchors of a feature pyramid: at every cell of every level, one prior box for each scale and aspect ratio.
+
+RetinaNet (arXiv 1708.02002, section 4) and EfficientDet (arXiv 1911.09070). Order and numbers are those of
+google/automl efficientdet/tf2/anchors.py, class Anchors: its published weights depend on both.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchors:
+    """Where the anchors of one model at one image size lie. Hashable; the arrays are made once and read-only.
+
+    Level l has ceil(height / 2**l) x ceil(width / 2**l) cells. Its stride is the image side divided by the
+    number of cells, which is 2**l only where that divides the side. Anchors are not clipped to the image.
+
+    Attributes:
+        min_level, max_level: first and last pyramid level, both included.
+        num_scales: scales per octave: 2**0, 2**(1/n), ..., 2**((n-1)/n).
+        aspect_ratios: width / height of the anchors; their area does not depend on it.
+        anchor_scale: side of the smallest square anchor, in strides.
+        image_size: (height, width) of the network input in pixels.
+    """
+
+    min_level: int
+    max_level: int
+    num_scales: int
+    aspect_ratios: tuple[float, ...]
+    anchor_scale: float
+    image_size: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        # Lists are accepted and stored as tuples, which keeps the object hashable.
+        object.__setattr__(self, "aspect_ratios", tuple(float(ratio) for ratio in self.aspect_ratios))
+        object.__setattr__(self, "image_size", tuple(int(side) for side in self.image_size))
+        if not 0 <= self.min_level <= self.max_level:
+            raise ValueError(
+                f"min_level={self.min_level}, max_level={self.max_level}: need 0 <= min_level <= max_level"
+            )
+        if self.num_scales < 1:
+            raise ValueError(f"num_scales={self.num_scales}: need at least 1")
+        if not self.aspect_ratios or min(self.aspect_ratios) <= 0:
+            raise ValueError(f"aspect_ratios={self.aspect_ratios}: need at least one, all above 0")
+        if self.anchor_scale <= 0:
+            raise ValueError(f"anchor_scale={self.anchor_scale}: need a value above 0")
+        if len(self.image_size) != 2 or min(self.image_size) < 1:
+            raise ValueError(f"image_size={self.image_size}: need (height, width), both at least 1")
+
+    @property
+    def levels(self) -> range:
+        return range(self.min_level, self.max_level + 1)
+
+    @property
+    def feature_sizes(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) in cells, one per level: what SAME-padded stride-2 convolutions leave."""
+        height, width = self.image_size
+        return tuple((-(-height // 2**level), -(-width // 2**level)) for level in self.levels)
+
+    @property
+    def anchors_per_location(self) -> int:
+        return self.num_scales * len(self.aspect_ratios)
+
+    @property
+    def num_anchors(self) -> int:
+        """A, the anchors of all levels together."""
+        return sum(height * width for height, width in self.feature_sizes) * self.anchors_per_location
+
+    @functools.cached_property
+    def boxes(self) -> np.ndarray:
+        """float32 (A, 4), tlbr, pixels of the network input; ordered level, row, column, scale, ratio."""
+        boxes = np.concatenate([self._boxes_tlbr_px(*size) for size in self.feature_sizes]).astype(np.float32)
+        boxes.setflags(write=False)
+        return boxes
+
+    @functools.cached_property
+    def boxes_normalized(self) -> np.ndarray:
+        """float32 (A, 4), ltrb, divided by the image size: what `dali.fn.box_encoder` takes, flattened."""
+        height, width = self.image_size
+        boxes = self.boxes[:, [1, 0, 3, 2]] / np.array([width, height, width, height], np.float32)
+        boxes.setflags(write=False)
+        return boxes
+
+    def _boxes_tlbr_px(self, feature_height: int, feature_width: int) -> np.ndarray:
+        """float64 (feature_height * feature_width * anchors_per_location, 4): one level."""
+        stride = np.array(self.image_size) / (feature_height, feature_width)  # (y, x)
+        octaves = 2.0 ** (np.arange(self.num_scales) / self.num_scales)
+        ratios = np.sqrt(self.aspect_ratios)
+        base = self.anchor_scale * stride * octaves[:, np.newaxis]  # (scale, yx)
+        widths = base[:, np.newaxis, 1] * ratios  # (scale, ratio)
+        heights = base[:, np.newaxis, 0] / ratios
+        half_sizes = np.stack([heights, widths], axis=-1).reshape(1, 1, -1, 2) / 2  # (1, 1, k, yx)
+
+        rows = (np.arange(feature_height) + 0.5) * stride[0]
+        columns = (np.arange(feature_width) + 0.5) * stride[1]
+        centers = np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1)[:, :, np.newaxis]
+        return np.concatenate([centers - half_sizes, centers + half_sizes], axis=-1).reshape(-1, 4)

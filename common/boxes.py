@@ -1,0 +1,174 @@
+"""Box formats by name, and how much two boxes overlap. The last axis always holds the four numbers.
+
+Plain `boxes` are ltrb (left, top, right, bottom), normalised to [0, 1] by the image they belong to; the
+conversions between formats work on pixels just as well. All functions take NumPy arrays, TensorFlow tensors
+or symbolic Keras tensors of any leading shape, compute in float32 (float64 stays float64), and return
+tensors of the Keras backend.
+"""
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+# Areas, squared diagonals and sides smaller than this count as this: far below one pixel, well inside
+# float32's range.
+TINY = 1e-12
+
+
+def ltrb_to_tlbr(boxes: Any) -> Any:
+    """(..., 4) left, top, right, bottom -> top, left, bottom, right."""
+    left, top, right, bottom = _split(boxes)
+    return ops.stack([top, left, bottom, right], axis=-1)
+
+
+def tlbr_to_ltrb(boxes_tlbr: Any) -> Any:
+    """(..., 4) top, left, bottom, right -> left, top, right, bottom."""
+    top, left, bottom, right = _split(boxes_tlbr)
+    return ops.stack([left, top, right, bottom], axis=-1)
+
+
+def ltrb_to_ltwh(boxes: Any) -> Any:
+    """(..., 4) left, top, right, bottom -> left, top, width, height (the COCO json's format)."""
+    left, top, right, bottom = _split(boxes)
+    return ops.stack([left, top, right - left, bottom - top], axis=-1)
+
+
+def ltwh_to_ltrb(boxes_ltwh: Any) -> Any:
+    """(..., 4) left, top, width, height -> left, top, right, bottom."""
+    left, top, width, height = _split(boxes_ltwh)
+    return ops.stack([left, top, left + width, top + height], axis=-1)
+
+
+def ltrb_to_cxcywh(boxes: Any) -> Any:
+    """(..., 4) left, top, right, bottom -> centre x, centre y, width, height (the YOLO heads' format)."""
+    left, top, right, bottom = _split(boxes)
+    return ops.stack([(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], axis=-1)
+
+
+def cxcywh_to_ltrb(boxes_cxcywh: Any) -> Any:
+    """(..., 4) centre x, centre y, width, height -> left, top, right, bottom."""
+    x, y, width, height = _split(boxes_cxcywh)
+    return ops.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=-1)
+
+
+def normalize(boxes_px: Any, image_size: Any) -> Any:
+    """(..., 4) ltrb in pixels of an image of `image_size` = (height, width) -> ltrb normalised."""
+    boxes_px = _floating(boxes_px)
+    return boxes_px / _whwh(image_size, boxes_px.dtype)
+
+
+def denormalize(boxes: Any, image_size: Any) -> Any:
+    """(..., 4) ltrb normalised -> ltrb in pixels of an image of `image_size` = (height, width).
+
+    `image_size` may also hold many, (..., 2), that broadcast against the boxes; so it may in `normalize`.
+    """
+    boxes = _floating(boxes)
+    return boxes * _whwh(image_size, boxes.dtype)
+
+
+def clip(boxes: Any) -> Any:
+    """Cuts normalised boxes (..., 4) to the image. A box wholly outside keeps no area; NaN stays NaN."""
+    return ops.clip(_floating(boxes), 0.0, 1.0)
+
+
+def area(boxes: Any) -> Any:
+    """(..., 4) ltrb -> (...) areas; inverted boxes (right < left or bottom < top) have none."""
+    width, height = _sides(_split(boxes))
+    return width * height
+
+
+def iou(a: Any, b: Any) -> Any:
+    """Intersection over union of boxes a and b, ltrb (..., 4) each, element by element with broadcasting.
+
+    0 for boxes without area, even for two equal ones. Values and gradients are finite for every finite
+    input, here and in the three below.
+    """
+    return _iou_and_union(_split(a), _split(b))[0]
+
+
+def giou(a: Any, b: Any) -> Any:
+    """Generalised IoU (arXiv 1902.09630), in [-1, 1]; arguments as for `iou`."""
+    a, b = _split(a), _split(b)
+    overlap, union = _iou_and_union(a, b)
+    width, height = _sides(_enclosing(a, b))
+    hull = ops.maximum(width * height, TINY)
+    return overlap - (hull - union) / hull
+
+
+def diou(a: Any, b: Any) -> Any:
+    """Distance IoU (arXiv 1911.08287), in [-1, 1]; arguments as for `iou`."""
+    a, b = _split(a), _split(b)
+    return _iou_and_union(a, b)[0] - _center_distance(a, b)
+
+
+def ciou(a: Any, b: Any) -> Any:
+    """Complete IoU (arXiv 1911.08287): `diou` less a term for differing aspect ratios.
+
+    Arguments as for `iou`. The weight of that term, alpha, is a constant for the gradient, as in the paper.
+    """
+    a, b = _split(a), _split(b)
+    overlap, _ = _iou_and_union(a, b)
+    difference = _diagonal_angle(a) - _diagonal_angle(b)
+    v = (2 / math.pi) ** 2 * ops.square(difference)
+    alpha = ops.stop_gradient(v / ops.maximum(1 - overlap + v, TINY))
+    return overlap - _center_distance(a, b) - alpha * v
+
+
+def pairwise_iou(a: Any, b: Any) -> Any:
+    """ltrb (N, 4) and (M, 4) -> IoU of every pair, (N, M)."""
+    return iou(ops.expand_dims(_floating(a), axis=1), ops.expand_dims(_floating(b), axis=0))
+
+
+def _floating(x: Any) -> Any:
+    x = ops.convert_to_tensor(x)
+    return x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")
+
+
+def _split(boxes: Any) -> list[Any]:
+    return ops.unstack(_floating(boxes), 4, axis=-1)
+
+
+def _whwh(image_size: Any, dtype: str) -> Any:
+    height, width = ops.unstack(ops.cast(image_size, dtype), 2, axis=-1)
+    return ops.stack([width, height, width, height], axis=-1)
+
+
+def _sides(box: list[Any]) -> tuple[Any, Any]:
+    left, top, right, bottom = box
+    return ops.maximum(right - left, 0.0), ops.maximum(bottom - top, 0.0)
+
+
+def _iou_and_union(a: list[Any], b: list[Any]) -> tuple[Any, Any]:
+    common = [
+        ops.maximum(a[0], b[0]),
+        ops.maximum(a[1], b[1]),
+        ops.minimum(a[2], b[2]),
+        ops.minimum(a[3], b[3]),
+    ]
+    intersection, area_a, area_b = [width * height for width, height in map(_sides, (common, a, b))]
+    union = area_a + area_b - intersection
+    return intersection / ops.maximum(union, TINY), union
+
+
+def _enclosing(a: list[Any], b: list[Any]) -> list[Any]:
+    return [
+        ops.minimum(a[0], b[0]),
+        ops.minimum(a[1], b[1]),
+        ops.maximum(a[2], b[2]),
+        ops.maximum(a[3], b[3]),
+    ]
+
+
+def _center_distance(a: list[Any], b: list[Any]) -> Any:
+    """Squared distance of the centres over the squared diagonal of the enclosing box."""
+    distance = ops.square(a[0] + a[2] - b[0] - b[2]) / 4 + ops.square(a[1] + a[3] - b[1] - b[3]) / 4
+    width, height = _sides(_enclosing(a, b))
+    return distance / ops.maximum(ops.square(width) + ops.square(height), TINY)
+
+
+def _diagonal_angle(box: list[Any]) -> Any:
+    """arctan(width / height), defined for boxes without height too."""
+    width, height = _sides(box)
+    return ops.arctan2(ops.maximum(width, TINY), ops.maximum(height, TINY))

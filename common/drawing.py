@@ -1,0 +1,228 @@
+"""Pictures for people: boxes on images, sheets of images, precision-recall and loss curves.
+
+Images are uint8 (H, W, 3) RGB NumPy arrays. Nothing here touches pyplot, so it works without a display and in
+threads, and draws nothing into anybody else's figure.
+"""
+
+import csv
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image, ImageDraw, ImageFont
+
+from common import atomic
+
+BACKGROUND = (255, 255, 255)
+_CAPTION_HEIGHT = 28
+_FIGURE_INCHES = (8.0, 5.0)
+_FIGURE_DPI = 120
+
+
+def class_colour(index: int) -> tuple[int, int, int]:
+    """The RGB colour of a class; classes that follow each other are far apart on the colour circle."""
+    hue = (0.58 + index * 0.618034) % 1  # steps of the golden ratio never meet
+    light = 0.85 - 0.25 * (index // 7 % 2)  # and later ones darker
+    colour = [np.clip(abs((hue + offset) % 1 * 6 - 3) - 1, 0, 1) for offset in (0, 2 / 3, 1 / 3)]
+    return tuple(int(255 * light * (0.1 + 0.9 * part)) for part in colour)
+
+
+def draw_boxes(
+    image: np.ndarray,
+    boxes_px: np.ndarray,
+    classes: np.ndarray,
+    names: Sequence[str],
+    scores: np.ndarray | None = None,
+) -> np.ndarray:
+    """Draws boxes with the names of their classes, and scores where there are any.
+
+    Args:
+        image: uint8 (H, W, 3); it is not changed.
+        boxes_px: (N, 4) ltrb in pixels; may reach outside the image.
+        classes: (N,) int, 0-based; rows of -1 are padding and are not drawn.
+        names: by class; a class beyond them is shown as its number.
+        scores: (N,) float, or None. The best box is drawn on top.
+
+    Returns:
+        uint8 (H, W, 3).
+
+    Raises:
+        ValueError: a box is not finite.
+    """
+    boxes_px, classes = np.asarray(boxes_px, np.float64).reshape(-1, 4), np.asarray(classes)
+    if not np.isfinite(boxes_px[classes >= 0]).all():
+        raise ValueError("a box to draw is not finite")
+    picture = Image.fromarray(image)
+    draw = ImageDraw.Draw(picture)
+    height, width = image.shape[:2]
+    line = max(2, round(min(height, width) / 200))
+    font = ImageFont.load_default(size=max(11, round(min(height, width) / 32)))
+    order = np.argsort(np.zeros(len(classes)) if scores is None else scores, kind="stable")
+    rows = [int(row) for row in order if classes[row] >= 0]
+    # A box without width is still shown, as a line; a side outside the image is shown along its edge.
+    clipped = np.clip(boxes_px, 0, [width, height, width, height])
+    for row in rows:
+        left, top, right, bottom = clipped[row]
+        right, bottom = max(right - 1, left), max(bottom - 1, top)  # the last pixel inside
+        draw.rectangle((left, top, right, bottom), outline=class_colour(int(classes[row])), width=line)
+    for row in rows:  # no box hides a name
+        index = int(classes[row])
+        name = names[index] if index < len(names) else str(index)
+        text = name if scores is None else f"{name} {scores[row]:.2f}"
+        _draw_label(draw, text, font, class_colour(index), clipped[row, :2], picture.size)
+    return np.asarray(picture)
+
+
+def contact_sheet(
+    images: Sequence[np.ndarray], columns: int = 4, width: int = 1280, gap: int = 6
+) -> np.ndarray:
+    """Puts images of any sizes on one sheet: every row fills the width, its images share one height.
+
+    Args:
+        images: uint8 (H, W, 3) each; at least one.
+        columns: images in a row; the last row may have fewer, at the height of the row above it.
+        width: of the sheet in pixels.
+        gap: pixels between images.
+
+    Returns:
+        uint8 (H, `width`, 3).
+
+    Raises:
+        ValueError: there are no images.
+    """
+    if not images:
+        raise ValueError("a contact sheet needs at least one image")
+    columns = min(columns, len(images))
+    rows = [images[start : start + columns] for start in range(0, len(images), columns)]
+    strips, row_height = [], math.inf
+    for row in rows:
+        aspects = [image.shape[1] / image.shape[0] for image in row]
+        filling = (width - gap * (len(row) - 1)) / sum(aspects)
+        row_height = filling if len(row) == columns else min(filling, row_height)
+        strip = Image.new("RGB", (width, max(round(row_height), 1)), BACKGROUND)
+        left = 0.0
+        for image, aspect in zip(row, aspects, strict=True):
+            right = left + row_height * aspect
+            size = max(round(right) - round(left), 1), strip.height
+            strip.paste(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS), (round(left), 0))
+            left = right + gap
+        strips.append(np.asarray(strip))
+    space = np.full((gap, width, 3), BACKGROUND, np.uint8)
+    return np.concatenate([part for strip in strips for part in (strip, space)][:-1])
+
+
+def side_by_side(
+    truth: np.ndarray, detections: np.ndarray, captions: tuple[str, str] = ("truth", "detections")
+) -> np.ndarray:
+    """Two pictures of one image beside each other, uint8 (H, W, 3) each, with a line of text above each.
+
+    Raises:
+        ValueError: their sizes differ.
+    """
+    if truth.shape != detections.shape:
+        raise ValueError(f"two pictures of one image have sizes {truth.shape} and {detections.shape}")
+    height, width = truth.shape[:2]
+    gap = 6
+    sheet = Image.new("RGB", (2 * width + gap, height + _CAPTION_HEIGHT), BACKGROUND)
+    draw = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(size=_CAPTION_HEIGHT - 10)
+    for left, picture, caption in ((0, truth, captions[0]), (width + gap, detections, captions[1])):
+        draw.text((left + 4, 2), caption, fill=(0, 0, 0), font=font)
+        sheet.paste(Image.fromarray(picture), (left, _CAPTION_HEIGHT))
+    return np.asarray(sheet)
+
+
+def save_png(image: np.ndarray, path: str | os.PathLike) -> None:
+    """Writes uint8 (H, W, 3) as a PNG file, atomically."""
+    atomic.write(path, lambda temporary: Image.fromarray(image).save(temporary, "PNG"))
+
+
+def pr_curves(curves: Mapping[str, np.ndarray], path: str | os.PathLike) -> None:
+    """Draws precision over recall of each class and, of several, their mean.
+
+    Args:
+        curves: class name -> precision (101,) at recalls 0, 0.01 .. 1: coco_metrics.precision_recall.
+        path: a .png file.
+    """
+    figure = _figure()
+    axes = figure.add_subplot()
+    recalls = np.linspace(0, 1, 101)
+    for index, (name, precision) in enumerate(curves.items()):
+        label = f"{name} {100 * precision.mean():.1f}" if len(curves) <= 20 else None
+        colour = np.array(class_colour(index)) / 255
+        axes.plot(recalls, precision, color=colour, label=label, linewidth=1.5 if label else 0.5)
+    if len(curves) > 1:
+        mean = np.mean(list(curves.values()), axis=0)
+        axes.plot(recalls, mean, color="black", linewidth=3, label=f"all classes {100 * mean.mean():.1f}")
+    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02), title="IoU 0.50 (AP50)")
+    axes.legend(loc="lower left", fontsize="small")
+    _save_figure(figure, path)
+
+
+def loss_curves(csv_path: str | os.PathLike, path: str | os.PathLike) -> None:
+    """Draws the losses of a results.csv over its epochs, and the AP beside them where it was evaluated.
+
+    Args:
+        csv_path: a table with the column `epoch`; drawn are all columns whose name ends in `loss`, and AP and
+            AP50. Empty cells are left out.
+        path: a .png file.
+    """
+    with pathlib.Path(csv_path).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = list(rows[0]) if rows else []
+    panels = {
+        "loss": [name for name in columns if name.endswith("loss")],
+        "AP": [name for name in columns if name in ("AP", "AP50")],
+    }
+    points = {
+        name: [(float(row["epoch"]), float(row[name])) for row in rows if row[name]]
+        for names in panels.values()
+        for name in names
+    }
+    panels = {title: [n for n in names if points[n]] for title, names in panels.items()}
+    panels = {title: names for title, names in panels.items() if names}
+    figure = _figure()
+    for position, (title, names) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(1, len(panels), position)
+        for name in names:
+            marker = "." if len(points[name]) < 50 else None
+            axes.plot(*zip(*points[name], strict=True), label=name, marker=marker)
+        axes.set(xlabel="epoch", title=title)
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize="small")
+    _save_figure(figure, path)
+
+
+def _draw_label(
+    draw: ImageDraw.ImageDraw,
+    text: str,
+    font: ImageFont.FreeTypeFont,
+    colour: tuple[int, int, int],
+    left_top: np.ndarray,
+    size: tuple[int, int],
+) -> None:
+    """Text on the colour of the class: above the box where there is room, else inside; never cut off."""
+    left, top = left_top
+    x0, y0, x1, y1 = draw.textbbox((0, 0), text, font=font)
+    width, height = x1 - x0 + 4, y1 - y0 + 4
+    x = max(min(left, size[0] - width), 0)
+    y = top - height if top >= height else min(top, size[1] - height)
+    draw.rectangle((x, y, x + width - 1, y + height - 1), fill=colour)
+    brightness = np.dot(colour, (0.299, 0.587, 0.114))  # ITU-R BT.601 luma
+    ink = (0, 0, 0) if brightness > 140 else (255, 255, 255)
+    draw.text((x + 2 - x0, y + 2 - y0), text, fill=ink, font=font)
+
+
+def _figure() -> Figure:
+    figure = Figure(figsize=_FIGURE_INCHES, dpi=_FIGURE_DPI, layout="tight")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save_figure(figure: Figure, path: str | os.PathLike) -> None:
+    # Without the version of matplotlib in it the same curves are the same bytes.
+    atomic.write(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))

@@ -1,0 +1,46 @@
+"""Problems with what the user gave: one clear line, exit code 1, no traceback.
+
+Anything else that goes wrong is our bug and keeps its traceback (INTERFACE: exit codes).
+"""
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable
+
+from absl import app, logging
+
+
+class UserError(Exception):
+    """What the user gave cannot be used. The message names it, its value, and what to do."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is not in a table, with the nearest right one.
+
+    >>> str(unknown("model", "yolo4", ["efficientdet-d0", "yolov4"]))
+    "unknown model 'yolo4': did you mean 'yolov4'? Known: efficientdet-d0, yolov4"
+    """
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" did you mean {near[0]!r}?" if near else ""
+    return UserError(f"unknown {kind} {name!r}:{hint} Known: {', '.join(known)}")
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Runs `main` under absl (flags are parsed here) and turns a UserError into one line and exit code 1."""
+
+    def guarded(argv: list[str]) -> int | None:
+        if len(argv) > 1:
+            return _complain(f"unexpected argument {argv[1]!r}: every option is a --flag=value")
+        try:
+            return main()
+        except UserError as error:
+            return _complain(str(error))
+
+    logging.set_verbosity(logging.WARNING)  # TensorFlow's notes on its own saving are not the user's news
+    app.run(guarded)
+
+
+def _complain(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 1

@@ -1,0 +1,134 @@
+"""The flags that both apps share. Each app adds its own; importing this module defines none.
+
+An entry point calls its `define_flags(flags.FLAGS)` under `__main__`; `values(FLAGS, define_flags)` then
+hands plain values on, so that nothing below the entry point ever sees a flag.
+"""
+
+import pathlib
+from collections.abc import Callable
+
+from absl import flags
+
+PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+
+
+def define_data_flags(fv: flags.FlagValues, splits: tuple[str, ...]) -> None:
+    """Where the data lie and who loads them; `splits` of ("train", "eval")."""
+    flags.DEFINE_enum(
+        "input_type",
+        None,
+        ("coco", "tfrecord"),
+        "Kind of data. Default: follows from which data flags are given.",
+        flag_values=fv,
+    )
+    for split in splits:
+        flags.DEFINE_string(f"{split}_images", None, "Directory of images (COCO).", flag_values=fv)
+        flags.DEFINE_string(f"{split}_annotations", None, "COCO json.", flag_values=fv)
+        flags.DEFINE_string(
+            f"{split}_file_pattern",
+            None,
+            "Glob of TFRecords in the TF Object Detection schema; indexes are made when missing or stale.",
+            flag_values=fv,
+        )
+    flags.DEFINE_string(
+        "label_map",
+        None,
+        "Class names for TFRecords. Default: the file that the converter wrote next to them.",
+        flag_values=fv,
+    )
+    define_loader_flags(fv)
+
+
+def define_loader_flags(fv: flags.FlagValues) -> None:
+    """Who loads, and with how many threads."""
+    flags.DEFINE_enum(
+        "pipeline_type",
+        "auto",
+        PIPELINE_TYPES,
+        "Who loads. auto: dali_gpu where there is a GPU, else dali_cpu; tensorflow: the plain tf.data twin; "
+        "synthetic: one batch repeated, for speed tests.",
+        flag_values=fv,
+    )
+    flags.DEFINE_integer("num_threads", 2, "DALI CPU threads per rank.", lower_bound=1, flag_values=fv)
+    flags.DEFINE_integer(
+        "prefetch", 2, "Depth of the loader's queue in batches.", lower_bound=1, flag_values=fv
+    )
+    flags.DEFINE_integer("batch_size", 8, "Images per replica.", lower_bound=1, flag_values=fv)
+
+
+def define_model_flags(fv: flags.FlagValues, model_names: tuple[str, ...], default: str) -> None:
+    """Which network, at which size, with which hyper-parameters."""
+    flags.DEFINE_string("model_name", default, f"One of {', '.join(model_names)}.", flag_values=fv)
+    flags.DEFINE_string("image_size", None, "N or HxW in pixels. Default: the model's.", flag_values=fv)
+    flags.DEFINE_integer("num_classes", None, "Default: from the data.", lower_bound=1, flag_values=fv)
+    define_hparams_flag(fv)
+
+
+def define_hparams_flag(fv: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "hparams", None, "k=v,k=v or a YAML file: overrides any field of the app's config.", flag_values=fv
+    )
+
+
+def define_run_flags(fv: flags.FlagValues) -> None:
+    """How long, how fast, where to."""
+    flags.DEFINE_integer("epochs", None, "Default: the recipe's.", lower_bound=1, flag_values=fv)
+    flags.DEFINE_integer(
+        "steps_per_epoch", None, "Default: the size of the data.", lower_bound=1, flag_values=fv
+    )
+    flags.DEFINE_float(
+        "learning_rate",
+        None,
+        "At the recipe's reference batch; scaled by the effective batch. Default: the recipe's.",
+        lower_bound=0.0,
+        flag_values=fv,
+    )
+    flags.DEFINE_enum(
+        "strategy", "none", ("none",), "How replicas work together; one process so far.", flag_values=fv
+    )
+    flags.DEFINE_enum("precision", "float32", PRECISIONS, "Arithmetic of the network.", flag_values=fv)
+    flags.DEFINE_bool("xla", False, "Compile the training step with XLA.", flag_values=fv)
+    flags.DEFINE_float(
+        "ema_decay", None, "Averaging of the weights; 0: off. Default: the recipe's.", flag_values=fv
+    )
+    flags.DEFINE_float(
+        "clip_norm", None, "Global gradient norm; 0: off. Default: the recipe's.", flag_values=fv
+    )
+    flags.DEFINE_integer(
+        "accumulate_steps", 0, "Batches per weight update; 0: off.", lower_bound=0, flag_values=fv
+    )
+    flags.DEFINE_string(
+        "init_from",
+        None,
+        "Weights to start from, any class count: heads that differ are re-made.",
+        flag_values=fv,
+    )
+    flags.DEFINE_string("freeze", None, "Regex of layer names that do not train.", flag_values=fv)
+    flags.DEFINE_string(
+        "output_dir",
+        None,
+        "Checkpoints, flags.txt, results.csv, TensorBoard events, pictures. The same command on the same "
+        "directory resumes.",
+        flag_values=fv,
+    )
+    flags.DEFINE_bool(
+        "overwrite", False, "Start anew in a directory that already holds a run.", flag_values=fv
+    )
+    flags.DEFINE_integer(
+        "eval_every", 1, "Epochs between evaluations; 0: only at the end.", lower_bound=0, flag_values=fv
+    )
+    flags.DEFINE_integer("seed", 0, "0 is a seed.", lower_bound=0, flag_values=fv)
+
+
+def values(fv: flags.FlagValues, define_flags: Callable[[flags.FlagValues], None]) -> dict:
+    """The values of the flags that `define_flags` defines, as keyword arguments; absl's own are left out."""
+    own = flags.FlagValues()
+    define_flags(own)
+    return {name: fv[name].value for name in own}
+
+
+def write_flagfile(path: pathlib.Path, flag_values: dict) -> None:
+    """Writes `--name=value` lines that `--flagfile=` reads back; flags without a value are left out."""
+    lines = [f"--{name}={value}" for name, value in sorted(flag_values.items()) if value is not None]
+    path.write_text("\n".join(lines) + "\n")

@@ -1,0 +1,207 @@
+"""LabelMap: COCO category id <-> class <-> name. It travels with every data set and every checkpoint.
+
+COCO's category ids are sparse (1..90 with 80 in use), the network's classes are 0..num_classes-1. Both
+readers and the metrics go through this one table, so class 0 is the same thing everywhere.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from common import atomic
+from common.errors import UserError
+
+MAX_CATEGORY_ID = 2**31 - 1  # DALI's lookup_table takes int32 keys
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelMap:
+    """Categories in ascending order of their ids; a class is an index into this order.
+
+    Attributes:
+        category_ids: one id per class, ascending.
+        names: one name per class.
+    """
+
+    category_ids: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "category_ids", tuple(self.category_ids))
+        object.__setattr__(self, "names", tuple(self.names))
+        if len(self.category_ids) != len(self.names):
+            raise ValueError(f"{len(self.category_ids)} category ids but {len(self.names)} names")
+        if list(self.category_ids) != sorted(set(self.category_ids)):
+            raise ValueError("category ids are not ascending")
+
+    @classmethod
+    def from_categories(cls, categories: Iterable[Mapping[str, Any]]) -> "LabelMap":
+        """The map of a list like COCO's `categories`: mappings with an integer "id" and a string "name".
+
+        Raises:
+            UserError: no category, an id or a name given twice, a wrong type. The caller adds the file's
+                name.
+        """
+        pairs: dict[int, str] = {}
+        for category in categories:
+            category_id, name = category.get("id"), category.get("name")
+            if isinstance(category_id, bool) or not isinstance(category_id, int):
+                raise UserError(f"category {name!r} has id {category_id!r}: category ids are integers")
+            if not 0 <= category_id <= MAX_CATEGORY_ID:
+                raise UserError(f"category {name!r} has id {category_id}: ids go from 0 to {MAX_CATEGORY_ID}")
+            if not isinstance(name, str) or not name:
+                raise UserError(f"category {category_id} has the name {name!r}: names are non-empty strings")
+            if category_id in pairs:
+                raise UserError(
+                    f"category id {category_id} is given twice: {pairs[category_id]!r} and {name!r}"
+                )
+            pairs[category_id] = name
+        if not pairs:
+            raise UserError("there are no categories: at least one class is needed")
+        names = sorted(pairs.values())
+        for name, following in itertools.pairwise(names):
+            if name == following:
+                ids = sorted(i for i, other in pairs.items() if other == name)
+                raise UserError(f"categories {ids[0]} and {ids[1]} have the same name {name!r}")
+        ordered = sorted(pairs.items())
+        return cls(tuple(i for i, _ in ordered), tuple(name for _, name in ordered))
+
+    @classmethod
+    def numbered(cls, num_classes: int) -> "LabelMap":
+        """Categories 1 .. num_classes, named by their ids: for runs without data."""
+        return cls(tuple(range(1, num_classes + 1)), tuple(str(i) for i in range(1, num_classes + 1)))
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.category_ids)
+
+    @functools.cached_property
+    def _class_of(self) -> dict[int, int]:
+        return {category_id: index for index, category_id in enumerate(self.category_ids)}
+
+    def class_of(self, category_id: int) -> int:
+        """The class of a category id; KeyError for one that is not in the map."""
+        return self._class_of[int(category_id)]
+
+    def category_of(self, class_index: int) -> int:
+        """The category id of a class; IndexError for padding (-1) and anything else that is no class."""
+        if not 0 <= class_index < self.num_classes:
+            raise IndexError(f"class {class_index} is not in 0..{self.num_classes - 1}")
+        return self.category_ids[class_index]
+
+    def classes_of(self, category_ids: np.ndarray) -> np.ndarray:
+        """Category ids (N,) -> classes int32 (N,); KeyError naming the first id that is not in the map."""
+        category_ids = np.asarray(category_ids)
+        known = np.asarray(self.category_ids, np.int64)
+        classes = np.minimum(np.searchsorted(known, category_ids), self.num_classes - 1)
+        unknown = np.flatnonzero(known[classes] != category_ids)
+        if unknown.size:
+            raise KeyError(int(category_ids[unknown[0]]))
+        return classes.astype(np.int32)
+
+    def check_covers(self, other: "LabelMap", origin: str) -> None:
+        """Refuses data whose categories are not all here, under the same id and the same name.
+
+        Args:
+            other: the label map of the data.
+            origin: of the data, for the message.
+
+        Raises:
+            UserError: the first category that is unknown or named otherwise.
+        """
+        for category_id, name in zip(other.category_ids, other.names, strict=True):
+            if category_id not in self._class_of:
+                raise UserError(
+                    f"{origin} has the category {category_id} ({name!r}), which the model was not trained on"
+                    f" ({self.num_classes} categories from {self.category_ids[0]} to {self.category_ids[-1]})"
+                )
+            own = self.names[self.class_of(category_id)]
+            if own != name:
+                raise UserError(
+                    f"{origin} calls category {category_id} {name!r}, the model was trained to call it"
+                    f" {own!r}: the ids must mean the same things"
+                )
+
+    def categories(self) -> list[dict[str, Any]]:
+        """COCO's `categories` list: [{"id": ..., "name": ...}, ...] in the order of the classes."""
+        return [{"id": i, "name": name} for i, name in zip(self.category_ids, self.names, strict=True)]
+
+    def to_json(self) -> str:
+        """The map as JSON text, the same bytes for the same map."""
+        return json.dumps({"categories": self.categories()}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "LabelMap":
+        """Reads `to_json`'s text, or any JSON object with a COCO `categories` list; UserError if it is
+        neither."""
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"no valid JSON: {error}") from error
+        categories = document.get("categories") if isinstance(document, dict) else None
+        if not isinstance(categories, list) or not all(isinstance(c, dict) for c in categories):
+            raise UserError('no label map: it needs {"categories": [{"id": 1, "name": "..."}, ...]}')
+        return cls.from_categories(categories)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes `to_json`'s text atomically."""
+        atomic.write_bytes(path, (self.to_json() + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "LabelMap":
+        """Reads a label map: JSON, or TensorFlow Object Detection's text format (.pbtxt).
+
+        Raises:
+            UserError: the file is missing or holds no label map.
+        """
+        try:
+            text = pathlib.Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"label map {os.fspath(path)}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"label map {os.fspath(path)} is not a text file: {error}") from error
+        try:
+            if text.lstrip().startswith("{"):
+                return cls.from_json(text)
+            return cls.from_categories(_parse_pbtxt(text))
+        except UserError as error:
+            raise UserError(f"label map {os.fspath(path)}: {error}") from error
+
+
+_STRING = r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'"""
+_ITEM = re.compile(rf"\s*item\s*:?\s*\{{((?:{_STRING}|[^{{}}\"'])*)\}}\s*,?")
+_FIELD = re.compile(rf"\s*(\w+)\s*:\s*({_STRING}|[-\w.]+)\s*[,;]?")
+
+
+def _parse_pbtxt(text: str) -> list[dict[str, Any]]:
+    """`item { id: 1 name: 'x' display_name: "X" }` ... -> categories.
+
+    object_detection/protos/string_int_label_map.proto of tensorflow/models: the display name, where there
+    is one, is what people read ("person"), the name may be a code ("/m/01g317").
+    """
+    text = re.sub(rf"({_STRING})|#[^\n]*", lambda match: match[1] or "", text)
+    categories = []
+    position = 0
+    while position < len(text.rstrip()):
+        item = _ITEM.match(text, position)
+        if not item:
+            line = text[:position].count("\n") + 1
+            raise UserError(f"not understood from line {line} on: it needs item {{ id: 1 name: '...' }}")
+        fields = dict(_FIELD.findall(item[1]))
+        name = fields.get("display_name", fields.get("name", ""))
+        digits = fields.get("id", "")
+        categories.append({"id": int(digits) if digits.isdecimal() else digits, "name": _unquote(name)})
+        position = item.end()
+    return categories
+
+
+def _unquote(token: str) -> str:
+    return re.sub(r"\\(.)", r"\1", token[1:-1]) if token[:1] in ("'", '"') else token

@@ -1,0 +1,33 @@
+"""Keras' progress bar, on stderr: stdout is for results."""
+
+import contextlib
+import sys
+
+import keras
+
+
+class Bar:
+    """Counts steps of one titled piece of work, with running values beside the bar.
+
+    Args:
+        title: one word or two.
+        total: number of steps.
+    """
+
+    def __init__(self, title: str, total: int):
+        with _on_stderr():
+            print(f"{title}: {total} steps")
+            self._bar = keras.utils.Progbar(total, interval=1.0 if sys.stderr.isatty() else 15.0)
+        self._done = 0
+
+    def step(self, values: dict[str, float] | None = None) -> None:
+        """One step further; `values` are shown as they are, not averaged."""
+        self._done += 1
+        pairs = list((values or {}).items())
+        self._bar.stateful_metrics.update(name for name, _ in pairs)
+        with _on_stderr():
+            self._bar.update(self._done, pairs)
+
+
+def _on_stderr():
+    return contextlib.redirect_stdout(sys.stderr)

@@ -1,0 +1,272 @@
+"""The first nodes of a DALI graph: encoded images with their boxes, from COCO json or from TFRecords.
+
+Both readers give the same four nodes, in the same units, from the same images:
+
+    jpegs       uint8 (bytes,): an encoded image, JPEG, PNG or whatever else DALI decodes
+    boxes       float32 (N, 4), ltrb normalised, within [0, 1], each with some area; N may be 0
+    labels      int32 (N,), 1-based: class + 1
+    image_ids   int64 (), the original ids, of any size
+
+Crowds are never targets: they live in the ground truth that pycocotools gets (`Annotations.ground_truth`).
+
+Boxes belong to the stored pixels, so decode with `adjust_orientation=False`: turning an image by its EXIF
+tag would leave its boxes behind.
+
+Order, as DALI 2.4 was seen to do it:
+
+* Training: the whole set is permuted anew for every epoch, the first one included, by a seed that is the
+  same on all ranks; rank r reads the r-th part of each permutation. Parts are disjoint and together
+  complete. A part is one image longer on some ranks if the ranks do not divide the size, and a rank's next
+  epoch begins when its own part is read: batches cross epochs, and ranks with the shorter part run slowly
+  ahead.
+* TFRecords are permuted by file, and within a buffer of 1024 records: write them shuffled
+  (common/tfrecord.py does).
+* Evaluation: each rank reads its own part in order, for ever the same, repeating its last image until all
+  ranks have the same number of batches: every image exactly once after dropping repeated ids.
+"""
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import nvidia.dali.tfrecord as dali_tfrecord
+from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
+from nvidia.dali.data_node import DataNode
+
+from common import box_encoder, cache, tfrecord_scan
+from common.annotations import Annotations
+from common.errors import UserError
+from common.labels import LabelMap
+
+SHUFFLE_BUFFER = 1024  # encoded images held by each rank while it trains from TFRecords
+_MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose their upper bits
+
+Nodes = tuple[DataNode, DataNode, DataNode, DataNode]
+
+
+def coco_reader(
+    images_dir: str | os.PathLike,
+    annotations: Annotations,
+    *,
+    training: bool,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    seed: int = 0,
+    name: str = "reader",
+) -> Nodes:
+    """Reads image files with the annotations of `annotations.load_coco`, inside a DALI graph.
+
+    DALI is not given the user's json but one written from the checked annotations: images numbered in the
+    order of the file (DALI refuses ids above 2**31), labels, clipped boxes, no crowds. It lies in the
+    user's cache directory.
+
+    Args:
+        images_dir: what the annotations' file names refer to.
+        annotations: checked against that directory.
+        training: shuffled without end, or in order (module docstring).
+        shard_id: which part to read, the rank.
+        num_shards: how many parts, the number of ranks.
+        seed: of the shuffling, the same on all ranks; 0 is a seed like any other.
+        name: of the DALI operator; `pipeline.epoch_size(name)` asks for it.
+
+    Returns:
+        (jpegs, boxes, labels, image_ids), see above.
+
+    Raises:
+        UserError: fewer images than shards.
+    """
+    check_shards(annotations.num_images, shard_id, num_shards, seed)
+    jpegs, boxes, labels, rows = fn.readers.coco(
+        file_root=os.fspath(images_dir),
+        annotations_file=os.fspath(cache.store(_clean_json(annotations), ".coco.json")),
+        avoid_class_remapping=True,  # otherwise labels follow the order of `categories`
+        image_ids=True,
+        ltrb=True,
+        ratio=True,
+        size_threshold=0.0,  # boxes under 0.1 pixel would vanish here and stay in TFRecords
+        name=name,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        **_order(training, seed),
+    )
+    # DALI's constants are 32-bit: each id travels as two halves.
+    halves = types.Constant(annotations.image_ids.view(np.int32).reshape(-1, 2), device="cpu")
+    image_ids = fn.squeeze(fn.reinterpret(halves[rows[0]], dtype=types.INT64), axes=[0])
+    return jpegs, dali_math.clamp(boxes, 0.0, 1.0), labels, image_ids
+
+
+def tfrecord_reader(
+    files: Sequence[str | os.PathLike],
+    label_map: LabelMap,
+    *,
+    training: bool,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    seed: int = 0,
+    name: str = "reader",
+) -> Nodes:
+    """Reads TFRecords in the schema of TensorFlow Object Detection, inside a DALI graph.
+
+    The records are scanned first (`tfrecord_scan.open_records`, once per process): DALI never checks a CRC,
+    trusts any index and returns uninitialised memory for a missing feature.
+
+    Args:
+        files: the record files, in the same order on all ranks.
+        label_map: of the category ids in the records.
+        training: shuffled without end, or in order (module docstring).
+        shard_id: which part to read, the rank.
+        num_shards: how many parts, the number of ranks.
+        seed: of the shuffling, the same on all ranks; 0 is a seed like any other.
+        name: of the DALI operator; `pipeline.epoch_size(name)` asks for it.
+
+    Returns:
+        (jpegs, boxes, labels, image_ids), see above.
+
+    Raises:
+        UserError: a damaged file, a record outside the schema, a label that is not in the map, fewer images
+            than shards.
+    """
+    records = tfrecord_scan.open_records(files, label_map)
+    check_shards(records.annotations.num_images, shard_id, num_shards, seed)
+    has_crowds = bool(records.annotations.is_crowd.any())
+    text = dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")
+    floats = dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0)
+    integers = dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0)
+    features = {
+        "image/encoded": text,
+        "image/source_id": text,
+        **dict.fromkeys(tfrecord_scan.BOX_KEYS, floats),
+        tfrecord_scan.LABEL_KEY: integers,
+        **({tfrecord_scan.CROWD_KEY: integers} if has_crowds else {}),
+    }
+    record = fn.readers.tfrecord(
+        path=list(records.files),
+        index_path=list(records.indexes),
+        features=features,
+        name=name,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        **_order(training, seed),
+        **({"random_shuffle": True, "initial_fill": SHUFFLE_BUFFER, "seed": seed} if training else {}),
+    )
+    boxes = dali_math.clamp(fn.stack(*(record[key] for key in tfrecord_scan.BOX_KEYS), axis=1), 0.0, 1.0)
+    labels = _labels_of(record[tfrecord_scan.LABEL_KEY], label_map)
+    if has_crowds:  # without area they are dropped
+        no_crowd = fn.cast(record[tfrecord_scan.CROWD_KEY] == 0, dtype=types.FLOAT)
+        boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
+    if has_crowds or records.annotations.target_boxes.num_dropped:
+        boxes, labels = box_encoder.drop_small_boxes(boxes, labels)
+    return record["image/encoded"], boxes, labels, _integer_of(record["image/source_id"])
+
+
+def file_reader(
+    files: Sequence[str | os.PathLike], *, shard_id: int = 0, num_shards: int = 1, name: str = "reader"
+) -> Nodes:
+    """Reads image files without annotations, in order, inside a DALI graph; no boxes.
+
+    Args:
+        files: their positions in this list, from 0, are the image ids.
+        shard_id: which part to read, the rank.
+        num_shards: how many parts, the number of ranks.
+        name: of the DALI operator.
+
+    Returns:
+        (jpegs, boxes, labels, image_ids), see above, with N = 0.
+
+    Raises:
+        UserError: fewer images than shards.
+    """
+    check_shards(len(files), shard_id, num_shards, 0)
+    jpegs, positions = fn.readers.file(
+        files=[os.path.abspath(file) for file in files],
+        labels=list(range(len(files))),
+        name=name,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        **_order(training=False, seed=0),
+    )
+    boxes = fn.zeros(shape=[0, 4], dtype=types.FLOAT)
+    labels = fn.zeros(shape=[0], dtype=types.INT32)
+    return jpegs, boxes, labels, fn.cast(positions[0], dtype=types.INT64)
+
+
+def shard_range(size: int, shard_id: int, num_shards: int) -> tuple[int, int]:
+    """The part [begin, end) of `size` images that DALI gives to a shard (start_index in its loader.h)."""
+    return size * shard_id // num_shards, size * (shard_id + 1) // num_shards
+
+
+def check_shards(num_images: int, shard_id: int, num_shards: int, seed: int) -> None:
+    """UserError for more ranks than images or a seed that DALI cannot take; ValueError for no such shard."""
+    if num_images < num_shards:
+        raise UserError(
+            f"{num_images} images cannot be shared by {num_shards} ranks: use at most {num_images} ranks"
+        )
+    if not 0 <= shard_id < num_shards:
+        raise ValueError(f"shard_id={shard_id} is not in 0..{num_shards - 1}")
+    if not 0 <= seed <= _MAX_SEED:
+        raise UserError(f"seed={seed} is not in 0..{_MAX_SEED}")
+
+
+def _order(training: bool, seed: int) -> dict[str, bool | int]:
+    if training:  # the pipeline's own seed has no say in this shuffling
+        return {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": seed}
+    return {"pad_last_batch": True, "stick_to_shard": True}
+
+
+class _Image(msgspec.Struct, gc=False):
+    id: int
+    file_name: str
+    width: int
+    height: int
+
+
+class _Object(msgspec.Struct, gc=False):
+    id: int
+    image_id: int
+    category_id: int
+    bbox: list[float]
+    iscrowd: int = 0
+
+
+def _clean_json(annotations: Annotations) -> bytes:
+    """The json that DALI reads. Equal annotations give equal bytes."""
+    targets = annotations.target_boxes
+    sizes = annotations.image_sizes
+    row = np.repeat(np.arange(annotations.num_images), np.diff(targets.row_splits))
+    scale = sizes[row][:, [1, 0]].astype(np.float64)  # (M, 2) width, height
+    left_top = targets.boxes[:, :2] * scale
+    boxes_ltwh_px = np.concatenate([left_top, targets.boxes[:, 2:] * scale - left_top], axis=1)
+    names = enumerate(zip(annotations.file_names, sizes.tolist(), strict=True))
+    objects = zip(row.tolist(), (targets.classes + 1).tolist(), boxes_ltwh_px.tolist(), strict=True)
+    return msgspec.json.encode(
+        {
+            "images": [_Image(i, name, width, height) for i, (name, (height, width)) in names],
+            "annotations": [
+                _Object(i, image, label, box) for i, (image, label, box) in enumerate(objects, 1)
+            ],
+            "categories": [{"id": i, "name": name} for i, name in enumerate(annotations.label_map.names, 1)],
+        }
+    )
+
+
+def _labels_of(category_ids: DataNode, label_map: LabelMap) -> DataNode:
+    """int64 (N,) category ids -> int32 (N,) labels. fn.lookup_table would do, but refuses ids above 65535."""
+    known = types.Constant(np.array([label_map.category_ids], np.int32), device="cpu")  # (1, C)
+    labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32)[np.newaxis], device="cpu")
+    is_same = fn.expand_dims(category_ids, axes=[1]) == known  # (N, C)
+    return fn.cast(
+        fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * labels, axes=[1]), dtype=types.INT32
+    )
+
+
+def _integer_of(digits: DataNode) -> DataNode:
+    """ASCII digits uint8 (n,), n up to 19 -> int64 ()."""
+    exponents = np.arange(18, -1, -1)
+    # DALI's constants are 32-bit: each power of ten is a product of two.
+    large = types.Constant(10 ** np.maximum(exponents - 9, 0).astype(np.int32), device="cpu")
+    small = types.Constant(10 ** np.minimum(exponents, 9).astype(np.int32), device="cpu")
+    powers = fn.cast(large, dtype=types.INT64) * fn.cast(small, dtype=types.INT64)
+    values = fn.cast(digits, dtype=types.INT64) - ord("0")
+    return fn.reductions.sum(values * powers[19 - digits.shape()[0] :], dtype=types.INT64)

@@ -1,0 +1,122 @@
+"""The directory of one run: the same command resumes it, another one is refused."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from common import atomic
+from common.errors import UserError
+
+# What a run makes in its directory. --overwrite removes this and no more: a mistyped directory survives.
+RUN_FILES = (
+    "*.weights.h5",
+    "checkpoints",
+    "detections.json",
+    "first_batch.png",
+    "flags.txt",
+    "loss_curves.png",
+    "metrics.json",
+    "pr_curves.png",
+    "results.csv",
+    "tensorboard",
+    "run.json",  # the last: while it stands, an interrupted removal can be repeated
+)
+_ABSENT = "absent"
+_SHOWN_CHARACTERS = 60
+
+
+class RunDirectory:
+    """The directory of one run: made, taken up again when it is the same run, or refused.
+
+    Args:
+        path: the directory.
+        identity: what makes two runs different (config, data, batch size, seed, ...), as JSON can hold it.
+        overwrite: start anew where another run, or the same, was; other files are left alone.
+
+    Attributes:
+        path: the directory.
+        resumed: whether the same run was here before.
+
+    Raises:
+        UserError: the directory holds another run, or files of something else, or cannot be made.
+    """
+
+    def __init__(self, path: str | os.PathLike, *, identity: Mapping[str, Any], overwrite: bool = False):
+        self.path = pathlib.Path(path)
+        self._file = self.path / "run.json"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            atomic.remove_unfinished(self.path)
+            if overwrite:
+                self._remove_run()
+            self.resumed = self._file.exists()
+            if self.resumed:
+                self._check_same_run(identity)
+            else:
+                if not overwrite:
+                    self._check_empty()
+                atomic.write_bytes(self._file, json.dumps(identity, indent=2).encode() + b"\n")
+        except OSError as error:
+            raise UserError(f"--output_dir={self.path}: {error.strerror}") from error
+
+    def _check_same_run(self, identity: Mapping[str, Any]) -> None:
+        try:
+            existing = _flatten(json.loads(self._file.read_bytes()))
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"{self._file} is damaged: --overwrite starts anew") from error
+        wanted = _flatten(identity)
+        differences = []
+        for key in sorted(existing.keys() | wanted.keys()):
+            was, now = existing.get(key, _ABSENT), wanted.get(key, _ABSENT)
+            if was != now:
+                was, now = _shorten(was, now)
+                differences.append(f"{key} was {was} and is now {now}")
+        if differences:
+            raise UserError(
+                f"--output_dir={self.path} holds another run: {'; '.join(differences)}. Name another one, or "
+                "give --overwrite to start anew"
+            )
+
+    def _check_empty(self) -> None:
+        files = sorted(path.name for path in self.path.iterdir() if not path.name.startswith("."))
+        if files:
+            raise UserError(
+                f"--output_dir={self.path} is no run directory and not empty ({', '.join(files[:3])}): name "
+                "another one, or give --overwrite to use it all the same"
+            )
+
+    def _remove_run(self) -> None:
+        for pattern in RUN_FILES:
+            for path in self.path.glob(pattern):
+                if path.is_dir():
+                    atomic.remove_directory(path)
+                else:
+                    path.unlink()
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """{"config": {"seed": 1}} -> {"config.seed": "1"}; tuples and lists are the same."""
+    flat = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = json.dumps(value)
+    return flat
+
+
+def _shorten(was: str, now: str) -> tuple[str, str]:
+    """Two different values, short enough for one line: of long ones the part around the first difference."""
+    if max(len(was), len(now)) <= _SHOWN_CHARACTERS:
+        return was, now
+    pairs = enumerate(zip(was, now, strict=False))
+    parting = next((place for place, (a, b) in pairs if a != b), min(len(was), len(now)))
+    start = max(parting - _SHOWN_CHARACTERS // 3, 0)
+
+    def part(text: str) -> str:
+        end = start + _SHOWN_CHARACTERS
+        return ("..." if start else "") + text[start:end] + ("..." if end < len(text) else "")
+
+    return part(was), part(now)

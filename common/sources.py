@@ -1,0 +1,283 @@
+"""A data set as one object: what it holds, and how to read it with DALI or with plain tf.data.
+
+`open_source` makes one from the data flags. Everything below the flags asks the source and does not care
+where the images come from.
+"""
+
+import abc
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import re
+
+import tensorflow as tf
+
+from common import readers, tf_readers, tfrecord_index, tfrecord_scan
+from common.annotations import Annotations, load_coco
+from common.errors import UserError
+from common.labels import LabelMap
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
+
+
+class Source(abc.ABC):
+    """A data set. Same examples whoever reads: `read` inside a DALI graph, `examples` by TensorFlow alone.
+
+    Attributes:
+        name: "coco", "tfrecord" or "images".
+    """
+
+    name: str
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Number of images."""
+
+    @property
+    @abc.abstractmethod
+    def annotations(self) -> Annotations | None:
+        """The checked annotations; None where there are none."""
+
+    @property
+    def label_map(self) -> LabelMap | None:
+        return None if self.annotations is None else self.annotations.label_map
+
+    @property
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of ids, annotations and reading order: a checkpoint must not resume on other data."""
+
+    @abc.abstractmethod
+    def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
+        """(jpegs, boxes, labels, image_ids) inside a DALI graph; see readers.py."""
+
+    @abc.abstractmethod
+    def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
+        """{encoded, boxes, labels, image_id} as tf.data; see tf_readers.py."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CocoSource(Source):
+    """A directory of images and a COCO json."""
+
+    images_dir: str
+    annotations_path: str
+    name = "coco"
+
+    @property
+    def size(self) -> int:
+        return self.annotations.num_images
+
+    @functools.cached_property
+    def annotations(self) -> Annotations:
+        return load_coco(self.annotations_path, self.images_dir)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return self.annotations.fingerprint()
+
+    def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
+        return readers.coco_reader(
+            self.images_dir,
+            self.annotations,
+            training=training,
+            shard_id=shard_id,
+            num_shards=num_shards,
+            seed=seed,
+        )
+
+    def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
+        return tf_readers.coco_examples(
+            self.images_dir,
+            self.annotations,
+            training=training,
+            shard_id=shard_id,
+            num_shards=num_shards,
+            seed=seed,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class TFRecordSource(Source):
+    """TFRecords in the schema of TensorFlow Object Detection.
+
+    Attributes:
+        pattern: glob of the record files.
+        label_map_path: the categories; by default `<prefix>.label_map.json`, as common/tfrecord.py writes it.
+    """
+
+    pattern: str
+    label_map_path: str | None = None
+    name = "tfrecord"
+
+    @functools.cached_property
+    def files(self) -> list[str]:
+        return tfrecord_index.expand_pattern(self.pattern)
+
+    @functools.cached_property
+    def _records(self) -> tfrecord_scan.Records:
+        return tfrecord_scan.open_records(self.files, self.label_map)
+
+    @property
+    def size(self) -> int:
+        return self.annotations.num_images
+
+    @property
+    def annotations(self) -> Annotations:
+        return self._records.annotations
+
+    @functools.cached_property
+    def label_map(self) -> LabelMap:
+        return LabelMap.load(self.label_map_path or _find_label_map(self.files))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        # Sizes and order, not paths: the same records may lie elsewhere tomorrow.
+        digest = hashlib.sha256(self.annotations.fingerprint().encode())
+        digest.update(self._records.spans.tobytes())
+        return digest.hexdigest()
+
+    def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
+        return readers.tfrecord_reader(
+            self.files,
+            self.label_map,
+            training=training,
+            shard_id=shard_id,
+            num_shards=num_shards,
+            seed=seed,
+        )
+
+    def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
+        return tf_readers.tfrecord_examples(
+            self.files,
+            self.label_map,
+            training=training,
+            shard_id=shard_id,
+            num_shards=num_shards,
+            seed=seed,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageListSource(Source):
+    """Image files without annotations, for inference; image ids are positions in `files`, from 0."""
+
+    files: tuple[str, ...]
+    name = "images"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", tuple(map(os.fspath, self.files)))
+
+    @property
+    def size(self) -> int:
+        return len(self.files)
+
+    @property
+    def annotations(self) -> None:
+        return None
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256("\0".join(self.files).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
+        _refuse_training(training)
+        return readers.file_reader(self.files, shard_id=shard_id, num_shards=num_shards)
+
+    def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
+        _refuse_training(training)
+        return tf_readers.file_examples(self.files, shard_id=shard_id, num_shards=num_shards)
+
+
+def _refuse_training(training: bool) -> None:
+    if training:
+        raise ValueError("images without annotations are nothing to train on")
+
+
+def open_source(
+    *,
+    input_type: str | None = None,
+    images: str | None = None,
+    annotations: str | None = None,
+    file_pattern: str | None = None,
+    label_map: str | None = None,
+    split: str = "train",
+) -> Source:
+    """The source that the data flags of one split describe, opened and checked.
+
+    Args:
+        input_type: "coco", "tfrecord" or None: by which of the others are given.
+        images: --<split>_images.
+        annotations: --<split>_annotations.
+        file_pattern: --<split>_file_pattern.
+        label_map: --label_map.
+        split: "train" or "eval", for messages.
+
+    Raises:
+        UserError: flags missing or given too often, files missing, bad data.
+    """
+    coco = {f"--{split}_images": images, f"--{split}_annotations": annotations}
+    given = [flag for flag, value in coco.items() if value]
+    if input_type is None:
+        if file_pattern and given:
+            raise UserError(
+                f"--{split}_file_pattern (TFRecords) and {given[0]} (COCO) are both given: choose one"
+            )
+        input_type = "tfrecord" if file_pattern else "coco"
+    if input_type == "tfrecord":
+        if not file_pattern:
+            raise UserError(f"--input_type=tfrecord needs --{split}_file_pattern")
+        source = TFRecordSource(file_pattern, label_map)
+    elif len(given) == 2:
+        source = CocoSource(images, annotations)
+    elif given:
+        (absent,) = set(coco) - set(given)
+        raise UserError(f"{given[0]} is given without {absent}: COCO data needs both")
+    else:
+        raise UserError(
+            f"no data: give --{split}_images and --{split}_annotations (COCO),"
+            f" or --{split}_file_pattern (TFRecords)"
+        )
+    _ = source.annotations
+    return source
+
+
+def list_images(images: str) -> list[pathlib.Path]:
+    """The files that --images means: one file, those of a directory (not deeper) that look like images, or
+    a glob.
+
+    Returns:
+        The files, sorted.
+
+    Raises:
+        UserError: there are none.
+    """
+    path = pathlib.Path(images)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        return [pathlib.Path(file) for file in tfrecord_index.expand_pattern(images)]
+    files = sorted(
+        file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
+    )
+    if not files:
+        raise UserError(f"--images={images} holds no image ({', '.join(IMAGE_SUFFIXES)})")
+    return files
+
+
+def _find_label_map(files: list[str]) -> str:
+    prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
+    found = sorted(
+        path for path in (f"{prefix}.label_map.json" for prefix in prefixes) if os.path.isfile(path)
+    )
+    if not found:
+        raise UserError(
+            f"no label map beside {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE, json or"
+            " pbtxt; or the conversion did not finish"
+        )
+    if len({LabelMap.load(path) for path in found}) > 1:
+        raise UserError(f"{found[0]} and {found[1]} differ: give --label_map=FILE")
+    return found[0]

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Makes the virtual environment that every command of this repository runs in. `make setup` and the images call it.
+#
+#   docker/setup_env.sh .venv [extra ...]        extras of pyproject.toml, for example: dev horovod
+#
+# Every version is pinned in pyproject.toml. With an NVIDIA GPU in sight the extra `gpu` is added.
+set -euo pipefail
+
+venv=$1
+shift
+extras=("$@")
+here=$(cd "$(dirname "$0")/.." && pwd)
+say() { printf '\033[1m[setup]\033[0m %s\n' "$*" >&2; }
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+find_python() {
+  for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11; do
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  fail "no Python 3.11, 3.12 or 3.13 found (tried: ${PYTHON:+$PYTHON, }python3, python3.13, python3.12, python3.11). Install one, or name it: make setup PYTHON=/path/to/python3.11"
+}
+
+# Prints the requirements of the named extras ("" is the default set), one a line.
+requirements() {
+  "$venv/bin/python" - "$here/pyproject.toml" "$@" <<'PYTHON'
+import sys, tomllib
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+for name in sys.argv[2:]:
+    print(*(project["optional-dependencies"][name] if name else project["dependencies"]), sep="\n")
+PYTHON
+}
+
+pip_install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
+
+python=$(find_python)
+say "virtual environment in $venv ($("$python" --version))"
+"$python" -m venv "$venv" || fail "$python has no working venv module: on Debian and Ubuntu, apt install python3-venv"
+
+if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+  say "NVIDIA GPU found: TensorFlow comes with its CUDA libraries"
+  extras+=(gpu)
+fi
+say "packages (about 1.3 GB to download the first time; a few minutes)"
+requirements "" "${extras[@]}" >"$venv/requirements.txt"
+pip_install -r "$venv/requirements.txt" || fail "pip could not install the packages above: see its message"
+
+# DALI's TensorFlow plugin is a source package that imports TensorFlow and DALI while it builds, so it comes second.
+plugin=$(requirements dali-tf)
+plugin_works() { TF_CPP_MIN_LOG_LEVEL=3 "$venv/bin/python" -c 'import nvidia.dali.plugin.tf' 2>"$venv/plugin.log"; }
+install_plugin() {
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+    --no-cache-dir --force-reinstall "$plugin" >"$venv/plugin.log" 2>&1
+}
+requirements_build=$("$venv/bin/python" -c "import sys, tomllib
+print(*tomllib.load(open(sys.argv[1], 'rb'))['build-system']['requires'], sep='\n')" "$here/pyproject.toml")
+# shellcheck disable=SC2086 # one requirement a word
+pip_install $requirements_build
+
+if ! plugin_works; then
+  command -v g++ >/dev/null || fail "no C++ compiler: DALI's TensorFlow plugin needs g++ (Debian and Ubuntu: apt install g++)"
+  say "DALI's TensorFlow plugin (its shipped binary)"
+  # The plugin ships a binary for this TensorFlow, but its installer looks for "GCC:" in TensorFlow's library with `strings`,
+  # and this TensorFlow was built by clang: it would compile, which needs CUDA headers. Answering for `strings`, for this one
+  # command, lets it choose its binary, which it then tests itself.
+  shim=$(mktemp -d)
+  trap 'rm -rf "$shim"' EXIT
+  printf '#!/bin/sh\necho "GCC: (GNU) 13.1.0"\n' >"$shim/strings"
+  chmod +x "$shim/strings"
+  PATH="$shim:$PATH" install_plugin || true
+fi
+if ! plugin_works; then
+  say "DALI's TensorFlow plugin: compiling it (a minute or two)"
+  requirements dali-tf-build >"$venv/requirements-build.txt"
+  pip_install -r "$venv/requirements-build.txt"
+  site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  export CUDA_HOME="$site/nvidia/cuda_runtime"
+  export CPATH="$site/nvidia/cuda_runtime/include:$site/nvidia/cuda_nvcc/include${CPATH:+:$CPATH}"
+  install_plugin || fail "DALI's TensorFlow plugin did not build: see $venv/plugin.log"
+  plugin_works || fail "DALI's TensorFlow plugin does not load: see $venv/plugin.log"
+fi
+say "ready"

@@ -1,0 +1,1 @@
+"""EfficientDet: data, model, losses, training, evaluation and inference, one file each."""

@@ -1,0 +1,177 @@
+"""EfficientNet (arXiv 1905.11946) as EfficientDet's backbone: features of strides 2 to 32.
+
+Structure, initialisation and drop rates follow google/automl efficientdet/backbone/efficientnet_model.py and
+efficientnet_builder.py. Each feature is the output of a whole block (the narrow, projected tensor), not the
+expanded tensor inside the next one, which is what one usually taps in `keras.applications`.
+"""
+
+import math
+from typing import NamedTuple
+
+import keras
+
+from common.batch_norm import BatchNormalization
+from common.errors import unknown
+
+
+class Scaling(NamedTuple):
+    """How a backbone is scaled from B0."""
+
+    width: float
+    depth: float
+    survival: (
+        float | None
+    )  # probability that the last block survives stochastic depth; None: no stochastic depth
+
+
+# efficientnet_builder.py efficientnet_params. EfficientDet turns stochastic depth off for B0 only
+# (tf2/efficientdet_keras.py EfficientDetNet).
+BACKBONES = {
+    "efficientnet-nano": Scaling(0.5, 0.5, None),  # ours, from no paper: for tests and laptops
+    "efficientnet-b0": Scaling(1.0, 1.0, None),
+    "efficientnet-b1": Scaling(1.0, 1.1, 0.8),
+    "efficientnet-b2": Scaling(1.1, 1.2, 0.8),
+    "efficientnet-b3": Scaling(1.2, 1.4, 0.8),
+    "efficientnet-b4": Scaling(1.4, 1.8, 0.8),
+    "efficientnet-b5": Scaling(1.6, 2.2, 0.8),
+    "efficientnet-b6": Scaling(1.8, 2.6, 0.8),
+    "efficientnet-b7": Scaling(2.0, 3.1, 0.8),
+}
+
+
+class _Stage(NamedTuple):
+    """A run of like blocks; only the first one strides."""
+
+    repeats: int
+    kernel: int
+    stride: int
+    expansion: int
+    filters: int
+
+
+_STEM_FILTERS = 32
+_STAGES = (  # arXiv 1905.11946 table 1
+    _Stage(1, 3, 1, 1, 16),
+    _Stage(2, 3, 2, 6, 24),
+    _Stage(2, 5, 2, 6, 40),
+    _Stage(3, 3, 2, 6, 80),
+    _Stage(3, 5, 1, 6, 112),
+    _Stage(4, 5, 2, 6, 192),
+    _Stage(1, 3, 1, 6, 320),
+)
+_SQUEEZE_RATIO = 0.25  # of the block's input channels
+
+
+def extract_features(images: keras.KerasTensor, backbone: str) -> dict[int, keras.KerasTensor]:
+    """Puts the backbone on `images`.
+
+    Args:
+        images: (B, H, W, 3), normalised.
+        backbone: a row of BACKBONES.
+
+    Returns:
+        Level l = 1 .. 5 -> (B, ceil(H / 2**l), ceil(W / 2**l), C_l), the last block output of that size.
+
+    Raises:
+        UserError: no such backbone.
+    """
+    if backbone not in BACKBONES:
+        raise unknown("backbone", backbone, BACKBONES)
+    scaling = BACKBONES[backbone]
+    blocks = _blocks(scaling)
+
+    x = _convolution(_round_filters(_STEM_FILTERS, scaling.width), 3, 2, "backbone.stem.conv")(images)
+    x = batch_norm("backbone.stem.bn")(x)
+    x = keras.layers.Activation("swish", name="backbone.stem.swish")(x)
+
+    features, level = {}, 1
+    for index, block in enumerate(blocks):
+        # Stochastic depth (arXiv 1603.09382): the chance to be dropped grows linearly, from 0 at block 0
+        drop_rate = 0.0 if scaling.survival is None else (1 - scaling.survival) * index / len(blocks)
+        level += block.stride == 2
+        x = _mbconv(x, block, drop_rate, f"backbone.block_{index}")
+        features[level] = x  # a later block of the same level replaces it
+    return features
+
+
+def batch_norm(name: str) -> keras.layers.Layer:
+    """Batch normalisation as everywhere in EfficientDet (google/automl efficientdet/tf2/util_keras.py)."""
+    return BatchNormalization(momentum=0.99, epsilon=1e-3, name=name)
+
+
+def _mbconv(x: keras.KerasTensor, block: _Stage, drop_rate: float, name: str) -> keras.KerasTensor:
+    """Mobile inverted bottleneck: expand, filter each channel, weigh the channels, project, add the input."""
+    layers = keras.layers
+    inputs, input_filters = x, x.shape[-1]
+    expanded_filters = input_filters * block.expansion
+
+    if block.expansion != 1:
+        x = _convolution(expanded_filters, 1, 1, f"{name}.expand.conv")(x)
+        x = batch_norm(f"{name}.expand.bn")(x)
+        x = layers.Activation("swish", name=f"{name}.expand.swish")(x)
+
+    x = layers.DepthwiseConv2D(
+        block.kernel,
+        strides=block.stride,
+        padding="same",
+        use_bias=False,
+        depthwise_initializer=_initializer(),
+        name=f"{name}.depthwise.conv",
+    )(x)
+    x = batch_norm(f"{name}.depthwise.bn")(x)
+    x = layers.Activation("swish", name=f"{name}.depthwise.swish")(x)
+
+    # Squeeze and excitation (arXiv 1709.01507)
+    gates = layers.GlobalAveragePooling2D(keepdims=True, name=f"{name}.se.pool")(x)  # (B, 1, 1, C)
+    squeezed_filters = max(1, int(input_filters * _SQUEEZE_RATIO))
+    gates = _convolution(squeezed_filters, 1, 1, f"{name}.se.reduce", use_bias=True)(gates)
+    gates = layers.Activation("swish", name=f"{name}.se.swish")(gates)
+    gates = _convolution(expanded_filters, 1, 1, f"{name}.se.expand", use_bias=True)(gates)
+    gates = layers.Activation("sigmoid", name=f"{name}.se.sigmoid")(gates)
+    x = layers.Multiply(name=f"{name}.se.scale")([x, gates])
+
+    x = _convolution(block.filters, 1, 1, f"{name}.project.conv")(x)
+    x = batch_norm(f"{name}.project.bn")(x)
+    if block.stride == 1 and block.filters == input_filters:
+        if (
+            drop_rate > 0
+        ):  # whole images of the batch lose this block; the others are scaled up to keep the mean
+            x = layers.Dropout(drop_rate, noise_shape=(None, 1, 1, 1), name=f"{name}.drop")(x)
+        x = layers.Add(name=f"{name}.add")([x, inputs])
+    return x
+
+
+def _convolution(
+    filters: int, kernel: int, stride: int, name: str, use_bias: bool = False
+) -> keras.layers.Layer:
+    return keras.layers.Conv2D(
+        filters,
+        kernel,
+        strides=stride,
+        padding="same",
+        use_bias=use_bias,
+        kernel_initializer=_initializer(),
+        name=name,
+    )
+
+
+def _initializer() -> keras.initializers.Initializer:
+    """A new one for every layer: a Keras initializer draws the same numbers each time that it is used."""
+    return keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")
+
+
+def _blocks(scaling: Scaling) -> list[_Stage]:
+    """One entry per block: the stages of B0, widened and repeated."""
+    blocks = []
+    for stage in _STAGES:
+        block = stage._replace(repeats=1, filters=_round_filters(stage.filters, scaling.width))
+        repeats = math.ceil(scaling.depth * stage.repeats)
+        blocks += [block] + [block._replace(stride=1)] * (repeats - 1)
+    return blocks
+
+
+def _round_filters(filters: int, width: float) -> int:
+    """The nearest multiple of 8 to `width * filters`, but never less than 90 % of it."""
+    scaled = filters * width
+    rounded = max(8, int(scaled + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * scaled else rounded

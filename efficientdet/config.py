@@ -1,0 +1,188 @@
+"""The EfficientDet family as a table, and every hyper-parameter with its source.
+
+Structure and recipe: EfficientDet (arXiv 1911.09070) and google/automl efficientdet/hparams_config.py.
+Any field can be changed from the command line: --hparams=jitter_min=0.5,nms_method=hard
+"""
+
+import dataclasses
+
+from common.anchors import Anchors
+from common.errors import unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class EfficientDetConfig:
+    """One model of the family together with its training recipe. Sizes are (height, width) in pixels."""
+
+    # --- the network ---
+    model_name: str
+    image_size: tuple[int, int]
+    backbone: str  # a row of backbone.BACKBONES
+    fpn_channels: int
+    fpn_cells: int
+    head_repeats: int
+    fpn_fusion: str = (
+        "fast"  # fast: learned, normalised weights; sum: unweighted (d6 and above, for stability)
+    )
+    min_level: int = 3
+    max_level: int = 7
+
+    # --- anchors ---
+    num_scales: int = 3
+    aspect_ratios: tuple[float, ...] = (1.0, 2.0, 0.5)  # width / height
+    anchor_scale: float = 4.0
+
+    # --- what the loader does to a training image ---
+    augmentation: str = "scale_jitter"  # scale_jitter, min_iou_crop, resize_range, none
+    jitter_min: float = 0.1  # scale_jitter: image scale relative to the network input
+    jitter_max: float = 2.0
+    # resize_range: the shorter side in pixels, cut to what fits, so suit it to image_size. The README of
+    # NVIDIA/retinanet-examples has 640 to 1024 for inputs of up to 1333; this is it for inputs half as large.
+    resize_min: int = 320
+    resize_max: int = 512
+    flip_prob: float = 0.5
+    grid_mask_prob: float = 0.0  # GridMask (arXiv 2001.04086); automl leaves it off
+    brightness: float = 0.0  # each colour factor is drawn from 1 - x .. 1 + x
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0  # degrees, drawn from -x .. x
+    min_box_size: float = 1.0  # pixels of the network input; smaller boxes are dropped and counted
+    max_instances: int = 100  # boxes kept per image, the largest first; the rest are dropped and counted
+
+    # --- loss ---
+    focal_alpha: float = 0.25
+    focal_gamma: float = 1.5
+    label_smoothing: float = 0.0
+    huber_delta: float = 0.1
+    box_loss_weight: float = 50.0
+    weight_decay: float = 4e-5  # times half the sum of squares of the kernels (automl tf2/train_lib.py)
+
+    # --- optimisation ---
+    optimizer: str = "sgd"  # sgd, adam
+    momentum: float = 0.9  # adam: beta_1
+    learning_rate: float = 0.08  # per reference_batch images, scaled linearly
+    reference_batch: int = 64
+    warmup_learning_rate: float = 0.008  # where the warm-up starts, scaled like learning_rate
+    warmup_epochs: float = 1.0
+    epochs: int = 300
+    clip_norm: float = 10.0  # global norm; 0: off
+    ema_decay: float = 0.9998  # 0: off
+
+    # --- detections ---
+    nms_method: str = "gaussian"  # gaussian, hard
+    nms_iou: float = 0.5  # hard
+    nms_sigma: float = 0.5  # gaussian
+    score_threshold: float = 0.001
+    nms_candidates: int = 1000
+    max_detections: int = 100
+
+    def __post_init__(self) -> None:
+        for field, choices in _CHOICES.items():
+            if getattr(self, field) not in choices:
+                raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}")
+        if not 1 <= self.min_level <= 5 <= self.max_level:
+            raise ValueError(
+                f"min_level={self.min_level}, max_level={self.max_level}: need 1 <= min <= 5 <= max"
+            )
+        for factor in ("brightness", "contrast", "saturation"):
+            if not 0 <= getattr(self, factor) <= 1:
+                raise ValueError(f"{factor}={getattr(self, factor)}: need 0 (off) to 1")
+        if not 0 < self.resize_min <= self.resize_max:
+            raise ValueError(
+                f"resize_min={self.resize_min}, resize_max={self.resize_max}: need 0 < min <= max"
+            )
+        if not 0 < self.jitter_min <= self.jitter_max:
+            raise ValueError(
+                f"jitter_min={self.jitter_min}, jitter_max={self.jitter_max}: need 0 < min <= max"
+            )
+
+    @property
+    def anchors(self) -> Anchors:
+        """The anchors of this model at this image size."""
+        return Anchors(
+            self.min_level,
+            self.max_level,
+            self.num_scales,
+            self.aspect_ratios,
+            self.anchor_scale,
+            self.image_size,
+        )
+
+    @property
+    def anchors_per_location(self) -> int:
+        return self.num_scales * len(self.aspect_ratios)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "fpn_fusion": ("fast", "sum"),
+    "augmentation": ("scale_jitter", "min_iou_crop", "resize_range", "none"),
+    "optimizer": ("sgd", "adam"),
+    "nms_method": ("gaussian", "hard"),
+}
+
+
+# model: image side, backbone, BiFPN channels, BiFPN cells, head repeats, and what else differs.
+# arXiv 1911.09070 table 1; google/automl efficientdet/hparams_config.py efficientdet_model_param_dict.
+_TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
+    "efficientdet-d0": (512, "efficientnet-b0", 64, 3, 3, {}),
+    "efficientdet-d1": (640, "efficientnet-b1", 88, 4, 3, {}),
+    "efficientdet-d2": (768, "efficientnet-b2", 112, 5, 3, {}),
+    "efficientdet-d3": (896, "efficientnet-b3", 160, 6, 4, {}),
+    "efficientdet-d4": (1024, "efficientnet-b4", 224, 7, 4, {}),
+    "efficientdet-d5": (1280, "efficientnet-b5", 288, 7, 4, {}),
+    "efficientdet-d6": (1280, "efficientnet-b6", 384, 8, 5, {"fpn_fusion": "sum"}),
+    "efficientdet-d7": (
+        1536,
+        "efficientnet-b6",
+        384,
+        8,
+        5,
+        {"fpn_fusion": "sum", "anchor_scale": 5.0, "epochs": 600},
+    ),
+    "efficientdet-d7x": (
+        1536,
+        "efficientnet-b7",
+        384,
+        8,
+        5,
+        {"fpn_fusion": "sum", "max_level": 8, "epochs": 600},
+    ),
+    # Ours, from no paper: the same parts at a size that a laptop trains in minutes. At 256 pixels objects are
+    # small, so its anchors are too; and a short run from nothing learns faster with Adam and little scale
+    # jitter.
+    "efficientdet-nano": (
+        256,
+        "efficientnet-nano",
+        32,
+        2,
+        2,
+        {
+            "anchor_scale": 2.0,
+            "jitter_min": 0.8,
+            "jitter_max": 1.25,
+            "optimizer": "adam",
+            "learning_rate": 0.024,
+            "warmup_learning_rate": 0.001,
+            "ema_decay": 0.99,
+            "epochs": 30,
+        },
+    ),
+}
+
+MODEL_NAMES = tuple(_TABLE)
+
+
+def get_config(model_name: str) -> EfficientDetConfig:
+    """The published configuration of `model_name`; UserError with the nearest name for an unknown one."""
+    if model_name not in _TABLE:
+        raise unknown("model", model_name, MODEL_NAMES)
+    side, backbone, channels, cells, repeats, other = _TABLE[model_name]
+    return EfficientDetConfig(
+        model_name=model_name,
+        image_size=(side, side),
+        backbone=backbone,
+        fpn_channels=channels,
+        fpn_cells=cells,
+        head_repeats=repeats,
+        **other,
+    )

@@ -1,0 +1,121 @@
+"""Evaluates a trained EfficientDet with pycocotools: the 12 COCO numbers and a table per class.
+
+    python efficientdet/eval.py --weights=runs/demo-efficientdet \
+        --eval_images=runs/demo-data/eval/images --eval_annotations=runs/demo-data/eval/instances.json
+
+Writes metrics.json, detections.json (COCO results: original pixels, original category ids) and pr_curves.png.
+"""
+
+import os
+import pathlib
+import sys
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import tensorflow as tf
+from absl import flags
+
+from common import coco_metrics, drawing, errors
+from common import flags as shared_flags
+from common.labels import LabelMap
+from common.sources import open_source
+from efficientdet.loaders import Loader, make_loader
+from efficientdet.predict import load_trained, make_detect, predict
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "weights", None, "A weights file or a run directory (its best weights).", flag_values=fv
+    )
+    flags.DEFINE_string(
+        "output_dir",
+        None,
+        "Where metrics.json and detections.json go. Default: the run directory.",
+        flag_values=fv,
+    )
+    flags.DEFINE_string("image_size", None, "N or HxW in pixels. Default: the trained size.", flag_values=fv)
+    shared_flags.define_hparams_flag(fv)
+    shared_flags.define_data_flags(fv, ("eval",))
+
+
+def evaluate_weights(
+    *,
+    weights: str | None,
+    output_dir: str | None = None,
+    image_size: str | None = None,
+    hparams: str | None = None,
+    input_type: str | None = None,
+    eval_images: str | None = None,
+    eval_annotations: str | None = None,
+    eval_file_pattern: str | None = None,
+    label_map: str | None = None,
+    pipeline_type: str = "auto",
+    batch_size: int = 8,
+    num_threads: int = 2,
+    prefetch: int = 2,
+) -> dict:
+    """Evaluates weights on the given data, prints and writes the result; see the flags of the same names."""
+    model, config, trained_labels, file = load_trained(weights, image_size, hparams)
+    source = open_source(
+        input_type=input_type,
+        images=eval_images,
+        annotations=eval_annotations,
+        file_pattern=eval_file_pattern,
+        label_map=label_map,
+        split="eval",
+    )
+    trained_labels.check_covers(source.label_map, source.annotations.origin)
+    loader = make_loader(
+        pipeline_type,
+        source=source,
+        config=config,
+        batch_size=batch_size,
+        training=False,
+        num_threads=num_threads,
+        prefetch=prefetch,
+        with_targets=False,
+    )
+    truth = source.annotations.ground_truth()
+    metrics, results = evaluate(make_detect(model, config), loader, truth, trained_labels)
+    directory = pathlib.Path(output_dir) if output_dir else file.parent
+    write_evaluation(directory, metrics, results, truth)
+    print(coco_metrics.format_table(metrics))
+    print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
+    return metrics
+
+
+def evaluate(
+    detect: tf.types.experimental.GenericFunction, loader: Loader, ground_truth: dict, label_map: LabelMap
+) -> tuple[dict, list[dict]]:
+    """Detects in the loader's images, each exactly once, and scores the detections.
+
+    Args:
+        detect: what predict.make_detect returned.
+        loader: an evaluation loader.
+        ground_truth: COCO dict of the same images.
+        label_map: of the trained classes.
+
+    Returns:
+        (metrics, results): see coco_metrics.evaluate, and the detections in COCO results format.
+    """
+    results = predict(detect, loader, label_map, title="evaluating")
+    return coco_metrics.evaluate(ground_truth, results), results
+
+
+def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], ground_truth: dict) -> None:
+    """metrics.json, detections.json and pr_curves.png; the same evaluation gives the same bytes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    coco_metrics.write_metrics(metrics, directory / "metrics.json")
+    coco_metrics.write_detections(results, directory / "detections.json")
+    drawing.pr_curves(coco_metrics.precision_recall(ground_truth, results), directory / "pr_curves.png")
+
+
+def main() -> None:
+    evaluate_weights(**shared_flags.values(flags.FLAGS, define_flags))
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    errors.run(main)

@@ -1,0 +1,124 @@
+"""Focal loss on every anchor, Huber loss on the matched ones, L2 on the kernels.
+
+EfficientDet (arXiv 1911.09070) section 5.1 with the constants of google/automl tf2/train_lib.py; focal loss:
+arXiv 1708.02002.
+One departure: automl masks the box loss by `box_targets != 0`, which drops the coordinates of an anchor that
+is aligned exactly with its box; here an anchor is positive where its class target is not background.
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from efficientdet.config import EfficientDetConfig
+
+
+def focal_loss(
+    logits: tf.Tensor,
+    class_targets: tf.Tensor,
+    *,
+    alpha: float,
+    gamma: float,
+    label_smoothing: float = 0.0,
+) -> tf.Tensor:
+    """Sum of the sigmoid focal loss over one level.
+
+    Args:
+        logits: (B, h, w, k * C), anchor-major as the class head gives them.
+        class_targets: int (B, h, w, k), 0-based class of each anchor, -1 for background.
+        alpha: weight of the positive terms; the negative ones weigh 1 - alpha.
+        gamma: exponent of the modulating factor (1 - p_t).
+        label_smoothing: moves the targets of the cross-entropy towards 0.5; the modulating factor keeps the
+            hard ones.
+
+    Returns:
+        float32 scalar, not normalised.
+    """
+    num_classes = logits.shape[-1] // class_targets.shape[-1]
+    logits = tf.reshape(tf.cast(logits, tf.float32), [-1, num_classes])  # (B h w k, C)
+    positive = tf.reshape(class_targets, [-1, 1]) == tf.range(num_classes, dtype=class_targets.dtype)
+    # With z = -x where the target is 1 and x where it is 0: 1 - p_t = sigmoid(z) and cross-entropy =
+    # softplus(z), so the loss is finite with a finite gradient for every finite logit, and costs two
+    # transcendental functions.
+    z = tf.where(positive, -logits, logits)
+    cross_entropy = tf.nn.softplus(z)
+    modulation = tf.exp(gamma * (z - cross_entropy))  # log sigmoid(z) = z - softplus(z)
+    if label_smoothing:
+        # smoothing moves half of it from the target to its opposite, whose cross-entropy is softplus(-z)
+        cross_entropy = cross_entropy - 0.5 * label_smoothing * z
+    return tf.reduce_sum(tf.where(positive, alpha, 1.0 - alpha) * modulation * cross_entropy)
+
+
+def box_loss(
+    offsets: tf.Tensor, box_targets: tf.Tensor, class_targets: tf.Tensor, *, delta: float
+) -> tf.Tensor:
+    """Sum of the Huber loss over the four offsets of every positive anchor of one level.
+
+    Args:
+        offsets: (B, h, w, k * 4) from the box head.
+        box_targets: (B, h, w, k * 4).
+        class_targets: int (B, h, w, k); an anchor is positive where this is not -1.
+        delta: where the loss turns from quadratic to linear.
+
+    Returns:
+        float32 scalar, not normalised.
+    """
+    positive = tf.cast(tf.reshape(class_targets, [-1, 1]) >= 0, tf.float32)  # (B h w k, 1)
+    error = tf.abs(tf.cast(offsets, tf.float32) - tf.cast(box_targets, tf.float32))
+    error = tf.reshape(error, [-1, 4])
+    quadratic = tf.minimum(error, delta)
+    huber = quadratic * (error - 0.5 * quadratic)
+    return tf.reduce_sum(huber * positive)
+
+
+def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tensor:
+    """`weight_decay` times half the sum of squares of every convolution kernel.
+
+    As google/automl tf2/train_lib.py _reg_l2_loss.
+    Biases, batch-norm parameters and fusion weights are left alone.
+    """
+    kernels = [v for v in variables if v.name.endswith("kernel")]
+    return weight_decay * tf.add_n([tf.nn.l2_loss(tf.cast(v.value, tf.float32)) for v in kernels])
+
+
+def detection_loss(
+    class_logits: Sequence[tf.Tensor],
+    box_offsets: Sequence[tf.Tensor],
+    targets: dict[str, tf.Tensor],
+    config: EfficientDetConfig,
+) -> dict[str, tf.Tensor]:
+    """Class and box loss of a batch, each normalised by the batch's number of positive anchors plus one.
+
+    Args:
+        class_logits: per level (B, h, w, k * C).
+        box_offsets: per level (B, h, w, k * 4).
+        targets: as the loader gives them: num_positives (B,), class_targets_<level>, box_targets_<level>.
+        config: names the levels and holds the constants.
+
+    Returns:
+        float32 scalars `class_loss`, `box_loss` (before its weight) and `detection_loss` (their weighted
+        sum).
+    """
+    # plus one as in automl: a batch without any object still has a finite loss
+    num_positives = tf.reduce_sum(targets["num_positives"]) + 1.0
+    class_sum, box_sum = 0.0, 0.0
+    for i, level in enumerate(range(config.min_level, config.max_level + 1)):
+        class_targets = targets[f"class_targets_{level}"]
+        class_sum += focal_loss(
+            class_logits[i],
+            class_targets,
+            alpha=config.focal_alpha,
+            gamma=config.focal_gamma,
+            label_smoothing=config.label_smoothing,
+        )
+        box_sum += box_loss(
+            box_offsets[i], targets[f"box_targets_{level}"], class_targets, delta=config.huber_delta
+        )
+    class_term = class_sum / num_positives
+    box_term = box_sum / (4.0 * num_positives)
+    return {
+        "class_loss": class_term,
+        "box_loss": box_term,
+        "detection_loss": class_term + config.box_loss_weight * box_term,
+    }

@@ -1,0 +1,198 @@
+"""EfficientDet (arXiv 1911.09070): EfficientNet, BiFPN, and class and box heads shared by all levels.
+
+    model = build_model("efficientdet-d0", num_classes=90)
+    class_logits, box_offsets = model(images)  # images: normalised, (B, 512, 512, 3)
+
+Structure and initialisation follow google/automl efficientdet/tf2/efficientdet_keras.py and fpn_configs.py,
+so that its published weights fit. The model is an ordinary functional `keras.Model`. The names of its layers
+say where they are: `backbone.block_3.project.bn`, `fpn.cell_0.node_2.conv`, `class_net.bn_1.level_5`,
+`box_net.predict`. (Dots, because Keras allows no slashes.)
+"""
+
+import dataclasses
+import itertools
+import math
+
+import keras
+
+from efficientdet.backbone import batch_norm, extract_features
+from efficientdet.config import EfficientDetConfig, get_config
+
+FUSION_EPSILON = 1e-4  # arXiv 1911.09070 section 3.3
+CLASS_PRIOR = 0.01  # each class' probability at the start of training (arXiv 1708.02002 section 4.1)
+
+
+def build_model(
+    model_name: str,
+    num_classes: int = 90,
+    image_size: tuple[int, int] | None = None,
+    config: EfficientDetConfig | None = None,
+) -> keras.Model:
+    """Builds one model of the family with fresh weights, under the current Keras dtype policy.
+
+    Args:
+        model_name: a row of config.MODEL_NAMES.
+        num_classes: C; automl's COCO models have 90, one for each possible category id.
+        image_size: (height, width) of the images, of any size; the config's own when None.
+        config: the model's configuration where it differs from the published one.
+
+    Returns:
+        Model from images (B, height, width, 3) to (class logits, box offsets): two lists with one float32
+        tensor per level, finest first. Level l has (h, w) = (ceil(height / 2**l), ceil(width / 2**l)) places.
+        Logits are (B, h, w, anchors_per_location * C), an anchor's classes next to each other; offsets are
+        (B, h, w, anchors_per_location * 4), an anchor's (dy, dx, log dh, log dw) next to each other.
+
+    Raises:
+        UserError: no such model.
+    """
+    config = config or get_config(model_name)
+    config = dataclasses.replace(config, image_size=image_size or config.image_size)
+
+    images = keras.Input((*config.image_size, 3), name="images")
+    features = _pyramid(extract_features(images, config.backbone), config)
+    for cell in range(config.fpn_cells):
+        features = _bifpn_cell(features, config, f"fpn.cell_{cell}")
+    class_logits = _head(
+        features,
+        config,
+        filters=config.anchors_per_location * num_classes,
+        bias=-math.log((1 - CLASS_PRIOR) / CLASS_PRIOR),
+        name="class_net",
+    )
+    box_offsets = _head(features, config, filters=config.anchors_per_location * 4, bias=0.0, name="box_net")
+    return keras.Model(images, (class_logits, box_offsets), name=model_name)
+
+
+def _pyramid(
+    features: dict[int, keras.KerasTensor], config: EfficientDetConfig
+) -> dict[int, keras.KerasTensor]:
+    """The backbone's features of the levels in use, and coarser ones made from its last."""
+    pyramid = {level: x for level, x in features.items() if config.min_level <= level <= config.max_level}
+    for level in range(max(features) + 1, config.max_level + 1):
+        x = pyramid[level - 1]
+        half_size = ((x.shape[1] + 1) // 2, (x.shape[2] + 1) // 2)
+        pyramid[level] = _resample(x, half_size, config.fpn_channels, f"fpn.level_{level}")
+    return pyramid
+
+
+def _bifpn_cell(
+    features: dict[int, keras.KerasTensor], config: EfficientDetConfig, name: str
+) -> dict[int, keras.KerasTensor]:
+    """One pass down the pyramid and one up again (arXiv 1911.09070 figure 3).
+
+    Nodes are numbered in the order of google/automl tf2/fpn_configs.py bifpn_config: with levels 3 .. 7,
+    nodes 0 .. 3 are levels 6 .. 3 on the way down, nodes 4 .. 7 are levels 4 .. 7 on the way up.
+    """
+    lowest, highest = config.min_level, config.max_level
+    names = (f"{name}.node_{node}" for node in itertools.count())
+    down = {highest: features[highest]}
+    for level in range(highest - 1, lowest - 1, -1):
+        inputs = [features[level], down[level + 1]]
+        down[level] = _bifpn_node(inputs, features[level], config, next(names))
+
+    up = {lowest: down[lowest]}
+    for level in range(lowest + 1, highest + 1):
+        inputs = [features[level], down[level], up[level - 1]]
+        if level == highest:  # the way down starts here: `down` is the feature itself
+            inputs = [features[level], up[level - 1]]
+        up[level] = _bifpn_node(inputs, features[level], config, next(names))
+    return up
+
+
+def _bifpn_node(
+    inputs: list[keras.KerasTensor], target: keras.KerasTensor, config: EfficientDetConfig, name: str
+) -> keras.KerasTensor:
+    """Brings `inputs` to the height and width of `target`, fuses them and filters the result."""
+    size = target.shape[1:3]
+    inputs = [
+        _resample(x, size, config.fpn_channels, f"{name}.input_{index}") for index, x in enumerate(inputs)
+    ]
+    if config.fpn_fusion == "fast":
+        x = FastFusion(name=f"{name}.fuse")(inputs)
+    else:
+        x = keras.layers.Add(name=f"{name}.fuse")(inputs)
+    x = keras.layers.Activation("swish", name=f"{name}.swish")(x)
+    x = keras.layers.SeparableConv2D(config.fpn_channels, 3, padding="same", name=f"{name}.conv")(x)
+    return batch_norm(f"{name}.bn")(x)
+
+
+@keras.saving.register_keras_serializable("dali_detection")
+class FastFusion(keras.layers.Layer):
+    """Fast normalised fusion (arXiv 1911.09070 section 3.3): sum(relu(w_i) * x_i) / (sum(relu(w_j)) + 1e-4).
+
+    Takes a list of N tensors of one shape, returns one tensor of that shape. The N weights start at 1.
+    """
+
+    def build(self, input_shapes):
+        self.fusion_weights = self.add_weight(
+            name="fusion_weights", shape=(len(input_shapes),), initializer="ones", autocast=False
+        )
+
+    def call(self, inputs):
+        weights = keras.ops.relu(self.fusion_weights)  # in float32, whatever the type of the features
+        shares = keras.ops.cast(weights / (keras.ops.sum(weights) + FUSION_EPSILON), inputs[0].dtype)
+        return sum(x * shares[index] for index, x in enumerate(inputs))
+
+    def compute_output_shape(self, input_shapes):
+        return input_shapes[0]
+
+
+def _resample(x: keras.KerasTensor, size: tuple[int, int], channels: int, name: str) -> keras.KerasTensor:
+    """Brings `x` to (B, *size, channels): a 1x1 convolution where the channels differ, then the size.
+
+    `size` is one level finer or coarser than `x`, or the same. Finer is nearest neighbour: every value twice,
+    and one row or column less where the size is odd. Coarser is a 3x3 maximum of stride 2.
+    """
+    layers = keras.layers
+    if x.shape[-1] != channels:
+        x = layers.Conv2D(channels, 1, padding="same", name=f"{name}.conv")(x)
+        x = batch_norm(f"{name}.bn")(x)
+
+    height, width = x.shape[1:3]
+    if size[0] > height or size[1] > width:
+        factors = (-(-size[0] // height), -(-size[1] // width))
+        x = layers.UpSampling2D(factors, name=f"{name}.upsample")(x)
+        surplus = ((0, height * factors[0] - size[0]), (0, width * factors[1] - size[1]))
+        if surplus != ((0, 0), (0, 0)):
+            x = layers.Cropping2D(surplus, name=f"{name}.crop")(x)
+    elif size[0] < height or size[1] < width:
+        strides = (-(-height // size[0]), -(-width // size[1]))
+        pool_size = (strides[0] + 1, strides[1] + 1)  # a side of 1 pixel keeps stride 1, and its value
+        x = layers.MaxPooling2D(pool_size, strides, padding="same", name=f"{name}.pool")(x)
+    return x
+
+
+def _head(
+    features: dict[int, keras.KerasTensor],
+    config: EfficientDetConfig,
+    *,
+    filters: int,
+    bias: float,
+    name: str,
+) -> list[keras.KerasTensor]:
+    """Predicts `filters` numbers for each place of each level: shared convolutions, batch norm per level."""
+    convolutions = [
+        _head_convolution(config.fpn_channels, 0.0, f"{name}.conv_{i}") for i in range(config.head_repeats)
+    ]
+    predict = _head_convolution(filters, bias, f"{name}.predict")
+    outputs = []
+    for level, x in sorted(features.items()):
+        for i, convolution in enumerate(convolutions):
+            x = convolution(x)
+            x = batch_norm(f"{name}.bn_{i}.level_{level}")(x)
+            x = keras.layers.Activation("swish", name=f"{name}.swish_{i}.level_{level}")(x)
+        # float32 also under mixed precision: the loss takes logarithms of these
+        outputs.append(keras.layers.Identity(dtype="float32", name=f"{name}.level_{level}")(predict(x)))
+    return outputs
+
+
+def _head_convolution(filters: int, bias: float, name: str) -> keras.layers.Layer:
+    return keras.layers.SeparableConv2D(
+        filters,
+        3,
+        padding="same",
+        depthwise_initializer="variance_scaling",
+        pointwise_initializer="variance_scaling",
+        bias_initializer=keras.initializers.Constant(bias),
+        name=name,
+    )

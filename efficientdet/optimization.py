@@ -1,0 +1,84 @@
+"""Learning rate and optimizer of the EfficientDet recipe: google/automl tf2/train_lib.py, corrected."""
+
+import math
+
+import keras
+from keras import ops
+
+from efficientdet.config import EfficientDetConfig
+
+
+class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up, then half a cosine down to zero.
+
+    automl's cosine runs over `step / (total - warmup)`: it jumps where the warm-up ends and divides by zero
+    when the run is one epoch long. Here it runs over `(step - warmup) / (total - warmup)`.
+
+    Args:
+        peak: learning rate at the end of the warm-up.
+        start: learning rate at step 0.
+        warmup_steps: may be 0.
+        total_steps: where the cosine reaches 0; later steps stay there.
+    """
+
+    def __init__(self, peak: float, start: float, warmup_steps: int, total_steps: int):
+        super().__init__()
+        self.peak = peak
+        self.start = start
+        self.warmup_steps = warmup_steps
+        self.total_steps = total_steps
+
+    def __call__(self, step):
+        step = ops.cast(step, "float32")
+        warm = self.start + (self.peak - self.start) * step / max(self.warmup_steps, 1)
+        progress = (step - self.warmup_steps) / max(self.total_steps - self.warmup_steps, 1)
+        cosine = 0.5 * self.peak * (1.0 + ops.cos(math.pi * ops.clip(progress, 0.0, 1.0)))
+        return ops.where(step < self.warmup_steps, warm, cosine)
+
+    def get_config(self) -> dict:
+        return {
+            "peak": self.peak,
+            "start": self.start,
+            "warmup_steps": self.warmup_steps,
+            "total_steps": self.total_steps,
+        }
+
+
+def make_schedule(config: EfficientDetConfig, effective_batch: int, steps_per_epoch: int) -> WarmupCosine:
+    """The recipe's schedule with its learning rates scaled linearly to `effective_batch` images an update.
+
+    Steps are micro-steps (batches): with gradient accumulation Keras counts those, so an epoch stays an
+    epoch.
+    """
+    scale = effective_batch / config.reference_batch
+    total_steps = config.epochs * steps_per_epoch
+    warmup_steps = min(round(config.warmup_epochs * steps_per_epoch), total_steps)
+    return WarmupCosine(
+        config.learning_rate * scale, config.warmup_learning_rate * scale, warmup_steps, total_steps
+    )
+
+
+def make_optimizer(
+    config: EfficientDetConfig,
+    schedule: keras.optimizers.schedules.LearningRateSchedule,
+    *,
+    precision: str,
+    accumulate_steps: int = 1,
+) -> keras.optimizers.Optimizer:
+    """SGD with momentum (the recipe) or Adam, clipped by global norm; inside a loss-scale optimizer for
+    float16.
+
+    Clipping sits in the inner optimizer, so it sees unscaled, accumulated gradients.
+    """
+    common = {
+        "learning_rate": schedule,
+        "global_clipnorm": config.clip_norm or None,
+        "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
+    }
+    if config.optimizer == "adam":
+        optimizer = keras.optimizers.Adam(beta_1=config.momentum, **common)
+    else:
+        optimizer = keras.optimizers.SGD(momentum=config.momentum, **common)
+    if precision == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    return optimizer

@@ -1,0 +1,460 @@
+"""EfficientDet's input pipeline in DALI: image files and their boxes in, normalised images and targets out.
+
+    pipeline = EfficientDetPipeline(source=source, config=config, batch_size=16, training=True)
+    images, targets = next(iter(pipeline.dataset()))
+
+A training image goes through a random view (which part is shown, and how large), flip, GridMask and colour;
+an evaluation image is shown whole and never changes. Both end in the same place: the view at the top left of
+the network input, the rest in the mean colour, normalised. Boxes pass through the very map that the pixels
+pass through.
+
+The graph is a sequence of the functions below, which see one sample each (DALI's convention). EfficientDet
+(arXiv 1911.09070); the scale jitter is that of google/automl efficientdet/dataloader.py, the other two views
+are those of NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from nvidia import dali
+from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
+from nvidia.dali.data_node import DataNode
+
+from common import box_encoder, dataset, letterbox
+from common.anchors import Anchors
+from common.sources import Source
+from efficientdet.config import EfficientDetConfig
+
+# ImageNet, RGB, for pixels in 0..255: google/automl efficientdet/hparams_config.py mean_rgb, stddev_rgb.
+MEAN_RGB = (0.485 * 255, 0.456 * 255, 0.406 * 255)
+STDDEV_RGB = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+
+# min_iou_crop: NVIDIA/retinanet-examples odtk/dali.py RandomBBoxCrop.
+CROP_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
+CROP_SCALING = (0.3, 1.0)  # of the image's sides
+CROP_ASPECT = (0.5, 2.0)  # width / height in pixels, as SSD (arXiv 1512.02325 section 2.2)
+CROP_ATTEMPTS = 20  # at one threshold, before another one, or no crop at all, is drawn
+
+# GridMask (arXiv 2001.04086): squares of 0.4 of a tile are blacked out, the paper's r = 0.6. The 10 degrees
+# are those of google/automl efficientdet/aug/gridmask.py. Tiles are relative to the shorter side of the
+# network input.
+GRID_MASK_RATIO = 0.4
+GRID_MASK_TILE = (0.2, 0.6)
+GRID_MASK_ANGLE = math.radians(10)
+
+
+class View(NamedTuple):
+    """Which part of the stored image is shown, and how large it is in the network input. int32 nodes."""
+
+    window: DataNode  # (4,): top, left, height, width in pixels of the stored image
+    size: DataNode  # (2,): height, width in pixels of the network input, at most image_size
+
+
+# --- 1. where to look ---
+
+
+def source_size(jpegs: DataNode) -> DataNode:
+    """float32 (2,): (height, width) of the stored image, from its header; EXIF does not turn it."""
+    return fn.cast(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2], dtype=types.FLOAT)
+
+
+def whole_view(size: DataNode, image_size: tuple[int, int]) -> View:
+    """The whole image, as large as fits: the letterbox of evaluation and inference."""
+    return _fit(fn.cat([0, 0], _int32(size)), image_size)
+
+
+def jittered_view(size: DataNode, image_size: tuple[int, int], jitter_min: float, jitter_max: float) -> View:
+    """Scale jitter: the image at a random scale; what is larger than the network input is cropped at random.
+
+    A scale of 1 is the letterbox. automl crops the resized image; the window here is the same crop in pixels
+    of the stored image, so that only it is decoded, rounded to whole pixels.
+    """
+    jitter = _uniform(jitter_min, jitter_max)
+    scale = jitter * dali_math.min(image_size[0] / size[0], image_size[1] / size[1])
+    top, height, out_height = _jittered_side(size[0], scale, image_size[0])
+    left, width, out_width = _jittered_side(size[1], scale, image_size[1])
+    window = fn.stack(top, left, height, width)
+    return View(_int32(window), _int32(fn.stack(out_height, out_width)))
+
+
+def _jittered_side(side: DataNode, scale: DataNode, limit: int) -> tuple[DataNode, DataNode, DataNode]:
+    scaled = dali_math.max(dali_math.floor(side * scale + 0.5), 1.0)
+    shown = dali_math.min(scaled, float(limit))
+    length = dali_math.clamp(dali_math.floor(side * shown / scaled + 0.5), 1.0, side)
+    free = side - length
+    start = dali_math.min(dali_math.floor(_uniform(0.0, 1.0) * (free + 1.0)), free)
+    return start, length, shown
+
+
+def resized_view(size: DataNode, image_size: tuple[int, int], resize_min: int, resize_max: int) -> View:
+    """The whole image with its shorter side at a random number of pixels, at most as large as fits."""
+    shorter = dali_math.floor(_uniform(float(resize_min), resize_max + 1.0))
+    scale = shorter / dali_math.min(size[0], size[1])
+    whole = whole_view(size, image_size)
+    return whole._replace(size=dali_math.min(whole.size, _int32(dali_math.floor(size * scale + 0.5))))
+
+
+def min_iou_view(
+    size: DataNode, boxes: DataNode, labels: DataNode, image_size: tuple[int, int]
+) -> tuple[View, DataNode, DataNode]:
+    """A random crop, shown as large as fits (SSD, arXiv 1512.02325 section 2.2).
+
+    Every box overlaps it by one of CROP_THRESHOLDS, drawn at random, or the image is not cropped.
+
+    Returns:
+        The view; the boxes whose centre is in the crop, still normalised by the image; their labels.
+    """
+    anchor, shape, boxes, labels = fn.random_bbox_crop(
+        boxes,
+        labels,
+        bbox_layout="xyXY",
+        input_shape=_int32(size),
+        shape_layout="HW",  # the default is (width, height), and silently so
+        aspect_ratio=list(CROP_ASPECT),
+        thresholds=list(CROP_THRESHOLDS),
+        scaling=list(CROP_SCALING),
+        allow_no_crop=True,  # so the search ends; total_num_attempts would end it with an empty crop
+        num_attempts=CROP_ATTEMPTS,
+    )
+    boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # they come back relative to the crop
+    # Anchor and shape are x, y whatever the layout. Boxes come clipped to the crop: stay inside it.
+    top, height = _whole_pixels(anchor[1], shape[1], size[0])
+    left, width = _whole_pixels(anchor[0], shape[0], size[1])
+    return _fit(_int32(fn.stack(top, left, height, width)), image_size), boxes, labels
+
+
+def _whole_pixels(start: DataNode, length: DataNode, side: DataNode) -> tuple[DataNode, DataNode]:
+    rounding = 1e-3  # 0.25 * 400 must not become 101 by a float32 hair
+    first = dali_math.clamp(dali_math.ceil(start * side - rounding), 0.0, side - 1.0)
+    last = dali_math.clamp(dali_math.floor((start + length) * side + rounding), first + 1.0, side)
+    return first, last - first
+
+
+def _fit(window: DataNode, image_size: tuple[int, int]) -> View:
+    sides = letterbox.fit(window[2], window[3], image_size, dali_math.min, dali_math.max)
+    return View(window, _int32(fn.stack(*sides)))
+
+
+def _int32(values: DataNode) -> DataNode:
+    return fn.cast(values, dtype=types.INT32)
+
+
+def _uniform(low: float, high: float) -> DataNode | float:
+    return fn.random.uniform(range=(low, high)) if low < high else float(low)  # DALI refuses an empty range
+
+
+# --- 2. pixels and boxes of the view ---
+
+
+def decode_window(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
+    """uint8 (h, w, 3) RGB, as stored (EXIF does not turn it). Decodes no more than the format demands."""
+    return fn.decoders.image_slice(
+        jpegs,
+        start=window[0:2],
+        shape=window[2:4],
+        axes=[0, 1],
+        device="mixed" if device == "gpu" else "cpu",
+        output_type=types.RGB,
+        adjust_orientation=False,
+    )
+
+
+def resize(images: DataNode, size: DataNode) -> DataNode:
+    """Linear, antialiased where it shrinks; `size` is (height, width)."""
+    return fn.resize(images, size=fn.cast(size, dtype=types.FLOAT), interp_type=types.INTERP_LINEAR)
+
+
+def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
+    """Boxes normalised by the image -> normalised by the window and clipped to it.
+
+    As in google/automl a box stays as long as any of it shows, wherever its centre is. What is left of it
+    may be nothing: `box_encoder.drop_small_boxes` comes later.
+    """
+    window = fn.cast(window, dtype=types.FLOAT)
+    height, width = size[0], size[1]
+    boxes_px = boxes * fn.stack(width, height, width, height)
+    boxes_px = boxes_px - fn.stack(window[1], window[0], window[1], window[0])
+    return dali_math.clamp(boxes_px / fn.stack(window[3], window[2], window[3], window[2]), 0.0, 1.0)
+
+
+# --- 3. flip, GridMask, colour ---
+
+
+def random_flip(images: DataNode, boxes: DataNode, prob: float) -> tuple[DataNode, DataNode]:
+    """Mirrors left and right, pixels and boxes together."""
+    coin = fn.random.coin_flip(probability=prob)
+    flipped = fn.flip(images, horizontal=coin)
+    return flipped, fn.bb_flip(boxes, horizontal=coin, ltrb=True)
+
+
+def random_grid_mask(images: DataNode, image_size: tuple[int, int], prob: float) -> DataNode:
+    """Blacks out a randomly turned and shifted grid of squares; boxes stay (arXiv 2001.04086)."""
+    tile = _uniform(*GRID_MASK_TILE) * float(min(image_size))
+    chosen = fn.cast(fn.random.coin_flip(probability=prob), dtype=types.FLOAT)
+    return fn.grid_mask(
+        images,
+        tile=_int32(dali_math.max(tile, 2.0)),
+        ratio=GRID_MASK_RATIO * chosen,  # a ratio of 0 masks nothing
+        angle=_uniform(-GRID_MASK_ANGLE, GRID_MASK_ANGLE),
+        shift_x=_uniform(0.0, 1.0) * tile,
+        shift_y=_uniform(0.0, 1.0) * tile,
+    )
+
+
+def random_color(
+    images: DataNode, brightness: float, contrast: float, saturation: float, hue: float
+) -> DataNode:
+    """Factors drawn from 1 - x .. 1 + x, hue turned by -hue .. hue degrees."""
+    return fn.color_twist(
+        images,
+        brightness=_uniform(1 - brightness, 1 + brightness),
+        contrast=_uniform(1 - contrast, 1 + contrast),
+        saturation=_uniform(1 - saturation, 1 + saturation),
+        hue=_uniform(-hue, hue),
+    )
+
+
+# --- 4. the network input ---
+
+
+def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode:
+    """uint8 (h, w, 3) -> float32 (H, W, 3): the view at the top left, 0 (the mean colour) elsewhere."""
+    return fn.crop_mirror_normalize(
+        images,
+        crop=[float(side) for side in image_size],
+        crop_pos_x=0.0,
+        crop_pos_y=0.0,
+        out_of_bounds_policy="pad",
+        fill_values=0.0,
+        mean=list(MEAN_RGB),
+        std=list(STDDEV_RGB),
+        dtype=types.FLOAT,
+        output_layout="HWC",
+    )
+
+
+def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int]) -> DataNode:
+    """Boxes normalised by the view -> normalised by the network input, whose top left the view fills."""
+    height, width = size[0] / float(image_size[0]), size[1] / float(image_size[1])
+    return boxes * fn.stack(width, height, width, height)
+
+
+# --- 5. the whole graph of one sample ---
+
+
+def random_view(
+    config: EfficientDetConfig, size: DataNode, boxes: DataNode, labels: DataNode
+) -> tuple[View, DataNode, DataNode]:
+    """The view that `config.augmentation` names, as (view, boxes, labels); boxes still refer to the image."""
+    if config.augmentation == "min_iou_crop":
+        return min_iou_view(size, boxes, labels, config.image_size)
+    if config.augmentation == "scale_jitter":
+        view = jittered_view(size, config.image_size, config.jitter_min, config.jitter_max)
+    elif config.augmentation == "resize_range":
+        view = resized_view(size, config.image_size, config.resize_min, config.resize_max)
+    else:
+        view = whole_view(size, config.image_size)
+    return view, boxes, labels
+
+
+def augment(config: EfficientDetConfig, images: DataNode, boxes: DataNode) -> tuple[DataNode, DataNode]:
+    """Flip, GridMask and colour, each absent from the graph where it is off."""
+    if config.flip_prob:
+        images, boxes = random_flip(images, boxes, config.flip_prob)
+    if config.grid_mask_prob:
+        images = random_grid_mask(images, config.image_size, config.grid_mask_prob)
+    if config.brightness or config.contrast or config.saturation or config.hue:
+        images = random_color(images, config.brightness, config.contrast, config.saturation, config.hue)
+    return images, boxes
+
+
+def count_visible(boxes: DataNode) -> DataNode:
+    """Number of boxes with any area left, int32 scalar."""
+    visible = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    return fn.reductions.sum(_int32(visible), dtype=types.INT32)
+
+
+class EfficientDetPipeline:
+    """Feeds one rank. The same class serves training, evaluation and (without targets) inference.
+
+    Training is infinite, shuffled, augmented. Evaluation goes through this rank's shard in order,
+    letterboxed; ranks whose shard is shorter repeat an image at the end.
+
+    Attributes:
+        pipeline_type: dali_cpu or dali_gpu.
+        saveable: whether tf.train.Checkpoint can save the dataset's iterator.
+        size: images of the whole source, all ranks together.
+        steps_per_epoch: batches that every rank takes in one epoch.
+        element_spec: of one batch, in the order of the DALI outputs (INTERFACE order).
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        config: EfficientDetConfig,
+        batch_size: int,
+        training: bool,
+        device: str = "cpu",
+        device_id: int | None = None,
+        shard_id: int = 0,
+        num_shards: int = 1,
+        num_threads: int = 2,
+        prefetch: int = 2,
+        seed: int = 0,
+        with_targets: bool = True,
+        count_lost: bool = False,
+        checkpointing: bool = True,
+    ) -> None:
+        """
+        Args:
+            source: what `common.sources.open_source` returns.
+            config: the model's; it decides image size, anchors and augmentation.
+            batch_size: images of a batch on this rank.
+            training: shuffled and augmented; otherwise in order, whole, letterboxed.
+            device: "cpu", or "gpu": pixels are decoded, and all that follows is done, on that GPU.
+            device_id: the GPU; None on a CPU.
+            shard_id, num_shards: this rank's share of the data.
+            num_threads, prefetch: DALI's CPU threads; batches made ahead.
+            seed: of the order, the same on all ranks, and of the augmentation, another on each. 0 is one.
+            with_targets: False leaves images, image_ids, image_sizes and letterbox only.
+            count_lost: adds `lost`, int32 (B, 2): boxes that show, but below min_box_size; boxes above
+                max_instances.
+            checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
+        """
+        if device not in ("cpu", "gpu") or (device == "gpu") != (device_id is not None):
+            raise ValueError(
+                f"device={device!r}, device_id={device_id!r}: need 'cpu' and None, or 'gpu' and a number"
+            )
+        self.config = config
+        self.batch_size = batch_size
+        self.training = training
+        self.pipeline_type = f"dali_{device}"
+        self.saveable = checkpointing and device == "cpu"
+        self.size = source.size
+        self.steps_per_epoch = dataset.steps_per_epoch(
+            source.size, batch_size * num_shards, training=training
+        )
+        self.element_spec = element_spec(
+            config, batch_size, training=training, with_targets=with_targets, count_lost=count_lost
+        )
+        self._source = source
+        self._device = device
+        self._device_id = device_id
+        self._shard_id = shard_id
+        self._num_shards = num_shards
+        self._num_threads = num_threads
+        self._prefetch = prefetch
+        self._seed = seed
+
+    @functools.cached_property
+    def pipeline(self) -> dali.Pipeline:
+        """The DALI pipeline, built; its outputs are named and ordered as in `element_spec`."""
+        return self._build(list(self.element_spec))
+
+    def dataset(self) -> tf.data.Dataset:
+        """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends."""
+        images_spec, *_ = self.element_spec.values()
+        targets_spec = {name: spec for name, spec in self.element_spec.items() if name != "images"}
+        pipeline = self._build(["images", *sorted(targets_spec)])
+        return dataset.from_pipeline(pipeline, (images_spec, targets_spec), device_id=self._device_id)
+
+    def _build(self, names: list[str]) -> dali.Pipeline:
+        pipeline = dali.Pipeline(
+            batch_size=self.batch_size,
+            num_threads=self._num_threads,
+            device_id=self._device_id,
+            prefetch_queue_depth=self._prefetch,
+            # Another augmentation on every rank; the reader has the seed itself.
+            seed=int(np.random.SeedSequence([self._seed, self._shard_id]).generate_state(1)[0]),
+            exec_dynamic=True,
+            enable_checkpointing=self.saveable,
+        )
+        with pipeline:
+            outputs = self._define_graph()
+            nodes = [outputs[name] for name in names]
+            pipeline.set_outputs(*(node.gpu() if self._device == "gpu" else node for node in nodes))
+        pipeline.build()
+        return pipeline
+
+    def _define_graph(self) -> dict[str, DataNode]:
+        config = self.config
+        jpegs, boxes, labels, image_ids = self._source.read(
+            shard_id=self._shard_id,
+            num_shards=self._num_shards,
+            training=self.training,
+            seed=self._seed,
+        )
+        size = source_size(jpegs)
+        if self.training:
+            view, boxes, labels = random_view(config, size, boxes, labels)
+        else:
+            view = whole_view(size, config.image_size)
+
+        images = decode_window(jpegs, view.window, self._device)
+        images = resize(images, view.size)
+        boxes = boxes_to_window(boxes, size, view.window)
+        if self.training:
+            images, boxes = augment(config, images, boxes)
+        images = pad_and_normalize(images, config.image_size)
+        boxes = boxes_to_input(boxes, view.size, config.image_size)
+
+        visible = count_visible(boxes)
+        boxes, labels = box_encoder.drop_small_boxes(boxes, labels, min_box_size(config))
+        large = labels.shape(dtype=types.INT32)[0]
+        encoded = box_encoder.encode_boxes(
+            boxes, labels, config.anchors, config.max_instances, device=self._device
+        )
+        return {
+            "images": images,
+            **target_dict(encoded, config.anchors),
+            "image_ids": image_ids,
+            "image_sizes": _int32(size),
+            "letterbox": fn.cast(fn.cat([0, 0], view.size), dtype=types.FLOAT),
+            "lost": fn.stack(visible - large, dali_math.max(large - config.max_instances, 0)),
+        }
+
+
+def min_box_size(config: EfficientDetConfig) -> tuple[float, float]:
+    """Smallest (height, width) of a box to learn, relative to the network input."""
+    height, width = config.image_size
+    return config.min_box_size / height, config.min_box_size / width
+
+
+def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str, Any]:
+    """Names for the encoder's tensors, class and box targets of each level interleaved."""
+    targets = {"num_positives": encoded.num_positives, "boxes": encoded.boxes, "classes": encoded.classes}
+    for level, classes, boxes in zip(anchors.levels, encoded.class_targets, encoded.box_targets, strict=True):
+        targets[f"class_targets_{level}"] = classes
+        targets[f"box_targets_{level}"] = boxes
+    return targets
+
+
+def element_spec(
+    config: EfficientDetConfig, batch_size: int, *, training: bool, with_targets: bool, count_lost: bool
+) -> dict[str, tf.TensorSpec]:
+    """Name -> shape and dtype of what one batch holds, in order. All loaders of the app give these."""
+    anchors, k = config.anchors, config.anchors_per_location
+    spec = {"images": ((*config.image_size, 3), tf.float32)}
+    if with_targets:
+        spec |= {
+            "num_positives": ((), tf.float32),
+            "boxes": ((config.max_instances, 4), tf.float32),
+            "classes": ((config.max_instances,), tf.int32),
+        }
+        for level, (height, width) in zip(anchors.levels, anchors.feature_sizes, strict=True):
+            spec[f"class_targets_{level}"] = ((height, width, k), tf.int32)
+            spec[f"box_targets_{level}"] = ((height, width, k * 4), tf.float32)
+    if not training:
+        spec |= {
+            "image_ids": ((), tf.int64),
+            "image_sizes": ((2,), tf.int32),
+            "letterbox": ((4,), tf.float32),
+        }
+    if count_lost:
+        spec["lost"] = ((2,), tf.int32)
+    return {name: tf.TensorSpec((batch_size, *shape), dtype) for name, (shape, dtype) in spec.items()}

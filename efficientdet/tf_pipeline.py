@@ -1,0 +1,316 @@
+"""The same input pipeline in plain tf.data: what the DALI pipeline is measured against.
+
+    --pipeline_type=tensorflow
+
+Stage for stage the twin of pipeline.py: the same rules, other random numbers. On evaluation images, where
+nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and targets
+are equal. Colour uses other colour spaces than DALI's and is alike in kind and range only.
+
+All random numbers are functions of (seed, shard, running index of the image), so that a saved and restored
+iterator goes on exactly as it would have.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from common import box_encoder, dataset, letterbox
+from common import boxes as box_ops
+from common.sources import Source
+from efficientdet import pipeline
+from efficientdet.config import EfficientDetConfig
+from efficientdet.pipeline import View
+
+CROP_CANDIDATES = 200  # min_iou_crop: drawn at once, where DALI draws until one fits
+
+
+class Random:
+    """Uniform random numbers, a new one at every call, all determined by the seed."""
+
+    def __init__(self, seed: tf.Tensor) -> None:
+        self._seed = seed
+        self._drawn = 0
+
+    def uniform(self, low: float, high: float, shape: tuple[int, ...] = ()) -> tf.Tensor:
+        """float32, low <= x < high."""
+        self._drawn += 1
+        seed = tf.random.fold_in(self._seed, self._drawn)
+        return tf.random.stateless_uniform(shape, seed, low, high)
+
+
+# --- 1. where to look; a View holds float32 tensors here ---
+
+
+def whole_view(size: tf.Tensor, image_size: tuple[int, int]) -> View:
+    """The whole image, as large as fits."""
+    return _fit(tf.concat([[0.0, 0.0], size], 0), image_size)
+
+
+def jittered_view(
+    size: tf.Tensor, image_size: tuple[int, int], jitter_min: float, jitter_max: float, random: Random
+) -> View:
+    """The image at a random scale; what is larger than the network input is cropped at random."""
+    limit = tf.constant(image_size, tf.float32)
+    scale = random.uniform(jitter_min, jitter_max) * tf.reduce_min(limit / size)
+    scaled = tf.maximum(tf.floor(size * scale + 0.5), 1.0)
+    shown = tf.minimum(scaled, limit)
+    length = tf.clip_by_value(tf.floor(size * shown / scaled + 0.5), 1.0, size)
+    start = tf.minimum(tf.floor(random.uniform(0.0, 1.0, (2,)) * (size - length + 1.0)), size - length)
+    return View(tf.concat([start, length], 0), shown)
+
+
+def resized_view(
+    size: tf.Tensor, image_size: tuple[int, int], resize_min: int, resize_max: int, random: Random
+) -> View:
+    """The whole image with its shorter side at a random number of pixels, at most as large as fits."""
+    shorter = tf.floor(random.uniform(resize_min, resize_max + 1.0))
+    whole = whole_view(size, image_size)
+    return whole._replace(size=tf.minimum(whole.size, tf.floor(size * shorter / tf.reduce_min(size) + 0.5)))
+
+
+def min_iou_view(
+    size: tf.Tensor, boxes: tf.Tensor, labels: tf.Tensor, image_size: tuple[int, int], random: Random
+) -> tuple[View, tf.Tensor, tf.Tensor]:
+    """A random crop, as large as fits: the first candidate that overlaps every box by what it owes.
+
+    Returns:
+        The view; the boxes whose centre is in the crop, still normalised by the image; their labels.
+    """
+    crops, thresholds = _candidate_crops(random)
+    centers = (boxes[:, :2] + boxes[:, 2:]) / 2
+    inside = (centers >= crops[:, tf.newaxis, :2]) & (centers <= crops[:, tf.newaxis, 2:])
+    inside = tf.reduce_all(inside, -1)  # (n, N)
+    has_object = tf.reduce_any(inside, 1) | (tf.shape(boxes)[0] == 0)
+    overlaps = tf.reduce_all(box_ops.pairwise_iou(crops, boxes) >= thresholds[:, tf.newaxis], 1)
+    widths, heights = tf.unstack((crops[:, 2:] - crops[:, :2]) * size[::-1], axis=1)
+    low, high = pipeline.CROP_ASPECT
+    shaped = (widths >= low * heights) & (widths <= high * heights)
+    is_whole = thresholds == 0
+    valid = is_whole | (has_object & overlaps & shaped)
+    chosen = tf.argmax(tf.cast(valid, tf.int32))  # the first of the valid ones
+
+    first = tf.math.ceil(crops[chosen, 1::-1] * size - 1e-3)  # whole pixels inside the crop; y, x
+    first = tf.clip_by_value(first, 0.0, size - 1.0)
+    last = tf.clip_by_value(tf.floor(crops[chosen, 3:1:-1] * size + 1e-3), first + 1.0, size)
+    view = _fit(tf.concat([first, last - first], 0), image_size)
+    kept = inside[chosen]
+    return view, boxes[kept], labels[kept]
+
+
+def _candidate_crops(random: Random) -> tuple[tf.Tensor, tf.Tensor]:
+    """Crops, float32 (n, 4) ltrb normalised, and the IoU with every box that each owes, float32 (n,).
+
+    Some owe nothing: they are the whole image. So is the last one.
+    """
+    n = CROP_CANDIDATES
+    choices = tf.constant([0.0, *pipeline.CROP_THRESHOLDS])
+    thresholds = tf.gather(choices, tf.cast(random.uniform(0.0, len(choices), (n,)), tf.int32))
+    sides = random.uniform(*pipeline.CROP_SCALING, (n, 2))
+    left_top = random.uniform(0.0, 1.0, (n, 2)) * (1.0 - sides)
+    crops = tf.concat([left_top, left_top + sides], 1)
+    whole = tf.constant([0.0, 0.0, 1.0, 1.0])
+    crops = tf.where(thresholds[:, tf.newaxis] == 0, whole, crops)
+    return tf.concat([crops, whole[tf.newaxis]], 0), tf.concat([thresholds, [0.0]], 0)
+
+
+def _fit(window: tf.Tensor, image_size: tuple[int, int]) -> View:
+    height, width = tf.unstack(tf.cast(window[2:], tf.int32), 2)
+    sides = letterbox.fit(height, width, image_size, tf.minimum, tf.maximum)
+    return View(window, tf.cast(tf.stack(sides), tf.float32))
+
+
+# --- 2. pixels and boxes of the view ---
+
+
+def resize(image: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Linear, antialiased where it shrinks: uint8 (h, w, 3), `size` is (height, width)."""
+    image = tf.image.resize(image, tf.cast(size, tf.int32), antialias=True)
+    return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
+
+
+def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    """Boxes normalised by the image -> normalised by the window and clipped to it."""
+    boxes_px = boxes * _wh_twice(size) - _wh_twice(window[:2])
+    return tf.clip_by_value(boxes_px / _wh_twice(window[2:]), 0.0, 1.0)
+
+
+def _wh_twice(hw: tf.Tensor) -> tf.Tensor:
+    return tf.gather(hw, [1, 0, 1, 0])
+
+
+# --- 3. flip, GridMask, colour ---
+
+
+def random_flip(
+    image: tf.Tensor, boxes: tf.Tensor, prob: float, random: Random
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mirrors left and right, pixels and boxes together."""
+    left, top, right, bottom = tf.unstack(boxes, axis=1)
+    mirrored = tf.stack([1 - right, top, 1 - left, bottom], axis=1)
+    chosen = random.uniform(0.0, 1.0) < prob
+    return tf.where(chosen, image[:, ::-1], image), tf.where(chosen, mirrored, boxes)
+
+
+def random_grid_mask(image: tf.Tensor, image_size: tuple[int, int], prob: float, random: Random) -> tf.Tensor:
+    """Blacks out a randomly turned and shifted grid of squares; boxes stay."""
+    tile = random.uniform(*pipeline.GRID_MASK_TILE) * min(image_size)
+    angle = random.uniform(-pipeline.GRID_MASK_ANGLE, pipeline.GRID_MASK_ANGLE)
+    shift = random.uniform(0.0, 1.0, (2,)) * tile
+    rows = tf.range(tf.shape(image)[0], dtype=tf.int32)[:, tf.newaxis]
+    columns = tf.range(tf.shape(image)[1], dtype=tf.int32)[tf.newaxis]
+    y, x = tf.cast(rows, tf.float32), tf.cast(columns, tf.float32)
+    u = tf.math.floormod(x * tf.cos(angle) - y * tf.sin(angle) + shift[0], tile)
+    v = tf.math.floormod(x * tf.sin(angle) + y * tf.cos(angle) + shift[1], tile)
+    square = pipeline.GRID_MASK_RATIO * tile
+    masked = (u < square) & (v < square) & (random.uniform(0.0, 1.0) < prob)
+    return tf.where(masked[..., tf.newaxis], tf.zeros_like(image), image)
+
+
+def random_color(
+    image: tf.Tensor, brightness: float, contrast: float, saturation: float, hue: float, random: Random
+) -> tf.Tensor:
+    """Factors drawn from 1 - x .. 1 + x, hue turned by -hue .. hue degrees."""
+    pixels = tf.cast(image, tf.float32) / 255
+    pixels = pixels * random.uniform(1 - brightness, 1 + brightness)
+    pixels = (pixels - 0.5) * random.uniform(1 - contrast, 1 + contrast) + 0.5
+    pixels = tf.clip_by_value(pixels, 0.0, 1.0)
+    pixels = tf.image.adjust_saturation(pixels, random.uniform(1 - saturation, 1 + saturation))
+    pixels = tf.image.adjust_hue(pixels, random.uniform(-hue, hue) / 360)
+    return tf.cast(tf.round(tf.clip_by_value(pixels, 0.0, 1.0) * 255), tf.uint8)
+
+
+# --- 4. the network input ---
+
+
+def pad_and_normalize(image: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
+    """uint8 (h, w, 3) -> float32 (H, W, 3): the view at the top left, 0 (the mean colour) elsewhere."""
+    normalized = (tf.cast(image, tf.float32) - pipeline.MEAN_RGB) / pipeline.STDDEV_RGB
+    return tf.image.pad_to_bounding_box(normalized, 0, 0, *image_size)
+
+
+def boxes_to_input(boxes: tf.Tensor, size: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
+    """Boxes normalised by the view -> normalised by the network input, whose top left the view fills."""
+    return boxes * _wh_twice(size / tf.constant(image_size, tf.float32))
+
+
+# --- 5. the whole pipeline ---
+
+
+def random_view(
+    config: EfficientDetConfig, size: tf.Tensor, boxes: tf.Tensor, labels: tf.Tensor, random: Random
+) -> tuple[View, tf.Tensor, tf.Tensor]:
+    """The view that `config.augmentation` names, as (view, boxes, labels); boxes still refer to the image."""
+    if config.augmentation == "min_iou_crop":
+        return min_iou_view(size, boxes, labels, config.image_size, random)
+    if config.augmentation == "scale_jitter":
+        view = jittered_view(size, config.image_size, config.jitter_min, config.jitter_max, random)
+    elif config.augmentation == "resize_range":
+        view = resized_view(size, config.image_size, config.resize_min, config.resize_max, random)
+    else:
+        view = whole_view(size, config.image_size)
+    return view, boxes, labels
+
+
+def augment(
+    config: EfficientDetConfig, image: tf.Tensor, boxes: tf.Tensor, random: Random
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Flip, GridMask and colour, each absent where it is off."""
+    if config.flip_prob:
+        image, boxes = random_flip(image, boxes, config.flip_prob, random)
+    if config.grid_mask_prob:
+        image = random_grid_mask(image, config.image_size, config.grid_mask_prob, random)
+    if config.brightness or config.contrast or config.saturation or config.hue:
+        image = random_color(image, config.brightness, config.contrast, config.saturation, config.hue, random)
+    return image, boxes
+
+
+class EfficientDetTFPipeline:
+    """Feeds one rank, as EfficientDetPipeline does, without DALI. Arguments and elements are the same."""
+
+    pipeline_type = "tensorflow"
+    saveable = True
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        config: EfficientDetConfig,
+        batch_size: int,
+        training: bool,
+        shard_id: int = 0,
+        num_shards: int = 1,
+        num_threads: int = 2,
+        prefetch: int = 2,
+        seed: int = 0,
+        with_targets: bool = True,
+        count_lost: bool = False,
+    ) -> None:
+        self.config = config
+        self.batch_size = batch_size
+        self.training = training
+        self.size = source.size
+        self.steps_per_epoch = dataset.steps_per_epoch(
+            source.size, batch_size * num_shards, training=training
+        )
+        self.element_spec = pipeline.element_spec(
+            config, batch_size, training=training, with_targets=with_targets, count_lost=count_lost
+        )
+        self._examples = source.examples(
+            shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
+        )
+        self._seed = np.random.SeedSequence([seed, shard_id]).generate_state(2).astype(np.int32)
+        self._num_threads = num_threads
+        self._prefetch = prefetch
+
+    def dataset(self) -> tf.data.Dataset:
+        """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
+        examples = self._examples
+        if not self.training:  # a shorter shard repeats images to fill its steps; their ids tell
+            examples = examples.repeat().take(self.steps_per_epoch * self.batch_size).repeat()
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = self._num_threads
+        return (
+            examples.enumerate()
+            .map(self._preprocess, num_parallel_calls=self._num_threads, deterministic=True)
+            .batch(self.batch_size, drop_remainder=True)
+            .prefetch(self._prefetch)
+            .with_options(options)
+        )
+
+    def _preprocess(
+        self, index: tf.Tensor, example: dict[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        config = self.config
+        encoded, boxes, labels = example["encoded"], example["boxes"], example["labels"]
+        size = tf.cast(dataset.image_size_tf(encoded), tf.float32)
+        random = Random(tf.random.fold_in(tf.constant(self._seed), index))
+        if self.training:
+            view, boxes, labels = random_view(config, size, boxes, labels, random)
+        else:
+            view = whole_view(size, config.image_size)
+
+        image = dataset.decode_image_tf(encoded, tf.cast(view.window, tf.int32))
+        image = resize(image, view.size)
+        boxes = boxes_to_window(boxes, size, view.window)
+        if self.training:
+            image, boxes = augment(config, image, boxes, random)
+        image = pad_and_normalize(image, config.image_size)
+        boxes = boxes_to_input(boxes, view.size, config.image_size)
+
+        visible = tf.math.count_nonzero(
+            (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]), dtype=tf.int32
+        )
+        boxes, labels = box_encoder.drop_small_boxes_tf(boxes, labels, pipeline.min_box_size(config))
+        large = tf.shape(labels)[0]
+        encoded_boxes = box_encoder.encode_boxes_tf(boxes, labels, config.anchors, config.max_instances)
+        outputs = {
+            **pipeline.target_dict(encoded_boxes, config.anchors),
+            "image_ids": example["image_id"],
+            "image_sizes": tf.cast(size, tf.int32),
+            "letterbox": tf.concat([[0.0, 0.0], view.size], 0),
+            "lost": tf.stack([visible - large, tf.maximum(large - config.max_instances, 0)]),
+        }
+        return image, {
+            name: tf.ensure_shape(outputs[name], spec.shape[1:])
+            for name, spec in self.element_spec.items()
+            if name != "images"
+        }

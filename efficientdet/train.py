@@ -1,0 +1,353 @@
+"""Trains EfficientDet (arXiv 1911.09070): DALI feeds, Keras trains, pycocotools judges.
+
+    python efficientdet/train.py --model_name=efficientdet-d0 \
+        --train_images=coco/train2017 --train_annotations=coco/annotations/instances_train2017.json \
+        --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
+        --output_dir=runs/d0
+
+The same command on the same directory resumes. Recipes are flag files:
+--flagfile=efficientdet/flags/d0_coco.txt
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Callable
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import flags
+
+from common import coco_metrics, errors, progress
+from common import flags as shared_flags
+from common import hparams as hparams_lib
+from common.averaging import AveragedWeights
+from common.checkpoints import Checkpoints
+from common.labels import LabelMap
+from common.run_directory import RunDirectory
+from common.run_log import RunLog
+from common.sources import open_source
+from efficientdet import init_from as init_from_lib
+from efficientdet import inspect_batch, losses
+from efficientdet.config import MODEL_NAMES, EfficientDetConfig, get_config
+from efficientdet.eval import evaluate, write_evaluation
+from efficientdet.loaders import make_loader, placement
+from efficientdet.model import build_model
+from efficientdet.optimization import make_optimizer, make_schedule
+from efficientdet.predict import make_detect
+
+SHOW_EVERY = 10  # steps between two looks at the loss: looking waits for the device
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    shared_flags.define_model_flags(fv, MODEL_NAMES, default="efficientdet-d0")
+    shared_flags.define_data_flags(fv, ("train", "eval"))
+    shared_flags.define_run_flags(fv)
+
+
+def train(
+    *,
+    # the network
+    model_name: str = "efficientdet-d0",
+    image_size: str | None = None,
+    num_classes: int | None = None,
+    hparams: str | None = None,
+    # the data
+    input_type: str | None = None,
+    train_images: str | None = None,
+    train_annotations: str | None = None,
+    train_file_pattern: str | None = None,
+    eval_images: str | None = None,
+    eval_annotations: str | None = None,
+    eval_file_pattern: str | None = None,
+    label_map: str | None = None,
+    pipeline_type: str = "auto",
+    batch_size: int = 8,
+    num_threads: int = 2,
+    prefetch: int = 2,
+    # the run
+    output_dir: str | None = None,
+    overwrite: bool = False,
+    epochs: int | None = None,
+    steps_per_epoch: int | None = None,
+    learning_rate: float | None = None,
+    strategy: str = "none",
+    precision: str = "float32",
+    xla: bool = False,
+    ema_decay: float | None = None,
+    clip_norm: float | None = None,
+    accumulate_steps: int = 0,
+    init_from: str | None = None,
+    freeze: str | None = None,
+    eval_every: int = 1,
+    seed: int = 0,
+) -> dict | None:
+    """Trains one model from the command line's values; see the flags of the same names.
+
+    Returns:
+        The metrics of the last evaluation (coco_metrics.evaluate), or None where no evaluation data were
+        given.
+
+    Raises:
+        UserError: anything that the user gave and that cannot be used, before the first step wherever
+            possible.
+    """
+    given = dict(locals())
+
+    # --- Settings: the model's row in the table, then --hparams, then the flags of the same name --
+    config = hparams_lib.override(get_config(model_name), hparams)
+    chosen = {
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "ema_decay": ema_decay,
+        "clip_norm": clip_norm,
+    }
+    config = dataclasses.replace(config, **{name: v for name, v in chosen.items() if v is not None})
+    if image_size:
+        config = dataclasses.replace(config, image_size=hparams_lib.parse_image_size(image_size))
+    if not output_dir:
+        raise errors.UserError("--output_dir is missing: name a directory for checkpoints and results")
+    keras.utils.set_random_seed(seed)
+    keras.mixed_precision.set_global_policy(precision)
+
+    # --- Data -------------------------------------------------------------------------------------
+    synthetic = pipeline_type == "synthetic"
+    source, eval_source = None, None
+    if not synthetic:
+        source = open_source(
+            input_type=input_type,
+            images=train_images,
+            annotations=train_annotations,
+            file_pattern=train_file_pattern,
+            label_map=label_map,
+            split="train",
+        )
+        labels = source.label_map
+        if eval_images or eval_annotations or eval_file_pattern:
+            eval_source = open_source(
+                input_type=input_type,
+                images=eval_images,
+                annotations=eval_annotations,
+                file_pattern=eval_file_pattern,
+                label_map=label_map,
+                split="eval",
+            )
+            labels.check_covers(eval_source.label_map, eval_source.annotations.origin)
+    else:
+        labels = LabelMap.numbered(num_classes or 90)
+    num_classes = num_classes or labels.num_classes
+    if num_classes < labels.num_classes:
+        raise errors.UserError(
+            f"--num_classes={num_classes} is fewer than the data's {labels.num_classes} classes: leave it out"
+        )
+    loader = make_loader(
+        pipeline_type,
+        source=source,
+        config=config,
+        batch_size=batch_size,
+        training=True,
+        num_threads=num_threads,
+        prefetch=prefetch,
+        seed=seed,
+        count_lost=True,
+        num_classes=num_classes,
+    )
+    steps_per_epoch = steps_per_epoch or loader.steps_per_epoch
+
+    # --- The run directory: new, resumed, or refused ----------------------------------------------
+    identity = {
+        "app": "efficientdet",
+        "config": _comparable(config),
+        "num_classes": num_classes,
+        "label_map": labels.to_json(),
+        "data": source.fingerprint if source else "synthetic",
+        "pipeline_type": loader.pipeline_type,
+        "batch_size": batch_size,
+        "steps_per_epoch": steps_per_epoch,
+        "accumulate_steps": accumulate_steps,
+        "precision": precision,
+        "seed": seed,
+    }
+    directory = RunDirectory(output_dir, identity=identity, overwrite=overwrite).path
+    shared_flags.write_flagfile(directory / "flags.txt", given)
+
+    # --- Model, optimizer, state ------------------------------------------------------------------
+    model = build_model(model_name, num_classes, config=config)
+    replicas = 1
+    effective_batch = replicas * batch_size * max(accumulate_steps, 1)
+    schedule = make_schedule(config, effective_batch, steps_per_epoch)
+    optimizer = make_optimizer(config, schedule, precision=precision, accumulate_steps=accumulate_steps)
+    _say(
+        f"{model_name} at {config.image_size[0]}x{config.image_size[1]}, {num_classes} classes, "
+        f"{model.count_params():,} parameters; {loader.size} images by {loader.pipeline_type}"
+    )
+    _say(
+        f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
+        f"/ {config.reference_batch}"
+    )
+    if init_from:
+        _say(init_from_lib.init_from(model, init_from))
+    if freeze:
+        _say(_freeze(model, freeze))
+    optimizer.build(model.trainable_variables)
+    averaged = AveragedWeights(model, config.ema_decay)
+    with placement(loader):
+        batches = iter(loader.dataset())
+    saved = Checkpoints(
+        directory,
+        model=model,
+        optimizer=optimizer,
+        averaged=averaged,
+        iterator=batches if loader.saveable else None,
+        state={"epoch": 0, "step": 0},
+    )
+    if saved.restore_latest():
+        _say(f"resumed after epoch {saved.state['epoch']} (step {saved.state['step']})")
+        if not loader.saveable:
+            _say(f"{loader.pipeline_type} cannot save its place: the data go on in a new order")
+    log = RunLog(directory, done_epochs=saved.state["epoch"])
+    passport = {
+        "app": "efficientdet",
+        "num_classes": num_classes,
+        "label_map": labels.to_json(),
+        "config": dataclasses.asdict(config),
+    }
+
+    # --- One step ---------------------------------------------------------------------------------
+    @tf.function(jit_compile=xla)
+    def train_step(images, targets):
+        with tf.GradientTape() as tape:
+            class_logits, box_offsets = model(images, training=True)
+            values = losses.detection_loss(class_logits, box_offsets, targets, config)
+            values["l2_loss"] = losses.l2_loss(model.trainable_variables, config.weight_decay)
+            values["loss"] = values["detection_loss"] + values["l2_loss"]
+            scaled_loss = optimizer.scale_loss(values["loss"])
+        gradients = tape.gradient(scaled_loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        averaged.update()
+        return values
+
+    # --- The loop ---------------------------------------------------------------------------------
+    metrics = None
+    eval_loader, detect = None, make_detect(model, config)
+    for epoch in range(saved.state["epoch"] + 1, config.epochs + 1):
+        bar = progress.Bar(f"epoch {epoch}/{config.epochs}", steps_per_epoch)
+        sums: dict[str, tf.Tensor] = {}
+        lost = np.zeros(2, np.int64)
+        start = time.monotonic()
+        for step in range(1, steps_per_epoch + 1):
+            images, targets = next(batches)
+            if saved.state["step"] == 0:
+                _say(inspect_batch.report(images, targets, config, labels, directory / "first_batch.png"))
+            lost += np.asarray(targets.pop("lost")).sum(axis=0)
+            values = train_step(images, targets)
+            sums = {name: value + sums.get(name, 0.0) for name, value in values.items()}
+            saved.state["step"] += 1
+            if step % SHOW_EVERY == 0 or step == steps_per_epoch:
+                shown = {name: float(value) / step for name, value in sums.items()}
+                if not math.isfinite(shown["loss"]):
+                    raise errors.UserError(
+                        f"the loss is {shown['loss']} in epoch {epoch}, before step {saved.state['step']}: "
+                        f"lower --learning_rate (now {config.learning_rate:g}) or check the data; "
+                        "the checkpoints before it stand"
+                    )
+            bar.step(shown if step >= min(SHOW_EVERY, steps_per_epoch) else None)
+        row = shown | {
+            "learning_rate": float(schedule(saved.state["step"] - 1)),
+            "images_per_second": steps_per_epoch * batch_size / (time.monotonic() - start),
+            "boxes_dropped": float(lost[0]),
+            "boxes_truncated": float(lost[1]),
+        }
+
+        last = epoch == config.epochs
+        if eval_source and (last or (eval_every and epoch % eval_every == 0)):
+            eval_loader = eval_loader or make_loader(
+                pipeline_type,
+                source=eval_source,
+                config=config,
+                batch_size=batch_size,
+                training=False,
+                num_threads=num_threads,
+                prefetch=prefetch,
+                with_targets=False,
+            )
+            truth = eval_source.annotations.ground_truth()
+            with averaged.swapped_in():
+                metrics, results = evaluate(detect, eval_loader, truth, labels)
+                best = passport | {"epoch": epoch, "AP": metrics["AP"]}
+                _keep_going(saved.save_best, metrics["AP"], best)
+            write_evaluation(directory, metrics, results, truth)
+            row |= {name: metrics[name] for name in coco_metrics.NAMES}
+            _say(f"epoch {epoch}: AP {metrics['AP']:.4f}, AP50 {metrics['AP50']:.4f}")
+        log.add(epoch, saved.state["step"], row)
+        with averaged.swapped_in():
+            _keep_going(saved.save_last, passport | {"epoch": epoch})
+        saved.state["epoch"] = epoch
+        _keep_going(saved.save)
+
+    if metrics is None and (directory / "metrics.json").exists():
+        metrics = json.loads((directory / "metrics.json").read_text())
+        _say(f"{directory} is complete after {config.epochs} epochs: nothing left to train")
+    if metrics is not None:
+        print(coco_metrics.format_table(metrics))
+    print(f"results are in {directory}")
+    return metrics
+
+
+def _comparable(config: EfficientDetConfig) -> dict:
+    """The config without what may change between two sittings of one run."""
+    free = (
+        "epochs",
+        "nms_method",
+        "nms_iou",
+        "nms_sigma",
+        "score_threshold",
+        "nms_candidates",
+        "max_detections",
+    )
+    return {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
+
+
+def _freeze(model: keras.Model, pattern: str) -> str:
+    """Stops the layers whose name matches from training, their batch norms from updating; says which."""
+    try:
+        frozen = [layer for layer in model.layers if layer.weights and re.search(pattern, layer.name)]
+    except re.error as error:
+        raise errors.UserError(f"--freeze={pattern!r} is not a regular expression: {error}") from error
+    if not frozen:
+        names = sorted({layer.name.split(".")[0] for layer in model.layers if layer.weights})
+        raise errors.UserError(f"--freeze={pattern!r} matches no layer; names start with {', '.join(names)}")
+    for layer in frozen:
+        layer.trainable = False
+    return f"frozen: {len(frozen)} layers, {frozen[0].name} to {frozen[-1].name}"
+
+
+def _keep_going(save: Callable, *arguments) -> None:
+    """A full disk costs this save, never the run nor what was saved before."""
+    try:
+        save(*arguments)
+    except OSError as error:
+        _say(f"warning: {error}; training goes on, what was saved before stands")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    train(**shared_flags.values(flags.FLAGS, define_flags))
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    errors.run(main)

@@ -1,0 +1,109 @@
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from common import atomic
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "x.txt"
+    atomic.write_bytes(path, b"old")
+
+    def fail_half_way(temporary):
+        temporary.write_bytes(b"ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        atomic.write(path, fail_half_way)
+
+    def refuse(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="No space"):
+        atomic.write_bytes(path, b"new")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("x.txt", b"old")]
+
+
+def test_a_directory_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "d"
+    atomic.write_directory(path, lambda temporary: (temporary / "a").write_text("1"))
+    atomic.write_directory(path, lambda temporary: (temporary / "b").write_text("2"))
+    assert [p.name for p in path.iterdir()] == ["b"]
+
+    def fail_half_way(temporary):
+        (temporary / "c").write_text("3")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        atomic.write_directory(path, fail_half_way)
+    assert [p.name for p in tmp_path.iterdir()] == ["d"]
+    assert [p.name for p in path.iterdir()] == ["b"]
+
+
+def test_new_files_can_be_read_by_others_as_the_umask_says(tmp_path):
+    (tmp_path / "plain").write_text("")
+    atomic.write_bytes(tmp_path / "x", b"")
+    assert (tmp_path / "x").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_unfinished_work_is_cleared_away_and_nothing_else(tmp_path):
+    (tmp_path / "x").write_text("kept")
+    (tmp_path / f"{atomic.TEMPORARY}1-x").write_text("half")
+    (tmp_path / f"{atomic.TEMPORARY}2-d").mkdir()
+    (tmp_path / f"{atomic.TEMPORARY}2-d" / "a").write_text("half")
+    atomic.remove_unfinished(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "os.replace", "os.close"])
+@pytest.mark.parametrize("function", ["write_bytes(path, b'new' * 10**6)", "write_directory(path, fill)"])
+def test_a_kill_at_any_call_leaves_the_old_or_the_new(tmp_path, call, function):
+    """The process kills itself at its n-th call of a function, for every n.
+
+    A directory may also be gone: it cannot be replaced in one step, and says so.
+    """
+    path = tmp_path / "x"
+    is_file = function.startswith("write_bytes")
+    script = f"""
+import os, pathlib, signal, sys
+from common import atomic
+path, left = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+real = {call}
+def dying(*args):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args)
+{call} = dying
+def fill(temporary):
+    for name in "ab":
+        (temporary / name).write_bytes(b"new")
+atomic.{function}
+"""
+
+    def write_old(directory):
+        for name in "ab":
+            (directory / name).write_bytes(b"old")
+
+    for calls in range(12):
+        if is_file:
+            path.write_bytes(b"old")
+        else:
+            atomic.write_directory(path, write_old)
+        done = subprocess.run([sys.executable, "-c", script, str(path), str(calls)], cwd=ROOT, check=False)
+        if is_file:
+            assert path.read_bytes() in (b"old", b"new" * 10**6)
+        elif path.exists():
+            content = {p.name: p.read_bytes() for p in path.iterdir()}
+            assert content in ({"a": b"old", "b": b"old"}, {"a": b"new", "b": b"new"})
+        if done.returncode == 0:
+            break
+    assert done.returncode == 0
+    assert calls > 0

@@ -1,0 +1,161 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from pycocotools import mask as coco_mask
+
+from common import boxes as box_ops
+
+OVERLAPS = [box_ops.iou, box_ops.giou, box_ops.diou, box_ops.ciou]
+
+
+def random_boxes(rng, *shape):
+    corners = rng.random((*shape, 2, 2))
+    return np.concatenate([corners.min(axis=-2), corners.max(axis=-2)], axis=-1)
+
+
+def test_conversions_by_example():
+    # a box from x 1 to 4, y 2 to 8
+    box = np.array([[1.0, 2.0, 4.0, 8.0]])
+    np.testing.assert_array_equal(box_ops.ltrb_to_tlbr(box), [[2, 1, 8, 4]])
+    np.testing.assert_array_equal(box_ops.tlbr_to_ltrb([[2, 1, 8, 4]]), box)
+    np.testing.assert_array_equal(box_ops.ltrb_to_ltwh(box), [[1, 2, 3, 6]])
+    np.testing.assert_array_equal(box_ops.ltwh_to_ltrb([[1, 2, 3, 6]]), box)
+    np.testing.assert_array_equal(box_ops.ltrb_to_cxcywh(box), [[2.5, 5, 3, 6]])
+    np.testing.assert_array_equal(box_ops.cxcywh_to_ltrb([[2.5, 5, 3, 6]]), box)
+    # height 8, width 4: each axis by its own side
+    np.testing.assert_array_equal(box_ops.normalize(box, (8, 4)), [[0.25, 0.25, 1, 1]])
+    np.testing.assert_array_equal(box_ops.denormalize([[0.25, 0.25, 1, 1]], (8, 4)), box)
+    np.testing.assert_array_equal(box_ops.area(box), [18])
+    np.testing.assert_array_equal(box_ops.clip([[-0.5, 0.25, 0.5, 2.0]]), [[0, 0.25, 0.5, 1]])
+
+
+@pytest.mark.parametrize(
+    ("there", "back"),
+    [
+        (box_ops.ltrb_to_tlbr, box_ops.tlbr_to_ltrb),
+        (box_ops.ltrb_to_ltwh, box_ops.ltwh_to_ltrb),
+        (box_ops.ltrb_to_cxcywh, box_ops.cxcywh_to_ltrb),
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)])
+def test_conversions_undo_each_other_at_any_shape(there, back, shape):
+    boxes = random_boxes(np.random.default_rng(0), *shape)
+    assert there(boxes).shape == boxes.shape
+    np.testing.assert_allclose(back(there(boxes)), boxes, atol=1e-12)
+
+
+def test_normalize_takes_one_size_per_image():
+    boxes_px = random_boxes(np.random.default_rng(0), 2, 3) * 100
+    image_sizes = np.array([[100, 200], [300, 50]])
+    together = box_ops.normalize(boxes_px, image_sizes[:, np.newaxis])
+    apart = [box_ops.normalize(b, size) for b, size in zip(boxes_px, image_sizes, strict=True)]
+    np.testing.assert_array_equal(together, apart)
+    np.testing.assert_allclose(box_ops.denormalize(together, image_sizes[:, np.newaxis]), boxes_px)
+
+
+def test_iou_agrees_with_pycocotools():
+    rng = np.random.default_rng(1)
+    a, b = random_boxes(rng, 40), random_boxes(rng, 30)
+    b[:10] = a[:10]  # equal ones, too
+    b[10:20] = a[10:20] * 0.5  # and smaller ones, partly inside
+    ltwh = [np.asarray(box_ops.ltrb_to_ltwh(boxes)) for boxes in (a, b)]
+    expected = coco_mask.iou(*ltwh, [0] * len(b))
+    np.testing.assert_allclose(box_ops.pairwise_iou(a, b), expected, atol=1e-12)
+    np.testing.assert_allclose(box_ops.iou(a[:30], b), np.diag(expected), atol=1e-12)
+    assert box_ops.pairwise_iou(a[:0], b).shape == (0, 30)
+
+
+def test_giou_diou_ciou_by_hand():
+    # two 2 x 2 squares, one apart horizontally: enclosing box 5 x 2
+    a, apart = [0.0, 0.0, 2.0, 2.0], [3.0, 0.0, 5.0, 2.0]
+    assert float(box_ops.iou(a, apart)) == 0
+    assert float(box_ops.giou(a, apart)) == pytest.approx(-(10 - 8) / 10)
+    assert float(box_ops.diou(a, apart)) == pytest.approx(-9 / 29)
+    assert float(box_ops.ciou(a, apart)) == pytest.approx(-9 / 29)  # same aspect ratio
+    # the upper half of the square: IoU 1/2, centres 1/2 apart, the square encloses both
+    half = [0.0, 0.0, 2.0, 1.0]
+    v = 4 / np.pi**2 * (np.arctan(2.0) - np.arctan(1.0)) ** 2
+    assert float(box_ops.giou(a, half)) == pytest.approx(0.5)
+    assert float(box_ops.diou(a, half)) == pytest.approx(0.5 - 0.25 / 8)
+    assert float(box_ops.ciou(a, half)) == pytest.approx(0.5 - 0.25 / 8 - v * v / (0.5 + v))
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_overlaps_are_one_for_equal_boxes_symmetric_and_free_of_scale(overlap):
+    rng = np.random.default_rng(2)
+    a, b = random_boxes(rng, 50), random_boxes(rng, 50)
+    np.testing.assert_allclose(overlap(a, a), 1, atol=1e-9)
+    np.testing.assert_allclose(overlap(a, b), overlap(b, a), atol=1e-12)
+    np.testing.assert_allclose(overlap(a * 608, b * 608), overlap(a, b), atol=1e-9)
+    small = np.float32(a / 608), np.float32(b / 608)  # about one pixel
+    np.testing.assert_allclose(overlap(*small), overlap(a, b), atol=1e-4)
+
+
+# no area, a line, a point, inverted, denormal, far outside, equal to another one
+DEGENERATE = np.array(
+    [
+        [0.5, 0.5, 0.5, 0.5],
+        [0.2, 0.3, 0.8, 0.3],
+        [0.0, 0.0, 0.0, 0.0],
+        [0.8, 0.8, 0.2, 0.2],
+        [0.5, 0.5, 0.5 + 1e-7, 0.5 + 1e-7],
+        [0.0, 0.0, 1e-40, 1e-40],
+        [-1e6, -1e6, 1e6, 1e6],
+        [0.2, 0.2, 0.6, 0.6],
+        [0.2, 0.2, 0.6, 0.6],
+    ],
+    np.float32,
+)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_overlaps_and_gradients_are_finite_for_degenerate_boxes(overlap):
+    a = tf.constant(np.repeat(DEGENERATE, len(DEGENERATE), axis=0))
+    b = tf.constant(np.tile(DEGENERATE, (len(DEGENERATE), 1)))
+    with tf.GradientTape() as tape:
+        tape.watch([a, b])
+        value = overlap(a, b)
+    assert np.isfinite(value).all()
+    for gradient in tape.gradient(value, [a, b]):
+        assert np.isfinite(gradient).all()
+
+
+def test_the_gradient_of_ciou_holds_alpha_constant():
+    a, b = np.array([0.1, 0.1, 0.5, 0.9]), np.array([0.2, 0.2, 0.9, 0.6])
+    variable = tf.Variable(a)
+    with tf.GradientTape() as tape:
+        value = box_ops.ciou(variable, b)
+    gradient = tape.gradient(value, variable)
+
+    def v(box):
+        return 4 / np.pi**2 * (np.arctan((box[2] - box[0]) / (box[3] - box[1])) - np.arctan(0.7 / 0.4)) ** 2
+
+    alpha = v(a) / (1 - box_ops.iou(a, b) + v(a))
+    for step in np.eye(4) * 1e-6:  # central differences of DIoU - alpha v
+        high = box_ops.diou(a + step, b) - alpha * v(a + step)
+        low = box_ops.diou(a - step, b) - alpha * v(a - step)
+        np.testing.assert_allclose(gradient[step > 0][0], (high - low) / 2e-6, rtol=1e-6)
+
+
+def test_dtypes():
+    boxes = random_boxes(np.random.default_rng(3), 4)
+    for dtype, expected in [("float16", "float32"), ("float32", "float32"), ("float64", "float64")]:
+        converted = box_ops.ltrb_to_ltwh(boxes.astype(dtype))
+        assert keras.backend.standardize_dtype(converted.dtype) == expected
+    assert keras.backend.standardize_dtype(box_ops.area(np.array([[0, 0, 3, 2]])).dtype) == "float32"
+
+
+def test_all_work_on_symbolic_tensors_and_in_graphs():
+    a, b = keras.Input((7, 4)), keras.Input((7, 4))
+    outputs = [
+        box_ops.ciou(box_ops.cxcywh_to_ltrb(a), b),
+        box_ops.giou(box_ops.tlbr_to_ltrb(a), box_ops.clip(b)),
+        box_ops.area(box_ops.normalize(a, (4, 8))),
+    ]
+    model = keras.Model([a, b], outputs)
+    rng = np.random.default_rng(4)
+    x, y = [np.float32(random_boxes(rng, 2, 7)) for _ in range(2)]
+    results = tf.function(model)([x, y])
+    np.testing.assert_allclose(results[0], box_ops.ciou(box_ops.cxcywh_to_ltrb(x), y), atol=1e-6)
+    assert [tuple(result.shape) for result in results] == [(2, 7)] * 3

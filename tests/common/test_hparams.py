@@ -1,0 +1,91 @@
+"""Overrides: types, commas, YAML's own traps, and messages that name the right key."""
+
+import dataclasses
+
+import pytest
+
+from common.errors import UserError
+from common.hparams import override, parse_image_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    image_size: tuple[int, int] = (512, 512)
+    learning_rate: float = 0.08
+    epochs: int = 300
+    flip: bool = True
+    aspect_ratios: tuple[float, ...] = (1.0, 2.0, 0.5)
+    warmup: float | None = None
+    optimizer: str = "sgd"
+
+    def __post_init__(self):
+        if self.epochs < 1:
+            raise ValueError(f"epochs={self.epochs}: need at least 1")
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("learning_rate=1e-3", {"learning_rate": 0.001}),
+        ("epochs=5,flip=false", {"epochs": 5, "flip": False}),
+        ("aspect_ratios=1.0,3.0,optimizer=adam", {"aspect_ratios": (1.0, 3.0), "optimizer": "adam"}),
+        ("image_size=320x640", {"image_size": (320, 640)}),
+        ("image_size=96", {"image_size": (96, 96)}),
+        ("warmup=0.5", {"warmup": 0.5}),
+        ("warmup=none", {"warmup": None}),
+        ("", {}),
+    ],
+)
+def test_pairs(spec, expected):
+    assert override(Config(), spec) == dataclasses.replace(Config(), **expected)
+
+
+def test_yaml_numbers_that_pyyaml_reads_as_text(tmp_path):
+    file = tmp_path / "h.yaml"
+    file.write_text(
+        "learning_rate: 1e-3\nimage_size: [320, 640]\naspect_ratios: [1, 2]\nflip: no\nwarmup: null\n"
+    )
+    config = override(Config(), str(file))
+    assert config == Config((320, 640), 0.001, 300, False, (1.0, 2.0), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epochs: 1\nepochs: 2\n", "'epochs' is given twice"),
+        ("epochs: [\n", "not YAML"),
+        ("- epochs\n", "no key: value mapping"),
+        ("epochs: yes\n", "epochs=True is not a int"),
+        ("!!python/object/apply:os.system ['true']\n", "not YAML"),
+    ],
+)
+def test_bad_yaml(tmp_path, text, message):
+    file = tmp_path / "h.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        override(Config(), str(file))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("learning_rat=1", "did you mean 'learning_rate'"),
+        ("epochs=many", "epochs='many' is not a int"),
+        ("epochs=0", "need at least 1"),
+        ("flip=maybe", "flip='maybe' is not a bool"),
+        ("epochs", "is not key=value"),
+        ("epochs=1,epochs=2", "given twice"),
+        ("image_size=12by3", "12by3"),
+        ("image_size=0x3", "at least 1 pixel"),
+        ("/nowhere/h.yaml", "No such file"),
+    ],
+)
+def test_bad_pairs(spec, message):
+    with pytest.raises(UserError, match=message):
+        override(Config(), spec)
+
+
+def test_image_size_is_height_by_width():
+    assert parse_image_size("320x640") == (320, 640)
+    assert parse_image_size(512) == (512, 512)

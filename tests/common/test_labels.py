@@ -1,0 +1,144 @@
+"""LabelMap: order, look-ups, files, and what is refused."""
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.labels import LabelMap
+
+CATEGORIES = [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}, {"id": 13, "name": "stop sign"}]
+
+
+@pytest.fixture
+def label_map():
+    return LabelMap.from_categories(CATEGORIES)
+
+
+def test_classes_follow_the_ids_not_the_order_of_the_file(label_map):
+    assert label_map.category_ids == (1, 13, 90)
+    assert label_map.names == ("person", "stop sign", "toothbrush")
+    assert label_map.num_classes == 3
+    assert label_map == LabelMap.from_categories(reversed(CATEGORIES))
+    assert hash(label_map) == hash(LabelMap.from_categories(reversed(CATEGORIES)))
+
+
+def test_class_and_category_are_inverses(label_map):
+    assert [label_map.class_of(i) for i in (1, 13, 90)] == [0, 1, 2]
+    assert [label_map.category_of(i) for i in range(3)] == [1, 13, 90]
+
+
+@pytest.mark.parametrize("class_index", [-1, 3])
+def test_padding_is_no_class(label_map, class_index):
+    with pytest.raises(IndexError):
+        label_map.category_of(class_index)
+
+
+def test_arrays_agree_with_a_dictionary():
+    random = np.random.default_rng(0)
+    ids = random.choice(100_000, 365, replace=False)
+    label_map = LabelMap.from_categories({"id": int(i), "name": f"c{i}"} for i in ids)
+    expected = {int(i): rank for rank, i in enumerate(sorted(ids))}
+    asked = random.choice(ids, 1000)
+    assert label_map.classes_of(asked).tolist() == [expected[int(i)] for i in asked]
+    assert label_map.classes_of(asked).dtype == np.int32
+    assert label_map.classes_of(np.zeros(0, np.int64)).shape == (0,)
+
+
+@pytest.mark.parametrize("category_id", [0, 2, 12, 91])
+def test_an_unknown_id_is_an_error_everywhere(label_map, category_id):
+    with pytest.raises(KeyError, match=str(category_id)):
+        label_map.class_of(category_id)
+    with pytest.raises(KeyError, match=str(category_id)):
+        label_map.classes_of(np.array([1, category_id, 90]))
+
+
+def test_json_keeps_everything(tmp_path):
+    label_map = LabelMap.from_categories([{"id": 0, "name": "Körper"}, {"id": 7, "name": 'a "b" {c}'}])
+    assert LabelMap.from_json(label_map.to_json()) == label_map
+    label_map.save(tmp_path / "labels.json")
+    assert LabelMap.load(tmp_path / "labels.json") == label_map
+
+
+def test_a_coco_json_is_a_label_map(drawn):
+    assert LabelMap.load(drawn / "instances.json").names == ("car", "cat", "toothbrush")
+
+
+def test_pbtxt(tmp_path):
+    (tmp_path / "map.pbtxt").write_text(
+        """# a comment with item { id: 99 }
+        item {
+          name: "/m/01g317"
+          id: 1
+          display_name: "person"
+        }
+        item { id: 90, name: 'tooth } brush # not a comment' }  # trailing
+        item: {
+          id: 13
+          name: 'driver\\'s licence'
+        }
+        """
+    )
+    label_map = LabelMap.load(tmp_path / "map.pbtxt")
+    assert label_map.category_ids == (1, 13, 90)
+    assert label_map.names == ("person", "driver's licence", "tooth } brush # not a comment")
+
+
+@pytest.mark.parametrize(
+    ("categories", "message"),
+    [
+        ([], "no categories"),
+        ([{"id": 1, "name": "a"}, {"id": 1, "name": "b"}], "id 1 is given twice: 'a' and 'b'"),
+        ([{"id": 1, "name": "a"}, {"id": 4, "name": "a"}], "categories 1 and 4 have the same name 'a'"),
+        ([{"id": "1", "name": "a"}], "'a' has id '1'"),
+        ([{"id": True, "name": "a"}], "'a' has id True"),
+        ([{"id": 1.0, "name": "a"}], "'a' has id 1.0"),
+        ([{"id": -1, "name": "a"}], "'a' has id -1"),
+        ([{"id": 2**31, "name": "a"}], "'a' has id 2147483648"),
+        ([{"name": "a"}], "'a' has id None"),
+        ([{"id": 1}], "category 1 has the name None"),
+        ([{"id": 1, "name": ""}], "category 1 has the name ''"),
+    ],
+)
+def test_refused_categories(categories, message):
+    with pytest.raises(UserError, match=message):
+        LabelMap.from_categories(categories)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no valid JSON"),
+        ("{}", "no label map"),
+        ('{"categories": [1]}', "no label map"),
+        ("item { id: 1 name: 'a' } itm { id: 2 }", "not understood from line 1 on"),
+        ("item { id: 1\n name: 'a' }\nitem { id: 2", "not understood from line 3 on"),
+        ("item { name: 'a' }", "'a' has id ''"),
+        ("", "no categories"),
+    ],
+)
+def test_refused_files_are_named(tmp_path, text, message):
+    (tmp_path / "labels").write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        LabelMap.load(tmp_path / "labels")
+    assert str(tmp_path / "labels") in str(error.value)
+
+
+def test_a_missing_or_binary_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere.json: No such file"):
+        LabelMap.load(tmp_path / "nowhere.json")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="binary is not a text file"):
+        LabelMap.load(tmp_path / "binary")
+
+
+def test_covers(label_map):
+    label_map.check_covers(label_map, "val.json")
+    label_map.check_covers(LabelMap((13,), ("stop sign",)), "val.json")
+    with pytest.raises(UserError, match=r"val.json has the category 2 .'bicycle'."):
+        label_map.check_covers(LabelMap((1, 2), ("person", "bicycle")), "val.json")
+    with pytest.raises(UserError, match=r"val.json calls category 13 'cat'.*'stop sign'"):
+        label_map.check_covers(LabelMap((13,), ("cat",)), "val.json")
+
+
+def test_numbered():
+    assert LabelMap.numbered(3) == LabelMap((1, 2, 3), ("1", "2", "3"))

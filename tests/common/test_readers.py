@@ -1,0 +1,376 @@
+"""Both DALI readers: equal outputs, complete and disjoint shards, orders, resuming."""
+
+import itertools
+import json
+from typing import NamedTuple
+
+import numpy as np
+import nvidia.dali.plugin.tf as dali_tf
+import PIL.Image
+import PIL.ImageDraw
+import pytest
+import tensorflow as tf
+from nvidia import dali
+from nvidia.dali import fn
+
+from common import readers
+from common.annotations import load_coco
+from common.errors import UserError
+from common.readers import coco_reader, tfrecord_reader
+from common.tfrecord import write_tfrecords
+
+
+class Example(NamedTuple):
+    image_id: int
+    jpeg: bytes
+    boxes: np.ndarray
+    labels: np.ndarray
+
+
+def build(reader, batch_size=1, pipeline_seed=None, **options):
+    """A pipeline that does nothing but read."""
+    pipeline = dali.Pipeline(
+        batch_size=batch_size, num_threads=1, device_id=None, seed=pipeline_seed, enable_checkpointing=True
+    )
+    with pipeline:
+        pipeline.set_outputs(*reader(**options))
+    pipeline.build()
+    return pipeline
+
+
+def read(reader, count, batch_size=1, **options):
+    """The first `count` examples."""
+    pipeline = build(reader, batch_size, **options)
+    examples = []
+    while len(examples) < count:
+        jpegs, boxes, labels, image_ids = ([np.array(x) for x in output] for output in pipeline.run())
+        for i in range(batch_size):
+            assert (boxes[i].dtype, labels[i].dtype, image_ids[i].dtype) == (np.float32, np.int32, np.int64)
+            assert boxes[i].shape == (len(labels[i]), 4) and image_ids[i].shape == ()
+            examples.append(Example(int(image_ids[i]), jpegs[i].tobytes(), boxes[i], labels[i]))
+    return examples[:count]
+
+
+def ids(reader, count, **options):
+    return [example.image_id for example in read(reader, count, **options)]
+
+
+def both_readers(directory, file, record_directory, num_shards=3):
+    """The json and the records made from it, as functions of the readers' options."""
+    annotations = load_coco(directory / file, directory / "images")
+    files = write_tfrecords(
+        annotations, directory / "images", record_directory / "t", num_shards=num_shards, seed=1
+    )
+
+    def coco(**options):
+        return coco_reader(directory / "images", annotations, **options)
+
+    def tfrecord(**options):
+        return tfrecord_reader(files, annotations.label_map, **options)
+
+    return annotations, coco, tfrecord
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory):
+    """Makes sets of n images (no real ones: readers do not look), each with its id as the only content."""
+    root = tmp_path_factory.mktemp("numbered")
+    made = {}
+
+    def make(n):
+        if n in made:
+            return made[n]
+        directory = root / str(n)
+        (directory / "images").mkdir(parents=True)
+        for i in range(n):
+            (directory / "images" / f"{i}.jpg").write_bytes(b"%d" % (100 + i))
+        document = {
+            "images": [{"id": 100 + i, "file_name": f"{i}.jpg", "width": 8, "height": 9} for i in range(n)],
+            "annotations": [{"image_id": 100 + i, "category_id": 5, "bbox": [1, 1, 2, 2]} for i in range(n)],
+            "categories": [{"id": 5, "name": "five"}],
+        }
+        (directory / "x.json").write_text(json.dumps(document))
+        annotations = load_coco(directory / "x.json", directory / "images")
+        files = write_numbered_records(directory, n)
+        made[n] = {
+            "coco": lambda **options: coco_reader(directory / "images", annotations, **options),
+            "tfrecord": lambda **options: tfrecord_reader(files, annotations.label_map, **options),
+        }
+        return made[n]
+
+    return make
+
+
+def write_numbered_records(directory, n):
+    """The same in three files of unequal length (one file where there are fewer images)."""
+
+    def ints(*values):
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+    def text(value):
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+    def number(value):
+        return tf.train.Feature(float_list=tf.train.FloatList(value=[value]))
+
+    bounds = [0, n] if n < 4 else [0, n // 4, n // 4 + 1, n]
+    files = []
+    for begin, end in itertools.pairwise(bounds):
+        files.append(str(directory / f"{begin}.tfrecord"))
+        with tf.io.TFRecordWriter(files[-1]) as writer:
+            for i in range(begin, end):
+                features = {
+                    "image/encoded": text(b"%d" % (100 + i)),
+                    "image/source_id": text(b"%d" % (100 + i)),
+                    "image/height": ints(9),
+                    "image/width": ints(8),
+                    "image/object/bbox/xmin": number(0.1),
+                    "image/object/bbox/xmax": number(0.2),
+                    "image/object/bbox/ymin": number(0.1),
+                    "image/object/bbox/ymax": number(0.2),
+                    "image/object/class/label": ints(5),
+                }
+                writer.write(
+                    tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+                )
+    return files
+
+
+# --- what is read ---
+
+
+@pytest.mark.parametrize(
+    "name", ["coco128/instances.json", "bccd/instances_test.json", "drawn/instances.json"]
+)
+def test_json_and_records_give_the_same(name, request, tmp_path):
+    fixture, file = name.split("/")
+    directory = request.getfixturevalue(fixture)
+    annotations, coco, tfrecord = both_readers(directory, file, tmp_path)
+    n = annotations.num_images
+    from_json = read(coco, n, batch_size=4, training=False)
+    from_records = {example.image_id: example for example in read(tfrecord, n, batch_size=4, training=False)}
+    assert [example.image_id for example in from_json] == annotations.image_ids.tolist()
+    assert len(from_records) == n
+    targets = annotations.target_boxes
+    for row, example in enumerate(from_json):
+        other = from_records[example.image_id]
+        assert example.jpeg == other.jpeg == (directory / "images" / annotations.file_names[row]).read_bytes()
+        assert example.labels.tolist() == other.labels.tolist()
+        np.testing.assert_allclose(example.boxes, other.boxes, atol=1e-6, rtol=0)
+        rows = slice(*targets.row_splits[row : row + 2])
+        np.testing.assert_allclose(example.boxes, targets.boxes[rows], atol=1e-6, rtol=0)
+        assert example.labels.tolist() == (targets.classes[rows] + 1).tolist()
+        assert example.boxes.min(initial=0) >= 0 and example.boxes.max(initial=1) <= 1
+
+
+def test_labels_and_ids_of_any_size(tmp_path):
+    """Category ids beyond DALI's lookup_table (65535), image ids beyond its COCO reader (2**31)."""
+    (tmp_path / "images").mkdir()
+    image_ids = [0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1]
+    category_ids = [0, 65_536, 2**31 - 1]
+    objects = []
+    for number, image_id in enumerate(image_ids):
+        PIL.Image.new("RGB", (20, 10)).save(tmp_path / "images" / f"{number}.png")
+        objects += [
+            {"image_id": image_id, "category_id": i, "bbox": [number, 1, 2, 3]}
+            for i in reversed(category_ids)
+        ]
+    document = {
+        "images": [
+            {"id": i, "file_name": f"{number}.png", "width": 20, "height": 10}
+            for number, i in enumerate(image_ids)
+        ],
+        "annotations": objects,
+        "categories": [{"id": i, "name": str(i)} for i in category_ids],
+    }
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    _, coco, tfrecord = both_readers(tmp_path, "x.json", tmp_path)
+    for reader in (coco, tfrecord):
+        examples = read(reader, 5, training=False)
+        assert sorted(example.image_id for example in examples) == image_ids
+        for example in examples:
+            assert example.labels.tolist() == [3, 2, 1]
+            np.testing.assert_allclose(example.boxes[0, 0], image_ids.index(example.image_id) / 20, atol=1e-6)
+
+
+def draw_odd_image(path, kind):
+    """A white image, 60 wide and 40 high as stored, with a black rectangle from (6, 8) to (30, 28)."""
+    picture = PIL.Image.new("RGB", (60, 40), "white")
+    PIL.ImageDraw.Draw(picture).rectangle([6, 8, 29, 27], fill="black")
+    exif = PIL.Image.Exif()
+    if kind == "rotated.jpg":
+        exif[0x0112] = 6
+    if kind.startswith("16bit"):
+        PIL.Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 257).save(path)
+        return
+    modes = {"gray.jpg": "L", "cmyk.jpg": "CMYK", "palette.png": "P", "alpha.png": "RGBA"}
+    picture.convert(modes.get(kind, "RGB")).save(
+        path, exif=exif, **({"quality": 95} if ".jpg" in kind else {})
+    )
+
+
+def test_odd_images_are_read_and_boxes_fit_the_stored_pixels(tmp_path):
+    kinds = [
+        "plain.jpg",
+        "gray.jpg",
+        "cmyk.jpg",
+        "rotated.jpg",
+        "rgb.png",
+        "palette.png",
+        "alpha.png",
+        "16bit.png",
+    ]
+    (tmp_path / "images").mkdir()
+    for kind in kinds:
+        draw_odd_image(tmp_path / "images" / kind, kind)
+    document = {
+        "images": [{"id": i, "file_name": k, "width": 60, "height": 40} for i, k in enumerate(kinds)],
+        "annotations": [{"image_id": i, "category_id": 1, "bbox": [6, 8, 24, 20]} for i in range(len(kinds))],
+        "categories": [{"id": 1, "name": "a"}],
+    }
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    _, coco, tfrecord = both_readers(tmp_path, "x.json", tmp_path)
+    for reader in (coco, tfrecord):
+
+        def decoded(reader=reader):
+            jpegs, boxes, _, image_ids = reader(training=False)
+            return fn.decoders.image(jpegs, adjust_orientation=False), boxes, image_ids
+
+        images, boxes, image_ids = build(decoded, batch_size=len(kinds)).run()
+        assert sorted(int(np.array(i)) for i in image_ids) == list(range(len(kinds)))
+        for image, box, image_id in zip(images, boxes, image_ids, strict=True):
+            image, kind = np.array(image), kinds[int(np.array(image_id))]
+            assert image.shape == (40, 60, 3), kind
+            left, top, right, bottom = np.round(np.array(box)[0] * [60, 40, 60, 40]).astype(int)
+            inside = np.zeros((40, 60), bool)
+            inside[top:bottom, left:right] = True
+            assert np.array_equal(image.mean(axis=2) < 128, inside), kind
+
+
+def test_boxes_too_thin_for_dalis_own_threshold_stay(tmp_path):
+    """DALI's COCO reader drops boxes under 0.1 pixel unless told not to; its record reader cannot."""
+    (tmp_path / "images").mkdir()
+    PIL.Image.new("RGB", (20, 10)).save(tmp_path / "images" / "a.png")
+    document = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 20, "height": 10}],
+        "annotations": [{"image_id": 1, "category_id": 1, "bbox": [3, 2, 0.05, 4]}],
+        "categories": [{"id": 1, "name": "a"}],
+    }
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    _, coco, tfrecord = both_readers(tmp_path, "x.json", tmp_path, num_shards=1)
+    for reader in (coco, tfrecord):
+        (example,) = read(reader, 1, training=False)
+        np.testing.assert_allclose(example.boxes, [[0.15, 0.2, 0.1525, 0.6]], atol=1e-6)
+
+
+# --- order ---
+
+SHARDINGS = [(1, 1), (1, 6), (2, 3), (3, 7), (4, 50), (5, 12), (6, 41), (7, 50), (8, 8), (8, 13), (8, 50)]
+
+
+@pytest.mark.parametrize("kind", ["coco", "tfrecord"])
+@pytest.mark.parametrize(("num_shards", "size"), SHARDINGS)
+def test_training_shards_are_disjoint_and_complete_in_every_epoch(numbered, kind, num_shards, size):
+    reader = numbered(size)[kind]
+    epochs = [[], [], []]
+    for shard_id in range(num_shards):
+        begin, end = readers.shard_range(size, shard_id, num_shards)
+        part = end - begin
+        order = ids(reader, 3 * part, training=True, shard_id=shard_id, num_shards=num_shards, seed=3)
+        for epoch, images in enumerate(epochs):
+            images += order[epoch * part : (epoch + 1) * part]
+    assert all(sorted(images) == list(range(100, 100 + size)) for images in epochs)
+
+
+@pytest.mark.parametrize("kind", ["coco", "tfrecord"])
+@pytest.mark.parametrize(("num_shards", "size"), SHARDINGS)
+def test_evaluation_gives_every_image_once_in_equal_steps(numbered, kind, num_shards, size):
+    reader = numbered(size)[kind]
+    for batch_size in (1, 4):
+        steps = -(-size // (num_shards * batch_size))
+        evaluations = [[], []]  # the second one must be like the first
+        for shard_id in range(num_shards):
+            options = {"training": False, "shard_id": shard_id, "num_shards": num_shards}
+            order = ids(reader, 2 * steps * batch_size, batch_size=batch_size, **options)
+            for number, images in enumerate(evaluations):
+                images += dict.fromkeys(
+                    order[number * steps * batch_size : (number + 1) * steps * batch_size]
+                )
+        assert evaluations[0] == evaluations[1] == list(range(100, 100 + size))
+
+
+@pytest.mark.parametrize("kind", ["coco", "tfrecord"])
+def test_shuffling(numbered, kind):
+    reader = numbered(50)[kind]
+    order = ids(reader, 150, training=True, seed=0)
+    epochs = [order[:50], order[50:100], order[100:]]
+    assert all(sorted(epoch) == list(range(100, 150)) for epoch in epochs)
+    in_order = list(range(100, 150))
+    distinct = {tuple(epoch) for epoch in [*epochs, in_order]}
+    assert len(distinct) == 4  # the first epoch is shuffled too
+    assert ids(reader, 150, training=True, seed=0, pipeline_seed=99) == order
+    assert ids(reader, 150, training=True, seed=0, batch_size=5) == order
+    for seed in (1, 2**31 - 1):
+        other = ids(reader, 150, training=True, seed=seed)
+        # Not the same epochs in another order either.
+        assert not {tuple(other[i : i + 50]) for i in (0, 50, 100)} & distinct
+
+
+@pytest.mark.parametrize("kind", ["coco", "tfrecord"])
+def test_what_cannot_be_shared_is_refused(numbered, kind):
+    reader = numbered(3)[kind]
+    with pytest.raises(UserError, match="3 images cannot be shared by 4 ranks"):
+        build(reader, training=True, shard_id=0, num_shards=4)
+    for seed in (-1, 2**31):
+        with pytest.raises(UserError, match=f"seed={seed} is not in"):
+            build(reader, training=True, seed=seed)
+    with pytest.raises(ValueError, match="shard_id=3"):
+        build(reader, training=False, shard_id=3, num_shards=3)
+
+
+def test_files_without_annotations(drawn):
+    files = sorted((drawn / "images").iterdir())
+    options = {"num_shards": 5, "batch_size": 2}
+    seen = {}
+    for shard_id in range(5):
+        for example in read(lambda **o: readers.file_reader(files, **o), 4, shard_id=shard_id, **options):
+            seen[example.image_id] = example
+    assert sorted(seen) == list(range(12))
+    for image_id, example in seen.items():
+        assert example.jpeg == files[image_id].read_bytes()
+        assert example.boxes.shape == (0, 4)
+
+
+# --- state ---
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["coco", "tfrecord"])
+def test_a_saved_iterator_goes_on_in_the_middle_of_an_epoch(numbered, kind, training, tmp_path):
+    reader = numbered(13)[kind]
+
+    def ids_only():
+        return reader(training=training, shard_id=1, num_shards=2, seed=4)[3:]
+
+    def iterate():
+        with tf.device("/cpu:0"):
+            return iter(
+                dali_tf.DALIDataset(
+                    pipeline=build(ids_only, batch_size=2),
+                    batch_size=2,
+                    output_shapes=(2,),
+                    output_dtypes=tf.int64,
+                    device_id=None,
+                )
+            )
+
+    iterator = iterate()
+    begin = [next(iterator)[0].numpy().tolist() for _ in range(6)]
+    path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "state")
+    rest = [next(iterator)[0].numpy().tolist() for _ in range(12)]
+
+    resumed = iterate()
+    tf.train.Checkpoint(iterator=resumed).restore(path).assert_consumed()
+    assert [next(resumed)[0].numpy().tolist() for _ in range(12)] == rest
+    fresh = iterate()
+    assert [next(fresh)[0].numpy().tolist() for _ in range(6)] == begin

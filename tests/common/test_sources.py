@@ -1,0 +1,111 @@
+"""Sources: what they say of themselves, and what the flags can get wrong."""
+
+import json
+import shutil
+
+import pytest
+
+from common.annotations import load_coco
+from common.errors import UserError
+from common.labels import LabelMap
+from common.sources import CocoSource, ImageListSource, TFRecordSource, list_images, open_source
+from common.tfrecord import write_tfrecords
+
+
+def test_what_sources_say(drawn, drawn_records):
+    coco = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
+    tfrecord = open_source(file_pattern=f"{drawn_records}-*")
+    images = ImageListSource(list_images(str(drawn / "images")))
+    assert [source.name for source in (coco, tfrecord, images)] == ["coco", "tfrecord", "images"]
+    assert [source.size for source in (coco, tfrecord, images)] == [12, 12, 12]
+    assert coco.label_map == tfrecord.label_map == LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
+    assert images.label_map is None and images.annotations is None
+    assert isinstance(coco, CocoSource) and isinstance(tfrecord, TFRecordSource)
+    assert coco.annotations.ground_truth()["categories"] == tfrecord.annotations.ground_truth()["categories"]
+
+
+def test_fingerprints_tell_data_and_order_apart(drawn, drawn_records, tmp_path):
+    coco = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
+    assert coco.fingerprint == load_coco(drawn / "instances.json", None).fingerprint()
+    tfrecord = open_source(file_pattern=f"{drawn_records}*")
+    shutil.copytree(drawn_records.parent, tmp_path / "moved")
+    assert open_source(file_pattern=f"{tmp_path}/moved/*").fingerprint == tfrecord.fingerprint
+    write_tfrecords(coco.annotations, drawn / "images", tmp_path / "again", num_shards=3, seed=1)
+    assert open_source(file_pattern=f"{tmp_path}/again*").fingerprint != tfrecord.fingerprint
+    files = list_images(str(drawn / "images"))
+    assert ImageListSource(files).fingerprint != ImageListSource(files[:-1]).fingerprint
+
+
+@pytest.mark.parametrize("method", ["read", "examples"])
+def test_images_alone_are_nothing_to_train_on(drawn, method):
+    source = ImageListSource(list_images(str(drawn / "images")))
+    with pytest.raises(ValueError, match="nothing to train on"):
+        getattr(source, method)(shard_id=0, num_shards=1, training=True, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "no data: give --eval_images and --eval_annotations .COCO., or --eval_file_pattern"),
+        ({"images": "a"}, "--eval_images is given without --eval_annotations"),
+        ({"annotations": "a"}, "--eval_annotations is given without --eval_images"),
+        ({"images": "a", "annotations": "b", "file_pattern": "c"}, "--eval_file_pattern .* both given"),
+        ({"annotations": "b", "file_pattern": "c"}, "and --eval_annotations .COCO. are both given"),
+        ({"input_type": "tfrecord", "images": "a", "annotations": "b"}, "needs --eval_file_pattern"),
+        ({"input_type": "coco", "file_pattern": "c"}, "no data: give --eval_images"),
+        ({"file_pattern": "/nowhere/x*"}, r"no file matches '/nowhere/x\*'"),
+        ({"images": "/nowhere", "annotations": "/nowhere.json"}, "annotations /nowhere.json: No such file"),
+    ],
+)
+def test_wrong_flags_are_named(given, message):
+    with pytest.raises(UserError, match=message):
+        open_source(**given, split="eval")
+
+
+def test_input_type_chooses_where_both_are_given(drawn, drawn_records):
+    given = {
+        "images": str(drawn / "images"),
+        "annotations": str(drawn / "instances.json"),
+        "file_pattern": f"{drawn_records}*",
+    }
+    assert open_source(**given, input_type="coco").name == "coco"
+    assert open_source(**given, input_type="tfrecord").name == "tfrecord"
+
+
+def test_the_label_map_is_found_or_asked_for(drawn, drawn_records, tmp_path):
+    shutil.copytree(drawn_records.parent, tmp_path / "r")
+    pattern = f"{tmp_path}/r/*.tfrecord"
+    label_map = tmp_path / "r" / "drawn.label_map.json"
+    assert open_source(file_pattern=pattern).label_map == LabelMap.load(label_map)
+    label_map.rename(tmp_path / "labels.json")
+    with pytest.raises(UserError, match=r"no label map beside .*drawn.label_map.json.*--label_map=FILE"):
+        open_source(file_pattern=pattern)
+    found = open_source(file_pattern=pattern, label_map=str(tmp_path / "labels.json"))
+    assert found.label_map.names == ("car", "cat", "toothbrush")
+    (tmp_path / "labels.pbtxt").write_text("item { id: 3 name: 'car' }")
+    with pytest.raises(UserError, match="which the label map lacks"):
+        open_source(file_pattern=pattern, label_map=str(tmp_path / "labels.pbtxt"))
+
+
+def test_two_sets_must_agree_on_their_labels(drawn, drawn_records, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(drawn_records.parent, tmp_path / name)
+    other = tmp_path / "b" / "drawn.label_map.json"
+    document = json.loads(other.read_text())
+    document["categories"][0]["name"] = "bus"
+    other.write_text(json.dumps(document))
+    with pytest.raises(UserError, match="differ: give --label_map"):
+        open_source(file_pattern=f"{tmp_path}/[ab]/*.tfrecord")
+
+
+def test_lists_of_images(tmp_path):
+    for name in ("b.JPG", "a.png", "c.txt", ".hidden"):
+        (tmp_path / name).touch()
+    (tmp_path / "d.jpg").mkdir()
+    assert [file.name for file in list_images(str(tmp_path))] == ["a.png", "b.JPG"]
+    assert list_images(str(tmp_path / "b.JPG")) == [tmp_path / "b.JPG"]
+    assert list_images(f"{tmp_path}/*.[Jp]*") == [tmp_path / "a.png", tmp_path / "b.JPG"]
+    with pytest.raises(UserError, match=r"no file matches '.*nothing'"):
+        list_images(str(tmp_path / "nothing"))
+    with pytest.raises(UserError, match="holds no image"):
+        list_images(str(tmp_path / "d.jpg"))

@@ -1,0 +1,109 @@
+"""Fixtures that all tests share. Real data is looked for, never required; all else is drawn here."""
+
+import json
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import PIL.Image
+import PIL.ImageDraw
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before anybody imports TensorFlow
+# Tests leave the user's own cache alone. The directory goes when this object does.
+_CACHE = tempfile.TemporaryDirectory(prefix="detection-tests-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared" / "data")).resolve()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_tests:
+        return
+    from nvidia.dali import backend
+
+    if backend.GetCUDADeviceCount() == 0:
+        for item in gpu_tests:
+            item.add_marker(pytest.mark.skip(reason="DALI sees no GPU"))
+
+
+@pytest.fixture(scope="session")
+def coco128() -> pathlib.Path:
+    """128 images of COCO train2017: images/ and instances.json."""
+    return _real("coco128")
+
+
+@pytest.fixture(scope="session")
+def bccd() -> pathlib.Path:
+    """Blood cells: images/ and instances_{train,val,test}.json."""
+    return _real("bccd")
+
+
+def _real(name: str) -> pathlib.Path:
+    directory = DATA / name
+    if not directory.is_dir():
+        pytest.skip(f"{directory} is not there: set DETECTION_TEST_DATA")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Twelve drawn images, images/ and instances.json, with everything that a data set may hold.
+
+    Category ids with gaps (3, 17, 90), in no order; image ids with gaps, one above 2**31; no image square;
+    the third without objects; the fifth with a crowd besides; the seventh with a box that reaches outside,
+    one without area and one wholly outside; the last a PNG.
+    """
+    directory = tmp_path_factory.mktemp("drawn")
+    (directory / "images").mkdir()
+    random = np.random.default_rng(7)
+    colors = {17: (220, 60, 40), 3: (40, 160, 70), 90: (50, 80, 220)}
+    images, annotations = [], []
+    for i in range(12):
+        height, width = 60 + 7 * i, 151 - 8 * i
+        background = random.integers(90, 160, (height, width, 3), np.uint8)
+        picture = PIL.Image.fromarray(background)
+        image_id = 5_000_000_007 if i == 8 else 10 + 3 * i
+        for _ in range(0 if i == 2 else 1 + i % 4):
+            w, h = random.integers(8, 40, 2).tolist()
+            x, y = int(random.integers(0, width - w)), int(random.integers(0, height - h))
+            category_id = int(random.choice([3, 17, 90]))
+            PIL.ImageDraw.Draw(picture).rectangle([x, y, x + w - 1, y + h - 1], fill=colors[category_id])
+            annotations.append(_annotation(image_id, category_id, [x, y, w, h]))
+        if i == 4:
+            annotations.append(_annotation(image_id, 3, [0.5, 10.25, 60.5, 30.75]) | {"iscrowd": 1})
+        if i == 6:
+            annotations.append(_annotation(image_id, 90, [width - 10.5, -4, 20, 30.25]))
+            annotations.append(_annotation(image_id, 17, [20, 30, 0, 12]))
+            annotations.append(_annotation(image_id, 3, [width + 5, 3, 10, 10]))
+        name = f"{i:02d}.{'png' if i == 11 else 'jpg'}"
+        picture.save(directory / "images" / name, quality=92)
+        images.append({"id": image_id, "file_name": name, "height": height, "width": width})
+    for number, annotation in enumerate(annotations, 1):
+        annotation["id"] = number
+    random.shuffle(annotations)  # they need not be grouped by image
+    categories = [{"id": i, "name": name} for i, name in ((17, "cat"), (3, "car"), (90, "toothbrush"))]
+    document = {"images": images, "annotations": annotations, "categories": categories}
+    (directory / "instances.json").write_text(json.dumps(document))
+    return directory
+
+
+def _annotation(image_id: int, category_id: int, box_ltwh_px: list[float]) -> dict:
+    area = box_ltwh_px[2] * box_ltwh_px[3]
+    return {"image_id": image_id, "category_id": category_id, "bbox": box_ltwh_px, "area": area, "iscrowd": 0}
+
+
+@pytest.fixture(scope="session")
+def drawn_records(drawn: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The drawn set as three TFRecord files, indexes and label map: the prefix of their names."""
+    from common.annotations import load_coco
+    from common.tfrecord import write_tfrecords
+
+    prefix = tmp_path_factory.mktemp("records") / "drawn"
+    write_tfrecords(
+        load_coco(drawn / "instances.json", drawn / "images"), drawn / "images", prefix, num_shards=3
+    )
+    return prefix

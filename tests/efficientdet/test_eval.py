@@ -1,0 +1,145 @@
+"""Evaluation: the same bytes twice, both loaders, images in and original pixels out, refusals."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from common import coco_metrics
+from common.errors import UserError
+from common.sources import CocoSource
+from efficientdet.eval import evaluate
+from efficientdet.loaders import make_loader
+from efficientdet.predict import load_trained, make_detect
+
+
+def eval_flags(data):
+    return [
+        f"--eval_images={data}/images",
+        f"--eval_annotations={data}/instances.json",
+        "--pipeline_type=dali_cpu",
+    ]
+
+
+def test_evaluation_twice_gives_the_same_bytes(trained, drawn, command, tmp_path):
+    for name in ("a", "b"):
+        command("eval", f"--weights={trained}", f"--output_dir={tmp_path}/{name}", *eval_flags(drawn))
+    for name in ("metrics.json", "detections.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    # and what training itself found with these averaged weights
+    best = json.loads((tmp_path / "a" / "metrics.json").read_text())
+    assert best["AP"] == pytest.approx(max(float(r["AP"]) for r in _rows(trained)), abs=1e-5)
+
+
+def _rows(directory):
+    import csv
+
+    with (directory / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_plain_loader_finds_the_same(trained, drawn, command, tmp_path):
+    """Boxes may move by the one level that resizing differs by; they are the same detections."""
+    for name in ("dali_cpu", "tensorflow"):
+        arguments = [*eval_flags(drawn)[:2], f"--pipeline_type={name}", "--batch_size=5"]
+        command("eval", f"--weights={trained}", f"--output_dir={tmp_path}/{name}", *arguments)
+    ours, theirs = (
+        json.loads((tmp_path / name / "detections.json").read_text()) for name in ("dali_cpu", "tensorflow")
+    )
+    assert {d["image_id"] for d in ours} == {d["image_id"] for d in theirs}
+    top = max(ours, key=lambda d: d["score"])
+    rival = [d for d in theirs if d["image_id"] == top["image_id"]]
+    assert min(np.abs(np.subtract(top["bbox"], d["bbox"])).max() for d in rival) < 2.0
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 12])
+def test_every_image_exactly_once(trained, drawn, batch_size):
+    """Twelve images in batches of five: the repeats at the end must not count."""
+    model, config, labels, _ = load_trained(str(trained))
+    source = CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+    loader = make_loader(
+        "dali_cpu",
+        source=source,
+        config=config,
+        batch_size=batch_size,
+        training=False,
+        with_targets=False,
+    )
+    truth = source.annotations.ground_truth()
+    _, results = evaluate(make_detect(model, config), loader, truth, labels)
+    keys = [(r["image_id"], r["category_id"], tuple(r["bbox"]), r["score"]) for r in results]
+    assert len(keys) == len(set(keys))
+    assert {r["image_id"] for r in results} <= set(source.annotations.image_ids.tolist())
+    per_image = np.unique([r["image_id"] for r in results], return_counts=True)[1]
+    assert per_image.max() <= config.max_detections
+
+
+def test_detections_are_original_pixels_and_category_ids(trained, drawn, command, tmp_path):
+    command("eval", f"--weights={trained}", f"--output_dir={tmp_path}", *eval_flags(drawn))
+    truth = json.loads((drawn / "instances.json").read_text())
+    sizes = {image["id"]: (image["width"], image["height"]) for image in truth["images"]}
+    results = json.loads((tmp_path / "detections.json").read_text())
+    assert results
+    for result in results:
+        width, height = sizes[result["image_id"]]
+        x, y, w, h = result["bbox"]
+        assert result["category_id"] in (3, 17, 90)
+        assert -0.01 <= x <= x + w <= width + 0.01
+        assert -0.01 <= y <= y + h <= height + 0.01
+
+
+def test_truth_fed_back_is_ap_one(coco128):
+    source = CocoSource(str(coco128 / "images"), str(coco128 / "instances.json"))
+    truth = source.annotations.ground_truth()
+    perfect = [
+        {"image_id": a["image_id"], "category_id": a["category_id"], "bbox": a["bbox"], "score": 1.0}
+        for a in truth["annotations"]
+        if not a["iscrowd"]
+    ]
+    metrics = coco_metrics.evaluate(truth, perfect)
+    assert metrics["AP"] == pytest.approx(1.0)
+    assert metrics["AP50"] == pytest.approx(1.0)
+
+
+def test_hard_nms_and_another_size_by_flag(trained, drawn, command, tmp_path):
+    metrics = command(
+        "eval",
+        f"--weights={trained}",
+        f"--output_dir={tmp_path}",
+        "--hparams=nms_method=hard",
+        "--image_size=96x128",
+        *eval_flags(drawn),
+    )
+    assert 0.0 <= metrics["AP"] <= 1.0
+
+
+def test_other_categories_are_refused(trained, drawn, command, tmp_path):
+    data = tmp_path / "renamed"
+    shutil.copytree(drawn, data)
+    document = json.loads((data / "instances.json").read_text())
+    next(c for c in document["categories"] if c["id"] == 17)["name"] = "giraffe"
+    (data / "instances.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"17.*giraffe"):
+        command("eval", f"--weights={trained}", f"--output_dir={tmp_path}/out", *eval_flags(data))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no weights at all" * 99])
+def test_bad_weights_are_one_line(command, drawn, tmp_path, content):
+    weights = tmp_path / "x.weights.h5"
+    if content is not None:
+        weights.write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.weights\.h5"):
+        command("eval", f"--weights={weights}", *eval_flags(drawn))
+
+
+def test_a_network_that_gives_nan_is_an_error_not_a_score(trained, drawn):
+    model, config, labels, _ = load_trained(str(trained))
+    bias = next(w for w in model.weights if w.path == "class_net.predict/bias")
+    bias.assign(np.full(bias.shape, np.nan))
+    source = CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+    loader = make_loader(
+        "dali_cpu", source=source, config=config, batch_size=4, training=False, with_targets=False
+    )
+    with pytest.raises(UserError, match=r"image 10 is not finite"):
+        evaluate(make_detect(model, config), loader, source.annotations.ground_truth(), labels)

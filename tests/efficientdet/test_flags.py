@@ -1,0 +1,47 @@
+"""A flag is a parameter of the entry function, with the same name and default, and the other way round."""
+
+import inspect
+
+import pytest
+from absl import flags
+
+from efficientdet import eval as eval_app
+from efficientdet import infer as infer_app
+from efficientdet import train as train_app
+
+
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        (train_app, train_app.train),
+        (eval_app, eval_app.evaluate_weights),
+        (infer_app, infer_app.infer),
+    ],
+    ids=["train", "eval", "infer"],
+)
+def test_flags_are_the_parameters(module, function):
+    fv = flags.FlagValues()
+    module.define_flags(fv)
+    parameters = inspect.signature(function).parameters
+    assert set(fv) == set(parameters)
+    for name, parameter in parameters.items():
+        expected = None if parameter.default is parameter.empty else parameter.default
+        assert fv[name].default == expected, name
+
+
+def test_importing_defines_no_flags():
+    """Two apps that define flags on import could not live in one process."""
+    assert "model_name" not in flags.FLAGS
+    assert "weights" not in flags.FLAGS
+
+
+def test_the_flags_of_the_interface_exist():
+    fv = flags.FlagValues()
+    train_app.define_flags(fv)
+    promised = (
+        "input_type train_images train_annotations eval_images eval_annotations train_file_pattern "
+        "eval_file_pattern label_map pipeline_type model_name image_size num_classes hparams batch_size "
+        "epochs steps_per_epoch learning_rate strategy precision xla ema_decay clip_norm accumulate_steps "
+        "init_from freeze output_dir overwrite eval_every seed num_threads prefetch"
+    )
+    assert set(promised.split()) <= set(fv)

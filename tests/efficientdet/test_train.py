@@ -1,0 +1,287 @@
+"""The training command: what it leaves behind, resuming, every flag, and what it refuses."""
+
+import csv
+import dataclasses
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import PIL.Image
+import pytest
+
+from common import weight_files
+from common.errors import UserError
+from common.labels import LabelMap
+from common.run_log import RunLog
+from efficientdet.config import get_config
+from efficientdet.predict import config_from_metadata, load_trained
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TINY = "fpn_cells=1,head_repeats=1,max_level=5"
+
+
+@pytest.fixture(autouse=True)
+def float32_policy():
+    """Runs with other precisions must not leak into the next test."""
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+
+
+def weights_of(path: pathlib.Path) -> dict[str, np.ndarray]:
+    return {weight.path: np.asarray(weight) for weight in load_trained(str(path))[0].weights}
+
+
+def assert_same_weights(a: pathlib.Path, b: pathlib.Path) -> None:
+    first, second = weights_of(a), weights_of(b)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name], err_msg=name)
+
+
+def rows_of(directory: pathlib.Path) -> list[dict]:
+    with (directory / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_a_run_leaves_behind(trained, drawn):
+    rows = rows_of(trained)
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert [row["step"] for row in rows] == ["3", "6"]  # 12 images in batches of 4
+    for row in rows:
+        for name in ("loss", "class_loss", "box_loss", "l2_loss", "learning_rate", "images_per_second", "AP"):
+            assert np.isfinite(float(row[name])), name
+    metrics = json.loads((trained / "metrics.json").read_text())
+    assert {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"} <= set(
+        metrics
+    )
+    assert float(rows[-1]["AP"]) == pytest.approx(metrics["AP"], abs=1e-5)
+    for name in ("first_batch.png", "loss_curves.png", "pr_curves.png"):
+        assert np.asarray(PIL.Image.open(trained / name)).std() > 0
+    assert list((trained / "tensorboard").glob("events*"))
+    assert "--batch_size=4" in (trained / "flags.txt").read_text().splitlines()
+    for name in (weight_files.BEST, weight_files.LAST):
+        metadata = weight_files.read_metadata(trained / name)
+        assert LabelMap.from_json(metadata["label_map"]).category_ids == (3, 17, 90)
+        assert metadata["config"]["image_size"] == [64, 96]
+
+
+def test_the_flag_file_of_a_run_repeats_it(trained, command):
+    """The same command on the finished directory has nothing left to do and says what it had found."""
+    metrics = command("train", f"--flagfile={trained}/flags.txt")
+    assert metrics == json.loads((trained / "metrics.json").read_text())
+
+
+@pytest.mark.parametrize("pipeline_type", ["dali_cpu", "tensorflow"])
+def test_interrupted_and_resumed_equals_unbroken(
+    tiny_train, drawn, trained, tmp_path, monkeypatch, pipeline_type
+):
+    unbroken = trained
+    if pipeline_type == "tensorflow":
+        unbroken = tmp_path / "unbroken"
+        tiny_train(drawn, unbroken, f"--pipeline_type={pipeline_type}")
+    add = RunLog.add
+
+    def add_once(self, epoch, step, values):
+        if epoch == 2:
+            raise KeyboardInterrupt
+        add(self, epoch, step, values)
+
+    broken = tmp_path / "broken"
+    monkeypatch.setattr(RunLog, "add", add_once)
+    with pytest.raises(KeyboardInterrupt):
+        tiny_train(drawn, broken, f"--pipeline_type={pipeline_type}")
+    monkeypatch.setattr(RunLog, "add", add)
+    assert len(rows_of(broken)) == 1
+    tiny_train(drawn, broken, f"--pipeline_type={pipeline_type}")
+    assert_same_weights(unbroken / weight_files.LAST, broken / weight_files.LAST)
+    assert [row["epoch"] for row in rows_of(broken)] == ["1", "2"]
+
+
+def test_another_run_in_the_directory_is_refused(trained, tiny_train, drawn, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    with pytest.raises(UserError, match=r"batch_size was 4 and is now 2.*--overwrite"):
+        tiny_train(drawn, copy, "--batch_size=2")
+    assert_same_weights(trained / weight_files.LAST, copy / weight_files.LAST)  # nothing was touched
+
+
+def test_overwrite_starts_anew(tiny_train, trained, drawn, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    tiny_train(
+        drawn, copy, "--batch_size=2", "--overwrite", "--epochs=1", "--steps_per_epoch=2", "--eval_every=0"
+    )
+    assert [row["step"] for row in rows_of(copy)] == ["2"]
+
+
+def test_tfrecords_train_like_coco(tiny_train, command, drawn, tmp_path):
+    """The same data in the other form; --input_type follows from the flags given."""
+    subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "common/tfrecord.py"),
+            f"--images={drawn}/images",
+            f"--annotations={drawn}/instances.json",
+            f"--output={tmp_path}/drawn",
+            "--num_shards=2",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    metrics = command(
+        "train",
+        "--model_name=efficientdet-nano",
+        "--image_size=64",
+        f"--hparams={TINY}",
+        "--batch_size=4",
+        "--epochs=1",
+        "--pipeline_type=dali_cpu",
+        f"--train_file_pattern={tmp_path}/drawn*.tfrecord",
+        f"--eval_file_pattern={tmp_path}/drawn*.tfrecord",
+        f"--output_dir={tmp_path}/run",
+    )
+    assert set(metrics["per_class"]) == set(json_names(drawn))
+
+
+def json_names(directory: pathlib.Path) -> list[str]:
+    return [c["name"] for c in json.loads((directory / "instances.json").read_text())["categories"]]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (
+            "--precision=mixed_float16",
+            "--accumulate_steps=2",
+            f"--hparams={TINY},augmentation=min_iou_crop,hue=20",
+        ),
+        (
+            "--precision=mixed_bfloat16",
+            "--clip_norm=0",
+            "--ema_decay=0",
+            f"--hparams={TINY},optimizer=sgd,augmentation=resize_range,grid_mask_prob=1",
+        ),
+        ("--xla", "--pipeline_type=synthetic", "--num_classes=3", "--learning_rate=0.01"),
+    ],
+    ids=lambda arguments: " ".join(arguments)[:60],
+)
+def test_every_way_to_train_takes_steps(tiny_train, drawn, tmp_path, arguments):
+    tiny_train(drawn, tmp_path / "run", "--epochs=1", "--steps_per_epoch=3", "--seed=3", *arguments)
+    (row,) = rows_of(tmp_path / "run")
+    assert np.isfinite(float(row["loss"]))
+    assert weight_files.read_metadata(tmp_path / "run" / weight_files.LAST)["epoch"] == 1
+
+
+def test_freeze_keeps_the_named_layers_still(tiny_train, trained, drawn, tmp_path):
+    run = tmp_path / "run"
+    tiny_train(drawn, run, "--epochs=1", f"--init_from={trained}", "--freeze=^backbone", "--ema_decay=0")
+    before, after = weights_of(weight_files.find(trained)), weights_of(run / weight_files.LAST)
+    changed = [name for name in after if not np.array_equal(before[name], after[name])]
+    same = [name for name in after if name not in changed]
+    assert any("backbone" in name for name in same)
+    assert changed, "nothing was trained"
+    assert not [name for name in changed if "backbone" in name]  # batch-norm statistics included
+
+
+def test_init_from_another_class_count_makes_the_class_head_anew(tiny_train, trained, drawn, tmp_path, capfd):
+    tiny_train(
+        drawn,
+        tmp_path / "run",
+        f"--init_from={trained}",
+        "--num_classes=5",
+        "--epochs=1",
+        "--steps_per_epoch=1",
+        "--eval_every=0",
+    )
+    report = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("--init_from"))
+    assert "made anew" in report
+    assert "class" in report.partition("made anew")[2]
+    assert "box" not in report.partition("made anew")[2]
+
+
+def test_nan_loss_stops_with_one_line_and_keeps_the_checkpoint(tiny_train, drawn, tmp_path):
+    with pytest.raises(UserError, match=r"the loss is (nan|inf).*--learning_rate"):
+        tiny_train(drawn, tmp_path / "run", "--learning_rate=1e30", "--clip_norm=0", "--epochs=3")
+
+
+REFUSED = {
+    "unknown model": (["--model_name=efficientdet-nona"], "did you mean 'efficientdet-nano'"),
+    "unknown hyper-parameter": (["--hparams=learning_rat=1"], "did you mean 'learning_rate'"),
+    "no data": ([], "--train_images"),
+    "missing json": (
+        ["--train_images=/nowhere", "--train_annotations=/nowhere/instances.json"],
+        "/nowhere/instances.json",
+    ),
+    "glob that matches nothing": (["--train_file_pattern=/nowhere/tr*.tfrecord"], "/nowhere/tr*.tfrecord"),
+    "bad image size": (["--image_size=12by3", "--pipeline_type=synthetic"], "12by3"),
+    "bad freeze": (["--freeze=(", "--pipeline_type=synthetic"], "--freeze='('"),
+    "freeze matches nothing": (["--freeze=xyz", "--pipeline_type=synthetic"], "matches no layer"),
+    "missing weights": (["--init_from=/nowhere.h5", "--pipeline_type=synthetic"], "/nowhere.h5"),
+    "no GPU": (
+        ["--pipeline_type=dali_gpu", "--train_images={d}", "--train_annotations={d}/x.json"],
+        "x.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_one_line(command, tmp_path, case):
+    arguments, message = REFUSED[case]
+    with pytest.raises(UserError) as error:
+        command(
+            "train",
+            "--model_name=efficientdet-nano",
+            f"--output_dir={tmp_path}/run",
+            *(argument.format(d=tmp_path) for argument in arguments),
+        )
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_exit_code_and_no_traceback(tmp_path):
+    """As the user types it, in its own process and from another directory."""
+    (tmp_path / "broken.json").write_text('{"images": [{"id": 1,')
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "efficientdet/train.py"),
+            f"--train_images={tmp_path}",
+            f"--train_annotations={tmp_path}/broken.json",
+            f"--output_dir={tmp_path}/run",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "broken.json" in line
+    assert done.stdout == ""
+
+
+def test_a_directory_with_other_files_is_not_taken(command, tmp_path):
+    (tmp_path / "thesis.txt").write_text("five years")
+    with pytest.raises(UserError, match=r"thesis\.txt"):
+        command(
+            "train", "--pipeline_type=synthetic", f"--output_dir={tmp_path}", "--model_name=efficientdet-nano"
+        )
+
+
+def test_config_survives_the_metadata(trained):
+    metadata = weight_files.read_metadata(trained / weight_files.BEST)
+    config = config_from_metadata(metadata["config"])
+    expected = dataclasses.replace(
+        get_config("efficientdet-nano"),
+        image_size=(64, 96),
+        epochs=2,
+        fpn_cells=1,
+        head_repeats=1,
+        max_level=5,
+    )
+    assert config == expected
+    assert hash(config) == hash(expected)  # lists became tuples again

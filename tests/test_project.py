@@ -1,0 +1,66 @@
+"""Promises about the repository itself: pins, recipes, and what must never be in it."""
+
+import pathlib
+import re
+import subprocess
+import tomllib
+
+import pytest
+from absl import flags
+
+from efficientdet import train
+from efficientdet.config import get_config
+from efficientdet.optimization import make_schedule
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SOURCES = sorted(
+    path
+    for folder in ("common", "efficientdet", "tests", "docker")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".sh", ".txt")
+)
+
+
+def test_every_package_of_the_design_is_declared_and_pinned():
+    extras = PROJECT["optional-dependencies"]
+    everything = [*PROJECT["dependencies"], *(r for requirements in extras.values() for r in requirements)]
+    assert all(re.fullmatch(r"[\w-]+(\[[\w-]+\])?==[\w.]+", requirement) for requirement in everything)
+    names = {re.split(r"[\[=]", requirement)[0] for requirement in everything}
+    assert {"nvidia-dali-cuda120", "tensorflow", "horovod", "pycocotools", "absl-py"} <= names
+    assert any(requirement.startswith("horovod==") for requirement in extras["horovod"])
+    assert any(requirement.startswith("tensorflow[and-cuda]==") for requirement in extras["gpu"])
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted((ROOT / "efficientdet/flags").glob("*.txt")), ids=lambda path: path.stem
+)
+def test_recipes_parse_and_name_their_source(recipe):
+    text = recipe.read_text()
+    header = [line for line in text.splitlines() if line.startswith("#")]
+    assert any("python efficientdet/train.py" in line for line in header)
+    assert any("Hardware" in line for line in header)
+    fv = flags.FlagValues()
+    flags.DEFINE_multi_string("flagfile", [], "", flag_values=fv)
+    train.define_flags(fv)
+    fv(["train", *(line for line in text.splitlines() if line.startswith("--"))])
+    get_config(fv.model_name)
+
+
+def test_d0_recipe_is_the_published_schedule():
+    schedule = make_schedule(get_config("efficientdet-d0"), effective_batch=64, steps_per_epoch=1000)
+    expected = {0: 0.008, 500: 0.044, 1000: 0.08, 150_500: 0.04, 300_000: 0.0}
+    for step, value in expected.items():
+        assert float(schedule(step)) == pytest.approx(value, abs=1e-6)
+
+
+def test_no_unsafe_loading():
+    forbidden = re.compile(r"pickle\.|allow_pickle=True|unsafe_load|safe_mode=False|yaml\.load\((?!.*Loader)")
+    for path in SOURCES:
+        if path.suffix == ".py" and path != pathlib.Path(__file__):
+            assert not forbidden.search(path.read_text()), path
+
+
+def test_shell_scripts_parse():
+    for script in [*(ROOT / "docker").glob("*.sh"), ROOT / ".ci/run"]:
+        subprocess.run(["bash", "-n", str(script)], check=True)

@@ -1,0 +1,98 @@
+"""What the README says is run: every command on drawn data, every link and every file of its map."""
+
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+# What a test adds to a training command so that it takes seconds: a small network, few steps.
+SMALL = [
+    "--model_name=efficientdet-nano",
+    "--image_size=64",
+    "--hparams=fpn_cells=1,head_repeats=1,max_level=5",
+    "--epochs=1",
+    "--batch_size=4",
+]
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory, drawn) -> pathlib.Path:
+    """What somebody who copies the app has: <app>/ and common/ in an empty folder, and data in my/."""
+    directory = tmp_path_factory.mktemp("copy")
+    for name in ("efficientdet", "common"):
+        shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(drawn, directory / "my")
+    (directory / "my" / "records").mkdir()
+    return directory
+
+
+def test_python_commands_run_in_order(project):
+    ran = 0
+    for command in commands():
+        words = shlex.split(command)
+        if words[0] != "python":
+            continue
+        more = SMALL if words[1].endswith("train.py") else []
+        done = subprocess.run(
+            [sys.executable, *words[1:], *more], cwd=project, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr[-3000:]}"
+        ran += 1
+    assert ran >= 6
+    assert (project / "runs/mine/metrics.json").exists()
+    assert list((project / "runs/mine/pictures").glob("*.png"))
+
+
+def test_make_commands_are_targets():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = [command.split()[1] for command in commands() if command.startswith("make ")]
+    assert {"demo", "test"} <= set(targets)
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_links_and_the_map_exist():
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert link.startswith("https://") or (ROOT / link).exists(), link
+    tree = re.search(r"## Map\n+```\n(.*?)```", README, re.DOTALL)[1]
+    named, folder = set(), ""
+    for line in tree.splitlines():
+        folder = line.split()[0] if line and not line.startswith(" ") else folder
+        named |= {folder + name for name in re.findall(r"\b\w+\.py\b", line)}
+    existing = {
+        f"{folder}/{path.name}"
+        for folder in ("efficientdet", "common")
+        for path in (ROOT / folder).glob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert named == existing
+
+
+def test_flags_in_the_text_exist():
+    from absl import flags
+
+    from efficientdet import train
+
+    fv = flags.FlagValues()
+    train.define_flags(fv)
+    for name in set(re.findall(r"--(\w+)=", README)) - {"flagfile"}:
+        known = name in fv or name in {
+            "weights",
+            "images",
+            "annotations",
+            "output",
+            "num_shards",
+            "score_threshold",
+        }
+        assert known, name
