@@ -62,12 +62,6 @@ class AveragedWeights(tf.Module):
             average.assign_sub((1.0 - decay) * (average - tf.cast(weight, tf.float32)))
         self._num_updates.assign_add(1)
 
-    def reset(self) -> None:
-        """Starts again from the model's present weights, for example after pretrained ones were loaded."""
-        for average, weight in zip(self._averages, self._weights(), strict=True):
-            average.assign(tf.cast(weight, tf.float32))
-        self._num_updates.assign(0)
-
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Inside this context the model has the averaged weights; after it, its own again, bit for bit."""

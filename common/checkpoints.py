@@ -125,7 +125,8 @@ class Checkpoints:
     def save_best(self, metric: float, metadata: Mapping[str, Any]) -> bool:
         """Writes the model's present weights to best.weights.h5 if `metric` is higher than that file's own.
 
-        The metric travels in the file, so the two cannot disagree. One that is not finite is never the best.
+        The metric travels in the file, so the two cannot disagree. One that is not finite is never the best,
+        and one that was measured on other data (`metadata["eval_data"]`) is no rival.
 
         Returns:
             Whether the weights were written.
@@ -138,7 +139,8 @@ class Checkpoints:
             return False
         if path.exists():
             try:
-                if metric <= weight_files.read_metadata(path)["metric"]:
+                best = weight_files.read_metadata(path)
+                if best.get("eval_data") == metadata.get("eval_data") and metric <= best["metric"]:
                     return False
             except UserError as error:
                 print(f"{error}; it is replaced", file=sys.stderr)

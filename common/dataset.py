@@ -38,11 +38,13 @@ def from_pipeline(
             device_id=device_id,
             prefetch_queue_depth=pipeline.prefetch_queue_depth,
         )
-        return _Structured(flat, element_spec)
+        if device_id is not None:
+            return _Structured(flat, element_spec)
+        return flat.map(lambda *tensors: tf.nest.pack_sequence_as(element_spec, tensors))
 
 
 class _Structured(tf.data.Dataset):
-    """The same tensors under another structure. `map` would do, but has no kernel for datasets on a GPU."""
+    """The same tensors under another structure, for datasets on a GPU, where `map` has no kernel."""
 
     def __init__(self, flat: tf.data.Dataset, element_spec: ElementSpec) -> None:
         self._flat = flat

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from absl import flags
 
+from common import atomic
+
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 
@@ -129,6 +131,9 @@ def values(fv: flags.FlagValues, define_flags: Callable[[flags.FlagValues], None
 
 
 def write_flagfile(path: pathlib.Path, flag_values: dict) -> None:
-    """Writes `--name=value` lines that `--flagfile=` reads back; flags without a value are left out."""
-    lines = [f"--{name}={value}" for name, value in sorted(flag_values.items()) if value is not None]
-    path.write_text("\n".join(lines) + "\n")
+    """Writes `--name=value` lines that `--flagfile=` reads back; flags without a value are left out.
+
+    So is --overwrite: repeating a run must not erase it.
+    """
+    given = {k: v for k, v in sorted(flag_values.items()) if v is not None and k != "overwrite"}
+    atomic.write_bytes(path, "".join(f"--{name}={value}\n" for name, value in given.items()).encode())

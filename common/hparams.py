@@ -11,6 +11,7 @@ import pathlib
 import re
 import types
 import typing
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import yaml
@@ -20,13 +21,15 @@ from common.errors import UserError, unknown
 Config = TypeVar("Config")
 
 
-def override(config: Config, spec: str | None) -> Config:
+def override(config: Config, spec: str | None, only: Collection[str] | None = None) -> Config:
     """Returns `config` with the fields named in `spec` replaced.
 
     Args:
         config: a frozen dataclass instance.
         spec: `key=value,key=value` (a comma followed by `key=` starts the next pair, so a value may hold
             commas: `aspect_ratios=1.0,2.0,0.5`), the path of a YAML mapping, or None.
+
+        only: the fields that may be changed here; None: all.
 
     Raises:
         UserError: unknown or repeated key, value that does not parse as the field's type, unreadable file.
@@ -39,12 +42,19 @@ def override(config: Config, spec: str | None) -> Config:
     for key, text in pairs:
         if key not in field_types:
             raise unknown("hyper-parameter", key, sorted(field_types))
+        if only is not None and key not in only:
+            raise UserError(f"hyper-parameter {key!r} cannot be changed here; what can: {', '.join(only)}")
         if key in values:
             raise UserError(f"hyper-parameter {key!r} is given twice in {spec!r}: keep one")
         values[key] = parse_value(key, text, field_types[key])
+    return replace(config, values)
+
+
+def replace(config: Config, values: Mapping[str, Any]) -> Config:
+    """`dataclasses.replace`; what the config's own checks refuse is a UserError."""
     try:
         return dataclasses.replace(config, **values)
-    except ValueError as error:  # the config's own __post_init__ checks
+    except ValueError as error:
         raise UserError(str(error)) from error
 
 
@@ -81,6 +91,8 @@ def parse_value(key: str, value: Any, field_type: Any) -> Any:
             ]
         if isinstance(value, bool):  # YAML's yes and no are no numbers and no names
             raise ValueError(value)
+        if field_type is int and isinstance(value, float) and not value.is_integer():
+            raise ValueError(value)
         return field_type(value)  # float("1e-3") works, where PyYAML alone would leave a string
     except (KeyError, ValueError, TypeError) as error:
         wanted = getattr(field_type, "__name__", str(field_type))
@@ -113,7 +125,7 @@ def _read_yaml(path: str) -> list[tuple[str, Any]]:
         pairs = yaml.load(pathlib.Path(path).read_text(), Loader=_UniqueKeyLoader)  # a SafeLoader
     except OSError as error:
         raise UserError(f"--hparams={path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--hparams={path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
         raise UserError(f"--hparams={path} holds no key: value mapping")

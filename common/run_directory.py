@@ -27,8 +27,19 @@ _ABSENT = "absent"
 _SHOWN_CHARACTERS = 60
 
 
+def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
+    """Makes a directory for results, before the work whose results go there; UserError where that fails."""
+    try:
+        pathlib.Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir={path}: {error.strerror}") from error
+    return pathlib.Path(path)
+
+
 class RunDirectory:
-    """The directory of one run: made, taken up again when it is the same run, or refused.
+    """The directory of one run: new, taken up again when it is the same run, or refused.
+
+    Making the object only looks; `claim`, when all else is known to be in order, writes and overwrites.
 
     Args:
         path: the directory.
@@ -37,7 +48,7 @@ class RunDirectory:
 
     Attributes:
         path: the directory.
-        resumed: whether the same run was here before.
+        resumed: whether the same run was here before and goes on.
 
     Raises:
         UserError: the directory holds another run, or files of something else, or cannot be made.
@@ -48,18 +59,27 @@ class RunDirectory:
         self._file = self.path / "run.json"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            atomic.remove_unfinished(self.path)
-            if overwrite:
-                self._remove_run()
-            self.resumed = self._file.exists()
+            self.resumed = self._file.exists() and not overwrite
             if self.resumed:
                 self._check_same_run(identity)
-            else:
-                if not overwrite:
-                    self._check_empty()
-                atomic.write_bytes(self._file, json.dumps(identity, indent=2).encode() + b"\n")
+            elif not overwrite:
+                self._check_empty()
         except OSError as error:
             raise UserError(f"--output_dir={self.path}: {error.strerror}") from error
+        self._identity = dict(identity)
+        self._overwrite = overwrite
+
+    def claim(self) -> pathlib.Path:
+        """Makes the directory this run's own: removes what it overwrites, writes the identity. The path."""
+        try:
+            atomic.remove_unfinished(self.path)
+            if self._overwrite:
+                self._remove_run()
+            if not self.resumed:
+                atomic.write_bytes(self._file, json.dumps(self._identity, indent=2).encode() + b"\n")
+        except OSError as error:
+            raise UserError(f"--output_dir={self.path}: {error.strerror}") from error
+        return self.path
 
     def _check_same_run(self, identity: Mapping[str, Any]) -> None:
         try:

@@ -24,11 +24,6 @@ class RunLog:
         self._rows = [row for row in self._read() if int(row["epoch"]) <= done_epochs]
         self._events = tf.summary.create_file_writer(str(directory / "tensorboard"))
 
-    @property
-    def rows(self) -> list[dict]:
-        """The rows so far, values as text once they were read back from the file."""
-        return self._rows
-
     def add(self, epoch: int, step: int, values: dict[str, float]) -> None:
         """Records one epoch (1-based) that ended at `step`. Non-finite values stay empty in the table."""
         row = {"epoch": epoch, "step": step}

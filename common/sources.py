@@ -7,6 +7,7 @@ where the images come from.
 import abc
 import dataclasses
 import functools
+import glob
 import hashlib
 import os
 import pathlib
@@ -258,13 +259,10 @@ def list_images(images: str) -> list[pathlib.Path]:
     path = pathlib.Path(images)
     if path.is_file():
         return [path]
-    if not path.is_dir():
-        return [pathlib.Path(file) for file in tfrecord_index.expand_pattern(images)]
-    files = sorted(
-        file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
-    )
+    found = path.iterdir() if path.is_dir() else map(pathlib.Path, glob.glob(images, recursive=True))
+    files = sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     if not files:
-        raise UserError(f"--images={images} holds no image ({', '.join(IMAGE_SUFFIXES)})")
+        raise UserError(f"--images={images}: no image there ({', '.join(IMAGE_SUFFIXES)})")
     return files
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment that every command of this repository runs in. `make setup` and the images call it.
 #
-#   docker/setup_env.sh .venv [extra ...]        extras of pyproject.toml, for example: dev horovod
+#   docker/setup_env.sh .venv [extra ...]        extras of pyproject.toml, for example: dev
 #
 # Every version is pinned in pyproject.toml. With an NVIDIA GPU in sight the extra `gpu` is added.
 set -euo pipefail
@@ -38,6 +38,7 @@ PYTHON
 
 pip_install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 
+command -v g++ >/dev/null || fail "no C++ compiler: DALI's TensorFlow plugin needs g++ (Debian and Ubuntu: apt install g++)"
 python=$(find_python)
 say "virtual environment in $venv ($("$python" --version))"
 "$python" -m venv "$venv" || fail "$python has no working venv module: on Debian and Ubuntu, apt install python3-venv"
@@ -63,7 +64,6 @@ print(*tomllib.load(open(sys.argv[1], 'rb'))['build-system']['requires'], sep='\
 pip_install $requirements_build
 
 if ! plugin_works; then
-  command -v g++ >/dev/null || fail "no C++ compiler: DALI's TensorFlow plugin needs g++ (Debian and Ubuntu: apt install g++)"
   say "DALI's TensorFlow plugin (its shipped binary)"
   # The plugin ships a binary for this TensorFlow, but its installer looks for "GCC:" in TensorFlow's library with `strings`,
   # and this TensorFlow was built by clang: it would compile, which needs CUDA headers. Answering for `strings`, for this one

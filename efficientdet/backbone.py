@@ -62,12 +62,15 @@ _STAGES = (  # arXiv 1905.11946 table 1
 _SQUEEZE_RATIO = 0.25  # of the block's input channels
 
 
-def extract_features(images: keras.KerasTensor, backbone: str) -> dict[int, keras.KerasTensor]:
+def extract_features(
+    images: keras.KerasTensor, backbone: str, bn_momentum: float = 0.99
+) -> dict[int, keras.KerasTensor]:
     """Puts the backbone on `images`.
 
     Args:
         images: (B, H, W, 3), normalised.
         backbone: a row of BACKBONES.
+        bn_momentum: of the batch norms.
 
     Returns:
         Level l = 1 .. 5 -> (B, ceil(H / 2**l), ceil(W / 2**l), C_l), the last block output of that size.
@@ -81,7 +84,7 @@ def extract_features(images: keras.KerasTensor, backbone: str) -> dict[int, kera
     blocks = _blocks(scaling)
 
     x = _convolution(_round_filters(_STEM_FILTERS, scaling.width), 3, 2, "backbone.stem.conv")(images)
-    x = batch_norm("backbone.stem.bn")(x)
+    x = batch_norm("backbone.stem.bn", bn_momentum)(x)
     x = keras.layers.Activation("swish", name="backbone.stem.swish")(x)
 
     features, level = {}, 1
@@ -89,17 +92,19 @@ def extract_features(images: keras.KerasTensor, backbone: str) -> dict[int, kera
         # Stochastic depth (arXiv 1603.09382): the chance to be dropped grows linearly, from 0 at block 0
         drop_rate = 0.0 if scaling.survival is None else (1 - scaling.survival) * index / len(blocks)
         level += block.stride == 2
-        x = _mbconv(x, block, drop_rate, f"backbone.block_{index}")
+        x = _mbconv(x, block, drop_rate, bn_momentum, f"backbone.block_{index}")
         features[level] = x  # a later block of the same level replaces it
     return features
 
 
-def batch_norm(name: str) -> keras.layers.Layer:
+def batch_norm(name: str, momentum: float) -> keras.layers.Layer:
     """Batch normalisation as everywhere in EfficientDet (google/automl efficientdet/tf2/util_keras.py)."""
-    return BatchNormalization(momentum=0.99, epsilon=1e-3, name=name)
+    return BatchNormalization(momentum=momentum, epsilon=1e-3, name=name)
 
 
-def _mbconv(x: keras.KerasTensor, block: _Stage, drop_rate: float, name: str) -> keras.KerasTensor:
+def _mbconv(
+    x: keras.KerasTensor, block: _Stage, drop_rate: float, bn_momentum: float, name: str
+) -> keras.KerasTensor:
     """Mobile inverted bottleneck: expand, filter each channel, weigh the channels, project, add the input."""
     layers = keras.layers
     inputs, input_filters = x, x.shape[-1]
@@ -107,7 +112,7 @@ def _mbconv(x: keras.KerasTensor, block: _Stage, drop_rate: float, name: str) ->
 
     if block.expansion != 1:
         x = _convolution(expanded_filters, 1, 1, f"{name}.expand.conv")(x)
-        x = batch_norm(f"{name}.expand.bn")(x)
+        x = batch_norm(f"{name}.expand.bn", bn_momentum)(x)
         x = layers.Activation("swish", name=f"{name}.expand.swish")(x)
 
     x = layers.DepthwiseConv2D(
@@ -118,7 +123,7 @@ def _mbconv(x: keras.KerasTensor, block: _Stage, drop_rate: float, name: str) ->
         depthwise_initializer=_initializer(),
         name=f"{name}.depthwise.conv",
     )(x)
-    x = batch_norm(f"{name}.depthwise.bn")(x)
+    x = batch_norm(f"{name}.depthwise.bn", bn_momentum)(x)
     x = layers.Activation("swish", name=f"{name}.depthwise.swish")(x)
 
     # Squeeze and excitation (arXiv 1709.01507)
@@ -131,11 +136,10 @@ def _mbconv(x: keras.KerasTensor, block: _Stage, drop_rate: float, name: str) ->
     x = layers.Multiply(name=f"{name}.se.scale")([x, gates])
 
     x = _convolution(block.filters, 1, 1, f"{name}.project.conv")(x)
-    x = batch_norm(f"{name}.project.bn")(x)
+    x = batch_norm(f"{name}.project.bn", bn_momentum)(x)
     if block.stride == 1 and block.filters == input_filters:
-        if (
-            drop_rate > 0
-        ):  # whole images of the batch lose this block; the others are scaled up to keep the mean
+        if drop_rate > 0:
+            # whole images of the batch lose this block; the others are scaled up to keep the mean
             x = layers.Dropout(drop_rate, noise_shape=(None, 1, 1, 1), name=f"{name}.drop")(x)
         x = layers.Add(name=f"{name}.add")([x, inputs])
     return x

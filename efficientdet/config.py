@@ -5,6 +5,7 @@ Any field can be changed from the command line: --hparams=jitter_min=0.5,nms_met
 """
 
 import dataclasses
+import math
 
 from common.anchors import Anchors
 from common.errors import unknown
@@ -24,6 +25,7 @@ class EfficientDetConfig:
     fpn_fusion: str = (
         "fast"  # fast: learned, normalised weights; sum: unweighted (d6 and above, for stability)
     )
+    bn_momentum: float = 0.99  # of the moving statistics: google/automl efficientdet/tf2/util_keras.py
     min_level: int = 3
     max_level: int = 7
 
@@ -84,9 +86,17 @@ class EfficientDetConfig:
             raise ValueError(
                 f"min_level={self.min_level}, max_level={self.max_level}: need 1 <= min <= 5 <= max"
             )
-        for factor in ("brightness", "contrast", "saturation"):
-            if not 0 <= getattr(self, factor) <= 1:
-                raise ValueError(f"{factor}={getattr(self, factor)}: need 0 (off) to 1")
+        for field in _AT_LEAST_ONE:
+            if not getattr(self, field) >= 1:
+                raise ValueError(f"{field}={getattr(self, field)}: need at least 1")
+        for field in _NOT_NEGATIVE:
+            if not 0 <= getattr(self, field) < math.inf:
+                raise ValueError(f"{field}={getattr(self, field)}: need 0 or more")
+        for field in _SHARES:
+            if not 0 <= getattr(self, field) <= 1:
+                raise ValueError(f"{field}={getattr(self, field)}: need 0 to 1")
+        if self.ema_decay == 1 or self.bn_momentum == 1:
+            raise ValueError("ema_decay and bn_momentum must be below 1")
         if not 0 < self.resize_min <= self.resize_max:
             raise ValueError(
                 f"resize_min={self.resize_min}, resize_max={self.resize_max}: need 0 < min <= max"
@@ -95,6 +105,7 @@ class EfficientDetConfig:
             raise ValueError(
                 f"jitter_min={self.jitter_min}, jitter_max={self.jitter_max}: need 0 < min <= max"
             )
+        _ = self.anchors  # has checks of its own
 
     @property
     def anchors(self) -> Anchors:
@@ -113,6 +124,54 @@ class EfficientDetConfig:
         return self.num_scales * len(self.aspect_ratios)
 
 
+# What may change after training: eval.py and infer.py take these, and a resumed run may have others.
+DETECTION_FIELDS = (
+    "nms_method",
+    "nms_iou",
+    "nms_sigma",
+    "score_threshold",
+    "nms_candidates",
+    "max_detections",
+)
+
+_AT_LEAST_ONE = (
+    "fpn_channels",
+    "fpn_cells",
+    "head_repeats",
+    "num_scales",
+    "max_instances",
+    "reference_batch",
+    "epochs",
+    "nms_candidates",
+    "max_detections",
+)
+_NOT_NEGATIVE = (
+    "hue",
+    "min_box_size",
+    "focal_gamma",
+    "huber_delta",
+    "box_loss_weight",
+    "weight_decay",
+    "learning_rate",
+    "warmup_learning_rate",
+    "warmup_epochs",
+    "clip_norm",
+    "nms_sigma",
+)
+_SHARES = (
+    "bn_momentum",
+    "flip_prob",
+    "grid_mask_prob",
+    "brightness",
+    "contrast",
+    "saturation",
+    "focal_alpha",
+    "label_smoothing",
+    "momentum",
+    "ema_decay",
+    "nms_iou",
+    "score_threshold",
+)
 _CHOICES: dict[str, tuple[str, ...]] = {
     "fpn_fusion": ("fast", "sum"),
     "augmentation": ("scale_jitter", "min_iou_crop", "resize_range", "none"),
@@ -148,8 +207,8 @@ _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
         {"fpn_fusion": "sum", "max_level": 8, "epochs": 600},
     ),
     # Ours, from no paper: the same parts at a size that a laptop trains in minutes. At 256 pixels objects are
-    # small, so its anchors are too; and a short run from nothing learns faster with Adam and little scale
-    # jitter.
+    # small, so its anchors are too; a short run from nothing learns faster with Adam and little scale jitter;
+    # and after a few hundred steps a momentum of 0.99 would still hold much of the initial variance of 1.
     "efficientdet-nano": (
         256,
         "efficientnet-nano",
@@ -157,6 +216,7 @@ _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
         2,
         2,
         {
+            "bn_momentum": 0.9,
             "anchor_scale": 2.0,
             "jitter_min": 0.8,
             "jitter_max": 1.25,

@@ -17,11 +17,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
 from absl import flags
 
-from common import coco_metrics, drawing, errors
+from common import coco_metrics, devices, drawing, errors
 from common import flags as shared_flags
 from common.labels import LabelMap
-from common.sources import open_source
-from efficientdet.loaders import Loader, make_loader
+from common.run_directory import make_output_directory
+from common.sources import Source, open_source
+from efficientdet.loaders import Loader, make_loader, refuse_synthetic
 from efficientdet.predict import load_trained, make_detect, predict
 
 
@@ -57,7 +58,10 @@ def evaluate_weights(
     prefetch: int = 2,
 ) -> dict:
     """Evaluates weights on the given data, prints and writes the result; see the flags of the same names."""
-    model, config, trained_labels, file = load_trained(weights, image_size, hparams)
+    devices.share_gpu_memory()
+    refuse_synthetic(pipeline_type)
+    model, config, label_map_of_weights, file = load_trained(weights, image_size, hparams)
+    directory = make_output_directory(output_dir or file.parent)
     source = open_source(
         input_type=input_type,
         images=eval_images,
@@ -66,7 +70,7 @@ def evaluate_weights(
         label_map=label_map,
         split="eval",
     )
-    trained_labels.check_covers(source.label_map, source.annotations.origin)
+    label_map_of_weights.check_covers(source.label_map, source.annotations.origin)
     loader = make_loader(
         pipeline_type,
         source=source,
@@ -77,36 +81,33 @@ def evaluate_weights(
         prefetch=prefetch,
         with_targets=False,
     )
-    truth = source.annotations.ground_truth()
-    metrics, results = evaluate(make_detect(model, config), loader, truth, trained_labels)
-    directory = pathlib.Path(output_dir) if output_dir else file.parent
-    write_evaluation(directory, metrics, results, truth)
+    metrics, results = evaluate(make_detect(model, config), loader, source, label_map_of_weights)
+    write_evaluation(directory, metrics, results, source.annotations.ground_truth())
     print(coco_metrics.format_table(metrics))
     print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
     return metrics
 
 
 def evaluate(
-    detect: tf.types.experimental.GenericFunction, loader: Loader, ground_truth: dict, label_map: LabelMap
+    detect: tf.types.experimental.GenericFunction, loader: Loader, source: Source, label_map: LabelMap
 ) -> tuple[dict, list[dict]]:
     """Detects in the loader's images, each exactly once, and scores the detections.
 
     Args:
         detect: what predict.make_detect returned.
         loader: an evaluation loader.
-        ground_truth: COCO dict of the same images.
+        source: what it reads, with annotations.
         label_map: of the trained classes.
 
     Returns:
         (metrics, results): see coco_metrics.evaluate, and the detections in COCO results format.
     """
-    results = predict(detect, loader, label_map, title="evaluating")
-    return coco_metrics.evaluate(ground_truth, results), results
+    results = predict(detect, loader, source, label_map, title="evaluating")
+    return coco_metrics.evaluate(source.annotations.ground_truth(), results), results
 
 
 def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], ground_truth: dict) -> None:
     """metrics.json, detections.json and pr_curves.png; the same evaluation gives the same bytes."""
-    directory.mkdir(parents=True, exist_ok=True)
     coco_metrics.write_metrics(metrics, directory / "metrics.json")
     coco_metrics.write_detections(results, directory / "detections.json")
     drawing.pr_curves(coco_metrics.precision_recall(ground_truth, results), directory / "pr_curves.png")

@@ -6,6 +6,7 @@ Writes one picture per image and detections.json (original pixels, original cate
 the truth is drawn beside the detections.
 """
 
+import collections
 import os
 import pathlib
 import sys
@@ -19,15 +20,17 @@ import PIL.Image
 from absl import flags
 
 from common import boxes as box_ops
-from common import coco_metrics, drawing, errors
+from common import coco_metrics, devices, drawing, errors
 from common import flags as shared_flags
 from common.annotations import Annotations, load_coco
 from common.labels import LabelMap
+from common.run_directory import make_output_directory
 from common.sources import ImageListSource, list_images
-from efficientdet.loaders import make_loader
+from efficientdet.loaders import make_loader, refuse_synthetic
 from efficientdet.predict import load_trained, make_detect, predict
 
-SHEET_PICTURES = 6  # pictures on contact_sheet.png
+SHEET = "contact_sheet"
+SHEET_PICTURES = 6
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -62,10 +65,14 @@ def infer(
         raise errors.UserError("--images is missing: name an image, a directory or a glob")
     if not output_dir:
         raise errors.UserError("--output_dir is missing: name a directory for the pictures")
+    devices.share_gpu_memory()
+    refuse_synthetic(pipeline_type)
     files = list_images(images)
-    model, config, labels, _ = load_trained(weights, image_size, hparams)
-    truth = load_coco(annotations, files[0].parent) if annotations else None
-    image_ids = _image_ids(files, truth)
+    model, config, categories, _ = load_trained(weights, image_size, hparams)
+    truth = load_coco(annotations, None) if annotations else None
+    names = _names(files)
+    truth_rows = _truth_rows(names, truth)
+    directory = make_output_directory(output_dir)
     source = ImageListSource(files)
     loader = make_loader(
         pipeline_type,
@@ -77,23 +84,26 @@ def infer(
         prefetch=prefetch,
         with_targets=False,
     )
-    results = predict(make_detect(model, config), loader, labels, title="detecting")
-    results = [result for result in results if result["score"] >= score_threshold]
+    found = predict(make_detect(model, config), loader, source, categories, title="detecting")
+    by_image: list[list[dict]] = [[] for _ in files]
+    for result in found:
+        if result["score"] >= score_threshold:
+            by_image[result["image_id"]].append(result)
 
-    directory = pathlib.Path(output_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    sheet, stems = [], [file.stem for file in files]
-    for index, file in enumerate(files):
-        found = [result for result in results if result["image_id"] == index]
-        picture = _draw(file, found, labels, truth)
-        name = file.stem if stems.count(file.stem) == 1 else file.name
+    sheet = []
+    for file, name, results, row in zip(files, _picture_names(names), by_image, truth_rows, strict=True):
+        picture = _draw(file, results, categories, truth, row)
         drawing.save_png(picture, directory / f"{name}.png")
         if len(sheet) < SHEET_PICTURES:
             sheet.append(picture)
-    drawing.save_png(drawing.contact_sheet(sheet, columns=2), directory / "contact_sheet.png")
-    for result in results:
-        result["file_name"] = files[result["image_id"]].name
-        result["image_id"] = image_ids[result["image_id"]]
+    drawing.save_png(drawing.contact_sheet(sheet, columns=2), directory / f"{SHEET}.png")
+    # ids as in the annotations, or positions in the sorted list of files
+    image_ids = [i if row is None else int(truth.image_ids[row]) for i, row in enumerate(truth_rows)]
+    results = [
+        result | {"image_id": image_id, "file_name": name}
+        for name, image_id, results in zip(names, image_ids, by_image, strict=True)
+        for result in results
+    ]
     coco_metrics.write_detections(results, directory / "detections.json")
     print(
         f"{len(results)} detections in {len(files)} images: pictures and detections.json are in {directory}"
@@ -101,18 +111,33 @@ def infer(
     return results
 
 
-def _draw(file: pathlib.Path, found: list[dict], labels: LabelMap, truth: Annotations | None) -> np.ndarray:
+def _names(files: list[pathlib.Path]) -> list[str]:
+    """The files' paths below the directory that they have in common."""
+    base = os.path.commonpath([file.parent for file in files])
+    return [os.path.relpath(file, base) for file in files]
+
+
+def _picture_names(names: list[str]) -> list[str]:
+    """a/dog.jpg -> a_dog, or a_dog.jpg where the shorter name is taken twice."""
+    flat = [name.replace(os.sep, "_") for name in names]
+    stems = [os.path.splitext(name)[0] for name in flat]
+    count = collections.Counter([SHEET, *stems])
+    return [stem if count[stem] == 1 else name for stem, name in zip(stems, flat, strict=True)]
+
+
+def _draw(
+    file: pathlib.Path, found: list[dict], label_map: LabelMap, truth: Annotations | None, row: int | None
+) -> np.ndarray:
     """One image with its detections, beside the same image with its true boxes where there are any."""
     image = np.asarray(PIL.Image.open(file).convert("RGB"))
     ltwh_px = np.array([result["bbox"] for result in found], np.float32).reshape(-1, 4)
-    classes = [labels.class_of(result["category_id"]) for result in found]
+    classes = [label_map.class_of(result["category_id"]) for result in found]
     ours = drawing.draw_boxes(
-        image, box_ops.ltwh_to_ltrb(ltwh_px), classes, labels.names, [result["score"] for result in found]
+        image, box_ops.ltwh_to_ltrb(ltwh_px), classes, label_map.names, [result["score"] for result in found]
     )
-    if truth is None:
+    if row is None:
         return ours
-    index = truth.file_names.index(file.name)
-    mine = truth.box_image == index
+    mine = truth.box_image == row
     theirs = drawing.draw_boxes(
         image,
         box_ops.ltwh_to_ltrb(truth.boxes_ltwh_px[mine]),
@@ -122,15 +147,16 @@ def _draw(file: pathlib.Path, found: list[dict], labels: LabelMap, truth: Annota
     return drawing.side_by_side(theirs, ours)
 
 
-def _image_ids(files: list[pathlib.Path], truth: Annotations | None) -> list[int]:
-    """The ids for detections.json: those of the annotations, or positions in the sorted list of files."""
+def _truth_rows(names: list[str], truth: Annotations | None) -> list[int | None]:
+    """Which image of the annotations each file is: by its path below the common directory, or by its name."""
     if truth is None:
-        return list(range(len(files)))
-    by_name = dict(zip(truth.file_names, truth.image_ids.tolist(), strict=True))
-    missing = [file.name for file in files if file.name not in by_name]
+        return [None] * len(names)
+    row_of = {name: row for row, name in enumerate(truth.file_names)}
+    rows = [row_of.get(name, row_of.get(os.path.basename(name))) for name in names]
+    missing = [name for name, row in zip(names, rows, strict=True) if row is None]
     if missing:
-        raise errors.UserError(f"--annotations knows no image {missing[0]!r} ({len(missing)} in all)")
-    return [by_name[file.name] for file in files]
+        raise errors.UserError(f"--annotations knows no image {missing[0]!r} ({len(missing)} such files)")
+    return rows
 
 
 def main() -> None:

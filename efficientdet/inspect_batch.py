@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from common import box_encoder, drawing
+from common import boxes as box_ops
 from common.labels import LabelMap
 from efficientdet.config import EfficientDetConfig
 from efficientdet.pipeline import MEAN_RGB, STDDEV_RGB
@@ -17,7 +18,7 @@ def report(
     images: tf.Tensor,
     targets: dict[str, tf.Tensor],
     config: EfficientDetConfig,
-    labels: LabelMap,
+    label_map: LabelMap,
     path: pathlib.Path,
 ) -> str:
     """Writes a contact sheet of the batch to `path` and says what its boxes match.
@@ -26,14 +27,13 @@ def report(
         images: float32 (B, H, W, 3), normalised.
         targets: as the training loader gives them.
         config: names the levels, anchors and image size.
-        labels: names of the classes.
+        label_map: names of the classes.
         path: a .png file.
 
     Returns:
         One line: images, boxes, positive anchors, and how many boxes own no anchor (a box nobody is trained
             to find).
     """
-    height, width = config.image_size
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
     levels = config.anchors.levels
     class_targets = [targets[f"class_targets_{level}"].numpy() for level in levels]
@@ -48,9 +48,9 @@ def report(
     pictures = []
     for i in range(min(len(boxes), MAX_PICTURES)):
         real = classes[i] >= 0
-        boxes_px = boxes[i][real] * np.array([width, height, width, height], np.float32)
+        boxes_px = np.asarray(box_ops.denormalize(boxes[i][real], config.image_size))
         pictures.append(
-            drawing.draw_boxes(denormalize(images[i].numpy()), boxes_px, classes[i][real], labels.names)
+            drawing.draw_boxes(to_pixels(images[i].numpy()), boxes_px, classes[i][real], label_map.names)
         )
     drawing.save_png(drawing.contact_sheet(pictures, columns=4), path)
     return (
@@ -60,6 +60,6 @@ def report(
     )
 
 
-def denormalize(image: np.ndarray) -> np.ndarray:
+def to_pixels(image: np.ndarray) -> np.ndarray:
     """Normalised float32 (H, W, 3) back to uint8 RGB."""
     return np.clip(np.rint(image * np.array(STDDEV_RGB) + np.array(MEAN_RGB)), 0, 255).astype(np.uint8)

@@ -106,6 +106,12 @@ def make_loader(
     raise unknown("pipeline type", pipeline_type, PIPELINE_TYPES)
 
 
+def refuse_synthetic(pipeline_type: str) -> None:
+    """Noise can be trained on for speed's sake, but there is nothing to find in it."""
+    if pipeline_type == "synthetic":
+        raise UserError("--pipeline_type=synthetic is for training speed only: use auto")
+
+
 def placement(loader: Loader) -> contextlib.AbstractContextManager:
     """The scope in which to make a loader's dataset: DALI's GPU pipeline belongs on TensorFlow's GPU."""
     return tf.device("/gpu:0" if loader.pipeline_type == "dali_gpu" else "/cpu:0")

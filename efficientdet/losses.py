@@ -37,7 +37,8 @@ def focal_loss(
     """
     num_classes = logits.shape[-1] // class_targets.shape[-1]
     logits = tf.reshape(tf.cast(logits, tf.float32), [-1, num_classes])  # (B h w k, C)
-    positive = tf.reshape(class_targets, [-1, 1]) == tf.range(num_classes, dtype=class_targets.dtype)
+    # one_hot, because TensorFlow compares int32 on the host even where all else is on a GPU
+    positive = tf.one_hot(tf.reshape(class_targets, [-1]), num_classes, True, False, dtype=tf.bool)
     # With z = -x where the target is 1 and x where it is 0: 1 - p_t = sigmoid(z) and cross-entropy =
     # softplus(z), so the loss is finite with a finite gradient for every finite logit, and costs two
     # transcendental functions.
@@ -64,7 +65,9 @@ def box_loss(
     Returns:
         float32 scalar, not normalised.
     """
-    positive = tf.cast(tf.reshape(class_targets, [-1, 1]) >= 0, tf.float32)  # (B h w k, 1)
+    positive = tf.cast(
+        tf.cast(tf.reshape(class_targets, [-1, 1]), tf.float32) >= 0, tf.float32
+    )  # (B h w k, 1)
     error = tf.abs(tf.cast(offsets, tf.float32) - tf.cast(box_targets, tf.float32))
     error = tf.reshape(error, [-1, 4])
     quadratic = tf.minimum(error, delta)
@@ -79,6 +82,8 @@ def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tens
     Biases, batch-norm parameters and fusion weights are left alone.
     """
     kernels = [v for v in variables if v.name.endswith("kernel")]
+    if not kernels:  # all frozen
+        return tf.zeros([])
     return weight_decay * tf.add_n([tf.nn.l2_loss(tf.cast(v.value, tf.float32)) for v in kernels])
 
 

@@ -49,7 +49,7 @@ def build_model(
     config = dataclasses.replace(config, image_size=image_size or config.image_size)
 
     images = keras.Input((*config.image_size, 3), name="images")
-    features = _pyramid(extract_features(images, config.backbone), config)
+    features = _pyramid(extract_features(images, config.backbone, config.bn_momentum), config)
     for cell in range(config.fpn_cells):
         features = _bifpn_cell(features, config, f"fpn.cell_{cell}")
     class_logits = _head(
@@ -71,7 +71,7 @@ def _pyramid(
     for level in range(max(features) + 1, config.max_level + 1):
         x = pyramid[level - 1]
         half_size = ((x.shape[1] + 1) // 2, (x.shape[2] + 1) // 2)
-        pyramid[level] = _resample(x, half_size, config.fpn_channels, f"fpn.level_{level}")
+        pyramid[level] = _resample(x, half_size, config, f"fpn.level_{level}")
     return pyramid
 
 
@@ -104,16 +104,14 @@ def _bifpn_node(
 ) -> keras.KerasTensor:
     """Brings `inputs` to the height and width of `target`, fuses them and filters the result."""
     size = target.shape[1:3]
-    inputs = [
-        _resample(x, size, config.fpn_channels, f"{name}.input_{index}") for index, x in enumerate(inputs)
-    ]
+    inputs = [_resample(x, size, config, f"{name}.input_{index}") for index, x in enumerate(inputs)]
     if config.fpn_fusion == "fast":
         x = FastFusion(name=f"{name}.fuse")(inputs)
     else:
         x = keras.layers.Add(name=f"{name}.fuse")(inputs)
     x = keras.layers.Activation("swish", name=f"{name}.swish")(x)
     x = keras.layers.SeparableConv2D(config.fpn_channels, 3, padding="same", name=f"{name}.conv")(x)
-    return batch_norm(f"{name}.bn")(x)
+    return batch_norm(f"{name}.bn", config.bn_momentum)(x)
 
 
 @keras.saving.register_keras_serializable("dali_detection")
@@ -137,16 +135,18 @@ class FastFusion(keras.layers.Layer):
         return input_shapes[0]
 
 
-def _resample(x: keras.KerasTensor, size: tuple[int, int], channels: int, name: str) -> keras.KerasTensor:
-    """Brings `x` to (B, *size, channels): a 1x1 convolution where the channels differ, then the size.
+def _resample(
+    x: keras.KerasTensor, size: tuple[int, int], config: EfficientDetConfig, name: str
+) -> keras.KerasTensor:
+    """Brings `x` to (B, *size, fpn_channels): a 1x1 convolution where the channels differ, then the size.
 
     `size` is one level finer or coarser than `x`, or the same. Finer is nearest neighbour: every value twice,
     and one row or column less where the size is odd. Coarser is a 3x3 maximum of stride 2.
     """
     layers = keras.layers
-    if x.shape[-1] != channels:
-        x = layers.Conv2D(channels, 1, padding="same", name=f"{name}.conv")(x)
-        x = batch_norm(f"{name}.bn")(x)
+    if x.shape[-1] != config.fpn_channels:
+        x = layers.Conv2D(config.fpn_channels, 1, padding="same", name=f"{name}.conv")(x)
+        x = batch_norm(f"{name}.bn", config.bn_momentum)(x)
 
     height, width = x.shape[1:3]
     if size[0] > height or size[1] > width:
@@ -179,7 +179,7 @@ def _head(
     for level, x in sorted(features.items()):
         for i, convolution in enumerate(convolutions):
             x = convolution(x)
-            x = batch_norm(f"{name}.bn_{i}.level_{level}")(x)
+            x = batch_norm(f"{name}.bn_{i}.level_{level}", config.bn_momentum)(x)
             x = keras.layers.Activation("swish", name=f"{name}.swish_{i}.level_{level}")(x)
         # float32 also under mixed precision: the loss takes logarithms of these
         outputs.append(keras.layers.Identity(dtype="float32", name=f"{name}.level_{level}")(predict(x)))

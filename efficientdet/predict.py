@@ -8,10 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from common import boxes as box_ops
-from common import coco_metrics, errors, hparams, letterbox, progress, weight_files
+from common import coco_metrics, damaged_images, errors, hparams, letterbox, progress, weight_files
 from common.labels import LabelMap
+from common.sources import Source
 from efficientdet import postprocess
-from efficientdet.config import EfficientDetConfig
+from efficientdet.config import DETECTION_FIELDS, EfficientDetConfig
 from efficientdet.loaders import Loader, placement
 from efficientdet.model import build_model
 
@@ -24,7 +25,7 @@ def load_trained(
     Args:
         weights: a `.weights.h5` file of ours, or a run directory.
         image_size: N or HxW to run it at another size.
-        hparams_spec: further overrides, for example `nms_method=hard`.
+        hparams_spec: how to detect, for example `nms_method=hard`; what was trained cannot change any more.
 
     Returns:
         model, config, label map, and the file that was read.
@@ -34,11 +35,11 @@ def load_trained(
     file = weight_files.find(weights)
     metadata = weight_files.read_metadata(file)
     if metadata.get("app") != "efficientdet":
-        raise errors.UserError(f"--weights={file} was saved by {metadata.get('app')!r}, not by efficientdet")
+        raise errors.UserError(f"weights {file} were saved by {metadata.get('app')!r}, not by efficientdet")
     config = config_from_metadata(metadata["config"])
     if image_size:
-        config = dataclasses.replace(config, image_size=hparams.parse_image_size(image_size))
-    config = hparams.override(config, hparams_spec)
+        config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
+    config = hparams.override(config, hparams_spec, only=DETECTION_FIELDS)
     model = build_model(config.model_name, metadata["num_classes"], config=config)
     weight_files.load(model, file)
     return model, config, LabelMap.from_json(metadata["label_map"]), file
@@ -46,7 +47,14 @@ def load_trained(
 
 def config_from_metadata(fields: dict) -> EfficientDetConfig:
     """A config from the JSON form that travels with the weights (lists become tuples again)."""
-    return EfficientDetConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+    known = {field.name for field in dataclasses.fields(EfficientDetConfig)}
+    unknown = sorted(fields.keys() - known)
+    if unknown:
+        raise errors.UserError(
+            f"the weights were saved by another version: it had the setting {unknown[0]!r}"
+        )
+    return EfficientDetConfig(**fields)
 
 
 def make_detect(model: keras.Model, config: EfficientDetConfig) -> tf.types.experimental.GenericFunction:
@@ -71,13 +79,19 @@ def make_detect(model: keras.Model, config: EfficientDetConfig) -> tf.types.expe
 
 
 def predict(
-    detect: tf.types.experimental.GenericFunction, loader: Loader, label_map: LabelMap, *, title: str
+    detect: tf.types.experimental.GenericFunction,
+    loader: Loader,
+    source: Source,
+    label_map: LabelMap,
+    *,
+    title: str,
 ) -> list[dict]:
     """Runs `detect` (make_detect) over the loader's images, each exactly once.
 
     Args:
         detect: what make_detect returned.
         loader: an evaluation loader.
+        source: what it reads.
         label_map: of the trained classes.
         title: what the progress bar says.
 
@@ -85,8 +99,8 @@ def predict(
         Detections in COCO results format.
 
     Raises:
-        UserError: the network gives NaN or infinity. Such an image would count as one without detections (and
-            pycocotools would give NaN boxes an AP of 1).
+        UserError: an image cannot be decoded; or the network gives NaN or infinity: such an image would count
+            as one without detections (and pycocotools would give NaN boxes an AP of 1).
     """
     results: list[dict] = []
     seen: set[int] = set()  # the last batch of a shard is filled up with repeats
@@ -94,7 +108,10 @@ def predict(
     with placement(loader):
         batches = iter(loader.dataset())
     for _ in range(loader.steps_per_epoch):
-        images, extra = next(batches)
+        try:
+            images, extra = next(batches)
+        except tf.errors.OpError as error:
+            raise damaged_images.explain(error, source, loader.pipeline_type) from error
         boxes, scores, classes, finite = (np.asarray(t) for t in detect(images, extra["letterbox"]))
         image_ids = np.asarray(extra["image_ids"])
         if not finite.all():
@@ -105,4 +122,6 @@ def predict(
         image_sizes = np.asarray(extra["image_sizes"])
         results += coco_metrics.to_results(boxes, scores, classes, image_ids, image_sizes, label_map, seen)
         bar.step()
+    if len(seen) != source.size:
+        raise RuntimeError(f"{len(seen)} of {source.size} images came out of the loader")
     return results

@@ -17,18 +17,17 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
-import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from common import coco_metrics, errors, progress
+from common import coco_metrics, damaged_images, devices, errors, progress
 from common import flags as shared_flags
 from common import hparams as hparams_lib
 from common.averaging import AveragedWeights
@@ -39,14 +38,15 @@ from common.run_log import RunLog
 from common.sources import open_source
 from efficientdet import init_from as init_from_lib
 from efficientdet import inspect_batch, losses
-from efficientdet.config import MODEL_NAMES, EfficientDetConfig, get_config
+from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
 from efficientdet.eval import evaluate, write_evaluation
-from efficientdet.loaders import make_loader, placement
+from efficientdet.loaders import Loader, make_loader, placement
 from efficientdet.model import build_model
 from efficientdet.optimization import make_optimizer, make_schedule
 from efficientdet.predict import make_detect
 
 SHOW_EVERY = 10  # steps between two looks at the loss: looking waits for the device
+SHOWN = ("loss", "detection_loss", "class_loss", "box_loss", "l2_loss")
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -103,27 +103,31 @@ def train(
             possible.
     """
     given = dict(locals())
+    devices.share_gpu_memory()
+    keras.utils.set_random_seed(seed)
+    keras.mixed_precision.set_global_policy(precision)
 
     # --- Settings: the model's row in the table, then --hparams, then the flags of the same name --
-    config = hparams_lib.override(get_config(model_name), hparams)
+    config = get_config(model_name)
+    fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
+    config = hparams_lib.override(config, hparams, only=fields)
     chosen = {
         "epochs": epochs,
         "learning_rate": learning_rate,
         "ema_decay": ema_decay,
         "clip_norm": clip_norm,
     }
-    config = dataclasses.replace(config, **{name: v for name, v in chosen.items() if v is not None})
     if image_size:
-        config = dataclasses.replace(config, image_size=hparams_lib.parse_image_size(image_size))
+        chosen["image_size"] = hparams_lib.parse_image_size(image_size)
+    config = hparams_lib.replace(config, {name: v for name, v in chosen.items() if v is not None})
     if not output_dir:
         raise errors.UserError("--output_dir is missing: name a directory for checkpoints and results")
-    keras.utils.set_random_seed(seed)
-    keras.mixed_precision.set_global_policy(precision)
 
     # --- Data -------------------------------------------------------------------------------------
-    synthetic = pipeline_type == "synthetic"
     source, eval_source = None, None
-    if not synthetic:
+    if pipeline_type == "synthetic":
+        categories = LabelMap.numbered(num_classes or 90)
+    else:
         source = open_source(
             input_type=input_type,
             images=train_images,
@@ -132,7 +136,8 @@ def train(
             label_map=label_map,
             split="train",
         )
-        labels = source.label_map
+        categories = source.label_map
+        _say(f"training data: {source.annotations.summary()}")
         if eval_images or eval_annotations or eval_file_pattern:
             eval_source = open_source(
                 input_type=input_type,
@@ -142,44 +147,46 @@ def train(
                 label_map=label_map,
                 split="eval",
             )
-            labels.check_covers(eval_source.label_map, eval_source.annotations.origin)
-    else:
-        labels = LabelMap.numbered(num_classes or 90)
-    num_classes = num_classes or labels.num_classes
-    if num_classes < labels.num_classes:
+            categories.check_covers(eval_source.label_map, eval_source.annotations.origin)
+    num_classes = num_classes or categories.num_classes
+    if num_classes < categories.num_classes:
         raise errors.UserError(
-            f"--num_classes={num_classes} is fewer than the data's {labels.num_classes} classes: leave it out"
+            f"--num_classes={num_classes}: the data have {categories.num_classes} classes; leave the flag out"
         )
-    loader = make_loader(
-        pipeline_type,
-        source=source,
-        config=config,
-        batch_size=batch_size,
-        training=True,
-        num_threads=num_threads,
-        prefetch=prefetch,
-        seed=seed,
-        count_lost=True,
-        num_classes=num_classes,
-    )
+
+    def open_loader(seed: int) -> Loader:
+        return make_loader(
+            pipeline_type,
+            source=source,
+            config=config,
+            batch_size=batch_size,
+            training=True,
+            num_threads=num_threads,
+            prefetch=prefetch,
+            seed=seed,
+            count_lost=True,
+            num_classes=num_classes,
+        )
+
+    loader = open_loader(seed)
     steps_per_epoch = steps_per_epoch or loader.steps_per_epoch
 
     # --- The run directory: new, resumed, or refused ----------------------------------------------
     identity = {
         "app": "efficientdet",
-        "config": _comparable(config),
+        "config": _lasting(config),
         "num_classes": num_classes,
-        "label_map": labels.to_json(),
+        "label_map": categories.to_json(),
         "data": source.fingerprint if source else "synthetic",
         "pipeline_type": loader.pipeline_type,
         "batch_size": batch_size,
         "steps_per_epoch": steps_per_epoch,
         "accumulate_steps": accumulate_steps,
         "precision": precision,
+        "freeze": freeze,
         "seed": seed,
     }
-    directory = RunDirectory(output_dir, identity=identity, overwrite=overwrite).path
-    shared_flags.write_flagfile(directory / "flags.txt", given)
+    run = RunDirectory(output_dir, identity=identity, overwrite=overwrite)
 
     # --- Model, optimizer, state ------------------------------------------------------------------
     model = build_model(model_name, num_classes, config=config)
@@ -195,32 +202,34 @@ def train(
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}"
     )
-    if init_from:
-        _say(init_from_lib.init_from(model, init_from))
+    if init_from and not run.resumed:
+        _say(init_from_lib.init_from(model, categories, init_from))
     if freeze:
         _say(_freeze(model, freeze))
+    directory = run.claim()  # nothing was written before this line, and the user can no longer be wrong
+    shared_flags.write_flagfile(directory / "flags.txt", given)
     optimizer.build(model.trainable_variables)
     averaged = AveragedWeights(model, config.ema_decay)
-    with placement(loader):
-        batches = iter(loader.dataset())
+    batches = _iterate(loader) if loader.saveable else None
     saved = Checkpoints(
         directory,
         model=model,
         optimizer=optimizer,
         averaged=averaged,
-        iterator=batches if loader.saveable else None,
+        iterator=batches,
         state={"epoch": 0, "step": 0},
     )
     if saved.restore_latest():
         _say(f"resumed after epoch {saved.state['epoch']} (step {saved.state['step']})")
-        if not loader.saveable:
-            _say(f"{loader.pipeline_type} cannot save its place: the data go on in a new order")
+    if batches is None:  # a place that cannot be saved: each sitting goes through the data in its own order
+        batches = _iterate(open_loader(seed + saved.state["epoch"]))
     log = RunLog(directory, done_epochs=saved.state["epoch"])
-    passport = {
+    metadata = {
         "app": "efficientdet",
         "num_classes": num_classes,
-        "label_map": labels.to_json(),
+        "label_map": categories.to_json(),
         "config": dataclasses.asdict(config),
+        "eval_data": eval_source.fingerprint if eval_source else None,
     }
 
     # --- One step ---------------------------------------------------------------------------------
@@ -233,44 +242,58 @@ def train(
             values["loss"] = values["detection_loss"] + values["l2_loss"]
             scaled_loss = optimizer.scale_loss(values["loss"])
         gradients = tape.gradient(scaled_loss, model.trainable_variables)
+        updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, model.trainable_variables)
-        averaged.update()
+        if tf.convert_to_tensor(optimizer.iterations) > updates:
+            averaged.update()  # neither an accumulated batch nor an overflow under float16 is an update
         return values
 
     # --- The loop ---------------------------------------------------------------------------------
     metrics = None
+    if saved.state["epoch"] >= config.epochs:
+        _say(f"{directory} has its {config.epochs} epochs: nothing left to train")
+        metrics = _read_metrics(directory)
     eval_loader, detect = None, make_detect(model, config)
     for epoch in range(saved.state["epoch"] + 1, config.epochs + 1):
         bar = progress.Bar(f"epoch {epoch}/{config.epochs}", steps_per_epoch)
         sums: dict[str, tf.Tensor] = {}
-        lost = np.zeros(2, np.int64)
-        start = time.monotonic()
+        shown: dict[str, float] = {}
+        start, updates = time.monotonic(), int(optimizer.iterations)
         for step in range(1, steps_per_epoch + 1):
-            images, targets = next(batches)
+            try:
+                images, targets = next(batches)
+            except tf.errors.OpError as error:
+                raise damaged_images.explain(error, source, loader.pipeline_type) from error
             if saved.state["step"] == 0:
-                _say(inspect_batch.report(images, targets, config, labels, directory / "first_batch.png"))
-            lost += np.asarray(targets.pop("lost")).sum(axis=0)
+                path = directory / "first_batch.png"
+                _say(inspect_batch.report(images, targets, config, categories, path))
+            lost = tf.cast(tf.reduce_sum(targets.pop("lost"), axis=0), tf.float32)
             values = train_step(images, targets)
+            values |= {"boxes_dropped": lost[0], "boxes_truncated": lost[1]}
             sums = {name: value + sums.get(name, 0.0) for name, value in values.items()}
             saved.state["step"] += 1
             if step % SHOW_EVERY == 0 or step == steps_per_epoch:
-                shown = {name: float(value) / step for name, value in sums.items()}
+                shown = {name: float(sums[name]) / step for name in SHOWN}
                 if not math.isfinite(shown["loss"]):
                     raise errors.UserError(
                         f"the loss is {shown['loss']} in epoch {epoch}, before step {saved.state['step']}: "
                         f"lower --learning_rate (now {config.learning_rate:g}) or check the data; "
                         "the checkpoints before it stand"
                     )
-            bar.step(shown if step >= min(SHOW_EVERY, steps_per_epoch) else None)
+            bar.step(shown)
+        if int(optimizer.iterations) == updates and steps_per_epoch >= accumulate_steps:
+            raise errors.UserError(
+                f"no step of epoch {epoch} was applied: the gradients overflow {precision}; "
+                "use mixed_bfloat16 or float32"
+            )
         row = shown | {
             "learning_rate": float(schedule(saved.state["step"] - 1)),
             "images_per_second": steps_per_epoch * batch_size / (time.monotonic() - start),
-            "boxes_dropped": float(lost[0]),
-            "boxes_truncated": float(lost[1]),
+            "boxes_dropped": float(sums["boxes_dropped"]),
+            "boxes_truncated": float(sums["boxes_truncated"]),
         }
 
-        last = epoch == config.epochs
-        if eval_source and (last or (eval_every and epoch % eval_every == 0)):
+        if eval_source and (epoch == config.epochs or (eval_every and epoch % eval_every == 0)):
             eval_loader = eval_loader or make_loader(
                 pipeline_type,
                 source=eval_source,
@@ -283,39 +306,38 @@ def train(
             )
             truth = eval_source.annotations.ground_truth()
             with averaged.swapped_in():
-                metrics, results = evaluate(detect, eval_loader, truth, labels)
-                best = passport | {"epoch": epoch, "AP": metrics["AP"]}
+                metrics, results = evaluate(detect, eval_loader, eval_source, categories)
+                best = metadata | {"epoch": epoch, "AP": metrics["AP"]}
                 _keep_going(saved.save_best, metrics["AP"], best)
-            write_evaluation(directory, metrics, results, truth)
+            _keep_going(write_evaluation, directory, metrics, results, truth)
             row |= {name: metrics[name] for name in coco_metrics.NAMES}
             _say(f"epoch {epoch}: AP {metrics['AP']:.4f}, AP50 {metrics['AP50']:.4f}")
-        log.add(epoch, saved.state["step"], row)
+        _keep_going(log.add, epoch, saved.state["step"], row)
         with averaged.swapped_in():
-            _keep_going(saved.save_last, passport | {"epoch": epoch})
+            _keep_going(saved.save_last, metadata | {"epoch": epoch})
         saved.state["epoch"] = epoch
         _keep_going(saved.save)
 
-    if metrics is None and (directory / "metrics.json").exists():
-        metrics = json.loads((directory / "metrics.json").read_text())
-        _say(f"{directory} is complete after {config.epochs} epochs: nothing left to train")
     if metrics is not None:
         print(coco_metrics.format_table(metrics))
     print(f"results are in {directory}")
     return metrics
 
 
-def _comparable(config: EfficientDetConfig) -> dict:
+def _iterate(loader: Loader) -> Iterator:
+    with placement(loader):
+        return iter(loader.dataset())
+
+
+def _lasting(config: EfficientDetConfig) -> dict:
     """The config without what may change between two sittings of one run."""
-    free = (
-        "epochs",
-        "nms_method",
-        "nms_iou",
-        "nms_sigma",
-        "score_threshold",
-        "nms_candidates",
-        "max_detections",
-    )
+    free = ("epochs", *DETECTION_FIELDS)
     return {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
+
+
+def _read_metrics(directory: pathlib.Path) -> dict | None:
+    file = directory / "metrics.json"
+    return json.loads(file.read_text()) if file.exists() else None
 
 
 def _freeze(model: keras.Model, pattern: str) -> str:
@@ -329,6 +351,8 @@ def _freeze(model: keras.Model, pattern: str) -> str:
         raise errors.UserError(f"--freeze={pattern!r} matches no layer; names start with {', '.join(names)}")
     for layer in frozen:
         layer.trainable = False
+    if not model.trainable_variables:
+        raise errors.UserError(f"--freeze={pattern!r} leaves nothing to train")
     return f"frozen: {len(frozen)} layers, {frozen[0].name} to {frozen[-1].name}"
 
 

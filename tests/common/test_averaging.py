@@ -98,16 +98,6 @@ def test_saved_and_restored_by_a_checkpoint(tmp_path):
             np.testing.assert_array_equal(mine, theirs)
 
 
-def test_reset_starts_from_the_present_weights():
-    model = make_model()
-    averaged = AveragedWeights(model, 0.9)
-    averaged.update()
-    model.weights[0].assign(tf.ones_like(model.weights[0]))
-    averaged.reset()
-    with averaged.swapped_in():
-        assert (model.weights[0].numpy() == 1).all()
-
-
 def test_decay_zero_is_off():
     model = make_model()
     averaged = AveragedWeights(model, 0.0)

@@ -56,6 +56,7 @@ def test_yaml_numbers_that_pyyaml_reads_as_text(tmp_path):
         ("epochs: [\n", "not YAML"),
         ("- epochs\n", "no key: value mapping"),
         ("epochs: yes\n", "epochs=True is not a int"),
+        ("epochs: 12.7\n", "epochs=12.7 is not a int"),
         ("!!python/object/apply:os.system ['true']\n", "not YAML"),
     ],
 )

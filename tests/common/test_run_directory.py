@@ -10,16 +10,19 @@ IDENTITY = {"app": "efficientdet", "config": {"image_size": (512, 512), "momentu
 
 def test_the_same_run_is_taken_up_again(tmp_path):
     path = tmp_path / "runs" / "mine"
-    assert not RunDirectory(path, identity=IDENTITY).resumed
+    new = RunDirectory(path, identity=IDENTITY)
+    assert not new.resumed
+    assert not (path / "run.json").exists()  # looking leaves no trace
+    new.claim()
     (path / "results.csv").write_text("epoch\n")
     run = RunDirectory(path, identity=IDENTITY)
     assert run.resumed
-    assert run.path == path
+    assert run.claim() == path
     assert (path / "results.csv").exists()
 
 
 def test_another_run_is_refused_with_what_differs(tmp_path):
-    RunDirectory(tmp_path, identity=IDENTITY)
+    RunDirectory(tmp_path, identity=IDENTITY).claim()
     other = {"app": "efficientdet", "config": {"image_size": (640, 512), "momentum": 0.9}, "batch_size": 8}
     with pytest.raises(UserError) as caught:
         RunDirectory(tmp_path, identity=other)
@@ -35,7 +38,7 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
 
 def test_long_values_are_shown_where_they_differ(tmp_path):
     names = [f"class {i}" for i in range(1000)]
-    RunDirectory(tmp_path, identity={"names": names})
+    RunDirectory(tmp_path, identity={"names": names}).claim()
     with pytest.raises(UserError) as caught:
         RunDirectory(tmp_path, identity={"names": [*names[:700], "changed", *names[701:]]})
     assert "class 700" in str(caught.value)
@@ -47,17 +50,20 @@ def test_a_directory_with_other_files_is_refused_and_they_survive_overwrite(tmp_
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match=r"not empty \(thesis\.tex\)"):
         RunDirectory(tmp_path, identity=IDENTITY)
-    assert not RunDirectory(tmp_path, identity=IDENTITY, overwrite=True).resumed
+    RunDirectory(tmp_path, identity=IDENTITY, overwrite=True).claim()
     (tmp_path / "checkpoints" / "00000001").mkdir(parents=True)
     (tmp_path / "best.weights.h5").write_text("")
-    assert not RunDirectory(tmp_path, identity={"seed": 1}, overwrite=True).resumed
+    other = RunDirectory(tmp_path, identity={"seed": 1}, overwrite=True)
+    assert not other.resumed
+    assert (tmp_path / "best.weights.h5").exists()  # only `claim` removes
+    other.claim()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json", "thesis.tex"]
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     assert json.loads((tmp_path / "run.json").read_text()) == {"seed": 1}
 
 
 def test_a_damaged_identity_and_a_path_that_is_a_file_are_said(tmp_path):
-    RunDirectory(tmp_path / "run", identity=IDENTITY)
+    RunDirectory(tmp_path / "run", identity=IDENTITY).claim()
     for content in ("{", "[]", '"x"'):
         (tmp_path / "run" / "run.json").write_text(content)
         with pytest.raises(UserError, match=r"run\.json is damaged"):

@@ -66,8 +66,7 @@ def test_every_image_exactly_once(trained, drawn, batch_size):
         training=False,
         with_targets=False,
     )
-    truth = source.annotations.ground_truth()
-    _, results = evaluate(make_detect(model, config), loader, truth, labels)
+    _, results = evaluate(make_detect(model, config), loader, source, labels)
     keys = [(r["image_id"], r["category_id"], tuple(r["bbox"]), r["score"]) for r in results]
     assert len(keys) == len(set(keys))
     assert {r["image_id"] for r in results} <= set(source.annotations.image_ids.tolist())
@@ -124,6 +123,23 @@ def test_other_categories_are_refused(trained, drawn, command, tmp_path):
         command("eval", f"--weights={trained}", f"--output_dir={tmp_path}/out", *eval_flags(data))
 
 
+def test_what_was_trained_cannot_be_changed_by_hparams(trained, drawn, command):
+    """Other anchors would load without a word and decode every box wrongly."""
+    with pytest.raises(UserError, match=r"'anchor_scale' cannot be changed here.*nms_method"):
+        command("eval", f"--weights={trained}", "--hparams=anchor_scale=6", *eval_flags(drawn))
+
+
+def test_noise_is_not_evaluated(trained, drawn, command):
+    with pytest.raises(UserError, match="synthetic"):
+        command("eval", f"--weights={trained}", *eval_flags(drawn)[:2], "--pipeline_type=synthetic")
+
+
+def test_an_output_directory_that_cannot_be_made_is_said_before_the_work(trained, drawn, command, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--output_dir=.*file"):
+        command("eval", f"--weights={trained}", f"--output_dir={tmp_path}/file/x", *eval_flags(drawn))
+
+
 @pytest.mark.parametrize("content", [None, b"", b"no weights at all" * 99])
 def test_bad_weights_are_one_line(command, drawn, tmp_path, content):
     weights = tmp_path / "x.weights.h5"
@@ -142,4 +158,4 @@ def test_a_network_that_gives_nan_is_an_error_not_a_score(trained, drawn):
         "dali_cpu", source=source, config=config, batch_size=4, training=False, with_targets=False
     )
     with pytest.raises(UserError, match=r"image 10 is not finite"):
-        evaluate(make_detect(model, config), loader, source.annotations.ground_truth(), labels)
+        evaluate(make_detect(model, config), loader, source, labels)

@@ -64,6 +64,36 @@ def test_one_file_and_a_glob(trained, drawn, command, tmp_path):
         assert a["category_id"] == b["category_id"]
 
 
+def test_files_of_the_same_name_get_a_picture_each(trained, drawn, command, tmp_path):
+    file = next((drawn / "images").glob("*.jpg"))
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "1.jpg").write_bytes(file.read_bytes())
+    (tmp_path / "a" / "notes.txt").write_text("no image")
+    command("infer", f"--weights={trained}", f"--images={tmp_path}/*/*", f"--output_dir={tmp_path}/out")
+    assert len(list((tmp_path / "out").glob("*1.png"))) == 2
+
+
+@pytest.mark.parametrize("pipeline_type", ["dali_cpu", "tensorflow"])
+@pytest.mark.parametrize("damage", ["text", "empty", "truncated"])
+def test_a_damaged_image_is_named(trained, drawn, command, tmp_path, pipeline_type, damage):
+    good = sorted((drawn / "images").glob("*.jpg"))[:2]
+    for file in good:
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    content = {"text": b"not an image" * 50, "empty": b"", "truncated": good[0].read_bytes()[:700]}[damage]
+    (tmp_path / "bad.jpg").write_bytes(content)
+    with pytest.raises(UserError, match=r"bad\.jpg") as error:
+        command(
+            "infer",
+            f"--weights={trained}",
+            f"--images={tmp_path}",
+            f"--output_dir={tmp_path}/out",
+            f"--pipeline_type={pipeline_type}",
+        )
+    assert good[0].name not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("images", ["/nowhere", "/nowhere/*.jpg", ""])
 def test_no_images_is_one_line(trained, command, tmp_path, images):
     with pytest.raises(UserError, match=r"images|nowhere"):

@@ -222,5 +222,6 @@ def test_resampling_keeps_a_side_of_one_pixel(size, target):
 
 def resample(features, size):
     inputs = keras.Input(features.shape[1:])
-    outputs = model_module._resample(inputs, size, features.shape[-1], "resample")
+    config = dataclasses.replace(get_config("efficientdet-d0"), fpn_channels=features.shape[-1])
+    outputs = model_module._resample(inputs, size, config, "resample")
     return keras.Model(inputs, keras.layers.Identity()(outputs))(features)

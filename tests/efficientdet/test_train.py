@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import PIL.Image
 import pytest
 
 from common import weight_files
+from common.averaging import AveragedWeights
 from common.errors import UserError
 from common.labels import LabelMap
 from common.run_log import RunLog
+from efficientdet import train as train_app
 from efficientdet.config import get_config
 from efficientdet.predict import config_from_metadata, load_trained
 
@@ -187,20 +190,103 @@ def test_freeze_keeps_the_named_layers_still(tiny_train, trained, drawn, tmp_pat
     assert not [name for name in changed if "backbone" in name]  # batch-norm statistics included
 
 
-def test_init_from_another_class_count_makes_the_class_head_anew(tiny_train, trained, drawn, tmp_path, capfd):
-    tiny_train(
-        drawn,
-        tmp_path / "run",
-        f"--init_from={trained}",
-        "--num_classes=5",
-        "--epochs=1",
-        "--steps_per_epoch=1",
-        "--eval_every=0",
-    )
+def test_init_from_copies_classes_by_name(tiny_train, trained, drawn, tmp_path, capfd):
+    """Other ids, another order, one class less and two new ones: rows follow the names."""
+    data = tmp_path / "data"
+    shutil.copytree(drawn, data)
+    document = json.loads((data / "instances.json").read_text())
+    old = {c["id"]: c["name"] for c in document["categories"]}
+    first, second, third = (old[i] for i in sorted(old))
+    document["categories"] = [
+        {"id": 5, "name": third},
+        {"id": 7, "name": "new"},
+        {"id": 8, "name": first},
+        {"id": 9, "name": "newer"},
+    ]
+    moved = {first: 8, second: 7, third: 5}
+    for annotation in document["annotations"]:
+        annotation["category_id"] = moved[old[annotation["category_id"]]]
+    (data / "instances.json").write_text(json.dumps(document))
+
+    run = tmp_path / "run"
+    short = ["--epochs=1", "--steps_per_epoch=1", "--eval_every=0", "--learning_rate=0", "--ema_decay=0"]
+    tiny_train(data, run, f"--init_from={trained}", f"--hparams={TINY},warmup_learning_rate=0", *short)
     report = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("--init_from"))
-    assert "made anew" in report
-    assert "class" in report.partition("made anew")[2]
-    assert "box" not in report.partition("made anew")[2]
+    assert "2 of 4 classes are new: new, newer" in report
+
+    before, after = weights_of(weight_files.find(trained)), weights_of(run / weight_files.LAST)
+    for name in ("class_net.predict/pointwise_kernel", "class_net.predict/bias"):
+        was = before[name].reshape(-1, 9, 3)  # first, second, third
+        now = after[name].reshape(-1, 9, 4)  # third, new, first, newer
+        np.testing.assert_array_equal(now[..., 0], was[..., 2])
+        np.testing.assert_array_equal(now[..., 2], was[..., 0])
+        assert not np.array_equal(now[..., 1], was[..., 1])
+    np.testing.assert_array_equal(after["box_net.predict/bias"], before["box_net.predict/bias"])
+
+
+def test_overwrite_destroys_nothing_before_all_else_is_right(tiny_train, trained, drawn, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    with pytest.raises(UserError, match=r"nowhere"):
+        tiny_train(drawn, copy, "--overwrite", "--init_from=/nowhere.weights.h5")
+    assert_same_weights(trained / weight_files.LAST, copy / weight_files.LAST)
+
+
+def test_averages_move_once_an_update(tiny_train, drawn, tmp_path, monkeypatch):
+    made = []
+    original = AveragedWeights.__init__
+
+    def remember(self, *arguments):
+        original(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(AveragedWeights, "__init__", remember)
+    options = ["--accumulate_steps=2", "--epochs=1", "--steps_per_epoch=6", "--eval_every=0"]
+    tiny_train(drawn, tmp_path / "run", *options)
+    assert int(made[0]._num_updates) == 3
+
+
+def test_a_loader_that_cannot_save_its_place_goes_on_in_another_order(
+    tiny_train, drawn, tmp_path, monkeypatch
+):
+    """As on a GPU. The second sitting must not repeat the images of the first one."""
+    seeds = []
+    original = train_app.make_loader
+
+    def unsaveable(*arguments, **options):
+        loader = original(*arguments, **options)
+        loader.saveable = False
+        if options["training"]:
+            seeds.append(options["seed"])
+        return loader
+
+    monkeypatch.setattr(train_app, "make_loader", unsaveable)
+    run = tmp_path / "run"
+    tiny_train(drawn, run, "--epochs=1", "--eval_every=0")
+    tiny_train(drawn, run, "--epochs=2", "--eval_every=0")
+    assert seeds == [0, 0, 0, 1]  # each sitting opens one to look at and one to read
+    assert len(rows_of(run)) == 2
+
+
+def test_a_damaged_image_stops_training_by_its_name(tiny_train, drawn, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(drawn, data)
+    victim = sorted((data / "images").glob("*.jpg"))[3]
+    victim.write_bytes(b"not an image" * 50)
+    with pytest.raises(UserError, match=re.escape(victim.name)):
+        tiny_train(data, tmp_path / "run")
+
+
+@pytest.mark.gpu
+def test_training_evaluation_and_resume_on_a_gpu(tiny_train, command, drawn, tmp_path):
+    run = tmp_path / "run"
+    tiny_train(drawn, run, "--pipeline_type=dali_gpu", "--epochs=1")
+    tiny_train(drawn, run, "--pipeline_type=dali_gpu", "--epochs=2")
+    assert len(rows_of(run)) == 2
+    data = [f"--eval_images={drawn}/images", f"--eval_annotations={drawn}/instances.json"]
+    metrics = command("eval", f"--weights={run}", "--pipeline_type=dali_gpu", *data)
+    on_cpu = command("eval", f"--weights={run}", "--pipeline_type=dali_cpu", *data)
+    assert metrics["AP"] == pytest.approx(on_cpu["AP"], abs=0.05)
 
 
 def test_nan_loss_stops_with_one_line_and_keeps_the_checkpoint(tiny_train, drawn, tmp_path):
@@ -221,6 +307,10 @@ REFUSED = {
     "bad freeze": (["--freeze=(", "--pipeline_type=synthetic"], "--freeze='('"),
     "freeze matches nothing": (["--freeze=xyz", "--pipeline_type=synthetic"], "matches no layer"),
     "missing weights": (["--init_from=/nowhere.h5", "--pipeline_type=synthetic"], "/nowhere.h5"),
+    "freeze everything": (["--freeze=.", "--pipeline_type=synthetic"], "nothing to train"),
+    "averaging that never moves": (["--ema_decay=1", "--pipeline_type=synthetic"], "ema_decay"),
+    "model in hparams": (["--hparams=model_name=efficientdet-d7"], "model_name"),
+    "impossible setting": (["--hparams=num_scales=0"], "num_scales=0"),
     "no GPU": (
         ["--pipeline_type=dali_gpu", "--train_images={d}", "--train_annotations={d}/x.json"],
         "x.json",
