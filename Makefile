@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 DEMO := runs/demo-efficientdet
 DEMO_DATA := runs/demo-data
 
-.PHONY: help setup demo test test-gpu lint format clean
+.PHONY: help setup demo demo-clean test test-gpu lint format clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,14 +16,21 @@ $(VENV)/.ready: pyproject.toml docker/setup_env.sh
 	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev
 	@touch $@
 
-demo: setup  ## draws a data set, trains EfficientDet on it, evaluates it, draws what it finds (10 minutes on two cores)
-	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/train --num_images=600 --seed=1
-	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=100 --seed=2
+demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## trains EfficientDet on drawn images, evaluates it, draws what it finds (under 10 minutes on two cores)
 	$(RUN) efficientdet/train.py --flagfile=efficientdet/flags/demo.txt --output_dir=$(DEMO)
 	$(RUN) efficientdet/eval.py --weights=$(DEMO) --eval_images=$(DEMO_DATA)/eval/images \
 	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
 	$(RUN) efficientdet/infer.py --weights=$(DEMO) --images=$(DEMO_DATA)/eval/images \
 	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO)/pictures --score_threshold=0.3
+
+$(DEMO_DATA)/train/instances.json: common/synthetic.py | setup
+	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/train --num_images=600 --seed=1
+
+$(DEMO_DATA)/eval/instances.json: common/synthetic.py | setup
+	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=100 --seed=2
+
+demo-clean:  ## forgets the demo's data and run, so that the next one starts anew
+	rm -rf $(DEMO) $(DEMO_DATA)
 
 test: setup  ## lint, then all tests
 	$(VENV)/bin/ruff check .
@@ -41,5 +48,5 @@ format: setup  ## ruff's formatting and safe fixes
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-clean:  ## everything that the other targets made
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis
+clean: demo-clean  ## the demo, the virtual environment and the caches; other runs stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
+import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -60,7 +61,7 @@ def draw_boxes(
     draw = ImageDraw.Draw(picture)
     height, width = image.shape[:2]
     line = max(2, round(min(height, width) / 200))
-    font = ImageFont.load_default(size=max(11, round(min(height, width) / 32)))
+    font = _font(max(11, round(min(height, width) / 32)))
     order = np.argsort(np.zeros(len(classes)) if scores is None else scores, kind="stable")
     rows = [int(row) for row in order if classes[row] >= 0]
     # A box without width is still shown, as a line; a side outside the image is shown along its edge.
@@ -129,7 +130,7 @@ def side_by_side(
     gap = 6
     sheet = Image.new("RGB", (2 * width + gap, height + _CAPTION_HEIGHT), BACKGROUND)
     draw = ImageDraw.Draw(sheet)
-    font = ImageFont.load_default(size=_CAPTION_HEIGHT - 10)
+    font = _font(_CAPTION_HEIGHT - 10)
     for left, picture, caption in ((0, truth, captions[0]), (width + gap, detections, captions[1])):
         draw.text((left + 4, 2), caption, fill=(0, 0, 0), font=font)
         sheet.paste(Image.fromarray(picture), (left, _CAPTION_HEIGHT))
@@ -215,6 +216,11 @@ def _draw_label(
     brightness = np.dot(colour, (0.299, 0.587, 0.114))  # ITU-R BT.601 luma
     ink = (0, 0, 0) if brightness > 140 else (255, 255, 255)
     draw.text((x + 2 - x0, y + 2 - y0), text, fill=ink, font=font)
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """Matplotlib's, because Pillow's own knows Latin letters only."""
+    return ImageFont.truetype(pathlib.Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
 
 
 def _figure() -> Figure:

@@ -36,6 +36,9 @@ def run(main: Callable[[], int | None]) -> None:
             return main()
         except UserError as error:
             return _complain(str(error))
+        except KeyboardInterrupt:
+            print("interrupted; what was saved before stands", file=sys.stderr)
+            return 130  # as a shell reports SIGINT
 
     logging.set_verbosity(logging.WARNING)  # TensorFlow's notes on its own saving are not the user's news
     app.run(guarded)

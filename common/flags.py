@@ -1,10 +1,11 @@
 """The flags that both apps share. Each app adds its own; importing this module defines none.
 
-An entry point calls its `define_flags(flags.FLAGS)` under `__main__`; `values(FLAGS, define_flags)` then
+An entry point calls `install(define_flags)` under `__main__`; `values(FLAGS, define_flags)` then
 hands plain values on, so that nothing below the entry point ever sees a flag.
 """
 
 import pathlib
+import sys
 from collections.abc import Callable
 
 from absl import flags
@@ -121,6 +122,15 @@ def define_run_flags(fv: flags.FlagValues) -> None:
         "eval_every", 1, "Epochs between evaluations; 0: only at the end.", lower_bound=0, flag_values=fv
     )
     flags.DEFINE_integer("seed", 0, "0 is a seed.", lower_bound=0, flag_values=fv)
+
+
+def install(define_flags: Callable[[flags.FlagValues], None]) -> None:
+    """Defines an entry point's flags as its own, which makes --help show them."""
+    define_flags(flags.FLAGS)
+    own = flags.FlagValues()
+    define_flags(own)
+    for name in own:
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
 
 def values(fv: flags.FlagValues, define_flags: Callable[[flags.FlagValues], None]) -> dict:

@@ -9,9 +9,11 @@ from typing import Any
 from common import atomic
 from common.errors import UserError
 
-# What a run makes in its directory. --overwrite removes this and no more: a mistyped directory survives.
+# What a run makes in its directory. --overwrite removes this and no more, and only where run.json says that a
+# run made it: a mistyped directory survives.
 RUN_FILES = (
-    "*.weights.h5",
+    "best.weights.h5",
+    "last.weights.h5",
     "checkpoints",
     "detections.json",
     "first_batch.png",
@@ -62,8 +64,8 @@ class RunDirectory:
             self.resumed = self._file.exists() and not overwrite
             if self.resumed:
                 self._check_same_run(identity)
-            elif not overwrite:
-                self._check_empty()
+            elif not self._file.exists():
+                self._check_free(overwrite)
         except OSError as error:
             raise UserError(f"--output_dir={self.path}: {error.strerror}") from error
         self._identity = dict(identity)
@@ -99,21 +101,29 @@ class RunDirectory:
                 "give --overwrite to start anew"
             )
 
-    def _check_empty(self) -> None:
+    def _check_free(self, overwrite: bool) -> None:
+        """No run was here: the directory is empty, or with --overwrite nothing in it bears a run's names."""
         files = sorted(path.name for path in self.path.iterdir() if not path.name.startswith("."))
-        if files:
+        if files and not overwrite:
             raise UserError(
                 f"--output_dir={self.path} is no run directory and not empty ({', '.join(files[:3])}): name "
-                "another one, or give --overwrite to use it all the same"
+                "another one, or give --overwrite to put a run beside these files"
+            )
+        ours = [name for name in files if name in RUN_FILES]
+        if ours:
+            raise UserError(
+                f"--output_dir={self.path} holds {', '.join(ours[:3])} that no run of ours made (there is no "
+                "run.json): name another directory"
             )
 
     def _remove_run(self) -> None:
-        for pattern in RUN_FILES:
-            for path in self.path.glob(pattern):
-                if path.is_dir():
-                    atomic.remove_directory(path)
-                else:
-                    path.unlink()
+        if not self._file.exists():
+            return
+        for path in (self.path / name for name in RUN_FILES):
+            if path.is_dir():
+                atomic.remove_directory(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -17,13 +17,15 @@ fail() {
 }
 
 find_python() {
-  for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11; do
+  candidates=(python3 python3.13 python3.12 python3.11)
+  [ -z "${PYTHON:-}" ] || candidates=("$PYTHON") # who names one gets that one
+  for candidate in "${candidates[@]}"; do
     if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
       command -v "$candidate"
       return
     fi
   done
-  fail "no Python 3.11, 3.12 or 3.13 found (tried: ${PYTHON:+$PYTHON, }python3, python3.13, python3.12, python3.11). Install one, or name it: make setup PYTHON=/path/to/python3.11"
+  fail "no Python 3.11, 3.12 or 3.13 found (tried: ${candidates[*]}). Install one, or name it: make setup PYTHON=/path/to/python3.11"
 }
 
 # Prints the requirements of the named extras ("" is the default set), one a line.

@@ -118,5 +118,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    define_flags(flags.FLAGS)
+    shared_flags.install(define_flags)
     errors.run(main)

@@ -40,7 +40,14 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("images", None, "An image, a directory of images, or a glob.", flag_values=fv)
     flags.DEFINE_string("annotations", None, "COCO json: draw its boxes beside ours.", flag_values=fv)
     flags.DEFINE_string("output_dir", None, "Where pictures and detections.json go.", flag_values=fv)
-    flags.DEFINE_float("score_threshold", 0.3, "Least score of a detection.", lower_bound=0.0, flag_values=fv)
+    flags.DEFINE_float(
+        "score_threshold",
+        0.3,
+        "Least score of a detection.",
+        lower_bound=0.0,
+        upper_bound=1.0,
+        flag_values=fv,
+    )
     flags.DEFINE_string("image_size", None, "N or HxW in pixels. Default: the trained size.", flag_values=fv)
     shared_flags.define_hparams_flag(fv)
     shared_flags.define_loader_flags(fv)
@@ -73,6 +80,8 @@ def infer(
     names = _names(files)
     truth_rows = _truth_rows(names, truth)
     directory = make_output_directory(output_dir)
+    if any(file.resolve().parent == directory.resolve() for file in files):
+        raise errors.UserError(f"--output_dir={output_dir} holds the images: pictures would replace them")
     source = ImageListSource(files)
     loader = make_loader(
         pipeline_type,
@@ -164,5 +173,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    define_flags(flags.FLAGS)
+    shared_flags.install(define_flags)
     errors.run(main)

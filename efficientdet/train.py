@@ -207,7 +207,6 @@ def train(
     if freeze:
         _say(_freeze(model, freeze))
     directory = run.claim()  # nothing was written before this line, and the user can no longer be wrong
-    shared_flags.write_flagfile(directory / "flags.txt", given)
     optimizer.build(model.trainable_variables)
     averaged = AveragedWeights(model, config.ema_decay)
     batches = _iterate(loader) if loader.saveable else None
@@ -223,6 +222,7 @@ def train(
         _say(f"resumed after epoch {saved.state['epoch']} (step {saved.state['step']})")
     if batches is None:  # a place that cannot be saved: each sitting goes through the data in its own order
         batches = _iterate(open_loader(seed + saved.state["epoch"]))
+    shared_flags.write_flagfile(directory / "flags.txt", given)
     log = RunLog(directory, done_epochs=saved.state["epoch"])
     metadata = {
         "app": "efficientdet",
@@ -251,14 +251,14 @@ def train(
     # --- The loop ---------------------------------------------------------------------------------
     metrics = None
     if saved.state["epoch"] >= config.epochs:
-        _say(f"{directory} has its {config.epochs} epochs: nothing left to train")
+        _say(f"{directory} has its {saved.state['epoch']} epochs: nothing left to train")
         metrics = _read_metrics(directory)
     eval_loader, detect = None, make_detect(model, config)
     for epoch in range(saved.state["epoch"] + 1, config.epochs + 1):
         bar = progress.Bar(f"epoch {epoch}/{config.epochs}", steps_per_epoch)
         sums: dict[str, tf.Tensor] = {}
         shown: dict[str, float] = {}
-        start, updates = time.monotonic(), int(optimizer.iterations)
+        updates = int(optimizer.iterations)
         for step in range(1, steps_per_epoch + 1):
             try:
                 images, targets = next(batches)
@@ -272,6 +272,8 @@ def train(
             values |= {"boxes_dropped": lost[0], "boxes_truncated": lost[1]}
             sums = {name: value + sums.get(name, 0.0) for name, value in values.items()}
             saved.state["step"] += 1
+            if step == 1:  # the first step compiles: it would tell nothing about speed
+                start = time.monotonic()
             if step % SHOW_EVERY == 0 or step == steps_per_epoch:
                 shown = {name: float(sums[name]) / step for name in SHOWN}
                 if not math.isfinite(shown["loss"]):
@@ -288,7 +290,7 @@ def train(
             )
         row = shown | {
             "learning_rate": float(schedule(saved.state["step"] - 1)),
-            "images_per_second": steps_per_epoch * batch_size / (time.monotonic() - start),
+            "images_per_second": (steps_per_epoch - 1) * batch_size / (time.monotonic() - start),
             "boxes_dropped": float(sums["boxes_dropped"]),
             "boxes_truncated": float(sums["boxes_truncated"]),
         }
@@ -311,7 +313,7 @@ def train(
                 _keep_going(saved.save_best, metrics["AP"], best)
             _keep_going(write_evaluation, directory, metrics, results, truth)
             row |= {name: metrics[name] for name in coco_metrics.NAMES}
-            _say(f"epoch {epoch}: AP {metrics['AP']:.4f}, AP50 {metrics['AP50']:.4f}")
+            _say(f"epoch {epoch}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
         _keep_going(log.add, epoch, saved.state["step"], row)
         with averaged.swapped_in():
             _keep_going(saved.save_last, metadata | {"epoch": epoch})
@@ -373,5 +375,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    define_flags(flags.FLAGS)
+    shared_flags.install(define_flags)
     errors.run(main)

@@ -71,3 +71,16 @@ def test_a_damaged_identity_and_a_path_that_is_a_file_are_said(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--output_dir=.*file"):
         RunDirectory(tmp_path / "file", identity=IDENTITY)
+
+
+def test_overwrite_spares_what_no_run_made(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "other_model.pt").write_text("precious")
+    (tmp_path / "resnet.weights.h5").write_text("precious")
+    with pytest.raises(UserError, match=r"holds checkpoints that no run of ours made"):
+        RunDirectory(tmp_path, identity=IDENTITY, overwrite=True)
+    assert (tmp_path / "checkpoints" / "other_model.pt").exists()
+    (tmp_path / "checkpoints").rename(tmp_path / "mine")
+    RunDirectory(tmp_path, identity=IDENTITY, overwrite=True).claim()
+    RunDirectory(tmp_path, identity=IDENTITY, overwrite=True).claim()
+    assert (tmp_path / "resnet.weights.h5").exists()

@@ -1,0 +1,57 @@
+"""The training command learns photographs by heart: from COCO json by DALI, from TFRecords by tf.data."""
+
+import json
+import pathlib
+
+import pytest
+
+from common.annotations import load_coco
+from common.tfrecord import write_tfrecords
+
+NUM_IMAGES = 4
+
+
+@pytest.fixture(scope="module")
+def photographs(coco128, tmp_path_factory) -> pathlib.Path:
+    """A json of the first photographs whose objects are all large enough for 192 pixels."""
+    document = json.loads((coco128 / "instances.json").read_text())
+    chosen = []
+    for image in document["images"]:
+        objects = [a for a in document["annotations"] if a["image_id"] == image["id"]]
+        smallest = min((a["bbox"][2] * a["bbox"][3] for a in objects), default=0)
+        if smallest > 0.02 * image["width"] * image["height"] and not any(a["iscrowd"] for a in objects):
+            chosen.append(image["id"])
+    chosen = set(chosen[:NUM_IMAGES])
+    document["images"] = [image for image in document["images"] if image["id"] in chosen]
+    document["annotations"] = [a for a in document["annotations"] if a["image_id"] in chosen]
+    path = tmp_path_factory.mktemp("photographs") / "instances.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "pipeline_type"), [("coco", "dali_cpu"), ("tfrecord", "tensorflow")])
+def test_learns_real_photographs(command, coco128, photographs, tmp_path, kind, pipeline_type):
+    if kind == "coco":
+        data = [
+            f"--{split}_{what}"
+            for split in ("train", "eval")
+            for what in (f"images={coco128}/images", f"annotations={photographs}")
+        ]
+    else:
+        annotations = load_coco(photographs, coco128 / "images")
+        write_tfrecords(annotations, coco128 / "images", str(tmp_path / "p"), num_shards=2)
+        data = [f"--{split}_file_pattern={tmp_path}/p*.tfrecord" for split in ("train", "eval")]
+    metrics = command(
+        "train",
+        *data,
+        "--model_name=efficientdet-nano",
+        "--image_size=192",
+        f"--batch_size={NUM_IMAGES}",
+        f"--pipeline_type={pipeline_type}",
+        "--steps_per_epoch=90",
+        "--epochs=1",
+        "--hparams=augmentation=none,flip_prob=0,warmup_epochs=0.1",
+        f"--output_dir={tmp_path}/run",
+    )
+    assert metrics["AP50"] > 0.9
