@@ -4,6 +4,9 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 DEMO := runs/demo-efficientdet
 DEMO_DATA := runs/demo-data
+DEMO_IMAGES := 600
+DEMO_EVAL_IMAGES := 100
+DEMO_FLAGS :=
 
 .PHONY: help setup demo demo-clean test test-gpu lint format clean
 
@@ -17,17 +20,17 @@ $(VENV)/.ready: pyproject.toml docker/setup_env.sh
 	@touch $@
 
 demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## trains EfficientDet on drawn images, evaluates it, draws what it finds (under 10 minutes on two cores)
-	$(RUN) efficientdet/train.py --flagfile=efficientdet/flags/demo.txt --output_dir=$(DEMO)
+	$(RUN) efficientdet/train.py --flagfile=efficientdet/flags/demo.txt --output_dir=$(DEMO) $(DEMO_FLAGS)
 	$(RUN) efficientdet/eval.py --weights=$(DEMO) --eval_images=$(DEMO_DATA)/eval/images \
 	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
 	$(RUN) efficientdet/infer.py --weights=$(DEMO) --images=$(DEMO_DATA)/eval/images \
 	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO)/pictures --score_threshold=0.3
 
 $(DEMO_DATA)/train/instances.json: common/synthetic.py | setup
-	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/train --num_images=600 --seed=1
+	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/train --num_images=$(DEMO_IMAGES) --seed=1
 
 $(DEMO_DATA)/eval/instances.json: common/synthetic.py | setup
-	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=100 --seed=2
+	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=$(DEMO_EVAL_IMAGES) --seed=2
 
 demo-clean:  ## forgets the demo's data and run, so that the next one starts anew
 	rm -rf $(DEMO) $(DEMO_DATA)

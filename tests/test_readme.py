@@ -1,5 +1,6 @@
 """What the README says is run: every command on drawn data, every link and every file of its map."""
 
+import json
 import pathlib
 import re
 import shlex
@@ -60,6 +61,39 @@ def test_make_commands_are_targets():
     assert {"demo", "test"} <= set(targets)
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_make_demo_end_to_end(tmp_path):
+    """The real target on a few images for one epoch. What the whole demo reaches is measured, not tested."""
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / ".ready").touch()  # the environment of this test serves
+    data, run = tmp_path / "data", tmp_path / "run"
+    splits = [
+        f"--{split}_{what}"
+        for split in ("train", "eval")
+        for what in (f"images={data}/{split}/images", f"annotations={data}/{split}/instances.json")
+    ]
+    variables = {
+        "VENV": tmp_path / "venv",
+        "RUN": sys.executable,
+        "DEMO": run,
+        "DEMO_DATA": data,
+        "DEMO_IMAGES": 12,
+        "DEMO_EVAL_IMAGES": 6,
+        "DEMO_FLAGS": " ".join([*splits, "--epochs=1", "--image_size=64"]),
+    }
+    done = subprocess.run(
+        ["make", "demo", *(f"{name}={value}" for name, value in variables.items())],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "AP50" in done.stdout
+    assert "AP50" in json.loads((run / "metrics.json").read_text())
+    for picture in ("first_batch.png", "loss_curves.png", "pr_curves.png", "pictures/contact_sheet.png"):
+        assert (run / picture).exists(), picture
+    assert len(list((run / "pictures").glob("0*.png"))) == 6
 
 
 def test_links_and_the_map_exist():
