@@ -107,5 +107,5 @@ def test_lists_of_images(tmp_path):
     assert list_images(f"{tmp_path}/*.[Jp]*") == [tmp_path / "a.png", tmp_path / "b.JPG"]
     with pytest.raises(UserError, match=r"nothing: no image there"):
         list_images(str(tmp_path / "nothing"))
-    with pytest.raises(UserError, match="holds no image"):
+    with pytest.raises(UserError, match=r"d.jpg: no image there"):
         list_images(str(tmp_path / "d.jpg"))
