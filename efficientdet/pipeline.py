@@ -8,14 +8,13 @@ an evaluation image is shown whole and never changes. Both end in the same place
 the network input, the rest in the mean colour, normalised. Boxes pass through the very map that the pixels
 pass through.
 
-The graph is a sequence of the functions below, which see one sample each (DALI's convention). EfficientDet
-(arXiv 1911.09070); the scale jitter is that of google/automl efficientdet/dataloader.py, the other two views
-are those of NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py.
+The graph is a sequence of the functions below and in views.py, which see one sample each (DALI's convention).
+EfficientDet: arXiv 1911.09070.
 """
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,20 +23,15 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, dataset, letterbox
+from common import box_encoder, dataset
 from common.anchors import Anchors
 from common.sources import Source
 from efficientdet.config import EfficientDetConfig
+from efficientdet.views import int32, random_view, source_size, uniform, whole_view
 
 # ImageNet, RGB, for pixels in 0..255: google/automl efficientdet/hparams_config.py mean_rgb, stddev_rgb.
 MEAN_RGB = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 STDDEV_RGB = (0.229 * 255, 0.224 * 255, 0.225 * 255)
-
-# min_iou_crop: NVIDIA/retinanet-examples odtk/dali.py RandomBBoxCrop.
-CROP_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
-CROP_SCALING = (0.3, 1.0)  # of the image's sides
-CROP_ASPECT = (0.5, 2.0)  # width / height in pixels, as SSD (arXiv 1512.02325 section 2.2)
-CROP_ATTEMPTS = 20  # at one threshold, before another one, or no crop at all, is drawn
 
 # GridMask (arXiv 2001.04086): squares of 0.4 of a tile are blacked out, the paper's r = 0.6. The 10 degrees
 # are those of google/automl efficientdet/aug/gridmask.py. Tiles are relative to the shorter side of the
@@ -47,107 +41,7 @@ GRID_MASK_TILE = (0.2, 0.6)
 GRID_MASK_ANGLE = math.radians(10)
 
 
-class View(NamedTuple):
-    """Which part of the stored image is shown, and how large it is in the network input. int32 nodes."""
-
-    window: DataNode  # (4,): top, left, height, width in pixels of the stored image
-    size: DataNode  # (2,): height, width in pixels of the network input, at most image_size
-
-
-# --- 1. where to look ---
-
-
-def source_size(jpegs: DataNode) -> DataNode:
-    """float32 (2,): (height, width) of the stored image, from its header; EXIF does not turn it."""
-    return fn.cast(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2], dtype=types.FLOAT)
-
-
-def whole_view(size: DataNode, image_size: tuple[int, int]) -> View:
-    """The whole image, as large as fits: the letterbox of evaluation and inference."""
-    return _fit(fn.cat([0, 0], _int32(size)), image_size)
-
-
-def jittered_view(size: DataNode, image_size: tuple[int, int], jitter_min: float, jitter_max: float) -> View:
-    """Scale jitter: the image at a random scale; what is larger than the network input is cropped at random.
-
-    A scale of 1 is the letterbox. automl crops the resized image; the window here is the same crop in pixels
-    of the stored image, so that only it is decoded, rounded to whole pixels.
-    """
-    jitter = _uniform(jitter_min, jitter_max)
-    scale = jitter * dali_math.min(image_size[0] / size[0], image_size[1] / size[1])
-    top, height, out_height = _jittered_side(size[0], scale, image_size[0])
-    left, width, out_width = _jittered_side(size[1], scale, image_size[1])
-    window = fn.stack(top, left, height, width)
-    return View(_int32(window), _int32(fn.stack(out_height, out_width)))
-
-
-def _jittered_side(side: DataNode, scale: DataNode, limit: int) -> tuple[DataNode, DataNode, DataNode]:
-    scaled = dali_math.max(dali_math.floor(side * scale + 0.5), 1.0)
-    shown = dali_math.min(scaled, float(limit))
-    length = dali_math.clamp(dali_math.floor(side * shown / scaled + 0.5), 1.0, side)
-    free = side - length
-    start = dali_math.min(dali_math.floor(_uniform(0.0, 1.0) * (free + 1.0)), free)
-    return start, length, shown
-
-
-def resized_view(size: DataNode, image_size: tuple[int, int], resize_min: int, resize_max: int) -> View:
-    """The whole image with its shorter side at a random number of pixels, at most as large as fits."""
-    shorter = dali_math.floor(_uniform(float(resize_min), resize_max + 1.0))
-    scale = shorter / dali_math.min(size[0], size[1])
-    whole = whole_view(size, image_size)
-    return whole._replace(size=dali_math.min(whole.size, _int32(dali_math.floor(size * scale + 0.5))))
-
-
-def min_iou_view(
-    size: DataNode, boxes: DataNode, labels: DataNode, image_size: tuple[int, int]
-) -> tuple[View, DataNode, DataNode]:
-    """A random crop, shown as large as fits (SSD, arXiv 1512.02325 section 2.2).
-
-    Every box overlaps it by one of CROP_THRESHOLDS, drawn at random, or the image is not cropped.
-
-    Returns:
-        The view; the boxes whose centre is in the crop, still normalised by the image; their labels.
-    """
-    anchor, shape, boxes, labels = fn.random_bbox_crop(
-        boxes,
-        labels,
-        bbox_layout="xyXY",
-        input_shape=_int32(size),
-        shape_layout="HW",  # the default is (width, height), and silently so
-        aspect_ratio=list(CROP_ASPECT),
-        thresholds=list(CROP_THRESHOLDS),
-        scaling=list(CROP_SCALING),
-        allow_no_crop=True,  # so the search ends; total_num_attempts would end it with an empty crop
-        num_attempts=CROP_ATTEMPTS,
-    )
-    boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # they come back relative to the crop
-    # Anchor and shape are x, y whatever the layout. Boxes come clipped to the crop: stay inside it.
-    top, height = _whole_pixels(anchor[1], shape[1], size[0])
-    left, width = _whole_pixels(anchor[0], shape[0], size[1])
-    return _fit(_int32(fn.stack(top, left, height, width)), image_size), boxes, labels
-
-
-def _whole_pixels(start: DataNode, length: DataNode, side: DataNode) -> tuple[DataNode, DataNode]:
-    rounding = 1e-3  # 0.25 * 400 must not become 101 by a float32 hair
-    first = dali_math.clamp(dali_math.ceil(start * side - rounding), 0.0, side - 1.0)
-    last = dali_math.clamp(dali_math.floor((start + length) * side + rounding), first + 1.0, side)
-    return first, last - first
-
-
-def _fit(window: DataNode, image_size: tuple[int, int]) -> View:
-    sides = letterbox.fit(window[2], window[3], image_size, dali_math.min, dali_math.max)
-    return View(window, _int32(fn.stack(*sides)))
-
-
-def _int32(values: DataNode) -> DataNode:
-    return fn.cast(values, dtype=types.INT32)
-
-
-def _uniform(low: float, high: float) -> DataNode | float:
-    return fn.random.uniform(range=(low, high)) if low < high else float(low)  # DALI refuses an empty range
-
-
-# --- 2. pixels and boxes of the view ---
+# --- 1. pixels and boxes of the view ---
 
 
 def decode_window(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
@@ -181,7 +75,7 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
     return dali_math.clamp(boxes_px / fn.stack(window[3], window[2], window[3], window[2]), 0.0, 1.0)
 
 
-# --- 3. flip, GridMask, colour ---
+# --- 2. flip, GridMask, colour ---
 
 
 def random_flip(images: DataNode, boxes: DataNode, prob: float) -> tuple[DataNode, DataNode]:
@@ -193,15 +87,15 @@ def random_flip(images: DataNode, boxes: DataNode, prob: float) -> tuple[DataNod
 
 def random_grid_mask(images: DataNode, image_size: tuple[int, int], prob: float) -> DataNode:
     """Blacks out a randomly turned and shifted grid of squares; boxes stay (arXiv 2001.04086)."""
-    tile = _uniform(*GRID_MASK_TILE) * float(min(image_size))
+    tile = uniform(*GRID_MASK_TILE) * float(min(image_size))
     chosen = fn.cast(fn.random.coin_flip(probability=prob), dtype=types.FLOAT)
     return fn.grid_mask(
         images,
-        tile=_int32(dali_math.max(tile, 2.0)),
+        tile=int32(dali_math.max(tile, 2.0)),
         ratio=GRID_MASK_RATIO * chosen,  # a ratio of 0 masks nothing
-        angle=_uniform(-GRID_MASK_ANGLE, GRID_MASK_ANGLE),
-        shift_x=_uniform(0.0, 1.0) * tile,
-        shift_y=_uniform(0.0, 1.0) * tile,
+        angle=uniform(-GRID_MASK_ANGLE, GRID_MASK_ANGLE),
+        shift_x=uniform(0.0, 1.0) * tile,
+        shift_y=uniform(0.0, 1.0) * tile,
     )
 
 
@@ -211,14 +105,14 @@ def random_color(
     """Factors drawn from 1 - x .. 1 + x, hue turned by -hue .. hue degrees."""
     return fn.color_twist(
         images,
-        brightness=_uniform(1 - brightness, 1 + brightness),
-        contrast=_uniform(1 - contrast, 1 + contrast),
-        saturation=_uniform(1 - saturation, 1 + saturation),
-        hue=_uniform(-hue, hue),
+        brightness=uniform(1 - brightness, 1 + brightness),
+        contrast=uniform(1 - contrast, 1 + contrast),
+        saturation=uniform(1 - saturation, 1 + saturation),
+        hue=uniform(-hue, hue),
     )
 
 
-# --- 4. the network input ---
+# --- 3. the network input ---
 
 
 def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode:
@@ -243,22 +137,7 @@ def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int])
     return boxes * fn.stack(width, height, width, height)
 
 
-# --- 5. the whole graph of one sample ---
-
-
-def random_view(
-    config: EfficientDetConfig, size: DataNode, boxes: DataNode, labels: DataNode
-) -> tuple[View, DataNode, DataNode]:
-    """The view that `config.augmentation` names, as (view, boxes, labels); boxes still refer to the image."""
-    if config.augmentation == "min_iou_crop":
-        return min_iou_view(size, boxes, labels, config.image_size)
-    if config.augmentation == "scale_jitter":
-        view = jittered_view(size, config.image_size, config.jitter_min, config.jitter_max)
-    elif config.augmentation == "resize_range":
-        view = resized_view(size, config.image_size, config.resize_min, config.resize_max)
-    else:
-        view = whole_view(size, config.image_size)
-    return view, boxes, labels
+# --- 4. the whole graph of one sample ---
 
 
 def augment(config: EfficientDetConfig, images: DataNode, boxes: DataNode) -> tuple[DataNode, DataNode]:
@@ -275,7 +154,7 @@ def augment(config: EfficientDetConfig, images: DataNode, boxes: DataNode) -> tu
 def count_visible(boxes: DataNode) -> DataNode:
     """Number of boxes with any area left, int32 scalar."""
     visible = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    return fn.reductions.sum(_int32(visible), dtype=types.INT32)
+    return fn.reductions.sum(int32(visible), dtype=types.INT32)
 
 
 class EfficientDetPipeline:
@@ -413,7 +292,7 @@ class EfficientDetPipeline:
             "images": images,
             **target_dict(encoded, config.anchors),
             "image_ids": image_ids,
-            "image_sizes": _int32(size),
+            "image_sizes": int32(size),
             "letterbox": fn.cast(fn.cat([0, 0], view.size), dtype=types.FLOAT),
             "lost": fn.stack(visible - large, dali_math.max(large - config.max_instances, 0)),
         }

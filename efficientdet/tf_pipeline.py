@@ -16,9 +16,9 @@ import tensorflow as tf
 from common import box_encoder, dataset, letterbox
 from common import boxes as box_ops
 from common.sources import Source
-from efficientdet import pipeline
+from efficientdet import pipeline, views
 from efficientdet.config import EfficientDetConfig
-from efficientdet.pipeline import View
+from efficientdet.views import View
 
 CROP_CANDIDATES = 200  # min_iou_crop: drawn at once, where DALI draws until one fits
 
@@ -82,7 +82,7 @@ def min_iou_view(
     has_object = tf.reduce_any(inside, 1) | (tf.shape(boxes)[0] == 0)
     overlaps = tf.reduce_all(box_ops.pairwise_iou(crops, boxes) >= thresholds[:, tf.newaxis], 1)
     widths, heights = tf.unstack((crops[:, 2:] - crops[:, :2]) * size[::-1], axis=1)
-    low, high = pipeline.CROP_ASPECT
+    low, high = views.CROP_ASPECT
     shaped = (widths >= low * heights) & (widths <= high * heights)
     is_whole = thresholds == 0
     valid = is_whole | (has_object & overlaps & shaped)
@@ -102,9 +102,9 @@ def _candidate_crops(random: Random) -> tuple[tf.Tensor, tf.Tensor]:
     Some owe nothing: they are the whole image. So is the last one.
     """
     n = CROP_CANDIDATES
-    choices = tf.constant([0.0, *pipeline.CROP_THRESHOLDS])
+    choices = tf.constant([0.0, *views.CROP_THRESHOLDS])
     thresholds = tf.gather(choices, tf.cast(random.uniform(0.0, len(choices), (n,)), tf.int32))
-    sides = random.uniform(*pipeline.CROP_SCALING, (n, 2))
+    sides = random.uniform(*views.CROP_SCALING, (n, 2))
     left_top = random.uniform(0.0, 1.0, (n, 2)) * (1.0 - sides)
     crops = tf.concat([left_top, left_top + sides], 1)
     whole = tf.constant([0.0, 0.0, 1.0, 1.0])

@@ -1,0 +1,133 @@
+"""Which part of an image is shown, and how large: the views of the EfficientDet pipeline, in DALI.
+
+The scale jitter is that of google/automl efficientdet/dataloader.py; the other two views are those of
+NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py. All end in whole pixels of the stored image, so that
+just these are decoded and boxes move by the very map that the pixels move by.
+"""
+
+from typing import NamedTuple
+
+from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
+from nvidia.dali.data_node import DataNode
+
+from common import letterbox
+from efficientdet.config import EfficientDetConfig
+
+# min_iou_crop: NVIDIA/retinanet-examples odtk/dali.py RandomBBoxCrop.
+CROP_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
+CROP_SCALING = (0.3, 1.0)  # of the image's sides
+CROP_ASPECT = (0.5, 2.0)  # width / height in pixels, as SSD (arXiv 1512.02325 section 2.2)
+CROP_ATTEMPTS = 20  # at one threshold, before another one, or no crop at all, is drawn
+
+
+class View(NamedTuple):
+    """Which part of the stored image is shown, and how large it is in the network input. int32 nodes."""
+
+    window: DataNode  # (4,): top, left, height, width in pixels of the stored image
+    size: DataNode  # (2,): height, width in pixels of the network input, at most image_size
+
+
+def source_size(jpegs: DataNode) -> DataNode:
+    """float32 (2,): (height, width) of the stored image, from its header; EXIF does not turn it."""
+    return fn.cast(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2], dtype=types.FLOAT)
+
+
+def whole_view(size: DataNode, image_size: tuple[int, int]) -> View:
+    """The whole image, as large as fits: the letterbox of evaluation and inference."""
+    return _fit(fn.cat([0, 0], int32(size)), image_size)
+
+
+def jittered_view(size: DataNode, image_size: tuple[int, int], jitter_min: float, jitter_max: float) -> View:
+    """Scale jitter: the image at a random scale; what is larger than the network input is cropped at random.
+
+    A scale of 1 is the letterbox. automl crops the resized image; the window here is the same crop in pixels
+    of the stored image, so that only it is decoded, rounded to whole pixels.
+    """
+    jitter = uniform(jitter_min, jitter_max)
+    scale = jitter * dali_math.min(image_size[0] / size[0], image_size[1] / size[1])
+    top, height, out_height = _jittered_side(size[0], scale, image_size[0])
+    left, width, out_width = _jittered_side(size[1], scale, image_size[1])
+    window = fn.stack(top, left, height, width)
+    return View(int32(window), int32(fn.stack(out_height, out_width)))
+
+
+def _jittered_side(side: DataNode, scale: DataNode, limit: int) -> tuple[DataNode, DataNode, DataNode]:
+    scaled = dali_math.max(dali_math.floor(side * scale + 0.5), 1.0)
+    shown = dali_math.min(scaled, float(limit))
+    length = dali_math.clamp(dali_math.floor(side * shown / scaled + 0.5), 1.0, side)
+    free = side - length
+    start = dali_math.min(dali_math.floor(uniform(0.0, 1.0) * (free + 1.0)), free)
+    return start, length, shown
+
+
+def resized_view(size: DataNode, image_size: tuple[int, int], resize_min: int, resize_max: int) -> View:
+    """The whole image with its shorter side at a random number of pixels, at most as large as fits."""
+    shorter = dali_math.floor(uniform(float(resize_min), resize_max + 1.0))
+    scale = shorter / dali_math.min(size[0], size[1])
+    whole = whole_view(size, image_size)
+    return whole._replace(size=dali_math.min(whole.size, int32(dali_math.floor(size * scale + 0.5))))
+
+
+def min_iou_view(
+    size: DataNode, boxes: DataNode, labels: DataNode, image_size: tuple[int, int]
+) -> tuple[View, DataNode, DataNode]:
+    """A random crop, shown as large as fits (SSD, arXiv 1512.02325 section 2.2).
+
+    Every box overlaps it by one of CROP_THRESHOLDS, drawn at random, or the image is not cropped.
+
+    Returns:
+        The view; the boxes whose centre is in the crop, still normalised by the image; their labels.
+    """
+    anchor, shape, boxes, labels = fn.random_bbox_crop(
+        boxes,
+        labels,
+        bbox_layout="xyXY",
+        input_shape=int32(size),
+        shape_layout="HW",  # the default is (width, height), and silently so
+        aspect_ratio=list(CROP_ASPECT),
+        thresholds=list(CROP_THRESHOLDS),
+        scaling=list(CROP_SCALING),
+        allow_no_crop=True,  # so the search ends; total_num_attempts would end it with an empty crop
+        num_attempts=CROP_ATTEMPTS,
+    )
+    boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # they come back relative to the crop
+    # Anchor and shape are x, y whatever the layout. Boxes come clipped to the crop: stay inside it.
+    top, height = _whole_pixels(anchor[1], shape[1], size[0])
+    left, width = _whole_pixels(anchor[0], shape[0], size[1])
+    return _fit(int32(fn.stack(top, left, height, width)), image_size), boxes, labels
+
+
+def _whole_pixels(start: DataNode, length: DataNode, side: DataNode) -> tuple[DataNode, DataNode]:
+    rounding = 1e-3  # 0.25 * 400 must not become 101 by a float32 hair
+    first = dali_math.clamp(dali_math.ceil(start * side - rounding), 0.0, side - 1.0)
+    last = dali_math.clamp(dali_math.floor((start + length) * side + rounding), first + 1.0, side)
+    return first, last - first
+
+
+def _fit(window: DataNode, image_size: tuple[int, int]) -> View:
+    sides = letterbox.fit(window[2], window[3], image_size, dali_math.min, dali_math.max)
+    return View(window, int32(fn.stack(*sides)))
+
+
+def int32(values: DataNode) -> DataNode:
+    return fn.cast(values, dtype=types.INT32)
+
+
+def uniform(low: float, high: float) -> DataNode | float:
+    return fn.random.uniform(range=(low, high)) if low < high else float(low)  # DALI refuses an empty range
+
+
+def random_view(
+    config: EfficientDetConfig, size: DataNode, boxes: DataNode, labels: DataNode
+) -> tuple[View, DataNode, DataNode]:
+    """The view that `config.augmentation` names, as (view, boxes, labels); boxes still refer to the image."""
+    if config.augmentation == "min_iou_crop":
+        return min_iou_view(size, boxes, labels, config.image_size)
+    if config.augmentation == "scale_jitter":
+        view = jittered_view(size, config.image_size, config.jitter_min, config.jitter_max)
+    elif config.augmentation == "resize_range":
+        view = resized_view(size, config.image_size, config.resize_min, config.resize_max)
+    else:
+        view = whole_view(size, config.image_size)
+    return view, boxes, labels
