@@ -1,6 +1,9 @@
 """A flag is a parameter of the entry function, with the same name and default, and the other way round."""
 
 import inspect
+import pathlib
+import subprocess
+import sys
 
 import pytest
 from absl import flags
@@ -8,6 +11,8 @@ from absl import flags
 from efficientdet import eval as eval_app
 from efficientdet import infer as infer_app
 from efficientdet import train as train_app
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +32,13 @@ def test_flags_are_the_parameters(module, function):
     for name, parameter in parameters.items():
         expected = None if parameter.default is parameter.empty else parameter.default
         assert fv[name].default == expected, name
+
+
+def test_help_shows_the_flags():
+    program = ROOT / "efficientdet" / "infer.py"
+    done = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True)
+    for name in ("--weights", "--images", "--score_threshold", "--pipeline_type"):
+        assert f"  {name}: " in done.stdout, name
 
 
 def test_importing_defines_no_flags():

@@ -74,6 +74,14 @@ def test_files_of_the_same_name_get_a_picture_each(trained, drawn, command, tmp_
     assert len(list((tmp_path / "out").glob("*1.png"))) == 2
 
 
+def test_pictures_never_replace_the_images(trained, drawn, command, tmp_path):
+    image = next((drawn / "images").glob("*.png"))
+    (tmp_path / image.name).write_bytes(image.read_bytes())
+    with pytest.raises(UserError, match=r"--output_dir=.* holds the images"):
+        command("infer", f"--weights={trained}", f"--images={tmp_path}", f"--output_dir={tmp_path}")
+    assert (tmp_path / image.name).read_bytes() == image.read_bytes()
+
+
 @pytest.mark.parametrize("pipeline_type", ["dali_cpu", "tensorflow"])
 @pytest.mark.parametrize("damage", ["text", "empty", "truncated"])
 def test_a_damaged_image_is_named(trained, drawn, command, tmp_path, pipeline_type, damage):
