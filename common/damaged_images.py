@@ -49,7 +49,7 @@ def _files(source: Source | None) -> Sequence[str]:
         return [os.path.join(source.images_dir, name) for name in source.annotations.file_names]
     if isinstance(source, ImageListSource):
         return source.files
-    return []  # records have been read once already, whole and with their checksums
+    return []  # the images of TFRecords are no files
 
 
 def _fault(file: str) -> str:

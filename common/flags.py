@@ -13,6 +13,7 @@ from absl import flags
 from common import atomic
 
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
+MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose their upper bits
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 
 
@@ -121,7 +122,7 @@ def define_run_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "eval_every", 1, "Epochs between evaluations; 0: only at the end.", lower_bound=0, flag_values=fv
     )
-    flags.DEFINE_integer("seed", 0, "0 is a seed.", lower_bound=0, flag_values=fv)
+    flags.DEFINE_integer("seed", 0, "0 is a seed.", lower_bound=0, upper_bound=MAX_SEED, flag_values=fv)
 
 
 def install(define_flags: Callable[[flags.FlagValues], None]) -> None:

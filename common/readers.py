@@ -38,10 +38,10 @@ from nvidia.dali.data_node import DataNode
 from common import box_encoder, cache, tfrecord_scan
 from common.annotations import Annotations
 from common.errors import UserError
+from common.flags import MAX_SEED
 from common.labels import LabelMap
 
 SHUFFLE_BUFFER = 1024  # encoded images held by each rank while it trains from TFRecords
-_MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose their upper bits
 
 Nodes = tuple[DataNode, DataNode, DataNode, DataNode]
 
@@ -205,8 +205,8 @@ def check_shards(num_images: int, shard_id: int, num_shards: int, seed: int) -> 
         )
     if not 0 <= shard_id < num_shards:
         raise ValueError(f"shard_id={shard_id} is not in 0..{num_shards - 1}")
-    if not 0 <= seed <= _MAX_SEED:
-        raise UserError(f"seed={seed} is not in 0..{_MAX_SEED}")
+    if not 0 <= seed <= MAX_SEED:
+        raise UserError(f"seed={seed} is not in 0..{MAX_SEED}")
 
 
 def _order(training: bool, seed: int) -> dict[str, bool | int]:

@@ -20,6 +20,8 @@ def main():
         raise errors.UserError("the number is 2: choose another")
     if flags.FLAGS.number == 3:
         raise ZeroDivisionError("ours")
+    if flags.FLAGS.number == 5:
+        raise KeyboardInterrupt
 
 errors.run(main)
 """
@@ -31,6 +33,7 @@ errors.run(main)
         ([], 0, "", False),
         (["--number=2"], 1, "error: the number is 2: choose another", False),
         (["--number=3"], 1, "ZeroDivisionError: ours", True),
+        (["--number=5"], 130, "interrupted; what was saved before stands", False),
         (["--number=0"], 1, "number", False),
         (["--nunber=4"], 1, "nunber", False),
         (["number=4"], 1, "unexpected argument 'number=4'", False),
