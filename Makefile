@@ -3,12 +3,13 @@ PYTHON ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 DEMO := runs/demo-efficientdet
+DEMO_YOLOV4 := runs/demo-yolov4
 DEMO_DATA := runs/demo-data
 DEMO_IMAGES := 600
 DEMO_EVAL_IMAGES := 100
 DEMO_FLAGS :=
 
-.PHONY: help setup demo demo-clean test test-gpu lint format clean
+.PHONY: help setup demo demo-yolov4 demo-clean test test-gpu lint format clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,14 +27,21 @@ demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  
 	$(RUN) efficientdet/infer.py --weights=$(DEMO) --images=$(DEMO_DATA)/eval/images \
 	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO)/pictures --score_threshold=0.3
 
+demo-yolov4: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## the same with YOLOv4
+	$(RUN) yolov4/train.py --flagfile=yolov4/flags/demo.txt --output_dir=$(DEMO_YOLOV4) $(DEMO_FLAGS)
+	$(RUN) yolov4/eval.py --weights=$(DEMO_YOLOV4) --eval_images=$(DEMO_DATA)/eval/images \
+	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
+	$(RUN) yolov4/infer.py --weights=$(DEMO_YOLOV4) --images=$(DEMO_DATA)/eval/images \
+	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO_YOLOV4)/pictures --score_threshold=0.3
+
 $(DEMO_DATA)/train/instances.json: common/synthetic.py | setup
 	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/train --num_images=$(DEMO_IMAGES) --seed=1
 
 $(DEMO_DATA)/eval/instances.json: common/synthetic.py | setup
 	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=$(DEMO_EVAL_IMAGES) --seed=2
 
-demo-clean:  ## forgets the demo's data and run, so that the next one starts anew
-	rm -rf $(DEMO) $(DEMO_DATA)
+demo-clean:  ## forgets the demos' data and runs, so that the next one starts anew
+	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)
 
 test: setup  ## lint, then all tests
 	$(VENV)/bin/ruff check .
@@ -51,5 +59,5 @@ format: setup  ## ruff's formatting and safe fixes
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-clean: demo-clean  ## the demo, the virtual environment and the caches; other runs stay
+clean: demo-clean  ## the demos, the virtual environment and the caches; other runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -16,14 +16,36 @@ import math
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from common import atomic, weight_files
+from common import atomic, progress, weight_files
 from common.errors import UserError
+
+
+def keep_going(save: Callable[..., Any], *arguments: Any) -> None:
+    """Calls `save(*arguments)`; a full disk costs this save, never the run nor what was saved before."""
+    try:
+        save(*arguments)
+    except OSError as error:
+        progress.say(f"warning: {error}; training goes on, what was saved before stands")
+
+
+def read_state(directory: str | os.PathLike) -> dict[str, Any] | None:
+    """`state` of the checkpoint that `restore_latest` would take; None where there is none.
+
+    For what must be known before the objects can be made that are to be restored.
+    """
+    saved = _saved(pathlib.Path(directory) / "checkpoints")
+    path = next((path for path in reversed(saved) if _is_whole(path)), None)
+    if path is None:
+        return None
+    reader = tf.train.load_checkpoint(str(path / "state"))
+    (key,) = [key for key in reader.get_variable_to_shape_map() if key.startswith("state/")]
+    return json.loads(reader.get_tensor(key))
 
 
 class Checkpoints:
@@ -82,6 +104,15 @@ class Checkpoints:
         """Counters and other plain values, to be read and changed in place."""
         return self._state.values
 
+    @property
+    def iterator(self) -> tf.data.Iterator | None:
+        """The data iterator that is saved; a run that changes its loader sets another one."""
+        return getattr(self._checkpoint, "iterator", None)
+
+    @iterator.setter
+    def iterator(self, iterator: tf.data.Iterator) -> None:
+        self._checkpoint.iterator = iterator
+
     def save(self) -> None:
         """Writes the checkpoint of `state["step"]` and removes all but the newest `keep`.
 
@@ -91,7 +122,7 @@ class Checkpoints:
         path = self._directory / f"{self.state['step']:08d}"
         try:
             atomic.write_directory(path, self._write)
-            for old in self._saved()[: -self._keep]:
+            for old in _saved(self._directory)[: -self._keep]:
                 atomic.remove_directory(old)
         except (OSError, tf.errors.OpError) as error:
             raise OSError(f"{path} cannot be written: {weight_files.reason(error)}") from error
@@ -102,7 +133,7 @@ class Checkpoints:
         Raises:
             UserError: all checkpoints are damaged, or they are of another model.
         """
-        saved = self._saved()
+        saved = _saved(self._directory)
         for path in reversed(saved):
             if not _is_whole(path):
                 print(f"checkpoint {path} is damaged: trying the one before", file=sys.stderr)
@@ -151,10 +182,11 @@ class Checkpoints:
         self._checkpoint.write(str(directory / "state"))
         (directory / _CHECKSUMS).write_text(_checksums(directory))
 
-    def _saved(self) -> list[pathlib.Path]:
-        """The directories of the checkpoints, oldest first."""
-        numbered = [path for path in self._directory.iterdir() if path.name.isdecimal()]
-        return sorted(numbered, key=lambda path: int(path.name))
+
+def _saved(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The checkpoints in a directory, oldest first; none where it does not exist."""
+    numbered = [path for path in directory.glob("*") if path.name.isdecimal()]
+    return sorted(numbered, key=lambda path: int(path.name))
 
 
 _CHECKSUMS = "SHA256SUMS"  # `sha256sum -c` understands it

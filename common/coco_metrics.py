@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,12 @@ def write_metrics(metrics: dict[str, Any], path: str | os.PathLike) -> None:
     """Writes `metrics` as JSON with sorted keys, numbers to 6 decimals; atomic, the same bytes every time."""
     text = json.dumps(_rounded(metrics), indent=2, sort_keys=True, allow_nan=False)
     atomic.write_bytes(path, (text + "\n").encode())
+
+
+def read_metrics(path: str | os.PathLike) -> dict[str, Any] | None:
+    """What `write_metrics` wrote; None where there is no such file."""
+    path = pathlib.Path(path)
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def write_detections(detections: list[dict[str, Any]], path: str | os.PathLike) -> None:

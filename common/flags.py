@@ -75,6 +75,30 @@ def define_hparams_flag(fv: flags.FlagValues) -> None:
     )
 
 
+def define_trained_flags(fv: flags.FlagValues) -> None:
+    """Which trained network, and how it detects; for eval.py and infer.py."""
+    flags.DEFINE_string(
+        "weights", None, "A weights file or a run directory (its best weights).", flag_values=fv
+    )
+    flags.DEFINE_string("image_size", None, "N or HxW in pixels. Default: the trained size.", flag_values=fv)
+    define_hparams_flag(fv)
+
+
+def define_picture_flags(fv: flags.FlagValues) -> None:
+    """What to draw on, and where the pictures go; for infer.py."""
+    flags.DEFINE_string("images", None, "An image, a directory of images, or a glob.", flag_values=fv)
+    flags.DEFINE_string("annotations", None, "COCO json: draw its boxes beside ours.", flag_values=fv)
+    flags.DEFINE_string("output_dir", None, "Where pictures and detections.json go.", flag_values=fv)
+    flags.DEFINE_float(
+        "score_threshold",
+        0.3,
+        "Least score of a detection.",
+        lower_bound=0.0,
+        upper_bound=1.0,
+        flag_values=fv,
+    )
+
+
 def define_run_flags(fv: flags.FlagValues) -> None:
     """How long, how fast, where to."""
     flags.DEFINE_integer("epochs", None, "Default: the recipe's.", lower_bound=1, flag_values=fv)

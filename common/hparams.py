@@ -7,6 +7,7 @@ A key that is no field is an error that suggests the nearest one; a value must f
 """
 
 import dataclasses
+import math
 import pathlib
 import re
 import types
@@ -56,6 +57,59 @@ def replace(config: Config, values: Mapping[str, Any]) -> Config:
         return dataclasses.replace(config, **values)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def check(
+    config: Any,
+    *,
+    choices: Mapping[str, Collection[str]],
+    at_least_one: Collection[str],
+    not_negative: Collection[str],
+    shares: Collection[str],
+    below_one: Collection[str],
+) -> None:
+    """Raises ValueError with the first field of `config` that is out of its range; NaN always is.
+
+    Args:
+        config: any object with the fields that follow.
+        choices: field -> the words it may hold.
+        at_least_one: fields that must be 1 or more.
+        not_negative: fields that must be finite and 0 or more.
+        shares: fields that must be 0 to 1.
+        below_one: those of them that must not be 1.
+    """
+    for field, words in choices.items():
+        if getattr(config, field) not in words:
+            raise ValueError(f"{field}={getattr(config, field)!r} is not one of {', '.join(words)}")
+    for field in at_least_one:
+        if not 1 <= getattr(config, field) < math.inf:
+            raise ValueError(f"{field}={getattr(config, field)}: need at least 1")
+    for field in not_negative:
+        if not 0 <= getattr(config, field) < math.inf:
+            raise ValueError(f"{field}={getattr(config, field)}: need 0 or more")
+    for field in shares:
+        if not 0 <= getattr(config, field) <= 1:
+            raise ValueError(f"{field}={getattr(config, field)}: need 0 to 1")
+    for field in below_one:
+        if getattr(config, field) == 1:
+            raise ValueError(f"{field}=1: need less than 1")
+
+
+def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:
+    """A config from the JSON form that travels with the weights (lists become tuples again, nested ones too).
+
+    Raises:
+        UserError: another version wrote it, with a setting that this one does not have.
+    """
+    known = {field.name for field in dataclasses.fields(config_type)}
+    unknown_names = sorted(fields.keys() - known)
+    if unknown_names:
+        raise UserError(f"the weights were saved by another version: it had the setting {unknown_names[0]!r}")
+    return config_type(**{name: _tuples(value) for name, value in fields.items()})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def parse_image_size(text: str | int | tuple[int, int] | list[int]) -> tuple[int, int]:

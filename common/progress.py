@@ -1,4 +1,4 @@
-"""Keras' progress bar, on stderr: stdout is for results."""
+"""What is told while work goes on, on stderr: stdout is for results."""
 
 import contextlib
 import sys
@@ -6,8 +6,13 @@ import sys
 import keras
 
 
+def say(text: str) -> None:
+    """One line for whoever watches."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class Bar:
-    """Counts steps of one titled piece of work, with running values beside the bar.
+    """Keras' progress bar: counts steps of one titled piece of work, with running values beside the bar.
 
     Args:
         title: one word or two.

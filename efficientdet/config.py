@@ -5,8 +5,8 @@ Any field can be changed from the command line: --hparams=jitter_min=0.5,nms_met
 """
 
 import dataclasses
-import math
 
+from common import hparams
 from common.anchors import Anchors
 from common.errors import unknown
 
@@ -79,24 +79,18 @@ class EfficientDetConfig:
     max_detections: int = 100
 
     def __post_init__(self) -> None:
-        for field, choices in _CHOICES.items():
-            if getattr(self, field) not in choices:
-                raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}")
+        hparams.check(
+            self,
+            choices=_CHOICES,
+            at_least_one=_AT_LEAST_ONE,
+            not_negative=_NOT_NEGATIVE,
+            shares=_SHARES,
+            below_one=("ema_decay", "bn_momentum"),
+        )
         if not 1 <= self.min_level <= 5 <= self.max_level:
             raise ValueError(
                 f"min_level={self.min_level}, max_level={self.max_level}: need 1 <= min <= 5 <= max"
             )
-        for field in _AT_LEAST_ONE:
-            if not getattr(self, field) >= 1:
-                raise ValueError(f"{field}={getattr(self, field)}: need at least 1")
-        for field in _NOT_NEGATIVE:
-            if not 0 <= getattr(self, field) < math.inf:
-                raise ValueError(f"{field}={getattr(self, field)}: need 0 or more")
-        for field in _SHARES:
-            if not 0 <= getattr(self, field) <= 1:
-                raise ValueError(f"{field}={getattr(self, field)}: need 0 to 1")
-        if self.ema_decay == 1 or self.bn_momentum == 1:
-            raise ValueError("ema_decay and bn_momentum must be below 1")
         if not 0 < self.resize_min <= self.resize_max:
             raise ValueError(
                 f"resize_min={self.resize_min}, resize_max={self.resize_max}: need 0 < min <= max"

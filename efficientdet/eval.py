@@ -14,31 +14,27 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import tensorflow as tf
 from absl import flags
 
-from common import coco_metrics, devices, drawing, errors
+from common import coco_metrics, devices, errors
 from common import flags as shared_flags
-from common.labels import LabelMap
+from common.evaluation import evaluate, write_evaluation
+from common.loading import refuse_synthetic
 from common.run_directory import make_output_directory
-from common.sources import Source, open_source
-from efficientdet.loaders import Loader, make_loader, refuse_synthetic
-from efficientdet.predict import load_trained, make_detect, predict
+from common.sources import open_source
+from efficientdet.loaders import make_loader
+from efficientdet.predict import load_trained, make_detect
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    flags.DEFINE_string(
-        "weights", None, "A weights file or a run directory (its best weights).", flag_values=fv
-    )
+    shared_flags.define_trained_flags(fv)
+    shared_flags.define_data_flags(fv, ("eval",))
     flags.DEFINE_string(
         "output_dir",
         None,
         "Where metrics.json and detections.json go. Default: the run directory.",
         flag_values=fv,
     )
-    flags.DEFINE_string("image_size", None, "N or HxW in pixels. Default: the trained size.", flag_values=fv)
-    shared_flags.define_hparams_flag(fv)
-    shared_flags.define_data_flags(fv, ("eval",))
 
 
 def evaluate_weights(
@@ -86,31 +82,6 @@ def evaluate_weights(
     print(coco_metrics.format_table(metrics))
     print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
     return metrics
-
-
-def evaluate(
-    detect: tf.types.experimental.GenericFunction, loader: Loader, source: Source, label_map: LabelMap
-) -> tuple[dict, list[dict]]:
-    """Detects in the loader's images, each exactly once, and scores the detections.
-
-    Args:
-        detect: what predict.make_detect returned.
-        loader: an evaluation loader.
-        source: what it reads, with annotations.
-        label_map: of the trained classes.
-
-    Returns:
-        (metrics, results): see coco_metrics.evaluate, and the detections in COCO results format.
-    """
-    results = predict(detect, loader, source, label_map, title="evaluating")
-    return coco_metrics.evaluate(source.annotations.ground_truth(), results), results
-
-
-def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], ground_truth: dict) -> None:
-    """metrics.json, detections.json and pr_curves.png; the same evaluation gives the same bytes."""
-    coco_metrics.write_metrics(metrics, directory / "metrics.json")
-    coco_metrics.write_detections(results, directory / "detections.json")
-    drawing.pr_curves(coco_metrics.precision_recall(ground_truth, results), directory / "pr_curves.png")
 
 
 def main() -> None:

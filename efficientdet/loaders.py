@@ -1,52 +1,18 @@
 """Who loads: `--pipeline_type` to an object with `.dataset()`, `.size`, `.steps_per_epoch`.
 
-auto         dali_gpu where TensorFlow and DALI both see a GPU, else dali_cpu
-dali_gpu     DALI, JPEGs decoded and everything after on the GPU
-dali_cpu     DALI without any GPU
-tensorflow   the plain tf.data twin
-synthetic    one random batch for ever, with targets encoded for real: what a step costs without a loader
+The types are those of common/loading.py. Targets of synthetic data are encoded for real.
 """
-
-import contextlib
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
-from nvidia.dali import backend
 
 from common import box_encoder, dataset
-from common.errors import UserError, unknown
-from common.flags import PIPELINE_TYPES
+from common.loading import SYNTHETIC_IMAGES, Loader, resolve_type, synthetic_boxes
 from common.sources import Source
 from efficientdet import pipeline
 from efficientdet.config import EfficientDetConfig
 from efficientdet.pipeline import EfficientDetPipeline
 from efficientdet.tf_pipeline import EfficientDetTFPipeline
-
-SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
-SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3
-
-
-class Loader(Protocol):
-    """What the training loop asks of whoever loads.
-
-    Attributes:
-        pipeline_type: dali_gpu, dali_cpu, tensorflow or synthetic.
-        saveable: whether tf.train.Checkpoint can save the dataset's iterator.
-        size: images of the whole source, all ranks together.
-        steps_per_epoch: batches that every rank takes in one epoch.
-        element_spec: name -> tf.TensorSpec of one batch: images, then the targets.
-    """
-
-    pipeline_type: str
-    saveable: bool
-    size: int
-    steps_per_epoch: int
-    element_spec: dict[str, tf.TensorSpec]
-
-    def dataset(self) -> tf.data.Dataset:
-        """(images, targets) without end."""
-        ...
 
 
 def make_loader(
@@ -76,14 +42,7 @@ def make_loader(
     Raises:
         UserError: dali_gpu without a GPU.
     """
-    if pipeline_type == "auto":
-        pipeline_type = "dali_gpu" if gpu_visible() else "dali_cpu"
-    elif pipeline_type == "dali_gpu" and not gpu_visible():
-        raise UserError(
-            "--pipeline_type=dali_gpu needs a GPU that TensorFlow and DALI both see (TensorFlow:"
-            f" {len(tf.config.list_physical_devices('GPU'))}, DALI: {backend.GetCUDADeviceCount()}):"
-            " use --pipeline_type=dali_cpu"
-        )
+    pipeline_type = resolve_type(pipeline_type)
     options = {
         "config": config,
         "batch_size": batch_size,
@@ -101,25 +60,7 @@ def make_loader(
         return EfficientDetTFPipeline(source=source, **options, **threads)
     if pipeline_type == "dali_gpu":
         return EfficientDetPipeline(source=source, **options, **threads, device="gpu", device_id=device_id)
-    if pipeline_type == "dali_cpu":
-        return EfficientDetPipeline(source=source, **options, **threads)
-    raise unknown("pipeline type", pipeline_type, PIPELINE_TYPES)
-
-
-def refuse_synthetic(pipeline_type: str) -> None:
-    """Noise can be trained on for speed's sake, but there is nothing to find in it."""
-    if pipeline_type == "synthetic":
-        raise UserError("--pipeline_type=synthetic is for training speed only: use auto")
-
-
-def placement(loader: Loader) -> contextlib.AbstractContextManager:
-    """The scope in which to make a loader's dataset: DALI's GPU pipeline belongs on TensorFlow's GPU."""
-    return tf.device("/gpu:0" if loader.pipeline_type == "dali_gpu" else "/cpu:0")
-
-
-def gpu_visible() -> bool:
-    """Whether both TensorFlow and DALI see a GPU."""
-    return bool(tf.config.list_physical_devices("GPU")) and backend.GetCUDADeviceCount() > 0
+    return EfficientDetPipeline(source=source, **options, **threads)
 
 
 class SyntheticLoader:
@@ -162,10 +103,7 @@ class SyntheticLoader:
 
     def _example(self, random: np.random.Generator, index: int) -> dict[str, np.ndarray]:
         config = self._config
-        centers = random.uniform(0.2, 0.8, (SYNTHETIC_BOXES, 2))
-        half_sizes = random.uniform(0.02, 0.2, (SYNTHETIC_BOXES, 2))
-        boxes = np.concatenate([centers - half_sizes, centers + half_sizes], 1).astype(np.float32)
-        labels = random.integers(1, self._num_classes + 1, SYNTHETIC_BOXES, np.int32)
+        boxes, labels = synthetic_boxes(random, self._num_classes)
         encoded = box_encoder.encode_boxes_tf(
             tf.constant(boxes), tf.constant(labels), config.anchors, config.max_instances
         )

@@ -5,6 +5,7 @@ import math
 import keras
 from keras import ops
 
+from common import optimizers
 from efficientdet.config import EfficientDetConfig
 
 
@@ -65,20 +66,12 @@ def make_optimizer(
     precision: str,
     accumulate_steps: int = 1,
 ) -> keras.optimizers.Optimizer:
-    """SGD with momentum (the recipe) or Adam, clipped by global norm; inside a loss-scale optimizer for
-    float16.
-
-    Clipping sits in the inner optimizer, so it sees unscaled, accumulated gradients.
-    """
-    common = {
-        "learning_rate": schedule,
-        "global_clipnorm": config.clip_norm or None,
-        "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
-    }
-    if config.optimizer == "adam":
-        optimizer = keras.optimizers.Adam(beta_1=config.momentum, **common)
-    else:
-        optimizer = keras.optimizers.SGD(momentum=config.momentum, **common)
-    if precision == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    return optimizer
+    """SGD with momentum (the recipe) or Adam, as common/optimizers.py builds it."""
+    return optimizers.make_optimizer(
+        config.optimizer,
+        schedule,
+        momentum=config.momentum,
+        clip_norm=config.clip_norm,
+        precision=precision,
+        accumulate_steps=accumulate_steps,
+    )

@@ -16,25 +16,12 @@ import tensorflow as tf
 from common import box_encoder, dataset, letterbox
 from common import boxes as box_ops
 from common.sources import Source
+from common.tf_random import Random
 from efficientdet import pipeline, views
 from efficientdet.config import EfficientDetConfig
 from efficientdet.views import View
 
 CROP_CANDIDATES = 200  # min_iou_crop: drawn at once, where DALI draws until one fits
-
-
-class Random:
-    """Uniform random numbers, a new one at every call, all determined by the seed."""
-
-    def __init__(self, seed: tf.Tensor) -> None:
-        self._seed = seed
-        self._drawn = 0
-
-    def uniform(self, low: float, high: float, shape: tuple[int, ...] = ()) -> tf.Tensor:
-        """float32, low <= x < high."""
-        self._drawn += 1
-        seed = tf.random.fold_in(self._seed, self._drawn)
-        return tf.random.stateless_uniform(shape, seed, low, high)
 
 
 # --- 1. where to look; a View holds float32 tensors here ---

@@ -10,14 +10,12 @@ The same command on the same directory resumes. Recipes are flag files:
 """
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -27,20 +25,23 @@ import keras
 import tensorflow as tf
 from absl import flags
 
-from common import coco_metrics, damaged_images, devices, errors, progress
+from common import coco_metrics, damaged_images, devices, errors
 from common import flags as shared_flags
 from common import hparams as hparams_lib
 from common.averaging import AveragedWeights
-from common.checkpoints import Checkpoints
+from common.checkpoints import Checkpoints, keep_going
+from common.evaluation import evaluate, write_evaluation
+from common.freezing import freeze as freeze_layers
 from common.labels import LabelMap
+from common.loading import Loader, placement
+from common.progress import Bar, say
 from common.run_directory import RunDirectory
 from common.run_log import RunLog
 from common.sources import open_source
 from efficientdet import init_from as init_from_lib
 from efficientdet import inspect_batch, losses
 from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
-from efficientdet.eval import evaluate, write_evaluation
-from efficientdet.loaders import Loader, make_loader, placement
+from efficientdet.loaders import make_loader
 from efficientdet.model import build_model
 from efficientdet.optimization import make_optimizer, make_schedule
 from efficientdet.predict import make_detect
@@ -137,7 +138,7 @@ def train(
             split="train",
         )
         categories = source.label_map
-        _say(f"training data: {source.annotations.summary()}")
+        say(f"training data: {source.annotations.summary()}")
         if eval_images or eval_annotations or eval_file_pattern:
             eval_source = open_source(
                 input_type=input_type,
@@ -194,18 +195,18 @@ def train(
     effective_batch = replicas * batch_size * max(accumulate_steps, 1)
     schedule = make_schedule(config, effective_batch, steps_per_epoch)
     optimizer = make_optimizer(config, schedule, precision=precision, accumulate_steps=accumulate_steps)
-    _say(
+    say(
         f"{model_name} at {config.image_size[0]}x{config.image_size[1]}, {num_classes} classes, "
         f"{model.count_params():,} parameters; {loader.size} images by {loader.pipeline_type}"
     )
-    _say(
+    say(
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}"
     )
     if init_from and not run.resumed:
-        _say(init_from_lib.init_from(model, categories, init_from))
+        say(init_from_lib.init_from(model, categories, init_from))
     if freeze:
-        _say(_freeze(model, freeze))
+        say(freeze_layers(model, freeze))
     directory = run.claim()  # nothing was written before this line, and the user can no longer be wrong
     optimizer.build(model.trainable_variables)
     averaged = AveragedWeights(model, config.ema_decay)
@@ -219,9 +220,9 @@ def train(
         state={"epoch": 0, "step": 0},
     )
     if saved.restore_latest():
-        _say(f"resumed after epoch {saved.state['epoch']} (step {saved.state['step']})")
+        say(f"resumed after epoch {saved.state['epoch']} (step {saved.state['step']})")
     if batches is None:  # a place that cannot be saved: each sitting goes through the data in its own order
-        batches = _iterate(open_loader(seed + saved.state["epoch"]))
+        batches = _iterate(open_loader((seed + saved.state["epoch"]) % (shared_flags.MAX_SEED + 1)))
     shared_flags.write_flagfile(directory / "flags.txt", given)
     log = RunLog(directory, done_epochs=saved.state["epoch"])
     metadata = {
@@ -251,11 +252,11 @@ def train(
     # --- The loop ---------------------------------------------------------------------------------
     metrics = None
     if saved.state["epoch"] >= config.epochs:
-        _say(f"{directory} has its {saved.state['epoch']} epochs: nothing left to train")
-        metrics = _read_metrics(directory)
+        say(f"{directory} has its {saved.state['epoch']} epochs: nothing left to train")
+        metrics = coco_metrics.read_metrics(directory / "metrics.json")
     eval_loader, detect = None, make_detect(model, config)
     for epoch in range(saved.state["epoch"] + 1, config.epochs + 1):
-        bar = progress.Bar(f"epoch {epoch}/{config.epochs}", steps_per_epoch)
+        bar = Bar(f"epoch {epoch}/{config.epochs}", steps_per_epoch)
         sums: dict[str, tf.Tensor] = {}
         shown: dict[str, float] = {}
         updates = int(optimizer.iterations)
@@ -266,7 +267,7 @@ def train(
                 raise damaged_images.explain(error, source, loader.pipeline_type) from error
             if saved.state["step"] == 0:
                 path = directory / "first_batch.png"
-                _say(inspect_batch.report(images, targets, config, categories, path))
+                say(inspect_batch.report(images, targets, config, categories, path))
             lost = tf.cast(tf.reduce_sum(targets.pop("lost"), axis=0), tf.float32)
             values = train_step(images, targets)
             values |= {"boxes_dropped": lost[0], "boxes_truncated": lost[1]}
@@ -310,15 +311,15 @@ def train(
             with averaged.swapped_in():
                 metrics, results = evaluate(detect, eval_loader, eval_source, categories)
                 best = metadata | {"epoch": epoch, "AP": metrics["AP"]}
-                _keep_going(saved.save_best, metrics["AP"], best)
-            _keep_going(write_evaluation, directory, metrics, results, truth)
+                keep_going(saved.save_best, metrics["AP"], best)
+            keep_going(write_evaluation, directory, metrics, results, truth)
             row |= {name: metrics[name] for name in coco_metrics.NAMES}
-            _say(f"epoch {epoch}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
-        _keep_going(log.add, epoch, saved.state["step"], row)
+            say(f"epoch {epoch}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
+        keep_going(log.add, epoch, saved.state["step"], row)
         with averaged.swapped_in():
-            _keep_going(saved.save_last, metadata | {"epoch": epoch})
+            keep_going(saved.save_last, metadata | {"epoch": epoch})
         saved.state["epoch"] = epoch
-        _keep_going(saved.save)
+        keep_going(saved.save)
 
     if metrics is not None:
         print(coco_metrics.format_table(metrics))
@@ -335,39 +336,6 @@ def _lasting(config: EfficientDetConfig) -> dict:
     """The config without what may change between two sittings of one run."""
     free = ("epochs", *DETECTION_FIELDS)
     return {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
-
-
-def _read_metrics(directory: pathlib.Path) -> dict | None:
-    file = directory / "metrics.json"
-    return json.loads(file.read_text()) if file.exists() else None
-
-
-def _freeze(model: keras.Model, pattern: str) -> str:
-    """Stops the layers whose name matches from training, their batch norms from updating; says which."""
-    try:
-        frozen = [layer for layer in model.layers if layer.weights and re.search(pattern, layer.name)]
-    except re.error as error:
-        raise errors.UserError(f"--freeze={pattern!r} is not a regular expression: {error}") from error
-    if not frozen:
-        names = sorted({layer.name.split(".")[0] for layer in model.layers if layer.weights})
-        raise errors.UserError(f"--freeze={pattern!r} matches no layer; names start with {', '.join(names)}")
-    for layer in frozen:
-        layer.trainable = False
-    if not model.trainable_variables:
-        raise errors.UserError(f"--freeze={pattern!r} leaves nothing to train")
-    return f"frozen: {len(frozen)} layers, {frozen[0].name} to {frozen[-1].name}"
-
-
-def _keep_going(save: Callable, *arguments) -> None:
-    """A full disk costs this save, never the run nor what was saved before."""
-    try:
-        save(*arguments)
-    except OSError as error:
-        _say(f"warning: {error}; training goes on, what was saved before stands")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:

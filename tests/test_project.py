@@ -8,15 +8,17 @@ import tomllib
 import pytest
 from absl import flags
 
-from efficientdet import train
-from efficientdet.config import get_config
+import efficientdet.config
+import efficientdet.train
+import yolov4.config
+import yolov4.train
 from efficientdet.optimization import make_schedule
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = sorted(
     path
-    for folder in ("common", "efficientdet", "tests", "docker")
+    for folder in ("common", "efficientdet", "yolov4", "tests", "docker")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".sh", ".txt")
 )
@@ -32,23 +34,28 @@ def test_every_package_of_the_design_is_declared_and_pinned():
     assert any(requirement.startswith("tensorflow[and-cuda]==") for requirement in extras["gpu"])
 
 
-@pytest.mark.parametrize(
-    "recipe", sorted((ROOT / "efficientdet/flags").glob("*.txt")), ids=lambda path: path.stem
-)
+APPS = {"efficientdet": efficientdet, "yolov4": yolov4}
+RECIPES = [path for name in APPS for path in sorted((ROOT / name / "flags").glob("*.txt"))]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
 def test_recipes_parse_and_name_their_source(recipe):
     text = recipe.read_text()
     header = [line for line in text.splitlines() if line.startswith("#")]
-    assert any("python efficientdet/train.py" in line for line in header)
+    app = recipe.parts[-3]
+    assert any(f"python {app}/train.py" in line for line in header)
     assert any("Hardware" in line for line in header)
     fv = flags.FlagValues()
     flags.DEFINE_multi_string("flagfile", [], "", flag_values=fv)
-    train.define_flags(fv)
+    APPS[app].train.define_flags(fv)
     fv(["train", *(line for line in text.splitlines() if line.startswith("--"))])
-    get_config(fv.model_name)
+    APPS[app].config.get_config(fv.model_name)
 
 
 def test_d0_recipe_is_the_published_schedule():
-    schedule = make_schedule(get_config("efficientdet-d0"), effective_batch=64, steps_per_epoch=1000)
+    schedule = make_schedule(
+        efficientdet.config.get_config("efficientdet-d0"), effective_batch=64, steps_per_epoch=1000
+    )
     expected = {0: 0.008, 500: 0.044, 1000: 0.08, 150_500: 0.04, 300_000: 0.0}
     for step, value in expected.items():
         assert float(schedule(step)) == pytest.approx(value, abs=1e-6)

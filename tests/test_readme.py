@@ -13,13 +13,11 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 # What a test adds to a training command so that it takes seconds: a small network, few steps.
-SMALL = [
-    "--model_name=efficientdet-nano",
-    "--image_size=64",
-    "--hparams=fpn_cells=1,head_repeats=1,max_level=5",
-    "--epochs=1",
-    "--batch_size=4",
-]
+SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
+SMALL_MODEL = {
+    "efficientdet": ["--model_name=efficientdet-nano", "--hparams=fpn_cells=1,head_repeats=1,max_level=5"],
+    "yolov4": ["--model_name=yolov4-nano", "--hparams=width=0.25"],
+}
 
 
 def commands() -> list[str]:
@@ -31,7 +29,7 @@ def commands() -> list[str]:
 def project(tmp_path_factory, drawn) -> pathlib.Path:
     """What somebody who copies the app has: <app>/ and common/ in an empty folder, and data in my/."""
     directory = tmp_path_factory.mktemp("copy")
-    for name in ("efficientdet", "common"):
+    for name in (*SMALL_MODEL, "common"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(drawn, directory / "my")
     (directory / "my" / "records").mkdir()
@@ -44,7 +42,8 @@ def test_python_commands_run_in_order(project):
         words = shlex.split(command)
         if words[0] != "python":
             continue
-        more = SMALL if words[1].endswith("train.py") else []
+        app, _, program = words[1].partition("/")
+        more = [*SMALL, *SMALL_MODEL[app]] if program == "train.py" else []
         done = subprocess.run(
             [sys.executable, *words[1:], *more], cwd=project, capture_output=True, text=True
         )
@@ -58,12 +57,13 @@ def test_python_commands_run_in_order(project):
 def test_make_commands_are_targets():
     makefile = (ROOT / "Makefile").read_text()
     targets = [command.split()[1] for command in commands() if command.startswith("make ")]
-    assert {"demo", "test"} <= set(targets)
+    assert {"demo", "demo-yolov4", "test"} <= set(targets)
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_make_demo_end_to_end(tmp_path):
+@pytest.mark.parametrize(("target", "variable"), [("demo", "DEMO"), ("demo-yolov4", "DEMO_YOLOV4")])
+def test_make_demo_end_to_end(tmp_path, target, variable):
     """The real target on a few images for one epoch. What the whole demo reaches is measured, not tested."""
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / ".ready").touch()  # the environment of this test serves
@@ -76,14 +76,14 @@ def test_make_demo_end_to_end(tmp_path):
     variables = {
         "VENV": tmp_path / "venv",
         "RUN": sys.executable,
-        "DEMO": run,
+        variable: run,
         "DEMO_DATA": data,
         "DEMO_IMAGES": 12,
         "DEMO_EVAL_IMAGES": 6,
         "DEMO_FLAGS": " ".join([*splits, "--epochs=1", "--image_size=64"]),
     }
     done = subprocess.run(
-        ["make", "demo", *(f"{name}={value}" for name, value in variables.items())],
+        ["make", target, *(f"{name}={value}" for name, value in variables.items())],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -106,7 +106,7 @@ def test_links_and_the_map_exist():
         named |= {folder + name for name in re.findall(r"\b\w+\.py\b", line)}
     existing = {
         f"{folder}/{path.name}"
-        for folder in ("efficientdet", "common")
+        for folder in (*SMALL_MODEL, "common")
         for path in (ROOT / folder).glob("*.py")
         if path.name != "__init__.py"
     }
@@ -117,16 +117,23 @@ def test_flags_in_the_text_exist():
     from absl import flags
 
     from efficientdet import train
+    from yolov4 import train as yolov4_train
 
-    fv = flags.FlagValues()
+    fv, yolov4_fv = flags.FlagValues(), flags.FlagValues()
     train.define_flags(fv)
+    yolov4_train.define_flags(yolov4_fv)
     for name in set(re.findall(r"--(\w+)=", README)) - {"flagfile"}:
-        known = name in fv or name in {
-            "weights",
-            "images",
-            "annotations",
-            "output",
-            "num_shards",
-            "score_threshold",
-        }
+        known = (
+            name in fv
+            or name in yolov4_fv
+            or name
+            in {
+                "weights",
+                "images",
+                "annotations",
+                "output",
+                "num_shards",
+                "score_threshold",
+            }
+        )
         assert known, name

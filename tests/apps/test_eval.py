@@ -8,10 +8,8 @@ import pytest
 
 from common import coco_metrics
 from common.errors import UserError
+from common.evaluation import evaluate
 from common.sources import CocoSource
-from efficientdet.eval import evaluate
-from efficientdet.loaders import make_loader
-from efficientdet.predict import load_trained, make_detect
 
 
 def eval_flags(data):
@@ -54,11 +52,11 @@ def test_the_plain_loader_finds_the_same(trained, drawn, command, tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 12])
-def test_every_image_exactly_once(trained, drawn, batch_size):
+def test_every_image_exactly_once(app, trained, drawn, batch_size):
     """Twelve images in batches of five: the repeats at the end must not count."""
-    model, config, labels, _ = load_trained(str(trained))
+    model, config, labels, _ = app.load_trained(trained)
     source = CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
-    loader = make_loader(
+    loader = app.make_loader(
         "dali_cpu",
         source=source,
         config=config,
@@ -66,7 +64,7 @@ def test_every_image_exactly_once(trained, drawn, batch_size):
         training=False,
         with_targets=False,
     )
-    _, results = evaluate(make_detect(model, config), loader, source, labels)
+    _, results = evaluate(app.make_detect(model, config), loader, source, labels)
     keys = [(r["image_id"], r["category_id"], tuple(r["bbox"]), r["score"]) for r in results]
     assert len(keys) == len(set(keys))
     assert {r["image_id"] for r in results} <= set(source.annotations.image_ids.tolist())
@@ -101,12 +99,12 @@ def test_truth_fed_back_is_ap_one(coco128):
     assert metrics["AP50"] == pytest.approx(1.0)
 
 
-def test_hard_nms_and_another_size_by_flag(trained, drawn, command, tmp_path):
+def test_other_nms_and_another_size_by_flag(app, trained, drawn, command, tmp_path):
     metrics = command(
         "eval",
         f"--weights={trained}",
         f"--output_dir={tmp_path}",
-        "--hparams=nms_method=hard",
+        f"--hparams=nms_method={app.other_nms}",
         "--image_size=96x128",
         *eval_flags(drawn),
     )
@@ -123,10 +121,11 @@ def test_other_categories_are_refused(trained, drawn, command, tmp_path):
         command("eval", f"--weights={trained}", f"--output_dir={tmp_path}/out", *eval_flags(data))
 
 
-def test_what_was_trained_cannot_be_changed_by_hparams(trained, drawn, command):
+def test_what_was_trained_cannot_be_changed_by_hparams(app, trained, drawn, command):
     """Other anchors would load without a word and decode every box wrongly."""
-    with pytest.raises(UserError, match=r"'anchor_scale' cannot be changed here.*nms_method"):
-        command("eval", f"--weights={trained}", "--hparams=anchor_scale=6", *eval_flags(drawn))
+    name, value = app.own_hparam
+    with pytest.raises(UserError, match=rf"'{name}' cannot be changed here.*nms_method"):
+        command("eval", f"--weights={trained}", f"--hparams={name}={value}", *eval_flags(drawn))
 
 
 def test_noise_is_not_evaluated(trained, drawn, command):
@@ -149,13 +148,13 @@ def test_bad_weights_are_one_line(command, drawn, tmp_path, content):
         command("eval", f"--weights={weights}", *eval_flags(drawn))
 
 
-def test_a_network_that_gives_nan_is_an_error_not_a_score(trained, drawn):
-    model, config, labels, _ = load_trained(str(trained))
-    bias = next(w for w in model.weights if w.path == "class_net.predict/bias")
+def test_a_network_that_gives_nan_is_an_error_not_a_score(app, trained, drawn):
+    model, config, labels, _ = app.load_trained(trained)
+    bias = [weight for weight in model.weights if weight.path.endswith("/bias")][-1]  # of the last layer
     bias.assign(np.full(bias.shape, np.nan))
     source = CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
-    loader = make_loader(
+    loader = app.make_loader(
         "dali_cpu", source=source, config=config, batch_size=4, training=False, with_targets=False
     )
     with pytest.raises(UserError, match=r"image 10 is not finite"):
-        evaluate(make_detect(model, config), loader, source, labels)
+        evaluate(app.make_detect(model, config), loader, source, labels)

@@ -31,7 +31,7 @@ def photographs(coco128, tmp_path_factory) -> pathlib.Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "pipeline_type"), [("coco", "dali_cpu"), ("tfrecord", "tensorflow")])
-def test_learns_real_photographs(command, coco128, photographs, tmp_path, kind, pipeline_type):
+def test_learns_real_photographs(app, command, coco128, photographs, tmp_path, kind, pipeline_type):
     if kind == "coco":
         data = [
             f"--{split}_{what}"
@@ -45,13 +45,13 @@ def test_learns_real_photographs(command, coco128, photographs, tmp_path, kind, 
     metrics = command(
         "train",
         *data,
-        "--model_name=efficientdet-nano",
+        f"--model_name={app.model_name}",
         "--image_size=192",
         f"--batch_size={NUM_IMAGES}",
         f"--pipeline_type={pipeline_type}",
         "--steps_per_epoch=90",
         "--epochs=1",
-        "--hparams=augmentation=none,flip_prob=0,warmup_epochs=0.1",
+        f"--hparams={app.by_heart}",
         f"--output_dir={tmp_path}/run",
     )
     assert metrics["AP50"] > 0.9

@@ -8,23 +8,12 @@ import sys
 import pytest
 from absl import flags
 
-from efficientdet import eval as eval_app
-from efficientdet import infer as infer_app
-from efficientdet import train as train_app
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(
-    ("module", "function"),
-    [
-        (train_app, train_app.train),
-        (eval_app, eval_app.evaluate_weights),
-        (infer_app, infer_app.infer),
-    ],
-    ids=["train", "eval", "infer"],
-)
-def test_flags_are_the_parameters(module, function):
+@pytest.mark.parametrize("entry", ["train", "eval", "infer"])
+def test_flags_are_the_parameters(app, entry):
+    module, function = app.entry(entry)
     fv = flags.FlagValues()
     module.define_flags(fv)
     parameters = inspect.signature(function).parameters
@@ -34,8 +23,8 @@ def test_flags_are_the_parameters(module, function):
         assert fv[name].default == expected, name
 
 
-def test_help_shows_the_flags():
-    program = ROOT / "efficientdet" / "infer.py"
+def test_help_shows_the_flags(app):
+    program = ROOT / app.name / "infer.py"
     done = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True)
     for name in ("--weights", "--images", "--score_threshold", "--pipeline_type"):
         assert f"  {name}: " in done.stdout, name
@@ -47,9 +36,9 @@ def test_importing_defines_no_flags():
     assert "weights" not in flags.FLAGS
 
 
-def test_the_flags_of_the_interface_exist():
+def test_the_flags_of_the_interface_exist(app):
     fv = flags.FlagValues()
-    train_app.define_flags(fv)
+    app.package.train.define_flags(fv)
     promised = (
         "input_type train_images train_annotations eval_images eval_annotations train_file_pattern "
         "eval_file_pattern label_map pipeline_type model_name image_size num_classes hparams batch_size "

@@ -1,0 +1,240 @@
+"""Non-maximum suppression of a batch inside the graph: the best candidates, and what is left of each class.
+
+Two steps that both apps take: `top_candidates` chooses K of all scores, `suppress` keeps those of them that
+no better box of the same class overlaps too much. By three methods:
+    hard: IoU > iou_threshold removes a box.
+    gaussian: a box's score falls with its IoU, by exp(-IoU**2 / sigma) (Soft-NMS, arXiv 1704.04503).
+    diou: IoU - (d**2 / c**2)**beta > iou_threshold removes a box, where d is the distance of the centres and
+        c the diagonal of the box around both, so that neighbours survive (arXiv 1911.08287, section 3.3, has
+        no exponent; beta is from AlexeyAB/darknet src/box.c, box_diounms).
+
+Darknet's names differ (src/box.c, diounms_sort): nms_kind=greedynms is not plain IoU but box_diou, which has
+the exponent 0.6 built in, and so the very same as our diou with beta 0.6. Our hard is its default where the
+cfg names no nms_kind (do_nms_sort).
+"""
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from common import boxes as box_ops
+
+# Boxes are cut to this range while suppressing: a box that reaches much further would cost all others their
+# precision. Anchors of EfficientDet-D0 reach from -1 to 2.
+_NEIGHBOURHOOD = (-8.0, 8.0)
+
+
+class Detections(NamedTuple):
+    """D = max_detections per image, the best first, padded.
+
+    Attributes:
+        boxes: float32 (B, D, 4), ltrb, normalised to the network input and clipped to it; 0 in the padding.
+        scores: float32 (B, D), probabilities, which Gaussian suppression lowers; 0 in the padding.
+        classes: int32 (B, D), 0-based; -1 in the padding.
+        count: int32 (B,), how many are not padding.
+    """
+
+    boxes: tf.Tensor
+    scores: tf.Tensor
+    classes: tf.Tensor
+    count: tf.Tensor
+
+
+def top_candidates(scores: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The K = min(count, N * C) best of (B, N, C) scores or logits: what one top-k over all gives, ties too.
+
+    The largest `count` of all are in the `count` rows with the largest maxima, so that the costly sorting
+    sees N numbers instead of N * C. A row with a NaN or +infinity may lose its other numbers too.
+
+    Returns:
+        (B, K) scores in descending order, -inf for those that are not finite; int32 rows; int32 classes.
+    """
+    num_classes = scores.shape[2]
+    rows = top_rows(tf.reduce_max(scores, axis=2), count)
+    scores = without_nonfinite(tf.gather(scores, rows, batch_dims=1))  # (B, R, C)
+    scores = tf.reshape(scores, [tf.shape(rows)[0], tf.shape(rows)[1] * num_classes])
+    scores, index = tf.math.top_k(scores, tf.minimum(count, tf.shape(scores)[1]))
+    return scores, tf.gather(rows, index // num_classes, batch_dims=1), index % num_classes
+
+
+def top_rows(maxima: tf.Tensor, count: int) -> tf.Tensor:
+    """Where the R = min(count, N) largest of (B, N) are: int32 (B, R).
+
+    Ascending positions, so that a later top-k breaks ties as ever. What is not finite is chosen last.
+    """
+    _, rows = tf.math.top_k(without_nonfinite(maxima), tf.minimum(count, tf.shape(maxima)[1]))
+    return tf.sort(rows, axis=1)
+
+
+def without_nonfinite(scores: tf.Tensor) -> tf.Tensor:
+    """-inf in place of NaN, which sorts anywhere, and of +inf."""
+    return tf.where(scores <= scores.dtype.max, scores, -math.inf)
+
+
+def suppress(
+    boxes: tf.Tensor,
+    scores: tf.Tensor,
+    classes: tf.Tensor,
+    *,
+    num_classes: int,
+    method: str,
+    max_detections: int,
+    score_threshold: float,
+    iou_threshold: float = 0.5,
+    sigma: float = 0.5,
+    beta: float = 1.0,
+) -> Detections:
+    """Non-maximum suppression of K candidates per image, within each class.
+
+    A candidate whose box or score is not finite becomes no detection and suppresses none. Of equal scores the
+    first counts as the better.
+
+    Args:
+        boxes: float32 (B, K, 4), ltrb normalised; they may reach outside, and are clipped at the end.
+        scores: float32 (B, K), probabilities.
+        classes: int32 (B, K), 0-based, below `num_classes`.
+        method: hard, gaussian or diou: see the top of this file.
+        max_detections: D.
+        score_threshold: 0 or more; candidates at or below it are dropped, and so are those that Gaussian
+            suppression lowers that far.
+        iou_threshold: of hard and diou.
+        sigma: of gaussian.
+        beta: of diou.
+
+    Raises:
+        ValueError: an unknown method.
+    """
+    if method not in ("hard", "gaussian", "diou"):
+        raise ValueError(f"method={method!r}: need hard, gaussian or diou")
+    is_finite = tf.reduce_all(tf.math.is_finite(boxes), axis=-1) & tf.math.is_finite(scores)
+    boxes = tf.where(is_finite[..., tf.newaxis], boxes, 0.0)
+    scores = tf.where(is_finite, scores, 0.0)
+    nearby = tf.clip_by_value(boxes, *_NEIGHBOURHOOD)
+    if method == "diou":
+        picks = _pick_by_diou(nearby, scores, classes, max_detections, iou_threshold, score_threshold, beta)
+    else:
+        picks = _pick_by_iou(
+            _moved_apart(nearby, classes, num_classes),
+            scores,
+            max_detections,
+            score_threshold,
+            # exp(-IoU**2 / sigma) in the paper, exp(-IoU**2 / (2 sigma)) in TensorFlow
+            iou_threshold=1.0 if method == "gaussian" else iou_threshold,
+            tf_sigma=sigma / 2 if method == "gaussian" else 0.0,
+        )
+    selected, scores, count = picks
+    is_detection = tf.sequence_mask(count, max_detections)
+    detected_boxes = box_ops.clip(tf.gather(boxes, selected, batch_dims=1))
+    return Detections(
+        boxes=tf.where(is_detection[..., tf.newaxis], detected_boxes, 0.0),
+        scores=tf.where(is_detection, scores, 0.0),
+        classes=tf.where(is_detection, tf.gather(classes, selected, batch_dims=1), -1),
+        count=count,
+    )
+
+
+def _moved_apart(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
+    """Boxes (B, K, 4) with those of each class in a place of their own, where they overlap no other class.
+
+    The places form a square grid, which keeps the coordinates small and so precise: with 90 classes and boxes
+    within the image, float32 resolves 1/1000 of a pixel of 512.
+    """
+    columns = math.ceil(math.sqrt(num_classes))
+    place = tf.cast(tf.stack([classes % columns, classes // columns] * 2, axis=-1), tf.float32)
+    spacing = tf.reduce_max(boxes, axis=[1, 2], keepdims=True) - tf.reduce_min(
+        boxes, axis=[1, 2], keepdims=True
+    )
+    return boxes + place * spacing
+
+
+def _pick_by_iou(
+    boxes: tf.Tensor,
+    scores: tf.Tensor,
+    max_detections: int,
+    score_threshold: float,
+    *,
+    iou_threshold: float,
+    tf_sigma: float,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Hard and Gaussian suppression among all boxes (B, K, 4) of an image, by TensorFlow's own operation.
+
+    Returns:
+        (B, D) indices into the K candidates and (B, D) scores, padded with 0; (B,) how many are not padding.
+    """
+
+    def pick_from_one(image):
+        boxes_tlbr, scores = image
+        picks = tf.raw_ops.NonMaxSuppressionV5(
+            boxes=boxes_tlbr,
+            scores=scores,
+            max_output_size=max_detections,
+            iou_threshold=iou_threshold,
+            score_threshold=score_threshold,
+            soft_nms_sigma=tf_sigma,
+            pad_to_max_output_size=True,
+        )
+        return tuple(picks)  # map_fn insists on the very type of its signature
+
+    return tf.map_fn(
+        pick_from_one,
+        (box_ops.ltrb_to_tlbr(boxes), scores),
+        fn_output_signature=(
+            tf.TensorSpec([max_detections], tf.int32),
+            tf.TensorSpec([max_detections], tf.float32),
+            tf.TensorSpec([], tf.int32),
+        ),
+    )
+
+
+def _pick_by_diou(
+    boxes: tf.Tensor,
+    scores: tf.Tensor,
+    classes: tf.Tensor,
+    max_detections: int,
+    iou_threshold: float,
+    score_threshold: float,
+    beta: float,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Greedy suppression with DIoU: each turn of the loop picks one box of every image and drops its rivals.
+
+    Returns:
+        As `_pick_by_iou`.
+    """
+    left, top, right, bottom = tf.unstack(boxes, axis=-1)  # (B, K) each
+    area = (right - left) * (bottom - top)
+    numbers = tf.stack([left, top, right, bottom, area, tf.cast(classes, tf.float32)], axis=-1)
+    positions = tf.range(tf.shape(scores)[1])
+    places = tf.range(max_detections)
+
+    def any_left(turn, scores, selected, selected_scores):
+        return (turn < max_detections) & tf.reduce_any(scores > score_threshold)
+
+    def pick(turn, scores, selected, selected_scores):
+        best = tf.argmax(scores, axis=1, output_type=tf.int32)[:, tf.newaxis]  # (B, 1)
+        best_score = tf.gather(scores, best, batch_dims=1)
+        left1, top1, right1, bottom1, area1, class1 = tf.unstack(
+            tf.gather(numbers, best, batch_dims=1), axis=-1
+        )  # (B, 1) each
+        width = tf.minimum(right, right1) - tf.maximum(left, left1)
+        height = tf.minimum(bottom, bottom1) - tf.maximum(top, top1)
+        intersection = tf.nn.relu(width) * tf.nn.relu(height)
+        iou = intersection / tf.maximum(area + area1 - intersection, box_ops.TINY)
+        hull_width = tf.maximum(right, right1) - tf.minimum(left, left1)
+        hull_height = tf.maximum(bottom, bottom1) - tf.minimum(top, top1)
+        diagonal = tf.square(hull_width) + tf.square(hull_height)
+        distance = (tf.square(left + right - left1 - right1) + tf.square(top + bottom - top1 - bottom1)) / 4
+        overlap = iou - tf.pow(distance / tf.maximum(diagonal, box_ops.TINY), beta)
+        is_rival = (numbers[..., 5] == class1) & (overlap > iou_threshold)
+        is_place = (places == turn) & (best_score > score_threshold)  # (B, D)
+        return (
+            turn + 1,
+            tf.where(is_rival | (positions == best), 0.0, scores),
+            tf.where(is_place, best, selected),
+            tf.where(is_place, best_score, selected_scores),
+        )
+
+    empty = tf.zeros([tf.shape(scores)[0], max_detections], tf.int32)
+    start = 0, scores, empty, tf.cast(empty, tf.float32)
+    _, _, selected, selected_scores = tf.while_loop(any_left, pick, start)
+    return selected, selected_scores, tf.reduce_sum(tf.cast(selected_scores > 0, tf.int32), axis=1)

@@ -1,0 +1,176 @@
+"""Runs the entry points of each app inside the test process with the flags that a user would type.
+
+What both apps promise is tested once, for both: the `app` fixture goes through them.
+"""
+
+import dataclasses
+import pathlib
+import types
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from absl import flags
+
+import efficientdet.eval
+import efficientdet.infer
+import efficientdet.predict
+import efficientdet.train
+import yolov4.eval
+import yolov4.infer
+import yolov4.predict
+import yolov4.train
+from common import flags as shared_flags
+from common.loading import Loader
+
+
+@dataclasses.dataclass(frozen=True)
+class App:
+    """One app and what is small about it in these tests."""
+
+    name: str
+    package: types.ModuleType
+    model_name: str
+    tiny: str  # hparams of a network that takes seconds to trace instead of tens of seconds
+    still: str  # hparams that keep the weights where they are, with --learning_rate=0
+    by_heart: str  # hparams for learning a few images quickly
+    ways: tuple[tuple[str, ...], ...]  # flags of very different trainings
+    typo: str  # of the model's name
+    own_hparam: tuple[str, str]  # a field that decides what is trained, with another value
+    other_nms: str
+
+    def class_rows(self, weights: dict[str, np.ndarray], num_classes: int) -> list[np.ndarray]:
+        """The parts of the weights that belong to single classes, (..., anchor, class) each."""
+        if self.name == "efficientdet":
+            names = ("class_net.predict/pointwise_kernel", "class_net.predict/bias")
+            return [weights[name].reshape(-1, 9, num_classes) for name in names]
+        last = {name.rpartition("/")[0] for name in weights if name.endswith("conv/bias")}
+        heads = [weights[f"{layer}/{part}"] for layer in sorted(last) for part in ("kernel", "bias")]
+        return [head.reshape(-1, 3, 5 + num_classes)[..., 5:] for head in heads]
+
+    def box_bias(self, weights: dict[str, np.ndarray], num_classes: int) -> np.ndarray:
+        """Biases of the box outputs, which belong to no class."""
+        if self.name == "efficientdet":
+            return weights["box_net.predict/bias"]
+        name = sorted(name for name in weights if name.endswith("conv/bias"))[0]
+        return weights[name].reshape(3, 5 + num_classes)[:, :5]
+
+    def entry(self, name: str) -> tuple[types.ModuleType, Callable]:
+        """Module and entry function of train.py, eval.py or infer.py."""
+        module = getattr(self.package, name)
+        return module, getattr(module, "evaluate_weights" if name == "eval" else name)
+
+    def load_trained(self, weights: pathlib.Path):
+        return self.package.predict.load_trained(str(weights))
+
+    def make_detect(self, model, config):
+        return self.package.predict.make_detect(model, config)
+
+    def make_loader(self, *arguments, **options) -> Loader:
+        return self.package.train.make_loader(*arguments, **options)
+
+
+APPS = {
+    "efficientdet": App(
+        name="efficientdet",
+        package=efficientdet,
+        model_name="efficientdet-nano",
+        tiny="fpn_cells=1,head_repeats=1,max_level=5",
+        still="warmup_learning_rate=0",
+        by_heart="augmentation=none,flip_prob=0,warmup_epochs=0.1",
+        ways=(
+            (
+                "--precision=mixed_float16",
+                "--accumulate_steps=2",
+                "--hparams={tiny},augmentation=min_iou_crop,hue=20",
+            ),
+            (
+                "--precision=mixed_bfloat16",
+                "--clip_norm=0",
+                "--ema_decay=0",
+                "--hparams={tiny},optimizer=sgd,augmentation=resize_range,grid_mask_prob=1",
+            ),
+            ("--xla", "--pipeline_type=synthetic", "--num_classes=3", "--learning_rate=0.01"),
+        ),
+        typo="efficientdet-nona",
+        own_hparam=("anchor_scale", "6"),
+        other_nms="hard",
+    ),
+    "yolov4": App(
+        name="yolov4",
+        package=yolov4,
+        model_name="yolov4-nano",
+        tiny="width=0.25",
+        still="burn_in_steps=0",
+        by_heart="jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0",
+        ways=(
+            (
+                "--precision=mixed_float16",
+                "--accumulate_steps=2",
+                "--letterbox",
+                "--steps_per_epoch=12",  # sums over cells overflow float16 until the loss scale has fallen
+                "--hparams={tiny},mosaic_prob=1,nms_method=diou",
+            ),
+            (
+                "--precision=mixed_bfloat16",
+                "--clip_norm=0",
+                "--ema_decay=0",
+                "--hparams={tiny},optimizer=sgd,multi_scale=1.5,mixup_prob=0.5,cutmix_prob=0.5,max_delta=5",
+            ),
+            ("--xla", "--pipeline_type=synthetic", "--num_classes=3", "--learning_rate=0.01"),
+        ),
+        typo="yolov4-nona",
+        own_hparam=("width", "1"),
+        other_nms="diou",
+    ),
+}
+
+
+@pytest.fixture(scope="session", params=APPS)
+def app(request: pytest.FixtureRequest) -> App:
+    return APPS[request.param]
+
+
+@pytest.fixture(scope="session")
+def command(app):
+    """command("train", "--batch_size=2", ...) -> what the entry function returns; errors stay UserErrors."""
+
+    def run(entry: str, *arguments: str):
+        module, function = app.entry(entry)
+        fv = flags.FlagValues()
+        module.define_flags(fv)
+        fv([entry, *arguments])
+        return function(**shared_flags.values(fv, module.define_flags))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_train(app, command):
+    """Trains the tiny network on a COCO directory (images/ and instances.json)."""
+
+    def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str):
+        defaults = {
+            "model_name": app.model_name,
+            "image_size": "64x96",
+            "batch_size": "4",
+            "epochs": "2",
+            "pipeline_type": "dali_cpu",
+            "hparams": app.tiny,
+        }
+        named = {flag.removeprefix("--").partition("=")[0] for flag in more}
+        given = [f"--{name}={value}" for name, value in defaults.items() if name not in named]
+        if not any("synthetic" in flag for flag in more):
+            given += [f"--train_images={data}/images", f"--train_annotations={data}/instances.json"]
+            given += [f"--eval_images={data}/images", f"--eval_annotations={data}/instances.json"]
+        return command("train", *given, f"--output_dir={output_dir}", *more)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_train, drawn, tmp_path_factory) -> pathlib.Path:
+    """The run directory of two epochs on the drawn images."""
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    tiny_train(drawn, directory)
+    return directory

@@ -1,0 +1,33 @@
+import numpy as np
+import pytest
+
+from common import loading
+from common.errors import UserError
+
+
+@pytest.mark.parametrize("gpu, expected", [(True, "dali_gpu"), (False, "dali_cpu")])
+def test_auto_is_what_the_machine_has(monkeypatch, gpu, expected):
+    monkeypatch.setattr(loading, "gpu_visible", lambda: gpu)
+    assert loading.resolve_type("auto") == expected
+    for pipeline_type in ("dali_cpu", "tensorflow", "synthetic"):
+        assert loading.resolve_type(pipeline_type) == pipeline_type
+
+
+def test_types_that_cannot_be(monkeypatch):
+    with pytest.raises(UserError, match="unknown pipeline type 'dali': did you mean"):
+        loading.resolve_type("dali")
+    monkeypatch.setattr(loading, "gpu_visible", lambda: False)
+    with pytest.raises(UserError, match=r"=dali_gpu needs a GPU .*use --pipeline_type=dali_cpu"):
+        loading.resolve_type("dali_gpu")
+    with pytest.raises(UserError, match="for training speed only"):
+        loading.refuse_synthetic("synthetic")
+    loading.refuse_synthetic("auto")
+
+
+def test_synthetic_boxes_are_boxes():
+    boxes, labels = loading.synthetic_boxes(np.random.default_rng(0), 3)
+    assert boxes.shape == (loading.SYNTHETIC_BOXES, 4) and boxes.dtype == np.float32
+    assert labels.shape == (loading.SYNTHETIC_BOXES,) and labels.dtype == np.int32
+    assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] <= 1).all() and (boxes[:, 2:] > boxes[:, :2]).all()
+    many = np.concatenate([loading.synthetic_boxes(np.random.default_rng(i), 3)[1] for i in range(20)])
+    assert set(many) == {1, 2, 3}

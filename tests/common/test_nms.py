@@ -1,0 +1,253 @@
+"""Suppression against NumPy brute force in float64, OpenCV, and Darknet's box_diou written out."""
+
+import cv2
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from common import nms
+
+SETTINGS = {
+    "num_classes": 5,
+    "max_detections": 60,
+    "score_threshold": 0.05,
+    "iou_threshold": 0.45,
+    "sigma": 0.5,
+    "beta": 0.6,
+}
+
+
+def random_candidates(batch_size=2, count=300, num_classes=5, seed=0):
+    """Boxes around a few centres, so that many overlap; scores on a coarse scale, so that many are equal."""
+    rng = np.random.default_rng(seed)
+    centers = rng.uniform(0, 1, (batch_size, 12, 2))
+    centers = np.take_along_axis(centers, rng.integers(0, 12, (batch_size, count, 1)), axis=1)
+    centers += rng.normal(0, 0.03, centers.shape)
+    half_sizes = rng.uniform(0.02, 0.2, centers.shape)
+    boxes = np.concatenate([centers - half_sizes, centers + half_sizes], axis=-1)
+    scores = np.round(rng.uniform(0, 1, (batch_size, count)), 2)
+    classes = rng.integers(0, num_classes, (batch_size, count))
+    return boxes.astype(np.float32), scores.astype(np.float32), classes.astype(np.int32)
+
+
+def run(boxes, scores, classes, **changes):
+    settings = SETTINGS | changes
+    detections = nms.suppress(*map(tf.constant, (boxes, scores, classes)), **settings)
+    return nms.Detections(*(np.asarray(x) for x in detections))
+
+
+def iou_numpy(box, boxes):
+    sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
+    intersection = np.prod(np.maximum(sides, 0), axis=1)
+    union = np.prod(box[2:] - box[:2]) + np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) - intersection
+    return np.divide(intersection, union, out=np.zeros_like(union), where=union > 0)
+
+
+def distance_numpy(box, boxes):
+    """Darknet's d / c: squared distance of the centres by the squared diagonal around both."""
+    centers = (boxes[:, :2] + boxes[:, 2:]) / 2 - (box[:2] + box[2:]) / 2
+    hull = np.maximum(box[2:], boxes[:, 2:]) - np.minimum(box[:2], boxes[:, :2])
+    squared = np.sum(hull**2, axis=1)
+    return np.divide(np.sum(centers**2, axis=1), squared, out=np.zeros_like(squared), where=squared > 0)
+
+
+def suppress_numpy(boxes, scores, classes, method, **changes):
+    """One image: the indices and scores of what is left, the best first."""
+    settings = SETTINGS | changes
+    boxes, scores = boxes.astype(np.float64), scores.astype(np.float64)
+    picked = []
+    for class_ in range(settings["num_classes"]):
+        left = np.where(classes == class_, scores, 0)
+        while left.max(initial=0) > np.float32(settings["score_threshold"]):
+            best = left.argmax()
+            picked.append((left[best], best))
+            overlap = iou_numpy(boxes[best], boxes)
+            if method == "gaussian":
+                left *= np.exp(-(overlap**2) / settings["sigma"])
+            else:
+                if method == "diou":
+                    overlap -= distance_numpy(boxes[best], boxes) ** settings["beta"]
+                left[overlap > settings["iou_threshold"]] = 0
+            left[best] = 0
+    picked.sort(key=lambda pick: (-pick[0], pick[1]))
+    picked = picked[: settings["max_detections"]]
+    return [index for _, index in picked], [score for score, _ in picked]
+
+
+@pytest.mark.parametrize("max_detections", [20, 400])  # fewer and more than there are
+@pytest.mark.parametrize("num_classes", [1, 5, 80])
+@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
+def test_equals_brute_force(method, num_classes, max_detections):
+    changes = {"method": method, "num_classes": num_classes, "max_detections": max_detections}
+    boxes, scores, classes = random_candidates(num_classes=num_classes)
+    actual = run(boxes, scores, classes, **changes)
+    assert actual.boxes.shape == (2, max_detections, 4)
+    assert [x.dtype for x in actual] == [np.float32, np.float32, np.int32, np.int32]
+    for i in range(2):
+        picked, expected_scores = suppress_numpy(boxes[i], scores[i], classes[i], **changes)
+        count = len(picked)
+        assert 12 <= count <= 299
+        assert actual.count[i] == count
+        np.testing.assert_allclose(actual.scores[i, :count], expected_scores, rtol=2e-4)
+        # a Gaussian's scores are computed, so that equal ones may come in another order
+        order = np.lexsort([actual.boxes[i, :count, 0], actual.classes[i, :count]])
+        picked = np.array(picked)
+        expected = np.lexsort([np.clip(boxes[i, picked, 0], 0, 1), classes[i, picked]])
+        if method != "gaussian":
+            order = expected = slice(None)
+        np.testing.assert_array_equal(actual.classes[i, :count][order], classes[i, picked][expected])
+        expected_boxes = np.clip(boxes[i, picked], 0, 1)[expected]
+        np.testing.assert_array_equal(actual.boxes[i, :count][order], expected_boxes)
+        assert (actual.classes[i, count:] == -1).all()
+        assert (actual.scores[i, count:] == 0).all()
+        assert (actual.boxes[i, count:] == 0).all()
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.6])
+def test_hard_equals_opencv(threshold):
+    boxes, scores, classes = random_candidates(batch_size=1, count=500, seed=3)
+    scores = scores + np.arange(500, dtype=np.float32) * 1e-5  # OpenCV promises nothing for equal scores
+    pixels = np.rint(boxes[0] * 1000).astype(int)  # it takes whole pixels
+    ltwh_px = np.concatenate([pixels[:, :2], pixels[:, 2:] - pixels[:, :2]], axis=1)
+    picked = cv2.dnn.NMSBoxesBatched(ltwh_px, scores[0], classes[0], 0.05, threshold)
+    picked = np.array(sorted(picked, key=lambda index: -scores[0, index]))
+    boxes = (pixels / 1000).astype(np.float32)
+    actual = run(boxes[None], scores, classes, method="hard", iou_threshold=threshold, max_detections=500)
+    assert actual.count == [len(picked)]
+    np.testing.assert_array_equal(actual.scores[0, : len(picked)], scores[0, picked])
+    np.testing.assert_array_equal(actual.classes[0, : len(picked)], classes[0, picked])
+    np.testing.assert_array_equal(actual.boxes[0, : len(picked)], boxes[picked].clip(0, 1))
+
+
+@pytest.mark.parametrize(("beta", "survivors"), [(0.6, 2), (1.0, 2), (4.0, 1)])
+def test_diou_spares_neighbours_that_hard_suppression_takes(beta, survivors):
+    # Two boxes of width 0.2, one 0.04 to the right: IoU 2/3, d**2 / c**2 = 0.0016 / 0.0976.
+    boxes = np.float32([[[0.2, 0.2, 0.4, 0.4], [0.24, 0.2, 0.44, 0.4]]])
+    candidates = boxes, np.float32([[0.9, 0.8]]), np.int32([[0, 0]])
+    assert run(*candidates, method="hard", iou_threshold=0.66).count == [1]
+    assert run(*candidates, method="diou", iou_threshold=0.66, beta=beta).count == [survivors]
+    # Boxes of one centre: the distance is 0, and both methods are the same.
+    boxes[0, 1] = [0.22, 0.22, 0.38, 0.38]  # IoU 0.64
+    candidates = boxes, *candidates[1:]
+    assert run(*candidates, method="diou", iou_threshold=0.63, beta=beta).count == [1]
+    assert run(*candidates, method="diou", iou_threshold=0.65, beta=beta).count == [2]
+
+
+def test_diou_at_the_threshold_itself():
+    boxes = np.float32([[[0.25, 0.25, 0.75, 0.75], [0.25, 0.25, 0.75, 0.5]]])  # IoU exactly 0.5
+    distance = 0.125**2 / 0.5
+    candidates = boxes, np.float32([[0.9, 0.8]]), np.int32([[0, 0]])
+    edge = 0.5 - distance
+    assert run(*candidates, method="diou", beta=1.0, iou_threshold=edge + 1e-6).count == [2]
+    assert run(*candidates, method="diou", beta=1.0, iou_threshold=edge - 1e-6).count == [1]
+
+
+@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
+def test_other_classes_are_not_touched(method):
+    boxes = np.tile(np.float32([0.1, 0.2, 0.7, 0.9]), (1, 80, 1))
+    scores = np.linspace(0.9, 0.1, 80, dtype=np.float32)[None]
+    classes = np.arange(80, dtype=np.int32)[None]
+    actual = run(boxes, scores, classes, method=method, num_classes=80, max_detections=100)
+    assert actual.count == [80]
+    np.testing.assert_array_equal(actual.classes[0, :80], classes[0])
+    np.testing.assert_array_equal(actual.scores[0, :80], scores[0])
+
+
+@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
+def test_what_is_not_finite_is_dropped_and_suppresses_nothing(method):
+    boxes, scores, classes = random_candidates()
+    bad = np.arange(0, 300, 4)
+    expected = run(boxes, np.where(np.isin(np.arange(300), bad), 0, scores), classes, method=method)
+    boxes[:, bad[0::4], 1] = np.nan
+    boxes[:, bad[1::4], 2] = np.inf
+    scores[:, bad[2::4]] = np.nan
+    scores[:, bad[3::4]] = np.inf
+    for actual, wanted in zip(run(boxes, scores, classes, method=method), expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+
+
+@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
+def test_boxes_without_area_and_huge_ones_harm_no_other(method):
+    boxes, scores, classes = random_candidates()
+    scores = scores + np.arange(300, dtype=np.float32) * 1e-5  # no two equal: rounding would order them
+    more = np.float32([[0.5, 0.5, 0.5, 0.5]] * 2 + [[0.5, 0.1, 0.5, 0.9], [-1e4, -1e4, 1e4, 1e4]])
+    scores = np.concatenate([np.float32([[1, 0.99, 0.98, 0.97]] * 2), scores * 0.9], axis=1)
+    classes = np.concatenate([np.zeros((2, 4), np.int32), classes], axis=1)
+    boxes = np.concatenate([np.stack([more] * 2), boxes], axis=1)
+    actual = run(boxes, scores, classes, method=method)
+    without = run(boxes[:, 4:], scores[:, 4:], classes[:, 4:], method=method, max_detections=56)
+    np.testing.assert_array_equal(actual.count, without.count + 4)
+    np.testing.assert_array_equal(actual.boxes[:, :4], np.stack([more.clip(0, 1)] * 2))
+    np.testing.assert_allclose(actual.scores[:, 4:], without.scores, rtol=1e-3)
+    np.testing.assert_array_equal(actual.classes[:, 4:], without.classes)
+
+
+@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
+def test_images_without_anything_above_the_threshold(method):
+    boxes, scores, classes = random_candidates(batch_size=3)
+    scores[0] = 0
+    scores[2] = 0.05  # the threshold itself
+    actual = run(boxes, scores, classes, method=method)
+    assert actual.count[0] == actual.count[2] == 0
+    assert actual.count[1] > 12
+    for i in (0, 2):
+        assert (actual.boxes[i] == 0).all()
+        assert (actual.scores[i] == 0).all()
+        assert (actual.classes[i] == -1).all()
+    assert run(boxes[:1], scores[:1], classes[:1], method=method).count == [0]
+
+
+@pytest.mark.parametrize("method", ["hard", "diou"])
+def test_of_equal_scores_the_first_stays(method):
+    boxes = np.tile(np.float32([0.1, 0.2, 0.7, 0.9]), (1, 3, 1))
+    boxes[0, :, 2] += np.float32([0.01, 0.02, 0.03])
+    actual = run(boxes, np.float32([[0.5] * 3]), np.zeros((1, 3), np.int32), method=method)
+    assert actual.count == [1]
+    np.testing.assert_array_equal(actual.boxes[0, 0], boxes[0, 0])
+
+
+@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
+def test_one_graph_for_any_batch_and_equal_to_single_images(method):
+    boxes, scores, classes = random_candidates(batch_size=4)
+    scores[1] = 0
+    scores[3, 7:] = 0  # the images need different numbers of turns
+    specs = [tf.TensorSpec([None, None, *x.shape[2:]], x.dtype) for x in (boxes, scores, classes)]
+    compiled = tf.function(
+        lambda *candidates: nms.suppress(*candidates, method=method, **SETTINGS), input_signature=specs
+    )
+    together = compiled(boxes, scores, classes)
+    assert together.boxes.shape == (4, 60, 4)
+    for i in range(4):
+        alone = compiled(boxes[i : i + 1], scores[i : i + 1], classes[i : i + 1])
+        for actual, expected in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(actual[i], expected[0])
+    assert compiled.experimental_get_tracing_count() == 1
+
+
+def test_an_unknown_method():
+    with pytest.raises(ValueError, match="greedy"):
+        run(*random_candidates(), method="greedy")
+
+
+@pytest.mark.parametrize("count", [1, 37, 700, 5000])  # 5000 is more than there are
+@pytest.mark.parametrize("known_shape", [True, False])
+def test_candidates_are_those_of_a_top_k_over_everything(count, known_shape):
+    scores = np.round(np.random.default_rng(1).normal(0, 2, (2, 400, 7))).astype(np.float32)  # full of ties
+    shape = scores.shape if known_shape else (None, None, 7)
+    compiled = tf.function(
+        lambda x: nms.top_candidates(x, count), input_signature=[tf.TensorSpec(shape, tf.float32)]
+    )
+    values, rows, classes = (np.asarray(x) for x in compiled(scores))
+    for i in range(2):
+        top = np.argsort(-scores[i].ravel(), kind="stable")[:count]
+        np.testing.assert_array_equal(values[i], scores[i].ravel()[top])
+        np.testing.assert_array_equal(rows[i], top // 7)
+        np.testing.assert_array_equal(classes[i], top % 7)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_top_rows_puts_what_is_not_finite_last(dtype):
+    maxima = np.array([[np.nan, 3, np.inf, 1, 5, -np.inf, 2]], dtype)
+    np.testing.assert_array_equal(nms.top_rows(tf.constant(maxima), 3), [[1, 4, 6]])
+    np.testing.assert_array_equal(nms.top_rows(tf.constant(maxima), 4), [[1, 3, 4, 6]])
+    np.testing.assert_array_equal(nms.top_rows(tf.constant(maxima), 99), [np.arange(7)])

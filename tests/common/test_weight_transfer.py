@@ -1,0 +1,90 @@
+"""Which weights go over, and that class rows follow names, on networks of two small layers."""
+
+import keras
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.labels import LabelMap
+from common.weight_transfer import ClassRows, transfer
+
+PATHS = ("head/kernel", "head/bias")
+
+
+def make_model(outputs, inputs=4, middle=6):
+    x = images = keras.Input((inputs,))
+    x = keras.layers.Dense(middle, name="body")(x)
+    x = keras.layers.Dense(outputs, name="head")(x)
+    model = keras.Model(images, x, name="small")
+    random = np.random.default_rng(outputs + middle)
+    for weight in model.weights:
+        weight.assign(random.normal(size=weight.shape))
+    return model
+
+
+def values_of(model):
+    return {weight.path: np.array(weight) for weight in model.weights}
+
+
+def label_map(*names):
+    return LabelMap(tuple(range(1, len(names) + 1)), names)
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_rows_follow_the_names(first):
+    model, source = make_model(2 * (first + 3)), values_of(make_model(2 * (first + 4)))
+    before = values_of(model)
+    report = transfer(
+        model, source, ClassRows(PATHS, 2, 2, first), label_map("c", "new", "a"), ("a", "b", "c", "d"), "run"
+    )
+    after = values_of(model)
+    np.testing.assert_array_equal(after["body/kernel"], source["body/kernel"])
+    for path in PATHS:
+        now, was, theirs = (
+            values[path].reshape(-1, 2, first + count)
+            for values, count in ((after, 3), (before, 3), (source, 4))
+        )
+        for anchor in range(2):
+            np.testing.assert_array_equal(now[:, anchor, :first], theirs[:, anchor, :first])
+            np.testing.assert_array_equal(now[:, anchor, first + 0], theirs[:, anchor, first + 2])
+            np.testing.assert_array_equal(now[:, anchor, first + 1], was[:, anchor, first + 1])
+            np.testing.assert_array_equal(now[:, anchor, first + 2], theirs[:, anchor, first + 0])
+    assert report == "--init_from=run: 4 of 4 weights taken, 1 of 3 classes are new: new"
+
+
+def test_rows_of_another_number_of_anchors_are_not_mixed_up():
+    """Two anchors with three classes, three with two: the shapes agree, the meaning does not."""
+    model, source = make_model(6), values_of(make_model(6))
+    before = {path: value + 1 for path, value in values_of(model).items()}
+    for weight in model.weights:
+        weight.assign(before[weight.path])
+    report = transfer(model, source, ClassRows(PATHS, 2, 3), label_map("a", "b", "c"), ("a", "b"), "run")
+    for path in PATHS:
+        np.testing.assert_array_equal(values_of(model)[path], before[path])
+    assert "2 of 4 weights taken, made anew: head, 1 of 3 classes are new: c" in report
+
+
+def test_other_shapes_and_missing_weights_are_made_anew():
+    model, source = make_model(3, inputs=4), values_of(make_model(3, inputs=5))
+    before = values_of(model)
+    del source["head/bias"]
+    report = transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "run")
+    after = values_of(model)
+    for path, value in before.items():
+        anew = path in ("body/kernel", "head/bias")
+        np.testing.assert_array_equal(after[path], value if anew else source[path])
+    assert report == "--init_from=run: 2 of 4 weights taken, made anew: body, head"
+
+
+def test_nothing_that_fits_is_an_error():
+    model = make_model(3)
+    source = {f"other/{name}": np.zeros(3) for name in "abc"}
+    with pytest.raises(UserError, match=r"--init_from=there: none of its 3 weights fits small"):
+        transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there")
+
+
+def test_long_lists_are_cut():
+    model, source = make_model(9), values_of(make_model(2))
+    names = tuple("abcdefghi")
+    report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*names), ("x", "y"), "run")
+    assert report.endswith("9 of 9 classes are new: a, b, c, d, e and 4 more")

@@ -1,0 +1,154 @@
+"""The rules of AlexeyAB/darknet src/yolo_layer.c in plain loops and float64: what the tests compare to."""
+
+import numpy as np
+
+
+def is_valid(box, class_number, num_classes):
+    left, top, right, bottom = (float(side) for side in box)
+    if not np.isfinite([left, top, right, bottom]).all() or right <= left or bottom <= top:
+        return False
+    x, y = (left + right) / 2, (top + bottom) / 2
+    return 0 <= x <= 1 and 0 <= y <= 1 and 0 <= class_number < num_classes
+
+
+def shape_iou(width, height, anchor, image_size):
+    anchor_width, anchor_height = anchor[0] / image_size[1], anchor[1] / image_size[0]
+    common = min(width, anchor_width) * min(height, anchor_height)
+    return common / (width * height + anchor_width * anchor_height - common)
+
+
+def assign(boxes, classes, config, head, grid_size, num_classes):
+    """One image and head -> {(row, column, k): numbers of the boxes that train it, in their order}."""
+    rows, columns = grid_size
+    stride = config.strides[head]
+    image_size = rows * stride, columns * stride
+    trained = {}
+    for number, (box, class_number) in enumerate(zip(boxes, classes, strict=True)):
+        if not is_valid(box, class_number, num_classes):
+            continue
+        left, top, right, bottom = (float(side) for side in box)
+        column = min(int((left + right) / 2 * columns), columns - 1)
+        row = min(int((top + bottom) / 2 * rows), rows - 1)
+        best, best_iou = 0, 0.0
+        for n, anchor in enumerate(config.anchor_sizes):
+            fit = shape_iou(right - left, bottom - top, anchor, image_size)
+            if fit > best_iou:
+                best, best_iou = n, fit
+        for k, n in enumerate(config.masks[head]):
+            fit = shape_iou(right - left, bottom - top, config.anchor_sizes[n], image_size)
+            if n == best or (config.iou_thresh < 1 and fit > config.iou_thresh):
+                trained.setdefault((row, column, k), []).append(number)
+    return trained
+
+
+def sigmoid(x):
+    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))
+
+
+def decode(raw, config, head, row, column, k, grid_size):
+    """Raw x, y, w, h of one prediction -> ltrb, normalised."""
+    stride, scale = config.strides[head], config.scale_xy[head]
+    width, height = config.anchor_sizes[config.masks[head][k]]
+    x = (column + scale * sigmoid(raw[0]) - (scale - 1) / 2) / grid_size[1]
+    y = (row + scale * sigmoid(raw[1]) - (scale - 1) / 2) / grid_size[0]
+    half_width = width * np.exp(raw[2]) / (grid_size[1] * stride) / 2
+    half_height = height * np.exp(raw[3]) / (grid_size[0] * stride) / 2
+    return np.array([x - half_width, y - half_height, x + half_width, y + half_height])
+
+
+def iou(a, b):
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    if width <= 0 or height <= 0:
+        return 0.0
+    area_a, area_b = (a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1])
+    return width * height / (area_a + area_b - width * height)
+
+
+def ciou_terms(a, b):
+    """(IoU, distance term, aspect term v, its weight alpha) of arXiv 1911.08287."""
+    overlap = iou(a, b)
+    hull = (max(a[2], b[2]) - min(a[0], b[0])) ** 2 + (max(a[3], b[3]) - min(a[1], b[1])) ** 2
+    distance = ((a[0] + a[2] - b[0] - b[2]) ** 2 + (a[1] + a[3] - b[1] - b[3]) ** 2) / 4
+    angles = [np.arctan((box[2] - box[0]) / (box[3] - box[1])) for box in (a, b)]
+    v = 4 / np.pi**2 * (angles[1] - angles[0]) ** 2
+    return overlap, distance / hull, v, v / max(1 - overlap + v, 1e-12)
+
+
+def best_ious(raw, boxes, classes, config, head):
+    """One image: best IoU of every prediction (h, w, K) with a valid box; 0 where no class exceeds 0.25."""
+    rows, columns, anchors, outputs = raw.shape
+    best = np.zeros((rows, columns, anchors))
+    for row, column, k in np.ndindex(rows, columns, anchors):
+        if not (sigmoid(raw[row, column, k, 5:]) > 0.25).any():
+            continue
+        prediction = decode(raw[row, column, k, :4], config, head, row, column, k, (rows, columns))
+        for box, class_number in zip(boxes, classes, strict=True):
+            if is_valid(box, class_number, outputs - 5):
+                best[row, column, k] = max(best[row, column, k], iou(prediction, box))
+    return best
+
+
+def losses(heads, boxes, classes, config, constants=None):
+    """(box, objectness, class) loss of a batch, with normalisers, and what the gradient takes as constant.
+
+    `constants` of an earlier call keeps that: the ignore mask and the weights alpha of the aspect term.
+    """
+    sums = np.zeros(3)
+    kept = {}
+    for b in range(len(boxes)):
+        for head, raws in enumerate(heads):
+            raw = np.asarray(raws[b], np.float64)
+            grid_size, num_classes = raw.shape[:2], raw.shape[-1] - 5
+            trained = assign(boxes[b], classes[b], config, head, grid_size, num_classes)
+            weight = np.ones(raw.shape[:3])
+            if constants is None:
+                ignored = best_ious(raw, boxes[b], classes[b], config, head) > config.ignore_thresh
+            else:
+                ignored = constants[b, head]
+            kept[b, head] = ignored
+            weight[ignored] = 0
+            target = np.zeros(raw.shape[:3])
+            for (row, column, k), numbers in trained.items():
+                target[row, column, k] = weight[row, column, k] = 1
+                y = np.zeros(num_classes)
+                y[[classes[b][n] for n in numbers]] = 1
+                shared = y.sum() if config.iou_thresh < 1 else 1
+                prediction = decode(raw[row, column, k, :4], config, head, row, column, k, grid_size)
+                for n in numbers:
+                    box = np.asarray(boxes[b][n], np.float64)
+                    overlap, distance, v, alpha = ciou_terms(prediction, box)
+                    if constants is not None:
+                        alpha = constants[b, head, row, column, k, n]
+                    kept[b, head, row, column, k, n] = alpha
+                    size = 2 - (box[2] - box[0]) * (box[3] - box[1]) if config.size_weighting else 1
+                    sums[0] += size * (1 - (overlap - distance - alpha * v)) / shared
+                y = y * (1 - config.label_smoothing) + config.label_smoothing / 2
+                sums[2] += cross_entropy(raw[row, column, k, 5:], y).sum()
+            sums[1] += (weight * cross_entropy(raw[..., 4], target)).sum()
+    normalizers = [config.iou_normalizer, config.obj_normalizer, config.cls_normalizer]
+    return sums * normalizers / len(boxes), kept
+
+
+def cross_entropy(logits, targets):
+    return np.logaddexp(0, logits) - logits * targets
+
+
+def deltas(raw, boxes, classes, config, head):
+    """Darknet's own deltas, the negative gradient, of objectness (h, w, K) and classes (h, w, K, C).
+
+    One image, as the C code goes: background first, then box after box.
+    """
+    raw = np.asarray(raw, np.float64)
+    num_classes = raw.shape[-1] - 5
+    probability = sigmoid(raw[..., 4:])
+    objectness, by_class = -probability[..., 0], np.zeros((*raw.shape[:3], num_classes))
+    objectness[best_ious(raw, boxes, classes, config, head) > config.ignore_thresh] = 0
+    low, high = config.label_smoothing / 2, 1 - config.label_smoothing / 2
+    for cell, numbers in assign(boxes, classes, config, head, raw.shape[:2], num_classes).items():
+        for n in numbers:
+            objectness[cell] = 1 - probability[cell][0]
+            if not by_class[cell].any():
+                by_class[cell] = low - probability[cell][1:]
+            by_class[cell][classes[n]] = high - probability[cell][1 + classes[n]]
+    return objectness, by_class

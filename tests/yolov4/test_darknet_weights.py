@@ -1,0 +1,344 @@
+"""Darknet's files against OpenCV's own importer; published sizes; files that must be refused."""
+
+import pathlib
+import struct
+from typing import NamedTuple
+
+import cv2
+import keras
+import numpy as np
+import pytest
+from absl import flags
+
+from common import flags as shared_flags
+from common import weight_files
+from common.errors import UserError
+from yolov4 import darknet_weights
+from yolov4.coco_classes import coco_label_map
+from yolov4.config import YOLOv4Config, get_config
+from yolov4.darknet_cfg import cfg_text
+from yolov4.darknet_weights import load_darknet, read_darknet, save_darknet
+from yolov4.decoding import decode_boxes
+from yolov4.model import build_model
+from yolov4.predict import load_trained
+
+HEADER = 20
+# Lengths of the published files: yolov4.weights and yolov4-tiny.weights, yolov4.conv.137 and
+# yolov4-tiny.conv.29 (github.com/AlexeyAB/darknet/releases)
+WHOLE = {"yolov4": 257_717_640, "yolov4-tiny": 24_251_276}
+PARTIAL = {
+    "yolov4": (170_038_676, 137, 92),
+    "yolov4-tiny": (19_789_716, 29, 17),
+}  # bytes, layers, convolutions
+LAST = {"yolov4": (138, 149, 160), "yolov4-tiny": (36, 29), "yolov4-nano": (36, 29)}  # before each yolo layer
+
+
+class Trained(NamedTuple):
+    """A model with numbers everywhere, and its file."""
+
+    name: str
+    model: keras.Model
+    file: pathlib.Path
+    config: YOLOv4Config
+
+
+def make_trained(name, num_classes, directory):
+    model = build_model(name, num_classes, any_size=True)
+    random = np.random.default_rng(0)
+    for layer in model.layers:
+        if layer.name.endswith(".bn"):
+            size = layer.gamma.shape
+            layer.gamma.assign(random.uniform(0.5, 1.5, size))
+            layer.beta.assign(random.normal(0, 0.3, size))
+            layer.moving_mean.assign(random.normal(0, 0.3, size))
+            layer.moving_variance.assign(random.uniform(0.3, 2, size))
+        elif layer.name.endswith(".conv") and layer.use_bias:
+            layer.bias.assign(random.normal(0, 0.7, layer.bias.shape))
+    file = directory / f"{name}-{num_classes}.weights"
+    save_darknet(model, file, seen=32_032_000)
+    return Trained(name, model, file, get_config(name))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return tmp_path_factory.mktemp("darknet")
+
+
+@pytest.fixture(scope="module")
+def yolov4(files):
+    return make_trained("yolov4", 80, files)
+
+
+@pytest.fixture(scope="module")
+def tiny(files):
+    return make_trained("yolov4-tiny", 80, files)
+
+
+@pytest.fixture(scope="module")
+def nano(files):
+    return make_trained("yolov4-nano", 3, files)
+
+
+@pytest.fixture(params=["yolov4", "tiny"])
+def trained(request):
+    return request.getfixturevalue(request.param)
+
+
+def snapshot(model):
+    return {weight.path: np.array(weight) for weight in model.weights}
+
+
+# --- OpenCV's importer -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["yolov4", "tiny", "nano"])
+def test_raw_heads_and_boxes_equal_opencv(name, request):
+    trained = request.getfixturevalue(name)
+    num_classes = trained.model.outputs[0].shape[-1] - 5
+    cfg = trained.file.with_suffix(".cfg")
+    cfg.write_text(cfg_text(trained.config, num_classes))
+    network = cv2.dnn.readNetFromDarknet(str(cfg), str(trained.file))
+    random = np.random.default_rng(1)
+    for height, width in ((64, 96), (96, 96), (128, 32)):
+        images = random.random((1, height, width, 3), np.float32)
+        network.setInput(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+        last = LAST[trained.name]
+        theirs = network.forward([f"conv_{n}" for n in last] + [f"yolo_{n + 1}" for n in last])
+        for index, raw in enumerate(np.asarray(head) for head in trained.model(images)):
+            _, rows, columns, anchors, numbers = raw.shape
+            expected = theirs[index].reshape(anchors, numbers, rows, columns).transpose(2, 3, 0, 1)
+            assert expected.std() > 0.3  # or there would be little to compare
+            np.testing.assert_allclose(raw[0], expected, atol=1e-3)
+
+            detections = theirs[len(last) + index]  # (N, 5 + C): cx, cy, w, h, objectness, scores
+            centers, half_sizes = detections[:, :2], detections[:, 2:4] / 2
+            expected_boxes = np.concatenate([centers - half_sizes, centers + half_sizes], -1)
+            boxes = np.asarray(decode_boxes(raw, trained.config, index)).reshape(-1, 4)
+            np.testing.assert_allclose(boxes, expected_boxes, atol=1e-3)
+
+            probabilities = 1 / (1 + np.exp(-raw.reshape(-1, numbers).astype(np.float64)))
+            np.testing.assert_allclose(probabilities[:, 4], detections[:, 4], atol=1e-3)
+            scores = probabilities[:, 4:5] * probabilities[:, 5:]
+            certain = np.abs(scores - 0.2) > 1e-3  # OpenCV sets scores of 0.2 and less to 0
+            scores = np.where(scores > 0.2, scores, 0)
+            np.testing.assert_allclose(scores[certain], detections[:, 5:][certain], atol=1e-3)
+
+
+# --- whole files -----------------------------------------------------------------------------------
+
+
+def test_files_have_the_published_lengths(trained):
+    content = trained.file.read_bytes()
+    assert len(content) == WHOLE[trained.name]
+    assert struct.unpack("<iiiq", content[:HEADER]) == (0, 2, 5, 32_032_000)
+
+
+def test_write_read_write_gives_the_same_bytes(trained, tmp_path):
+    fresh = build_model(trained.name, 80, (64, 64))
+    report = load_darknet(fresh, trained.file)
+    total = {"yolov4": 110, "yolov4-tiny": 21}[trained.name]
+    assert report == (total, total, 80, 32_032_000)
+    save_darknet(fresh, tmp_path / "again.weights", report.seen)
+    assert (tmp_path / "again.weights").read_bytes() == trained.file.read_bytes()
+
+
+def test_numbers_stand_where_darknet_reads_them(tiny):
+    """src/parser.c, load_convolutional_weights: biases, scales, mean, variance, weights."""
+    floats = np.fromfile(tiny.file, "<f4", offset=HEADER)
+    bn, conv = tiny.model.get_layer("backbone.layer_0.bn"), tiny.model.get_layer("backbone.layer_0.conv")
+    for index, variable in enumerate((bn.beta, bn.gamma, bn.moving_mean, bn.moving_variance)):
+        np.testing.assert_array_equal(floats[32 * index : 32 * (index + 1)], variable)
+    kernel = np.asarray(conv.kernel)  # (height, width, input, output)
+    for output, channel, row, column in ((0, 0, 0, 1), (0, 0, 1, 0), (0, 2, 0, 0), (31, 1, 2, 0)):
+        place = 4 * 32 + ((output * 3 + channel) * 3 + row) * 3 + column
+        assert floats[place] == kernel[row, column, channel, output]
+    last = tiny.model.get_layer("head.layer_36.conv")
+    np.testing.assert_array_equal(floats[-256 * 255 - 255 : -256 * 255], last.bias)
+    np.testing.assert_array_equal(floats[-256:], last.kernel[0, 0, :, 254])
+
+
+@pytest.mark.parametrize("version", [(0, 1, 0), (0, 0, 0)])
+def test_old_headers_count_images_in_32_bits(tiny, tmp_path, version):
+    old = tmp_path / "old.weights"
+    old.write_bytes(struct.pack("<iiiI", *version, 4_000_000_000) + tiny.file.read_bytes()[HEADER:])
+    contents = read_darknet(old, tiny.model)
+    assert (contents.convolutions, contents.seen) == (21, 4_000_000_000)
+    for path, value in snapshot(tiny.model).items():
+        np.testing.assert_array_equal(contents.values[path], value)
+
+
+def test_a_failed_save_leaves_the_old_file(tiny, tmp_path, monkeypatch):
+    file = tmp_path / "mine.weights"
+    file.write_bytes(b"old")
+
+    def blocks(model):
+        yield [model.weights[0]]
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(darknet_weights, "_blocks", blocks)
+    with pytest.raises(OSError, match="No space"):
+        save_darknet(tiny.model, file)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.weights"]
+    assert file.read_bytes() == b"old"
+
+
+# --- parts, other class counts, wrong files --------------------------------------------------------
+
+
+def test_published_partial_files_are_taken(trained, tmp_path):
+    size, layers, convolutions = PARTIAL[trained.name]
+    partial = tmp_path / f"{trained.name}.conv.{layers}"
+    partial.write_bytes(trained.file.read_bytes()[:size])
+    fresh = build_model(trained.name, 5, (64, 64))  # the class count does not matter
+    before = snapshot(fresh)
+    report = load_darknet(fresh, partial)
+    assert report.taken == convolutions
+    assert report.num_classes is None
+    wanted = snapshot(trained.model)
+    for path, value in snapshot(fresh).items():
+        number = int(path.split(".")[1].split("_")[1])
+        np.testing.assert_array_equal(value, wanted[path] if number < layers else before[path], err_msg=path)
+
+
+def test_files_with_other_classes_are_taken_up_to_the_last_convolutions(nano):
+    model = build_model("yolov4-nano", 20, (64, 64))
+    before, wanted = snapshot(model), snapshot(nano.model)
+    assert load_darknet(model, nano.file) == (19, 21, 3, 32_032_000)
+    after = snapshot(model)
+    last = [path for path, value in wanted.items() if value.shape != after[path].shape]
+    assert {path.rpartition("/")[0] for path in last} == {"head.layer_29.conv", "head.layer_36.conv"}
+    for path in after:
+        np.testing.assert_array_equal(after[path], before[path] if path in last else wanted[path])
+    contents = read_darknet(nano.file, model)
+    for path in last:  # what init_from takes rows from
+        np.testing.assert_array_equal(contents.values[path], wanted[path])
+
+
+def refused(model, file):
+    """The message, after a look that nothing was assigned."""
+    before = snapshot(model)
+    with pytest.raises(UserError) as caught:
+        load_darknet(model, file)
+    for path, value in snapshot(model).items():
+        np.testing.assert_array_equal(value, before[path])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 4 * 255, 4 * 256 * 255 + 4 * 254])
+def test_a_file_cut_short_is_refused_with_both_counts(tiny, tmp_path, cut):
+    file = tmp_path / "cut.weights"
+    file.write_bytes(tiny.file.read_bytes()[:-cut])
+    message = refused(tiny.model, file)
+    assert f"{24_251_276 - cut:,} bytes" in message
+    assert "24,251,276" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"12", bytes(16), bytes(20), bytes(24), bytes(10_000)])
+def test_files_that_are_none_are_refused(nano, tmp_path, content):
+    file = tmp_path / "none.weights"
+    file.write_bytes(content)
+    assert f"{len(content):,} bytes" in refused(nano.model, file)
+
+
+def test_files_of_other_networks_are_refused(yolov4, tiny, nano):
+    for model in (yolov4, tiny, nano):
+        for file in (yolov4, tiny, nano):
+            if file is not model:
+                assert "of another network" in refused(model.model, file.file)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(nano, tmp_path, value):
+    content = bytearray(nano.file.read_bytes())
+    content[-8:-4] = struct.pack("<f", value)
+    file = tmp_path / "damaged.weights"
+    file.write_bytes(content)
+    assert "head.layer_36.conv/kernel is not finite" in refused(nano.model, file)
+
+
+def test_a_file_of_the_right_size_with_other_contents_is_refused(nano, tmp_path):
+    """The sizes of two networks may agree by chance; variances give them away."""
+    content = nano.file.read_bytes()
+    file = tmp_path / "shifted.weights"
+    file.write_bytes(content[:HEADER] + content[HEADER + 400 :] + content[HEADER : HEADER + 400])
+    assert "moving_variance is negative" in refused(nano.model, file)
+
+
+def test_missing_files_are_named(nano, tmp_path):
+    assert "nowhere.weights: No such file" in refused(nano.model, tmp_path / "nowhere.weights")
+    assert "Is a directory" in refused(nano.model, tmp_path)
+
+
+# --- the command -----------------------------------------------------------------------------------
+
+
+def command(*arguments):
+    fv = flags.FlagValues()
+    darknet_weights.define_flags(fv)
+    fv(["darknet_weights", *arguments])
+    darknet_weights.convert(**shared_flags.values(fv, darknet_weights.define_flags))
+
+
+def test_command_from_darknet_and_back(tiny, tmp_path, capsys):
+    ours, theirs = tmp_path / "tiny.weights.h5", tmp_path / "back.weights"
+    command(f"--weights={tiny.file}", "--model_name=yolov4-tiny", "--image_size=64x96", f"--output={ours}")
+    assert "21 convolutions, 80 classes (person, bicycle, car, ...)" in capsys.readouterr().out
+    model, config, label_map, _ = load_trained(str(ours))
+    assert label_map == coco_label_map()
+    assert config.image_size == (64, 96)
+    loaded = snapshot(model)
+    for path, value in snapshot(tiny.model).items():
+        np.testing.assert_array_equal(loaded[path], value)
+
+    command(f"--weights={ours}", f"--output={theirs}")
+    assert theirs.read_bytes()[HEADER:] == tiny.file.read_bytes()[HEADER:]
+    assert (tmp_path / "back.names").read_text().splitlines() == list(coco_label_map().names)
+    network = cv2.dnn.readNetFromDarknet(str(tmp_path / "back.cfg"), str(theirs))
+    assert len(network.getUnconnectedOutLayersNames()) == 2
+
+    again = tmp_path / "again.weights.h5"  # now with a .names file beside the weights
+    command(f"--weights={theirs}", "--model_name=yolov4-tiny", f"--output={again}")
+    assert load_trained(str(again))[2] == coco_label_map()
+
+
+def test_command_takes_names_from_the_file_beside_the_weights(nano, tmp_path, capsys):
+    (tmp_path / "mine.weights").write_bytes(nano.file.read_bytes())
+    arguments = [f"--weights={tmp_path}/mine.weights", "--model_name=yolov4-nano"]
+    command(*arguments, f"--output={tmp_path}/numbers.weights.h5")
+    assert load_trained(f"{tmp_path}/numbers.weights.h5")[2].names == ("1", "2", "3")
+    (tmp_path / "mine.names").write_text("cell\nplatelet\n\nwhite cell\n")
+    command(*arguments, f"--output={tmp_path}/names.weights.h5")
+    metadata = weight_files.read_metadata(tmp_path / "names.weights.h5")
+    assert metadata["num_classes"] == 3
+    assert load_trained(f"{tmp_path}/names.weights.h5")[2].names == ("cell", "platelet", "white cell")
+
+
+def test_command_refuses_in_one_line(nano, tmp_path):
+    partial = tmp_path / "nano.conv.29"
+    size = HEADER + 4 * sum(block_floats(nano.model)[:17])
+    partial.write_bytes(nano.file.read_bytes()[:size])
+    (tmp_path / "there.weights.h5").write_bytes(b"")
+    (tmp_path / "there.cfg").write_bytes(b"")
+    weights, name = f"--weights={nano.file}", "--model_name=yolov4-nano"
+    cases = {
+        "both needed": [weights],
+        "must end in": [weights, name, "--output=x.h5"],
+        "--model_name is missing": [weights, f"--output={tmp_path}/a.weights.h5"],
+        "did you mean 'yolov4-nano'": [weights, "--model_name=nano4", f"--output={tmp_path}/a.weights.h5"],
+        "exists": [weights, name, f"--output={tmp_path}/there.weights.h5"],
+        "there.cfg exists": [weights, f"--output={tmp_path}/there.weights"],
+        "leave out": [weights, name, f"--output={tmp_path}/a.weights"],
+        "17 of 21 convolutions": [f"--weights={partial}", name, f"--output={tmp_path}/a.weights.h5"],
+        "No such file": [weights, name, f"--output={tmp_path}/no/a.weights.h5"],
+        "cut short, or was not written": [f"--weights={nano.file}", f"--output={tmp_path}/a.weights"],
+    }
+    for message, arguments in cases.items():
+        with pytest.raises(UserError, match=message) as caught:
+            command(*arguments)
+        assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("a.*"))
+
+
+def block_floats(model):
+    return [sum(int(np.prod(v.shape)) for v in block) for block in darknet_weights._blocks(model)]

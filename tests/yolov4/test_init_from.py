@@ -1,0 +1,149 @@
+"""Starting from weights of other classes: ours, Darknet's, whole and partial."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from common import weight_files
+from common.errors import UserError
+from common.labels import LabelMap
+from yolov4.coco_classes import coco_label_map
+from yolov4.config import get_config
+from yolov4.darknet_weights import save_darknet
+from yolov4.init_from import init_from
+from yolov4.model import build_model
+
+NANO = dataclasses.replace(get_config("yolov4-nano"), width=0.125, image_size=(64, 64))
+HEADS = ("head.layer_29.conv", "head.layer_36.conv")
+
+
+def make_model(num_classes, config=NANO, seed=0):
+    model = build_model(config.model_name, num_classes, config=config)
+    random = np.random.default_rng(seed)
+    for weight in model.weights:
+        weight.assign(random.uniform(0.1, 1, weight.shape))
+    return model
+
+
+def values_of(model):
+    return {weight.path: np.array(weight) for weight in model.weights}
+
+
+def label_map(*names):
+    return LabelMap(tuple(range(3, 3 + len(names))), names)
+
+
+def save(model, path, names, config=NANO):
+    metadata = {
+        "app": "yolov4",
+        "num_classes": len(names),
+        "label_map": label_map(*names).to_json(),
+        "config": dataclasses.asdict(config),
+        "eval_data": None,
+    }
+    weight_files.save(model, path, metadata)
+
+
+def check(before, source, after, names, source_names):
+    """Everything but the heads is `source`'s; the heads' rows by name."""
+    for path, value in after.items():
+        if not path.startswith(HEADS):
+            np.testing.assert_array_equal(value, source[path], err_msg=path)
+            continue
+        now, was, theirs = (
+            values[path].reshape(*value.shape[:-1], 3, -1) for values in (after, before, source)
+        )
+        np.testing.assert_array_equal(now[..., :5], theirs[..., :5])  # box and objectness
+        for index, name in enumerate(names):
+            expected = (
+                theirs[..., 5 + source_names.index(name)] if name in source_names else was[..., 5 + index]
+            )
+            np.testing.assert_array_equal(now[..., 5 + index], expected, err_msg=f"{path} {name}")
+
+
+@pytest.mark.parametrize("as_directory", [False, True])
+def test_our_own_weights(tmp_path, as_directory):
+    names, source_names = ("dog", "new", "cat"), ("cat", "cow", "dog", "emu")
+    source, model = make_model(4, seed=1), make_model(3)
+    save(source, tmp_path / weight_files.BEST, source_names)
+    before = values_of(model)
+    given = tmp_path if as_directory else tmp_path / weight_files.BEST
+    report = init_from(model, label_map(*names), str(given), NANO)
+    check(before, values_of(source), values_of(model), names, source_names)
+    total = len(model.weights)
+    assert report == f"--init_from={given}: {total} of {total} weights taken, 1 of 3 classes are new: new"
+
+
+def test_darknets_80_classes_are_known_by_name(tmp_path):
+    names = ("zebra", "motorcycle", "tram", "person")
+    source, model = make_model(80, seed=1), make_model(4)
+    save_darknet(source, tmp_path / "coco.weights")
+    before = values_of(model)
+    report = init_from(model, label_map(*names), str(tmp_path / "coco.weights"), NANO)
+    check(before, values_of(source), values_of(model), names, coco_label_map().names)
+    assert "1 of 4 classes are new: tram" in report
+
+
+def test_darknets_other_classes_need_a_names_file(tmp_path):
+    names, source_names = ("b", "a"), ("a", "b", "c")
+    source, file = make_model(3, seed=1), tmp_path / "mine.weights"
+    save_darknet(source, file)
+
+    model = make_model(2)
+    before = values_of(model)
+    report = init_from(model, label_map(*names), str(file), NANO)
+    check(before, values_of(source), values_of(model), names, ())
+    assert "2 of 2 classes are new" in report
+    assert "names of its 3 classes are unknown" in report
+
+    (tmp_path / "mine.names").write_text("a\nb\nc\n")
+    report = init_from(model, label_map(*names), str(file), NANO)
+    check(before, values_of(source), values_of(model), names, source_names)
+    assert "new" not in report
+    assert "unknown" not in report
+
+
+def test_partial_darknet_files(tmp_path):
+    source, model = make_model(80, seed=1), make_model(2)
+    save_darknet(source, tmp_path / "whole.weights")
+    wanted, before = values_of(source), values_of(model)
+    number = {path: int(path.split(".")[1].removeprefix("layer_")) for path in before}
+    size = 20 + 4 * sum(value.size for path, value in wanted.items() if number[path] < 29)
+    partial = tmp_path / "nano.conv.29"
+    partial.write_bytes((tmp_path / "whole.weights").read_bytes()[:size])
+    report = init_from(model, label_map("a", "b"), str(partial), NANO)
+    for path, value in values_of(model).items():
+        expected = wanted[path] if number[path] < 29 else before[path]
+        np.testing.assert_array_equal(value, expected, err_msg=path)
+    assert f"{17 * 5} of {len(before)} weights taken" in report
+    assert "made anew: head.layer_29.conv, head.layer_35.bn, head.layer_35.conv" in report
+    assert "unknown" not in report  # there are no classes to know
+
+
+def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):
+    config = dataclasses.replace(NANO, masks=((1, 2), (3, 4)))
+    save(make_model(5, seed=1), tmp_path / "x.weights.h5", tuple("abcde"))
+    model = make_model(10, config)  # 2 x (5 + 10) outputs: as many as 3 x (5 + 5)
+    before = values_of(model)
+    report = init_from(model, label_map(*"abcdefghij"), str(tmp_path / "x.weights.h5"), config)
+    for path, value in values_of(model).items():
+        assert np.array_equal(value, before[path]) == path.startswith(HEADS), path
+    assert f"made anew: {HEADS[0]}, {HEADS[1]}" in report
+
+
+def test_weights_of_another_network_are_refused(tmp_path):
+    config = dataclasses.replace(get_config("yolov4"), width=0.1, image_size=(32, 32))
+    save(make_model(2, config), tmp_path / "big.weights.h5", ("a", "b"), config)
+    model = make_model(2)
+    before = values_of(model)
+    with pytest.raises(UserError, match=r"big.weights.h5 is a yolov4: start a yolov4-nano"):
+        init_from(model, label_map("a", "b"), str(tmp_path / "big.weights.h5"), NANO)
+    for path, value in values_of(model).items():
+        np.testing.assert_array_equal(value, before[path])
+
+
+@pytest.mark.parametrize("name", ["no.weights.h5", "no.weights", "yolov4.conv.137"])
+def test_missing_files_are_named(tmp_path, name):
+    with pytest.raises(UserError, match=name):
+        init_from(make_model(2), label_map("a", "b"), str(tmp_path / name), NANO)

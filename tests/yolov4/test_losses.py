@@ -1,0 +1,367 @@
+"""Losses against NumPy in float64, central differences, Darknet's own deltas, and hard input."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from common import boxes as box_ops
+from tests.yolov4 import darknet_rules
+from yolov4 import losses
+from yolov4.config import get_config
+from yolov4.decoding import decode_boxes
+
+YOLOV4 = dataclasses.replace(get_config("yolov4"), max_delta=0.0)
+TINY = dataclasses.replace(get_config("yolov4-tiny"), label_smoothing=0.1, size_weighting=False)
+# normalisers that differ, so that no two can be mistaken for each other
+WEIGHTED = dataclasses.replace(YOLOV4, iou_normalizer=0.5, obj_normalizer=0.7, cls_normalizer=1.3)
+CONFIGS = pytest.mark.parametrize("config", [YOLOV4, TINY, WEIGHTED], ids=["yolov4", "tiny", "weighted"])
+NUM_CLASSES = 3
+NAMES = ["box_loss", "objectness_loss", "class_loss"]
+
+# left, top, right, bottom, class: two that share every prediction, one of another class there, small and
+# large, at the border
+BOXES = [
+    (0.30, 0.30, 0.60, 0.80, 0),
+    (0.31, 0.31, 0.60, 0.80, 0),
+    (0.30, 0.30, 0.59, 0.80, 2),
+    (0.05, 0.40, 0.25, 0.70, 1),
+    (0.70, 0.00, 1.00, 0.40, 1),
+    (0.00, 0.00, 1.00, 1.00, 2),
+]
+
+
+def make_targets(images, max_instances=8):
+    """Rows (left, top, right, bottom, class) of each image -> targets as the loader gives them."""
+    boxes = np.full((len(images), max_instances, 4), -1, np.float32)
+    classes = np.full((len(images), max_instances), -1, np.int32)
+    for b, rows in enumerate(images):
+        for m, row in enumerate(rows):
+            boxes[b, m], classes[b, m] = row[:4], row[4]
+    counts = np.array([len(rows) for rows in images], np.int32)
+    return {
+        "boxes": tf.constant(boxes),
+        "classes": tf.constant(classes),
+        "num_boxes": tf.constant(counts),
+    }
+
+
+def make_heads(config, batch, image_size, seed=0, scale=0.7):
+    rng = np.random.default_rng(seed)
+    return [
+        rng.normal(
+            0, scale, (batch, image_size[0] // stride, image_size[1] // stride, 3, 5 + NUM_CLASSES)
+        ).astype(np.float32)
+        for stride in config.strides
+    ]
+
+
+def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
+    """Values by name, and the gradients of scale * detection_loss by each head."""
+
+    def run(heads, targets):
+        with tf.GradientTape() as tape:
+            tape.watch(heads)
+            values = losses.detection_loss(heads, targets, config)
+            scaled = scale * values["detection_loss"]
+        return values, tape.gradient(scaled, heads)
+
+    if mode != "eager":
+        run = tf.function(run, jit_compile=mode == "xla")
+    values, gradients = run([tf.convert_to_tensor(head) for head in heads], targets)
+    return {name: float(value) for name, value in values.items()}, [g.numpy() for g in gradients]
+
+
+@pytest.mark.parametrize(
+    ("config", "mode"),
+    [
+        pytest.param(YOLOV4, "eager", id="yolov4-eager"),
+        pytest.param(YOLOV4, "graph", id="yolov4-graph"),
+        pytest.param(WEIGHTED, "eager", id="weighted-eager"),
+        pytest.param(WEIGHTED, "xla", id="weighted-xla"),
+        pytest.param(TINY, "eager", id="tiny-eager"),
+        pytest.param(TINY, "xla", id="tiny-xla"),
+    ],
+)
+def test_values_against_numpy(config, mode):
+    """A non-square batch: crowded, one box, none."""
+    targets = make_targets([BOXES, BOXES[3:4], []])
+    heads = make_heads(config, 3, (96, 64))
+    values, _ = value_and_gradients(heads, targets, config, mode=mode)
+    expected, _ = darknet_rules.losses(heads, targets["boxes"].numpy(), targets["classes"].numpy(), config)
+    np.testing.assert_allclose([values[name] for name in NAMES], expected, rtol=2e-5)
+    assert values["detection_loss"] == pytest.approx(expected.sum(), rel=2e-5)
+    assert all(value > 0 for value in values.values())
+
+
+@pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
+def test_gradients_against_central_differences(config):
+    """By every raw number, with what the gradient takes as constant (alpha, the ignore mask) held."""
+    targets = make_targets([BOXES[:5]])
+    heads = make_heads(config, 1, (32, 64), seed=1)
+    _, gradients = value_and_gradients(heads, targets, config)
+    boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
+    _, constants = darknet_rules.losses(heads, boxes, classes, config)
+    moved = [head.astype(np.float64) for head in heads]
+    for head, gradient in zip(moved, gradients, strict=True):
+        numeric = np.zeros(head.shape)
+        for index in np.ndindex(head.shape):
+            before = head[index]
+            sides = []
+            for step in (1e-6, -1e-6):
+                head[index] = before + step
+                sides.append(darknet_rules.losses(moved, boxes, classes, config, constants)[0].sum())
+            head[index] = before
+            numeric[index] = (sides[0] - sides[1]) / 2e-6
+        np.testing.assert_allclose(gradient, numeric, atol=2e-6, rtol=1e-4)
+
+
+@CONFIGS
+def test_objectness_and_class_gradients_are_darknets_deltas(config):
+    """Exactly target - sigmoid, before the mean over the batch."""
+    config = dataclasses.replace(config, obj_normalizer=1.0, cls_normalizer=1.0)
+    targets = make_targets([BOXES, []])
+    heads = make_heads(config, 2, (64, 96), seed=2, scale=2.0)
+    _, gradients = value_and_gradients(heads, targets, config)
+    for b in range(2):
+        boxes, classes = targets["boxes"][b].numpy(), targets["classes"][b].numpy()
+        for head, gradient in enumerate(gradients):
+            objectness, by_class = darknet_rules.deltas(heads[head][b], boxes, classes, config, head)
+            np.testing.assert_allclose(-2 * gradient[b, ..., 4], objectness, atol=1e-6)
+            np.testing.assert_allclose(-2 * gradient[b, ..., 5:], by_class, atol=1e-6)
+
+
+def test_ignored_predictions_have_no_objectness_gradient():
+    """Raw outputs at the box itself are ignored on the head that does not own it, and only there."""
+    config = dataclasses.replace(YOLOV4, iou_thresh=1.0)
+    targets = make_targets([[(0.25, 0.25, 0.75, 0.75, 1)]])  # 64 x 64 pixels of 128: anchor 4 owns it
+    heads = make_heads(config, 1, (128, 128), scale=0.0)
+    cells = []
+    for head, raw in enumerate(heads):
+        rows = raw.shape[1]
+        cell = (0, rows // 2, rows // 2, 2)
+        raw[(*cell, slice(0, 2))] = -4.0  # to the upper left of the cell, which is the image's centre
+        raw[(*cell, slice(2, 4))] = np.log(64 / np.array(config.anchor_sizes[config.masks[head][2]]))
+        cells.append(cell)
+    _, gradients = value_and_gradients(heads, targets, config)
+    assert [gradient[(*cell, 4)] for cell, gradient in zip(cells, gradients, strict=True)] == [0, 0, 0]
+    assert [(gradient[..., 4] == 0).sum() for gradient in gradients] == [1, 1, 1]
+    assert gradients[1][0, 4, 4, 1, 4] == -0.5  # the owner: 1 - sigmoid(0)
+
+
+def box_gradients(heads, targets, config, **more):
+    _, gradients = value_and_gradients(heads, targets, config, **more)
+    return [gradient[..., :4] for gradient in gradients]
+
+
+@pytest.mark.parametrize("scale", [1.0, 32768.0])
+@pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
+def test_max_delta_limits_each_box_before_anything_multiplies_it(config, scale):
+    """Not the sum of boxes that share a prediction, nor the mean over the batch, nor the loss scale."""
+    heads = make_heads(config, 1, (64, 96), seed=3)
+    whole = make_targets([BOXES])
+    config = dataclasses.replace(config, iou_normalizer=20.0)
+    limited = dataclasses.replace(config, max_delta=0.8)
+    expected, clipped = [np.zeros_like(head[..., :4]) for head in heads], 0
+    for row in BOXES:
+        for total, gradient in zip(
+            expected, box_gradients(heads, make_targets([[row]]), config), strict=True
+        ):
+            total += np.clip(gradient, -0.8, 0.8)
+            clipped += (np.abs(gradient) > 0.8).sum()
+    assert clipped > 10
+    if config.iou_thresh < 1:
+        for head, total in enumerate(expected):
+            trained = darknet_rules.assign(
+                whole["boxes"][0].numpy(), whole["classes"][0].numpy(), config, head, total.shape[1:3], 3
+            )
+            for cell, numbers in trained.items():
+                total[(0, *cell)] /= len({BOXES[n][4] for n in numbers})
+    found = box_gradients(heads, whole, limited, scale=scale)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a / scale, b, atol=1e-5)
+    twice = make_targets([BOXES, BOXES])
+    found = box_gradients([np.concatenate([head, head]) for head in heads], twice, limited, scale=scale)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a[:1] / scale, b / 2, atol=1e-5)
+
+
+def test_max_delta_leaves_the_value_alone():
+    targets, heads = make_targets([BOXES]), make_heads(YOLOV4, 1, (64, 96))
+    plain, _ = value_and_gradients(heads, targets, YOLOV4)
+    limited, _ = value_and_gradients(heads, targets, dataclasses.replace(YOLOV4, max_delta=0.001))
+    assert limited == plain
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_box_gradient_that_is_not_finite_becomes_zero(bad):
+    heads = make_heads(YOLOV4, 1, (64, 96))
+    for head in heads:
+        head[..., 0] = bad
+    for gradient in box_gradients(heads, make_targets([BOXES]), YOLOV4):
+        assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize(
+    ("model_name", "mode"), [("yolov4", "eager"), ("yolov4-tiny", "eager"), ("yolov4-tiny", "xla")]
+)
+def test_finite_on_degenerate_input(model_name, mode):
+    config = get_config(model_name)
+    rows = [
+        (0.5, 0.5, 0.5, 0.5, 0),
+        (0.2, 0.2, 0.2, 0.9, 1),
+        (0.6, 0.6, 0.4, 0.4, 1),
+        (np.nan, 0.1, 0.2, 0.3, 0),
+        (0.1, 0.1, np.inf, 0.3, 0),
+        (0.1, 0.1, 0.4, 0.3, -1),
+        (0.1, 0.1, 0.4, 0.3, NUM_CLASSES),
+        (0.5, 0.5, 0.5 + 1e-7, 0.5 + 1e-7, 2),
+        (1e-30, 1e-30, 2e-30, 1e-3, 2),
+        (0.0, 0.0, 1.0, 1.0, 2),
+        *[(0.3, 0.3, 0.5, 0.8, 1)] * 3,
+        (1.0 - 1e-7, 0.0, 1.0, 1.0, 0),
+    ]
+    targets = make_targets([rows, [], rows[:7], rows[9:10], rows[7:]], max_instances=14)
+    rng = np.random.default_rng(0)
+    heads = make_heads(config, 5, (64, 96))
+    for head in heads:
+        head[0] = rng.choice([-1e4, 1e4], head[0].shape)
+        head[4] = rng.choice([-1e4, -50, -20, 0, 20, 50, 1e4], head[4].shape)
+        head[3], head[2], head[1] = 1e4, -1e4, 0.0
+    values, gradients = value_and_gradients(heads, targets, config, mode=mode)
+    assert all(np.isfinite(value) for value in values.values())
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert not any(gradient[1:3, ..., :4].any() for gradient in gradients)  # no box to learn from
+
+
+def test_images_without_boxes_train_background_only():
+    heads = make_heads(YOLOV4, 2, (64, 64))
+    values, gradients = value_and_gradients(heads, make_targets([[], []]), YOLOV4)
+    assert values["box_loss"] == values["class_loss"] == 0
+    logits = np.concatenate([head[..., 4].reshape(2, -1) for head in heads], axis=1).astype(np.float64)
+    assert values["objectness_loss"] == pytest.approx(np.logaddexp(0, logits).sum() / 2, rel=1e-5)
+    assert all((gradient[..., 4] > 0).all() for gradient in gradients)
+
+
+def test_padding_and_order_of_the_boxes_change_nothing():
+    heads = make_heads(YOLOV4, 1, (64, 96))
+    values, gradients = value_and_gradients(heads, make_targets([BOXES]), YOLOV4)
+    other, others = value_and_gradients(heads, make_targets([BOXES[::-1]], max_instances=40), YOLOV4)
+    assert other == pytest.approx(values, rel=1e-6)
+    for a, b in zip(gradients, others, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_half_precision_heads_give_a_float32_loss():
+    heads = [tf.cast(head, tf.float16) for head in make_heads(YOLOV4, 1, (64, 96))]
+    targets = make_targets([BOXES])
+    expected, gradients = value_and_gradients([tf.cast(head, tf.float32) for head in heads], targets, YOLOV4)
+    with tf.GradientTape() as tape:
+        tape.watch(heads)
+        values = losses.detection_loss(heads, targets, YOLOV4)
+    assert {value.dtype for value in values.values()} == {tf.float32}
+    assert {name: float(value) for name, value in values.items()} == pytest.approx(expected, rel=1e-6)
+    for a, b in zip(tape.gradient(values["detection_loss"], heads), gradients, strict=True):
+        assert a.dtype == tf.float16
+        np.testing.assert_allclose(a, b, atol=1e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("model_name", ["yolov4", "yolov4-tiny"])
+def test_free_raw_outputs_learn_the_boxes(model_name):
+    """The heads themselves as variables: every prediction that a box trains finds it."""
+    config = get_config(model_name)
+    images = [[BOXES[2], *BOXES[3:]], [(0.6, 0.55, 0.7, 0.9, 0)]]
+    targets = make_targets(images)
+    heads = [tf.Variable(head) for head in make_heads(config, 2, (128, 192), scale=0.1)]
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 300))
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            value = losses.detection_loss(heads, targets, config)["detection_loss"]
+        optimizer.apply(tape.gradient(value, heads), heads)
+
+    for _ in range(300):
+        step()
+    learned = 0
+    for head, raw in enumerate(heads):
+        boxes = decode_boxes(raw, config, head).numpy()
+        scores = tf.sigmoid(raw[..., 4:5]).numpy() * tf.sigmoid(raw[..., 5:]).numpy()
+        for b, rows in enumerate(images):
+            trained = darknet_rules.assign(
+                [row[:4] for row in rows], [row[4] for row in rows], config, head, raw.shape[1:3], NUM_CLASSES
+            )
+            for cell, (number,) in trained.items():
+                assert float(box_ops.ciou(boxes[(b, *cell)], np.array(rows[number][:4], np.float32))) > 0.95
+                assert scores[(b, *cell)][rows[number][4]] > 0.9
+                assert np.delete(scores[(b, *cell)], rows[number][4]).max() < 0.1
+                learned += 1
+    assert learned >= 5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_gpu_equals_cpu(mode):
+    heads, targets = make_heads(YOLOV4, 2, (128, 192)), make_targets([BOXES, []])
+    with tf.device("cpu"):
+        expected, gradients = value_and_gradients(heads, targets, YOLOV4)
+    with tf.device("gpu"):
+        values, others = value_and_gradients(heads, targets, YOLOV4, mode=mode)
+    assert values == pytest.approx(expected, rel=1e-5)
+    for a, b in zip(gradients, others, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+# --- Faults of the public DALI YOLOv4 example -----------------------------------------------------
+
+
+def test_fault_of_the_dali_example_squared_error_on_sigmoids():
+    """Its gradient is gone where a logit is saturated and wrong; cross-entropy's is largest there."""
+    heads = make_heads(YOLOV4, 1, (64, 96))
+    targets = make_targets([BOXES[3:4]])
+    trained = darknet_rules.assign([BOXES[3][:4]], [1], YOLOV4, 0, heads[0].shape[1:3], NUM_CLASSES)
+    cell = (0, *next(iter(trained)))
+    heads[0][(*cell, slice(4, None))] = [-20, 20, -20, 20]  # objectness off, the two wrong classes on
+    _, gradients = value_and_gradients(heads, targets, YOLOV4)
+    np.testing.assert_allclose(gradients[0][cell][4:], [-1, 1, -1, 1], atol=1e-6)
+
+
+def test_fault_of_the_dali_example_giou_for_ciou():
+    """Two predictions inside the true box, equal in IoU and GIoU: CIoU prefers the one in its middle."""
+    config = dataclasses.replace(YOLOV4, iou_thresh=1.0, anchors=(*YOLOV4.anchors[:12], *[64.0] * 6))
+    true = (0.25, 0.25, 0.75, 0.75)  # 64 x 64 pixels of 128 x 128: anchor 6, cell (2, 2) of head 2
+    gious, values = [], []
+    for x in (-3.0, 0.0):  # close to the corner of the cell, the middle of the image, or half a cell away
+        heads = make_heads(config, 1, (128, 128), scale=0.0)
+        heads[2][0, 2, 2, 0, :4] = x, x, np.log(0.5), np.log(0.5)
+        prediction = decode_boxes(tf.constant(heads[2]), config, 2)[0, 2, 2, 0]
+        gious.append(float(box_ops.giou(prediction, np.array(true, np.float32))))
+        values.append(value_and_gradients(heads, make_targets([[(*true, 0)]]), config)[0]["box_loss"])
+    assert gious[0] == pytest.approx(gious[1], abs=1e-5)
+    assert values[1] > values[0] * 1.05
+
+
+def test_fault_of_the_dali_example_l2_never_added():
+    """The gradient of the L2 loss is weight_decay times the kernel, for every kernel and nothing else."""
+    layers = [
+        keras.layers.Conv2D(3, 3),
+        keras.layers.Conv2D(4, 1, use_bias=False),
+        keras.layers.BatchNormalization(),
+    ]
+    model = keras.Sequential([keras.Input((8, 8, 4)), *layers])
+    variables = model.trainable_variables
+    with tf.GradientTape() as tape:
+        value = losses.l2_loss(variables, 5e-4)
+    kernels = [v for v in variables if v.ndim == 4]
+    assert len(kernels) == 2
+    np.testing.assert_allclose(
+        value, 5e-4 * sum(0.5 * np.sum(np.square(np.array(v))) for v in kernels), rtol=1e-5
+    )
+    for variable, gradient in zip(variables, tape.gradient(value, [v.value for v in variables]), strict=True):
+        if variable.ndim == 4:
+            np.testing.assert_allclose(gradient, 5e-4 * np.array(variable), rtol=1e-5)
+        else:
+            assert gradient is None
+    assert float(losses.l2_loss([], 5e-4)) == 0.0

@@ -1,0 +1,303 @@
+"""The networks against AlexeyAB/darknet's: layers, parameters, operations, arithmetic of single layers."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from common.errors import UserError
+from yolov4.config import get_config
+from yolov4.model import build_model, mish
+from yolov4.network import Conv, MaxPool, Route, Shortcut, Upsample, Yolo, describe
+
+TINY = get_config("yolov4-tiny")
+NANO = get_config("yolov4-nano")
+
+# cfg/yolov4.cfg and cfg/yolov4-tiny.cfg, a word for each section. 64x3/2 is a convolution with 64 filters of
+# 3 x 3 and stride 2; m: mish, l: leaky, !: linear without batch norm; r: route (h: the second of two
+# groups), s: shortcut, p: maxpool, u: upsample, y: yolo with its mask.
+DARKNET = {
+    "yolov4": """
+        32x3m 64x3/2m 64x1m r-2 64x1m 32x1m 64x3m s-3 64x1m r-1,-7 64x1m 128x3/2m 64x1m r-2 64x1m
+        64x1m 64x3m s-3 64x1m 64x3m s-3 64x1m r-1,-10 128x1m 256x3/2m 128x1m r-2 128x1m
+        128x1m 128x3m s-3 128x1m 128x3m s-3 128x1m 128x3m s-3 128x1m 128x3m s-3
+        128x1m 128x3m s-3 128x1m 128x3m s-3 128x1m 128x3m s-3 128x1m 128x3m s-3 128x1m r-1,-28 256x1m
+        512x3/2m 256x1m r-2 256x1m 256x1m 256x3m s-3 256x1m 256x3m s-3 256x1m 256x3m s-3 256x1m 256x3m s-3
+        256x1m 256x3m s-3 256x1m 256x3m s-3 256x1m 256x3m s-3 256x1m 256x3m s-3 256x1m r-1,-28 512x1m
+        1024x3/2m 512x1m r-2 512x1m 512x1m 512x3m s-3 512x1m 512x3m s-3 512x1m 512x3m s-3 512x1m 512x3m s-3
+        512x1m r-1,-16 1024x1m 512x1l 1024x3l 512x1l p5 r-2 p9 r-4 p13 r-1,-3,-5,-6 512x1l 1024x3l 512x1l
+        256x1l u r85 256x1l r-1,-3 256x1l 512x3l 256x1l 512x3l 256x1l
+        128x1l u r54 128x1l r-1,-3 128x1l 256x3l 128x1l 256x3l 128x1l 256x3l 255x1! y0,1,2
+        r-4 256x3/2l r-1,-16 256x1l 512x3l 256x1l 512x3l 256x1l 512x3l 255x1! y3,4,5
+        r-4 512x3/2l r-1,-37 512x1l 1024x3l 512x1l 1024x3l 512x1l 1024x3l 255x1! y6,7,8""",
+    "yolov4-tiny": """
+        32x3/2l 64x3/2l 64x3l r-1h 32x3l 32x3l r-1,-2 64x1l r-6,-1 p2/2
+        128x3l r-1h 64x3l 64x3l r-1,-2 128x1l r-6,-1 p2/2 256x3l r-1h 128x3l 128x3l r-1,-2 256x1l r-6,-1 p2/2
+        512x3l 256x1l 512x3l 255x1! y3,4,5 r-4 128x1l u r-1,23 256x3l 255x1! y1,2,3""",
+}
+
+
+def word(layer, config):
+    """A layer as a word of the table above; positive numbers of layers as Darknet's relative ones."""
+    back = ",".join(str(index - layer.index) for index in layer.inputs)
+    match layer:
+        case Conv():
+            activation = {"mish": "m", "leaky": "l", "linear": "!"}[layer.activation]
+            assert layer.batch_norm == (activation != "!")
+            return f"{layer.channels}x{layer.size}{'/2' if layer.stride == 2 else ''}{activation}"
+        case Route():
+            return f"r{back}{'h' if layer.groups == 2 else ''}"
+        case Shortcut():
+            assert layer.inputs[0] == layer.index - 1
+            return f"s{layer.inputs[1] - layer.index}"
+        case MaxPool():
+            return f"p{layer.size}{'/2' if layer.stride == 2 else ''}"
+        case Upsample():
+            return "u"
+        case Yolo():
+            return "y" + ",".join(str(anchor) for anchor in config.masks[layer.head])
+    raise AssertionError(layer)
+
+
+@pytest.mark.parametrize("name", list(DARKNET))
+def test_layers_are_those_of_the_public_cfg(name):
+    expected = DARKNET[name].split()
+    for index, text in enumerate(expected):  # r85, r54 and r-1,23 name layers by their numbers
+        if text[0] == "r" and not text.endswith("h"):
+            numbers = [int(number) for number in text[1:].split(",")]
+            expected[index] = "r" + ",".join(str(n if n < 0 else n - index) for n in numbers)
+    assert [word(layer, get_config(name)) for layer in describe(get_config(name), 80)] == expected
+
+
+@pytest.fixture(scope="module")
+def yolov4():
+    return build_model("yolov4", 80, (608, 608))
+
+
+def count(weights):
+    return sum(int(np.prod(weight.shape)) for weight in weights)
+
+
+def convolutions(model):
+    return [layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D)]
+
+
+def billions_of_operations(model):
+    """Two for each multiply-add of the convolutions, as Darknet counts."""
+    return sum(
+        2 * np.prod(layer.output.shape[1:3]) * np.prod(layer.kernel.shape) / 1e9
+        for layer in convolutions(model)
+    )
+
+
+def test_yolov4_has_the_published_size(yolov4):
+    assert count(yolov4.trainable_weights) == 64_363_101
+    assert count(yolov4.non_trainable_weights) == 66_304
+    assert len(convolutions(yolov4)) == 110
+    assert billions_of_operations(yolov4) == pytest.approx(128.4, abs=0.05)
+    assert [output.shape for output in yolov4.outputs] == [(None, s, s, 3, 85) for s in (76, 38, 19)]
+    assert sum(np.prod(output.shape[1:4]) for output in yolov4.outputs) == 22_743
+
+
+def test_tiny_has_the_published_size():
+    model = build_model("yolov4-tiny", 80)
+    assert count(model.weights) == 6_062_814
+    assert len(convolutions(model)) == 21
+    assert billions_of_operations(model) == pytest.approx(6.9, abs=0.05)
+    assert [output.shape for output in model.outputs] == [(None, s, s, 3, 85) for s in (26, 13)]
+
+
+def test_nano_is_tiny_with_half_the_channels():
+    tiny, nano = describe(TINY, 4), describe(NANO, 4)
+    for wide, narrow in zip(tiny, nano, strict=True):
+        if isinstance(wide, Conv):
+            expected = wide.channels // 2 if wide.batch_norm else 3 * (5 + 4)
+            assert narrow.channels == expected
+
+
+def test_widths_give_multiples_of_eight():
+    layers = describe(dataclasses.replace(TINY, width=0.3), 4)
+    assert {layer.channels % 8 for layer in layers if isinstance(layer, Conv) and layer.batch_norm} == {0}
+    build_model("yolov4-tiny", 4, (64, 64), config=dataclasses.replace(TINY, width=0.3))
+
+
+@pytest.mark.parametrize("num_classes", [1, 7, 600])
+@pytest.mark.parametrize("image_size", [(32, 32), (96, 160), (416, 64)])
+def test_heads_fit_any_size_and_class_count(image_size, num_classes):
+    heads = build_model("yolov4-nano", num_classes, image_size)(np.zeros((2, *image_size, 3), np.float32))
+    assert [tuple(head.shape) for head in heads] == [
+        (2, image_size[0] // stride, image_size[1] // stride, 3, 5 + num_classes) for stride in (16, 32)
+    ]
+
+
+def test_any_size_is_the_same_network(yolov4):
+    """One model for all sizes, and each gives what a model of that size gives."""
+    images = np.random.default_rng(0).random((2, 64, 128, 3), np.float32)
+    fixed = build_model("yolov4-tiny", 3, (64, 128))
+    free = build_model("yolov4-tiny", 3, any_size=True)
+    free.set_weights(fixed.get_weights())
+    assert free.input_shape == (None, None, None, 3)
+    assert [output.shape for output in free.outputs] == 2 * [(None, None, None, 3, 8)]
+    for expected, actual in zip(fixed(images), free(images), strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+    assert free(images[:, :32, :96])[0].shape == (2, 2, 6, 3, 8)
+
+
+def test_image_size_defaults_to_the_config():
+    assert build_model("yolov4-nano", 3).input_shape == (None, 256, 256, 3)
+    config = dataclasses.replace(NANO, image_size=(128, 64))
+    assert build_model("yolov4-nano", 3, config=config).input_shape == (None, 128, 64, 3)
+
+
+def test_unknown_model_suggests_the_nearest():
+    with pytest.raises(UserError, match=r"yolo4.*did you mean 'yolov4'"):
+        build_model("yolo4")
+
+
+def test_sizes_are_multiples_of_32():
+    with pytest.raises(ValueError, match=r"64x100.*32"):
+        build_model("yolov4-nano", 3, (64, 100))
+
+
+def test_names_say_the_part_and_darknets_number(yolov4):
+    named = {}
+    for layer in convolutions(yolov4):
+        part, number, kind = layer.name.split(".")
+        assert kind == "conv"
+        named[int(number.removeprefix("layer_"))] = part
+    # the 52 of Darknet-53 without its classifier, and 4 more around each of 5 stages
+    assert sum(part == "backbone" for part in named.values()) == 72
+    assert {n for n, part in named.items() if part == "backbone"} == {n for n in named if n <= 104}
+    assert sorted(n for n, part in named.items() if part == "head") == [137, 138, 148, 149, 159, 160]
+    assert all(weight.path.endswith("/kernel") for weight in yolov4.weights if len(weight.shape) == 4)
+
+
+def test_kernels_start_uniform_as_in_darknet():
+    """src/convolutional_layer.c: rand_uniform(-1, 1) * sqrt(2 / (size * size * c))."""
+    model = build_model("yolov4-tiny", 80, (64, 64))
+    for layer in convolutions(model):
+        kernel = np.asarray(layer.kernel)
+        size, _, inputs, _ = kernel.shape
+        limit = np.sqrt(2 / (size * size * inputs))
+        assert 0.98 * limit < np.abs(kernel).max() <= limit * (1 + 1e-6), layer.name
+        np.testing.assert_allclose(kernel.std(), limit / np.sqrt(3), rtol=0.05, err_msg=layer.name)
+
+
+def test_everything_else_starts_as_in_darknet():
+    model = build_model("yolov4-nano", 2, (64, 64), config=dataclasses.replace(NANO, objectness_bias=-3.0))
+    for layer in model.layers:
+        if layer.name.endswith(".bn"):
+            assert layer.epsilon == 1e-5
+            assert layer.momentum == NANO.bn_momentum
+            for values, expected in ((layer.gamma, 1), (layer.beta, 0), (layer.moving_mean, 0)):
+                np.testing.assert_array_equal(values, expected)
+            np.testing.assert_array_equal(layer.moving_variance, 1)
+        elif layer.name in ("head.layer_29.conv", "head.layer_36.conv"):
+            np.testing.assert_array_equal(layer.bias, 3 * [0, 0, 0, 0, -3, 0, 0])
+    heads = build_model("yolov4-nano", 2, (64, 64))(np.zeros((1, 64, 64, 3), np.float32))
+    np.testing.assert_allclose(heads[0][..., 4], NANO.objectness_bias)  # of no image at all
+
+
+def test_the_seed_decides_the_weights():
+    def weights(seed):
+        keras.utils.set_random_seed(seed)
+        return build_model("yolov4-nano", 2, (64, 64)).get_weights()
+
+    first, again, other = weights(3), weights(3), weights(4)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(first[0], other[0])
+
+
+def test_layers_of_stride_two_pad_on_both_sides():
+    """Darknet's padding: the window of the first output has its middle on the first pixel."""
+    model = build_model("yolov4-tiny", 80, (64, 96))
+    images = np.random.default_rng(0).random((1, 64, 96, 3), np.float32)
+    first = keras.Model(model.input, model.get_layer("backbone.layer_0.conv").output)
+    kernel = np.asarray(model.get_layer("backbone.layer_0.conv").kernel)
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    expected = np.zeros((1, 32, 48, 32))
+    for row in range(3):
+        for column in range(3):
+            pixels = padded[:, row : row + 63 : 2, column : column + 95 : 2]
+            expected += pixels @ kernel[row, column].astype(np.float64)
+    np.testing.assert_allclose(first(images), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("yolov4", "float16"), ("yolov4-tiny", "bfloat16")])
+def test_heads_and_variables_are_float32_under_mixed_precision(name, dtype):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(f"mixed_{dtype}")
+    try:
+        model = build_model(name, 3, (32, 64), config=dataclasses.replace(get_config(name), width=0.1))
+    finally:
+        keras.config.set_dtype_policy(before)
+    heads = model(np.ones((2, 32, 64, 3), np.float32), training=True)
+    assert {head.dtype for head in heads} == {tf.float32}
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+    kinds = ("conv", "bn", "mish", "leaky", "add", "pool", "upsample", "concat")
+    inner = [layer for layer in model.layers if layer.name.split(".")[-1] in kinds]
+    assert {layer.output.dtype for layer in inner} == {dtype}
+
+
+@pytest.mark.parametrize("name", ["yolov4", "yolov4-tiny"])
+def test_every_weight_gets_a_finite_gradient(name):
+    config = dataclasses.replace(get_config(name), width=0.125)
+    model = build_model(name, 3, (64, 96), config=config)
+    images = np.random.default_rng(0).random((2, 64, 96, 3), np.float32)
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(tf.sin(head)) for head in model(images, training=True)])
+    gradients = tape.gradient(loss, [weight.value for weight in model.trainable_weights])
+    idle = [weight.path for weight, g in zip(model.trainable_weights, gradients, strict=True) if g is None]
+    assert idle == []
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_mish_and_its_gradient(dtype):
+    x = np.linspace(-12, 12, 481).astype(dtype)
+    exact = x.astype(np.float64)
+
+    def formula(z):
+        return z * np.tanh(np.log1p(np.exp(z)))
+
+    with tf.GradientTape() as tape:
+        inputs = tf.constant(x)
+        tape.watch(inputs)
+        outputs = mish(inputs)
+    gradient = tape.gradient(outputs, inputs)
+    step = 1e-5
+    slope = (formula(exact + step) - formula(exact - step)) / (2 * step)
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(outputs, formula(exact), atol=tolerance)
+    np.testing.assert_allclose(gradient, slope, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_mish_is_finite_far_out(dtype):
+    x = np.array([-np.finfo(dtype).max, -1000, -100, 100, 1000, np.finfo(dtype).max], dtype)
+    with tf.GradientTape() as tape:
+        inputs = tf.constant(x)
+        tape.watch(inputs)
+        outputs = mish(inputs)
+    np.testing.assert_array_equal(outputs, np.maximum(x, 0))
+    np.testing.assert_array_equal(tape.gradient(outputs, inputs), x > 0)
+
+
+def test_a_compiled_yolov4_gives_what_the_eager_one_gives():
+    """TensorFlow 2.21 fuses x * tanh(softplus(x)) with the layers before it, and a CPU has no such kernel."""
+    model = build_model("yolov4", 3, (64, 96))
+    images = np.random.default_rng(0).random((1, 64, 96, 3), np.float32)
+    compiled = tf.function(lambda images: model(images, training=False))
+    for one, other in zip(compiled(images), model(images, training=False), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_models_can_be_rebuilt_from_their_description():
+    model = build_model("yolov4", 2, (32, 64), config=dataclasses.replace(get_config("yolov4"), width=0.1))
+    clone = keras.Model.from_config(model.get_config())
+    clone.set_weights(model.get_weights())
+    images = np.random.default_rng(0).random((1, 32, 64, 3), np.float32)
+    for expected, actual in zip(model(images), clone(images), strict=True):
+        np.testing.assert_array_equal(actual, expected)

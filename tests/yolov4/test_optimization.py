@@ -1,0 +1,132 @@
+"""The learning rate at chosen updates, momentum and accumulation, against hand arithmetic."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+
+from yolov4.config import get_config
+from yolov4.optimization import BurnIn, make_optimizer, make_schedule
+
+# cfg/yolov4.cfg with the run rounded to 500,000 batches of 64, so that the steps are its 400,000 and 450,000
+CONFIG = dataclasses.replace(get_config("yolov4"), epochs=250)
+STEPS_PER_EPOCH = 2000
+
+
+def rate(schedule, number):
+    """Of update `number`, counted from 1 as Darknet counts its batches."""
+    return float(schedule(number - 1))
+
+
+def test_published_recipe_at_hand_worked_points():
+    schedule = make_schedule(CONFIG, 64, STEPS_PER_EPOCH)
+    assert schedule.peak == pytest.approx(0.0013)
+    for number, expected in [
+        (1, 0.0013e-12),  # (1 / 1000)**4
+        (500, 0.00008125),  # 0.0013 / 16
+        (999, 0.0013 * 0.996005996001),
+        (1000, 0.0013),
+        (399_999, 0.0013),
+        (400_000, 0.00013),
+        (449_999, 0.00013),
+        (450_000, 0.000013),
+        (500_000, 0.000013),
+        (900_000, 0.000013),
+    ]:
+        assert rate(schedule, number) == pytest.approx(expected, rel=1e-5), number
+
+
+def test_learning_rate_is_linear_in_the_images_of_an_update():
+    assert make_schedule(CONFIG, 16, STEPS_PER_EPOCH).peak == pytest.approx(0.0013 / 4)
+    schedule = make_schedule(CONFIG, 256, STEPS_PER_EPOCH)
+    assert schedule.peak == pytest.approx(0.0052)
+    assert rate(schedule, 500) == pytest.approx(0.0052 / 16)
+
+
+def test_cosine_by_flag():
+    config = dataclasses.replace(CONFIG, lr_schedule="cosine", epochs=51, burn_in_power=1.0)
+    schedule = make_schedule(config, 64, 1000)
+    for number, expected in [
+        (500, 0.0013 / 2),
+        (1000, 0.0013),
+        (26_000, 0.0013 / 2),
+        (51_000, 0.0),
+        (60_000, 0.0),
+    ]:
+        assert rate(schedule, number) == pytest.approx(expected, abs=1e-9), number
+    assert abs(rate(schedule, 999) - rate(schedule, 1001)) < 1e-5  # no jump where the burn-in ends
+
+
+def test_burn_in_takes_no_more_than_a_tenth_of_the_run():
+    schedule = make_schedule(dataclasses.replace(CONFIG, epochs=2), 64, 50)
+    assert schedule.burn_in == 10
+    assert rate(schedule, 5) == pytest.approx(0.0013 / 16)
+    assert rate(schedule, 10) == pytest.approx(0.0013)
+    assert rate(schedule, 80) == pytest.approx(0.00013)
+
+
+def test_accumulated_batches_share_the_rate_of_their_update():
+    """Burn-in and steps count updates: four batches of 16 go the way of one of 64."""
+    plain = make_schedule(CONFIG, 64, 20)
+    accumulated = make_schedule(CONFIG, 64, 80, accumulate_steps=4)
+    for update in (0, 1, 30, 499, 500, 3999, 4000, 4999):
+        rates = {float(accumulated(4 * update + i)) for i in range(4)}
+        assert rates == {float(plain(update))}
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_shortest_runs_have_a_finite_rate_above_zero(epochs):
+    for changes in ({}, {"lr_schedule": "cosine"}, {"burn_in_steps": 0}, {"burn_in_power": 0.0}):
+        config = dataclasses.replace(CONFIG, epochs=epochs, **changes)
+        schedule = make_schedule(config, 64, 1, accumulate_steps=2)
+        rates = [float(schedule(step)) for step in range(5)]
+        assert np.isfinite(rates).all()
+        assert min(rates) >= 0
+    assert float(make_schedule(dataclasses.replace(CONFIG, epochs=1), 64, 3)(0)) > 0
+
+
+@pytest.mark.parametrize("lr_schedule", ["steps", "cosine"])
+def test_schedule_survives_serialisation(lr_schedule):
+    schedule = make_schedule(dataclasses.replace(CONFIG, lr_schedule=lr_schedule), 64, 7, 3)
+    again = BurnIn.from_config(schedule.get_config())
+    assert [float(again(s)) for s in range(0, 1750, 50)] == [float(schedule(s)) for s in range(0, 1750, 50)]
+
+
+def updates(optimizer, gradients):
+    variable = keras.Variable(np.zeros(2, np.float32))
+    optimizer.build([variable])
+    seen = []
+    for gradient in gradients:
+        optimizer.apply([optimizer.scale_loss(np.array(gradient, np.float32))], [variable])
+        seen.append(np.array(variable))
+    return seen
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_fault_of_the_dali_example_no_momentum(precision):
+    """The second of two equal steps carries 0.949 of the first; tiny's carries 0.9."""
+    for model_name, momentum in [("yolov4", 0.949), ("yolov4-tiny", 0.9)]:
+        optimizer = make_optimizer(get_config(model_name), 1.0, precision=precision)
+        first, second = updates(optimizer, [[1.0, -2.0]] * 2)
+        np.testing.assert_allclose(first, [-1.0, 2.0], rtol=1e-4)
+        np.testing.assert_allclose(second - first, np.array([-1.0, 2.0]) * (1 + momentum), rtol=1e-4)
+
+
+def test_the_schedule_reaches_the_optimizer():
+    """Update 1 of a burn-in of 10 with power 1 has a tenth of the rate, update 2 two tenths."""
+    config = dataclasses.replace(CONFIG, burn_in_power=1.0, momentum=0.0, learning_rate=1.0, epochs=1)
+    schedule = make_schedule(config, 64, 200, accumulate_steps=2)
+    optimizer = make_optimizer(config, schedule, precision="float32", accumulate_steps=2)
+    seen = updates(optimizer, [[1.0, 0.0]] * 4)
+    np.testing.assert_allclose([value[0] for value in seen], [0.0, -0.1, -0.1, -0.3], atol=1e-6)
+
+
+def test_adam_and_clipping_by_the_config():
+    config = get_config("yolov4-nano")
+    assert config.optimizer == "adam"
+    optimizer = make_optimizer(config, 1.0, precision="float32")
+    assert isinstance(optimizer, keras.optimizers.Adam)
+    assert optimizer.beta_1 == config.momentum
+    assert optimizer.global_clipnorm == config.clip_norm
+    assert make_optimizer(CONFIG, 1.0, precision="float32").global_clipnorm is None

@@ -1,0 +1,304 @@
+"""Assignment and ignore mask against a plain transcription of Darknet's rules, by hand and at random."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.yolov4 import darknet_rules
+from yolov4 import targets
+from yolov4.config import get_config
+
+CONFIGS = {name: get_config(name) for name in ("yolov4", "yolov4-tiny")}
+NUM_CLASSES = 5
+HEIGHT, WIDTH = 256, 512  # of the table's image: whole cells, so that borders are exact in float32
+
+# centre x, centre y, width, height in pixels, class
+TABLE = {
+    "smallest anchor": (100, 60, 12, 16, 0),
+    "whole image": (256, 128, 512, 256, 1),
+    "anchor 3 of yolov4": (300, 100, 36, 75, 2),
+    "anchor 3 of tiny": (44, 140, 81, 82, 2),
+    "its twin": (45, 141, 81, 82, 2),
+    "its twin of another class": (46, 142, 80, 82, 3),
+    "same cell, other anchor": (47, 143, 24, 27, 3),
+    "one pixel": (1.5, 2.5, 1, 1, 0),
+    "a hundredth of a pixel": (200, 200, 0.01, 0.01, 4),
+    "long and thin": (250, 30, 500, 2, 1),
+    "high and thin": (400, 128, 3, 256, 1),
+    "centre on a corner of cells": (64, 96, 30, 30, 4),
+    "centre a hair before it": (63.996, 95.996, 30, 30, 4),
+    "touches the left border": (20, 80, 40, 28, 0),
+    "touches the right border": (502, 80, 20, 30, 0),
+    "touches the bottom": (130, 236, 60, 40, 3),
+    "last cell": (511.5, 255.5, 1, 1, 2),
+    "centre on the right border": (512, 120, 50, 40, 1),
+    "centre on both borders": (512, 256, 192, 243, 1),
+    "centre on the upper left corner": (0, 0, 142, 110, 0),
+    "in between two anchors": (350, 200, 28, 32, 2),
+    "between the heads": (350, 60, 110, 90, 2),
+    "class -1": (100, 100, 36, 75, -1),
+    "class too high": (100, 100, 36, 75, NUM_CLASSES),
+    "no width": (100, 100, 0, 75, 0),
+    "inverted": (100, 100, -36, 75, 0),
+    "not a number": (np.nan, 100, 36, 75, 0),
+    "infinite": (100, 100, np.inf, 75, 0),
+    "centre outside": (-1, 100, 36, 75, 0),
+}
+
+# Worked out by hand: (head, anchor, row, column) of everything that the box trains.
+EXPECTED = {
+    "yolov4": {
+        "smallest anchor": {(0, 0, 7, 12), (0, 1, 7, 12)},  # IoU with anchor 1: 192 / 684 = 0.28
+        "whole image": {(2, 8, 4, 8), (2, 7, 4, 8)},  # 0.59 and 46656 / 131072 = 0.36
+        # 684 / 2700 = 0.253, 36 * 28 / 2812 = 0.36; 36 * 55 / 4900 = 0.40, 2700 / 10512 = 0.257
+        "anchor 3 of yolov4": {(1, 3, 6, 18), (0, 1, 12, 37), (0, 2, 12, 37), (1, 4, 6, 18), (1, 5, 6, 18)},
+        "one pixel": {(0, 0, 0, 0)},  # 1 / 192: the best, though nowhere near the threshold
+        "centre on a corner of cells": {
+            (0, 0, 12, 8), (0, 1, 12, 8), (0, 2, 12, 8), (1, 3, 6, 4), (1, 4, 6, 4)
+        },
+        "centre a hair before it": {
+            (0, 0, 11, 7), (0, 1, 11, 7), (0, 2, 11, 7), (1, 3, 5, 3), (1, 4, 5, 3)
+        },
+        "last cell": {(0, 0, 31, 63)},
+        "centre on both borders": {(2, 7, 7, 15), (2, 6, 7, 15), (2, 8, 7, 15), (1, 5, 15, 31)},
+        "centre on the upper left corner": {(2, 6, 0, 0), (2, 7, 0, 0), (1, 4, 0, 0), (1, 5, 0, 0)},
+    },
+    "yolov4-tiny": {
+        "smallest anchor": set(),  # anchor 0 belongs to no head
+        "one pixel": set(),
+        "whole image": {(1, 5, 4, 8)},  # only the best
+        "anchor 3 of tiny": {(0, 3, 8, 2), (1, 3, 4, 1)},  # anchor 3 belongs to both
+        "same cell, other anchor": {(0, 1, 8, 2)},
+        "centre on a corner of cells": {(0, 1, 6, 4)},
+        "centre a hair before it": {(0, 1, 5, 3)},
+        "centre on both borders": {(1, 4, 7, 15)},
+    },
+}  # fmt: skip
+NOWHERE = [*TABLE][-7:]
+
+
+def table_boxes():
+    rows = np.array([row[:4] for row in TABLE.values()])
+    boxes_px = np.concatenate([rows[:, :2] - rows[:, 2:] / 2, rows[:, :2] + rows[:, 2:] / 2], axis=-1)
+    boxes = boxes_px / [WIDTH, HEIGHT, WIDTH, HEIGHT]
+    return boxes.astype(np.float32), np.array([row[4] for row in TABLE.values()], np.int32)
+
+
+def assign(boxes, classes, config, head, grid_size, num_classes=NUM_CLASSES, xla=False):
+    """One image -> Assignment of arrays without the batch axis."""
+
+    @tf.function(jit_compile=xla)
+    def run(boxes, classes):
+        return targets.assign_targets(
+            boxes, classes, config, head, grid_size=grid_size, num_classes=num_classes
+        )
+
+    batch = run(np.asarray(boxes, np.float32)[None], np.asarray(classes, np.int32)[None])
+    return targets.Assignment(*(value[0].numpy() for value in batch))
+
+
+def grid(config, head, height=HEIGHT, width=WIDTH):
+    return height // config.strides[head], width // config.strides[head]
+
+
+def predictions_of(assignment, config, head):
+    """For each box the set of (head, anchor, row, column) that it trains."""
+    return [
+        {
+            (head, config.masks[head][k], int(assignment.rows[m]), int(assignment.columns[m]))
+            for k in np.flatnonzero(assignment.assigned[m])
+        }
+        for m in range(len(assignment.rows))
+    ]
+
+
+def check(assignment, boxes, classes, config, head, grid_size, num_classes=NUM_CLASSES):
+    """Everything that an Assignment says, against the transcription. Returns the number of trained boxes."""
+    expected = darknet_rules.assign(boxes, classes, config, head, grid_size, num_classes)
+    found = {}
+    for m, k in zip(*np.nonzero(assignment.assigned), strict=True):
+        cell = (int(assignment.rows[m]), int(assignment.columns[m]), int(k))
+        assert assignment.cells[m, k] == np.ravel_multi_index(cell, (*grid_size, len(config.masks[head])))
+        assert assignment.owner[m, k] == (cell not in found)
+        found.setdefault(cell, []).append(int(m))
+        union = sorted({int(classes[n]) for n in expected[cell]})
+        assert np.flatnonzero(assignment.class_targets[m, k]).tolist() == union
+        assert assignment.num_classes[m, k] == len(union)
+    assert found == expected
+    assert not (assignment.owner & ~assignment.assigned).any()
+    return sum(len(numbers) for numbers in found.values())
+
+
+@pytest.mark.parametrize("model_name", CONFIGS)
+def test_table_by_hand(model_name):
+    config = CONFIGS[model_name]
+    boxes, classes = table_boxes()
+    trained = [set() for _ in boxes]
+    for head in range(len(config.masks)):
+        assignment = assign(boxes, classes, config, head, grid(config, head))
+        for all_of_box, of_head in zip(trained, predictions_of(assignment, config, head), strict=True):
+            all_of_box |= of_head
+    by_name = dict(zip(TABLE, trained, strict=True))
+    expected = EXPECTED[model_name] | {name: set() for name in NOWHERE}
+    assert {name: by_name[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("model_name", CONFIGS)
+def test_table_against_the_transcription(model_name, xla):
+    config = CONFIGS[model_name]
+    boxes, classes = table_boxes()
+    for head in range(len(config.masks)):
+        size = grid(config, head)
+        assert check(assign(boxes, classes, config, head, size, xla=xla), boxes, classes, config, head, size)
+
+
+@pytest.mark.parametrize("model_name", CONFIGS)
+@pytest.mark.parametrize("image_size", [(416, 416), (96, 320), (608, 352)], ids=str)
+def test_random_images(model_name, image_size):
+    """Crowded images: many boxes meet in a cell, and many of them in one prediction."""
+    config = CONFIGS[model_name]
+    rng = np.random.default_rng(sum(image_size))
+    sizes = np.exp(rng.uniform(np.log(0.01), 0, (150, 2)))
+    centers = rng.choice(rng.uniform(0, 1, (20, 2)), 150) + rng.normal(0, 0.01, (150, 2))
+    boxes = np.concatenate([centers - sizes / 2, centers + sizes / 2], axis=-1).clip(0, 1).astype(np.float32)
+    classes = rng.integers(-1, NUM_CLASSES + 1, 150).astype(np.int32)
+    shared, of_several_classes = 0, 0
+    for head in range(len(config.masks)):
+        size = grid(config, head, *image_size)
+        assignment = assign(boxes, classes, config, head, size)
+        assert check(assignment, boxes, classes, config, head, size) > 5
+        shared += (assignment.assigned & ~assignment.owner).sum()
+        of_several_classes += (assignment.num_classes[assignment.assigned] > 1).sum()
+    assert shared > 5
+    assert of_several_classes > 5
+
+
+def test_images_of_a_batch_do_not_mix():
+    """Equal boxes of other images are no collision; an image without boxes trains nothing."""
+    config = CONFIGS["yolov4"]
+    box, padding = [0.4, 0.4, 0.6, 0.7], [-1.0] * 4
+    batch = targets.assign_targets(
+        tf.constant([[box, padding], [padding, padding], [box, box]]),
+        tf.constant([[0, -1], [-1, -1], [0, 3]]),
+        config,
+        2,
+        grid_size=(13, 13),
+        num_classes=NUM_CLASSES,
+    )
+    assert batch.assigned.numpy().any(axis=-1).tolist() == [[True, False], [False, False], [True, True]]
+    assert batch.owner.numpy().any(axis=-1).tolist() == [[True, False], [False, False], [True, False]]
+    assert batch.num_classes.numpy().max(axis=-1).tolist() == [[1, 0], [0, 0], [2, 2]]
+
+
+def test_of_equal_anchors_the_first_is_best():
+    anchors = (10.0, 20.0, 20.0, 10.0, 20.0, 20.0, 20.0, 20.0, 40.0, 40.0, 9.0, 9.0)
+    config = dataclasses.replace(CONFIGS["yolov4-tiny"], anchors=anchors)
+    boxes = [[0.5, 0.5, 0.5 + 20 / 128, 0.5 + 20 / 128], [0.25, 0.5, 0.25 + 15 / 128, 0.5 + 15 / 128]]
+    finest = predictions_of(assign(boxes, [0, 0], config, 0, (8, 8)), config, 0)
+    coarsest = predictions_of(assign(boxes, [0, 0], config, 1, (4, 4)), config, 1)
+    assert [{anchor for _, anchor, _, _ in trained} for trained in finest] == [{2}, {2}]
+    assert [{anchor for _, anchor, _, _ in trained} for trained in coarsest] == [set(), set()]
+
+
+def test_a_centre_that_rounds_to_one_stays_inside():
+    """A clipped box of one float's width at the right border has its centre at 1 in float32."""
+    edge = float(np.nextafter(np.float32(1), np.float32(0)))
+    config = CONFIGS["yolov4"]
+    assignment = assign([[edge, edge, 1, 1], [0.9, 0.9, 1.1, 1.1]], [0, 0], config, 0, (52, 52))
+    assert assignment.rows.tolist() == [51, 51]
+    assert assignment.columns.tolist() == [51, 51]
+
+
+def test_fault_of_the_dali_example_every_box_on_all_three_heads():
+    """There each head picks its own best anchor, so a box trains all three; here one head owns it."""
+    config = dataclasses.replace(CONFIGS["yolov4"], iou_thresh=1.0)
+    boxes = [[0.5 - w / 832, 0.5 - h / 832, 0.5 + w / 832, 0.5 + h / 832] for w, h in config.anchor_sizes]
+    heads = [assign(boxes, [0] * 9, config, head, grid(config, head, 416, 416)) for head in range(3)]
+    trained = np.stack([assignment.assigned for assignment in heads])  # (3, 9, 3)
+    assert trained.sum(axis=(0, 2)).tolist() == [1] * 9
+    assert trained.sum(axis=(1, 2)).tolist() == [3] * 3
+
+
+def numpy_to_raw(boxes, rng, config, head, grid_size):
+    """Raw outputs whose boxes lie about the given ones, in some cells and anchors; noise elsewhere."""
+    rows, columns = grid_size
+    stride, scale = config.strides[head], config.scale_xy[head]
+    raw = rng.normal(0, 1, (rows, columns, len(config.masks[head]), 5 + NUM_CLASSES))
+    raw[..., 5:] -= 2.5  # about half of the predictions have no class above 0.25
+    for box in boxes:
+        center, size = (box[:2] + box[2:]) / 2, box[2:] - box[:2]
+        column, row = np.minimum((center * [columns, rows]).astype(int), [columns - 1, rows - 1])
+        for k, anchor in enumerate(config.masks[head]):
+            share = (center * [columns, rows] - [column, row] + (scale - 1) / 2) / scale
+            raw[row, column, k, :2] = np.log(share / (1 - share))
+            raw[row, column, k, 2:4] = np.log(
+                size * [columns * stride, rows * stride] / config.anchor_sizes[anchor]
+            )
+    raw[..., :4] += rng.normal(0, 0.12, raw[..., :4].shape)
+    return raw.astype(np.float32)
+
+
+@pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("model_name", CONFIGS)
+def test_ignore_mask_against_brute_force(model_name, xla):
+    """More boxes than one chunk holds, none at all, few; invalid ones among them; a non-square image."""
+    config = CONFIGS[model_name]
+    rng = np.random.default_rng(5)
+    counts = np.array([37, 0, 3], np.int32)
+    boxes, classes = np.full((3, 40, 4), -1, np.float32), np.full((3, 40), -1, np.int32)
+    for b, count in enumerate(counts):
+        sizes = rng.uniform(0.05, 0.4, (count, 2))
+        corners = rng.uniform(0, 1 - sizes)
+        boxes[b, :count] = np.concatenate([corners, corners + sizes], axis=-1)
+        classes[b, :count] = rng.integers(0, NUM_CLASSES, count)
+    around = boxes.astype(float)  # where the predictions lie
+    classes[0, [2, 7]] = -1, NUM_CLASSES
+    boxes[0, 11, 2] = np.nan
+    ignored = 0
+    for head in range(len(config.masks)):
+        size = grid(config, head, 160, 224)
+        raw = np.stack([numpy_to_raw(around[b, : counts[b]], rng, config, head, size) for b in range(3)])
+
+        @tf.function(jit_compile=xla)
+        def run(raw, boxes, classes, counts, head=head):
+            return targets.ignore_mask(raw, boxes, classes, counts, config, head)
+
+        found = run(raw, boxes, classes, counts).numpy()
+        best = np.stack(
+            [darknet_rules.best_ious(raw[b], boxes[b], classes[b], config, head) for b in range(3)]
+        )
+        clear = np.abs(best - config.ignore_thresh) > 1e-4  # float32 may round either way
+        assert clear.mean() > 0.99
+        np.testing.assert_array_equal(found[clear], best[clear] > config.ignore_thresh)
+        ignored += found.sum(axis=(1, 2, 3))
+    assert ignored[0] > 10
+    assert ignored[1] == 0
+    assert ignored[2] > 0
+
+
+def test_ignore_mask_needs_a_class_but_no_objectness():
+    config = CONFIGS["yolov4"]
+    boxes = np.array([[0.3, 0.3, 0.55, 0.6]], np.float32)
+    raw = numpy_to_raw(boxes.astype(float), np.random.default_rng(0), config, 2, (4, 4))
+    raw[..., 4] = -50.0
+    for logit, expected in [(-1.11, False), (-1.08, True)]:  # 0.248, 0.253
+        raw[..., 5:] = -50.0
+        raw[..., 5 + 3] = logit  # another class than the box's does as well
+        found = targets.ignore_mask(raw[None], boxes[None], np.array([[0]]), np.array([1]), config, 2)
+        assert found.numpy().any() == expected
+
+
+def test_ignore_mask_does_not_look_at_padding():
+    """The rows beyond num_boxes cost no time, whatever they hold."""
+    config = CONFIGS["yolov4"]
+    boxes = np.zeros((1, 200, 4), np.float32)
+    boxes[0, 150] = 0.3, 0.3, 0.55, 0.6
+    raw = numpy_to_raw(boxes[0, 150:151].astype(float), np.random.default_rng(0), config, 2, (4, 4))
+    raw[..., 5:] = 0.0
+    classes = np.zeros((1, 200), np.int32)
+    for count, expected in [(200, True), (100, False)]:
+        found = targets.ignore_mask(raw[None], boxes, classes, np.array([count]), config, 2)
+        assert found.numpy().any() == expected

@@ -1,0 +1,1 @@
+"""YOLOv4: data, model, losses, training, evaluation and inference, one file each."""

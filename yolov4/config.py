@@ -1,0 +1,266 @@
+"""The YOLOv4 family as a table, and every hyper-parameter with its source.
+
+Structure and recipe: YOLOv4 (arXiv 2004.10934) and AlexeyAB/darknet cfg/yolov4.cfg, cfg/yolov4-tiny.cfg.
+Any field can be changed from the command line: --hparams=jitter=0.2,nms_method=diou
+"""
+
+import dataclasses
+import math
+
+from common import hparams
+from common.errors import unknown
+
+STRIDE = 32  # of the coarsest head: both sides of the network input are multiples of it
+
+
+@dataclasses.dataclass(frozen=True)
+class YOLOv4Config:
+    """One model of the family together with its training recipe. Sizes are (height, width) in pixels."""
+
+    # --- the network ---
+    model_name: str
+    image_size: tuple[int, int]
+    backbone: str  # csp_darknet53 (with SPP and PANet, three heads), csp_darknet_tiny (two heads)
+    width: float = 1.0  # factor on the number of channels
+    bn_momentum: float = 0.99  # of the moving statistics: src/batchnorm_layer.c, forward_batchnorm_layer_gpu
+    objectness_bias: float = 0.0  # initial bias of the objectness logits; Darknet's biases all start at 0
+
+    # --- heads: one row of masks and one scale_xy for each, finest stride first ---
+    anchors: tuple[float, ...] = ()  # width, height, width, height, ... in pixels of the network input
+    masks: tuple[tuple[int, ...], ...] = ()  # which anchors each head predicts
+    scale_xy: tuple[float, ...] = ()  # centres reach (scale - 1) / 2 beyond their cell
+    iou_thresh: float = 1.0  # shape IoU above which other anchors train a box as well; 1: only the best one
+    ignore_thresh: float = 0.7  # IoU with any box above which a free prediction is not called background
+
+    # --- what the loader does to a training image ---
+    letterbox: bool = False  # keep the aspect ratio and pad; False: stretch, as Darknet's letter_box=0
+    jitter: float = 0.3  # each edge of the crop moves by up to this share of the image, inwards or outwards
+    flip_prob: float = 0.5
+    hue: float = 36.0  # degrees, drawn from -x .. x; Darknet's 0.1 of the circle
+    saturation: float = 1.5  # factor drawn from 1 .. x, or one over it, each half of the time
+    exposure: float = 1.5  # of the brightness, likewise
+    mosaic_prob: float = 0.5  # src/data.c, load_data_detection: every second batch; here every second image
+    close_mosaic: int = 0  # the last epochs without mosaic, MixUp and CutMix
+    mixup_prob: float = 0.0
+    cutmix_prob: float = 0.0
+    multi_scale: float = 1.0  # another size each batch, from image_size / x to image_size * x; 1: one size
+    min_box_size: float = 1.0  # pixels of the network input; smaller boxes are dropped and counted
+    max_instances: int = 200  # boxes kept per image, the largest first (src/parser.c, parse_yolo: max)
+
+    # --- loss ---
+    iou_normalizer: float = 0.07
+    obj_normalizer: float = 1.0
+    cls_normalizer: float = 1.0
+    size_weighting: bool = True  # the box loss of each box times 2 - its share of the image (losses.py)
+    max_delta: float = 0.0  # largest gradient of the box loss by a raw output; 0: no limit
+    label_smoothing: float = 0.0
+    weight_decay: float = 5e-4  # times half the sum of squares of the kernels
+
+    # --- optimisation ---
+    optimizer: str = "sgd"  # sgd, adam
+    momentum: float = 0.949  # adam: beta_1
+    learning_rate: float = 0.0013  # per reference_batch images, scaled linearly
+    reference_batch: int = 64
+    lr_schedule: str = "steps"  # steps, cosine
+    lr_steps: tuple[float, ...] = (0.8, 0.9)  # shares of the run after which the rate falls
+    lr_step_factor: float = 0.1
+    burn_in_steps: int = 1000  # updates; no longer than a tenth of the run
+    burn_in_power: float = 4.0
+    epochs: int = 271  # 500,500 batches of 64 images of the 118,287 of COCO train2017
+    clip_norm: float = 0.0  # global norm; 0: off
+    ema_decay: float = 0.0  # 0: off
+
+    # --- detections ---
+    nms_method: str = "greedy"  # greedy, diou
+    nms_iou: float = 0.6
+    diou_beta: float = 0.6  # src/parser.c, parse_yolo: beta_nms
+    score_threshold: float = 0.001
+    nms_candidates: int = 1000
+    max_detections: int = 100
+
+    def __post_init__(self) -> None:
+        hparams.check(
+            self,
+            choices=_CHOICES,
+            at_least_one=_AT_LEAST_ONE,
+            not_negative=_NOT_NEGATIVE,
+            shares=_SHARES,
+            below_one=("ema_decay", "bn_momentum"),
+        )
+        if any(side % STRIDE for side in self.image_size):
+            height, width = self.image_size
+            raise ValueError(f"image_size={height}x{width}: both sides must be multiples of {STRIDE}")
+        heads = len(HEAD_STRIDES[self.backbone])
+        if len(self.masks) != heads or len(self.scale_xy) != heads:
+            raise ValueError(
+                f"{len(self.masks)} masks and {len(self.scale_xy)} scale_xy for {self.backbone}, "
+                f"which has {heads} heads"
+            )
+        if len({len(mask) for mask in self.masks}) != 1 or len(self.anchors) % 2:
+            raise ValueError("every head needs as many anchors as the others, and every anchor two numbers")
+        if min(self.anchors) <= 0 or not all(0 <= i < self.num_anchors for mask in self.masks for i in mask):
+            raise ValueError(
+                f"masks={self.masks} must name some of the {self.num_anchors} anchors, and these be positive"
+            )
+        if self.width <= 0 or self.diou_beta <= 0:
+            raise ValueError("width and diou_beta must be above 0")
+        if list(self.lr_steps) != sorted(self.lr_steps) or not all(0 < step <= 1 for step in self.lr_steps):
+            raise ValueError(f"lr_steps={self.lr_steps}: need shares of the run, from 0 to 1, in order")
+        if self.jitter >= 0.5:
+            raise ValueError(f"jitter={self.jitter}: need less than 0.5, or nothing may be left of the image")
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Pixels of the network input per cell of each head."""
+        return HEAD_STRIDES[self.backbone]
+
+    @property
+    def num_anchors(self) -> int:
+        return len(self.anchors) // 2
+
+    @property
+    def anchor_sizes(self) -> tuple[tuple[float, float], ...]:
+        """(width, height) of every anchor in pixels of the network input."""
+        return tuple(zip(self.anchors[0::2], self.anchors[1::2], strict=True))
+
+    @property
+    def anchors_per_location(self) -> int:
+        return len(self.masks[0])
+
+    @property
+    def size_range(self) -> tuple[int, int]:
+        """Smallest and largest shorter side of a training batch, in units of STRIDE."""
+        side = min(self.image_size) / STRIDE
+        return max(math.floor(side / self.multi_scale + 0.5), 1), math.floor(side * self.multi_scale + 0.5)
+
+    def bucket(self, units: int) -> tuple[int, int]:
+        """The training size whose shorter side is `units` times STRIDE; the other one is rounded to it."""
+        shorter = min(self.image_size)
+        return tuple(STRIDE * math.floor(units * side / shorter + 0.5) for side in self.image_size)
+
+
+# csp_darknet53: strides 8, 16, 32; csp_darknet_tiny: 16, 32
+HEAD_STRIDES = {"csp_darknet53": (8, 16, 32), "csp_darknet_tiny": (16, 32)}
+
+# What may change after training: eval.py and infer.py take these, and a resumed run may have others.
+DETECTION_FIELDS = (
+    "nms_method",
+    "nms_iou",
+    "diou_beta",
+    "score_threshold",
+    "nms_candidates",
+    "max_detections",
+)
+
+_AT_LEAST_ONE = (
+    "multi_scale",
+    "saturation",
+    "exposure",
+    "max_instances",
+    "reference_batch",
+    "epochs",
+    "nms_candidates",
+    "max_detections",
+)
+_NOT_NEGATIVE = (
+    "jitter",
+    "hue",
+    "close_mosaic",
+    "min_box_size",
+    "iou_normalizer",
+    "obj_normalizer",
+    "cls_normalizer",
+    "max_delta",
+    "weight_decay",
+    "learning_rate",
+    "lr_step_factor",
+    "burn_in_steps",
+    "burn_in_power",
+    "clip_norm",
+)
+_SHARES = (
+    "bn_momentum",
+    "iou_thresh",
+    "ignore_thresh",
+    "flip_prob",
+    "mosaic_prob",
+    "mixup_prob",
+    "cutmix_prob",
+    "label_smoothing",
+    "momentum",
+    "ema_decay",
+    "nms_iou",
+    "score_threshold",
+)
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "backbone": tuple(HEAD_STRIDES),
+    "optimizer": ("sgd", "adam"),
+    "lr_schedule": ("steps", "cosine"),
+    "nms_method": ("greedy", "diou"),
+}
+
+# cfg/yolov4-tiny.cfg. Its masks name anchor 3 twice and anchor 0 never: a box that fits anchor 3 best trains
+# both heads, one that fits anchor 0 best trains none.
+_TINY = {
+    "backbone": "csp_darknet_tiny",
+    "anchors": (10, 14, 23, 27, 37, 58, 81, 82, 135, 169, 344, 319),
+    "masks": ((1, 2, 3), (3, 4, 5)),
+    "scale_xy": (1.05, 1.05),
+    "mosaic_prob": 0.0,
+    "momentum": 0.9,
+    "learning_rate": 0.00261,
+    "epochs": 1082,  # 2,000,200 batches of 64
+}
+
+_TABLE: dict[str, tuple[int, dict]] = {
+    "yolov4": (
+        608,
+        {
+            "backbone": "csp_darknet53",
+            "anchors": (12, 16, 19, 36, 40, 28, 36, 75, 76, 55, 72, 146, 142, 110, 192, 243, 459, 401),
+            "masks": ((0, 1, 2), (3, 4, 5), (6, 7, 8)),
+            "scale_xy": (1.2, 1.1, 1.05),
+            "iou_thresh": 0.213,
+            "max_delta": 5.0,
+            "multi_scale": 1.4,  # random=1: src/detector.c, train_detector
+        },
+    ),
+    "yolov4-tiny": (416, _TINY),
+    # Ours, from no paper: tiny with half the channels at a size that a laptop trains in minutes, and anchors
+    # to match. A short run from nothing learns faster with Adam; and after a few hundred steps a momentum of
+    # 0.99 would still hold much of the initial variance of 1.
+    "yolov4-nano": (
+        256,
+        _TINY
+        | {
+            "width": 0.5,
+            "bn_momentum": 0.9,
+            "objectness_bias": -4.0,
+            "anchors": (10, 10, 16, 16, 24, 24, 36, 36, 60, 60, 100, 100),
+            "masks": ((0, 1, 2), (3, 4, 5)),
+            "iou_thresh": 0.213,
+            "jitter": 0.2,
+            "mosaic_prob": 0.5,
+            "close_mosaic": 5,
+            "iou_normalizer": 0.5,
+            "optimizer": "adam",
+            "learning_rate": 0.016,
+            "lr_schedule": "cosine",
+            "burn_in_steps": 100,
+            "burn_in_power": 1.0,
+            "clip_norm": 10.0,
+            "ema_decay": 0.99,
+            "epochs": 30,
+        },
+    ),
+}
+
+MODEL_NAMES = tuple(_TABLE)
+
+
+def get_config(model_name: str) -> YOLOv4Config:
+    """The published configuration of `model_name`; UserError with the nearest name for an unknown one."""
+    if model_name not in _TABLE:
+        raise unknown("model", model_name, MODEL_NAMES)
+    side, other = _TABLE[model_name]
+    return YOLOv4Config(model_name=model_name, image_size=(side, side), **other)

@@ -1,0 +1,93 @@
+"""Evaluates a trained YOLOv4 with pycocotools: the 12 COCO numbers and a table per class.
+
+    python yolov4/eval.py --weights=runs/demo-yolov4 \
+        --eval_images=runs/demo-data/eval/images --eval_annotations=runs/demo-data/eval/instances.json
+
+Writes metrics.json, detections.json (COCO results: original pixels, original category ids) and pr_curves.png.
+"""
+
+import os
+import pathlib
+import sys
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from absl import flags
+
+from common import coco_metrics, devices, errors
+from common import flags as shared_flags
+from common.evaluation import evaluate, write_evaluation
+from common.loading import refuse_synthetic
+from common.run_directory import make_output_directory
+from common.sources import open_source
+from yolov4.loaders import make_loader
+from yolov4.predict import load_trained, make_detect
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    shared_flags.define_trained_flags(fv)
+    shared_flags.define_data_flags(fv, ("eval",))
+    flags.DEFINE_string(
+        "output_dir",
+        None,
+        "Where metrics.json and detections.json go. Default: the run directory.",
+        flag_values=fv,
+    )
+
+
+def evaluate_weights(
+    *,
+    weights: str | None,
+    output_dir: str | None = None,
+    image_size: str | None = None,
+    hparams: str | None = None,
+    input_type: str | None = None,
+    eval_images: str | None = None,
+    eval_annotations: str | None = None,
+    eval_file_pattern: str | None = None,
+    label_map: str | None = None,
+    pipeline_type: str = "auto",
+    batch_size: int = 8,
+    num_threads: int = 2,
+    prefetch: int = 2,
+) -> dict:
+    """Evaluates weights on the given data, prints and writes the result; see the flags of the same names."""
+    devices.share_gpu_memory()
+    refuse_synthetic(pipeline_type)
+    model, config, label_map_of_weights, file = load_trained(weights, image_size, hparams)
+    directory = make_output_directory(output_dir or file.parent)
+    source = open_source(
+        input_type=input_type,
+        images=eval_images,
+        annotations=eval_annotations,
+        file_pattern=eval_file_pattern,
+        label_map=label_map,
+        split="eval",
+    )
+    label_map_of_weights.check_covers(source.label_map, source.annotations.origin)
+    loader = make_loader(
+        pipeline_type,
+        source=source,
+        config=config,
+        batch_size=batch_size,
+        training=False,
+        num_threads=num_threads,
+        prefetch=prefetch,
+        with_targets=False,
+    )
+    metrics, results = evaluate(make_detect(model, config), loader, source, label_map_of_weights)
+    write_evaluation(directory, metrics, results, source.annotations.ground_truth())
+    print(coco_metrics.format_table(metrics))
+    print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
+    return metrics
+
+
+def main() -> None:
+    evaluate_weights(**shared_flags.values(flags.FLAGS, define_flags))
+
+
+if __name__ == "__main__":
+    shared_flags.install(define_flags)
+    errors.run(main)

@@ -1,0 +1,35 @@
+"""The network as a model for Keras' `fit`, for those who do not need train.py's exact resume.
+
+model = FitModel(build_model("yolov4-tiny", num_classes, config=config), config)
+model.compile(optimizer)
+model.fit(pipeline.dataset(), steps_per_epoch=pipeline.steps_per_epoch, epochs=10)
+"""
+
+import keras
+import tensorflow as tf
+
+from yolov4 import losses
+from yolov4.config import YOLOv4Config
+
+
+class FitModel(keras.Model):
+    """A model of `build_model` whose loss is the recipe's. Shares the network's layers and weights.
+
+    `compute_loss` is overridden rather than `train_step`: on a model compiled without a loss, Keras would
+    otherwise report 0.
+
+    Args:
+        network: what build_model returned.
+        config: the constants of the loss.
+    """
+
+    def __init__(self, network: keras.Model, config: YOLOv4Config):
+        super().__init__(inputs=network.inputs, outputs=network.outputs, name=network.name)
+        self._config = config
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """The scalar loss of one replica's batch; `y` is the loader's dict of targets."""
+        loss = losses.detection_loss(y_pred, y, self._config)["detection_loss"]
+        loss += losses.l2_loss(self.trainable_variables, self._config.weight_decay)
+        # Keras sums the gradients of the replicas of a tf.distribute strategy.
+        return loss / tf.distribute.get_strategy().num_replicas_in_sync

@@ -1,0 +1,181 @@
+"""Images made of several: pieces of canvases pasted together, CutMix and MixUp, in DALI.
+
+A canvas is a finished network input: uint8 (H, W, 3), with boxes in its pixels. All canvases of a batch have
+one size. A piece is a rectangle of a canvas and the place where it goes; an image is a list of pieces, each
+pasted over those before it. A single piece as large as the canvas is a plain copy: only the samples that are
+made of several cost more. mosaic.py cuts its tiles as such pieces.
+
+CutMix: arXiv 1905.04899. MixUp: arXiv 1710.09412, with Darknet's constant half and half (AlexeyAB/darknet
+src/data.c, load_data_detection: blend_images_cv, blend_truth).
+"""
+
+from typing import NamedTuple
+
+from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
+from nvidia.dali.data_node import DataNode
+
+from yolov4 import mosaic
+from yolov4.config import YOLOv4Config
+from yolov4.mosaic import Pieces
+from yolov4.views import round_half_up, uniform
+
+COVERED = 0.5  # own boxes of which CutMix hides a larger share are no longer there
+
+_YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # the matrix, row by row
+
+
+class Objects(NamedTuple):
+    """The objects of one canvas, or image."""
+
+    boxes_px: DataNode  # float32 (N, 4), ltrb
+    labels: DataNode  # int32 (N,)
+
+
+def mix(
+    config: YOLOv4Config, images: DataNode, objects: Objects, place: DataNode, image_size: DataNode
+) -> tuple[DataNode, Objects]:
+    """Makes mosaics, or else MixUps, or else CutMixes of some samples with others of the batch.
+
+    Args:
+        config: decides how often; what never happens is not in the graph.
+        images: uint8 (H, W, 3), all of one size.
+        objects: of each.
+        place: int32 (4,), where the image lies; the rest is padding.
+        image_size: int32 (2,), (H, W).
+
+    Returns:
+        Images and their objects. The batch comes in another order.
+    """
+    sources = draw_sources(mosaic.TILES if config.mosaic_prob else 2)
+    groups, free = [whole(sources[0], image_size)], 1
+    if config.mosaic_prob:
+        chosen = fn.random.coin_flip(probability=config.mosaic_prob)
+        free = 1 - chosen
+        groups = [mosaic.tiles(sources, place, mosaic.random_cut(image_size), image_size, chosen)]
+    if config.mixup_prob:
+        chosen = fn.random.coin_flip(probability=config.mixup_prob) * free
+        free = free - chosen
+        blended = whole(sources[1], image_size)._replace(count=chosen)
+    if config.cutmix_prob:
+        chosen = fn.random.coin_flip(probability=config.cutmix_prob) * free
+        groups.append(random_rectangle(sources[1], chosen, image_size))
+
+    parts = [part for group in groups for part in objects_of(objects, group)]
+    canvases, images = images, paste(images, groups)
+    if config.cutmix_prob:
+        parts[0] = hide_covered(parts[0], groups[-1])
+    if config.mixup_prob:
+        images = mixup(images, canvases, blended)
+        parts += objects_of(objects, blended)
+    return images, Objects(*(fn.cat(*nodes, axis=0) for nodes in zip(*parts, strict=True)))
+
+
+def draw_sources(count: int) -> list[DataNode]:
+    """Canvases for an image made of up to `count`: indices into the batch, int32 () nodes.
+
+    The first is the sample's own. The others are not, unless the batch has no other, but may be the same
+    among themselves. No node of DALI holds a sample's own index, so a permutation stands in for it: the batch
+    comes out in another order.
+    """
+    own = fn.batch_permutation()
+    others = [fn.batch_permutation(no_fixed_points=True) for _ in range(count - 1)]
+    return [own, *(fn.permute_batch(own, indices=other) for other in others)]
+
+
+def whole(source: DataNode, image_size: DataNode) -> Pieces:
+    """One piece, the whole canvas."""
+    size = fn.expand_dims(image_size, axes=[0])
+    return Pieces([source], size * 0, size, size * 0, 1)
+
+
+def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
+    """The image that consists of these pieces, uint8 (H, W, 3); together they must cover it.
+
+    Args:
+        canvases: on the CPU or the GPU, all of one size.
+        groups: the pieces; where they overlap the later one shows.
+    """
+
+    # Each sample has as many regions as it has pieces. Regions without area, always the same number of them,
+    # would do on a CPU; but fn.multi_paste's GPU kernel lets them cover what lies to their right or below.
+    def join(arrays: list[DataNode]) -> DataNode:
+        rows = [array[: group.count] for array, group in zip(arrays, groups, strict=True)]
+        return fn.cat(*rows, axis=0) if len(rows) > 1 else rows[0]
+
+    return fn.multi_paste(
+        canvases,
+        in_ids=join([fn.stack(*group.sources) for group in groups]),
+        in_anchors=join([group.starts for group in groups]),
+        shapes=join([group.sizes for group in groups]),
+        out_anchors=join([group.targets for group in groups]),
+    )
+
+
+def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
+    """The objects of each piece: its canvas' boxes, clipped to it and moved with it.
+
+    A box outside its piece comes back without area; a piece that is not there has no rows.
+    """
+    starts, ends, shifts = (
+        fn.coord_transform(corners, M=_YX_TO_XYXY)  # float32 (R, 4), x, y, x, y
+        for corners in (pieces.starts, pieces.starts + pieces.sizes, pieces.targets - pieces.starts)
+    )
+    result = []
+    for row, source in enumerate(pieces.sources):
+        boxes_px, labels = _objects_from(canvas, source, pieces.count > row)
+        # Borders are whole pixels: no box reaches a hair into the next piece.
+        clipped_px = dali_math.clamp(boxes_px, starts[row], ends[row])
+        result.append(Objects(clipped_px + shifts[row], labels))
+    return result
+
+
+def _objects_from(canvas: Objects, source: DataNode, chosen: DataNode | bool) -> Objects:
+    """The objects of a canvas of the batch where `chosen` is 1, none where it is 0."""
+    boxes_px, labels = (fn.permute_batch(node, indices=source) for node in canvas)
+    count = labels.shape(dtype=types.INT32)[0] * chosen
+    return Objects(boxes_px[:count], labels[:count])
+
+
+def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -> Pieces:
+    """CutMix's one piece of another canvas, which stays where it was; none where `chosen` is 0.
+
+    Its share of the area is uniform, its shape the canvas', its centre anywhere; what lies outside is cut.
+    """
+    half = dali_math.sqrt(uniform(0.0, 1.0)) * image_size / 2
+    center = fn.random.uniform(range=(0.0, 1.0), shape=[2]) * image_size
+    first = dali_math.clamp(round_half_up(center - half), 0, image_size)
+    size = dali_math.clamp(round_half_up(center + half), 0, image_size) - first
+    start, size = fn.expand_dims(first, axes=[0]), fn.expand_dims(size, axes=[0])
+    return Pieces([source], start, size, start, chosen * (fn.reductions.min(size) > 0))
+
+
+def hide_covered(objects: Objects, rectangle: Pieces) -> Objects:
+    """Takes the area from boxes of which the rectangle covers more than the share COVERED."""
+    boxes_px, labels = objects
+    top_left, size = rectangle.targets[0], rectangle.sizes[0] * rectangle.count
+    bottom_right = top_left + size
+    width = _overlap(boxes_px[:, 0], boxes_px[:, 2], top_left[1], bottom_right[1])
+    height = _overlap(boxes_px[:, 1], boxes_px[:, 3], top_left[0], bottom_right[0])
+    area = (boxes_px[:, 2] - boxes_px[:, 0]) * (boxes_px[:, 3] - boxes_px[:, 1])
+    stays = fn.cast(width * height <= COVERED * area, dtype=types.FLOAT)
+    return Objects(boxes_px * fn.expand_dims(stays, axes=[1]), labels)
+
+
+def mixup(images: DataNode, canvases: DataNode, pieces: Pieces) -> DataNode:
+    """Half of the image and half of another canvas, uint8 (H, W, 3), equal to within a level.
+
+    Args:
+        images: uint8 (H, W, 3).
+        canvases: what to mix them with, the whole of `pieces`' one source; where that is not there, the image
+            stays.
+    """
+    rows = pieces.sizes[0, 0] * pieces.count  # the sum takes time: none is computed where none is wanted
+    own = images[:rows]
+    other = fn.permute_batch(canvases, indices=pieces.sources[0])[:rows]
+    two = types.Constant(2, dtype=types.UINT8)  # all remains uint8
+    return fn.cat(own - own // two + other // two, images[rows:], axis=0)
+
+
+def _overlap(low: DataNode, high: DataNode, other_low: DataNode, other_high: DataNode) -> DataNode:
+    return dali_math.max(dali_math.min(high, other_high) - dali_math.max(low, other_low), 0.0)

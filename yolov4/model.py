@@ -1,0 +1,164 @@
+"""YOLOv4 (arXiv 2004.10934): CSPDarknet53 with SPP, PANet and three heads; YOLOv4-tiny and a smaller sibling.
+
+    model = build_model("yolov4", num_classes=80)
+    raw_heads = model(images)  # images: RGB in [0, 1], (B, 608, 608, 3)
+
+network.py says which layers there are. The model is an ordinary functional `keras.Model`; the names of its
+layers say where they are, and their numbers are Darknet's: `backbone.layer_0.conv`, `backbone.layer_0.bn`,
+`neck.layer_105.conv`, `head.layer_138.conv`. (Dots, because Keras allows no slashes.)
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from common.batch_norm import BatchNormalization
+from yolov4.config import YOLOv4Config, get_config
+from yolov4.network import IMAGE_CHANNELS, Conv, MaxPool, Route, Shortcut, Upsample, Yolo, describe
+
+BN_EPSILON = 1e-5  # AlexeyAB/darknet src/blas.c, normalize_cpu
+LEAKY_SLOPE = 0.1  # src/activations.h, leaky_activate
+
+
+def build_model(
+    model_name: str,
+    num_classes: int = 80,
+    image_size: tuple[int, int] | None = None,
+    *,
+    config: YOLOv4Config | None = None,
+    any_size: bool = False,
+) -> keras.Model:
+    """Builds one model of the family with fresh weights, under the current Keras dtype policy.
+
+    Args:
+        model_name: a row of config.MODEL_NAMES.
+        num_classes: C.
+        image_size: (height, width) of the images, multiples of 32; the config's own when None.
+        config: the model's configuration where it differs from the published one.
+        any_size: leave the images' height and width open, for training at several sizes.
+
+    Returns:
+        Model from images (B, height, width, 3) in [0, 1] to the raw heads, float32, finest stride first: for
+        stride s (B, height / s, width / s, K, 5 + C), K anchors per place, each with x, y, width, height,
+        objectness and C class logits, nothing activated (decoding.py says what they mean).
+
+    Raises:
+        UserError: no such model.
+        ValueError: `image_size` is no multiple of 32.
+    """
+    config = config or get_config(model_name)
+    config = dataclasses.replace(config, image_size=image_size or config.image_size)
+
+    image_size = (None, None) if any_size else config.image_size
+    images = keras.Input((*image_size, IMAGE_CHANNELS), name="images")
+    tensors: list[keras.KerasTensor] = []  # the output of each layer
+    heads: dict[int, keras.KerasTensor] = {}
+    for layer in describe(config, num_classes):
+        name = f"{layer.part}.layer_{layer.index}"
+        x, *others = [tensors[index] for index in layer.inputs] or [images]
+        match layer:
+            case Conv():
+                x = _convolution(x, layer, config, name)
+            case Route(groups=1):
+                x = keras.layers.Concatenate(name=f"{name}.concat")([x, *others]) if others else x
+            case Route():
+                x = x[..., -layer.channels :]
+            case Shortcut():
+                x = keras.layers.Add(name=f"{name}.add")([x, *others])
+            case MaxPool():
+                x = keras.layers.MaxPooling2D(layer.size, layer.stride, "same", name=f"{name}.pool")(x)
+            case Upsample():
+                x = keras.layers.UpSampling2D(2, name=f"{name}.upsample")(x)
+            case Yolo():
+                # float32 also under mixed precision: boxes and losses take exponentials of these
+                split = SplitAnchors(config.anchors_per_location, dtype="float32", name=f"{name}.raw")
+                heads[layer.head] = split(x)
+        tensors.append(x)
+    return keras.Model(images, [heads[head] for head in sorted(heads)], name=model_name)
+
+
+def _convolution(x: keras.KerasTensor, layer: Conv, config: YOLOv4Config, name: str) -> keras.KerasTensor:
+    padding = "same"
+    if layer.stride == 2:
+        # Darknet pads both sides, Keras' "same" only the bottom and the right, which moves all by a pixel.
+        # Both sides are even here, and the windows never reach the padding at the bottom and the right.
+        pad = layer.size // 2
+        x = keras.layers.ZeroPadding2D(((pad, 0), (pad, 0)), name=f"{name}.pad")(x)
+        padding = "valid"
+    x = keras.layers.Conv2D(
+        layer.channels,
+        layer.size,
+        strides=layer.stride,
+        padding=padding,
+        use_bias=not layer.batch_norm,
+        # uniform in +-sqrt(2 / (size * size * input_channels)): src/convolutional_layer.c,
+        # make_convolutional_layer; Keras' limit is sqrt(3 * scale / fan_in)
+        kernel_initializer=keras.initializers.VarianceScaling(2 / 3, "fan_in", "uniform"),
+        bias_initializer=keras.initializers.Zeros() if layer.batch_norm else _head_bias(layer, config),
+        name=f"{name}.conv",
+    )(x)
+    if layer.batch_norm:
+        x = BatchNormalization(momentum=config.bn_momentum, epsilon=BN_EPSILON, name=f"{name}.bn")(x)
+    match layer.activation:
+        case "mish":
+            x = keras.layers.Activation(mish, name=f"{name}.mish")(x)
+        case "leaky":
+            x = keras.layers.LeakyReLU(LEAKY_SLOPE, name=f"{name}.leaky")(x)
+    return x
+
+
+def _head_bias(layer: Conv, config: YOLOv4Config) -> keras.initializers.Initializer:
+    biases = np.zeros((config.anchors_per_location, layer.channels // config.anchors_per_location))
+    biases[:, 4] = config.objectness_bias
+    return keras.initializers.Constant(biases.ravel().tolist())
+
+
+@keras.saving.register_keras_serializable("dali_detection")
+class SplitAnchors(keras.layers.Layer):
+    """(B, h, w, K * n) -> (B, h, w, K, n), also where h and w are not known before the run."""
+
+    def __init__(self, anchors_per_location: int, **options):
+        super().__init__(**options)
+        self.anchors_per_location = anchors_per_location
+
+    def call(self, inputs):
+        batch, height, width, channels = keras.ops.shape(inputs)
+        numbers = channels // self.anchors_per_location
+        return keras.ops.reshape(inputs, (batch, height, width, self.anchors_per_location, numbers))
+
+    def compute_output_shape(self, input_shape):
+        *places, channels = input_shape
+        return (*places, self.anchors_per_location, channels // self.anchors_per_location)
+
+    def get_config(self):
+        return super().get_config() | {"anchors_per_location": self.anchors_per_location}
+
+
+@keras.saving.register_keras_serializable("dali_detection")
+def mish(x):
+    """x * tanh(softplus(x)) (arXiv 1908.08681)."""
+    return _mish(x)
+
+
+@tf.custom_gradient
+def _mish(x):
+    """Keeps only x for the way back; TensorFlow's own gradient would take a third more memory for a step."""
+
+    def gradient(upstream):
+        gate = _mish_gate(x)
+        return upstream * (gate + x * tf.sigmoid(x) * (1 - gate * gate))
+
+    return x * _mish_gate(x), gradient
+
+
+def _mish_gate(x):
+    """tanh(softplus(x)), as n / (n + 2) with n = e^x (e^x + 2).
+
+    Written out as x * tanh(softplus(x)), TensorFlow 2.21 recognises it in a compiled graph, fuses it with the
+    convolution and the batch norm before it, and then fails: it has no such kernel for a CPU.
+    """
+    e = tf.exp(tf.minimum(tf.cast(x, tf.float32), 20.0))  # the gate is 1 from 10 on
+    n = e * (e + 2.0)
+    return tf.cast(n / (n + 2.0), x.dtype)

@@ -1,0 +1,248 @@
+"""YOLOv4 and YOLOv4-tiny as Darknet's numbered list of layers (arXiv 2004.10934 section 3.4).
+
+    for layer in describe(get_config("yolov4"), num_classes=80): print(layer)
+
+One description, three readers: model.py makes Keras layers of it, darknet_cfg.py a .cfg file, and
+darknet_weights.py takes the order of a .weights file from it. Structure and numbering are those of
+AlexeyAB/darknet cfg/yolov4.cfg and cfg/yolov4-tiny.cfg.
+"""
+
+import dataclasses
+import math
+
+from yolov4.config import YOLOv4Config
+
+IMAGE_CHANNELS = 3
+BACKBONE, NECK, HEAD = "backbone", "neck", "head"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One section of a .cfg file."""
+
+    index: int  # Darknet's number: it counts routes and shortcuts too
+    part: str  # BACKBONE, NECK or HEAD
+    inputs: tuple[int, ...]  # numbers of the layers that it reads; the first layer reads the image
+    channels: int  # of its output
+
+
+@dataclasses.dataclass(frozen=True)
+class Conv(Layer):
+    """Convolution with symmetric padding of size // 2, then batch norm or a bias, then `activation`."""
+
+    input_channels: int
+    size: int
+    stride: int
+    batch_norm: bool
+    activation: str  # mish, leaky, linear
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers that it has in a .weights file."""
+        per_channel = self.size**2 * self.input_channels + (4 if self.batch_norm else 1)
+        return per_channel * self.channels
+
+
+@dataclasses.dataclass(frozen=True)
+class Route(Layer):
+    """Its inputs side by side in the channels, or the last of `groups` equal parts of a single one."""
+
+    groups: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Shortcut(Layer):
+    """The sum of its two inputs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxPool(Layer):
+    """Maximum over size x size; what lies outside never is the maximum."""
+
+    size: int
+    stride: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Upsample(Layer):
+    """Every value twice in both directions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Yolo(Layer):
+    """Marks its input as the raw output of head number `head`, counted from the finest stride."""
+
+    head: int
+
+
+def describe(config: YOLOv4Config, num_classes: int) -> list[Layer]:
+    """The layers of a model in Darknet's order, and so its convolutions in the order of a .weights file."""
+    layers: list[Layer] = []
+    outputs = config.anchors_per_location * (5 + num_classes)
+    network = {"csp_darknet53": _yolov4, "csp_darknet_tiny": _yolov4_tiny}[config.backbone]
+    network(layers, config.width, outputs)
+    return layers
+
+
+@dataclasses.dataclass
+class _Part:
+    """Appends layers of one part of the network. What a layer reads need not be the layer before it."""
+
+    layers: list[Layer]
+    name: str
+    width: float
+    activation: str
+
+    def conv(self, x: Layer | None, filters: int, size: int, stride: int = 1) -> Layer:
+        """Convolution, batch norm, activation; `filters` times the width of the model."""
+        channels = max(8 * math.floor(self.width * filters / 8 + 0.5), 8)
+        return self._conv(x, channels, size, stride, batch_norm=True, activation=self.activation)
+
+    def predict(self, x: Layer, outputs: int, index: int) -> None:
+        """The raw numbers of head `index`: a linear convolution."""
+        x = self._conv(x, outputs, size=1, stride=1, batch_norm=False, activation="linear")
+        self._append(Yolo, x, head=index)
+
+    def half(self, x: Layer) -> Layer:
+        """The second half of the channels."""
+        return self._append(Route, x, channels=x.channels // 2, groups=2)
+
+    def concat(self, *inputs: Layer) -> Layer:
+        return self._append(Route, *inputs, channels=sum(x.channels for x in inputs), groups=1)
+
+    def add(self, x: Layer, other: Layer) -> Layer:
+        return self._append(Shortcut, x, other)
+
+    def max_pool(self, x: Layer, size: int, stride: int) -> Layer:
+        return self._append(MaxPool, x, size=size, stride=stride)
+
+    def upsample(self, x: Layer) -> Layer:
+        return self._append(Upsample, x)
+
+    def _conv(
+        self, x: Layer | None, channels: int, size: int, stride: int, *, batch_norm: bool, activation: str
+    ) -> Layer:
+        return self._append(
+            Conv,
+            *([x] if x else []),
+            channels=channels,
+            input_channels=x.channels if x else IMAGE_CHANNELS,
+            size=size,
+            stride=stride,
+            batch_norm=batch_norm,
+            activation=activation,
+        )
+
+    def _append(self, kind: type[Layer], *inputs: Layer, channels: int | None = None, **fields) -> Layer:
+        if inputs and kind is not Route and inputs[0] is not self.layers[-1]:
+            # Darknet's layers read the one before them; a route steps back to any other
+            self._append(Route, inputs[0], groups=1)
+        layer = kind(
+            index=len(self.layers),
+            part=self.name,
+            inputs=tuple(x.index for x in inputs),
+            channels=channels or inputs[0].channels,
+            **fields,
+        )
+        self.layers.append(layer)
+        return layer
+
+
+def _yolov4(layers: list[Layer], width: float, outputs: int) -> None:
+    """CSPDarknet53, SPP, PANet and three heads of YOLOv3."""
+    backbone = _Part(layers, BACKBONE, width, "mish")
+    neck = _Part(layers, NECK, width, "leaky")
+    head = _Part(layers, HEAD, width, "leaky")
+
+    c3, c4, c5 = _csp_darknet53(backbone)  # strides 8, 16, 32
+    top5 = _spp(neck, c5)
+    top4 = _top_down(neck, top5, c4, 256)
+    p3 = _top_down(neck, top4, c3, 128)
+    _head(head, p3, 256, outputs, index=0)
+    p4 = _bottom_up(neck, p3, top4, 256)
+    _head(head, p4, 512, outputs, index=1)
+    p5 = _bottom_up(neck, p4, top5, 512)
+    _head(head, p5, 1024, outputs, index=2)
+
+
+def _csp_darknet53(part: _Part) -> tuple[Layer, Layer, Layer]:
+    """Darknet-53 (arXiv 1804.02767 table 1) with a cross-stage connection around each stage (1911.11929)."""
+    x = part.conv(None, 32, 3)
+    x = _csp_stage(part, x, 64, blocks=1, branch=64)
+    x = _csp_stage(part, x, 128, blocks=2, branch=64)
+    c3 = _csp_stage(part, x, 256, blocks=8, branch=128)
+    c4 = _csp_stage(part, c3, 512, blocks=8, branch=256)
+    c5 = _csp_stage(part, c4, 1024, blocks=4, branch=512)
+    return c3, c4, c5
+
+
+def _csp_stage(part: _Part, x: Layer, filters: int, blocks: int, branch: int) -> Layer:
+    """Halves the size; one branch goes through `blocks` residual blocks, the other around them."""
+    x = part.conv(x, filters, 3, stride=2)
+    around = part.conv(x, branch, 1)
+    x = part.conv(x, branch, 1)
+    for _ in range(blocks):
+        residual = part.conv(x, filters // 2, 1)
+        residual = part.conv(residual, branch, 3)
+        x = part.add(residual, x)
+    x = part.conv(x, branch, 1)
+    return part.conv(part.concat(x, around), filters, 1)
+
+
+def _spp(part: _Part, x: Layer) -> Layer:
+    """Spatial pyramid pooling between three convolutions and three more (arXiv 1903.08589 figure 2)."""
+    x = _bottlenecks(part, x, 512, count=3)
+    pooled = [part.max_pool(x, size, stride=1) for size in (5, 9, 13)]
+    return _bottlenecks(part, part.concat(*reversed(pooled), x), 512, count=3)
+
+
+def _top_down(part: _Part, coarse: Layer, fine: Layer, filters: int) -> Layer:
+    """PANet's first path (arXiv 1803.01534 figure 1), which concatenates where PANet adds."""
+    coarse = part.upsample(part.conv(coarse, filters, 1))
+    fine = part.conv(fine, filters, 1)
+    return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
+
+
+def _bottom_up(part: _Part, fine: Layer, coarse: Layer, filters: int) -> Layer:
+    """PANet's second path."""
+    fine = part.conv(fine, filters, 3, stride=2)
+    return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
+
+
+def _bottlenecks(part: _Part, x: Layer, filters: int, count: int) -> Layer:
+    """`count` convolutions, in turn 1 x 1 and 3 x 3 with twice the filters."""
+    for i in range(count):
+        x = part.conv(x, 2 * filters, 3) if i % 2 else part.conv(x, filters, 1)
+    return x
+
+
+def _head(part: _Part, x: Layer, filters: int, outputs: int, index: int) -> None:
+    part.predict(part.conv(x, filters, 3), outputs, index)
+
+
+def _yolov4_tiny(layers: list[Layer], width: float, outputs: int) -> None:
+    """A small CSP backbone (arXiv 2011.08036 section 3.3), one path down and two heads."""
+    backbone = _Part(layers, BACKBONE, width, "leaky")
+    neck = _Part(layers, NECK, width, "leaky")
+    head = _Part(layers, HEAD, width, "leaky")
+
+    x = backbone.conv(None, 32, 3, stride=2)
+    x = backbone.conv(x, 64, 3, stride=2)
+    x, _ = _tiny_stage(backbone, x, 64)
+    x, _ = _tiny_stage(backbone, x, 128)
+    x, c4 = _tiny_stage(backbone, x, 256)
+    c5 = backbone.conv(x, 512, 3)
+
+    p5 = neck.conv(c5, 256, 1)
+    _head(head, p5, 512, outputs, index=1)
+    p4 = neck.upsample(neck.conv(p5, 128, 1))
+    _head(head, neck.concat(p4, c4), 256, outputs, index=0)
+
+
+def _tiny_stage(part: _Part, x: Layer, filters: int) -> tuple[Layer, Layer]:
+    """One CSP stage whose branch takes half of the channels: (its output at half the size, its feature)."""
+    x = part.conv(x, filters, 3)
+    first = part.conv(part.half(x), filters // 2, 3)
+    second = part.conv(first, filters // 2, 3)
+    feature = part.conv(part.concat(second, first), filters, 1)
+    return part.max_pool(part.concat(x, feature), 2, stride=2), feature

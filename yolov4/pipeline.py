@@ -1,0 +1,348 @@
+"""YOLOv4's input pipeline in DALI: image files and their boxes in, images in [0, 1] and padded boxes out.
+
+    pipeline = YOLOv4Pipeline(source=source, config=config, batch_size=16, training=True)
+    images, targets = next(iter(pipeline.dataset()))
+
+A training image goes through a random view (which part is shown, and where), colour and flip, as in Darknet;
+then some become mosaics, MixUps or CutMixes with others of their batch (mixing.py, mosaic.py). An evaluation
+image is shown whole, stretched or letterboxed, and never changes. Boxes pass through the very map that the
+pixels pass through.
+
+The graph is a sequence of the functions below and in views.py, which see one sample each (DALI's convention).
+Images may be on the GPU; boxes and all that decides where pixels go are on the CPU.
+YOLOv4: arXiv 2004.10934. Darknet: github.com/AlexeyAB/darknet.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import tensorflow as tf
+from nvidia import dali
+from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
+from nvidia.dali.data_node import DataNode
+
+from common import box_encoder, dataset
+from common.sources import Source
+from yolov4.config import YOLOv4Config
+from yolov4.mixing import Objects, mix
+from yolov4.views import input_size, int32, source_size, training_view, uniform, whole_view
+
+# Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
+# with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
+FILL = 127
+
+
+# --- 1. pixels and boxes of the view ---
+
+
+def decode_window(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
+    """uint8 (h, w, 3) RGB, as stored (EXIF does not turn it). Decodes no more than the format demands."""
+    return fn.decoders.image_slice(
+        jpegs,
+        start=window[0:2],
+        shape=window[2:4],
+        axes=[0, 1],
+        device="mixed" if device == "gpu" else "cpu",
+        output_type=types.RGB,
+        adjust_orientation=False,
+    )
+
+
+def resize(images: DataNode, size: DataNode) -> DataNode:
+    """Linear, antialiased where it shrinks; `size` is (height, width)."""
+    return fn.resize(images, size=fn.cast(size, dtype=types.FLOAT), interp_type=types.INTERP_LINEAR)
+
+
+def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
+    """Boxes normalised by the image -> normalised by the window and clipped to it.
+
+    A box stays as long as any of it shows, wherever its centre is. What is left of it may be nothing:
+    `select_objects` comes later.
+    """
+    boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
+    return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
+
+
+# --- 2. colour, padding, flip ---
+
+
+def random_hsv(images: DataNode, hue: float, saturation: float, exposure: float) -> DataNode:
+    """Turns the hue by -hue .. hue degrees, multiplies saturation and brightness by `random_factor`.
+
+    fn.hsv is a linear map of RGB that comes near to hue, saturation and value: a colour's hue turns by up to
+    half as much again as it should, or as much less, its saturation grows away from the grey of the same
+    luma. Brightness is exact. Darknet goes through HSV (src/image_opencv.cpp, image_data_augmentation).
+    """
+    return fn.hsv(
+        images,
+        hue=uniform(-hue, hue),
+        saturation=random_factor(saturation),
+        value=random_factor(exposure),
+    )
+
+
+def random_factor(limit: float) -> DataNode:
+    """Uniform in 1 .. limit, or one over that, each half of the time (src/utils.c, rand_scale)."""
+    factor = uniform(1.0, limit)
+    inverted = fn.random.coin_flip(probability=0.5)
+    return inverted / factor + (1 - inverted) * factor
+
+
+def pad(images: DataNode, place: DataNode, image_size: DataNode) -> DataNode:
+    """uint8 (h, w, 3) -> uint8 (H, W, 3): the image at its place, FILL around it."""
+    return fn.slice(
+        images,
+        start=-place[0:2],
+        shape=image_size,
+        axes=[0, 1],
+        out_of_bounds_policy="pad",
+        fill_values=[FILL] * 3,
+    )
+
+
+def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:
+    """Boxes normalised by the window -> in pixels of the network input, where the window has that place."""
+    return boxes * xyxy(place[2:4]) + xyxy(place[0:2])
+
+
+def random_flip(
+    images: DataNode, boxes_px: DataNode, place: DataNode, image_size: DataNode, prob: float
+) -> tuple[DataNode, DataNode, DataNode]:
+    """Mirrors left and right: the canvas, its boxes and the place of the image in it together."""
+    coin = fn.random.coin_flip(probability=prob)
+    width = image_size[1]
+    left = coin * (width - place[1] - place[3]) + (1 - coin) * place[1]
+    place = fn.stack(place[0], left, place[2], place[3])
+    boxes_px = fn.bb_flip(boxes_px / xyxy(image_size), horizontal=coin, ltrb=True) * xyxy(image_size)
+    return fn.flip(images, horizontal=coin), boxes_px, place
+
+
+# --- 3. the network input ---
+
+
+def to_unit(images: DataNode) -> DataNode:
+    """uint8 (H, W, 3), 0..255 -> float32, 0..1."""
+    return fn.crop_mirror_normalize(
+        images, mean=[0.0] * 3, std=[255.0] * 3, dtype=types.FLOAT, output_layout="HWC"
+    )
+
+
+def count_visible(boxes: DataNode) -> DataNode:
+    """Number of boxes with any area left, int32 scalar."""
+    visible = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    return fn.reductions.sum(int32(visible), dtype=types.INT32)
+
+
+def select_objects(objects: Objects, config: YOLOv4Config) -> tuple[Objects, DataNode]:
+    """Drops boxes below min_box_size pixels on either side, keeps the max_instances largest of the others.
+
+    Returns:
+        The objects that stay; how many were large enough, int32 ().
+    """
+    large = box_encoder.drop_small_boxes(*objects, (config.min_box_size,) * 2)
+    largest = box_encoder.keep_largest(*large, config.max_instances)
+    return Objects(*largest), large[1].shape(dtype=types.INT32)[0]
+
+
+def xyxy(yx: DataNode) -> DataNode:
+    """(2,), y and x -> float32 (4,): x, y, x, y."""
+    y, x = yx[0], yx[1]
+    return fn.cast(fn.stack(x, y, x, y), dtype=types.FLOAT)
+
+
+# --- 4. the whole graph ---
+
+
+class YOLOv4Pipeline:
+    """Feeds one rank. The same class serves training, evaluation and (without targets) inference.
+
+    Training is infinite, shuffled, augmented. Evaluation goes through this rank's shard in order, whole
+    images; ranks whose shard is shorter repeat an image at the end.
+
+    Attributes:
+        pipeline_type: dali_cpu or dali_gpu.
+        saveable: whether tf.train.Checkpoint can save the dataset's iterator.
+        size: images of the whole source, all ranks together.
+        steps_per_epoch: batches that every rank takes in one epoch.
+        element_spec: of one batch, in the order of the DALI outputs.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        config: YOLOv4Config,
+        batch_size: int,
+        training: bool,
+        device: str = "cpu",
+        device_id: int | None = None,
+        shard_id: int = 0,
+        num_shards: int = 1,
+        num_threads: int = 2,
+        prefetch: int = 2,
+        seed: int = 0,
+        with_targets: bool = True,
+        count_lost: bool = False,
+        checkpointing: bool = True,
+        mosaic: bool = True,
+    ) -> None:
+        """
+        Args:
+            source: what `common.sources.open_source` returns.
+            config: the model's; it decides image size and augmentation.
+            batch_size: images of a batch on this rank. Others of the batch are what mosaic, MixUp and CutMix
+                mix an image with; where there is only one, a mosaic is made of four pieces of it, and there
+                is no MixUp and no CutMix.
+            training: shuffled and augmented; otherwise in order and whole.
+            device: "cpu", or "gpu": pixels are decoded, and all that follows is done, on that GPU.
+            device_id: the GPU; None on a CPU.
+            shard_id, num_shards: this rank's share of the data.
+            num_threads, prefetch: DALI's CPU threads; batches made ahead.
+            seed: of the order, the same on all ranks, and of the augmentation, another on each. 0 is one.
+            with_targets: False leaves images, image_ids, image_sizes and letterbox only.
+            count_lost: adds `lost`, int32 (B, 2): boxes that show, but below min_box_size; boxes above
+                max_instances.
+            checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
+            mosaic: False for the last epochs: no mosaic, and no MixUp and CutMix either.
+        """
+        if device not in ("cpu", "gpu") or (device == "gpu") != (device_id is not None):
+            raise ValueError(
+                f"device={device!r}, device_id={device_id!r}: need 'cpu' and None, or 'gpu' and a number"
+            )
+        self.config = config
+        self.batch_size = batch_size
+        self.training = training
+        self.pipeline_type = f"dali_{device}"
+        self.saveable = checkpointing and device == "cpu"
+        self.size = source.size
+        self.steps_per_epoch = dataset.steps_per_epoch(
+            source.size, batch_size * num_shards, training=training
+        )
+        self.element_spec = element_spec(
+            config, batch_size, training=training, with_targets=with_targets, count_lost=count_lost
+        )
+        self._source = source
+        self._device = device
+        self._device_id = device_id
+        self._shard_id = shard_id
+        self._num_shards = num_shards
+        self._num_threads = num_threads
+        self._prefetch = prefetch
+        self._seed = seed
+        self._mosaic = mosaic
+
+    @functools.cached_property
+    def pipeline(self) -> dali.Pipeline:
+        """The DALI pipeline, built; its outputs are named and ordered as in `element_spec`."""
+        return self._build(list(self.element_spec))
+
+    def dataset(self) -> tf.data.Dataset:
+        """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends."""
+        images_spec, *_ = self.element_spec.values()
+        targets_spec = {name: spec for name, spec in self.element_spec.items() if name != "images"}
+        pipeline = self._build(["images", *sorted(targets_spec)])
+        return dataset.from_pipeline(pipeline, (images_spec, targets_spec), device_id=self._device_id)
+
+    def _build(self, names: list[str]) -> dali.Pipeline:
+        pipeline = dali.Pipeline(
+            batch_size=self.batch_size,
+            num_threads=self._num_threads,
+            device_id=self._device_id,
+            prefetch_queue_depth=self._prefetch,
+            # Another augmentation on every rank; the reader has the seed itself.
+            seed=_mixed_seed(self._seed, self._shard_id),
+            exec_dynamic=True,
+            enable_checkpointing=self.saveable,
+        )
+        with pipeline:
+            outputs = self._define_graph()
+            nodes = [outputs[name] for name in names]
+            pipeline.set_outputs(*(node.gpu() if self._device == "gpu" else node for node in nodes))
+        pipeline.build()
+        return pipeline
+
+    def _define_graph(self) -> dict[str, DataNode]:
+        config = self.config
+        jpegs, boxes, labels, image_ids = self._source.read(
+            shard_id=self._shard_id,
+            num_shards=self._num_shards,
+            training=self.training,
+            seed=self._seed,
+        )
+        size = source_size(jpegs)
+        image_size = input_size(config, self.training, _mixed_seed(self._seed))
+        if self.training:
+            view = training_view(config, size, image_size)
+        else:
+            view = whole_view(size, image_size, config.letterbox)
+
+        place = view.place
+        images = decode_window(jpegs, view.window, self._device)
+        images = resize(images, place[2:4])
+        boxes = boxes_to_window(boxes, size, view.window)
+        if self.training and (config.hue or config.saturation > 1 or config.exposure > 1):
+            images = random_hsv(images, config.hue, config.saturation, config.exposure)
+        if config.letterbox or (self.training and config.jitter):
+            images = pad(images, place, image_size)
+        boxes_px = boxes_to_input(boxes, place)
+        if self.training and config.flip_prob:
+            images, boxes_px, place = random_flip(images, boxes_px, place, image_size, config.flip_prob)
+        objects = Objects(boxes_px, labels)
+        mixed = self._mixed_config()
+        if mixed.mosaic_prob or mixed.mixup_prob or mixed.cutmix_prob:
+            images, objects = mix(mixed, images, objects, place, image_size)
+
+        visible = count_visible(objects.boxes_px)
+        (boxes_px, labels), large = select_objects(objects, config)
+        rows = [config.max_instances]
+        return {
+            "images": to_unit(images),
+            "boxes": fn.pad(boxes_px / xyxy(image_size), axes=[0], shape=rows, fill_value=-1),
+            "classes": fn.pad(labels - 1, axes=[0], shape=rows, fill_value=-1),
+            "num_boxes": labels.shape(dtype=types.INT32)[0],
+            "image_ids": image_ids,
+            "image_sizes": size,
+            "letterbox": fn.cast(view.place, dtype=types.FLOAT),
+            "lost": fn.stack(visible - large, dali_math.max(large - config.max_instances, 0)),
+        }
+
+    def _mixed_config(self) -> YOLOv4Config:
+        """The config with the probabilities of mosaic, MixUp and CutMix that hold here."""
+        config = self.config
+        if not (self.training and self._mosaic):
+            return dataclasses.replace(config, mosaic_prob=0.0, mixup_prob=0.0, cutmix_prob=0.0)
+        if self.batch_size == 1:  # nobody to mix with
+            return dataclasses.replace(config, mixup_prob=0.0, cutmix_prob=0.0)
+        return config
+
+
+def _mixed_seed(*parts: int) -> int:
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+def element_spec(
+    config: YOLOv4Config, batch_size: int, *, training: bool, with_targets: bool, count_lost: bool
+) -> dict[str, tf.TensorSpec]:
+    """Name -> shape and dtype of what one batch holds, in order. All loaders of the app give these.
+
+    The sides of the images are None where training draws another size for every batch.
+    """
+    image_size = (None, None) if training and config.multi_scale > 1 else config.image_size
+    spec = {"images": ((*image_size, 3), tf.float32)}
+    if with_targets:
+        spec |= {
+            "boxes": ((config.max_instances, 4), tf.float32),
+            "classes": ((config.max_instances,), tf.int32),
+            "num_boxes": ((), tf.int32),
+        }
+    if not training:
+        spec |= {
+            "image_ids": ((), tf.int64),
+            "image_sizes": ((2,), tf.int32),
+            "letterbox": ((4,), tf.float32),
+        }
+    if count_lost:
+        spec["lost"] = ((2,), tf.int32)
+    return {name: tf.TensorSpec((batch_size, *shape), dtype) for name, (shape, dtype) in spec.items()}

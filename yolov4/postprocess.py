@@ -1,0 +1,131 @@
+"""From the heads' outputs to detections: the best candidates, their boxes, non-maximum suppression per class.
+
+Follows AlexeyAB/darknet src/yolo_layer.c, get_yolo_detections, with one difference: suppression is among the
+best `nms_candidates` only. Its greedynms is our diou: see common/nms.py.
+"""
+
+import math
+
+import tensorflow as tf
+
+from common import nms
+from yolov4.config import STRIDE, YOLOv4Config, get_config
+from yolov4.decoding import decode_boxes, decode_offsets
+
+_METHODS = {"greedy": "hard", "diou": "diou"}  # nms_method -> its name in common/nms.py
+
+
+def decode_heads(
+    raw: list[tf.Tensor], model_name: str, image_size: tuple[int, int]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """All boxes and scores of a published model, for whoever wants them without suppression.
+
+    Args:
+        raw: per head (B, h, w, K, 5 + C), finest stride first, any float type.
+        model_name: whose anchors and scales to use.
+        image_size: (height, width) of the network input that gave `raw`.
+
+    Returns:
+        boxes: float32 (B, N, 4), ltrb, normalised to the network input, not clipped.
+        scores: float32 (B, N, C), objectness times class probability.
+        In both N counts heads, finest stride first, then rows, columns and anchors.
+
+    Raises:
+        ValueError: the shapes of `raw` are not those of this model at this size.
+    """
+    config = get_config(model_name)
+    heads = [tf.convert_to_tensor(head) for head in raw]
+    _check_shapes(heads, config, tuple(image_size))
+    boxes, scores = [], []
+    for number, head in enumerate(heads):
+        batch_size = tf.shape(head)[0]
+        flat = tf.cast(tf.reshape(head, [batch_size, -1, head.shape[-1]]), tf.float32)
+        boxes.append(tf.reshape(decode_boxes(head, config, number), [batch_size, -1, 4]))
+        scores.append(tf.sigmoid(flat[..., 4:5]) * tf.sigmoid(flat[..., 5:]))
+    return tf.concat(boxes, axis=1), tf.concat(scores, axis=1)
+
+
+def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
+    """Turns the outputs of the model into detections, by TensorFlow operations.
+
+    What is not finite, be it a logit or a coordinate, never becomes a detection.
+
+    Args:
+        heads: per head (B, h, w, K, 5 + C), finest stride first, any float type; h and w may be unknown.
+        config: its anchors, masks and scale_xy; nms_method, nms_iou, diou_beta, score_threshold,
+            nms_candidates and max_detections.
+
+    Raises:
+        ValueError: the heads are not those of `config`.
+    """
+    heads = [tf.convert_to_tensor(head) for head in heads]
+    finest = config.strides[0]
+    image_size = [side and side * finest for side in heads[0].shape[1:3]]
+    _check_shapes(heads, config, image_size)
+    best = [_best_of_head(head, config, number) for number, head in enumerate(heads)]
+    boxes, scores = (tf.concat(parts, axis=1) for parts in zip(*best, strict=True))
+    scores, rows, classes = nms.top_candidates(scores, config.nms_candidates)  # (B, K)
+    return nms.suppress(
+        tf.gather(boxes, rows, batch_dims=1),  # (B, K, 4)
+        scores,
+        classes,
+        num_classes=heads[0].shape[-1] - 5,
+        method=_METHODS[config.nms_method],
+        max_detections=config.max_detections,
+        score_threshold=config.score_threshold,
+        iou_threshold=config.nms_iou,
+        beta=config.diou_beta,
+    )
+
+
+def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The R = min(nms_candidates, h * w * K) best-scored predictions of one head, ordered by position.
+
+    No other prediction of this head can be among the candidates, so no other is decoded.
+
+    Returns:
+        boxes (B, R, 4), with a NaN where the raw numbers are not finite; scores (B, R, C), 0 for such.
+    """
+    shape = tf.shape(raw)
+    grid_height, grid_width, num_anchors = shape[1], shape[2], config.anchors_per_location
+    flat = tf.reshape(raw, [shape[0], -1, raw.shape[-1]])  # (B, h * w * K, 5 + C)
+    best_scores = _probability(flat[..., 4]) * _probability(tf.reduce_max(flat[..., 5:], axis=-1))
+    index = nms.top_rows(best_scores, config.nms_candidates)  # (B, R)
+    flat = tf.cast(tf.gather(flat, index, batch_dims=1), tf.float32)
+    offsets = flat[..., :4]
+    sizes = tf.constant([config.anchor_sizes[anchor] for anchor in config.masks[head]], tf.float32)
+    stride = config.strides[head]
+    boxes = decode_offsets(
+        # a sigmoid or a limit would make a box of infinity
+        tf.where(tf.math.is_finite(offsets), offsets, math.nan),
+        rows=index // (num_anchors * grid_width),
+        columns=index // num_anchors % grid_width,
+        anchor_sizes=tf.gather(sizes, index % num_anchors),
+        scale_xy=config.scale_xy[head],
+        grid_size=(grid_height, grid_width),
+        image_size=(stride * grid_height, stride * grid_width),
+    )
+    return boxes, _probability(flat[..., 4:5]) * _probability(flat[..., 5:])
+
+
+def _probability(logits: tf.Tensor) -> tf.Tensor:
+    """Sigmoid in float32; 0 for what is not finite."""
+    return tf.sigmoid(nms.without_nonfinite(tf.cast(logits, tf.float32)))
+
+
+def _check_shapes(
+    heads: list[tf.Tensor], config: YOLOv4Config, image_size: tuple[int | None, int | None]
+) -> None:
+    """ValueError unless these are the heads of `config` for an input of `image_size`; None is unknown."""
+    if len(heads) != len(config.strides):
+        raise ValueError(f"{len(heads)} heads, but {config.model_name} has {len(config.strides)}")
+    if any(side and side % STRIDE for side in image_size):
+        raise ValueError(f"image_size={image_size}: both sides must be multiples of {STRIDE}")
+    for head, stride in zip(heads, config.strides, strict=True):
+        grid = [side and side // stride for side in image_size]
+        expected = [None, *grid, config.anchors_per_location, heads[0].shape[-1]]
+        if not head.shape.is_compatible_with(expected) or head.shape[-1] < 6:
+            raise ValueError(
+                f"a head of shape {tuple(head.shape)}: {config.model_name} at stride {stride} "
+                f"for image_size={tuple(image_size)} gives {tuple(expected)}, the last at least 6"
+            )

@@ -1,0 +1,63 @@
+"""From weights to detections: what evaluation during training, eval.py and infer.py share."""
+
+import pathlib
+
+import keras
+import tensorflow as tf
+
+from common import boxes as box_ops
+from common import errors, hparams, letterbox, weight_files
+from common.evaluation import Detect
+from common.labels import LabelMap
+from yolov4 import postprocess
+from yolov4.config import DETECTION_FIELDS, YOLOv4Config
+from yolov4.model import build_model
+
+
+def load_trained(
+    weights: str | None,
+    image_size: str | None = None,
+    hparams_spec: str | None = None,
+    nms_iou: float | None = None,
+) -> tuple[keras.Model, YOLOv4Config, LabelMap, pathlib.Path]:
+    """The model that `weights` was saved from, with them in it.
+
+    Args:
+        weights: a `.weights.h5` file of ours, or a run directory.
+        image_size: N or HxW to run it at another size.
+        hparams_spec: how to detect, for example `nms_method=diou`; what was trained cannot change any more.
+        nms_iou: instead of that of the weights; `hparams_spec` goes before it.
+
+    Returns:
+        model, config, label map, and the file that was read.
+    """
+    if not weights:
+        raise errors.UserError("--weights is missing: name a .weights.h5 file or a run directory")
+    file = weight_files.find(weights)
+    metadata = weight_files.read_metadata(file)
+    if metadata.get("app") != "yolov4":
+        raise errors.UserError(f"weights {file} were saved by {metadata.get('app')!r}, not by yolov4")
+    config = hparams.from_json(YOLOv4Config, metadata["config"])
+    if image_size:
+        config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
+    if nms_iou is not None:
+        config = hparams.replace(config, {"nms_iou": nms_iou})
+    config = hparams.override(config, hparams_spec, only=DETECTION_FIELDS)
+    model = build_model(config.model_name, metadata["num_classes"], config=config)
+    weight_files.load(model, file)
+    return model, config, LabelMap.from_json(metadata["label_map"]), file
+
+
+def make_detect(model: keras.Model, config: YOLOv4Config) -> Detect:
+    """A compiled function from a batch of the evaluation loader to detections; see common.evaluation."""
+
+    @tf.function(reduce_retracing=True)
+    def detect(images, letterbox_px):
+        heads = model(images, training=False)
+        boxes, scores, classes, _ = postprocess.detect(heads, config)
+        boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
+        # a sum is finite only if all its terms are, and costs less than asking each of them
+        sums = [tf.reduce_sum(tf.cast(head, tf.float32), axis=[1, 2, 3, 4]) for head in heads]
+        return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
+
+    return detect

@@ -1,0 +1,182 @@
+"""Which predictions a box trains: AlexeyAB/darknet src/yolo_layer.c, process_batch.
+
+A box belongs to the anchor whose shape fits it best, of all the anchors of all heads, and to the cell that
+holds its centre; only heads whose mask names that anchor train it. Where iou_thresh is below 1, so does every
+other anchor that fits better than iou_thresh. All boxes of a batch are worked out at once, in static shapes:
+nothing is compacted, so XLA can compile it.
+"""
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from common import boxes as box_ops
+from yolov4.config import YOLOv4Config
+from yolov4.decoding import decode_boxes
+
+# src/yolo_layer.c, process_batch: a prediction none of whose classes is this probable is background, however
+# well its box fits. compare_yolo_class leaves the objectness out.
+IGNORE_CLASS_PROBABILITY = 0.25
+
+IGNORE_CHUNK = 16  # boxes that are compared with all predictions at a time
+
+
+class Assignment(NamedTuple):
+    """What M boxes of B images train in one head of K anchors, h x w cells and C classes.
+
+    Where `assigned` is false, cells, class_targets and num_classes mean nothing.
+    """
+
+    assigned: tf.Tensor  # bool (B, M, K): this box trains this anchor in its cell
+    rows: tf.Tensor  # int32 (B, M): the box's cell
+    columns: tf.Tensor  # int32 (B, M)
+    cells: tf.Tensor  # int32 (B, M, K): position of the prediction among the head's h * w * K
+    owner: tf.Tensor  # bool (B, M, K): the first of the boxes that train this very prediction
+    class_targets: tf.Tensor  # bool (B, M, K, C): the classes of all boxes that train this prediction
+    num_classes: tf.Tensor  # float32 (B, M, K): how many these are
+
+
+def valid_boxes(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
+    """bool (B, M): boxes that can be trained on.
+
+    Those with both sides above 0, finite, with their centre inside the image and a class from 0 to
+    num_classes - 1. Padding is not.
+    """
+    left, top, right, bottom = tf.unstack(tf.cast(boxes, tf.float32), axis=-1)
+    center_x, center_y = (left + right) / 2, (top + bottom) / 2
+    # every comparison with NaN is false
+    inside = (center_x >= 0) & (center_x <= 1) & (center_y >= 0) & (center_y <= 1)
+    extended = (right > left) & (bottom > top) & tf.reduce_all(tf.math.is_finite(boxes), axis=-1)
+    classes = tf.cast(classes, tf.float32)  # TensorFlow compares int32 on the host, even beside a GPU
+    return inside & extended & (classes >= 0) & (classes < num_classes)
+
+
+def assign_targets(
+    boxes: tf.Tensor,
+    classes: tf.Tensor,
+    config: YOLOv4Config,
+    head: int,
+    *,
+    grid_size: tuple[tf.Tensor | int, tf.Tensor | int],
+    num_classes: int,
+) -> Assignment:
+    """The predictions of one head that each box trains.
+
+    A centre exactly on the right or bottom border of the image belongs to the last cell; Darknet would go
+    to a cell outside of the grid.
+
+    Args:
+        boxes: float32 (B, M, 4), ltrb, normalised to the network input, padded; invalid boxes
+            (`valid_boxes`) are assigned nowhere.
+        classes: int (B, M), 0-based, -1 in the padding.
+        config: names the anchors.
+        head: number of the head, the finest stride first.
+        grid_size: (rows, columns) of the head; the network input has its stride times as many pixels.
+        num_classes: C.
+    """
+    valid = valid_boxes(boxes, classes, num_classes)
+    boxes = tf.where(valid[..., None], tf.cast(boxes, tf.float32), [0.0, 0.0, 1.0, 1.0])
+    grid = tf.cast(tf.stack([grid_size[1], grid_size[0]]), tf.float32)  # columns, rows
+
+    centers = (boxes[..., :2] + boxes[..., 2:]) / 2
+    position = tf.minimum(tf.floor(centers * grid), grid - 1)  # (B, M, 2): column, row
+    cell = position[..., 1] * grid[0] + position[..., 0]  # (B, M), a whole number
+
+    best, fit = _fit_anchors(boxes[..., 2:] - boxes[..., :2], config, grid * config.strides[head])
+    mask = tf.constant(config.masks[head], tf.float32)  # (K,)
+    assigned = best[..., None] == mask  # (B, M, K)
+    if config.iou_thresh < 1:
+        assigned |= tf.gather(fit, config.masks[head], axis=-1) > config.iou_thresh
+    assigned &= valid[..., None]
+
+    # Products of 0 and 1 count, without rounding, the boxes that meet in a prediction.
+    same_cell = tf.cast(cell[:, :, None] == cell[:, None, :], tf.float32)  # (B, M, M)
+    earlier = tf.linalg.band_part(same_cell, -1, 0) - tf.linalg.band_part(same_cell, 0, 0)
+    assigned_number = tf.cast(assigned, tf.float32)
+    owner = assigned & (earlier @ assigned_number < 0.5)
+    one_hot = tf.one_hot(classes, num_classes)  # (B, M, C)
+    by_class = assigned_number[..., None] * one_hot[:, :, None, :]  # (B, M, K, C)
+    shape = tf.shape(by_class)
+    meeting = same_cell @ tf.reshape(by_class, [shape[0], shape[1], len(config.masks[head]) * num_classes])
+    class_targets = tf.reshape(meeting, shape) > 0.5
+
+    per_cell = config.anchors_per_location
+    return Assignment(
+        assigned=assigned,
+        rows=tf.cast(position[..., 1], tf.int32),
+        columns=tf.cast(position[..., 0], tf.int32),
+        cells=tf.cast(cell[..., None] * per_cell + tf.range(per_cell, dtype=tf.float32), tf.int32),
+        owner=owner,
+        class_targets=class_targets,
+        num_classes=tf.reduce_sum(tf.cast(class_targets, tf.float32), axis=-1),
+    )
+
+
+def ignore_mask(
+    raw: tf.Tensor,
+    boxes: tf.Tensor,
+    classes: tf.Tensor,
+    num_boxes: tf.Tensor,
+    config: YOLOv4Config,
+    head: int,
+) -> tf.Tensor:
+    """bool (B, h, w, K): predictions too good to be called background, though no box need own them.
+
+    Their IoU with some true box is above ignore_thresh, and some class has a probability above
+    IGNORE_CLASS_PROBABILITY.
+
+    Args:
+        raw: (B, h, w, K, 5 + C), outputs of head number `head`. No gradient flows back to it.
+        boxes, classes: as for `assign_targets`.
+        num_boxes: int (B,), boxes beyond these are padding. Only the padding that the fullest image of the
+            batch has is skipped: the time follows its number of boxes, the memory a chunk of IGNORE_CHUNK.
+        config: names the anchors and the thresholds.
+        head: number of the head, the finest stride first.
+    """
+    raw = tf.stop_gradient(raw)
+    shape = tf.shape(raw)
+    batch, num_predictions = shape[0], shape[1] * shape[2] * shape[3]
+    predictions = tf.reshape(decode_boxes(raw, config, head), [batch, 1, num_predictions, 4])
+
+    valid = valid_boxes(boxes, classes, raw.shape[-1] - 5)
+    # a box without area has an IoU of 0 with everything
+    boxes = tf.where(valid[..., None], tf.cast(boxes, tf.float32), 0.0)
+    padding = -boxes.shape[1] % IGNORE_CHUNK
+    boxes = tf.pad(boxes, [[0, 0], [0, padding], [0, 0]])
+    num_chunks = (tf.reduce_max(num_boxes) + IGNORE_CHUNK - 1) // IGNORE_CHUNK
+
+    def compare(chunk: tf.Tensor, best_iou: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        some = tf.slice(boxes, [0, chunk * IGNORE_CHUNK, 0], [-1, IGNORE_CHUNK, 4])
+        iou = box_ops.iou(some[:, :, None, :], predictions)  # (B, chunk, h w K)
+        return chunk + 1, tf.maximum(best_iou, tf.reduce_max(iou, axis=1))
+
+    _, best_iou = tf.while_loop(
+        lambda chunk, _: chunk < num_chunks,
+        compare,
+        [0, tf.zeros([batch, num_predictions])],
+        shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, None])],
+        parallel_iterations=1,
+    )
+    logit = math.log(IGNORE_CLASS_PROBABILITY / (1 - IGNORE_CLASS_PROBABILITY))
+    probable = tf.reduce_max(tf.cast(raw[..., 5:], tf.float32), axis=-1) > logit
+    return probable & (tf.reshape(best_iou, shape[:4]) > config.ignore_thresh)
+
+
+def _fit_anchors(
+    sizes: tf.Tensor, config: YOLOv4Config, image_size_wh: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Width and height of boxes (B, M, 2) -> best anchor (B, M) and IoU by shape with each, (B, M, A).
+
+    The IoU that box and anchor have with their centres on each other. Of equally good anchors the first is
+    best. float32 both.
+    """
+    anchors = tf.constant(config.anchor_sizes, tf.float32) / image_size_wh  # (A, 2)
+    common = tf.minimum(sizes[..., None, :], anchors)
+    intersection = common[..., 0] * common[..., 1]
+    areas = (sizes[..., 0] * sizes[..., 1])[..., None]
+    fit = intersection / (areas + anchors[:, 0] * anchors[:, 1] - intersection)
+    # argmax promises nothing about ties
+    numbers = tf.range(config.num_anchors, dtype=tf.float32)
+    is_best = fit == tf.reduce_max(fit, axis=-1, keepdims=True)
+    return tf.reduce_min(tf.where(is_best, numbers, float(config.num_anchors)), axis=-1), fit

@@ -1,0 +1,307 @@
+"""The same input pipeline in plain tf.data: what the DALI pipeline is measured against.
+
+    --pipeline_type=tensorflow
+
+Stage for stage the twin of pipeline.py: the same rules, other random numbers. On evaluation images, where
+nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and boxes
+are equal. Colour is turned in true HSV, as Darknet does; DALI's is a linear approximation of it.
+
+All random numbers are functions of (seed, shard, running index of the image or the batch), so that a saved
+and restored iterator goes on exactly as it would have.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from common import box_encoder, dataset, letterbox
+from common.sources import Source
+from common.tf_random import Random
+from yolov4 import pipeline, tf_mosaic
+from yolov4.config import YOLOv4Config
+from yolov4.views import View
+
+# --- 1. how large, and where to look; a View holds int32 tensors here, image_size is an int32 (2,) one ---
+
+
+def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tensor:
+    """int32 (2,): (height, width) of the network input, drawn for every training batch if config says so."""
+    if not training or config.multi_scale == 1:
+        return tf.constant(config.image_size)
+    low, high = config.size_range
+    sizes = tf.constant([config.bucket(units) for units in range(low, high + 1)])
+    return sizes[tf.cast(random.uniform(0.0, len(sizes)), tf.int32)]
+
+
+def whole_view(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> View:
+    """The whole image: as large as fits and in the middle, or stretched over the network input.
+
+    Args:
+        size: int32 (2,), (height, width) of the stored image.
+    """
+    window = tf.concat([[0, 0], size], 0)
+    if not keep_aspect:
+        return View(window, tf.concat([[0, 0], image_size], 0))
+    fitted = tf.stack(letterbox.fit(size[0], size[1], tf.unstack(image_size), tf.minimum, tf.maximum))
+    return View(window, tf.concat([(image_size - fitted) // 2, fitted], 0))
+
+
+def jittered_view(
+    size: tf.Tensor, image_size: tf.Tensor, jitter: float, keep_aspect: bool, random: Random
+) -> View:
+    """A random crop of the image, inwards or outwards, stretched over the network input.
+
+    As in views.py, with the same roundings.
+    """
+    sides = tf.cast(size, tf.float32)
+    moved = random.uniform(-jitter, jitter, (2, 2)) * sides  # the first edges, the last ones; of each y, x
+    if keep_aspect:
+        shape = tf.cast(image_size, tf.float32)
+        moved -= (tf.reduce_max(sides / shape) * shape - sides) / 2
+    moved = tf.cast(tf.floor(moved + 0.5), tf.int32)
+    start, length = moved[0], tf.maximum(size - moved[1] - moved[0], 1)
+    first, last = tf.maximum(start, 0), tf.minimum(start + length, size)  # of the crop, in the image
+
+    def to_input(position: tf.Tensor) -> tf.Tensor:
+        return (2 * image_size * (position - start) + length) // (2 * length)
+
+    place = tf.minimum(to_input(first), image_size - 1)
+    place_size = tf.maximum(to_input(last) - place, 1)
+    return View(tf.concat([first, last - first], 0), tf.concat([place, place_size], 0))
+
+
+def training_view(config: YOLOv4Config, size: tf.Tensor, image_size: tf.Tensor, random: Random) -> View:
+    """The view of a training image: jittered, unless config.jitter is 0."""
+    if config.jitter:
+        return jittered_view(size, image_size, config.jitter, config.letterbox, random)
+    return whole_view(size, image_size, config.letterbox)
+
+
+# --- 2. pixels and boxes of the view ---
+
+
+def resize(image: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Linear, antialiased where it shrinks: uint8 (h, w, 3), `size` is (height, width)."""
+    image = tf.image.resize(image, size, antialias=True)
+    return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
+
+
+def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    """Boxes normalised by the image -> normalised by the window and clipped to it."""
+    boxes_px = boxes * xyxy(size) - xyxy(window[:2])
+    return tf.clip_by_value(boxes_px / xyxy(window[2:]), 0.0, 1.0)
+
+
+def random_hsv(image: tf.Tensor, hue: float, saturation: float, exposure: float, random: Random) -> tf.Tensor:
+    """Turns the hue by -hue .. hue degrees, multiplies saturation and brightness by `random_factor`."""
+    hsv = tf.image.rgb_to_hsv(tf.cast(image, tf.float32) / 255)
+    h, s, v = tf.unstack(hsv, axis=-1)
+    h = tf.math.floormod(h + random.uniform(-hue, hue) / 360, 1.0)
+    s = tf.minimum(s * random_factor(saturation, random), 1.0)
+    v = tf.minimum(v * random_factor(exposure, random), 1.0)
+    return tf.cast(tf.round(tf.image.hsv_to_rgb(tf.stack([h, s, v], -1)) * 255), tf.uint8)
+
+
+def random_factor(limit: float, random: Random) -> tf.Tensor:
+    """Uniform in 1 .. limit, or one over that, each half of the time (Darknet src/utils.c, rand_scale)."""
+    factor = random.uniform(1.0, limit)
+    return tf.where(random.uniform(0.0, 1.0) < 0.5, factor, 1.0 / factor)
+
+
+# --- 3. the network input ---
+
+
+def pad(image: tf.Tensor, place: tf.Tensor, image_size: tf.Tensor) -> tf.Tensor:
+    """uint8 (h, w, 3) -> uint8 (H, W, 3): the image at its place, FILL around it."""
+    top, left, height, width = tf.unstack(place)
+    below, beside = image_size[0] - top - height, image_size[1] - left - width
+    return tf.pad(image, [[top, below], [left, beside], [0, 0]], constant_values=pipeline.FILL)
+
+
+def boxes_to_input(boxes: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+    """Boxes normalised by the window -> pixels of the network input, where the window has that place."""
+    return boxes * xyxy(place[2:]) + xyxy(place[:2])
+
+
+def random_flip(
+    image: tf.Tensor, boxes_px: tf.Tensor, place: tf.Tensor, prob: float, random: Random
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Mirrors left and right: pixels, boxes and the place of the image together."""
+    width = tf.shape(image)[1]
+    left, top, right, bottom = tf.unstack(boxes_px, axis=1)
+    side = tf.cast(width, tf.float32)
+    mirrored = tf.stack([side - right, top, side - left, bottom], axis=1)
+    other_place = tf.stack([place[0], width - place[1] - place[3], place[2], place[3]])
+    chosen = random.uniform(0.0, 1.0) < prob
+    return (
+        tf.where(chosen, image[:, ::-1], image),
+        tf.where(chosen, mirrored, boxes_px),
+        tf.where(chosen, other_place, place),
+    )
+
+
+def select_boxes(
+    boxes_px: tf.Tensor, labels: tf.Tensor, image_size: tf.Tensor, config: YOLOv4Config
+) -> dict[str, tf.Tensor]:
+    """Drops small boxes, keeps the largest of the others, pads.
+
+    Args:
+        boxes_px: float32 (N, 4), ltrb; rows without area are padding.
+        labels: int32 (N,), 1-based.
+
+    Returns:
+        `boxes`, `classes`, `num_boxes` and `lost` of one sample, as in the loader's elements.
+    """
+    visible = tf.math.count_nonzero(tf.reduce_all(boxes_px[:, 2:] > boxes_px[:, :2], 1), dtype=tf.int32)
+    min_size = (config.min_box_size, config.min_box_size)
+    boxes_px, labels = box_encoder.drop_small_boxes_tf(boxes_px, labels, min_size)
+    large = tf.shape(labels)[0]
+    boxes_px, labels = box_encoder.keep_largest_tf(boxes_px, labels, config.max_instances)
+    kept = tf.shape(labels)[0]
+    padding = [[0, config.max_instances - kept]]
+    return {
+        "boxes": tf.pad(boxes_px / xyxy(image_size), padding + [[0, 0]], constant_values=-1.0),
+        "classes": tf.pad(labels - 1, padding, constant_values=-1),
+        "num_boxes": kept,
+        "lost": tf.stack([visible - large, large - kept]),
+    }
+
+
+def xyxy(yx: tf.Tensor) -> tf.Tensor:
+    """(2,), y and x -> float32 (4,): x, y, x, y."""
+    return tf.cast(tf.gather(yx, [1, 0, 1, 0]), tf.float32)
+
+
+# --- 4. the whole pipeline ---
+
+
+class YOLOv4TFPipeline:
+    """Feeds one rank, as YOLOv4Pipeline does, without DALI. Arguments and elements are the same."""
+
+    pipeline_type = "tensorflow"
+    saveable = True
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        config: YOLOv4Config,
+        batch_size: int,
+        training: bool,
+        shard_id: int = 0,
+        num_shards: int = 1,
+        num_threads: int = 2,
+        prefetch: int = 2,
+        seed: int = 0,
+        with_targets: bool = True,
+        count_lost: bool = False,
+        mosaic: bool = True,
+    ) -> None:
+        self.config = config
+        self.batch_size = batch_size
+        self.training = training
+        self.size = source.size
+        self.steps_per_epoch = dataset.steps_per_epoch(
+            source.size, batch_size * num_shards, training=training
+        )
+        self.element_spec = pipeline.element_spec(
+            config, batch_size, training=training, with_targets=with_targets, count_lost=count_lost
+        )
+        self._examples = source.examples(
+            shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
+        )
+        self._mixed = (
+            training and mosaic and bool(config.mosaic_prob or config.mixup_prob or config.cutmix_prob)
+        )
+        self._num_threads = num_threads
+        self._prefetch = prefetch
+        # The size of a batch is the same on all ranks: they wait for each other.
+        self._size_seed = _seed(seed, 0, 1)
+        self._image_seed, self._batch_seed = _seed(seed, shard_id, 2), _seed(seed, shard_id, 3)
+
+    def dataset(self) -> tf.data.Dataset:
+        """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
+        examples = self._examples
+        if not self.training:  # a shorter shard repeats images to fill its steps; their ids tell
+            examples = examples.repeat().take(self.steps_per_epoch * self.batch_size).repeat()
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = self._num_threads
+        parallel = {"num_parallel_calls": self._num_threads, "deterministic": True}
+        return (
+            examples.enumerate()
+            .map(self._preprocess, **parallel)
+            .padded_batch(self.batch_size, drop_remainder=True)  # boxes with rows of 0
+            .enumerate()
+            .map(self._finish, **parallel)
+            .prefetch(self._prefetch)
+            .with_options(options)
+        )
+
+    def _preprocess(self, index: tf.Tensor, example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """One image and its boxes on their canvas."""
+        config = self.config
+        encoded, boxes = example["encoded"], example["boxes"]
+        size = dataset.image_size_tf(encoded)
+        image_size = self._input_size(index // self.batch_size)
+        random = Random(tf.random.fold_in(self._image_seed, index))
+        if self.training:
+            view = training_view(config, size, image_size, random)
+        else:
+            view = whole_view(size, image_size, config.letterbox)
+
+        place = view.place
+        image = dataset.decode_image_tf(encoded, view.window)
+        image = resize(image, place[2:])
+        if self.training and (config.hue or config.saturation > 1 or config.exposure > 1):
+            image = random_hsv(image, config.hue, config.saturation, config.exposure, random)
+        image = pad(image, place, image_size)
+        boxes_px = boxes_to_input(boxes_to_window(boxes, size, view.window), place)
+        if self.training and config.flip_prob:
+            image, boxes_px, place = random_flip(image, boxes_px, place, config.flip_prob, random)
+        return {
+            "images": image,
+            "boxes_px": boxes_px,
+            "labels": example["labels"],
+            "places": place,
+            "image_ids": example["image_id"],
+            "image_sizes": size,
+        }
+
+    def _finish(
+        self, index: tf.Tensor, batch: dict[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """What is made of the batch as a whole, and its last form."""
+        images, boxes_px, labels = batch["images"], batch["boxes_px"], batch["labels"]
+        if self._mixed:
+            random = Random(tf.random.fold_in(self._batch_seed, index))
+            canvases = tf_mosaic.Canvases(images, boxes_px, labels, batch["places"])
+            images, boxes_px, labels = tf_mosaic.mix(canvases, self.config, random)
+        image_size = self._input_size(index)
+        selected = tf.map_fn(
+            lambda sample: select_boxes(*sample, image_size, self.config),
+            (boxes_px, labels),
+            fn_output_signature={
+                "boxes": tf.float32,
+                "classes": tf.int32,
+                "num_boxes": tf.int32,
+                "lost": tf.int32,
+            },
+        )
+        outputs = {
+            "images": tf.cast(images, tf.float32) / 255,
+            **selected,
+            "image_ids": batch["image_ids"],
+            "image_sizes": batch["image_sizes"],
+            "letterbox": tf.cast(batch["places"], tf.float32),
+        }
+        outputs = {
+            name: tf.ensure_shape(outputs[name], spec.shape) for name, spec in self.element_spec.items()
+        }
+        return outputs.pop("images"), outputs
+
+    def _input_size(self, batch_index: tf.Tensor) -> tf.Tensor:
+        return input_size(self.config, self.training, Random(tf.random.fold_in(self._size_seed, batch_index)))
+
+
+def _seed(seed: int, shard_id: int, purpose: int) -> tf.Tensor:
+    state = np.random.SeedSequence([seed, shard_id, purpose]).generate_state(2)
+    return tf.constant(state.astype(np.int32))

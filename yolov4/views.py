@@ -1,0 +1,113 @@
+"""Which part of an image is shown, and where it goes in the network input: the views of YOLOv4, in DALI.
+
+The jitter is that of AlexeyAB/darknet src/data.c, load_data_detection. Everything is whole pixels, of the
+stored image and of the network input: just these are decoded, and boxes move by the very map that the pixels
+move by. Sizes are int32 nodes (height, width), those of the network input too, for it may change from batch
+to batch.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
+from nvidia.dali.data_node import DataNode
+
+from common import letterbox
+from yolov4.config import YOLOv4Config
+
+
+class View(NamedTuple):
+    """Which part of the stored image is shown, and where in the network input. int32 nodes.
+
+    Everything outside `place` is padding. Boxes are clipped to the window and go through the map that takes
+    the window to the place.
+    """
+
+    window: DataNode  # (4,): top, left, height, width in pixels of the stored image
+    place: DataNode  # (4,): top, left, height, width in pixels of the network input
+
+
+def source_size(jpegs: DataNode) -> DataNode:
+    """int32 (2,): (height, width) of the stored image, from its header; EXIF does not turn it."""
+    return int32(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2])
+
+
+def input_size(config: YOLOv4Config, training: bool, seed: int) -> DataNode:
+    """int32 (2,): (height, width) of the network input, drawn for every training batch if config says so.
+
+    `seed` decides, so that all ranks draw alike: they wait for each other, and a large image takes longer.
+
+    As in Darknet (src/detector.c, train_detector, random=1) the shorter side is then any multiple of 32
+    between image_size / multi_scale and image_size * multi_scale, and the shape stays; Darknet draws one for
+    ten batches.
+    """
+    if not training or config.multi_scale == 1:
+        return types.Constant(np.array(config.image_size, np.int32), device="cpu")
+    low, high = config.size_range
+    sizes = np.array([config.bucket(units) for units in range(low, high + 1)], np.int32)
+    drawn = fn.random.uniform(range=(0.0, float(len(sizes))), seed=seed)
+    drawn = dali_math.min(int32(dali_math.floor(drawn)), len(sizes) - 1)  # a cast alone would round
+    # Every sample has drawn: all take what the first one drew.
+    drawn = fn.permute_batch(drawn, indices=types.Constant(0, device="cpu"))
+    return types.Constant(sizes, device="cpu")[drawn]
+
+
+def whole_view(size: DataNode, image_size: DataNode, keep_aspect: bool) -> View:
+    """The whole image: as large as fits and in the middle, or stretched over the network input."""
+    window = fn.cat([0, 0], size)
+    if not keep_aspect:
+        return View(window, fn.cat([0, 0], image_size))
+    limits = image_size[0], image_size[1]
+    fitted = fn.stack(*letterbox.fit(size[0], size[1], limits, dali_math.min, dali_math.max))
+    return View(window, fn.cat((image_size - fitted) // 2, fitted))
+
+
+def jittered_view(size: DataNode, image_size: DataNode, jitter: float, keep_aspect: bool) -> View:
+    """A random crop of the image, inwards or outwards, stretched over the network input.
+
+    Each edge moves by up to `jitter` times the image's side, each on its own; what the crop has outside the
+    image is padding. To keep the aspect ratio, but for the jitter's own changes, the crop first grows along
+    the side that is too short for the shape of the network input, half of it at each end.
+    """
+    longer = 0.0
+    if keep_aspect:
+        longer = dali_math.max(_swap(size) * image_size / _swap(image_size) - size, 0.0)
+    start = round_half_up(_jitter(jitter) * size - longer / 2)
+    end = size - round_half_up(_jitter(jitter) * size - longer / 2)
+    length = dali_math.max(end - start, 1)
+    first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # of the crop, in the image
+
+    def to_input(position: DataNode) -> DataNode:  # the nearest pixel, halves up, in whole numbers
+        return (2 * image_size * (position - start) + length) // (2 * length)
+
+    place = dali_math.min(to_input(first), image_size - 1)
+    place_size = dali_math.max(to_input(last) - place, 1)
+    return View(fn.cat(first, last - first), fn.cat(place, place_size))
+
+
+def training_view(config: YOLOv4Config, size: DataNode, image_size: DataNode) -> View:
+    """The view of a training image: jittered, unless config.jitter is 0."""
+    if config.jitter:
+        return jittered_view(size, image_size, config.jitter, config.letterbox)
+    return whole_view(size, image_size, config.letterbox)
+
+
+def _jitter(limit: float) -> DataNode:
+    return fn.random.uniform(range=(-limit, limit), shape=[2])
+
+
+def _swap(size: DataNode) -> DataNode:
+    return fn.stack(size[1], size[0])
+
+
+def round_half_up(values: DataNode) -> DataNode:
+    return int32(dali_math.floor(values + 0.5))
+
+
+def int32(values: DataNode) -> DataNode:
+    return fn.cast(values, dtype=types.INT32)
+
+
+def uniform(low: float, high: float) -> DataNode | float:
+    return fn.random.uniform(range=(low, high)) if low < high else float(low)  # DALI refuses an empty range
