@@ -51,7 +51,8 @@ class YOLOv4Config:
     iou_normalizer: float = 0.07
     obj_normalizer: float = 1.0
     cls_normalizer: float = 1.0
-    size_weighting: bool = True  # the box loss of each box times 2 - its share of the image (losses.py)
+    box_gradient: str = "darknet"  # exact, darknet: what the box loss hands back (losses.py)
+    size_weighting: bool = False  # the box loss of each box times 2 - its share of the image (losses.py)
     max_delta: float = 0.0  # largest gradient of the box loss by a raw output; 0: no limit
     label_smoothing: float = 0.0
     weight_decay: float = 5e-4  # times half the sum of squares of the kernels
@@ -194,6 +195,7 @@ _SHARES = (
 )
 _CHOICES: dict[str, tuple[str, ...]] = {
     "backbone": tuple(HEAD_STRIDES),
+    "box_gradient": ("exact", "darknet"),
     "optimizer": ("sgd", "adam"),
     "lr_schedule": ("steps", "cosine"),
     "nms_method": ("greedy", "diou"),
@@ -242,6 +244,8 @@ _TABLE: dict[str, tuple[int, dict]] = {
             "jitter": 0.2,
             "mosaic_prob": 0.5,
             "close_mosaic": 5,
+            "box_gradient": "exact",
+            "size_weighting": True,
             "iou_normalizer": 0.5,
             "optimizer": "adam",
             "learning_rate": 0.016,

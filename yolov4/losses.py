@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from common import boxes as box_ops
 from yolov4.config import YOLOv4Config
-from yolov4.decoding import decode_offsets
+from yolov4.decoding import MAX_LOG_SIZE, decode_offsets
 from yolov4.targets import Assignment, assign_targets, ignore_mask
 
 
@@ -29,9 +29,13 @@ def box_loss(
     CIoU compares aspect ratios of normalised sides, as Darknet does: on a network input that is not square
     they are not the ratios in pixels.
 
-    The gradient is the derivative by the raw outputs. What Darknet's delta_yolo_box hands back is one by the
-    box itself, without the slope of the sigmoid, the number of columns and the size of the anchor: 3 to 270
-    times as large for yolov4 at 608, most for small boxes. Its normaliser and max_delta are made for that.
+    config.box_gradient says what is handed back to the raw outputs. "exact" is the derivative of the loss.
+    "darknet" is what Darknet's delta_yolo_box takes for it, and what its iou_normalizer of 0.07 and max_delta
+    of 5 are made for: the derivative by the box itself, in units of the image, as if the raw outputs were
+    its centre and sides (`_darknet_derivative`). That is larger than the exact one by the number of columns
+    over the slope of the sigmoid, and by the image over the anchor: 3 times for the sides of the largest
+    anchor of yolov4 at 608, 270 times for the centre of the smallest. Under the exact derivative 0.07 hardly
+    moves the boxes beside the sums of the other two losses; 2 is about right.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
     Darknet hands this factor to delta_yolo_box, which uses it in its squared-error branch only: without the
@@ -53,12 +57,11 @@ def box_loss(
     """
     stride = config.strides[head]
     boxes = boxes[:, :, None, :]  # (B, M, 1, 4)
-    weight = config.iou_normalizer
-    if config.size_weighting:
-        weight *= 2.0 - box_ops.area(boxes)
+    area = box_ops.area(boxes)
+    weight = config.iou_normalizer * (2.0 - area if config.size_weighting else tf.ones_like(area))
 
-    def loss_of_each(offsets: tf.Tensor) -> tf.Tensor:  # (B, M, K)
-        predictions = decode_offsets(
+    def decode(offsets: tf.Tensor) -> tf.Tensor:  # (B, M, K, 4)
+        return decode_offsets(
             offsets,
             rows=assignment.rows[:, :, None],
             columns=assignment.columns[:, :, None],
@@ -67,9 +70,19 @@ def box_loss(
             grid_size=grid_size,
             image_size=(stride * grid_size[0], stride * grid_size[1]),
         )
-        return weight * (1.0 - box_ops.ciou(predictions, boxes))
 
-    loss = _limit_gradient(loss_of_each, tf.cast(offsets, tf.float32), config.max_delta)
+    # The derivative is worked out in the forward pass, so that what comes after (the mean over the batch, the
+    # loss scale of float16) multiplies one that is cut already.
+    @tf.custom_gradient
+    def loss_of_each(offsets: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        ciou, derivative = _DERIVATIVES[config.box_gradient](offsets, boxes, decode)
+        derivative *= -weight[..., None]
+        derivative = tf.where(tf.math.is_finite(derivative), derivative, 0.0)
+        if config.max_delta:
+            derivative = tf.clip_by_value(derivative, -config.max_delta, config.max_delta)
+        return weight * (1.0 - ciou), lambda upstream: upstream[..., None] * derivative
+
+    loss = loss_of_each(tf.cast(offsets, tf.float32))  # (B, M, K)
     if config.iou_thresh < 1:
         loss /= tf.maximum(assignment.num_classes, 1.0)
     return tf.reduce_sum(tf.where(assignment.assigned, loss, 0.0))
@@ -177,29 +190,41 @@ def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tens
     return weight_decay * tf.add_n([tf.nn.l2_loss(tf.cast(v.value, tf.float32)) for v in kernels])
 
 
-def _limit_gradient(
-    loss_of_each: Callable[[tf.Tensor], tf.Tensor], offsets: tf.Tensor, max_delta: float
-) -> tf.Tensor:
-    """`loss_of_each(offsets)`, with the derivative of each loss cut to +-max_delta (0: not cut).
+def _exact_derivative(
+    offsets: tf.Tensor, boxes: tf.Tensor, decode: Callable[[tf.Tensor], tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """CIoU (...) of the boxes `decode(offsets)` and `boxes`, and its derivative by the offsets (..., 4)."""
+    with tf.GradientTape() as tape:
+        tape.watch(offsets)
+        ciou = box_ops.ciou(decode(offsets), boxes)
+    return ciou, tape.gradient(ciou, offsets)
 
-    The derivative is worked out beforehand, so that what comes after (the mean over the batch, the loss scale
-    of float16) multiplies a gradient that is cut already. Derivatives that are not finite become 0.
 
-    Args:
-        loss_of_each: (..., 4) -> (...), each of which depends on its own four numbers alone.
-        offsets: float32 (..., 4).
-        max_delta: limit.
+def _darknet_derivative(
+    offsets: tf.Tensor, boxes: tf.Tensor, decode: Callable[[tf.Tensor], tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """CIoU as above, and what Darknet takes for its derivative (src/yolo_layer.c, delta_yolo_box).
+
+    By centre x, centre y, width and height of the box, normalised, and passed on to the raw outputs as it is;
+    by the sides times the exponential of the raw output, without the anchor. IoU counts twice by the sides,
+    and the aspect term is without its divisor width**2 + height**2, as in the CIoU paper. One departure:
+    src/box.c dx_box_iou has the wrong sign where the centre moves the enclosing box; ours is the derivative.
     """
+    boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(boxes_cxcywh)
+        predictions = box_ops.cxcywh_to_ltrb(boxes_cxcywh)
+        iou, diou, ciou = (f(predictions, boxes) for f in (box_ops.iou, box_ops.diou, box_ops.ciou))
+        distance, aspect = iou - diou, diou - ciou
+    sides = boxes_cxcywh[..., 2:]
+    divisor = tf.reduce_sum(tf.square(sides), axis=-1, keepdims=True)
+    derivative = (
+        tape.gradient(iou, boxes_cxcywh) * [1.0, 1.0, 2.0, 2.0]
+        - tape.gradient(distance, boxes_cxcywh)
+        - tape.gradient(aspect, boxes_cxcywh) * divisor
+    )
+    factors = tf.exp(tf.minimum(offsets[..., 2:], MAX_LOG_SIZE))
+    return ciou, derivative * tf.concat([tf.ones_like(factors), factors], axis=-1)
 
-    @tf.custom_gradient
-    def limited(offsets: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        with tf.GradientTape() as tape:
-            tape.watch(offsets)
-            losses = loss_of_each(offsets)
-        derivative = tape.gradient(losses, offsets)
-        derivative = tf.where(tf.math.is_finite(derivative), derivative, 0.0)
-        if max_delta:
-            derivative = tf.clip_by_value(derivative, -max_delta, max_delta)
-        return losses, lambda upstream: upstream[..., None] * derivative
 
-    return limited(offsets)
+_DERIVATIVES = {"exact": _exact_derivative, "darknet": _darknet_derivative}

@@ -152,3 +152,40 @@ def deltas(raw, boxes, classes, config, head):
                 by_class[cell] = low - probability[cell][1:]
             by_class[cell][classes[n]] = high - probability[cell][1 + classes[n]]
     return objectness, by_class
+
+
+def box_delta(raw, box, config, head, cell, grid_size):
+    """Darknet's delta of the raw x, y, width, height (4,) of one prediction for one box, before clip_value.
+
+    src/box.c dx_box_iou and src/yolo_layer.c delta_yolo_box. Not followed: the sign of the enclosing box's
+    part of the delta of x and y, which is against the derivative there; and, where the boxes lie apart in
+    both directions, the product of two negative sides for an intersection.
+    """
+    prediction = decode(raw, config, head, *cell, grid_size)
+    delta = np.zeros(4)
+    shared = [min(prediction[2 + i], box[2 + i]) - max(prediction[i], box[i]) for i in (0, 1)]
+    sides = prediction[2:] - prediction[:2]
+    intersection = shared[0] * shared[1] if min(shared) > 0 else 0.0
+    union = sides.prod() + (box[2] - box[0]) * (box[3] - box[1]) - intersection
+    hull = [max(prediction[2 + i], box[2 + i]) - min(prediction[i], box[i]) for i in (0, 1)]
+    diagonal = hull[0] ** 2 + hull[1] ** 2
+    apart = (box[:2] + box[2:] - prediction[:2] - prediction[2:]) / 2
+    distance = (apart**2).sum()
+    for i in (0, 1):  # horizontally, vertically
+        if min(shared) > 0:
+            by_edge = []
+            for sign, inside in ((-1, prediction[i] > box[i]), (1, prediction[2 + i] < box[2 + i])):
+                d_intersection = sign * shared[1 - i] * inside
+                d_union = sign * sides[1 - i] - d_intersection
+                by_edge.append((union * d_intersection - intersection * d_union) / union**2)
+            delta[i] += by_edge[0] + by_edge[1]
+            delta[2 + i] += by_edge[1] - by_edge[0]  # not halved
+        low, high = prediction[i] < box[i], prediction[2 + i] > box[2 + i]
+        d_diagonal = 2 * hull[i] * (float(high) - float(low))
+        delta[i] += (2 * apart[i] * diagonal + d_diagonal * distance) / diagonal**2
+        delta[2 + i] += hull[i] * (float(high) + float(low)) * distance / diagonal**2
+    *_, alpha = ciou_terms(prediction, box)
+    angle = np.arctan((box[2] - box[0]) / (box[3] - box[1])) - np.arctan(sides[0] / sides[1])
+    delta[2:] += alpha * 8 / np.pi**2 * angle * np.array([sides[1], -sides[0]])
+    delta[2:] *= np.exp(raw[2:4])
+    return config.iou_normalizer * delta

@@ -13,11 +13,14 @@ from yolov4 import losses
 from yolov4.config import get_config
 from yolov4.decoding import decode_boxes
 
-YOLOV4 = dataclasses.replace(get_config("yolov4"), max_delta=0.0)
-TINY = dataclasses.replace(get_config("yolov4-tiny"), label_smoothing=0.1, size_weighting=False)
+DARKNET = dataclasses.replace(get_config("yolov4"), max_delta=0.0)
+YOLOV4 = dataclasses.replace(DARKNET, box_gradient="exact", size_weighting=True)
+TINY = dataclasses.replace(get_config("yolov4-tiny"), box_gradient="exact", label_smoothing=0.1)
 # normalisers that differ, so that no two can be mistaken for each other
 WEIGHTED = dataclasses.replace(YOLOV4, iou_normalizer=0.5, obj_normalizer=0.7, cls_normalizer=1.3)
-CONFIGS = pytest.mark.parametrize("config", [YOLOV4, TINY, WEIGHTED], ids=["yolov4", "tiny", "weighted"])
+CONFIGS = pytest.mark.parametrize(
+    "config", [YOLOV4, TINY, WEIGHTED, DARKNET], ids=["yolov4", "tiny", "weighted", "darknet"]
+)
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 
@@ -80,7 +83,8 @@ def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
         pytest.param(YOLOV4, "eager", id="yolov4-eager"),
         pytest.param(YOLOV4, "graph", id="yolov4-graph"),
         pytest.param(WEIGHTED, "eager", id="weighted-eager"),
-        pytest.param(WEIGHTED, "xla", id="weighted-xla"),
+        pytest.param(DARKNET, "eager", id="darknet-eager"),
+        pytest.param(DARKNET, "xla", id="darknet-xla"),
         pytest.param(TINY, "eager", id="tiny-eager"),
         pytest.param(TINY, "xla", id="tiny-xla"),
     ],
@@ -151,6 +155,36 @@ def test_ignored_predictions_have_no_objectness_gradient():
     assert gradients[1][0, 4, 4, 1, 4] == -0.5  # the owner: 1 - sigmoid(0)
 
 
+def test_box_gradients_are_darknets_deltas():
+    """As dx_box_iou gives them for boxes that overlap, contain each other or lie apart."""
+    rows = [*BOXES, (0.51, 0.51, 0.53, 0.55, 0)]
+    targets = make_targets([rows, []])
+    boxes, classes = targets["boxes"][0].numpy().astype(float), targets["classes"][0].numpy()
+    overlaps = []
+    for model_name in ("yolov4", "yolov4-tiny"):
+        config = dataclasses.replace(get_config(model_name), max_delta=0.0)
+        assert config.box_gradient == "darknet"
+        heads = make_heads(config, 2, (96, 64), seed=4, scale=2.0)
+        heads[0][..., 2:4] -= 2.0
+        for head, gradient in enumerate(box_gradients(heads, targets, config)):
+            raw = heads[head][0].astype(np.float64)
+            expected = np.zeros((*raw.shape[:3], 4))
+            trained = darknet_rules.assign(boxes, classes, config, head, raw.shape[:2], NUM_CLASSES)
+            for cell, numbers in trained.items():
+                shared = len({classes[n] for n in numbers}) if config.iou_thresh < 1 else 1
+                prediction = darknet_rules.decode(raw[cell][:4], config, head, *cell, raw.shape[:2])
+                for n in numbers:
+                    delta = darknet_rules.box_delta(
+                        raw[cell][:4], boxes[n], config, head, cell, raw.shape[:2]
+                    )
+                    expected[cell] += delta / shared
+                    overlaps.append(darknet_rules.iou(prediction, boxes[n]))
+            np.testing.assert_allclose(-2 * gradient[0], expected, rtol=1e-4, atol=1e-5)
+            assert not gradient[1].any()
+    assert min(overlaps) == 0
+    assert max(overlaps) > 0.2
+
+
 def box_gradients(heads, targets, config, **more):
     _, gradients = value_and_gradients(heads, targets, config, **more)
     return [gradient[..., :4] for gradient in gradients]
@@ -196,16 +230,17 @@ def test_max_delta_leaves_the_value_alone():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_box_gradient_that_is_not_finite_becomes_zero(bad):
-    heads = make_heads(YOLOV4, 1, (64, 96))
+@pytest.mark.parametrize("config", [YOLOV4, DARKNET], ids=["exact", "darknet"])
+def test_a_box_gradient_that_is_not_finite_becomes_zero(config, bad):
+    heads = make_heads(config, 1, (64, 96))
     for head in heads:
         head[..., 0] = bad
-    for gradient in box_gradients(heads, make_targets([BOXES]), YOLOV4):
+    for gradient in box_gradients(heads, make_targets([BOXES]), config):
         assert np.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize(
-    ("model_name", "mode"), [("yolov4", "eager"), ("yolov4-tiny", "eager"), ("yolov4-tiny", "xla")]
+    ("model_name", "mode"), [("yolov4", "eager"), ("yolov4-nano", "eager"), ("yolov4-tiny", "xla")]
 )
 def test_finite_on_degenerate_input(model_name, mode):
     config = get_config(model_name)
@@ -268,7 +303,7 @@ def test_half_precision_heads_give_a_float32_loss():
         np.testing.assert_allclose(a, b, atol=1e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("model_name", ["yolov4", "yolov4-tiny"])
+@pytest.mark.parametrize("model_name", ["yolov4", "yolov4-tiny", "yolov4-nano"])
 def test_free_raw_outputs_learn_the_boxes(model_name):
     """The heads themselves as variables: every prediction that a box trains finds it."""
     config = get_config(model_name)

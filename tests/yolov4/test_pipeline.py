@@ -282,7 +282,7 @@ def test_resize_is_linear_and_antialiased(size):
     ((got,),) = run_stage(lambda i, s: [pipeline.resize(i, s)], [(np.asarray(image), np.int32(size))])
     expected = np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR), int)
     assert got.shape == expected.shape
-    assert np.abs(got - expected).max() <= 2 and np.abs(got - expected).mean() < 0.5
+    assert np.abs(got - expected).max() <= 4 and np.abs(got - expected).mean() < 0.5
 
 
 def test_boxes_go_through_the_map_from_window_to_place():
