@@ -29,7 +29,6 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
         config: a frozen dataclass instance.
         spec: `key=value,key=value` (a comma followed by `key=` starts the next pair, so a value may hold
             commas: `aspect_ratios=1.0,2.0,0.5`), the path of a YAML mapping, or None.
-
         only: the fields that may be changed here; None: all.
 
     Raises:
@@ -68,16 +67,22 @@ def check(
     shares: Collection[str],
     below_one: Collection[str],
 ) -> None:
-    """Raises ValueError with the first field of `config` that is out of its range; NaN always is.
+    """Raises ValueError with the first field of `config` that is out of its range.
+
+    NaN and infinity always are, in any field.
 
     Args:
-        config: any object with the fields that follow.
+        config: a dataclass instance with the fields that follow.
         choices: field -> the words it may hold.
         at_least_one: fields that must be 1 or more.
         not_negative: fields that must be finite and 0 or more.
         shares: fields that must be 0 to 1.
         below_one: those of them that must not be 1.
     """
+    for name, value in vars(config).items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise ValueError(f"{name}={value}: need finite numbers")
     for field, words in choices.items():
         if getattr(config, field) not in words:
             raise ValueError(f"{field}={getattr(config, field)!r} is not one of {', '.join(words)}")
@@ -99,12 +104,15 @@ def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:
     """A config from the JSON form that travels with the weights (lists become tuples again, nested ones too).
 
     Raises:
-        UserError: another version wrote it, with a setting that this one does not have.
+        UserError: another version wrote it, with a setting that this one does not have, or without one that
+            it needs.
     """
     known = {field.name for field in dataclasses.fields(config_type)}
-    unknown_names = sorted(fields.keys() - known)
-    if unknown_names:
-        raise UserError(f"the weights were saved by another version: it had the setting {unknown_names[0]!r}")
+    required = {f.name for f in dataclasses.fields(config_type) if f.default is dataclasses.MISSING}
+    surplus, missing = sorted(fields.keys() - known), sorted(required - fields.keys())
+    if surplus or missing:
+        difference = f"had the setting {surplus[0]!r}" if surplus else f"had no setting {missing[0]!r}"
+        raise UserError(f"the weights were saved by another version: it {difference}")
     return config_type(**{name: _tuples(value) for name, value in fields.items()})
 
 

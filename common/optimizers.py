@@ -11,6 +11,7 @@ def make_optimizer(
     clip_norm: float,
     precision: str,
     accumulate_steps: int = 1,
+    initial_loss_scale: float = 2.0**15,
 ) -> keras.optimizers.Optimizer:
     """SGD with momentum or Adam, inside a loss-scale optimizer for float16.
 
@@ -23,6 +24,7 @@ def make_optimizer(
         clip_norm: largest global norm of the gradients; 0 turns clipping off.
         precision: float32, mixed_bfloat16 or mixed_float16; the last gets the loss scale.
         accumulate_steps: batches whose gradients are averaged into one update.
+        initial_loss_scale: of float16; it halves at every overflow and doubles after 2000 updates without.
     """
     common = {
         "learning_rate": schedule,
@@ -36,5 +38,5 @@ def make_optimizer(
     else:
         raise ValueError(f"no optimizer {name!r}: sgd, adam")
     if precision == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=initial_loss_scale)
     return optimizer

@@ -25,9 +25,10 @@ from nvidia.dali.data_node import DataNode
 
 from common import box_encoder, dataset
 from common.anchors import Anchors
+from common.dali_ops import count_visible, decode_window, int32, resize, uniform
 from common.sources import Source
 from efficientdet.config import EfficientDetConfig
-from efficientdet.views import int32, random_view, source_size, uniform, whole_view
+from efficientdet.views import random_view, source_size, whole_view
 
 # ImageNet, RGB, for pixels in 0..255: google/automl efficientdet/hparams_config.py mean_rgb, stddev_rgb.
 MEAN_RGB = (0.485 * 255, 0.456 * 255, 0.406 * 255)
@@ -42,24 +43,6 @@ GRID_MASK_ANGLE = math.radians(10)
 
 
 # --- 1. pixels and boxes of the view ---
-
-
-def decode_window(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
-    """uint8 (h, w, 3) RGB, as stored (EXIF does not turn it). Decodes no more than the format demands."""
-    return fn.decoders.image_slice(
-        jpegs,
-        start=window[0:2],
-        shape=window[2:4],
-        axes=[0, 1],
-        device="mixed" if device == "gpu" else "cpu",
-        output_type=types.RGB,
-        adjust_orientation=False,
-    )
-
-
-def resize(images: DataNode, size: DataNode) -> DataNode:
-    """Linear, antialiased where it shrinks; `size` is (height, width)."""
-    return fn.resize(images, size=fn.cast(size, dtype=types.FLOAT), interp_type=types.INTERP_LINEAR)
 
 
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
@@ -149,12 +132,6 @@ def augment(config: EfficientDetConfig, images: DataNode, boxes: DataNode) -> tu
     if config.brightness or config.contrast or config.saturation or config.hue:
         images = random_color(images, config.brightness, config.contrast, config.saturation, config.hue)
     return images, boxes
-
-
-def count_visible(boxes: DataNode) -> DataNode:
-    """Number of boxes with any area left, int32 scalar."""
-    visible = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    return fn.reductions.sum(int32(visible), dtype=types.INT32)
 
 
 class EfficientDetPipeline:

@@ -234,7 +234,7 @@ def train(
     }
 
     # --- One step ---------------------------------------------------------------------------------
-    @tf.function(jit_compile=xla)
+    @tf.function(jit_compile=xla, reduce_retracing=not xla)
     def train_step(images, targets):
         with tf.GradientTape() as tape:
             class_logits, box_offsets = model(images, training=True)

@@ -12,6 +12,7 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common import letterbox
+from common.dali_ops import int32, uniform
 from efficientdet.config import EfficientDetConfig
 
 # min_iou_crop: NVIDIA/retinanet-examples odtk/dali.py RandomBBoxCrop.
@@ -108,14 +109,6 @@ def _whole_pixels(start: DataNode, length: DataNode, side: DataNode) -> tuple[Da
 def _fit(window: DataNode, image_size: tuple[int, int]) -> View:
     sides = letterbox.fit(window[2], window[3], image_size, dali_math.min, dali_math.max)
     return View(window, int32(fn.stack(*sides)))
-
-
-def int32(values: DataNode) -> DataNode:
-    return fn.cast(values, dtype=types.INT32)
-
-
-def uniform(low: float, high: float) -> DataNode | float:
-    return fn.random.uniform(range=(low, high)) if low < high else float(low)  # DALI refuses an empty range
 
 
 def random_view(

@@ -10,6 +10,7 @@ import math
 from common import hparams
 from common.errors import unknown
 
+MAX_MULTI_SCALE = 4.0  # sixteen times the pixels: more is a typing error
 STRIDE = 32  # of the coarsest head: both sides of the network input are multiples of it
 
 
@@ -86,7 +87,7 @@ class YOLOv4Config:
             at_least_one=_AT_LEAST_ONE,
             not_negative=_NOT_NEGATIVE,
             shares=_SHARES,
-            below_one=("ema_decay", "bn_momentum"),
+            below_one=("ema_decay", "bn_momentum", "momentum"),
         )
         if any(side % STRIDE for side in self.image_size):
             height, width = self.image_size
@@ -97,14 +98,19 @@ class YOLOv4Config:
                 f"{len(self.masks)} masks and {len(self.scale_xy)} scale_xy for {self.backbone}, "
                 f"which has {heads} heads"
             )
-        if len({len(mask) for mask in self.masks}) != 1 or len(self.anchors) % 2:
-            raise ValueError("every head needs as many anchors as the others, and every anchor two numbers")
+        if len({len(mask) for mask in self.masks}) != 1 or len(self.anchors) % 2 or not self.anchors:
+            raise ValueError(
+                f"anchors={self.anchors}, masks={self.masks}: every head needs as many anchors as the "
+                "others, and every anchor two numbers"
+            )
         if min(self.anchors) <= 0 or not all(0 <= i < self.num_anchors for mask in self.masks for i in mask):
             raise ValueError(
                 f"masks={self.masks} must name some of the {self.num_anchors} anchors, and these be positive"
             )
         if self.width <= 0 or self.diou_beta <= 0:
             raise ValueError("width and diou_beta must be above 0")
+        if min(self.scale_xy) < 1 or self.multi_scale > MAX_MULTI_SCALE:
+            raise ValueError(f"need scale_xy of at least 1 and multi_scale of at most {MAX_MULTI_SCALE}")
         if list(self.lr_steps) != sorted(self.lr_steps) or not all(0 < step <= 1 for step in self.lr_steps):
             raise ValueError(f"lr_steps={self.lr_steps}: need shares of the run, from 0 to 1, in order")
         if self.jitter >= 0.5:

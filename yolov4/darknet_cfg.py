@@ -3,8 +3,9 @@
     text = cfg_text(get_config("yolov4"), num_classes=80)
 
 The layers are network.py's. The recipe is written as far as Darknet's detector knows it: CutMix,
-close_mosaic, clip_norm and the probabilities of mosaic and MixUp (one half there, and only one of the two)
-have no counterpart.
+close_mosaic, clip_norm, size_weighting, min_box_size, bn_momentum and the probabilities of mosaic and MixUp
+(one half there, and only one of the two) have no counterpart, and iou_normalizer means what it says under
+box_gradient=darknet only.
 """
 
 import math
@@ -111,7 +112,8 @@ def _yolo(layer: Yolo, config: YOLOv4Config, num_classes: int) -> dict[str, Any]
         "iou_normalizer": config.iou_normalizer,
         "obj_normalizer": config.obj_normalizer,
         "iou_loss": "ciou",
-        "nms_kind": {"greedy": "greedynms", "diou": "diounms"}[config.nms_method],
+        # its greedynms is not plain IoU: common/nms.py
+        "nms_kind": {"greedy": "default", "diou": "diounms"}[config.nms_method],
         "beta_nms": config.diou_beta,
     }
     if config.iou_thresh < 1:

@@ -267,7 +267,9 @@ def _from_darknet(
     if not model_name:
         raise UserError(f"--model_name is missing: {weights} is of which of {', '.join(MODEL_NAMES)}?")
     _refuse_existing(pathlib.Path(output))
-    config = hparams.override(get_config(model_name), hparams_spec)
+    config = get_config(model_name)
+    fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
+    config = hparams.override(config, hparams_spec, only=fields)
     if image_size:
         config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
     model = build_model(model_name, config=config)

@@ -64,7 +64,9 @@ def _read_own(weights: str, config: YOLOv4Config) -> _Source:
             " its own kind"
         )
     values = {weight.path: weight.value for weight in model.weights}
-    return _Source(values, own_config.anchors_per_location, label_map.names)
+    same = (own_config.anchors, own_config.masks) == (config.anchors, config.masks)
+    remark = "" if same else "; its anchors are others, so boxes start at other sizes"
+    return _Source(values, own_config.anchors_per_location, label_map.names, remark)
 
 
 def _read_darknet(weights: str, model: keras.Model, config: YOLOv4Config) -> _Source:

@@ -72,7 +72,6 @@ def build_model(
             case Upsample():
                 x = keras.layers.UpSampling2D(2, name=f"{name}.upsample")(x)
             case Yolo():
-                # float32 also under mixed precision: boxes and losses take exponentials of these
                 split = SplitAnchors(config.anchors_per_location, dtype="float32", name=f"{name}.raw")
                 heads[layer.head] = split(x)
         tensors.append(x)
@@ -87,6 +86,7 @@ def _convolution(x: keras.KerasTensor, layer: Conv, config: YOLOv4Config, name: 
         pad = layer.size // 2
         x = keras.layers.ZeroPadding2D(((pad, 0), (pad, 0)), name=f"{name}.pad")(x)
         padding = "valid"
+    is_head = layer.activation == "linear"
     x = keras.layers.Conv2D(
         layer.channels,
         layer.size,
@@ -96,7 +96,10 @@ def _convolution(x: keras.KerasTensor, layer: Conv, config: YOLOv4Config, name: 
         # uniform in +-sqrt(2 / (size * size * input_channels)): src/convolutional_layer.c,
         # make_convolutional_layer; Keras' limit is sqrt(3 * scale / fan_in)
         kernel_initializer=keras.initializers.VarianceScaling(2 / 3, "fan_in", "uniform"),
-        bias_initializer=keras.initializers.Zeros() if layer.batch_norm else _head_bias(layer, config),
+        bias_initializer=_head_bias(layer, config) if is_head else keras.initializers.Zeros(),
+        # float32 also under mixed precision: boxes and losses take exponentials of these, and equal scores
+        # of few digits would make the order of detections arbitrary
+        dtype="float32" if is_head else None,
         name=f"{name}.conv",
     )(x)
     if layer.batch_norm:

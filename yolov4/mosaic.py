@@ -32,9 +32,10 @@ image of the batch, at that canvas' own scale:
 So padding shows only where an image is smaller than its tile.
 
 Boxes move with their tile and are clipped to it. Darknet clips them to the whole image only, unless
-mosaic_bound=1, and so leaves boxes on a neighbour's pixels. It reads four new images for each mosaic, and a
-batch of it is all mosaics or none; here the four are of one batch, so that nothing is decoded for a mosaic,
-and each image is one or not by its own chance.
+mosaic_bound=1, and so leaves boxes on a neighbour's pixels. It reads four new images for each mosaic, moves
+half of them towards the cut point before it crops them, and a batch of it is all mosaics or none; here the
+four are of one batch, so that nothing is decoded or cropped for a mosaic, and each image is one or not by its
+own chance.
 """
 
 from typing import NamedTuple

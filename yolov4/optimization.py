@@ -13,6 +13,10 @@ from keras import ops
 from common import optimizers
 from yolov4.config import YOLOv4Config
 
+# The loss is a sum over all predictions of an image: under Keras' 2**15 the first updates of a run overflow
+# float16, at 416 by more than seven halvings.
+INITIAL_LOSS_SCALE = 32.0
+
 
 class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
     """A power of the update's number up to the peak, then steps down or half a cosine to zero.
@@ -111,4 +115,5 @@ def make_optimizer(
         clip_norm=config.clip_norm,
         precision=precision,
         accumulate_steps=accumulate_steps,
+        initial_loss_scale=INITIAL_LOSS_SCALE,
     )

@@ -24,10 +24,11 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common import box_encoder, dataset
+from common.dali_ops import count_visible, decode_window, resize, uniform
 from common.sources import Source
 from yolov4.config import YOLOv4Config
 from yolov4.mixing import Objects, mix
-from yolov4.views import input_size, int32, source_size, training_view, uniform, whole_view
+from yolov4.views import input_size, source_size, training_view, whole_view
 
 # Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
 # with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
@@ -35,24 +36,6 @@ FILL = 127
 
 
 # --- 1. pixels and boxes of the view ---
-
-
-def decode_window(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
-    """uint8 (h, w, 3) RGB, as stored (EXIF does not turn it). Decodes no more than the format demands."""
-    return fn.decoders.image_slice(
-        jpegs,
-        start=window[0:2],
-        shape=window[2:4],
-        axes=[0, 1],
-        device="mixed" if device == "gpu" else "cpu",
-        output_type=types.RGB,
-        adjust_orientation=False,
-    )
-
-
-def resize(images: DataNode, size: DataNode) -> DataNode:
-    """Linear, antialiased where it shrinks; `size` is (height, width)."""
-    return fn.resize(images, size=fn.cast(size, dtype=types.FLOAT), interp_type=types.INTERP_LINEAR)
 
 
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
@@ -127,12 +110,6 @@ def to_unit(images: DataNode) -> DataNode:
     return fn.crop_mirror_normalize(
         images, mean=[0.0] * 3, std=[255.0] * 3, dtype=types.FLOAT, output_layout="HWC"
     )
-
-
-def count_visible(boxes: DataNode) -> DataNode:
-    """Number of boxes with any area left, int32 scalar."""
-    visible = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    return fn.reductions.sum(int32(visible), dtype=types.INT32)
 
 
 def select_objects(objects: Objects, config: YOLOv4Config) -> tuple[Objects, DataNode]:
@@ -252,7 +229,7 @@ class YOLOv4Pipeline:
             device_id=self._device_id,
             prefetch_queue_depth=self._prefetch,
             # Another augmentation on every rank; the reader has the seed itself.
-            seed=_mixed_seed(self._seed, self._shard_id),
+            seed=_mixed_seed(self._seed, self._shard_id, 1),
             exec_dynamic=True,
             enable_checkpointing=self.saveable,
         )
@@ -272,7 +249,7 @@ class YOLOv4Pipeline:
             seed=self._seed,
         )
         size = source_size(jpegs)
-        image_size = input_size(config, self.training, _mixed_seed(self._seed))
+        image_size = input_size(config, self.training, _mixed_seed(self._seed, 0, 2))
         if self.training:
             view = training_view(config, size, image_size)
         else:
@@ -318,8 +295,8 @@ class YOLOv4Pipeline:
         return config
 
 
-def _mixed_seed(*parts: int) -> int:
-    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+def _mixed_seed(seed: int, shard_id: int, purpose: int) -> int:
+    return int(np.random.SeedSequence([seed, shard_id, purpose]).generate_state(1)[0])
 
 
 def element_spec(

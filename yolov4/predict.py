@@ -34,6 +34,11 @@ def load_trained(
     if not weights:
         raise errors.UserError("--weights is missing: name a .weights.h5 file or a run directory")
     file = weight_files.find(weights)
+    if file.suffix != ".h5":
+        raise errors.UserError(
+            f"weights {file} are no .weights.h5 file; one of Darknet's is converted by "
+            "python yolov4/darknet_weights.py"
+        )
     metadata = weight_files.read_metadata(file)
     if metadata.get("app") != "yolov4":
         raise errors.UserError(f"weights {file} were saved by {metadata.get('app')!r}, not by yolov4")

@@ -188,9 +188,15 @@ def train(
             mosaic=mosaic,
         )
 
+    mixes = bool(config.mosaic_prob or config.mixup_prob or config.cutmix_prob)
+    if mixes and config.epochs <= config.close_mosaic:
+        say(
+            f"no mosaic, MixUp or CutMix at all: close_mosaic={config.close_mosaic} of {config.epochs} epochs"
+        )
+
     def plan(epochs_done: int) -> dict:
         """How the loader is opened that starts after so many epochs."""
-        mosaic = epochs_done < config.epochs - config.close_mosaic
+        mosaic = mixes and epochs_done < config.epochs - config.close_mosaic
         return {"seed": (seed + epochs_done) % (shared_flags.MAX_SEED + 1), "mosaic": mosaic}
 
     loader = open_loader(**plan(0))
@@ -261,7 +267,7 @@ def train(
     }
 
     # --- One step ---------------------------------------------------------------------------------
-    @tf.function(jit_compile=xla)
+    @tf.function(jit_compile=xla, reduce_retracing=not xla)
     def train_step(images, targets):
         with tf.GradientTape() as tape:
             heads = model(images, training=True)

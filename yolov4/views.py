@@ -14,6 +14,7 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common import letterbox
+from common.dali_ops import int32
 from yolov4.config import YOLOv4Config
 
 
@@ -38,9 +39,9 @@ def input_size(config: YOLOv4Config, training: bool, seed: int) -> DataNode:
 
     `seed` decides, so that all ranks draw alike: they wait for each other, and a large image takes longer.
 
-    As in Darknet (src/detector.c, train_detector, random=1) the shorter side is then any multiple of 32
-    between image_size / multi_scale and image_size * multi_scale, and the shape stays; Darknet draws one for
-    ten batches.
+    The shorter side is then any multiple of 32 between image_size / multi_scale and image_size * multi_scale,
+    each as often as the others, and the shape stays. Darknet (src/detector.c, train_detector, random=1) draws
+    for ten batches at once, rounds up by one step more, and draws small sizes more often.
     """
     if not training or config.multi_scale == 1:
         return types.Constant(np.array(config.image_size, np.int32), device="cpu")
@@ -103,11 +104,3 @@ def _swap(size: DataNode) -> DataNode:
 
 def round_half_up(values: DataNode) -> DataNode:
     return int32(dali_math.floor(values + 0.5))
-
-
-def int32(values: DataNode) -> DataNode:
-    return fn.cast(values, dtype=types.INT32)
-
-
-def uniform(low: float, high: float) -> DataNode | float:
-    return fn.random.uniform(range=(low, high)) if low < high else float(low)  # DALI refuses an empty range

@@ -1,0 +1,47 @@
+"""Stages that the DALI graphs of both apps share; each sees one sample."""
+
+from nvidia.dali import fn, types
+from nvidia.dali.data_node import DataNode
+
+
+def decode_window(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
+    """Decodes a part of an image, and no more than its format demands.
+
+    Args:
+        jpegs: the file's bytes.
+        window: int32 (4,), top, left, height, width in pixels of the stored image.
+        device: "cpu" or "gpu".
+
+    Returns:
+        uint8 (height, width, 3) RGB, as stored (EXIF does not turn it).
+    """
+    return fn.decoders.image_slice(
+        jpegs,
+        start=window[0:2],
+        shape=window[2:4],
+        axes=[0, 1],
+        device="mixed" if device == "gpu" else "cpu",
+        output_type=types.RGB,
+        adjust_orientation=False,
+    )
+
+
+def resize(images: DataNode, size: DataNode) -> DataNode:
+    """Linear, antialiased where it shrinks; `size` is (height, width)."""
+    return fn.resize(images, size=fn.cast(size, dtype=types.FLOAT), interp_type=types.INTERP_LINEAR)
+
+
+def count_visible(boxes: DataNode) -> DataNode:
+    """Number of boxes (N, 4) ltrb with any area left, int32 scalar."""
+    visible = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    return fn.reductions.sum(int32(visible), dtype=types.INT32)
+
+
+def int32(values: DataNode) -> DataNode:
+    """int32; numbers with a fraction are rounded, not cut."""
+    return fn.cast(values, dtype=types.INT32)
+
+
+def uniform(low: float, high: float) -> DataNode | float:
+    """A number drawn for each sample from low .. high."""
+    return fn.random.uniform(range=(low, high)) if low < high else float(low)  # DALI refuses an empty range
