@@ -32,15 +32,21 @@ def weights_of(app, run) -> dict[str, np.ndarray]:
     return {w.path: np.asarray(w) for w in app.load_trained(run / weight_files.LAST)[0].weights}
 
 
+CLOSED = [MOSAIC, "--epochs=3", "--close_mosaic=1", "--eval_every=0", "--seed=5"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tiny_train, drawn, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("closed") / "unbroken"
+    tiny_train(drawn, directory, *CLOSED)
+    return directory
+
+
 @pytest.mark.parametrize("stopped_in", [2, 3])
 def test_mosaic_is_closed_for_the_last_epochs_and_resumes_exactly(
-    app, tiny_train, drawn, tmp_path, monkeypatch, opened, stopped_in
+    app, tiny_train, unbroken, drawn, tmp_path, monkeypatch, opened, stopped_in
 ):
     """Stopped before the loader changes, and after: the same images come as in the unbroken run."""
-    flags = [MOSAIC, "--epochs=3", "--close_mosaic=1", "--eval_every=0", "--seed=5"]
-    tiny_train(drawn, tmp_path / "unbroken", *flags)
-    assert opened == [(5, True), (5, True), (7, False)]  # one to look at, one to read, one without mosaic
-
     add = RunLog.add
 
     def add_once(self, epoch, step, values):
@@ -50,10 +56,13 @@ def test_mosaic_is_closed_for_the_last_epochs_and_resumes_exactly(
 
     monkeypatch.setattr(RunLog, "add", add_once)
     with pytest.raises(KeyboardInterrupt):
-        tiny_train(drawn, tmp_path / "broken", *flags)
+        tiny_train(drawn, tmp_path / "broken", *CLOSED)
     monkeypatch.setattr(RunLog, "add", add)
-    tiny_train(drawn, tmp_path / "broken", *flags)
-    expected, found = weights_of(app, tmp_path / "unbroken"), weights_of(app, tmp_path / "broken")
+    tiny_train(drawn, tmp_path / "broken", *CLOSED)
+    # one to look at, one to read, one without mosaic; then one to look at, that of the saved place, and again
+    first = [(5, True), (5, True), (7, False)]
+    assert opened == [*first[: 2 + (stopped_in == 3)], *first]
+    expected, found = weights_of(app, unbroken), weights_of(app, tmp_path / "broken")
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
 
