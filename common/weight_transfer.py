@@ -10,6 +10,10 @@ from numpy.typing import ArrayLike
 from common.errors import UserError
 from common.labels import LabelMap
 
+# Of the model's weights. A backbone alone has more; what has less is of another model, and a few layers of it
+# amid random ones are a worse start than none.
+LEAST_SHARE = 0.5
+
 
 @dataclasses.dataclass(frozen=True)
 class ClassRows:
@@ -53,21 +57,25 @@ def transfer(
         One line: how many weights were taken, which were made anew, which classes are new.
 
     Raises:
-        UserError: nothing in `source` fits.
+        UserError: less than LEAST_SHARE of the model's weights are in `source`; none is assigned then.
     """
-    made_anew = []
+    taken, made_anew = [], []
     for weight in model.weights:
         values = source.get(weight.path)
         if values is not None and weight.path in rows.paths:
             values = _copy_rows(np.array(weight), np.array(values), rows, label_map.names, source_names)
         if values is None or tuple(values.shape) != tuple(weight.shape):
             made_anew.append(weight.path)
-            continue
+        else:
+            taken.append((weight, values))
+    if len(taken) < len(model.weights) * LEAST_SHARE:
+        raise UserError(
+            f"--init_from={origin}: only {len(taken)} of the {len(model.weights)} weights of {model.name} "
+            "are in it: give weights of the same model"
+        )
+    for weight, values in taken:
         weight.assign(values)
-    taken = len(model.weights) - len(made_anew)
-    if not taken:
-        raise UserError(f"--init_from={origin}: none of its {len(source)} weights fits {model.name}")
-    report = f"--init_from={origin}: {taken} of {len(model.weights)} weights taken"
+    report = f"--init_from={origin}: {len(taken)} of {len(model.weights)} weights taken"
     if made_anew:
         report += f", made anew: {_list(sorted({path.rpartition('/')[0] for path in made_anew}))}"
     new = [name for name in label_map.names if name not in source_names]

@@ -291,11 +291,9 @@ def _from_darknet(
         "eval_data": None,
     }
     weight_files.save(model, output, metadata)
-    names = ", ".join(label_map.names[:3])
-    print(
-        f"{output}: {report.taken} convolutions, {report.num_classes} classes ({names}, ...), trained on "
-        f"{report.seen:,} images"
-    )
+    names = ", ".join([*label_map.names[:3], *(["..."] if label_map.num_classes > 3 else [])])
+    seen = f", trained on {report.seen:,} images" if report.seen else ""
+    print(f"{output}: {report.taken} convolutions, {report.num_classes} classes ({names}){seen}")
 
 
 def _to_darknet(weights: str, output: str) -> None:
@@ -308,7 +306,10 @@ def _to_darknet(weights: str, output: str) -> None:
     atomic.write_bytes(companions[".cfg"], cfg_text(config, num_classes).encode())
     atomic.write_bytes(companions[".names"], "".join(f"{n}\n" for n in [*label_map.names, *spare]).encode())
     save_darknet(model, file)
-    print(f"{file}, {companions['.cfg'].name} and {companions['.names'].name}: {num_classes} classes")
+    print(
+        f"{file}, {companions['.cfg'].name} and {companions['.names'].name}: {num_classes} classes; "
+        "max_batches and steps of the .cfg are for COCO train2017: change them to train on other data"
+    )
 
 
 def _refuse_existing(*files: pathlib.Path) -> None:

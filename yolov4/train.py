@@ -235,6 +235,8 @@ def train(
     )
     if init_from and not run.resumed:
         say(init_from_lib.init_from(model, categories, init_from, config))
+    elif init_from:
+        say(f"--init_from={init_from} is not read again: this run goes on from its own checkpoint")
     if freeze:
         say(freeze_layers(model, freeze))
     directory = run.claim()  # nothing was written before this line, and the user can no longer be wrong

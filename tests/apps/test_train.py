@@ -67,10 +67,11 @@ def test_what_a_run_leaves_behind(trained, drawn):
         assert metadata["config"]["image_size"] == [64, 96]
 
 
-def test_the_flag_file_of_a_run_repeats_it(trained, command):
+def test_the_flag_file_of_a_run_repeats_it(trained, command, capfd):
     """The same command on the finished directory has nothing left to do and says what it had found."""
-    metrics = command("train", f"--flagfile={trained}/flags.txt")
+    metrics = command("train", f"--flagfile={trained}/flags.txt", "--init_from=gone.weights.h5")
     assert metrics == json.loads((trained / "metrics.json").read_text())
+    assert "--init_from=gone.weights.h5 is not read again" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("pipeline_type", ["dali_cpu", "tensorflow"])

@@ -79,7 +79,7 @@ def test_other_shapes_and_missing_weights_are_made_anew():
 def test_nothing_that_fits_is_an_error():
     model = make_model(3)
     source = {f"other/{name}": np.zeros(3) for name in "abc"}
-    with pytest.raises(UserError, match=r"--init_from=there: none of its 3 weights fits small"):
+    with pytest.raises(UserError, match=r"--init_from=there: only 0 of the 4 weights of small are in it"):
         transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there")
 
 

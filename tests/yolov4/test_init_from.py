@@ -132,6 +132,27 @@ def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):
     assert f"made anew: {HEADS[0]}, {HEADS[1]}" in report
 
 
+def test_a_wider_sibling_is_refused_and_nothing_is_taken(tmp_path):
+    """The heads' biases and a few layers alone would fit, and be a worse start than none."""
+    wider = dataclasses.replace(NANO, width=0.25)
+    save(make_model(2, wider), tmp_path / "wider.weights.h5", ("a", "b"), wider)
+    model = make_model(2, seed=1)
+    before = values_of(model)
+    with pytest.raises(UserError, match=r"only \d+ of the 99 weights of yolov4-nano are in it"):
+        init_from(model, label_map("a", "b"), str(tmp_path / "wider.weights.h5"), NANO)
+    for path, value in values_of(model).items():
+        np.testing.assert_array_equal(value, before[path])
+
+
+def test_other_anchors_are_remarked(tmp_path):
+    other = dataclasses.replace(NANO, anchors=tuple(2 * side for side in NANO.anchors))
+    weights = str(tmp_path / "other.weights.h5")
+    save(make_model(2, other), weights, ("a", "b"), other)
+    remark = "its anchors are others"
+    assert remark in init_from(make_model(2, seed=1), label_map("a", "b"), weights, NANO)
+    assert remark not in init_from(make_model(2, other, seed=1), label_map("a", "b"), weights, other)
+
+
 def test_weights_of_another_network_are_refused(tmp_path):
     config = dataclasses.replace(get_config("yolov4"), width=0.1, image_size=(32, 32))
     save(make_model(2, config), tmp_path / "big.weights.h5", ("a", "b"), config)
