@@ -1,4 +1,4 @@
-"""COCO to TFRecords in the schema of TensorFlow Object Detection, with label map and DALI indexes.
+r"""COCO to TFRecords in the schema of TensorFlow Object Detection, with label map and DALI indexes.
 
     python common/tfrecord.py --images=train2017 --annotations=instances_train2017.json \\
         --output=records/train --num_shards=256

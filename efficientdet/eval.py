@@ -1,4 +1,4 @@
-"""Evaluates a trained EfficientDet with pycocotools: the 12 COCO numbers and a table per class.
+r"""Evaluates a trained EfficientDet with pycocotools: the 12 COCO numbers and a table per class.
 
     python efficientdet/eval.py --weights=runs/demo-efficientdet \
         --eval_images=runs/demo-data/eval/images --eval_annotations=runs/demo-data/eval/instances.json

@@ -1,4 +1,4 @@
-"""Trains EfficientDet (arXiv 1911.09070): DALI feeds, Keras trains, pycocotools judges.
+r"""Trains EfficientDet (arXiv 1911.09070): DALI feeds, Keras trains, pycocotools judges.
 
     python efficientdet/train.py --model_name=efficientdet-d0 \
         --train_images=coco/train2017 --train_annotations=coco/annotations/instances_train2017.json \

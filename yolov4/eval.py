@@ -1,4 +1,4 @@
-"""Evaluates a trained YOLOv4 with pycocotools: the 12 COCO numbers and a table per class.
+r"""Evaluates a trained YOLOv4 with pycocotools: the 12 COCO numbers and a table per class.
 
     python yolov4/eval.py --weights=runs/demo-yolov4 \
         --eval_images=runs/demo-data/eval/images --eval_annotations=runs/demo-data/eval/instances.json

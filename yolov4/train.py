@@ -1,4 +1,4 @@
-"""Trains YOLOv4 (arXiv 2004.10934): DALI feeds, Keras trains, pycocotools judges.
+r"""Trains YOLOv4 (arXiv 2004.10934): DALI feeds, Keras trains, pycocotools judges.
 
     python yolov4/train.py --model_name=yolov4 \
         --train_images=coco/train2017 --train_annotations=coco/annotations/instances_train2017.json \

@@ -36,6 +36,12 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
     assert "\n" not in message
 
 
+def test_other_data_are_said_without_fingerprints(tmp_path):
+    RunDirectory(tmp_path, identity={"data": "864dbb", "seed": 1}).claim()
+    with pytest.raises(UserError, match=r"holds another run: the training data are not the same\. Name"):
+        RunDirectory(tmp_path, identity={"data": "241152", "seed": 1})
+
+
 def test_long_values_are_shown_where_they_differ(tmp_path):
     names = [f"class {i}" for i in range(1000)]
     RunDirectory(tmp_path, identity={"names": names}).claim()
