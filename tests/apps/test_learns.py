@@ -49,9 +49,9 @@ def test_learns_real_photographs(app, command, coco128, photographs, tmp_path, k
         "--image_size=192",
         f"--batch_size={NUM_IMAGES}",
         f"--pipeline_type={pipeline_type}",
-        "--steps_per_epoch=90",
+        f"--steps_per_epoch={app.steps_by_heart}",
         "--epochs=1",
         f"--hparams={app.by_heart}",
         f"--output_dir={tmp_path}/run",
     )
-    assert metrics["AP50"] > 0.9
+    assert metrics["AP50"] > 0.85

@@ -10,7 +10,7 @@ from common.run_log import RunLog
 
 pytestmark = pytest.mark.parametrize("app", ["yolov4"], indirect=True, scope="session")
 
-MOSAIC = "--hparams=width=0.25,mosaic_prob=1"
+MOSAIC = "--hparams=width=0.25,optimizer=sgd,mosaic_prob=1"
 
 
 @pytest.fixture
