@@ -105,8 +105,8 @@ APPS = {
         # Adam would make a difference in the last digit of a gradient near 0 a whole step
         tiny="width=0.25,optimizer=sgd",
         still="burn_in_steps=0",
-        by_heart="jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0",
-        steps_by_heart=220,
+        by_heart="jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0,learning_rate=0.006",
+        steps_by_heart=160,
         ways=(
             (
                 "--precision=mixed_float16",

@@ -54,4 +54,4 @@ def test_learns_real_photographs(app, command, coco128, photographs, tmp_path, k
         f"--hparams={app.by_heart}",
         f"--output_dir={tmp_path}/run",
     )
-    assert metrics["AP50"] > 0.85
+    assert metrics["AP50"] > 0.9
