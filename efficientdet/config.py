@@ -85,7 +85,7 @@ class EfficientDetConfig:
             at_least_one=_AT_LEAST_ONE,
             not_negative=_NOT_NEGATIVE,
             shares=_SHARES,
-            below_one=("ema_decay", "bn_momentum"),
+            below_one=("ema_decay", "bn_momentum", "momentum"),
         )
         if not 1 <= self.min_level <= 5 <= self.max_level:
             raise ValueError(
