@@ -8,6 +8,7 @@ DEMO_DATA := runs/demo-data
 DEMO_IMAGES := 600
 DEMO_EVAL_IMAGES := 100
 DEMO_FLAGS :=
+JOBS := 2
 
 .PHONY: help setup demo demo-yolov4 demo-clean test test-gpu lint format clean
 
@@ -43,10 +44,10 @@ $(DEMO_DATA)/eval/instances.json: common/synthetic.py | setup
 demo-clean:  ## forgets the demos' data and runs, so that the next one starts anew
 	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)
 
-test: setup  ## lint, then all tests
+test: setup  ## lint, then all tests, in JOBS=2 processes of up to 5 GB each
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(RUN) -m pytest
+	$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile
 
 test-gpu: setup  ## only the tests that need a GPU
 	$(RUN) -m pytest -m gpu

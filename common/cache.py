@@ -5,6 +5,7 @@ temporary one (a container's home may be read-only). Files are named by what the
 the same file at once write the same bytes, and renaming makes each write whole or absent.
 """
 
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -56,3 +57,17 @@ def store(content: bytes, suffix: str) -> pathlib.Path:
             f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
         ) from error
     return path
+
+
+def save(name: str, content: bytes) -> None:
+    """Keeps `content` under a name of its own. A full disk is no error: the cache only saves time."""
+    with contextlib.suppress(OSError):
+        atomic.write_bytes(directory() / name, content)
+
+
+def load(name: str) -> bytes | None:
+    """What was saved under a name, whole; None where there is nothing."""
+    try:
+        return (directory() / name).read_bytes()
+    except OSError:
+        return None

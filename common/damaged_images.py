@@ -1,21 +1,20 @@
 """Why did the loader stop? DALI and tf.data say that an image cannot be decoded, but seldom which one."""
 
-import concurrent.futures
+import dataclasses
 import os
-import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-import PIL.Image
-
+from common import image_files
 from common.errors import UserError
-from common.sources import CocoSource, ImageListSource, Source
+from common.findings import DataError, Findings
+from common.image_files import ImageFacts
+from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
 
-_SHOWN = 5  # files that the message names before it counts the rest
-_PLAIN_TENSORFLOW = (".jpg", ".jpeg", ".png")
+_PLAIN_TENSORFLOW = ("JPEG", "PNG")
 
 
 def explain(error: Exception, source: Source | None, pipeline_type: str) -> UserError:
-    """Finds the files that cannot be read, by decoding all of them again with Pillow.
+    """Finds the images that cannot be read, by decoding all of them again.
 
     Args:
         error: what the loader raised.
@@ -23,39 +22,62 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
         pipeline_type: who was reading.
 
     Returns:
-        The error to raise: it names the files, or, where Pillow reads them all, says what the loader said.
+        The error to raise: it names the images with their files, records and ids; or, where all can be
+        decoded, says what the loader said.
     """
-    files = _files(source)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        reasons = list(pool.map(_fault, files))
-    bad = [f"{file} ({reason})" for file, reason in zip(files, reasons, strict=True) if reason]
-    if bad:
-        more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-        return UserError(
-            f"images that cannot be decoded: {', '.join(bad[:_SHOWN])}{more}. Replace or remove them"
-        )
-    others = [f for f in files if pathlib.PurePath(f).suffix.lower() not in _PLAIN_TENSORFLOW]
-    if pipeline_type == "tensorflow" and others:
-        return UserError(
-            f"--pipeline_type=tensorflow reads JPEG and PNG, and {others[0]} may be neither: use dali_cpu"
-        )
+    findings = _damage(source)
+    if findings.stopping:
+        return DataError(findings)
+    other = next(_other_formats(source), None)
+    if pipeline_type == "tensorflow" and other:
+        return UserError(f"--pipeline_type=tensorflow reads JPEG and PNG, and {other}: use dali_cpu")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in lines if "Error" in line or "rror when" in line), lines[0] if lines else "")
     return UserError(f"the loader ({pipeline_type}) stopped: {said}")
 
 
-def _files(source: Source | None) -> Sequence[str]:
-    if isinstance(source, CocoSource):
-        return [os.path.join(source.images_dir, name) for name in source.annotations.file_names]
+def _damage(source: Source | None) -> Findings:
+    """What stops and was not known when the source was opened."""
     if isinstance(source, ImageListSource):
-        return source.files
-    return []  # the images of TFRecords are no files
-
-
-def _fault(file: str) -> str:
+        findings = Findings("images")
+        for file, fact in _facts_of_list(source, decode=True):
+            if fact.fault:
+                findings.add(fact.fault, f"{file!r}: {fact.detail}" if fact.detail else repr(file))
+        return findings
+    if not isinstance(source, CocoSource | TFRecordSource):
+        return Findings("")
+    policy = dataclasses.replace(source.policy, on_bad_image="stop", decode=True)
     try:
-        with PIL.Image.open(file) as image:
-            image.load()
-    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
-        return str(error).replace(f" '{file}'", "")
-    return ""
+        _ = dataclasses.replace(source, policy=policy).annotations
+    except DataError as error:
+        (found,) = error.findings
+    else:
+        return Findings("")
+    fresh = Findings(found.origin)
+    for finding in found.stopping:
+        skipped = set(source.annotations.findings[finding.kind].offenders)
+        offenders = [offender for offender in finding.offenders if offender not in skipped]
+        fresh.add_many(finding.kind, len(offenders), offenders)
+    return fresh
+
+
+def _other_formats(source: Source | None) -> Iterator[str]:
+    """Images that plain TensorFlow does not decode: `a.webp is WEBP`."""
+    if isinstance(source, TFRecordSource):
+        named = (("one of the records", name) for name in source.records.formats)
+    elif isinstance(source, CocoSource):
+        names = source.annotations.file_names
+        facts = image_files.inspect_files(source.images_dir, names)
+        named = zip(names, (fact.image_format for fact in facts), strict=True)
+    elif isinstance(source, ImageListSource):
+        named = ((file, fact.image_format) for file, fact in _facts_of_list(source, decode=False))
+    else:
+        named = ()
+    return (f"{name} is {of}" for name, of in named if of not in _PLAIN_TENSORFLOW)
+
+
+def _facts_of_list(source: ImageListSource, *, decode: bool) -> Iterator[tuple[str, ImageFacts]]:
+    files = [os.path.abspath(file) for file in source.files]
+    directory = os.path.commonpath([os.path.dirname(file) for file in files])
+    names = [os.path.relpath(file, directory) for file in files]
+    return zip(source.files, image_files.inspect_files(directory, names, decode=decode), strict=True)

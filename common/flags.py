@@ -14,6 +14,7 @@ from common import atomic
 
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
 MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose their upper bits
+ON_BAD_IMAGE = ("stop", "skip")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 
 
@@ -59,6 +60,25 @@ def define_loader_flags(fv: flags.FlagValues) -> None:
         "prefetch", 2, "Depth of the loader's queue in batches.", lower_bound=1, flag_values=fv
     )
     flags.DEFINE_integer("batch_size", 8, "Images per replica.", lower_bound=1, flag_values=fv)
+    define_image_flags(fv)
+
+
+def define_image_flags(fv: flags.FlagValues) -> None:
+    """What is done about images that cannot be used."""
+    flags.DEFINE_enum(
+        "on_bad_image",
+        "stop",
+        ON_BAD_IMAGE,
+        "Images that cannot be read: stop and list them all, or skip them and say so.",
+        flag_values=fv,
+    )
+    flags.DEFINE_float(
+        "max_megapixels",
+        100.0,
+        "Images with more pixels count as unreadable: a small file can decode to gigabytes.",
+        lower_bound=0.0,
+        flag_values=fv,
+    )
 
 
 def define_model_flags(fv: flags.FlagValues, model_names: tuple[str, ...], default: str) -> None:

@@ -6,12 +6,11 @@ readers and the metrics go through this one table, so class 0 is the same thing 
 
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from common import atomic
 from common.errors import UserError
 
-MAX_CATEGORY_ID = 2**31 - 1  # DALI's lookup_table takes int32 keys
+MAX_CATEGORY_ID = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,31 +46,12 @@ class LabelMap:
         """The map of a list like COCO's `categories`: mappings with an integer "id" and a string "name".
 
         Raises:
-            UserError: no category, an id or a name given twice, a wrong type. The caller adds the file's
-                name.
+            UserError: the first of `category_faults`. The caller adds the file's name.
         """
-        pairs: dict[int, str] = {}
-        for category in categories:
-            category_id, name = category.get("id"), category.get("name")
-            if isinstance(category_id, bool) or not isinstance(category_id, int):
-                raise UserError(f"category {name!r} has id {category_id!r}: category ids are integers")
-            if not 0 <= category_id <= MAX_CATEGORY_ID:
-                raise UserError(f"category {name!r} has id {category_id}: ids go from 0 to {MAX_CATEGORY_ID}")
-            if not isinstance(name, str) or not name:
-                raise UserError(f"category {category_id} has the name {name!r}: names are non-empty strings")
-            if category_id in pairs:
-                raise UserError(
-                    f"category id {category_id} is given twice: {pairs[category_id]!r} and {name!r}"
-                )
-            pairs[category_id] = name
-        if not pairs:
-            raise UserError("there are no categories: at least one class is needed")
-        names = sorted(pairs.values())
-        for name, following in itertools.pairwise(names):
-            if name == following:
-                ids = sorted(i for i, other in pairs.items() if other == name)
-                raise UserError(f"categories {ids[0]} and {ids[1]} have the same name {name!r}")
-        ordered = sorted(pairs.items())
+        categories = list(categories)
+        for fault in category_faults(categories):
+            raise UserError(fault)
+        ordered = sorted((category["id"], category["name"]) for category in categories)
         return cls(tuple(i for i, _ in ordered), tuple(name for _, name in ordered))
 
     @classmethod
@@ -107,28 +87,18 @@ class LabelMap:
             raise KeyError(int(category_ids[unknown[0]]))
         return classes.astype(np.int32)
 
-    def check_covers(self, other: "LabelMap", origin: str) -> None:
-        """Refuses data whose categories are not all here, under the same id and the same name.
-
-        Args:
-            other: the label map of the data.
-            origin: of the data, for the message.
-
-        Raises:
-            UserError: the first category that is unknown or named otherwise.
-        """
+    def differences(self, other: "LabelMap") -> list[str]:
+        """Categories of `other` that are not here under the same id and the same name, in words."""
+        found = []
         for category_id, name in zip(other.category_ids, other.names, strict=True):
             if category_id not in self._class_of:
-                raise UserError(
-                    f"{origin} has the category {category_id} ({name!r}), which the model was not trained on"
-                    f" ({self.num_classes} categories from {self.category_ids[0]} to {self.category_ids[-1]})"
+                found.append(
+                    f"category {category_id} ({name!r}) is not among the {self.num_classes} known ones"
+                    f" ({self.category_ids[0]} to {self.category_ids[-1]})"
                 )
-            own = self.names[self.class_of(category_id)]
-            if own != name:
-                raise UserError(
-                    f"{origin} calls category {category_id} {name!r}, the model was trained to call it"
-                    f" {own!r}: the ids must mean the same things"
-                )
+            elif (own := self.names[self.class_of(category_id)]) != name:
+                found.append(f"category {category_id} is {name!r} here and {own!r} in training")
+        return found
 
     def categories(self) -> list[dict[str, Any]]:
         """COCO's `categories` list: [{"id": ..., "name": ...}, ...] in the order of the classes."""
@@ -174,6 +144,44 @@ class LabelMap:
             return cls.from_categories(_parse_pbtxt(text))
         except UserError as error:
             raise UserError(f"label map {os.fspath(path)}: {error}") from error
+
+
+def category_faults(categories: Sequence[Any]) -> Iterator[str]:
+    """What keeps a list from being COCO's `categories`, in words with ids and names: no category at all,
+    wrong types, an id or a name given twice."""
+    ids: dict[int, str] = {}
+    names: dict[str, int] = {}
+    if not categories:
+        yield "there are no categories: at least one class is needed"
+    for number, category in enumerate(categories):
+        if not isinstance(category, Mapping):
+            yield f'categories[{number}] is {category!r}: it needs {{"id": 1, "name": "..."}}'
+            continue
+        category_id, name = category.get("id"), category.get("name")
+        if isinstance(category_id, bool) or not isinstance(category_id, int):
+            yield f"category {name!r} has id {category_id!r}: category ids are integers"
+        elif not 0 <= category_id <= MAX_CATEGORY_ID:
+            yield f"category {name!r} has id {category_id}: ids go from 0 to {MAX_CATEGORY_ID}"
+        elif not isinstance(name, str) or not name:
+            yield f"category {category_id} has the name {name!r}: names are non-empty strings"
+        elif not is_text(name):
+            yield f"category {category_id} has the name {name!r}, which no UTF-8 can spell"
+        elif category_id in ids:
+            yield f"category id {category_id} is given twice: {ids[category_id]!r} and {name!r}"
+        elif name in names:
+            yield f"categories {names[name]} and {category_id} have the same name {name!r}"
+        else:
+            ids[category_id] = name
+            names[name] = category_id
+
+
+def is_text(name: str) -> bool:
+    """Whether UTF-8 can spell it: JSON can spell half a surrogate pair, which is no character."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _STRING = r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'"""

@@ -35,13 +35,16 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, cache, tfrecord_scan
+from common import atomic, box_encoder, cache, tfrecord_scan
 from common.annotations import Annotations
+from common.checks.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
 from common.errors import UserError
 from common.flags import MAX_SEED
+from common.image_files import ImagePolicy
 from common.labels import LabelMap
 
 SHUFFLE_BUFFER = 1024  # encoded images held by each rank while it trains from TFRecords
+_CLEAN_JSON = 1  # version of what _clean_json makes of annotations: raise it when that changes
 
 Nodes = tuple[DataNode, DataNode, DataNode, DataNode]
 
@@ -56,7 +59,7 @@ def coco_reader(
     seed: int = 0,
     name: str = "reader",
 ) -> Nodes:
-    """Reads image files with the annotations of `annotations.load_coco`, inside a DALI graph.
+    """Reads image files with the annotations of `coco_json.load_coco`, inside a DALI graph.
 
     DALI is not given the user's json but one written from the checked annotations: images numbered in the
     order of the file (DALI refuses ids above 2**31), labels, clipped boxes, no crowds. It lies in the
@@ -80,7 +83,7 @@ def coco_reader(
     check_shards(annotations.num_images, shard_id, num_shards, seed)
     jpegs, boxes, labels, rows = fn.readers.coco(
         file_root=os.fspath(images_dir),
-        annotations_file=os.fspath(cache.store(_clean_json(annotations), ".coco.json")),
+        annotations_file=_clean_json_file(annotations),
         avoid_class_remapping=True,  # otherwise labels follow the order of `categories`
         image_ids=True,
         ltrb=True,
@@ -106,11 +109,12 @@ def tfrecord_reader(
     num_shards: int = 1,
     seed: int = 0,
     name: str = "reader",
+    policy: ImagePolicy = ImagePolicy(),
 ) -> Nodes:
     """Reads TFRecords in the schema of TensorFlow Object Detection, inside a DALI graph.
 
-    The records are scanned first (`tfrecord_scan.open_records`, once per process): DALI never checks a CRC,
-    trusts any index and returns uninitialised memory for a missing feature.
+    The records are checked first (`tfrecord_scan.open_records`): DALI never checks a CRC, trusts any index
+    and returns uninitialised memory for a missing feature.
 
     Args:
         files: the record files, in the same order on all ranks.
@@ -120,15 +124,16 @@ def tfrecord_reader(
         num_shards: how many parts, the number of ranks.
         seed: of the shuffling, the same on all ranks; 0 is a seed like any other.
         name: of the DALI operator; `pipeline.epoch_size(name)` asks for it.
+        policy: about images that cannot be used.
 
     Returns:
         (jpegs, boxes, labels, image_ids), see above.
 
     Raises:
-        UserError: a damaged file, a record outside the schema, a label that is not in the map, fewer images
-            than shards.
+        DataError: everything in the records that would make training wrong.
+        UserError: fewer images than shards.
     """
-    records = tfrecord_scan.open_records(files, label_map)
+    records = tfrecord_scan.open_records(files, label_map, policy=policy)
     check_shards(records.annotations.num_images, shard_id, num_shards, seed)
     has_crowds = bool(records.annotations.is_crowd.any())
     text = dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")
@@ -137,9 +142,9 @@ def tfrecord_reader(
     features = {
         "image/encoded": text,
         "image/source_id": text,
-        **dict.fromkeys(tfrecord_scan.BOX_KEYS, floats),
-        tfrecord_scan.LABEL_KEY: integers,
-        **({tfrecord_scan.CROWD_KEY: integers} if has_crowds else {}),
+        **dict.fromkeys(BOX_KEYS, floats),
+        LABEL_KEY: integers,
+        **({CROWD_KEY: integers} if has_crowds else {}),
     }
     record = fn.readers.tfrecord(
         path=list(records.files),
@@ -151,10 +156,10 @@ def tfrecord_reader(
         **_order(training, seed),
         **({"random_shuffle": True, "initial_fill": SHUFFLE_BUFFER, "seed": seed} if training else {}),
     )
-    boxes = dali_math.clamp(fn.stack(*(record[key] for key in tfrecord_scan.BOX_KEYS), axis=1), 0.0, 1.0)
-    labels = _labels_of(record[tfrecord_scan.LABEL_KEY], label_map)
+    boxes = dali_math.clamp(fn.stack(*(record[key] for key in BOX_KEYS), axis=1), 0.0, 1.0)
+    labels = _labels_of(record[LABEL_KEY], label_map)
     if has_crowds:  # without area they are dropped
-        no_crowd = fn.cast(record[tfrecord_scan.CROWD_KEY] == 0, dtype=types.FLOAT)
+        no_crowd = fn.cast(record[CROWD_KEY] == 0, dtype=types.FLOAT)
         boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
     if has_crowds or records.annotations.target_boxes.num_dropped:
         boxes, labels = box_encoder.drop_small_boxes(boxes, labels)
@@ -230,8 +235,20 @@ class _Object(msgspec.Struct, gc=False):
     iscrowd: int = 0
 
 
+def _clean_json_file(annotations: Annotations) -> str:
+    """The path of the json that DALI reads. Equal annotations have the same one."""
+    path = cache.directory() / f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json"
+    if not path.exists():
+        try:
+            atomic.write_bytes(path, _clean_json(annotations))  # whole or not at all
+        except OSError as error:
+            raise UserError(
+                f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
+            ) from error
+    return os.fspath(path)
+
+
 def _clean_json(annotations: Annotations) -> bytes:
-    """The json that DALI reads. Equal annotations give equal bytes."""
     targets = annotations.target_boxes
     sizes = annotations.image_sizes
     row = np.repeat(np.arange(annotations.num_images), np.diff(targets.row_splits))
@@ -253,9 +270,14 @@ def _clean_json(annotations: Annotations) -> bytes:
 
 def _labels_of(category_ids: DataNode, label_map: LabelMap) -> DataNode:
     """int64 (N,) category ids -> int32 (N,) labels. fn.lookup_table would do, but refuses ids above 65535."""
-    known = types.Constant(np.array([label_map.category_ids], np.int32), device="cpu")  # (1, C)
+    known = np.array([label_map.category_ids], np.int64)  # (1, C)
+    if known.max() < 2**31:
+        keys = types.Constant(known.astype(np.int32), device="cpu")
+    else:  # DALI's constants are 32-bit: each id travels as two halves
+        halves = types.Constant(known.view(np.int32).reshape(1, -1, 2), device="cpu")
+        keys = fn.squeeze(fn.reinterpret(halves, dtype=types.INT64), axes=[2])
     labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32)[np.newaxis], device="cpu")
-    is_same = fn.expand_dims(category_ids, axes=[1]) == known  # (N, C)
+    is_same = fn.expand_dims(category_ids, axes=[1]) == keys  # (N, C)
     return fn.cast(
         fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * labels, axes=[1]), dtype=types.INT32
     )

@@ -1,13 +1,13 @@
 """A data set as one object: what it holds, and how to read it with DALI or with plain tf.data.
 
-`open_source` makes one from the data flags. Everything below the flags asks the source and does not care
-where the images come from.
+open_data.py makes them from the data flags. Everything below the flags asks the source and does not care
+where the images come from. What a source hands out has been checked: every annotation, and the header and the
+end of every image.
 """
 
 import abc
 import dataclasses
 import functools
-import glob
 import hashlib
 import os
 import pathlib
@@ -16,11 +16,12 @@ import re
 import tensorflow as tf
 
 from common import readers, tf_readers, tfrecord_index, tfrecord_scan
-from common.annotations import Annotations, load_coco
+from common.annotations import Annotations
+from common.checks import tfrecord_example, tfrecord_walk
+from common.coco_json import load_coco
 from common.errors import UserError
+from common.image_files import ImagePolicy
 from common.labels import LabelMap
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
 
 
 class Source(abc.ABC):
@@ -52,6 +53,10 @@ class Source(abc.ABC):
         """SHA-256 (hex) of ids, annotations and reading order: a checkpoint must not resume on other data."""
 
     @abc.abstractmethod
+    def encoded(self, row: int) -> bytes:
+        """The image file of one row of the annotations (or of the list), as it is; OSError where it fails."""
+
+    @abc.abstractmethod
     def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
         """(jpegs, boxes, labels, image_ids) inside a DALI graph; see readers.py."""
 
@@ -62,10 +67,17 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class CocoSource(Source):
-    """A directory of images and a COCO json."""
+    """A directory of images and a COCO json.
+
+    Attributes:
+        images_dir: what the json's file names refer to.
+        annotations_path: the json.
+        policy: about images that cannot be used.
+    """
 
     images_dir: str
     annotations_path: str
+    policy: ImagePolicy = ImagePolicy()
     name = "coco"
 
     @property
@@ -74,11 +86,14 @@ class CocoSource(Source):
 
     @functools.cached_property
     def annotations(self) -> Annotations:
-        return load_coco(self.annotations_path, self.images_dir)
+        return load_coco(self.annotations_path, self.images_dir, policy=self.policy)
 
     @functools.cached_property
     def fingerprint(self) -> str:
         return self.annotations.fingerprint()
+
+    def encoded(self, row: int) -> bytes:
+        return pathlib.Path(self.images_dir, self.annotations.file_names[row]).read_bytes()
 
     def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
         return readers.coco_reader(
@@ -108,10 +123,12 @@ class TFRecordSource(Source):
     Attributes:
         pattern: glob of the record files.
         label_map_path: the categories; by default `<prefix>.label_map.json`, as common/tfrecord.py writes it.
+        policy: about images that cannot be used.
     """
 
     pattern: str
     label_map_path: str | None = None
+    policy: ImagePolicy = ImagePolicy()
     name = "tfrecord"
 
     @functools.cached_property
@@ -119,8 +136,8 @@ class TFRecordSource(Source):
         return tfrecord_index.expand_pattern(self.pattern)
 
     @functools.cached_property
-    def _records(self) -> tfrecord_scan.Records:
-        return tfrecord_scan.open_records(self.files, self.label_map)
+    def records(self) -> tfrecord_scan.Records:
+        return tfrecord_scan.open_records(self.files, self.label_map, policy=self.policy)
 
     @property
     def size(self) -> int:
@@ -128,7 +145,7 @@ class TFRecordSource(Source):
 
     @property
     def annotations(self) -> Annotations:
-        return self._records.annotations
+        return self.records.annotations
 
     @functools.cached_property
     def label_map(self) -> LabelMap:
@@ -138,8 +155,14 @@ class TFRecordSource(Source):
     def fingerprint(self) -> str:
         # Sizes and order, not paths: the same records may lie elsewhere tomorrow.
         digest = hashlib.sha256(self.annotations.fingerprint().encode())
-        digest.update(self._records.spans.tobytes())
+        digest.update(self.records.spans.tobytes())
         return digest.hexdigest()
+
+    def encoded(self, row: int) -> bytes:
+        file, offset, size = self.records.spans[self.records.rows == row][0].tolist()
+        with open(self.records.files[file], "rb") as stream:
+            stream.seek(offset + tfrecord_walk.HEADER)
+            return tfrecord_example.image_of(stream.read(size - tfrecord_walk.FRAME))
 
     def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
         return readers.tfrecord_reader(
@@ -149,6 +172,7 @@ class TFRecordSource(Source):
             shard_id=shard_id,
             num_shards=num_shards,
             seed=seed,
+            policy=self.policy,
         )
 
     def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
@@ -159,6 +183,7 @@ class TFRecordSource(Source):
             shard_id=shard_id,
             num_shards=num_shards,
             seed=seed,
+            policy=self.policy,
         )
 
 
@@ -184,6 +209,9 @@ class ImageListSource(Source):
     def fingerprint(self) -> str:
         return hashlib.sha256("\0".join(self.files).encode("utf-8", "surrogateescape")).hexdigest()
 
+    def encoded(self, row: int) -> bytes:
+        return pathlib.Path(self.files[row]).read_bytes()
+
     def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
         _refuse_training(training)
         return readers.file_reader(self.files, shard_id=shard_id, num_shards=num_shards)
@@ -196,74 +224,6 @@ class ImageListSource(Source):
 def _refuse_training(training: bool) -> None:
     if training:
         raise ValueError("images without annotations are nothing to train on")
-
-
-def open_source(
-    *,
-    input_type: str | None = None,
-    images: str | None = None,
-    annotations: str | None = None,
-    file_pattern: str | None = None,
-    label_map: str | None = None,
-    split: str = "train",
-) -> Source:
-    """The source that the data flags of one split describe, opened and checked.
-
-    Args:
-        input_type: "coco", "tfrecord" or None: by which of the others are given.
-        images: --<split>_images.
-        annotations: --<split>_annotations.
-        file_pattern: --<split>_file_pattern.
-        label_map: --label_map.
-        split: "train" or "eval", for messages.
-
-    Raises:
-        UserError: flags missing or given too often, files missing, bad data.
-    """
-    coco = {f"--{split}_images": images, f"--{split}_annotations": annotations}
-    given = [flag for flag, value in coco.items() if value]
-    if input_type is None:
-        if file_pattern and given:
-            raise UserError(
-                f"--{split}_file_pattern (TFRecords) and {given[0]} (COCO) are both given: choose one"
-            )
-        input_type = "tfrecord" if file_pattern else "coco"
-    if input_type == "tfrecord":
-        if not file_pattern:
-            raise UserError(f"--input_type=tfrecord needs --{split}_file_pattern")
-        source = TFRecordSource(file_pattern, label_map)
-    elif len(given) == 2:
-        source = CocoSource(images, annotations)
-    elif given:
-        (absent,) = set(coco) - set(given)
-        raise UserError(f"{given[0]} is given without {absent}: COCO data needs both")
-    else:
-        raise UserError(
-            f"no data: give --{split}_images and --{split}_annotations (COCO),"
-            f" or --{split}_file_pattern (TFRecords)"
-        )
-    _ = source.annotations
-    return source
-
-
-def list_images(images: str) -> list[pathlib.Path]:
-    """The files that --images means: one file, those of a directory (not deeper) that look like images, or
-    a glob.
-
-    Returns:
-        The files, sorted.
-
-    Raises:
-        UserError: there are none.
-    """
-    path = pathlib.Path(images)
-    if path.is_file():
-        return [path]
-    found = path.iterdir() if path.is_dir() else map(pathlib.Path, glob.glob(images, recursive=True))
-    files = sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
-    if not files:
-        raise UserError(f"--images={images}: no image there ({', '.join(IMAGE_SUFFIXES)})")
-    return files
 
 
 def _find_label_map(files: list[str]) -> str:

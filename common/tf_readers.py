@@ -23,8 +23,11 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from common import tfrecord_index, tfrecord_scan
+from common import tfrecord_scan
 from common.annotations import Annotations
+from common.checks.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
+from common.checks.tfrecord_walk import FRAME, HEADER
+from common.image_files import ImagePolicy
 from common.labels import LabelMap
 from common.readers import check_shards, shard_range
 
@@ -60,21 +63,21 @@ def tfrecord_examples(
     shard_id: int = 0,
     num_shards: int = 1,
     seed: int = 0,
+    policy: ImagePolicy = ImagePolicy(),
 ) -> tf.data.Dataset:
     """The examples of `readers.tfrecord_reader`, whose arguments and errors these are."""
-    records = tfrecord_scan.open_records(files, label_map)
+    records = tfrecord_scan.open_records(files, label_map, policy=policy)
     paths = tf.constant(records.files)
     path_sizes = tf.constant([os.path.getsize(file) for file in records.files], tf.int64)
     spans = tf.constant(records.spans)  # (I, 3)
 
     def one_record(position: tf.Tensor) -> tf.data.Dataset:
         file, offset, size = tf.unstack(spans[position])
-        before, after = tfrecord_index.FRAME - 4, 4  # what frames the data
         return tf.data.FixedLengthRecordDataset(
             paths[file],
-            record_bytes=size - before - after,
-            header_bytes=offset + before,
-            footer_bytes=path_sizes[file] - offset - size + after,
+            record_bytes=size - FRAME,
+            header_bytes=offset + HEADER,
+            footer_bytes=path_sizes[file] - offset - size + FRAME - HEADER,
         )
 
     positions = _positions(len(records.spans), shard_id, num_shards, seed, training=training)
@@ -146,16 +149,16 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
         {
             "image/encoded": text,
             "image/source_id": text,
-            **dict.fromkeys(tfrecord_scan.BOX_KEYS, floats),
-            tfrecord_scan.LABEL_KEY: integers,
-            tfrecord_scan.CROWD_KEY: integers,
+            **dict.fromkeys(BOX_KEYS, floats),
+            LABEL_KEY: integers,
+            CROWD_KEY: integers,
         },
     )
-    boxes = tf.stack([features[key] for key in tfrecord_scan.BOX_KEYS], axis=-1)  # (N, 4)
+    boxes = tf.stack([features[key] for key in BOX_KEYS], axis=-1)  # (N, 4)
     boxes = tf.clip_by_value(boxes, 0.0, 1.0)
     known = tf.constant(label_map.category_ids, tf.int64)
-    labels = tf.searchsorted(known, features[tfrecord_scan.LABEL_KEY], out_type=tf.int32) + 1
-    is_crowd = features[tfrecord_scan.CROWD_KEY]  # may be absent
+    labels = tf.searchsorted(known, features[LABEL_KEY], out_type=tf.int32) + 1
+    is_crowd = features[CROWD_KEY]  # may be absent
     is_crowd = tf.concat([is_crowd, tf.zeros(tf.shape(labels)[0] - tf.shape(is_crowd)[0], tf.int64)], axis=0)
     kept = (is_crowd == 0) & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
     return {

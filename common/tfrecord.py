@@ -11,31 +11,35 @@ outside are clipped and not dropped, and images without objects have all keys, w
 The bytes depend on the images, the annotations, the number of shards and the seed, and on nothing else.
 """
 
-import collections
 import concurrent.futures
-import io
+import contextlib
+import itertools
 import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 import numpy as np
-import PIL.Image
 import tensorflow as tf
 from absl import flags
 
-from common import atomic, errors, progress, tfrecord_index
-from common.annotations import Annotations, load_coco
+from common import atomic, errors, image_files, progress, tfrecord_index
+from common import flags as shared_flags
+from common.annotations import Annotations
+from common.checks.tfrecord_example import make_example
+from common.coco_json import load_coco
 from common.errors import UserError
-from common.tfrecord_scan import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY
+from common.findings import Findings, Severity
+from common.image_files import ImageFacts, ImagePolicy
 
-# Pillow's name of a format -> image/format. A multi-picture object is a JPEG with more JPEGs behind it.
-_FORMATS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}
-_ROTATED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+_RUN = 8  # images that are asked for at a time, before they are needed
+_FORMATS = {"JPEG": "jpeg", "PNG": "png"}  # as image_files.py calls it -> image/format
 
 
 def write_tfrecords(
@@ -46,11 +50,13 @@ def write_tfrecords(
     num_shards: int,
     seed: int = 0,
     num_workers: int = 4,
+    policy: ImagePolicy = ImagePolicy(),
 ) -> list[str]:
     """Writes `<prefix>-00000-of-<num_shards>.tfrecord` ... with indexes, and `<prefix>.label_map.json`.
 
-    Each file appears when it is complete; the label map, which also records the seed and the source, comes
-    last, so that a set without one is an unfinished set.
+    All images are looked at before anything is written, and nothing appears before everything is written. The
+    label map, which also records the seed and the source, comes last, so that a set without one is an
+    unfinished set.
 
     Args:
         annotations: what `load_coco` returned.
@@ -58,142 +64,157 @@ def write_tfrecords(
         prefix: directory (made if missing) and beginning of the names.
         num_shards: number of files, at most one per image.
         seed: of the order of the images.
-        num_workers: threads that read images; no influence on the result.
+        num_workers: threads that read images, and shards that are written at once; no influence on the
+            result.
+        policy: about images that cannot be used, which are all that are neither JPEG nor PNG.
 
     Returns:
         The record files.
 
     Raises:
-        UserError: an image that is neither JPEG nor PNG or has another size than the annotations say; files
-            of another set in the way; the disk.
+        DataError: every image that cannot be used or has another size than the annotations say.
+        UserError: files of another set in the way; the disk.
     """
     prefix = os.fspath(prefix)
     if not os.path.basename(prefix):
         raise UserError(
             f"--output={prefix} is a directory: add the beginning of the file names, {prefix}train"
         )
+    annotations, facts = _usable_images(annotations, images_dir, policy)
     if not 1 <= num_shards <= annotations.num_images:
         raise UserError(
             f"--num_shards={num_shards} is not in 1..{annotations.num_images}, the number of images"
         )
-    files = [f"{prefix}-{shard:05d}-of-{num_shards:05d}.tfrecord" for shard in range(num_shards)]
+    directory, name = os.path.split(prefix)
+    names = [f"{name}-{shard:05d}-of-{num_shards:05d}.tfrecord" for shard in range(num_shards)]
     label_map_path = pathlib.Path(f"{prefix}.label_map.json")
     try:
         label_map_path.parent.mkdir(parents=True, exist_ok=True)
-        _refuse_other_set(label_map_path.parent, os.path.basename(prefix), files)
-        label_map_path.unlink(missing_ok=True)
-        _write_shards(annotations, os.fspath(images_dir), files, seed, num_workers)
+        _refuse_other_set(label_map_path.parent, name, names)
+        with tempfile.TemporaryDirectory(prefix=atomic.TEMPORARY, dir=directory or ".") as unfinished:
+            order = np.random.default_rng(seed).permutation(annotations.num_images).tolist()
+            shards = {
+                os.path.join(unfinished, name): order[shard::num_shards] for shard, name in enumerate(names)
+            }
+            _write_shards(annotations, os.fspath(images_dir), facts, shards, num_workers)
+            label_map_path.unlink(missing_ok=True)
+            for file in [*names, *(f"{name}.idx" for name in names)]:
+                os.replace(os.path.join(unfinished, file), os.path.join(directory, file))
         _write_label_map(label_map_path, annotations, num_shards, seed)
     except OSError as error:
         raise UserError(f"{error.filename or prefix}: {error.strerror or error}") from error
-    return files
+    except tf.errors.OpError as error:  # TensorFlow's words for a full disk
+        raise UserError(f"{prefix}: {error.message}") from error
+    return [os.path.join(directory, name) for name in names]
 
 
-def make_example(annotations: Annotations, row: int, encoded: bytes, image_format: str) -> tf.train.Example:
-    """The record of one image: its bytes as they are, its boxes clipped; boxes without area are left out."""
-    begin, end = annotations.row_splits[row : row + 2]
-    boxes, _ = annotations.clipped_boxes
-    boxes = boxes[begin:end]
-    kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    category_ids = annotations.category_ids[begin:end][kept].tolist()
-    label_map = annotations.label_map
-    names = [label_map.names[label_map.class_of(i)].encode() for i in category_ids]
-    height, width = annotations.image_sizes[row].tolist()
-    features = {
-        "image/encoded": _bytes([encoded]),
-        "image/format": _bytes([image_format.encode()]),
-        "image/filename": _bytes([annotations.file_names[row].encode()]),
-        "image/source_id": _bytes([str(annotations.image_ids[row]).encode()]),
-        "image/height": _integers([height]),
-        "image/width": _integers([width]),
-        **{key: _floats(boxes[kept, side].tolist()) for side, key in enumerate(BOX_KEYS)},
-        LABEL_KEY: _integers(category_ids),
-        "image/object/class/text": _bytes(names),
-        CROWD_KEY: _integers(annotations.is_crowd[begin:end][kept].astype(int).tolist()),
-        AREA_KEY: _floats(annotations.areas[begin:end][kept].tolist()),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features))
-
-
-def _bytes(values: list[bytes]) -> tf.train.Feature:
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
-
-
-def _floats(values: list[float]) -> tf.train.Feature:
-    return tf.train.Feature(float_list=tf.train.FloatList(value=values))
-
-
-def _integers(values: list[int]) -> tf.train.Feature:
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+def _usable_images(
+    annotations: Annotations, images_dir: str | os.PathLike, policy: ImagePolicy
+) -> tuple[Annotations, list[ImageFacts]]:
+    """The annotations of the images that can be written, and what these are."""
+    findings = Findings(os.fspath(images_dir))
+    rows = range(annotations.num_images)
+    for row in rows:
+        if image_files.path_fault(annotations.file_names[row]):
+            findings.add("path-leaves-directory", annotations.image_name(row))
+    findings.raise_if_stopping()
+    facts = image_files.inspect_files(
+        images_dir, annotations.file_names, decode=policy.decode, max_megapixels=policy.max_megapixels
+    )
+    usable = image_files.check_images(
+        facts, annotations.image_sizes, annotations.file_names, annotations.image_name, findings
+    )
+    for row in rows:
+        if usable[row] and facts[row].image_format not in _FORMATS:
+            usable[row] = False
+            findings.add(
+                "image-not-jpeg-or-png", f"{annotations.image_name(row)} is {facts[row].image_format}"
+            )
+    if policy.on_bad_image == "skip":
+        findings.skip_images()
+    if not usable.any():
+        findings.add("no-images", f"none of {annotations.num_images} images can be written")
+    findings.raise_if_stopping()
+    if usable.all():
+        return annotations, facts
+    for finding in findings:
+        if finding.skipped:
+            progress.say(f"{findings.origin}: {finding.line()}")
+    return annotations.select(usable), list(itertools.compress(facts, usable))
 
 
 def _write_shards(
-    annotations: Annotations, images_dir: str, files: list[str], seed: int, num_workers: int
+    annotations: Annotations,
+    images_dir: str,
+    facts: Sequence[ImageFacts],
+    shards: Mapping[str, Sequence[int]],
+    num_workers: int,
 ) -> None:
-    order = np.random.default_rng(seed).permutation(annotations.num_images).tolist()
+    """Writes {file: rows of its images}, and the indexes."""
     bar = progress.Bar("Writing records", annotations.num_images)
+    lock = threading.Lock()
+    is_over = threading.Event()
 
-    def serialize(row: int) -> bytes:
-        path = os.path.join(images_dir, annotations.file_names[row])
-        encoded = pathlib.Path(path).read_bytes()
-        image_format = _check_image(encoded, path, annotations.image_sizes[row].tolist())
-        # Protobuf's maps have no order unless asked.
-        return make_example(annotations, row, encoded, image_format).SerializeToString(deterministic=True)
-
-    with concurrent.futures.ThreadPoolExecutor(num_workers) as pool:
-        for shard, file in enumerate(files):
-            records = _in_order(pool, serialize, order[shard :: len(files)], ahead=2 * num_workers)
-
-            def write(temporary: pathlib.Path, records: Iterator[bytes] = records) -> None:
-                with tf.io.TFRecordWriter(os.fspath(temporary)) as writer:
-                    for record in records:
-                        writer.write(record)
+    def write(file: str, rows: Sequence[int]) -> None:
+        try:
+            with tf.io.TFRecordWriter(file) as writer:
+                for number, row in enumerate(rows):
+                    if is_over.is_set():
+                        return
+                    if number % _RUN == 0:
+                        fetchers.submit(fetch, rows[number + _RUN : number + 2 * _RUN])
+                    writer.write(_serialize(annotations, row, images_dir, facts[row]))
+                    with lock:
                         bar.step()
-
-            atomic.write(file, write)
             tfrecord_index.write_index(file)
+            _force_to_disk(file)
+        except BaseException:
+            is_over.set()
+            raise
+
+    def fetch(rows: Sequence[int]) -> None:
+        for row in rows:
+            _fetch(os.path.join(images_dir, annotations.file_names[row]))
+
+    with (
+        concurrent.futures.ThreadPoolExecutor(num_workers) as fetchers,
+        concurrent.futures.ThreadPoolExecutor(num_workers) as writers,
+    ):
+        try:
+            list(writers.map(write, shards.keys(), shards.values()))
+        finally:
+            is_over.set()  # when somebody interrupts the waiting
 
 
-def _in_order(
-    pool: concurrent.futures.Executor, function: Callable[[int], bytes], items: Iterable[int], ahead: int
-) -> Iterator[bytes]:
-    """`pool.map`, but at most `ahead` results wait in memory."""
-    waiting: collections.deque[concurrent.futures.Future] = collections.deque()
-    for item in items:
-        waiting.append(pool.submit(function, item))
-        if len(waiting) > ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+def _fetch(path: str) -> None:
+    """Has the kernel read a file that is wanted soon. Handing on the bytes themselves from one thread to
+    another would cost more than all else that is done with them."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
 
 
-def _check_image(encoded: bytes, path: str, image_size: list[int]) -> str:
-    """The format in the bytes; UserError unless the size in them is `image_size`."""
-    try:
-        with PIL.Image.open(io.BytesIO(encoded)) as image:
-            image_format, (width, height) = image.format, image.size
-            orientation = image.getexif().get(0x0112)
-    except (OSError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise UserError(f"{path} is no image that can be read: {error}") from error
-    if image_format not in _FORMATS:
-        raise UserError(f"{path} is a {image_format} file: the schema knows JPEG and PNG, convert it")
-    if [height, width] != image_size:
-        rotated = orientation in _ROTATED and [width, height] == image_size
-        hint = (
-            "its EXIF tag turns it, but boxes must refer to the stored pixels: turn the pixels, drop the tag"
-            if rotated
-            else "its boxes would be scaled wrongly: correct width and height"
-        )
-        raise UserError(
-            f"{path} is {width} x {height} pixels, the annotations say {image_size[1]} x {image_size[0]};"
-            f" {hint}"
-        )
-    return _FORMATS[image_format]
+def _serialize(annotations: Annotations, row: int, images_dir: str, facts: ImageFacts) -> bytes:
+    path = os.path.join(images_dir, annotations.file_names[row])
+    encoded = pathlib.Path(path).read_bytes()
+    found = image_files.inspect(encoded)
+    if (found.image_format, found.height, found.width) != (facts.image_format, facts.height, facts.width):
+        raise UserError(f"{path} has changed since it was checked: convert again when nobody writes there")
+    example = make_example(annotations, row, encoded, _FORMATS[facts.image_format])
+    # Protobuf's maps have no order unless asked.
+    return example.SerializeToString(deterministic=True)
 
 
-def _refuse_other_set(directory: pathlib.Path, name: str, files: list[str]) -> None:
+def _force_to_disk(file: str) -> None:
+    with open(file, "rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def _refuse_other_set(directory: pathlib.Path, name: str, own: list[str]) -> None:
     """A glob over two sets with one prefix would read every image twice."""
-    own = {os.path.basename(file) for file in files}
     for path in sorted(directory.iterdir()):
         stem, dash, _ = path.name.rpartition("-of-")
         other = (
@@ -229,15 +250,24 @@ def define_flags(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_integer("num_shards", 1, "Number of files.", lower_bound=1, flag_values=flag_values)
     flags.DEFINE_integer("seed", 0, "Of the order of the images.", lower_bound=0, flag_values=flag_values)
     flags.DEFINE_integer(
-        "num_workers", 4, "Threads that read images.", lower_bound=1, flag_values=flag_values
+        "num_workers",
+        4,
+        "Threads that read images, and files written at once.",
+        lower_bound=1,
+        flag_values=flag_values,
     )
+    shared_flags.define_image_flags(flag_values)
     flags.mark_flags_as_required(["images", "annotations", "output"], flag_values=flag_values)
 
 
 def main() -> None:
     """The command."""
     values = flags.FLAGS
-    annotations = load_coco(values.annotations, values.images)
+    policy = ImagePolicy(values.on_bad_image, values.max_megapixels)
+    annotations = load_coco(values.annotations, values.images, policy=policy)
+    for finding in annotations.findings:
+        if finding.severity is Severity.MENDED:
+            progress.say(f"{annotations.origin}: {finding.line()}")
     files = write_tfrecords(
         annotations,
         values.images,
@@ -245,6 +275,7 @@ def main() -> None:
         num_shards=values.num_shards,
         seed=values.seed,
         num_workers=values.num_workers,
+        policy=policy,
     )
     print(annotations.summary())
     print(f"{len(files)} files: {values.output}-*.tfrecord; label map: {values.output}.label_map.json")

@@ -168,7 +168,7 @@ class EfficientDetPipeline:
     ) -> None:
         """
         Args:
-            source: what `common.sources.open_source` returns.
+            source: what `common.open_data.open_source` returns.
             config: the model's; it decides image size, anchors and augmentation.
             batch_size: images of a batch on this rank.
             training: shuffled and augmented; otherwise in order, whole, letterboxed.

@@ -75,7 +75,8 @@ def min_iou_view(
 ) -> tuple[View, DataNode, DataNode]:
     """A random crop, shown as large as fits (SSD, arXiv 1512.02325 section 2.2).
 
-    Every box overlaps it by one of CROP_THRESHOLDS, drawn at random, or the image is not cropped.
+    Every box overlaps it by one of CROP_THRESHOLDS, drawn at random, or the image is not cropped: of images
+    with more than a handful of boxes, hardly any is.
 
     Returns:
         The view; the boxes whose centre is in the crop, still normalised by the image; their labels.

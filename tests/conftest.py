@@ -30,6 +30,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="DALI sees no GPU"))
 
 
+@pytest.fixture
+def record_fault(request: pytest.FixtureRequest):
+    """record_fault(fault, line): a row of the table of faults in the tests' output."""
+
+    def record(fault, line: str) -> None:
+        request.node.user_properties.append(("fault", (fault.name, fault.kind, line)))
+
+    return record
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A test that passed has seen its fault reported: the table of them."""
+    passed = terminalreporter.getreports("passed")
+    rows = [row for report in passed for name, row in report.user_properties if name == "fault"]
+    if rows:
+        from common.findings import KINDS
+
+        terminalreporter.section(f"{len(rows)} seeded faults of data, each reported before the first step")
+        for name, kind, line in rows:
+            said = " ".join(line.split())
+            terminalreporter.write_line(f"{name:42} {KINDS[kind].severity.value:36} {said[:160]}")
+
+
 @pytest.fixture(scope="session")
 def coco128() -> pathlib.Path:
     """128 images of COCO train2017: images/ and instances.json."""
@@ -99,7 +122,7 @@ def _annotation(image_id: int, category_id: int, box_ltwh_px: list[float]) -> di
 @pytest.fixture(scope="session")
 def drawn_records(drawn: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The drawn set as three TFRecord files, indexes and label map: the prefix of their names."""
-    from common.annotations import load_coco
+    from common.coco_json import load_coco
     from common.tfrecord import write_tfrecords
 
     prefix = tmp_path_factory.mktemp("records") / "drawn"

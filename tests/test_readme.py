@@ -37,8 +37,44 @@ def project(tmp_path_factory, drawn) -> pathlib.Path:
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(drawn, directory / "my")
     (directory / "my" / "records").mkdir()
+    _write_voc_and_yolo(drawn, directory / "my")
     save_darknet(build_model("yolov4-tiny", 80), directory / DARKNET_FILE)
     return directory
+
+
+def _write_voc_and_yolo(drawn: pathlib.Path, directory: pathlib.Path) -> None:
+    """The drawn boxes as Pascal VOC and as YOLO's text, each with a split `train`."""
+    document = json.loads((drawn / "instances.json").read_text())
+    for folder in ("voc/Annotations", "voc/ImageSets/Main", "yolo/labels/train", "yolo/images"):
+        (directory / folder).mkdir(parents=True)
+    shutil.copytree(drawn / "images", directory / "voc" / "JPEGImages")
+    shutil.copytree(drawn / "images", directory / "yolo" / "images" / "train")
+    names = {category["id"]: category["name"] for category in document["categories"]}
+    classes = sorted(names)
+    (directory / "yolo" / "classes.txt").write_text("".join(f"{names[i]}\n" for i in classes))
+    stems = []
+    for image in document["images"]:
+        stems.append(image["file_name"].rpartition(".")[0])
+        width, height = image["width"], image["height"]
+        objects, lines = [], []
+        for annotation in document["annotations"]:
+            left, top, box_width, box_height = annotation["bbox"]
+            inside = min(left, top) >= 0 and left + box_width <= width and top + box_height <= height
+            if annotation["image_id"] != image["id"] or not inside or not box_width:
+                continue
+            corners = (left + 1, top + 1, left + box_width, top + box_height)
+            sides = zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
+            box = "".join(f"<{side}>{value}</{side}>" for side, value in sides)
+            name = names[annotation["category_id"]]
+            objects.append(f"<object><name>{name}</name><bndbox>{box}</bndbox></object>")
+            center = ((left + box_width / 2) / width, (top + box_height / 2) / height)
+            numbers = (*center, box_width / width, box_height / height)
+            lines.append(" ".join(map(str, (classes.index(annotation["category_id"]), *numbers))))
+        size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+        xml = f"<annotation><filename>{image['file_name']}</filename>{size}{''.join(objects)}</annotation>"
+        (directory / "voc" / "Annotations" / f"{stems[-1]}.xml").write_text(xml)
+        (directory / "yolo" / "labels" / "train" / f"{stems[-1]}.txt").write_text("\n".join(lines))
+    (directory / "voc" / "ImageSets" / "Main" / "train.txt").write_text("\n".join(stems))
 
 
 def test_python_commands_run_in_order(project):
@@ -112,9 +148,9 @@ def test_links_and_the_map_exist():
         folder = line.split()[0] if line and not line.startswith(" ") else folder
         named |= {folder + name for name in re.findall(r"\b\w+\.py\b", line)}
     existing = {
-        f"{folder}/{path.name}"
+        str(path.relative_to(ROOT))
         for folder in (*SMALL_MODEL, "common")
-        for path in (ROOT / folder).glob("*.py")
+        for path in (ROOT / folder).rglob("*.py")
         if path.name != "__init__.py"
     }
     assert named == existing

@@ -19,9 +19,10 @@ from absl import flags
 from common import coco_metrics, devices, errors
 from common import flags as shared_flags
 from common.evaluation import evaluate, write_evaluation
+from common.image_files import ImagePolicy
 from common.loading import refuse_synthetic
+from common.open_data import check_labels, open_source, say_source
 from common.run_directory import make_output_directory
-from common.sources import open_source
 from yolov4.loaders import make_loader
 from yolov4.predict import load_trained, make_detect
 
@@ -52,6 +53,8 @@ def evaluate_weights(
     batch_size: int = 8,
     num_threads: int = 2,
     prefetch: int = 2,
+    on_bad_image: str = "stop",
+    max_megapixels: float = 100.0,
 ) -> dict:
     """Evaluates weights on the given data, prints and writes the result; see the flags of the same names."""
     devices.share_gpu_memory()
@@ -59,14 +62,16 @@ def evaluate_weights(
     model, config, label_map_of_weights, file = load_trained(weights, image_size, hparams)
     directory = make_output_directory(output_dir or file.parent)
     source = open_source(
-        input_type=input_type,
         images=eval_images,
         annotations=eval_annotations,
         file_pattern=eval_file_pattern,
+        input_type=input_type,
         label_map=label_map,
+        policy=ImagePolicy(on_bad_image, max_megapixels),
         split="eval",
     )
-    label_map_of_weights.check_covers(source.label_map, source.annotations.origin)
+    check_labels(label_map_of_weights, source)
+    say_source("evaluation", source)
     loader = make_loader(
         pipeline_type,
         source=source,

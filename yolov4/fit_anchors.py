@@ -3,10 +3,10 @@ r"""Anchors for your own data: the sizes that fit its boxes best, by k-means on 
     python yolov4/fit_anchors.py --model_name=yolov4 --image_size=608 \
         --annotations=coco/annotations/instances_train2017.json
 
-Prints how well the model's own anchors fit and how well new ones do, and the --hparams that takes them. The
-distance is 1 - IoU of shapes on one centre, as in YOLOv2 (arXiv 1612.08242 section 2) and in Darknet's
-calc_anchors (AlexeyAB/darknet src/detector.c). Anchors are in pixels of the network input, so they belong to
-one --image_size, and to stretched or to letterboxed images.
+Prints how well the model's own anchors fit: which boxes have no place in the targets, what AP perfect outputs
+would get, and the IoU by shape; and if new ones fit boxes that they were not fitted to really better, the
+--hparams that takes them. Anchors are in pixels of the network input, so they belong to one --image_size, and
+to stretched or to letterboxed images.
 """
 
 import os
@@ -22,13 +22,13 @@ from absl import flags
 
 from common import errors, hparams
 from common import flags as shared_flags
-from common.annotations import Annotations, load_coco
+from common.annotations import Annotations
+from common.coco_json import load_coco
 from common.letterbox import fit
-from yolov4.config import MODEL_NAMES, get_config
-
-MAX_BOXES = 50_000  # more are sampled: they would move the anchors by less than a pixel
-STARTS = 10  # k-means ends in the nearest optimum, so the best of several
-MAX_ROUNDS = 200
+from common.report import anchor_fit
+from common.report.anchor_fit import fit_anchors, shape_iou
+from yolov4 import anchor_report
+from yolov4.config import MODEL_NAMES, YOLOv4Config, get_config
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -47,35 +47,78 @@ def suggest(
     letterbox: bool = False,
     seed: int = 0,
 ) -> str:
-    """Fits, reports and returns `anchors=...`; see the flags of the same names."""
+    """Fits, reports and returns `anchors=...`, or "" where the model's own anchors fit; see the flags of the
+    same names."""
     if not annotations:
         raise errors.UserError("--annotations is missing: name the COCO json of the training images")
     config = get_config(model_name)
     if image_size:
         config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
-    sizes = box_sizes(load_coco(annotations, None), config.image_size, letterbox)
-    count = config.num_anchors
+    config = hparams.replace(config, {"letterbox": letterbox})
+    found = load_coco(annotations, None)
+    sizes, count = box_sizes(found, config.image_size, letterbox), config.num_anchors
     if len(np.unique(sizes, axis=0)) < count:
         raise errors.UserError(
             f"{annotations} has boxes of fewer than {count} sizes: too few for {count} anchors"
         )
-    own = np.array(config.anchor_sizes)
-    fitted = np.maximum(np.rint(fit_anchors(sizes, count, seed)), 1).astype(int)
     height, width = config.image_size
-    print(
-        f"{len(sizes)} boxes at {height}x{width}: the anchors of {model_name} fit with a mean IoU of "
-        f"{mean_fit(sizes, own):.3f}, these with {mean_fit(sizes, fitted):.3f}"
-    )
-    if unused := sorted(set(range(count)) - {i for mask in config.masks for i in mask}):
-        best = shape_iou(sizes, fitted).argmax(1)
-        lost = np.isin(best, unused).mean()
+    print(f"{len(sizes)} boxes at {height}x{width}. With the anchors of {model_name}:")
+    ceiling = _print_report(found, config)
+
+    image = np.repeat(np.arange(found.num_images), np.diff(found.target_boxes.row_splits))
+    is_fitted = anchor_fit.split(image, np.random.default_rng(seed))
+    half = config
+    if len(np.unique(sizes[is_fitted], axis=0)) >= count:
+        half = with_fitted_anchors(sizes[is_fitted], config, seed)
+    own_iou, new_iou = (trained_iou(sizes[~is_fitted], of) for of in (config, half))
+    print(f"on a held-out half of the images: {anchor_fit.Fit.of(own_iou).words()}")
+    print(f"anchors fitted to the other half: {anchor_fit.Fit.of(new_iou).words()}")
+    if not anchor_fit.beats(new_iou, own_iou, by_reach=False):
+        print(f"the anchors of {model_name} fit: others are not worth it")
+        return ""
+    print("With anchors fitted to all boxes:")
+    fitted = with_fitted_anchors(sizes, config, seed)
+    if _print_report(found, fitted) < ceiling - anchor_fit.MARGIN:
+        print(f"the anchors of {model_name} fit: with others more boxes have no place")
+        return ""
+    if headless := sorted(set(range(count)) - _with_head(config)):
         print(
-            f"{100 * lost:.0f} % of the boxes fit an anchor best that no head of {model_name} has: "
-            "iou_thresh=0.213 trains them by the others"
+            f"no head of {model_name} has anchor {', '.join(map(str, headless))}, so it is of one pixel: a "
+            "box that fits it best trains nothing, unless with iou_thresh=0.213"
         )
-    text = "anchors=" + ",".join(str(side) for side in fitted.ravel())
+    text = "anchors=" + ",".join(f"{side:g}" for side in fitted.anchors)
     print(f"--hparams={text}")
     return text
+
+
+def with_fitted_anchors(sizes: np.ndarray, config: YOLOv4Config, seed: int) -> YOLOv4Config:
+    """The config with anchors fitted to boxes of these sizes (N, 2), in whole pixels, the smallest first.
+
+    Anchors that no head has are of one pixel: a box that fits one of them best trains nothing.
+    """
+    with_head = sorted(_with_head(config))
+    anchors = np.ones((config.num_anchors, 2))
+    anchors[with_head] = np.maximum(np.rint(fit_anchors(sizes, len(with_head), seed)), 1)
+    return hparams.replace(config, {"anchors": tuple(anchors.ravel().tolist())})
+
+
+def trained_iou(sizes: np.ndarray, config: YOLOv4Config) -> np.ndarray:
+    """IoU by shape of boxes of these sizes (N, 2) with the best anchor that they train, (N,); 0 for none."""
+    fit_of = shape_iou(sizes, np.array(config.anchor_sizes))
+    with_head = sorted(_with_head(config))
+    trains = np.isin(fit_of.argmax(1), with_head) | (fit_of[:, with_head].max(1) > config.iou_thresh)
+    return np.where(trains, fit_of[:, with_head].max(1), 0.0)
+
+
+def _with_head(config: YOLOv4Config) -> set[int]:
+    return {anchor for mask in config.masks for anchor in mask}
+
+
+def _print_report(annotations: Annotations, config: YOLOv4Config) -> float:
+    """Prints what becomes of the boxes; returns the AP ceiling."""
+    report = anchor_report.examine(annotations, config)
+    print("".join(f"  {line}\n" for line in report.lines()), end="")
+    return report.ceiling["AP"]
 
 
 def box_sizes(annotations: Annotations, image_size: tuple[int, int], keep_aspect: bool) -> np.ndarray:
@@ -87,48 +130,6 @@ def box_sizes(annotations: Annotations, image_size: tuple[int, int], keep_aspect
         shown = np.array([fit(height, width, image_size) for height, width in sides], float)
     per_box = np.repeat(shown, np.diff(targets.row_splits), axis=0)
     return (targets.boxes[:, 2:] - targets.boxes[:, :2]) * per_box[:, ::-1]
-
-
-def fit_anchors(sizes: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """`count` anchors for boxes of these sizes, by k-means with the distance 1 - IoU.
-
-    Args:
-        sizes: (N, 2), widths and heights, at least `count` different ones.
-        count: of anchors.
-        seed: of the sample of boxes and of the starting points.
-
-    Returns:
-        float64 (count, 2), widths and heights, the smallest area first.
-    """
-    random = np.random.default_rng(seed)
-    if len(sizes) > MAX_BOXES:
-        sizes = random.choice(sizes, MAX_BOXES, replace=False)
-    different = np.unique(sizes, axis=0)
-    candidates = [_k_means(sizes, random.choice(different, count, replace=False)) for _ in range(STARTS)]
-    best = max(candidates, key=lambda anchors: mean_fit(sizes, anchors))
-    return best[best.prod(1).argsort(kind="stable")]
-
-
-def _k_means(sizes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-    nearest = None
-    for _ in range(MAX_ROUNDS):
-        previous, nearest = nearest, shape_iou(sizes, anchors).argmax(1)
-        if previous is not None and (nearest == previous).all():
-            break
-        groups = [sizes[nearest == i] for i in range(len(anchors))]
-        anchors = np.array([g.mean(0) if len(g) else a for g, a in zip(groups, anchors, strict=True)])
-    return anchors
-
-
-def shape_iou(sizes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-    """IoU of every size (N, 2) with every anchor (A, 2) on one centre, (N, A)."""
-    common = np.minimum(sizes[:, None], anchors[None]).prod(2)
-    return common / (sizes.prod(1)[:, None] + anchors.prod(1)[None] - common)
-
-
-def mean_fit(sizes: np.ndarray, anchors: np.ndarray) -> float:
-    """Mean over the boxes of the IoU with their best anchor."""
-    return float(shape_iou(sizes, anchors).max(1).mean())
 
 
 def main() -> None:

@@ -19,11 +19,12 @@ from absl import flags
 
 from common import devices, errors, pictures
 from common import flags as shared_flags
-from common.annotations import load_coco
+from common.coco_json import load_coco
 from common.evaluation import predict
+from common.image_files import ImagePolicy
 from common.loading import refuse_synthetic
+from common.open_data import open_images
 from common.run_directory import make_output_directory
-from common.sources import ImageListSource, list_images
 from yolov4.loaders import make_loader
 from yolov4.predict import load_trained, make_detect
 
@@ -51,6 +52,8 @@ def infer(
     batch_size: int = 8,
     num_threads: int = 2,
     prefetch: int = 2,
+    on_bad_image: str = "stop",
+    max_megapixels: float = 100.0,
 ) -> list[dict]:
     """Detects, draws and writes; see the flags of the same names. Returns the detections (COCO results)."""
     if not images:
@@ -59,13 +62,13 @@ def infer(
         raise errors.UserError("--output_dir is missing: name a directory for the pictures")
     devices.share_gpu_memory()
     refuse_synthetic(pipeline_type)
-    files = list_images(images)
+    source = open_images(images, ImagePolicy(on_bad_image, max_megapixels))
+    files = [pathlib.Path(file) for file in source.files]
     model, config, categories, _ = load_trained(weights, image_size, hparams, PICTURE_NMS_IOU)
     truth = load_coco(annotations, None) if annotations else None
     pictures.truth_rows(pictures.relative_names(files), truth)  # complains before the work, not after it
     directory = make_output_directory(output_dir)
     pictures.check_not_over_images(directory, files)
-    source = ImageListSource(files)
     loader = make_loader(
         pipeline_type,
         source=source,

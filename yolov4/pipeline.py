@@ -167,7 +167,7 @@ class YOLOv4Pipeline:
     ) -> None:
         """
         Args:
-            source: what `common.sources.open_source` returns.
+            source: what `common.open_data.open_source` returns.
             config: the model's; it decides image size and augmentation.
             batch_size: images of a batch on this rank. Others of the batch are what mosaic, MixUp and CutMix
                 mix an image with; where there is only one, a mosaic is made of four pieces of it, and there

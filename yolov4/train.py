@@ -32,12 +32,13 @@ from common.averaging import AveragedWeights
 from common.checkpoints import Checkpoints, keep_going, read_state
 from common.evaluation import evaluate, write_evaluation
 from common.freezing import freeze as freeze_layers
+from common.image_files import ImagePolicy
 from common.labels import LabelMap
 from common.loading import Loader, placement
+from common.open_data import DataFlags, check_sizes, open_splits, say_source
 from common.progress import Bar, say
 from common.run_directory import RunDirectory
 from common.run_log import RunLog
-from common.sources import open_source
 from yolov4 import init_from as init_from_lib
 from yolov4 import inspect_batch, losses
 from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, YOLOv4Config, get_config
@@ -89,6 +90,8 @@ def train(
     batch_size: int = 8,
     num_threads: int = 2,
     prefetch: int = 2,
+    on_bad_image: str = "stop",
+    max_megapixels: float = 100.0,
     # the run
     output_dir: str | None = None,
     overwrite: bool = False,
@@ -143,30 +146,23 @@ def train(
         raise errors.UserError("--output_dir is missing: name a directory for checkpoints and results")
 
     # --- Data -------------------------------------------------------------------------------------
+    replicas = 1
     source, eval_source = None, None
     if pipeline_type == "synthetic":
         categories = LabelMap.numbered(num_classes or 80)
     else:
-        source = open_source(
+        source, eval_source = open_splits(
+            DataFlags(train_images, train_annotations, train_file_pattern),
+            DataFlags(eval_images, eval_annotations, eval_file_pattern),
             input_type=input_type,
-            images=train_images,
-            annotations=train_annotations,
-            file_pattern=train_file_pattern,
             label_map=label_map,
-            split="train",
+            policy=ImagePolicy(on_bad_image, max_megapixels),
         )
         categories = source.label_map
-        say(f"training data: {source.annotations.summary()}")
-        if eval_images or eval_annotations or eval_file_pattern:
-            eval_source = open_source(
-                input_type=input_type,
-                images=eval_images,
-                annotations=eval_annotations,
-                file_pattern=eval_file_pattern,
-                label_map=label_map,
-                split="eval",
-            )
-            categories.check_covers(eval_source.label_map, eval_source.annotations.origin)
+        say_source("training", source)
+        check_sizes(source, batch_size=batch_size, num_replicas=replicas, max_instances=config.max_instances)
+        if eval_source:
+            say_source("evaluation", eval_source)
     num_classes = num_classes or categories.num_classes
     if num_classes < categories.num_classes:
         raise errors.UserError(
@@ -221,7 +217,6 @@ def train(
 
     # --- Model, optimizer, state ------------------------------------------------------------------
     model = build_model(model_name, num_classes, config=config, any_size=config.multi_scale > 1)
-    replicas = 1
     effective_batch = replicas * batch_size * max(accumulate_steps, 1)
     schedule = make_schedule(config, effective_batch, steps_per_epoch, max(accumulate_steps, 1))
     optimizer = make_optimizer(config, schedule, precision=precision, accumulate_steps=accumulate_steps)

@@ -280,7 +280,7 @@ REFUSED = {
     "unknown hyper-parameter": (["--hparams=learning_rat=1"], "did you mean 'learning_rate'"),
     "no data": ([], "--train_images"),
     "missing json": (
-        ["--train_images=/nowhere", "--train_annotations=/nowhere/instances.json"],
+        ["--train_images=/tmp", "--train_annotations=/nowhere/instances.json"],
         "/nowhere/instances.json",
     ),
     "glob that matches nothing": (["--train_file_pattern=/nowhere/tr*.tfrecord"], "/nowhere/tr*.tfrecord"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.labels import LabelMap
+from common.labels import LabelMap, category_faults
 
 CATEGORIES = [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}, {"id": 13, "name": "stop sign"}]
 
@@ -93,10 +93,11 @@ def test_pbtxt(tmp_path):
         ([{"id": True, "name": "a"}], "'a' has id True"),
         ([{"id": 1.0, "name": "a"}], "'a' has id 1.0"),
         ([{"id": -1, "name": "a"}], "'a' has id -1"),
-        ([{"id": 2**31, "name": "a"}], "'a' has id 2147483648"),
+        ([{"id": 2**63, "name": "a"}], "'a' has id 9223372036854775808"),
         ([{"name": "a"}], "'a' has id None"),
         ([{"id": 1}], "category 1 has the name None"),
         ([{"id": 1, "name": ""}], "category 1 has the name ''"),
+        ([{"id": 1, "name": "\ud800"}], "category 1 has the name '.ud800', which no UTF-8 can spell"),
     ],
 )
 def test_refused_categories(categories, message):
@@ -131,13 +132,54 @@ def test_a_missing_or_binary_file_is_named(tmp_path):
         LabelMap.load(tmp_path / "binary")
 
 
-def test_covers(label_map):
-    label_map.check_covers(label_map, "val.json")
-    label_map.check_covers(LabelMap((13,), ("stop sign",)), "val.json")
-    with pytest.raises(UserError, match=r"val.json has the category 2 .'bicycle'."):
-        label_map.check_covers(LabelMap((1, 2), ("person", "bicycle")), "val.json")
-    with pytest.raises(UserError, match=r"val.json calls category 13 'cat'.*'stop sign'"):
-        label_map.check_covers(LabelMap((13,), ("cat",)), "val.json")
+def test_differences(label_map):
+    assert label_map.differences(label_map) == []
+    assert label_map.differences(LabelMap((13,), ("stop sign",))) == []
+    found = label_map.differences(LabelMap((1, 2, 13, 91), ("person", "bicycle", "cat", "dog")))
+    assert len(found) == 3
+    assert found[0].startswith("category 2 ('bicycle') is not among the 3 known ones")
+    assert found[1] == "category 13 is 'cat' here and 'stop sign' in training"
+    assert found[2].startswith("category 91 ('dog')")
+
+
+@pytest.mark.parametrize("large", [2**31, 2**53 + 1, 2**63 - 1])
+def test_ids_of_any_size(tmp_path, large):
+    label_map = LabelMap.from_categories([{"id": large, "name": "b"}, {"id": 3, "name": "a"}])
+    assert label_map.category_ids == (3, large) and label_map.class_of(large) == 1
+    assert label_map.classes_of(np.array([large, 3, large])).tolist() == [1, 0, 1]
+    with pytest.raises(KeyError, match=str(large - 1)):
+        label_map.classes_of(np.array([large - 1]))
+    label_map.save(tmp_path / "labels.json")
+    assert LabelMap.load(tmp_path / "labels.json") == label_map
+    (tmp_path / "labels.pbtxt").write_text(f"item {{ id: {large} name: 'b' }} item {{ id: 3 name: 'a' }}")
+    assert LabelMap.load(tmp_path / "labels.pbtxt") == label_map
+
+
+def test_all_faults_of_categories_are_named():
+    sound = {"id": 7, "name": "sound"}
+    categories = [
+        sound,
+        None,
+        {"id": "1", "name": "a"},
+        {"id": -1, "name": "b"},
+        {"id": 2, "name": 5},
+        {"id": 7, "name": "c"},
+        {"id": 8, "name": "sound"},
+        {"id": 9, "name": "d"},
+    ]
+    faults = list(category_faults(categories))
+    assert [fault.split(":")[0] for fault in faults] == [
+        "categories[1] is None",
+        "category 'a' has id '1'",
+        "category 'b' has id -1",
+        "category 2 has the name 5",
+        "category id 7 is given twice",
+        "categories 7 and 8 have the same name 'sound'",
+    ]
+    assert list(category_faults([sound])) == []
+    with pytest.raises(UserError) as error:
+        LabelMap.from_categories(categories)
+    assert str(error.value) == faults[0]
 
 
 def test_numbered():

@@ -1,5 +1,6 @@
 """Both DALI readers: equal outputs, complete and disjoint shards, orders, resuming."""
 
+import dataclasses
 import itertools
 import json
 from typing import NamedTuple
@@ -14,10 +15,16 @@ from nvidia import dali
 from nvidia.dali import fn
 
 from common import readers
-from common.annotations import load_coco
+from common.coco_json import load_coco
 from common.errors import UserError
+from common.findings import DataError
+from common.image_files import ImagePolicy
 from common.readers import coco_reader, tfrecord_reader
+from common.tf_readers import tfrecord_examples
 from common.tfrecord import write_tfrecords
+from tests.common.record_writing import LABELS, empty_record, png, record, write
+
+PICTURE = png(8, 9)
 
 
 class Example(NamedTuple):
@@ -73,7 +80,7 @@ def both_readers(directory, file, record_directory, num_shards=3):
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """Makes sets of n images (no real ones: readers do not look), each with its id as the only content."""
+    """Makes sets of n images."""
     root = tmp_path_factory.mktemp("numbered")
     made = {}
 
@@ -83,9 +90,9 @@ def numbered(tmp_path_factory):
         directory = root / str(n)
         (directory / "images").mkdir(parents=True)
         for i in range(n):
-            (directory / "images" / f"{i}.jpg").write_bytes(b"%d" % (100 + i))
+            (directory / "images" / f"{i}.png").write_bytes(PICTURE)
         document = {
-            "images": [{"id": 100 + i, "file_name": f"{i}.jpg", "width": 8, "height": 9} for i in range(n)],
+            "images": [{"id": 100 + i, "file_name": f"{i}.png", "width": 8, "height": 9} for i in range(n)],
             "annotations": [{"image_id": 100 + i, "category_id": 5, "bbox": [1, 1, 2, 2]} for i in range(n)],
             "categories": [{"id": 5, "name": "five"}],
         }
@@ -104,35 +111,21 @@ def numbered(tmp_path_factory):
 def write_numbered_records(directory, n):
     """The same in three files of unequal length (one file where there are fewer images)."""
 
-    def ints(*values):
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-
-    def text(value):
-        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
-
-    def number(value):
-        return tf.train.Feature(float_list=tf.train.FloatList(value=[value]))
-
     bounds = [0, n] if n < 4 else [0, n // 4, n // 4 + 1, n]
     files = []
     for begin, end in itertools.pairwise(bounds):
         files.append(str(directory / f"{begin}.tfrecord"))
-        with tf.io.TFRecordWriter(files[-1]) as writer:
-            for i in range(begin, end):
-                features = {
-                    "image/encoded": text(b"%d" % (100 + i)),
-                    "image/source_id": text(b"%d" % (100 + i)),
-                    "image/height": ints(9),
-                    "image/width": ints(8),
-                    "image/object/bbox/xmin": number(0.1),
-                    "image/object/bbox/xmax": number(0.2),
-                    "image/object/bbox/ymin": number(0.1),
-                    "image/object/bbox/ymax": number(0.2),
-                    "image/object/class/label": ints(5),
-                }
-                writer.write(
-                    tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-                )
+        contents = (
+            record(
+                encoded=PICTURE,
+                source_id=b"%d" % (100 + i),
+                height=9,
+                width=8,
+                object__class__label=[5],
+            )
+            for i in range(begin, end)
+        )
+        write(files[-1], *contents)
     return files
 
 
@@ -163,11 +156,14 @@ def test_json_and_records_give_the_same(name, request, tmp_path):
         assert example.boxes.min(initial=0) >= 0 and example.boxes.max(initial=1) <= 1
 
 
-def test_labels_and_ids_of_any_size(tmp_path):
-    """Category ids beyond DALI's lookup_table (65535), image ids beyond its COCO reader (2**31)."""
+@pytest.mark.parametrize(
+    "category_ids",
+    [[0, 65_536, 2**31 - 1], [5, 2**31, 2**32 + 5], [2**31 - 1, 2**31 + 5, 2**63 - 1], [2**32, 2**33, 2**34]],
+)
+def test_labels_and_ids_of_any_size(tmp_path, category_ids):
+    """Category ids beyond DALI's lookup_table (65535) and its constants, image ids beyond its COCO reader."""
     (tmp_path / "images").mkdir()
     image_ids = [0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1]
-    category_ids = [0, 65_536, 2**31 - 1]
     objects = []
     for number, image_id in enumerate(image_ids):
         PIL.Image.new("RGB", (20, 10)).save(tmp_path / "images" / f"{number}.png")
@@ -261,6 +257,72 @@ def test_boxes_too_thin_for_dalis_own_threshold_stay(tmp_path):
     for reader in (coco, tfrecord):
         (example,) = read(reader, 1, training=False)
         np.testing.assert_allclose(example.boxes, [[0.15, 0.2, 0.1525, 0.6]], atol=1e-6)
+
+
+def test_bad_images_are_left_out_by_policy(tmp_path):
+    """By both record readers alike."""
+    bad = png()[:-20]
+    file = write(
+        tmp_path / "x",
+        record(source_id=b"1", encoded=bad),
+        record(source_id=b"2"),
+        empty_record(3, encoded=bad),
+        empty_record(4),
+    )
+    policy = ImagePolicy(on_bad_image="skip")
+    options = {"training": False, "policy": policy}
+    by_dali = read(lambda **o: tfrecord_reader([file], LABELS, **o), 2, **options)
+    assert [(example.image_id, example.labels.tolist()) for example in by_dali] == [(2, [2]), (4, [])]
+    by_tensorflow = list(tfrecord_examples([file], LABELS, **options).as_numpy_iterator())
+    assert [int(example["image_id"]) for example in by_tensorflow] == [2, 4]
+    for reader in (
+        lambda: build(tfrecord_reader, files=[file], label_map=LABELS, training=False),
+        lambda: tfrecord_examples([file], LABELS, training=False),
+    ):
+        with pytest.raises(DataError, match=r"image that is cut off \(2\)"):
+            reader()
+
+
+# --- the json that DALI gets ---
+
+
+def test_the_clean_json_is_made_once(drawn, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    annotations = load_coco(drawn / "instances.json", drawn / "images")
+
+    def reader(annotations):
+        return lambda **options: coco_reader(drawn / "images", annotations, **options)
+
+    def made():
+        return sorted((tmp_path / "dali-detection").glob("*.coco.json"))
+
+    first = ids(reader(annotations), 12, training=False)
+    (path,) = made()
+    assert path.name == f"{annotations.fingerprint()[:32]}-{readers._CLEAN_JSON}.coco.json"
+    before = path.stat()
+    with monkeypatch.context() as patch:
+        patch.setattr(readers, "_clean_json", None)
+        equal = dataclasses.replace(annotations, origin="elsewhere")
+        assert ids(reader(equal), 12, training=False) == first
+    assert path.stat() == before
+    # Other annotations, and another version of what is made of them.
+    build(reader(annotations.select(annotations.image_ids != 10)), training=False)
+    assert len(made()) == 2
+    monkeypatch.setattr(readers, "_CLEAN_JSON", "next")
+    build(reader(annotations), training=False)
+    assert len(made()) == 3
+
+
+def test_a_clean_json_that_cannot_be_written_is_named(drawn, monkeypatch):
+    annotations = load_coco(drawn / "instances.json", drawn / "images")
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(readers.atomic, "write_bytes", full)
+    monkeypatch.setattr(readers, "_CLEAN_JSON", "unheard of")
+    with pytest.raises(UserError, match=r"cannot write .*\.coco\.json: No space left .*XDG_CACHE_HOME"):
+        build(lambda **options: coco_reader(drawn / "images", annotations, **options), training=False)
 
 
 # --- order ---

@@ -7,8 +7,11 @@ from nvidia import dali
 
 from common.errors import UserError
 from common.labels import LabelMap
-from common.sources import ImageListSource, list_images, open_source
+from common.open_data import list_images, open_source
+from common.sources import ImageListSource
+from tests.common.record_writing import png
 
+COLORS = [(10 * i, 0, 0) for i in range(20)]  # of the images, by their ids
 KINDS = ["coco", "tfrecord", "images"]
 
 
@@ -102,7 +105,7 @@ def test_records_of_googles_converter(tmp_path, training):
             boxes = np.reshape([[0.1 * k, 0.2, 0.1 * k + 0.3, 0.9] for k in rows], (-1, 4))
             np.testing.assert_allclose(example["boxes"], boxes, rtol=1e-6)
             assert example["labels"].tolist() == [1 + k % 2 for k in rows]
-            assert example["encoded"] == b"image %d" % example["image_id"]
+            assert example["encoded"] == png(64, 48, COLORS[int(example["image_id"])])
     assert source.annotations.is_crowd.sum() == 2
 
 
@@ -135,13 +138,13 @@ def google_example(image_id, num_objects, crowds):
         return tf.train.Feature(**{kind: lists[kind](value=values)})
 
     features = {
-        "image/height": list_of("int64_list", [480]),
-        "image/width": list_of("int64_list", [640]),
-        "image/filename": list_of("bytes_list", [b"x.jpg"]),
+        "image/height": list_of("int64_list", [48]),
+        "image/width": list_of("int64_list", [64]),
+        "image/filename": list_of("bytes_list", [b"x.png"]),
         "image/source_id": list_of("bytes_list", [b"%d" % image_id]),
         "image/key/sha256": list_of("bytes_list", [b"0" * 64]),
-        "image/encoded": list_of("bytes_list", [b"image %d" % image_id]),
-        "image/format": list_of("bytes_list", [b"jpeg"]),
+        "image/encoded": list_of("bytes_list", [png(64, 48, COLORS[image_id])]),
+        "image/format": list_of("bytes_list", [b"png"]),
     }
     if num_objects:
         rows = range(num_objects)

@@ -1,20 +1,24 @@
 """The converter: what is in the records, that the bytes depend on the input alone, and what is refused."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
 
-from common import tfrecord_index
-from common.annotations import load_coco
+from common import image_files, tfrecord, tfrecord_index
+from common.coco_json import load_coco
 from common.errors import UserError
+from common.findings import DataError
+from common.image_files import ImagePolicy
 from common.labels import LabelMap
 from common.tfrecord import write_tfrecords
 
@@ -123,46 +127,191 @@ def test_the_format_is_that_of_the_content_not_of_the_name(data, tmp_path):
     assert list(features["image/format"].bytes_list.value) == [b"png"]
 
 
-def spoil_size(data):
-    PIL.Image.new("RGB", (33, 44)).save(data / "images" / "03.jpg")
+def spoil_size(file):
+    PIL.Image.new("RGB", (33, 44)).save(file)
 
 
-def spoil_rotated(data):
-    picture = PIL.Image.open(data / "images" / "03.jpg").transpose(PIL.Image.Transpose.ROTATE_90)
+def spoil_rotated(file):
+    picture = PIL.Image.open(file).transpose(PIL.Image.Transpose.ROTATE_90)
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
-    picture.save(data / "images" / "03.jpg", exif=exif)
+    picture.save(file, exif=exif)
 
 
-def spoil_kind(data):
-    PIL.Image.open(data / "images" / "03.jpg").save(data / "images" / "03.jpg", format="BMP")
+def spoil_kind(file):
+    PIL.Image.open(file).save(file, format="BMP")
 
 
-def spoil_content(data):
-    (data / "images" / "03.jpg").write_bytes(b"no image")
+def spoil_content(file):
+    file.write_bytes(b"no image")
 
 
-def spoil_header(data):
-    (data / "images" / "03.jpg").write_bytes((data / "images" / "03.jpg").read_bytes()[:50])
+def spoil_end(file):
+    file.write_bytes(file.read_bytes()[:-30])
+
+
+def spoil_path(file):
+    file.unlink()
+
+
+SPOILERS = {  # by the image that is spoilt
+    "01.jpg": (spoil_size, "image-size-differs", "is 33 x 44 pixels, the annotations say 143 x 67"),
+    "03.jpg": (spoil_rotated, "image-turned", "is 81 x 127 pixels, the annotations say 127 x 81"),
+    "04.jpg": (spoil_kind, "image-not-jpeg-or-png", "is BMP"),
+    "05.jpg": (spoil_content, "not-an-image", ""),
+    "07.jpg": (spoil_end, "image-truncated", ""),
+    "08.jpg": (spoil_path, "image-missing", ""),
+}
+
+
+def contents_of(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def test_images_that_do_not_fit_are_all_named_and_nothing_is_touched(data, tmp_path):
+    annotations = load(data)
+    write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=1)
+    before = contents_of(tmp_path)
+    for name, (spoil, _, _) in SPOILERS.items():
+        spoil(data / "images" / name)
+    ids = dict(zip(annotations.file_names, annotations.image_ids.tolist(), strict=True))
+    with pytest.raises(DataError) as error:
+        write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=1)
+    (findings,) = error.value.findings
+    assert findings.origin == str(data / "images")
+    assert {finding.kind for finding in findings.stopping} == {kind for _, kind, _ in SPOILERS.values()}
+    for name, (_, kind, text) in SPOILERS.items():
+        (offender,) = findings[kind].offenders
+        assert offender.startswith(f"image {ids[name]} ('{name}')") and text in offender
+    assert contents_of(tmp_path) == before
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+def test_images_that_cannot_be_read_are_left_out_on_demand(data, tmp_path, capsys):
+    annotations = load(data)
+    unreadable = ["04.jpg", "05.jpg", "07.jpg", "08.jpg"]
+    for name in unreadable:
+        SPOILERS[name][0](data / "images" / name)
+    policy = ImagePolicy(on_bad_image="skip")
+    files = write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=8, policy=policy)
+    left = [name not in unreadable for name in annotations.file_names]
+    assert sorted(records(files)) == sorted(annotations.image_ids[left].tolist())
+    said = capsys.readouterr().err
+    assert all(name in said for name in unreadable) and "Left out by --on_bad_image=skip" in said
+    source = json.loads((tmp_path / "t.label_map.json").read_text())["source"]
+    assert source["images"] == 8
+    # As if the others had never been there.
+    again = write_tfrecords(
+        annotations.select(np.array(left)), data / "images", tmp_path / "again" / "t", num_shards=8
+    )
+    for file, other in zip(files, again, strict=True):
+        assert pathlib.Path(file).read_bytes() == pathlib.Path(other).read_bytes()
+    with pytest.raises(UserError, match=r"--num_shards=9 is not in 1\.\.8"):
+        write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=9, policy=policy)
+    with pytest.raises(DataError, match="no usable image: none of 12 images can be written"):
+        small = ImagePolicy(on_bad_image="skip", max_megapixels=1e-6)
+        write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=1, policy=small)
+
+
+def test_names_that_leave_the_directory_are_refused(drawn, tmp_path):
+    annotations = load(drawn)
+    names = ["../x.jpg", "/etc/passwd", *annotations.file_names[2:]]
+    moved = dataclasses.replace(annotations, file_names=names)
+    with pytest.raises(
+        DataError, match=r"image directory .2.: image 10 .'\.\./x\.jpg'.; image 13 .'/etc/passwd'"
+    ):
+        write_tfrecords(moved, drawn / "images", tmp_path / "t", num_shards=1)
+
+
+def fail_at(monkeypatch, number, error):
+    """Makes one of the images fail while it is written."""
+    real, seen = tfrecord.make_example, []
+
+    def make_example(*arguments):
+        seen.append(arguments)
+        if len(seen) == number:
+            raise error
+        return real(*arguments)
+
+    monkeypatch.setattr(tfrecord, "make_example", make_example)
+    return seen
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("error", "kind", "message"),
     [
-        (spoil_size, "03.jpg is 33 x 44 pixels, the annotations say 127 x 81; .*correct width and height"),
-        (spoil_rotated, "03.jpg is 81 x 127 pixels, the annotations say 127 x 81; its EXIF tag turns it"),
-        (spoil_kind, "03.jpg is a BMP file: the schema knows JPEG and PNG"),
-        (spoil_content, "03.jpg is no image that can be read"),
-        (spoil_header, "03.jpg is no image that can be read"),
+        (OSError(28, "No space left on device", "/x/y"), UserError, "/x/y: No space left on device"),
+        (tf.errors.ResourceExhaustedError(None, None, "disk full"), UserError, "t: disk full"),
+        (KeyboardInterrupt("now"), KeyboardInterrupt, "now"),
     ],
 )
-def test_images_that_do_not_fit_are_refused_and_nothing_looks_finished(data, tmp_path, spoil, message):
-    write_tfrecords(load(data), data / "images", tmp_path / "t", num_shards=1)
-    spoil(data)
-    with pytest.raises(UserError, match=message):
-        write_tfrecords(load(data), data / "images", tmp_path / "t", num_shards=1)
+def test_what_fails_halfway_leaves_the_old_set_whole(drawn, tmp_path, monkeypatch, error, kind, message):
+    annotations = load(drawn)
+    write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=4, seed=1)
+    before = contents_of(tmp_path)
+    seen = fail_at(monkeypatch, 5, error)
+    with pytest.raises(kind, match=message):
+        write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=4, num_workers=1)
+    assert len(seen) == 5  # nobody goes on
+    assert contents_of(tmp_path) == before
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_a_set_that_was_replaced_by_halves_looks_unfinished(drawn, tmp_path, monkeypatch):
+    annotations = load(drawn)
+    write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=4, seed=1)
+    real, moved = os.replace, []
+
+    def replace(source, target):
+        if pathlib.Path(target).suffix == ".tfrecord":
+            moved.append(target)
+        if len(moved) == 3:
+            raise OSError(5, "Input/output error", target)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(UserError, match=r"t-00002-of-00004\.tfrecord: Input/output error"):
+        write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=4)
     assert not (tmp_path / "t.label_map.json").exists()
-    assert not list(tmp_path.glob(".tmp*"))
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_an_image_that_changes_meanwhile_is_named(data, tmp_path, monkeypatch):
+    annotations = load(data)
+    real = image_files.inspect_files
+
+    def then_changed(*arguments, **options):
+        facts = real(*arguments, **options)
+        PIL.Image.new("RGB", (33, 44)).save(data / "images" / "06.jpg")
+        return facts
+
+    monkeypatch.setattr(image_files, "inspect_files", then_changed)
+    with pytest.raises(UserError, match=r"06\.jpg has changed since it was checked"):
+        write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=3)
+    assert not contents_of(tmp_path)
+
+
+def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
+    """As many as there are workers: each waits until all are at it."""
+    together = threading.Barrier(3, timeout=30)
+    real = tfrecord.tfrecord_index.write_index
+
+    def write_index(file):
+        together.wait()
+        return real(file)
+
+    monkeypatch.setattr(tfrecord.tfrecord_index, "write_index", write_index)
+    write_tfrecords(load(drawn), drawn / "images", tmp_path / "t", num_shards=3, num_workers=3)
+
+
+def test_images_are_asked_for_before_they_are_needed(drawn, tmp_path, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(tfrecord, "_RUN", 2)
+    monkeypatch.setattr(tfrecord, "_fetch", lambda path: fetched.append(os.path.basename(path)))
+    annotations = load(drawn)
+    files = write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=1, num_workers=1)
+    names = dict(zip(annotations.image_ids.tolist(), annotations.file_names, strict=True))
+    assert fetched == [names[image_id] for image_id in records(files)][2:]
 
 
 def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
@@ -193,25 +342,38 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_the_command(drawn, tmp_path):
+def test_the_command(data, tmp_path):
+    annotations = load(data)
+    spoil_content(data / "images" / "05.jpg")
     done = run(
-        f"--images={drawn}/images",
-        f"--annotations={drawn}/instances.json",
+        f"--images={data}/images",
+        f"--annotations={data}/instances.json",
         f"--output={tmp_path}/t",
         "--num_shards=2",
+        "--on_bad_image=skip",
     )
     assert done.returncode == 0, done.stderr
     # The same bytes as from another process: protobuf's maps must not be written in order of their hashes.
-    write_tfrecords(load(drawn), drawn / "images", tmp_path / "again" / "t", num_shards=2)
-    written = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    assert written == {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    left = annotations.select(np.array([name != "05.jpg" for name in annotations.file_names]))
+    write_tfrecords(left, data / "images", tmp_path / "again" / "t", num_shards=2)
+    assert contents_of(tmp_path) == contents_of(tmp_path / "again")
+    assert "11 images" in done.stdout
     assert "1 boxes clipped to their image, 2 without area dropped" in done.stdout
     assert "Writing records" in done.stderr and "Writing records" not in done.stdout
+    (line,) = [line for line in done.stderr.splitlines() if "file that is no image" in line]
+    assert "image 25 ('05.jpg')" in line and line.endswith("Left out by --on_bad_image=skip")
 
 
-def test_the_command_says_what_is_wrong_in_one_line(drawn, tmp_path):
-    done = run(f"--images={drawn}", f"--annotations={drawn}/instances.json", f"--output={tmp_path}/t")
+def test_the_command_says_what_is_wrong(data, tmp_path):
+    spoil_content(data / "images" / "05.jpg")
+    done = run(
+        f"--images={data}/images",
+        f"--annotations={data}/instances.json",
+        f"--output={tmp_path}/t",
+        "--max_megapixels=0.0095",
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "12 of 12 image files are not in" in line
+    assert "file that is no image: image 25 ('05.jpg')" in done.stderr
+    assert "image larger than --max_megapixels" in done.stderr
+    assert not list(tmp_path.glob("t*"))

@@ -1,33 +1,42 @@
-"""Indexes: DALI's own tool is the reference; anything stale is made again, anything damaged is refused."""
+"""Indexes: DALI's own tool is the reference; anything stale is made again, and said."""
 
 import os
 import pathlib
+import struct
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
-import tensorflow as tf
 
 from common import tfrecord_index
+from common.checks import tfrecord_walk
 from common.errors import UserError
+from common.findings import DataError, Findings
+from tests.common.record_writing import write
 
 SIZES = (0, 1, 5, 300, 70_000)
 
 
 @pytest.fixture
 def file(tmp_path):
-    return write(tmp_path / "data.tfrecord", SIZES)
+    return write_random(tmp_path / "data.tfrecord", SIZES)
 
 
-def write(path, sizes):
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for size in sizes:
-            writer.write(os.urandom(size))
-    return path
+def write_random(path, sizes):
+    return write(path, *map(os.urandom, sizes))
 
 
 def index_of(file):
     return pathlib.Path(f"{file}.idx").read_bytes()
+
+
+def ensure(file):
+    """The path of its index, and what was found of which kind."""
+    findings = Findings("")
+    path = tfrecord_index.ensure_index(file, tfrecord_walk.walk(file, findings).spans, findings)
+    return path, {finding.kind: finding.offenders for finding in findings}
 
 
 def test_equals_the_index_of_dalis_tool(file, tmp_path):
@@ -40,11 +49,20 @@ def test_equals_the_index_of_dalis_tool(file, tmp_path):
     assert len(index_of(file).splitlines()) == len(SIZES)
 
 
-def test_the_checksum_is_that_of_the_published_vector():
-    # RFC 3720 appendix B.4 gives CRC-32C of 32 zeros, 0x8a9136aa; the mask is that of crc32c.h.
-    crc = 0x8A9136AA
-    masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    assert tfrecord_index.masked_crc32c(bytes(32)) == masked
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [0, 0],
+        [0, 16, 16, 17],
+        [9999, 10_000, 10_001, 99_999_999, 10**8, 10**8 + 1],
+        [10**12, 40_000, 123_456_789_012, 9, 5, 10**16],
+        [],
+    ],
+)
+def test_numbers_of_any_length(numbers):
+    spans = np.array(numbers, np.int64).reshape(-1, 2)
+    text = "".join(f"{offset} {size}\n" for offset, size in spans.tolist())
+    assert tfrecord_index.format_index(spans) == text.encode()
 
 
 def test_a_good_index_is_left_alone(file):
@@ -53,15 +71,21 @@ def test_a_good_index_is_left_alone(file):
     os.utime(file)  # the index is older now, and still right
     assert tfrecord_index.ensure_indexes([file]) == [path]
     assert os.stat(path).st_ino == before.st_ino
+    assert ensure(file) == (path, {})
+
+
+def test_a_missing_index_is_made_and_said(file):
+    assert ensure(file) == (f"{file}.idx", {"index-made": [file]})
+    assert len(index_of(file).splitlines()) == len(SIZES)
 
 
 @pytest.mark.parametrize("sizes", [(*SIZES, 9), SIZES[:-1], tuple(reversed(SIZES)), (5, 1, 0, 300, 70_000)])
-def test_a_stale_index_is_made_again(file, sizes):
+def test_a_stale_index_is_made_again_and_said(file, sizes):
     """Grown, shrunk, and swapped for a file of equal length whose times look older than the index."""
     tfrecord_index.ensure_indexes([file])
-    write(file, sizes)
+    write_random(file, sizes)
     os.utime(file, (1, 1))
-    tfrecord_index.ensure_indexes([file])
+    assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})
     right = index_of(file)
     tfrecord_index.write_index(file)
     assert index_of(file) == right
@@ -69,12 +93,26 @@ def test_a_stale_index_is_made_again(file, sizes):
 
 
 @pytest.mark.parametrize("content", [b"", b"0 16\n", b"garbage", b"\xff\xff"])
-def test_a_wrong_index_is_made_again(file, content):
+def test_a_wrong_index_is_made_again_and_said(file, content):
     tfrecord_index.write_index(file)
     right = index_of(file)
     pathlib.Path(f"{file}.idx").write_bytes(content)
-    tfrecord_index.ensure_indexes([file])
+    assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})
     assert index_of(file) == right
+
+
+def test_wrong_in_one_digit_only(file):
+    tfrecord_index.write_index(file)
+    right = index_of(file)
+    pathlib.Path(f"{file}.idx").write_bytes(right[:-2] + b"7\n")
+    assert ensure(file)[1] == {"index-stale": [file]}
+    assert index_of(file) == right
+
+
+def test_a_pipe_in_place_of_an_index_is_not_waited_for(file):
+    os.mkfifo(f"{file}.idx")
+    assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})
+    assert len(index_of(file).splitlines()) == len(SIZES)
 
 
 def test_where_no_index_can_be_written_it_goes_to_the_cache(file, tmp_path, monkeypatch):
@@ -88,51 +126,84 @@ def test_where_no_index_can_be_written_it_goes_to_the_cache(file, tmp_path, monk
     assert pathlib.Path(path).read_bytes() == right
 
 
-@pytest.mark.parametrize("missing", [1, 3, 4, 5, 100, 70_000, 70_004, 70_010, 70_015])
-def test_a_truncated_file_is_refused(file, missing):
-    content = file.read_bytes()
-    file.write_bytes(content[:-missing])
-    offset = sum(SIZES[:-1]) + 16 * (len(SIZES) - 1)
-    with pytest.raises(UserError, match=f"{file} is cut off.* at byte {offset}"):
-        tfrecord_index.ensure_indexes([file])
-    assert not os.path.exists(f"{file}.idx")
-
-
-@pytest.mark.parametrize("byte", [0, 3, 7, 8, 11])
-def test_a_flipped_bit_in_a_length_is_found(file, byte):
-    content = bytearray(file.read_bytes())
-    content[16 + byte] ^= 0x10  # the header of the second record
-    file.write_bytes(content)
-    with pytest.raises(UserError, match=f"{file} holds no TFRecord at byte 16 .record 1."):
-        tfrecord_index.record_spans(file)
-
-
-def test_files_that_are_no_records(tmp_path):
-    (tmp_path / "empty").touch()
-    with pytest.raises(UserError, match="empty is empty"):
-        tfrecord_index.record_spans(tmp_path / "empty")
-    (tmp_path / "text").write_text("no records here, only text")
-    with pytest.raises(UserError, match="text holds no TFRecord at byte 0"):
-        tfrecord_index.record_spans(tmp_path / "text")
-    with pytest.raises(UserError, match="nowhere: No such file"):
-        tfrecord_index.record_spans(tmp_path / "nowhere")
+def test_damaged_files_get_no_index_and_are_all_named(tmp_path):
+    files = [write_random(tmp_path / name, SIZES) for name in "abc"]
+    os.truncate(files[0], 100)
+    os.truncate(files[2], 0)
+    with pytest.raises(DataError) as error:
+        tfrecord_index.ensure_indexes(files)
+    assert str(error.value).startswith("2 kinds of faults in the data:\n")
+    assert f"{files[0]} record 3 at byte 54 needs 316 bytes, 46 are left" in str(error.value)
+    assert f"{files[2]} (0 bytes)" in str(error.value)
+    assert files[1] not in str(error.value)
+    assert not list(tmp_path.glob("*.idx"))
+    for file in (files[0], files[2]):
+        with pytest.raises(DataError, match=file):
+            tfrecord_index.write_index(file)
 
 
 def test_patterns(tmp_path):
     for name in ("b-1", "b-0", "b-0.idx", "b.label_map.json", "a-0", "c.pbtxt"):
         (tmp_path / name).touch()
-    (tmp_path / "b-dir").mkdir()
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "b-2").touch()
 
     def names(pattern):
-        return [os.path.basename(file) for file in tfrecord_index.expand_pattern(pattern)]
+        return [os.path.relpath(file, tmp_path) for file in tfrecord_index.expand_pattern(pattern)]
 
     assert names(f"{tmp_path}/b*") == ["b-0", "b-1"]
     assert names(f"{tmp_path}/b*,{tmp_path}/a-?,{tmp_path}/b-0") == ["a-0", "b-0", "b-1"]
     assert names(f"{tmp_path}/a-0") == ["a-0"]
-    for pattern in (f"{tmp_path}/z*", f"{tmp_path}/a-0,{tmp_path}/z*", f"{tmp_path}/b-dir"):
-        with pytest.raises(
-            UserError, match=f"no file matches '{pattern.split(',')[-1]}'".replace("*", r"\*")
-        ):
+    assert names(f"{tmp_path}/**") == ["a-0", "b-0", "b-1", "deep/er/b-2"]
+    assert names(f"{tmp_path}/**/b-*") == ["b-0", "b-1", "deep/er/b-2"]
+
+
+def test_patterns_that_match_nothing_are_all_named(tmp_path):
+    (tmp_path / "a-0").touch()
+    with pytest.raises(UserError, match=f"no file matches: '{tmp_path}/z'"):
+        tfrecord_index.expand_pattern(f"{tmp_path}/z")
+    with pytest.raises(DataError) as error:
+        tfrecord_index.expand_pattern(f"{tmp_path}/y*,{tmp_path}/a-0,{tmp_path}/z*")
+    assert error.value.findings[0]["no-record-file"].offenders == [f"'{tmp_path}/y*'", f"'{tmp_path}/z*'"]
+    for pattern in ("", ",", f"{tmp_path}/*.idx"):
+        with pytest.raises(DataError, match=f"no file matches: '{pattern}'".replace("*", r"\*")):
             tfrecord_index.expand_pattern(pattern)
-    with pytest.raises(UserError, match="no file matches ','"):
-        tfrecord_index.expand_pattern(",")
+
+
+def test_what_is_no_file_is_not_dropped(tmp_path):
+    (tmp_path / "b-0").touch()
+    (tmp_path / "b-1").mkdir()
+    os.mkfifo(tmp_path / "b-2")
+    (tmp_path / "b-3").symlink_to("nowhere")
+    files = tfrecord_index.expand_pattern(f"{tmp_path}/b-*")
+    assert [os.path.basename(file) for file in files] == ["b-0", "b-1", "b-2", "b-3"]
+
+
+def test_indexing_is_faster_than_dalis_tool(tmp_path):
+    """Five times is what is measured on an idle machine; here it must only not have been lost."""
+    file = write(tmp_path / "x", *[bytes(1024)] * 40_000)
+    ratios = []
+    for _ in range(5):
+        begin = time.process_time()
+        index_as_dalis_tool_does(file, tmp_path / "reference")
+        middle = time.process_time()
+        spans = tfrecord_index.record_spans(file)
+        (tmp_path / "ours").write_bytes(tfrecord_index.format_index(spans))
+        ratios.append((middle - begin) / (time.process_time() - middle))
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "reference").read_bytes()
+    assert np.median(ratios) > 2.5
+
+
+def index_as_dalis_tool_does(file, index):
+    """The loop of tfrecord2idx, call by call."""
+    with open(file, "rb") as f, open(index, "w") as idx:
+        while True:
+            current = f.tell()
+            byte_len = f.read(8)
+            if len(byte_len) == 0:
+                break
+            f.read(4)
+            proto_len = struct.unpack("q", byte_len)[0]
+            f.read(proto_len)
+            f.read(4)
+            idx.write(str(current) + " " + str(f.tell() - current) + "\n")

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from common import loading, synthetic
 from common.errors import UserError
-from common.sources import open_source
+from common.open_data import open_source
 from efficientdet import loaders
 from efficientdet.config import get_config
 

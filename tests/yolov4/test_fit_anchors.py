@@ -1,14 +1,18 @@
 """Anchors by k-means: planted sizes are found again, and the command says what to type."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
-from common.annotations import load_coco
+from common.coco_json import load_coco
 from common.errors import UserError
+from common.hparams import override
+from common.report.anchor_fit import fit_anchors, mean_fit, shape_iou
+from yolov4 import anchor_report
 from yolov4.config import get_config
-from yolov4.fit_anchors import box_sizes, fit_anchors, mean_fit, shape_iou, suggest
+from yolov4.fit_anchors import box_sizes, suggest, trained_iou
 
 
 def write(path, sizes, image_size=(480, 640)):
@@ -87,3 +91,56 @@ def test_bad_input_is_one_line(tmp_path, options, message):
     with pytest.raises(UserError, match=message) as caught:
         suggest(**options)
     assert "\n" not in str(caught.value)
+
+
+def test_anchors_that_fit_are_left_alone(tmp_path, capsys):
+    """Boxes of the very sizes of the model's own anchors, and a little off them."""
+    random = np.random.default_rng(3)
+    own = np.array(get_config("yolov4").anchor_sizes)
+    sizes = np.concatenate([own * random.uniform(0.9, 1.1, own.shape) for _ in range(20)])
+    path = write(tmp_path / "a.json", sizes.tolist(), image_size=(608, 608))
+    assert suggest(annotations=path) == ""
+    out = capsys.readouterr().out
+    assert "the anchors of yolov4 fit" in out
+    assert "--hparams" not in out
+
+
+def test_what_is_lost_and_the_ceiling_are_printed_for_both(tmp_path, capsys):
+    random = np.random.default_rng(4)
+    path = write(tmp_path / "a.json", [(8 * x, x) for x in random.uniform(5, 40, 150)], (608, 608))
+    text = suggest(annotations=path)
+    lines = capsys.readouterr().out.splitlines()
+    assert text
+    assert sum("lose their cell and anchor" in line for line in lines) == 2
+    assert sum("AP ceiling" in line for line in lines) == 2
+    own, new = (float(line.split("mean best IoU ")[1][:5]) for line in lines if "mean best IoU" in line)
+    assert new > own + 0.1
+
+
+def test_other_anchors_may_miss_one_box_in_a_hundred_for_a_much_better_fit(bccd, capsys):
+    assert suggest(annotations=str(bccd / "instances_test.json"))
+    out = capsys.readouterr().out
+    assert "on a held-out half of the images: mean best IoU 0.69" in out
+    assert "anchors fitted to the other half: mean best IoU 0.88" in out
+
+
+def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
+    """All these fit the first anchor of tiny best, which is 10 x 14."""
+    path = write(tmp_path / "a.json", [(12 + x, 15 + 2 * x) for x in np.linspace(0, 1, 60)], (416, 416))
+    text = suggest(annotations=path, model_name="yolov4-tiny")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].strip().startswith("AP ceiling, of perfect outputs: AP 0.000")
+    assert lines[3].strip().startswith("what is missing: 60 without a head")
+    assert "mean best IoU 0.000" in lines[4]
+    assert re.match(r"anchors=1,1,1[23],1[5-7],", text)
+    tiny = override(get_config("yolov4-tiny"), text)
+    assert anchor_report.examine(load_coco(path, None), tiny).unassigned.count == 0
+
+
+def test_trained_iou_by_hand():
+    """Of tiny's anchors 10 x 14 has no head; 23 x 27 has."""
+    tiny = get_config("yolov4-tiny")
+    sizes = np.array([[10.0, 14.0], [23.0, 27.0], [344.0, 638.0]])
+    np.testing.assert_allclose(trained_iou(sizes, tiny), [0, 1, 0.5])
+    loose = override(tiny, "iou_thresh=0.213")
+    np.testing.assert_allclose(trained_iou(sizes, loose), [140 / 621, 1, 0.5])

@@ -21,7 +21,8 @@ from common import coco_metrics, hparams, weight_files
 from common.averaging import AveragedWeights
 from common.errors import UserError
 from common.labels import LabelMap
-from common.sources import TFRecordSource, list_images, open_source
+from common.open_data import list_images, open_source
+from common.sources import TFRecordSource
 from yolov4.config import MODEL_NAMES, get_config
 from yolov4.decoding import decode_boxes
 from yolov4.loaders import make_loader

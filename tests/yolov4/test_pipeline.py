@@ -15,7 +15,7 @@ from nvidia.dali import fn
 from PIL import Image
 
 from common import letterbox
-from common.sources import open_source
+from common.open_data import open_source
 from yolov4 import pipeline, views
 from yolov4.config import get_config
 from yolov4.pipeline import FILL, YOLOv4Pipeline

@@ -14,7 +14,7 @@ from nvidia.dali import fn
 from PIL import Image
 
 from common import letterbox
-from common.sources import open_source
+from common.open_data import open_source
 from common.tf_random import Random
 from yolov4 import pipeline, tf_pipeline, views
 from yolov4.config import get_config

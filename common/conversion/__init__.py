@@ -1,0 +1,1 @@
+"""What stands behind convert.py: other formats in, COCO json out."""

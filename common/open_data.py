@@ -1,0 +1,222 @@
+"""From the data flags to checked sources: the door at which bad data stop.
+
+Everything that would make training wrong is listed at once, of training and evaluation data together, before
+anything is built or written.
+"""
+
+import glob
+import os
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from common import image_files
+from common.errors import UserError
+from common.findings import DataError, Findings, Severity
+from common.image_files import ImagePolicy
+from common.labels import LabelMap
+from common.progress import say
+from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
+
+
+class DataFlags(NamedTuple):
+    """The data flags of one split: a directory and a COCO json, or a glob of TFRecords."""
+
+    images: str | None = None
+    annotations: str | None = None
+    file_pattern: str | None = None
+
+
+def open_source(
+    images: str | None = None,
+    annotations: str | None = None,
+    file_pattern: str | None = None,
+    *,
+    input_type: str | None = None,
+    label_map: str | None = None,
+    policy: ImagePolicy = ImagePolicy(),
+    split: str = "train",
+) -> Source:
+    """The source that the data flags of one split describe, opened and checked.
+
+    Args:
+        images, annotations, file_pattern: the flags of the split.
+        input_type: "coco", "tfrecord" or None: by which of the flags are given.
+        label_map: --label_map.
+        policy: about images that cannot be used.
+        split: "train", "eval" or "", for messages.
+
+    Raises:
+        UserError: flags missing or given too often, files missing.
+        DataError: everything in the data that would make training or evaluation wrong.
+    """
+    source = _source(DataFlags(images, annotations, file_pattern), input_type, label_map, policy, split)
+    _ = source.annotations
+    return source
+
+
+def open_splits(
+    train: DataFlags,
+    evaluation: DataFlags,
+    *,
+    input_type: str | None = None,
+    label_map: str | None = None,
+    policy: ImagePolicy = ImagePolicy(),
+    names: tuple[str, str] = ("train", "eval"),
+) -> tuple[Source, Source | None]:
+    """The sources of training and of evaluation, opened and checked together; None for no evaluation.
+
+    Args:
+        train, evaluation: the flags' values.
+        input_type, label_map, policy: as for `open_source`, of both.
+        names: `split` of each, as for `open_source`.
+
+    Raises:
+        UserError: as `open_source`.
+        DataError: all faults of both, and categories of the evaluation data that training does not know.
+    """
+    sources: list[Source] = []
+    faulty: list[Findings] = []
+    for given, split in zip((train, evaluation), names, strict=True):
+        if not sources or any(given):
+            sources.append(_source(given, input_type, label_map, policy, split))
+            try:
+                _ = sources[-1].annotations
+            except DataError as error:
+                faulty += error.findings
+    if not faulty and len(sources) == 2:
+        faulty = _compare(sources[0].label_map, sources[1])
+    if faulty:
+        raise DataError(*faulty)
+    return sources[0], sources[1] if len(sources) == 2 else None
+
+
+def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
+    """The images that --images means, checked, for inference.
+
+    Raises:
+        UserError: there are none.
+        DataError: images that cannot be used.
+    """
+    files = list_images(images)
+    findings = Findings(f"--images={images}")
+    directory = os.path.commonpath([file.parent for file in files])
+    facts = image_files.inspect_files(
+        directory,
+        [os.path.relpath(file, directory) for file in files],
+        decode=policy.decode,
+        max_megapixels=policy.max_megapixels,
+    )
+    for file, fact in zip(files, facts, strict=True):
+        if fact.fault:
+            findings.add(fact.fault, f"{str(file)!r}: {fact.detail}" if fact.detail else repr(str(file)))
+    if policy.on_bad_image == "skip":
+        findings.skip_images()
+        files = [file for file, fact in zip(files, facts, strict=True) if not fact.fault]
+        if not files:
+            findings.add("no-images", f"none of {len(facts)} can be read")
+    findings.raise_if_stopping()
+    say_findings(findings)
+    return ImageListSource(files)
+
+
+def check_labels(label_map: LabelMap, source: Source) -> None:
+    """DataError unless a trained network knows all categories of the data, under the same id and name."""
+    faulty = _compare(label_map, source)
+    if faulty:
+        raise DataError(*faulty)
+
+
+def check_sizes(source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
+    """Compares a training set with the run that wants it: says which images have too many boxes.
+
+    Raises:
+        DataError: fewer images than ranks, or than one batch of all ranks, which would repeat images.
+    """
+    annotations = source.annotations
+    findings = Findings(annotations.origin)
+    if annotations.num_images < num_replicas:
+        findings.add("fewer-than-ranks", f"{annotations.num_images} images, {num_replicas} ranks")
+    elif annotations.num_images < batch_size * num_replicas:
+        ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
+        findings.add("fewer-than-batch", f"{annotations.num_images} images, --batch_size={batch_size}{ranks}")
+    findings.raise_if_stopping()
+    counts = np.diff(annotations.target_boxes.row_splits)
+    crowded = np.flatnonzero(counts > max_instances).tolist()
+    findings.add_many(
+        "too-many-boxes",
+        len(crowded),
+        (f"{annotations.image_name(i)} has {counts[i]}, kept are {max_instances}" for i in crowded),
+    )
+    say_findings(findings)
+
+
+def say_source(split: str, source: Source) -> None:
+    """Tells whoever watches what a source holds, and what was mended or left out in it."""
+    say(f"{split} data: {source.annotations.summary()}")
+    mended = [finding for finding in source.annotations.findings if finding.severity is Severity.MENDED]
+    for finding in mended:
+        say(f"  {finding.line(shown=3)}")
+
+
+def say_findings(findings: Findings) -> None:
+    """Tells whoever watches what was found, with a few of the offenders."""
+    for finding in findings:
+        say(f"{findings.origin}: {finding.line(shown=3)}")
+
+
+def _source(
+    given: DataFlags, input_type: str | None, label_map: str | None, policy: ImagePolicy, split: str
+) -> Source:
+    prefix = f"--{split}_" if split else "--"
+    coco = {f"{prefix}images": given.images, f"{prefix}annotations": given.annotations}
+    named = [flag for flag, value in coco.items() if value]
+    if input_type is None:
+        if given.file_pattern and named:
+            raise UserError(
+                f"{prefix}file_pattern (TFRecords) and {named[0]} (COCO) are both given: choose one"
+            )
+        input_type = "tfrecord" if given.file_pattern else "coco"
+    if input_type == "tfrecord":
+        if not given.file_pattern:
+            raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
+        return TFRecordSource(given.file_pattern, label_map, policy)
+    if len(named) == 2:
+        return CocoSource(given.images, given.annotations, policy)
+    if named:
+        (absent,) = set(coco) - set(named)
+        raise UserError(f"{named[0]} is given without {absent}: COCO data needs both")
+    raise UserError(
+        f"no data: give {prefix}images and {prefix}annotations (COCO), or {prefix}file_pattern (TFRecords)"
+    )
+
+
+def _compare(label_map: LabelMap, source: Source) -> list[Findings]:
+    """Findings about categories of `source` that `label_map` lacks or calls otherwise; [] where all agree."""
+    findings = Findings(source.annotations.origin)
+    for difference in label_map.differences(source.label_map):
+        findings.add("eval-categories", difference)
+    return [findings] if findings.stopping else []
+
+
+def list_images(images: str) -> list[pathlib.Path]:
+    """The files that --images means: one file, those of a directory (not deeper) that look like images, or
+    a glob.
+
+    Returns:
+        The files, sorted.
+
+    Raises:
+        UserError: there are none.
+    """
+    path = pathlib.Path(images)
+    if path.is_file():
+        return [path]
+    found = path.iterdir() if path.is_dir() else map(pathlib.Path, glob.glob(images, recursive=True))
+    files = sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+    if not files:
+        raise UserError(f"--images={images}: no image there ({', '.join(IMAGE_SUFFIXES)})")
+    return files

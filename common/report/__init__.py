@@ -1,0 +1,1 @@
+"""What stands behind check_data.py: numbers, anchors, tables and pages."""

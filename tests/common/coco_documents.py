@@ -1,0 +1,112 @@
+"""A small COCO document, ways to change it, and what a test asks of the result. For tests of coco_json.py."""
+
+import copy
+import json
+import pathlib
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from common.coco_json import load_coco
+from common.findings import DataError
+from common.image_files import ImagePolicy
+
+SMALL = {
+    "info": {"year": 2017},
+    "images": [
+        {"id": 42, "file_name": "a.jpg", "width": 20, "height": 10, "license": 3},
+        {"id": 7, "file_name": "sub/b.jpg", "width": 30, "height": 40},
+    ],
+    "annotations": [
+        {"id": 1, "image_id": 7, "category_id": 9, "bbox": [1, 2, 3.5, 4], "area": 12.5, "iscrowd": 0},
+        {"id": 5, "image_id": 42, "category_id": 2, "bbox": [0, 0, 20, 10], "area": 99, "iscrowd": 1},
+        {"id": 3, "image_id": 7, "category_id": 2, "bbox": [0.25, 0, 2, 2], "area": 4, "iscrowd": 0},
+        {
+            "id": 8,
+            "image_id": 42,
+            "category_id": 2,
+            "bbox": [0, 0, 5, 6],
+            "segmentation": [[0, 0, 5, 0, 5, 6]],
+        },
+    ],
+    "categories": [{"id": 2, "name": "two", "supercategory": "x"}, {"id": 9, "name": "nine"}],
+}
+LARGE = 2**63 - 1
+
+
+def draw_images(directory):
+    """The image files of SMALL."""
+    (directory / "sub").mkdir()
+    for image in SMALL["images"]:
+        pixels = np.random.default_rng(image["width"]).integers(0, 255, (image["height"], image["width"], 3))
+        PIL.Image.fromarray(pixels.astype(np.uint8)).save(directory / image["file_name"])
+    return directory
+
+
+def write_json(directory: pathlib.Path, document) -> pathlib.Path:
+    """Writes a document, or any text or bytes."""
+    path = directory / "instances.json"
+    if isinstance(document, dict):
+        document = json.dumps(document)
+    path.write_bytes(document.encode() if isinstance(document, str) else document)
+    return path
+
+
+def changed(path, value, document=SMALL):
+    """A document with the value at `path` replaced, or removed where `value` is `...`."""
+    document = copy.deepcopy(document)
+    parent = document
+    for step in path[:-1]:
+        parent = parent[step]
+    if value is ...:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = value
+    return document
+
+
+def refused(path, images_dir=None, **policy):
+    """What keeps a json from being loaded: {kind: finding}."""
+    with pytest.raises(DataError) as error:
+        load_coco(path, images_dir, policy=ImagePolicy(**policy))
+    (findings,) = error.value.findings
+    assert findings.origin == str(path)
+    stopping = {finding.kind: finding for finding in findings.stopping}
+    assert all(f"{path}: {finding.line()}" in str(error.value) for finding in stopping.values())
+    return stopping
+
+
+def found_beside(path):
+    """The kinds of what is found in a refused json and does not stop."""
+    with pytest.raises(DataError) as error:
+        load_coco(path)
+    (findings,) = error.value.findings
+    return {finding.kind for finding in findings if not finding.stops}
+
+
+def found(annotations):
+    return {finding.kind: finding for finding in annotations.findings}
+
+
+def assert_is(annotations, document):
+    """The annotations are those of a document, by plain loops."""
+    images = document["images"]
+    assert annotations.image_ids.tolist() == [image["id"] for image in images]
+    assert annotations.file_names == [image["file_name"] for image in images]
+    assert annotations.image_sizes.tolist() == [[image["height"], image["width"]] for image in images]
+    assert annotations.label_map.categories() == [
+        {"id": c["id"], "name": c["name"]} for c in sorted(document["categories"], key=lambda c: c["id"])
+    ]
+    objects = [o for image in images for o in document["annotations"] if o["image_id"] == image["id"]]
+    rows = [
+        i for i, image in enumerate(images) for o in document["annotations"] if o["image_id"] == image["id"]
+    ]
+    assert len(objects) == len(document["annotations"]) and annotations.box_image.tolist() == rows
+    assert annotations.boxes_ltwh_px.tolist() == [list(map(float, o["bbox"])) for o in objects]
+    assert annotations.category_ids.tolist() == [o["category_id"] for o in objects]
+    assert annotations.is_crowd.tolist() == [bool(o.get("iscrowd", 0)) for o in objects]
+    areas = [
+        float(o["bbox"][2]) * float(o["bbox"][3]) if o.get("area") is None else o["area"] for o in objects
+    ]
+    assert annotations.areas.tolist() == [float(area) for area in areas]

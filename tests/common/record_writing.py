@@ -1,0 +1,73 @@
+"""Records as other programs may write them, sound or not."""
+
+import io
+import os
+
+import PIL.Image
+import tensorflow as tf
+
+from common.labels import LabelMap
+
+LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
+
+
+def png(width=100, height=50, color="white"):
+    """An encoded image, small on disk."""
+    stream = io.BytesIO()
+    PIL.Image.new("RGB", (width, height), color).save(stream, "PNG")
+    return stream.getvalue()
+
+
+PNG = png()
+
+
+def feature(value):
+    if isinstance(value, tf.train.Feature):
+        return value
+    value = value if isinstance(value, list) else [value]
+    if value and isinstance(value[0], bytes):
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=value))
+    if value and isinstance(value[0], int):
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=value))
+    return tf.train.Feature(float_list=tf.train.FloatList(value=value))
+
+
+def record(**changes):
+    """A sound record of one object: `object__area` stands for image/object/area; None removes a key."""
+    values = {
+        "image/encoded": PNG,
+        "image/source_id": b"42",
+        "image/height": 50,
+        "image/width": 100,
+        "image/object/bbox/xmin": [0.1],
+        "image/object/bbox/xmax": [0.5],
+        "image/object/bbox/ymin": [0.2],
+        "image/object/bbox/ymax": [0.8],
+        "image/object/class/label": [17],
+        **{f"image/{key.replace('__', '/')}": value for key, value in changes.items()},
+    }
+    features = {key: feature(value) for key, value in values.items() if value is not None}
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def empty_record(image_id, **changes):
+    """An image without objects, as google/automl's converter writes it: no key of objects at all."""
+    keys = ("bbox__xmin", "bbox__xmax", "bbox__ymin", "bbox__ymax", "class__label")
+    return record(source_id=b"%d" % image_id, **{f"object__{key}": None for key in keys}, **changes)
+
+
+def write(path, *records):
+    """Writes a record file, without an index; returns its path."""
+    with tf.io.TFRecordWriter(os.fspath(path)) as writer:
+        for content in records:
+            writer.write(content)
+    return os.fspath(path)
+
+
+def flip(path, position):
+    """Turns one bit over."""
+    with open(path, "r+b") as stream:
+        stream.seek(position, os.SEEK_END if position < 0 else os.SEEK_SET)
+        (byte,) = stream.read(1)
+        stream.seek(-1, os.SEEK_CUR)
+        stream.write(bytes([byte ^ 16]))

@@ -1,0 +1,9 @@
+import pytest
+
+from tests.oracle.fuzzed import FuzzedSet, write_fuzzed_set
+
+
+@pytest.fixture(scope="session")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> FuzzedSet:
+    """The two hundred images, written once."""
+    return write_fuzzed_set(tmp_path_factory.mktemp("fuzzed"))

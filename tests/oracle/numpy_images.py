@@ -1,0 +1,119 @@
+"""What happens to pixels in both pipelines, in NumPy and float64, from the definitions.
+
+Pixel i is the square from i to i + 1, and its value stands in the middle, at i + 1/2. Levels are 0..255 and
+whole after every stage, as the pipelines hand them on.
+"""
+
+import fractions
+import math
+
+import numpy as np
+
+# NTSC (47 CFR 73.682): luma, and the two colour differences I and Q in which hue is an angle.
+_LUMA = np.array([0.299, 0.587, 0.114])
+_RED_LESS_LUMA, _BLUE_LESS_LUMA = [1, 0, 0] - _LUMA, [0, 0, 1] - _LUMA
+_RGB_TO_YIQ = np.stack(
+    [
+        _LUMA,
+        0.736 * _RED_LESS_LUMA - 0.268 * _BLUE_LESS_LUMA,
+        0.478 * _RED_LESS_LUMA + 0.413 * _BLUE_LESS_LUMA,
+    ]
+)
+_GREY = 128.0  # what contrast leaves as it is
+
+
+def whole_levels(values: np.ndarray) -> np.ndarray:
+    """The nearest of 0..255, uint8."""
+    return np.clip(np.rint(values), 0, 255).astype(np.uint8)
+
+
+def letterbox(
+    size: tuple[int, int], image_size: tuple[int, int], *, centered: bool
+) -> tuple[int, int, int, int]:
+    """Where an image of that size goes: top, left, and its height and width, as large as fits.
+
+    Sides are rounded to whole pixels, halves up, and are at least 1. In the middle an odd pixel is left over
+    below or on the right; otherwise the image is at the top left.
+    """
+    scale = min(fractions.Fraction(*sides) for sides in zip(image_size, size, strict=True))
+    height, width = (max(math.floor(side * scale + fractions.Fraction(1, 2)), 1) for side in size)
+    if not centered:
+        return 0, 0, height, width
+    return (image_size[0] - height) // 2, (image_size[1] - width) // 2, height, width
+
+
+def crop(image: np.ndarray, window: tuple[int, int, int, int]) -> np.ndarray:
+    """The part (top, left, height, width)."""
+    top, left, height, width = window
+    assert 0 <= top < top + height <= image.shape[0] and 0 <= left < left + width <= image.shape[1]
+    return image[top : top + height, left : left + width]
+
+
+def resample(rows: np.ndarray, new_length: int) -> np.ndarray:
+    """(length, ...) -> float64 (new_length, ...): the first axis resized.
+
+    A new pixel is the mean of the old ones under a triangle around its middle, which reaches as far as the
+    distance of two pixels, old or new, whichever is larger: interpolation between the two nearest where the
+    image grows, no aliasing where it shrinks. Beyond the border the last pixel goes on.
+    """
+    step = len(rows) / new_length
+    reach = max(step, 1.0)
+    middles = (np.arange(new_length) + 0.5) * step
+    firsts = np.ceil(middles - reach - 0.5).astype(int)
+    old = firsts[:, np.newaxis] + np.arange(math.ceil(2 * reach) + 1)  # (new_length, pixels under a triangle)
+    weights = np.maximum(1 - np.abs(old + 0.5 - middles[:, np.newaxis]) / reach, 0)
+    weights /= weights.sum(1, keepdims=True)
+    result = np.zeros((new_length, *rows.shape[1:]))
+    for numbers, weight in zip(np.clip(old, 0, len(rows) - 1).T, weights.T, strict=True):
+        result += weight.reshape(-1, *[1] * (rows.ndim - 1)) * rows[numbers]
+    return result
+
+
+def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """uint8 (h, w, 3) -> uint8 (*size, 3)."""
+    columns = np.ascontiguousarray(resample(image, size[0]).swapaxes(0, 1))
+    return whole_levels(resample(columns, size[1]).swapaxes(0, 1))
+
+
+def twist_color(
+    image: np.ndarray,
+    *,
+    hue: float = 0.0,
+    saturation: float = 1.0,
+    brightness: float = 1.0,
+    contrast: float = 1.0,
+) -> np.ndarray:
+    """Hue turned by so many degrees (red to yellow), saturation, then contrast around grey, then brightness.
+
+    Hue and saturation are the angle and the length of a colour in the plane of I and Q; its luma stays.
+    """
+    turn = np.exp(-1j * np.radians(hue)) * saturation  # yellow comes before red in the plane
+    plane = np.array([[turn.real, -turn.imag], [turn.imag, turn.real]])
+    matrix = np.eye(3)
+    matrix[1:, 1:] = plane
+    matrix = np.linalg.inv(_RGB_TO_YIQ) @ matrix @ _RGB_TO_YIQ
+    return whole_levels(brightness * (contrast * (image @ matrix.T - _GREY) + _GREY))
+
+
+def mask_grid(
+    image: np.ndarray, tile: int, ratio: float, angle: float, shift: tuple[float, float]
+) -> np.ndarray:
+    """GridMask (arXiv 2001.04086): a black square of `ratio * tile` in the first corner of every tile.
+
+    The tiles are a grid turned by `angle` (radians) about the first pixel, its origin moved by `shift` (x, y)
+    along its own axes. A pixel belongs to the square that its upper left corner is in.
+    """
+    y, x = np.indices(image.shape[:2])
+    along = x * np.cos(angle) - y * np.sin(angle) - shift[0]
+    across = x * np.sin(angle) + y * np.cos(angle) - shift[1]
+    masked = (along / tile % 1 < ratio) & (across / tile % 1 < ratio)
+    return np.where(masked[..., np.newaxis], np.uint8(0), image)
+
+
+def put(image: np.ndarray, top_left: tuple[int, int], canvas_size: tuple[int, int], fill: int) -> np.ndarray:
+    """A canvas of `fill` with the image at its place."""
+    canvas = np.full((*canvas_size, 3), fill, np.uint8)
+    top, left = top_left
+    height, width = image.shape[:2]
+    canvas[top : top + height, left : left + width] = image
+    return canvas

@@ -1,0 +1,270 @@
+"""EfficientDet's pipeline against NumPy on two hundred fuzzed images: every stage, given what it drew."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from efficientdet.config import EfficientDetConfig, get_config
+from efficientdet.pipeline import EfficientDetPipeline
+from tests.oracle import numpy_boxes, numpy_images
+from tests.oracle.fuzzed import NUM_IMAGES, Annotated
+from tests.oracle.watched import Batch, Draws, Watched
+
+INPUT = (128, 192)  # height, width: not square, so that a swapped axis shows
+BATCH = 25
+PLAIN = dataclasses.replace(
+    get_config("efficientdet-nano"),
+    image_size=INPUT,
+    augmentation="none",
+    flip_prob=0.0,
+    resize_min=20,
+    resize_max=150,
+)
+ANCHORS = PLAIN.anchors
+MEAN = np.array([0.485, 0.456, 0.406]) * 255  # of ImageNet, RGB
+STDDEV = np.array([0.229, 0.224, 0.225]) * 255
+
+COLOR = {"brightness": 0.3, "contrast": 0.3, "saturation": 0.5, "hue": 20.0}
+WIDE_JITTER = {"augmentation": "scale_jitter", "jitter_min": 0.1, "jitter_max": 2.0}
+TRAININGS = {
+    "nothing": {},
+    "scale jitter": WIDE_JITTER,
+    "small scale jitter": {"augmentation": "scale_jitter", "jitter_min": 1.2, "jitter_max": 1.2},
+    "crop by IoU": {"augmentation": "min_iou_crop"},
+    "resize range": {"augmentation": "resize_range"},
+    "flip": {"flip_prob": 0.5},
+    "GridMask": {"grid_mask_prob": 0.7},
+    "colour": COLOR,
+    "all": WIDE_JITTER | COLOR | {"flip_prob": 0.5, "grid_mask_prob": 0.7, "min_box_size": 3.0},
+}
+
+
+# --- what the definitions say ---
+
+
+def nearest(value: float) -> int:
+    """The nearest whole number, halves up."""
+    return math.floor(value + 0.5)
+
+
+def whole_view(size: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """All of the image, as large as fits."""
+    return (0, 0, *size), numpy_images.letterbox(size, INPUT, centered=False)[2:]
+
+
+def jittered_view(size, jitter, shares) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """google/automl efficientdet/dataloader.py: resize to `jitter` times what fits, crop what is too large.
+
+    The crop is the nearest one that consists of whole pixels of the stored image.
+    """
+    scale = jitter * min(INPUT[0] / size[0], INPUT[1] / size[1])
+    starts, lengths, shown = [], [], []
+    for side, limit, share in zip(size, INPUT, shares, strict=True):
+        scaled = max(nearest(side * scale), 1)
+        shown.append(min(scaled, limit))
+        lengths.append(min(max(nearest(side * shown[-1] / scaled), 1), side))
+        places = side - lengths[-1] + 1  # where the crop may begin, each as often as the others
+        starts.append(min(int(share * places), places - 1))
+    return (*starts, *lengths), tuple(shown)
+
+
+def resized_view(size, drawn) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """The shorter side has the drawn number of whole pixels, unless that does not fit."""
+    window, largest = whole_view(size)
+    # Halves are frequent here, and where they go is a matter of rounding: hence float32, as in the graph.
+    scale = np.float32(math.floor(drawn)) / np.float32(min(size))
+    scaled = [nearest(np.float32(side) * scale) for side in size]
+    return window, tuple(map(min, scaled, largest))
+
+
+def cropped_view(size, anchor, shape) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """The whole pixels within the drawn crop (x, y, shares of the image), as large as fits."""
+    starts, lengths = [], []
+    for side, start, length in zip(size, anchor[::-1], shape[::-1], strict=True):
+        first = min(math.ceil(start * side - 1e-3), side - 1)
+        last = max(math.floor((start + length) * side + 1e-3), first + 1)
+        starts.append(first)
+        lengths.append(min(last, side) - first)
+    return (*starts, *lengths), numpy_images.letterbox(lengths, INPUT, centered=False)[2:]
+
+
+def shows_center(boxes_px, size, anchor, shape) -> np.ndarray:
+    """(N,): whether a box has its centre in the crop."""
+    centers = (boxes_px[:, :2] + boxes_px[:, 2:]) / 2 / size[::-1]
+    return ((centers >= anchor) & (centers <= anchor + shape)).all(1)
+
+
+def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
+    """SSD (arXiv 1512.02325) section 2.2: every box has an IoU of at least 0.1 with the crop.
+
+    The crop's sides are at least 0.3 of the image's, its aspect ratio is from 1/2 to 2.
+    """
+    crop_px = np.concatenate([anchor, anchor + shape]) * [*size[::-1], *size[::-1]]
+    sides = np.minimum(boxes_px[:, 2:], crop_px[2:]) - np.maximum(boxes_px[:, :2], crop_px[:2])
+    common = np.maximum(sides, 0).prod(1)
+    areas = (boxes_px[:, 2:] - boxes_px[:, :2]).prod(1)
+    assert (common / (areas + (crop_px[2:] - crop_px[:2]).prod() - common) > 0.1 - 1e-4).all()
+    aspect = shape[0] * size[1] / (shape[1] * size[0])
+    assert 0.5 - 1e-3 <= aspect <= 2 + 1e-3 and (shape >= 0.3 - 1e-3).all()
+
+
+def batch_views(config: EfficientDetConfig, images: list[Annotated], draws: Draws) -> list[tuple]:
+    """[(window, size in the network input, boxes that stay)] of a training batch."""
+    everything = [np.ones(len(image.boxes_px), bool) for image in images]
+    if config.augmentation == "scale_jitter":
+        jitters = np.broadcast_to(draws.uniform(config.jitter_min, config.jitter_max), len(images))
+        shares = np.stack([draws.uniform(0.0, 1.0), draws.uniform(0.0, 1.0)], axis=1)
+        views = [jittered_view(i.size, *drawn) for i, *drawn in zip(images, jitters, shares, strict=True)]
+    elif config.augmentation == "min_iou_crop":
+        crops = list(zip(*draws.take("random_bbox_crop"), strict=True))
+        views = [cropped_view(image.size, *crop) for image, crop in zip(images, crops, strict=True)]
+        for row, (image, crop) in enumerate(zip(images, crops, strict=True)):
+            if (crop[1] < 1).any():
+                assert_promise_of_crop(image.boxes_px, image.size, *crop)
+                everything[row] = shows_center(image.boxes_px, image.size, *crop)
+    elif config.augmentation == "resize_range":
+        drawn = draws.uniform(float(config.resize_min), config.resize_max + 1.0)
+        views = [resized_view(image.size, one) for image, one in zip(images, drawn, strict=True)]
+    else:
+        views = [whole_view(image.size) for image in images]
+    return [(*view, kept) for view, kept in zip(views, everything, strict=True)]
+
+
+def batch_changes(config: EfficientDetConfig, count: int, draws: Draws) -> list[dict]:
+    """Flip, GridMask and colour as drawn for each image of a training batch."""
+    drawn = {"flip": np.zeros(count)}
+    if config.flip_prob:
+        drawn["flip"] = draws.coin(config.flip_prob)
+    if config.grid_mask_prob:
+        tile = draws.uniform(0.2, 0.6) * min(INPUT)
+        drawn["ratio"] = 0.4 * draws.coin(config.grid_mask_prob)
+        drawn["tile"] = np.rint(tile)
+        drawn["angle"] = draws.uniform(math.radians(-10), math.radians(10))
+        drawn["shift"] = np.stack([draws.uniform(0.0, 1.0), draws.uniform(0.0, 1.0)], 1) * tile[:, np.newaxis]
+    if config.hue:
+        for name in ("brightness", "contrast", "saturation"):
+            limit = getattr(config, name)
+            drawn[name] = draws.uniform(1 - limit, 1 + limit)
+        drawn["hue"] = draws.uniform(-config.hue, config.hue)
+    return [dict(zip(drawn, values, strict=True)) for values in zip(*drawn.values(), strict=True)]
+
+
+def view_pixels(image: Annotated, window, size, changes: dict) -> np.ndarray:
+    """uint8 (*size, 3): what the network input shows of the image."""
+    pixels = numpy_images.resize(numpy_images.crop(image.pixels, window), size)
+    if changes["flip"]:
+        pixels = pixels[:, ::-1]
+    if "tile" in changes:
+        names = ("tile", "ratio", "angle", "shift")
+        pixels = numpy_images.mask_grid(pixels, *(changes[name] for name in names))
+    if "hue" in changes:
+        names = ("hue", "saturation", "brightness", "contrast")
+        pixels = numpy_images.twist_color(pixels, **{name: changes[name] for name in names})
+    return pixels
+
+
+# --- comparing ---
+
+
+def check_pixels(got: np.ndarray, expected: np.ndarray, config: EfficientDetConfig, where: str) -> None:
+    """The view at the top left, the mean colour elsewhere, normalised."""
+    height, width = expected.shape[:2]
+    outside = got.copy()
+    outside[:height, :width] = 0
+    assert not outside.any(), where
+    difference = np.abs(got[:height, :width] * STDDEV + MEAN - expected)
+    if config.grid_mask_prob:  # a pixel on the edge of a square may be black or not
+        assert (difference.max(-1) > 6).mean() < 0.002 + 2 / (height * width), where
+        difference = difference[difference.max(-1) <= 6]
+    # A level that is rounded the other way by the resize is multiplied by the colour's factors.
+    highest, mean = (4.001, 0.5) if config.hue else (1.001, 0.1)
+    assert difference.max(initial=0) <= highest and difference.mean() <= mean, (
+        f"{where}: {difference.max():.3f}, {difference.mean():.3f}"
+    )
+
+
+def check_boxes(
+    batch: Batch, row: int, boxes_px, classes, config: EfficientDetConfig, where: str, adjoining: int = 0
+) -> None:
+    outputs = batch.outputs
+    is_box = outputs["classes"][row] >= 0
+    count = is_box.sum()
+    assert is_box[:count].all() and (outputs["boxes"][row, count:] == -1).all(), where
+    rule = {"min_size": config.min_box_size, "max_instances": config.max_instances, "where": where}
+    got_px = outputs["boxes"][row, :count].astype(np.float64) * numpy_boxes.swapped(INPUT)
+    numpy_boxes.assert_kept(got_px, outputs["classes"][row, :count], boxes_px, classes, **rule)
+    numpy_boxes.assert_lost(outputs["lost"][row], boxes_px, adjoining=adjoining, **rule)
+
+
+def check_targets(batch: Batch, row: int, where: str) -> None:
+    """The targets are SSD's for the padded boxes."""
+    outputs, levels = batch.outputs, ANCHORS.levels
+    count = (outputs["classes"][row] >= 0).sum()
+    boxes, classes = outputs["boxes"][row, :count], outputs["classes"][row, :count]
+    owners = numpy_boxes.match(boxes, ANCHORS.boxes_normalized)
+    positive = owners >= 0
+    got_classes = np.concatenate([outputs[f"class_targets_{level}"][row].reshape(-1) for level in levels])
+    got_offsets = np.concatenate([outputs[f"box_targets_{level}"][row].reshape(-1, 4) for level in levels])
+    np.testing.assert_array_equal(got_classes >= 0, positive, err_msg=where)
+    np.testing.assert_array_equal(got_classes[positive], classes[owners[positive]], err_msg=where)
+    assert outputs["num_positives"].reshape(-1)[row] == positive.sum(), where
+    assert not got_offsets[~positive].any(), where
+    expected = numpy_boxes.offsets(boxes[owners[positive]], ANCHORS.boxes_normalized[positive])
+    np.testing.assert_allclose(got_offsets[positive], expected, rtol=1e-4, atol=1e-4, err_msg=where)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_training(fuzzed, name):
+    config = dataclasses.replace(PLAIN, **TRAININGS[name])
+    loader = EfficientDetPipeline(
+        source=fuzzed.source, config=config, batch_size=BATCH, training=True, count_lost=True, seed=7
+    )
+    watched, seen, cropped = Watched(loader), [], 0
+    for _ in range(NUM_IMAGES // BATCH):
+        batch = watched.run()
+        images = [fuzzed.images[image_id] for image_id in batch.image_ids]
+        views = batch_views(config, images, batch.draws)
+        changes = batch_changes(config, BATCH, batch.draws)
+        batch.draws.finish()
+        for row, (image, (window, size, kept)) in enumerate(zip(images, views, strict=True)):
+            where = f"image {image.image_id} {image.size}, window {window}, size {size}, {changes[row]}"
+            expected = view_pixels(image, window, size, changes[row])
+            check_pixels(batch.outputs["images"][row], expected, config, where)
+            boxes_px = numpy_boxes.move(image.boxes_px[kept], window, (0, 0, *size))
+            if changes[row]["flip"]:
+                boxes_px = numpy_boxes.flip(boxes_px, size[1])
+            adjoining = numpy_boxes.adjoin(image.boxes_px[kept], window).sum()
+            check_boxes(batch, row, boxes_px, image.classes[kept], config, where, adjoining)
+            check_targets(batch, row, where)
+            cropped += window[2:] != image.size
+        seen += batch.image_ids
+    assert (cropped > 10) == (config.augmentation in ("scale_jitter", "min_iou_crop"))
+    assert sorted(seen) == sorted(fuzzed.images)  # each once in an epoch
+
+
+def test_evaluation(fuzzed):
+    config = dataclasses.replace(PLAIN, **TRAININGS["all"])
+    loader = EfficientDetPipeline(
+        source=fuzzed.source, config=config, batch_size=BATCH, training=False, count_lost=True
+    )
+    watched, seen = Watched(loader), []
+    plain = dataclasses.replace(PLAIN, min_box_size=config.min_box_size)
+    for _ in range(loader.steps_per_epoch):
+        batch = watched.run()
+        batch.draws.finish()
+        for row, image_id in enumerate(batch.image_ids):
+            image = fuzzed.images[image_id]
+            window, size = whole_view(image.size)
+            where = f"image {image_id} {image.size}"
+            assert batch.outputs["image_ids"].reshape(-1)[row] == image_id
+            assert tuple(batch.outputs["image_sizes"][row]) == image.size, where
+            assert tuple(batch.outputs["letterbox"][row]) == (0, 0, *size), where
+            expected = view_pixels(image, window, size, {"flip": False})
+            check_pixels(batch.outputs["images"][row], expected, plain, where)
+            boxes_px = numpy_boxes.move(image.boxes_px, window, (0, 0, *size))
+            check_boxes(batch, row, boxes_px, image.classes, config, where)
+            check_targets(batch, row, where)
+        seen += batch.image_ids
+    assert seen == list(fuzzed.images)

@@ -1,0 +1,176 @@
+"""Boxes without a place in YOLOv4's targets, against Darknet's rules in plain loops; the AP ceiling."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from common.coco_json import load_coco
+from tests.common.made_annotations import annotations, random_annotations
+from tests.yolov4 import darknet_rules
+from yolov4 import anchor_report
+from yolov4.config import get_config
+from yolov4.decoding import decode_boxes
+from yolov4.losses import box_loss
+from yolov4.targets import assign_targets
+
+V4 = dataclasses.replace(get_config("yolov4"), image_size=(192, 256))
+TINY = dataclasses.replace(get_config("yolov4-tiny"), image_size=(192, 256))
+NANO = get_config("yolov4-nano")
+CONFIGS = {"v4": V4, "tiny": TINY, "nano": NANO, "letterboxed": dataclasses.replace(V4, letterbox=True)}
+
+
+def grid(config, head):
+    return tuple(side // config.strides[head] for side in config.image_size)
+
+
+def fates(boxes, config):
+    """One image by Darknet's rules: whether each box trains something, and whether it is first anywhere."""
+    trains, first = np.zeros(len(boxes), bool), np.zeros(len(boxes), bool)
+    for head in range(len(config.masks)):
+        trained = darknet_rules.assign(boxes, np.zeros(len(boxes), int), config, head, grid(config, head), 1)
+        for numbers in trained.values():
+            trains[numbers] = True
+            first[numbers[0]] = True
+    return trains, first
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_lost_and_unassigned_boxes_are_those_of_darknets_rules(name):
+    config = CONFIGS[name]
+    truth = random_annotations(np.random.default_rng(0), 19, 120, smallest=0.01, largest=0.3)
+    report = anchor_report.examine(truth, config)
+    shown = anchor_report.shown_boxes.show(
+        truth,
+        config.image_size,
+        keep_aspect=config.letterbox,
+        centered=True,
+        max_instances=200,
+        min_box_size=1,
+    )
+    lost, unassigned = [], []
+    for image in range(truth.num_images):
+        mine = shown.kept[shown.image[shown.kept] == image]
+        trains, first = fates(shown.boxes[mine], config)
+        image_id = int(truth.image_ids[image])
+        lost += [image_id] * int((trains & ~first).sum())
+        unassigned += [image_id] * int((~trains).sum())
+    assert [int(text.split()[1]) for text in report.lost.offenders] == lost
+    assert [int(text.split()[1]) for text in report.unassigned.offenders] == unassigned
+    assert len(lost) > 10
+    assert bool(unassigned) == (name == "tiny")  # its first anchor belongs to no head
+    assert report.boxes == truth.num_boxes
+
+
+@pytest.mark.parametrize("name", ["v4", "tiny", "nano"])
+def test_encoded_boxes_are_where_decoding_and_the_loss_want_them(name):
+    """Put into whole heads of raw outputs they decode to the boxes, and their loss is 0."""
+    config = CONFIGS[name]
+    rng = np.random.default_rng(1)
+    centers, sizes = rng.uniform(0.1, 0.9, (20, 2)), np.exp(rng.uniform(np.log(0.02), np.log(0.5), (20, 2)))
+    boxes = np.float32(np.concatenate([centers - sizes / 2, centers + sizes / 2], axis=1))
+    image = np.arange(20)  # each alone
+    prediction, owner = anchor_report.train_predictions(boxes, image, config)
+    np.testing.assert_array_equal(owner, np.where(prediction >= 0, image, -1))
+    np.testing.assert_allclose(
+        anchor_report.encode_and_decode(boxes, prediction, config)[owner >= 0], boxes[owner >= 0], atol=1e-5
+    )
+    first, seen = 0, 0
+    for head, mask in enumerate(config.masks):
+        rows, columns = grid(config, head)
+        count = rows * columns * len(mask)
+        here = np.flatnonzero((prediction >= first) & (prediction < first + count))
+        row, column, k = np.unravel_index(prediction[here] - first, (rows, columns, len(mask)))
+        first += count
+        anchors = np.array([config.anchor_sizes[i] for i in mask])[k]
+        offsets = anchor_report.encode_offsets(
+            boxes[here], np.stack([column, row], axis=1), anchors, config, head
+        )
+        raw = np.zeros((len(here), rows, columns, len(mask), 6), np.float32)
+        raw[np.arange(len(here)), row, column, k, :4] = offsets
+        decoded = decode_boxes(tf.constant(raw), config, head).numpy()[np.arange(len(here)), row, column, k]
+        np.testing.assert_allclose(decoded, boxes[here], atol=1e-5)
+        for number, box in enumerate(here):
+            assignment = assign_targets(
+                boxes[None, [box]],
+                np.zeros((1, 1), np.int32),
+                config,
+                head,
+                grid_size=(rows, columns),
+                num_classes=1,
+            )
+            only = assignment._replace(assigned=assignment.assigned & (np.arange(len(mask)) == k[number]))
+            assert only.assigned.numpy().sum() == 1
+            assert only.cells.numpy()[0, 0, k[number]] == np.ravel_multi_index(
+                (row[number], column[number], k[number]), (rows, columns, len(mask))
+            )
+            repeated = tf.tile(offsets[number][None, None, None], [1, 1, len(mask), 1])
+            loss = box_loss(repeated, boxes[None, [box]], only, config, head, grid_size=(rows, columns))
+            assert abs(float(loss)) < 1e-4
+            seen += 1
+    assert seen == (owner >= 0).sum() > 10
+
+
+# Boxes of 40 x 40 in one image of 192 x 256; the first two have their centres in one cell.
+HERE, SAME, NEAR, FAR = (60, 60, 40, 40), (60, 60, 40, 40), (61, 61, 40, 40), (150, 120, 40, 40)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lost", "ap"),
+    [
+        ([(0, *HERE), (0, *FAR)], 0, 1.0),
+        ([(0, *HERE), (0, *SAME), (0, *FAR)], 1, 67 / 101),  # 2 of 3: recalls up to 0.66
+        # of another class it is found all the same, there where the first is; it is named as lost
+        ([(0, *HERE), (1, *SAME), (0, *FAR)], 1, 1.0),
+        ([(0, *HERE), (1, *NEAR), (0, *FAR)], 1, None),
+        ([(0, *HERE), (0, *SAME), (1, *SAME), (1, *SAME)], 3, 51 / 101),  # one of each class
+    ],
+    ids=["apart", "one class", "two classes", "nearly", "two of each"],
+)
+def test_boxes_that_meet_in_a_prediction(rows, lost, ap):
+    truth = annotations([(192, 256)], [(0, *row) for row in rows])
+    report = anchor_report.examine(truth, V4)
+    assert report.lost.count == lost
+    if ap is None:  # right at 0.5, but not exactly there
+        assert report.ceiling["AP50"] == pytest.approx(1)
+        assert report.ceiling["AP"] < 0.99
+        assert report.reasons == ("1 without a cell and anchor",)
+    else:
+        assert report.ceiling["AP"] == pytest.approx(ap)
+        assert bool(report.reasons) == (ap < 1)
+
+
+def test_what_training_drops_is_said():
+    config = dataclasses.replace(V4, max_instances=2)
+    truth = annotations(
+        [(192, 256)], [(0, 0, *HERE), (0, 0, *FAR), (0, 0, 5, 5, 30, 30), (0, 0, 9, 9, 0.5, 90)]
+    )
+    report = anchor_report.examine(truth, config)
+    assert report.reasons == ("1 beyond max_instances", "1 smaller than min_box_size in the network")
+    lines = report.lines()
+    assert lines[0] == "of 4 boxes in 1 images 0 lose their cell and anchor to another box"
+    assert lines[1].startswith("AP ceiling, of perfect outputs: AP 0.5")
+    assert "1 beyond max_instances; 1 smaller" in lines[2]
+
+
+def test_a_sample_of_the_images():
+    truth = annotations([(192, 256)] * 40, [(i, 0, *HERE) for i in range(40)])
+    report = anchor_report.examine(truth, V4, max_images=17)
+    assert (report.images, report.boxes, report.lost.count) == (17, 17, 0)
+    assert report.ceiling["AP"] == pytest.approx(1)
+
+
+def test_boxes_without_area_alone():
+    report = anchor_report.examine(annotations([(192, 256)], [(0, 0, 5, 5, 0, 9)]), V4)
+    assert (report.lost.count, report.unassigned.count, report.ceiling["AP"]) == (0, 0, 0)
+
+
+def test_coco128_and_bccd(coco128, bccd):
+    report = anchor_report.examine(load_coco(coco128 / "instances.json", None), get_config("yolov4"))
+    assert (report.boxes, report.lost.count, report.unassigned.count) == (929, 9, 0)
+    assert report.ceiling["AP"] == pytest.approx(0.993, abs=1e-3)
+    report = anchor_report.examine(load_coco(bccd / "instances_test.json", None), get_config("yolov4"))
+    assert (report.lost.count, report.unassigned.count) == (1, 0)
+    assert "image 284 ('BloodImage_00284.jpg') has 'RBC'" in report.lost.offenders[0]
+    assert report.ceiling["AP"] == pytest.approx(0.997, abs=1e-3)
