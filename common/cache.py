@@ -11,6 +11,7 @@ import os
 import pathlib
 import stat
 import tempfile
+from collections.abc import Callable
 
 from common import atomic
 from common.errors import UserError
@@ -50,12 +51,27 @@ def store(content: bytes, suffix: str) -> pathlib.Path:
             return path
     except FileNotFoundError:
         pass
+    _write(path, content)
+    return path
+
+
+def made(name: str, make: Callable[[], bytes]) -> pathlib.Path:
+    """The path of the file `name`, whole, made by `make` unless it stands there with its checksum beside it.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = directory() / name
+    digest = load(f"{name}.sha256")
     try:
-        atomic.write_bytes(path, content)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
-        ) from error
+        with open(path, "rb") as stream:
+            if hashlib.file_digest(stream, "sha256").digest() == digest:
+                return path
+    except FileNotFoundError:
+        pass
+    content = make()
+    _write(path, content)
+    _write(path.with_name(f"{name}.sha256"), hashlib.sha256(content).digest())
     return path
 
 
@@ -71,3 +87,12 @@ def load(name: str) -> bytes | None:
         return (directory() / name).read_bytes()
     except OSError:
         return None
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    try:
+        atomic.write_bytes(path, content)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
+        ) from error

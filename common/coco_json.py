@@ -21,7 +21,7 @@ from common.checks.coco_columns import Images
 from common.findings import Findings
 from common.image_files import ImagePolicy
 
-_VERSION = 1  # of the checks and of what is remembered: raise it when either changes
+_VERSION = 2  # of the checks and of what is remembered: raise it when either changes
 
 
 def load_coco(

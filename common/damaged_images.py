@@ -1,7 +1,6 @@
 """Why did the loader stop? DALI and tf.data say that an image cannot be decoded, but seldom which one."""
 
 import dataclasses
-import os
 from collections.abc import Iterator
 
 from common import image_files
@@ -77,7 +76,9 @@ def _other_formats(source: Source | None) -> Iterator[str]:
 
 
 def _facts_of_list(source: ImageListSource, *, decode: bool) -> Iterator[tuple[str, ImageFacts]]:
-    files = [os.path.abspath(file) for file in source.files]
-    directory = os.path.commonpath([os.path.dirname(file) for file in files])
-    names = [os.path.relpath(file, directory) for file in files]
-    return zip(source.files, image_files.inspect_files(directory, names, decode=decode), strict=True)
+    limit = source.policy.max_megapixels
+    return zip(
+        source.files,
+        image_files.inspect_list(source.files, decode=decode, max_megapixels=limit),
+        strict=True,
+    )

@@ -23,6 +23,7 @@ class Severity(enum.Enum):
     STOPS = "stops"
     IMAGE = "stops, or the image is skipped"  # by --on_bad_image
     MENDED = "mended"
+    SKIPPED = "skipped"
     NOTE = "said"
 
 
@@ -41,7 +42,7 @@ class Kind:
     remedy: str
 
 
-_STOPS, _IMAGE, _MENDED, _NOTE = Severity
+_STOPS, _IMAGE, _MENDED, _, _NOTE = Severity
 
 KINDS = {
     # --- the annotations' file ---
@@ -52,7 +53,13 @@ KINDS = {
     "json-malformed": Kind(_STOPS, "annotations file is no valid JSON", "copy or export it again"),
     "json-lfs-pointer": Kind(_STOPS, "git-lfs pointer in place of the annotations", "run git lfs pull"),
     "json-gzip": Kind(_STOPS, "annotations file is gzip-compressed", "gunzip it"),
+    "json-utf-16": Kind(_STOPS, "annotations file is UTF-16", "save it as UTF-8"),
     # --- its records ---
+    "repeated-key": Kind(
+        _STOPS,
+        "key given more than once",
+        "readers of JSON keep the last and drop the rest: merge the lists into one, with unique ids",
+    ),
     "missing-key": Kind(_STOPS, "missing key", "export the annotations in COCO's format, with this key"),
     "wrong-type": Kind(_STOPS, "value of the wrong type or out of range", "correct the value"),
     "repeated-image-id": Kind(_STOPS, "image id given more than once", "make image ids unique"),
@@ -70,6 +77,16 @@ KINDS = {
     "box-not-finite": Kind(_STOPS, "box with a number that is NaN or infinite", "correct or remove it"),
     "box-negative": Kind(
         _STOPS, "box with a negative side", "COCO's bbox is [left, top, width, height]; correct or remove it"
+    ),
+    "boxes-not-in-pixels": Kind(
+        _STOPS,
+        "box that reaches no further than one pixel, as all boxes do",
+        "they seem to be fractions: COCO's bbox is [left, top, width, height] in pixels",
+    ),
+    "boxes-of-corners": Kind(
+        _STOPS,
+        "box that reaches outside, like most, and would not as left, top, right, bottom",
+        "COCO's bbox is [left, top, width, height]: subtract",
     ),
     "no-images": Kind(_STOPS, "no usable image", "there is nothing to read: check the data"),
     "no-boxes": Kind(
@@ -92,7 +109,9 @@ KINDS = {
     "path-leaves-directory": Kind(
         _STOPS, "file_name that leaves the image directory", "file names are relative paths below it"
     ),
-    "image-missing": Kind(_IMAGE, "missing image file", "copy it there, or --on_bad_image=skip"),
+    "image-missing": Kind(
+        _IMAGE, "missing image file", "correct the image directory, copy it there, or --on_bad_image=skip"
+    ),
     "image-not-a-file": Kind(
         _IMAGE, "image that is no regular file", "put a file there, or --on_bad_image=skip"
     ),
@@ -168,6 +187,21 @@ KINDS = {
         _STOPS, "record whose lists of boxes differ in length", "write one value per box in each list"
     ),
     "record-value": Kind(_STOPS, "record with an impossible value", "correct the value"),
+    "box-in-pixels": Kind(
+        _STOPS,
+        "box that reaches more than a whole image beyond its image",
+        "it seems to be in pixels: records hold fractions of the width and the height",
+    ),
+    "index-longer": Kind(
+        _STOPS,
+        "record file that ends before its index does",
+        "copy the file again; or remove the index, if records were meant to go",
+    ),
+    "shard-missing": Kind(
+        _NOTE,
+        "record file that the names of the others promise",
+        "check that the copy is complete and the pattern right",
+    ),
     "index-made": Kind(_NOTE, "record file that had no index", "it was made"),
     "index-stale": Kind(_NOTE, "record file whose index was not its own", "the index was made again"),
     "record-completed": Kind(
@@ -224,8 +258,8 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """MENDED where images were skipped."""
-        return Severity.MENDED if self.skipped else KINDS[self.kind].severity
+        """What it leads to here; SKIPPED where images were left out."""
+        return Severity.SKIPPED if self.skipped else KINDS[self.kind].severity
 
     @property
     def stops(self) -> bool:

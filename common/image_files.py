@@ -18,6 +18,7 @@ from common.checks import file_memory
 from common.checks.encoded_image import Encoded, Fault, Header
 from common.checks.image_formats import read_header
 from common.checks.image_pixels import check_pixels
+from common.errors import UserError
 from common.findings import Findings
 from common.progress import Bar
 
@@ -38,6 +39,10 @@ class ImagePolicy:
     on_bad_image: str = "stop"
     max_megapixels: float = 100.0
     decode: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.max_megapixels > 0:
+            raise UserError(f"--max_megapixels={self.max_megapixels:g}: it must be above 0")
 
 
 class ImageFacts(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -117,12 +122,22 @@ def inspect_files(
             if facts.fault in _PASSING:
                 absent[name] = facts
             else:
-                known[name] = _Entry(*states[name], seen, facts)
+                known[name] = _Entry(states[name], seen, facts)
     finally:  # an interrupted look is not lost
         if fresh:
             file_memory.remember(images_dir, _VERSION, known)
     found = [absent.get(name) or known[name].facts for name in names]
     return [_limited(facts, max_megapixels) for facts in found]
+
+
+def inspect_list(
+    files: Sequence[str | os.PathLike], *, decode: bool = False, max_megapixels: float = 100.0
+) -> list[ImageFacts]:
+    """`inspect_files` for files from anywhere."""
+    paths = [os.path.abspath(file) for file in files]
+    directory = os.path.commonpath([os.path.dirname(path) for path in paths])
+    names = [os.path.relpath(path, directory) for path in paths]
+    return inspect_files(directory, names, decode=decode, max_megapixels=max_megapixels)
 
 
 def check_images(
@@ -254,27 +269,31 @@ def _os_fault(error: OSError) -> ImageFacts:
 
 # --- many files ---
 
-_VERSION = 1  # of the rules by which images are judged, for what is remembered
+_VERSION = 2  # of the rules by which images are judged, for what is remembered
 _PASSING = ("image-missing", "image-unreadable")  # faults that size and time of a file do not show
 
 
-class _Entry(msgspec.Struct, gc=False, array_like=True):
-    """A look at one file: its size and time then, how deep the look went, and what it saw."""
+# What shows that a file has changed: size, times of its content and of its inode in ns, the inode's number.
+# Size and time of the content alone survive tar, rsync and os.utime.
+_State = tuple[int, int, int, int]
 
-    size: int
-    mtime_ns: int
+
+class _Entry(msgspec.Struct, gc=False, array_like=True):
+    """A look at one file: its state then, how deep the look went, and what it saw."""
+
+    state: _State
     depth: int
     facts: ImageFacts
 
-    def answers(self, state: tuple[int, int], depth: int, max_megapixels: float) -> bool:
+    def answers(self, state: _State, depth: int, max_megapixels: float) -> bool:
         """Whether nobody needs to look again."""
         too_large = self.facts.height * self.facts.width > max_megapixels * 1e6
         deep_enough = self.depth >= depth or too_large or self.facts.fault != ""
-        return deep_enough and (self.size, self.mtime_ns) == state
+        return deep_enough and self.state == state
 
 
-def _list(images_dir: str, names: Sequence[str]) -> tuple[dict[str, tuple[int, int]], dict[str, ImageFacts]]:
-    """(size, time of the last change in ns) of the regular files, and what is wrong with the others.
+def _list(images_dir: str, names: Sequence[str]) -> tuple[dict[str, _State], dict[str, ImageFacts]]:
+    """The states of the regular files, and what is wrong with the others.
 
     One listing per directory: asking for each file in turn is slow on a network.
     """
@@ -282,7 +301,7 @@ def _list(images_dir: str, names: Sequence[str]) -> tuple[dict[str, tuple[int, i
     for name in names:
         directory, _, base = name.rpartition("/")
         by_directory.setdefault(directory, {})[base] = name
-    states: dict[str, tuple[int, int]] = {}
+    states: dict[str, _State] = {}
     absent = dict.fromkeys(names, ImageFacts(fault="image-missing"))
     for directory, name_of in by_directory.items():
         try:
@@ -301,7 +320,7 @@ def _list(images_dir: str, names: Sequence[str]) -> tuple[dict[str, tuple[int, i
     return states, absent
 
 
-def _state(entry: os.DirEntry) -> tuple[int, int] | ImageFacts:
+def _state(entry: os.DirEntry) -> _State | ImageFacts:
     try:
         status = entry.stat()
     except FileNotFoundError:
@@ -309,7 +328,7 @@ def _state(entry: os.DirEntry) -> tuple[int, int] | ImageFacts:
     except OSError as error:
         return _os_fault(error)
     if stat.S_ISREG(status.st_mode):
-        return status.st_size, status.st_mtime_ns
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
     kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
     what = next((said for is_kind, said in kinds if is_kind(status.st_mode)), "a device")
     return ImageFacts(fault="image-not-a-file", detail=what)

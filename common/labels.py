@@ -133,6 +133,8 @@ class LabelMap:
             UserError: the file is missing or holds no label map.
         """
         try:
+            if pathlib.Path(path).exists() and not pathlib.Path(path).is_file():
+                raise UserError(f"label map {os.fspath(path)} is no regular file")  # a pipe would never end
             text = pathlib.Path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(f"label map {os.fspath(path)}: {error.strerror}") from error

@@ -13,11 +13,13 @@ import numpy as np
 
 from common import image_files
 from common.errors import UserError
-from common.findings import DataError, Findings, Severity
+from common.findings import DataError, Findings
 from common.image_files import ImagePolicy
 from common.labels import LabelMap
 from common.progress import say
 from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
+
+_IN_SUMMARY = ("crowd", "image-without-boxes")  # which the summary counts
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
 
@@ -103,13 +105,7 @@ def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSo
     """
     files = list_images(images)
     findings = Findings(f"--images={images}")
-    directory = os.path.commonpath([file.parent for file in files])
-    facts = image_files.inspect_files(
-        directory,
-        [os.path.relpath(file, directory) for file in files],
-        decode=policy.decode,
-        max_megapixels=policy.max_megapixels,
-    )
+    facts = image_files.inspect_list(files, decode=policy.decode, max_megapixels=policy.max_megapixels)
     for file, fact in zip(files, facts, strict=True):
         if fact.fault:
             findings.add(fact.fault, f"{str(file)!r}: {fact.detail}" if fact.detail else repr(str(file)))
@@ -120,7 +116,7 @@ def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSo
             findings.add("no-images", f"none of {len(facts)} can be read")
     findings.raise_if_stopping()
     say_findings(findings)
-    return ImageListSource(files)
+    return ImageListSource(files, policy)
 
 
 def check_labels(label_map: LabelMap, source: Source) -> None:
@@ -155,11 +151,11 @@ def check_sizes(source: Source, *, batch_size: int, num_replicas: int, max_insta
 
 
 def say_source(split: str, source: Source) -> None:
-    """Tells whoever watches what a source holds, and what was mended or left out in it."""
+    """Tells whoever watches what a source holds, and what was mended, left out or is remarkable in it."""
     say(f"{split} data: {source.annotations.summary()}")
-    mended = [finding for finding in source.annotations.findings if finding.severity is Severity.MENDED]
-    for finding in mended:
-        say(f"  {finding.line(shown=3)}")
+    for finding in source.annotations.findings:
+        if finding.kind not in _IN_SUMMARY:
+            say(f"  {finding.line(shown=3)}")
 
 
 def say_findings(findings: Findings) -> None:
@@ -173,6 +169,13 @@ def _source(
 ) -> Source:
     prefix = f"--{split}_" if split else "--"
     coco = {f"{prefix}images": given.images, f"{prefix}annotations": given.annotations}
+    if os.path.isfile(given.images or "") and os.path.isdir(given.annotations or ""):
+        raise UserError(f"{prefix}images and {prefix}annotations are swapped: the first is the directory")
+    if os.path.isdir(given.file_pattern or ""):
+        raise UserError(
+            f"{prefix}file_pattern={given.file_pattern} is a directory: name the files in it, for example"
+            f" '{os.path.join(given.file_pattern, '*.tfrecord')}'"
+        )
     named = [flag for flag, value in coco.items() if value]
     if input_type is None:
         if given.file_pattern and named:
@@ -215,6 +218,8 @@ def list_images(images: str) -> list[pathlib.Path]:
     path = pathlib.Path(images)
     if path.is_file():
         return [path]
+    if not path.exists() and not glob.has_magic(images):
+        raise UserError(f"--images={images}: there is no such file or directory")
     found = path.iterdir() if path.is_dir() else map(pathlib.Path, glob.glob(images, recursive=True))
     files = sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     if not files:

@@ -35,7 +35,7 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import atomic, box_encoder, cache, tfrecord_scan
+from common import box_encoder, cache, tfrecord_scan
 from common.annotations import Annotations
 from common.checks.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
 from common.errors import UserError
@@ -83,7 +83,11 @@ def coco_reader(
     check_shards(annotations.num_images, shard_id, num_shards, seed)
     jpegs, boxes, labels, rows = fn.readers.coco(
         file_root=os.fspath(images_dir),
-        annotations_file=_clean_json_file(annotations),
+        annotations_file=os.fspath(
+            cache.made(
+                f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json", lambda: _clean_json(annotations)
+            )
+        ),
         avoid_class_remapping=True,  # otherwise labels follow the order of `categories`
         image_ids=True,
         ltrb=True,
@@ -235,20 +239,8 @@ class _Object(msgspec.Struct, gc=False):
     iscrowd: int = 0
 
 
-def _clean_json_file(annotations: Annotations) -> str:
-    """The path of the json that DALI reads. Equal annotations have the same one."""
-    path = cache.directory() / f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json"
-    if not path.exists():
-        try:
-            atomic.write_bytes(path, _clean_json(annotations))  # whole or not at all
-        except OSError as error:
-            raise UserError(
-                f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
-            ) from error
-    return os.fspath(path)
-
-
 def _clean_json(annotations: Annotations) -> bytes:
+    """The json that DALI reads. Equal annotations give equal bytes."""
     targets = annotations.target_boxes
     sizes = annotations.image_sizes
     row = np.repeat(np.arange(annotations.num_images), np.diff(targets.row_splits))

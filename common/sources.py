@@ -192,6 +192,7 @@ class ImageListSource(Source):
     """Image files without annotations, for inference; image ids are positions in `files`, from 0."""
 
     files: tuple[str, ...]
+    policy: ImagePolicy = ImagePolicy()
     name = "images"
 
     def __post_init__(self) -> None:

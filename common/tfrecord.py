@@ -266,7 +266,7 @@ def main() -> None:
     policy = ImagePolicy(values.on_bad_image, values.max_megapixels)
     annotations = load_coco(values.annotations, values.images, policy=policy)
     for finding in annotations.findings:
-        if finding.severity is Severity.MENDED:
+        if finding.severity in (Severity.MENDED, Severity.SKIPPED):
             progress.say(f"{annotations.origin}: {finding.line()}")
     files = write_tfrecords(
         annotations,
@@ -277,8 +277,10 @@ def main() -> None:
         num_workers=values.num_workers,
         policy=policy,
     )
-    print(annotations.summary())
-    print(f"{len(files)} files: {values.output}-*.tfrecord; label map: {values.output}.label_map.json")
+    print(f"read: {annotations.summary()}")
+    written = sum(len(tfrecord_index.record_spans(file)) for file in files)
+    print(f"{written} images in {len(files)} files: {values.output}-*.tfrecord")
+    print(f"label map: {values.output}.label_map.json")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ checksum.
 import glob
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -91,13 +92,33 @@ def ensure_index(file: str, spans: np.ndarray, findings: Findings) -> str:
     path = pathlib.Path(f"{file}.idx")
     try:
         there = os.path.lexists(path)
-        if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+        old = path.read_bytes() if path.is_file() else b""
+        if old == content:
+            return os.fspath(path)
+        if old.startswith(content):  # whoever made it saw more: the file was copied in part
+            before = old.count(b"\n")
+            findings.add("index-longer", f"{file} has {len(spans)} records, {path.name} lists {before}")
             return os.fspath(path)
         findings.add("index-stale" if there else "index-made", file)
         atomic.write_bytes(path, content)
     except OSError:  # the data is often mounted read-only
         path = cache.store(content, ".idx")
     return os.fspath(path)
+
+
+def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
+    """The files that the names of the others promise: `train-00002-of-00004` is one of four."""
+    known = {os.fspath(file) for file in files}
+    missing = set()
+    for file in known:
+        if match := _SHARD.fullmatch(file):
+            digits = len(match["shard"])
+            for shard in range(int(match["count"])):
+                missing.add(f"{match['prefix']}{shard:0{digits}}-of-{match['count']}{match['suffix']}")
+    return sorted(missing - known)
+
+
+_SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
 
 
 def name_files(files: Sequence[str | os.PathLike]) -> str:

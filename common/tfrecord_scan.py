@@ -186,6 +186,10 @@ def _fractions(annotations: Annotations, row: int) -> np.ndarray:
 def _lay_out(walked: Sequence[RecordFile], accepted: _Accepted) -> Records:
     """Files, indexes and spans of the records that are read; makes what is missing."""
     files, indexes, spans, rows = [], [], [], []
+    findings = Findings(accepted.annotations.origin)  # of this opening: the accepted ones may be opened again
+    findings.extend(accepted.annotations.findings)
+    missing = tfrecord_index.missing_shards([file.path for file in walked])
+    findings.add_many("shard-missing", len(missing), missing)
     row_of = np.cumsum(accepted.is_kept) - 1
 
     def add(file: str, index: str | os.PathLike, file_spans: np.ndarray, records: np.ndarray) -> None:
@@ -200,7 +204,7 @@ def _lay_out(walked: Sequence[RecordFile], accepted: _Accepted) -> Records:
         lacking = accepted.lacking[begin:end]
         is_read = accepted.is_kept[begin:end] & (lacking == 0)
         if is_read.all():
-            index = tfrecord_index.ensure_index(file.path, file.spans, accepted.annotations.findings)
+            index = tfrecord_index.ensure_index(file.path, file.spans, findings)
             add(file.path, index, file.spans, np.arange(begin, end))
         elif is_read.any():
             sound = file.spans[is_read]
@@ -212,19 +216,21 @@ def _lay_out(walked: Sequence[RecordFile], accepted: _Accepted) -> Records:
             index = cache.store(tfrecord_index.format_index(mended_spans), ".idx")
             add(mended, index, mended_spans, begin + np.flatnonzero(lacking))
         begin = end
+    findings.raise_if_stopping()
     return Records(
         tuple(files),
         tuple(indexes),
         np.concatenate(spans),
         np.concatenate(rows),
-        accepted.annotations,
+        dataclasses.replace(accepted.annotations, findings=findings),
         accepted.formats,
     )
 
 
 def _mend(file: RecordFile, lacking: np.ndarray) -> str:
     """Copies some records of `file` to the cache directory, with empty lists under the keys they lack."""
-    identity = hashlib.sha256(f"{os.path.abspath(file.path)}\0{file.mtime_ns}\0{file.digest}\0".encode())
+    identity = hashlib.sha256(os.fsencode(os.path.abspath(file.path)))
+    identity.update(f"\0{file.mtime_ns}\0{file.digest}\0".encode())
     identity.update(lacking.tobytes())
     path = cache.directory() / f"{identity.hexdigest()[:32]}.tfrecord"
 

@@ -15,6 +15,8 @@ from common.findings import Findings
 from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 
 LARGE_ID = 2**31  # DALI takes smaller ones
+_FRACTION = 1.05  # edges of boxes that are fractions: rounding may put them a little outside
+_MANY = 8  # boxes outside their images from which on a wrong form is the better explanation
 
 
 def check(
@@ -43,6 +45,7 @@ def check(
     if objects is None or images is None or not len(images.ids):
         return None
     image_row = _check_references(objects, "image_id", images.ids, "unknown-image", findings)
+    _check_unit(images, objects, image_row, findings)
     is_target = _check_boxes(images, objects, image_row, findings)
     if findings.stopping:
         return None
@@ -144,6 +147,28 @@ def _check_references(
     return np.where(is_known, order[places], NONE)
 
 
+def _check_unit(images: Images, objects: Objects, image_row: np.ndarray, findings: Findings) -> None:
+    """Looks for boxes in another unit or form: all of them fractions, or corners in place of sides."""
+    is_larger = np.append(np.all(images.sizes > 1, axis=1), False)[image_row]  # NONE is the last one
+    is_sound = ~objects.is_negative & ~np.isnan(objects.boxes_ltwh_px[:, 0])
+    rows = np.flatnonzero(is_larger & is_sound)
+    left_top, sides = np.split(objects.boxes_ltwh_px[rows], 2, axis=1)
+    with np.errstate(over="ignore"):
+        is_within = (np.abs(left_top) <= _FRACTION) & (left_top + sides <= _FRACTION)
+    if is_within.all() and np.all(sides > 0, axis=1).any():
+        texts = (_text_in_image(images, objects, image_row, row) for row in rows.tolist())
+        findings.add_many("boxes-not-in-pixels", len(rows), texts)
+        return
+    # Corners in place of sides: half of the boxes reach far outside, and as corners all would fit.
+    limits = images.sizes[image_row[rows]][:, ::-1] + 1.0  # (M, 2) width, height, and a pixel
+    is_outside = np.any(left_top + sides > limits, axis=1)
+    would_fit = np.all((left_top >= -1) & (sides > left_top) & (sides <= limits), axis=1)
+    outside = rows[is_outside]
+    if len(outside) >= max(_MANY, len(rows) / 2) and would_fit.all():
+        texts = (_text_in_image(images, objects, image_row, row) for row in outside.tolist())
+        findings.add_many("boxes-of-corners", len(outside), texts)
+
+
 def _check_boxes(images: Images, objects: Objects, image_row: np.ndarray, findings: Findings) -> np.ndarray:
     """Returns bool (N,), the boxes that a network is trained on."""
     is_target = ~objects.is_crowd & ~objects.is_negative & ~np.isnan(objects.boxes_ltwh_px[:, 0])
@@ -151,16 +176,17 @@ def _check_boxes(images: Images, objects: Objects, image_row: np.ndarray, findin
     rows = np.flatnonzero(is_target)
     boxes, is_clipped = clip_boxes(objects.boxes_ltwh_px[rows], images.sizes[image_row[rows]])
     has_area = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
-
-    def text(row: int) -> str:
-        height, width = images.sizes[image_row[row]].tolist()
-        return f"{objects.box_name(row)} in {width} x {height} pixels"
-
     for kind, which in (("box-outside", is_clipped & has_area), ("box-empty", ~has_area)):
         offenders = rows[which].tolist()
-        findings.add_many(kind, len(offenders), map(text, offenders))
+        texts = (_text_in_image(images, objects, image_row, row) for row in offenders)
+        findings.add_many(kind, len(offenders), texts)
     is_target[rows] = has_area
     return is_target
+
+
+def _text_in_image(images: Images, objects: Objects, image_row: np.ndarray, row: int) -> str:
+    height, width = images.sizes[image_row[row]].tolist()
+    return f"{objects.box_name(row)} in {width} x {height} pixels"
 
 
 def _repeats(ids: np.ndarray) -> list[list[int]]:

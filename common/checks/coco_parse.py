@@ -3,6 +3,7 @@
 Cutting is fast and needs little memory: no polygon is decoded, and the records are views of the file's bytes.
 """
 
+import codecs
 import json
 import os
 import pathlib
@@ -25,15 +26,27 @@ _MARKED = re.compile(rb'\{"\\u0000":"(NaN|-?Infinity)"\}')
 _BEFORE, _AFTER = b'{"\\u0000":"', b'"}'
 
 
-class _Document(msgspec.Struct):
-    images: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    annotations: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    categories: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+# With a byte order mark or the bracket of an object; a UTF-32 mark begins like that of UTF-16.
+_UTF_16 = re.compile(rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]")
+_LISTS = ("images", "annotations", "categories")
+
+
+class _Key:
+    """A key of the document. It equals no other: a dict holds a repeated key as often as it is given."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str):
+        self.text = text
+
+
+_Document = dict[_Key, msgspec.Raw]
+_decode_document = msgspec.json.Decoder(_Document, dec_hook=lambda _, text: _Key(text)).decode
 
 
 def read(path: str, findings: Findings) -> bytes | None:
-    """The bytes of a file that may be a json; None, with a finding, where it is none. Never waits for a
-    pipe."""
+    """The bytes of a file that may be a json, without a byte order mark; None, with a finding, where it is
+    none. Never waits for a pipe."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -44,12 +57,15 @@ def read(path: str, findings: Findings) -> bytes | None:
         findings.add("json-unreadable", error.strerror)
         return None
     size = f"it has {len(content)} bytes"
+    content = content.removeprefix(codecs.BOM_UTF8)
     if not content or content.isspace():
         findings.add("json-empty", size)
     elif content.startswith(b"version https://git-lfs"):
         findings.add("json-lfs-pointer", size)
     elif content.startswith(b"\x1f\x8b"):
         findings.add("json-gzip", f"{size} and begins with 1f 8b")
+    elif _UTF_16.match(content):
+        findings.add("json-utf-16", f"{size} and begins with {content[:4].hex(' ')}")
     else:
         return content
     return None
@@ -66,16 +82,17 @@ def cut(content: bytes, findings: Findings) -> dict[str, list[msgspec.Raw] | Non
 
     Args:
         content: the json.
-        findings: gets json-truncated, json-malformed, missing-key and wrong-type.
+        findings: gets json-truncated, json-malformed, repeated-key, missing-key and wrong-type.
 
     Returns:
         The records of `images`, `annotations` and `categories`, to be decoded by msgspec or, where that
-        fails, by `decode_record`; None for a list that is missing or none. None where the file is no JSON.
+        fails, by `decode_record`; None for a list that is missing, given twice or none. None where the file
+        is no JSON.
     """
     document = _cut(content, findings)
     if document is None:
         return None
-    return {key: _list(getattr(document, key), key, findings) for key in _Document.__struct_fields__}
+    return {key: _list([document[k] for k in document if k.text == key], key, findings) for key in _LISTS}
 
 
 def decode_record(record: msgspec.Raw) -> Any:
@@ -96,14 +113,14 @@ def shown(value: Any) -> str:
 
 
 def _cut(content: bytes, findings: Findings) -> _Document | None:
-    """The three parts of a json, undecoded."""
+    """The parts of a json by their keys, undecoded."""
     found = _decode(content, content)
-    if isinstance(found, _Document):
+    if isinstance(found, dict):
         return found
     kind, words, position = found
     if content[position : position + 1] in (b"N", b"I"):
         found = _decode(_mark(content), content)
-        if isinstance(found, _Document):
+        if isinstance(found, dict):
             return found
         if found[0] == "json-truncated":  # otherwise the literal is the first fault
             kind, words, _ = found
@@ -119,12 +136,14 @@ def _decode(version: bytes, content: bytes) -> _Document | tuple[str, str, int]:
         content: the json as it is, for the words.
     """
     try:
-        return msgspec.json.decode(version, type=_Document)
+        return _decode_document(version)
     except msgspec.ValidationError:
         head = content[: 2 * _NEAR].decode("utf-8", "replace")
         return "wrong-type", f"the file begins with {head!r}: an object of three lists is needed", 0
     except RecursionError:
         return "json-malformed", "its brackets are nested too deeply", 0
+    except UnicodeDecodeError as error:
+        return "json-malformed", f"the key {shown(error.object)} is no UTF-8", 0
     except msgspec.DecodeError as error:
         said = re.fullmatch(r"JSON is malformed: (.*) \(byte (\d+)\)", str(error))
         position = int(said[2]) if said else len(version)  # the rest is "Input data was truncated"
@@ -144,11 +163,15 @@ def _mark(content: bytes) -> bytes:
     return b"".join([*pieces, view[end:]])
 
 
-def _list(part: msgspec.Raw | msgspec.UnsetType, key: str, findings: Findings) -> list[msgspec.Raw] | None:
-    """The records of one part."""
-    if part is msgspec.UNSET:
+def _list(parts: list[msgspec.Raw], key: str, findings: Findings) -> list[msgspec.Raw] | None:
+    """The records of the one part that a key should have."""
+    if not parts:
         findings.add("missing-key", f"the file has no list `{key}`")
         return None
+    if len(parts) > 1:
+        findings.add("repeated-key", f"the file has {len(parts)} lists `{key}`")
+        return None
+    (part,) = parts
     try:
         return msgspec.json.decode(part, type=list[msgspec.Raw])
     except msgspec.ValidationError:

@@ -2,7 +2,7 @@
 
 Knows all that DALI's `fn.decoders.image` reads on a CPU: JPEG, PNG, WebP, BMP, TIFF, JPEG 2000 and PNM. What
 DALI 2.4 refuses of them, or turns into something else without a word (12-bit JPEG 2000 becomes almost black),
-is unsupported; tests/common/test_image_formats.py holds this against DALI.
+is unsupported; tests/common/checks/test_image_formats.py holds this against DALI.
 
 The parsers are our own: Pillow identifies less than DALI decodes, turns TIFFs by their orientation, limits
 the number of pixels by a setting of the whole process, and takes several times as long.
@@ -10,6 +10,7 @@ the number of pixels by a setting of the whole process, and takes several times 
 
 import re
 import struct
+import zlib
 
 from common.checks.encoded_image import Encoded, Fault, Header, damaged, truncated, unsupported
 from common.checks.jpeg2000_format import read_jpeg2000
@@ -79,13 +80,15 @@ _DECODED_FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)  # baseline, extended, progress
 _OTHER_FRAMES = {0xC3: "lossless JPEG", 0xF7: "JPEG-LS"} | dict.fromkeys(
     (0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF), "hierarchical or lossless JPEG"
 )
-_START_OF_SCAN, _END_OF_IMAGE, _APP1 = 0xDA, 0xD9, 0xE1
+_START_OF_SCAN, _END_OF_IMAGE, _APP1, _QUANTIZATION = 0xDA, 0xD9, 0xE1, 0xDB
+_LONGEST_SIDE = 65500  # of libjpeg
+_BLOCKS = 10  # that a unit of an interleaved scan may have
 _END = b"\xff\xd9"
 _NEXT_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # not stuffed zeros, restarts, fill bytes
 
 
 def _jpeg(encoded: Encoded, header: Header) -> None:
-    at = 2
+    at, tables, parts = 2, set(), b""
     while True:
         start, marker, length = _SEGMENT.unpack(encoded.at(at, 4))
         if start == 0xFF and marker == 0xFF:
@@ -105,6 +108,11 @@ def _jpeg(encoded: Encoded, header: Header) -> None:
                 raise unsupported(f"JPEG with {bits} bits per sample")
             if components not in (1, 3, 4):
                 raise unsupported(f"JPEG with {components} components")
+            if length != 8 + 3 * components:
+                raise damaged(f"a JPEG whose frame of {components} components has {length} bytes")
+            parts = _read_components(encoded.at(at + 10, 3 * components), header)
+        elif marker == _QUANTIZATION:
+            tables |= _read_quantization(encoded.at(at + 4, length - 2))
         elif marker == _APP1 and header.orientation == 1:
             segment = encoded.at(at + 4, length - 2)
             if segment.startswith(b"Exif\0\0"):
@@ -114,12 +122,41 @@ def _jpeg(encoded: Encoded, header: Header) -> None:
         raise damaged("a JPEG without a picture")
     if not header.height:  # it would come behind the scan
         raise unsupported("JPEG without its height in the header")
+    if missing := sorted({*parts[2::3]} - tables):
+        raise damaged(f"a JPEG without quantization table {missing[0]}, which it uses")
+    blocks = sum((sampling >> 4) * (sampling & 15) for sampling in parts[1::3])
+    in_scan = encoded.at(at + 4, 1)[0]  # components; fewer than the frame has: other scans follow
+    if in_scan > 1 and 3 * in_scan == len(parts) and blocks > _BLOCKS:
+        raise damaged(f"a JPEG whose sampling factors put {blocks} blocks together ({_BLOCKS} may be)")
     # The end of a thumbnail in EXIF lies before the scan, ends of further pictures behind it.
     scan = header.pixels_at = at + 2 + length
     if scan + 2 <= encoded.size and encoded.at(encoded.size - 2, 2) == _END:
         return
     if end_of_jpeg(encoded.at(scan, max(encoded.size - scan, 0))) is None:
         raise truncated(f"a JPEG without its end-of-image marker, {encoded.size} bytes")
+
+
+def _read_components(components: bytes, header: Header) -> bytes:
+    """The components of a frame: a byte each for number, sampling factors and quantization table."""
+    if max(header.height, header.width) > _LONGEST_SIDE:
+        raise unsupported(f"JPEG of {header.width} x {header.height} pixels, a side above {_LONGEST_SIDE}")
+    for i, sampling in enumerate(components[1::3], start=1):
+        if not (1 <= sampling >> 4 <= 4 and 1 <= sampling & 15 <= 4):
+            factors = f"{sampling >> 4} x {sampling & 15}"
+            raise damaged(f"a JPEG whose component {i} has sampling factors {factors} (1 to 4 exist)")
+    return components
+
+
+def _read_quantization(tables: bytes) -> set[int]:
+    """The numbers of the tables that a segment defines."""
+    numbers, at = set(), 0
+    while at < len(tables):
+        is_16_bit, number = divmod(tables[at], 16)
+        at += 129 if is_16_bit else 65
+        if number > 3 or at > len(tables):
+            raise damaged(f"a JPEG whose quantization table {number} is cut off, or none of 0 to 3")
+        numbers.add(number)
+    return numbers
 
 
 def end_of_jpeg(scan: bytes) -> int | None:
@@ -151,6 +188,7 @@ def exif_orientation(exif: bytes) -> int:
 
 _CHUNK = struct.Struct(">I4s")  # length, type; then the data and a CRC
 _IEND = b"\0\0\0\0IEND\xaeB`\x82"
+_PALETTE = 3  # a color type
 _PNG_BITS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by colour type
 
 
@@ -158,17 +196,37 @@ def _png(encoded: Encoded, header: Header) -> None:
     length, name = _CHUNK.unpack(encoded.at(8, 8))
     if (length, name) != (13, b"IHDR"):
         raise damaged(f"a PNG whose first chunk is {name!r} of {length} bytes")
-    header.width, header.height, bits, color = struct.unpack(">IIBB", encoded.at(16, 10))
+    fields = struct.unpack(">IIBBBBB", encoded.at(16, 13))
+    header.width, header.height, bits, color, compression, filtering, interlace = fields
     if not header.width or not header.height or bits not in _PNG_BITS.get(color, ()):
         raise damaged(f"a PNG of {header.width} x {header.height} pixels, {bits} bits, color type {color}")
+    if compression or filtering or interlace > 1:
+        methods = f"compression {compression}, filter {filtering}, interlace {interlace}"
+        raise damaged(f"a PNG of unknown methods: {methods}")
+    _check_sum(encoded, 8, length)
     header.is_16_bit = bits == 16
-    at = 33
+    at, has_palette = 33, False
     while name != b"IDAT":
         length, name = _CHUNK.unpack(encoded.at(at, 8))
         if name == b"IEND":
             raise damaged("a PNG without a picture")
-        if name == b"eXIf":
+        is_name = name.isalpha() and name[2:3].isupper()
+        if not is_name or (name[:1].isupper() and name not in (b"PLTE", b"IDAT")):
+            raise damaged(f"a PNG with chunk {name!r} at byte {at}, which no decoder may skip")
+        if name == b"PLTE" and color == _PALETTE:  # in others DALI does not mind it
+            if has_palette or length % 3 or not 3 <= length <= 768:
+                raise damaged(f"a PNG with a second palette, or one of {length} bytes")
+            _check_sum(encoded, at, length)
+            has_palette = True
+        elif name == b"eXIf":
             header.orientation = exif_orientation(encoded.at(at + 8, length))
+        at += 12 + length
+    if color == _PALETTE and not has_palette:
+        raise damaged("a PNG without its palette")
+    while not length and name == b"IDAT":  # the data may begin with an empty part
+        length, name = _CHUNK.unpack(encoded.at(at, 8))
+        if name != b"IDAT":
+            raise damaged("a PNG without a picture: its data are empty")
         at += 12 + length
     if encoded.at(encoded.size - 12, 12) == _IEND:
         return
@@ -176,6 +234,13 @@ def _png(encoded: Encoded, header: Header) -> None:
         length, name = _CHUNK.unpack(encoded.at(at, 8))
         at += 12 + length
     encoded.at(at - 4, 4)
+
+
+def _check_sum(encoded: Encoded, at: int, length: int) -> None:
+    """Raises Fault where the checksum of a PNG's chunk is wrong; decoders refuse it in those that matter."""
+    content = encoded.at(at + 4, length + 8)
+    if zlib.crc32(content[:-4]) != int.from_bytes(content[-4:]):
+        raise damaged(f"the checksum of chunk {content[:4]!r} at byte {at} is wrong")
 
 
 # --- WebP: https://developers.google.com/speed/webp/docs/riff_container ---

@@ -16,6 +16,7 @@ from common.image_files import ImageFacts
 _PART_BYTES = 2**24  # of data that are in memory at a time, for each thread
 _PART_RECORDS = 2048
 _BUFFER = 2**18  # bytes, of TensorFlow's reader
+_FARTHEST = 2  # fraction of an image: boxes that reach farther are in pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +121,12 @@ def _check_boxes(examples: Sequence[Example], columns: Columns, findings: Findin
     boxes = columns.boxes
     is_finite = np.isfinite(boxes).all(axis=1)
     is_negative = is_finite & np.any(boxes[:, 2:] < boxes[:, :2], axis=1)
-    for kind, which in (("box-not-finite", ~is_finite), ("box-negative", is_negative)):
+    is_far = is_finite & ~is_negative & np.any(boxes > _FARTHEST, axis=1)
+    for kind, which in (
+        ("box-not-finite", ~is_finite),
+        ("box-negative", is_negative),
+        ("box-in-pixels", is_far),
+    ):
         for box in np.flatnonzero(which).tolist():
             findings.add(kind, f"{examples[box_example[box]].name} has {box_name(boxes[box])}")
 

@@ -24,7 +24,7 @@ from common.findings import Findings, Severity
 from common.labels import LabelMap
 from common.tfrecord_index import name_files
 
-_VERSION = 1  # raise it when what is kept changes, or any check, those of image_files.py included
+_VERSION = 2  # raise it when what is kept changes, or any check, those of image_files.py included
 _DIGEST = 32  # bytes of a SHA-256
 _THREADS = min(16, os.cpu_count() or 1)
 _NAMED = 4  # records of one id in a message
@@ -62,8 +62,8 @@ def read(files: Sequence[RecordFile], label_map: LabelMap, *, decode: bool, max_
         decode: look at every pixel. What that found is remembered without it, too.
         max_megapixels: larger images cannot be used.
     """
-    names = {deep: _cache_name(files, label_map, deep, max_megapixels) for deep in (decode, True)}
-    for name in names.values():
+    names = {deep: _cache_name(files, label_map, deep, max_megapixels) for deep in (True, decode)}
+    for name in names.values():  # what every pixel showed comes first
         content = _from_bytes(cache.load(name), name_files([file.path for file in files]))
         if content:
             return content
@@ -83,8 +83,8 @@ def record_names(files: Sequence[RecordFile], image_ids: np.ndarray, rows: np.nd
 
 
 def _cache_name(files: Sequence[RecordFile], label_map: LabelMap, decode: bool, max_megapixels: float) -> str:
-    state = [(file.path, file.size, file.mtime_ns, file.digest) for file in files]
-    key = msgspec.json.encode((_VERSION, label_map.to_json(), decode, max_megapixels, state))
+    state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in files]
+    key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), decode, max_megapixels, state))
     return f"{hashlib.sha256(key).hexdigest()[:32]}.records"
 
 

@@ -2,7 +2,8 @@
 
 DALI 2.4 hands TIFFs to libtiff or to OpenCV, and neither takes them all. Some come out as something else
 without a word: grey with an alpha channel (every other pixel is the alpha), 16 bits where white is 0 (not
-inverted), JPEG 2000 inside (black).
+inverted), JPEG 2000 inside (black), floats from 0 to 255 (white, as DALI takes 1 for white; no header tells
+which range was meant).
 
 https://www.itu.int/itudoc/itu-t/com16/tiff-fx/docs/tiff6.pdf; BigTIFF: http://bigtiff.org
 """
@@ -25,7 +26,7 @@ _LISTS = {_BITS, _STRIP_OFFSETS, _STRIP_SIZES, _TILE_OFFSETS, _TILE_SIZES, _SAMP
 # None, CCITT (3), LZW, JPEG, Deflate (2), PackBits, Zstandard; not LZMA, WebP, LERC, JPEG 2000, JPEG XL, PNG.
 _COMPRESSIONS = (1, 2, 3, 4, 5, 7, 8, 32946, 32773, 50000)
 _WHITE_IS_0, _BLACK_IS_0, _RGB, _PALETTE, _CMYK, _YCBCR, _LAB = 0, 1, 2, 3, 5, 6, 8
-_UNSIGNED, _FLOAT = 1, 3
+_UNSIGNED, _FLOAT = 1, 3  # sample formats
 _UNCOMPRESSED, _JPEG = 1, 7
 
 Tags = Mapping[int, Sequence[int]]
@@ -89,6 +90,8 @@ def _refuse_unsupported(tags: Tags) -> None:
     if _BITS not in tags or not (_SAMPLES in tags or one_sample):
         raise unsupported("TIFF that does not say how many bits and samples a pixel has")
     bits, kind = set(tags[_BITS]), tags.get(_SAMPLE_FORMAT, (_UNSIGNED,))[0]
+    if kind == _FLOAT:
+        raise unsupported("TIFF with float samples: DALI takes 1 for white, and most files mean 255")
     planar, tiled = tags.get(_PLANAR, (1,))[0] == 2 and samples > 1, _TILE_OFFSETS in tags
     ycbcr_parts = photometric == _YCBCR and (planar or tiled) and compression != _JPEG
     decoded = len(bits) == 1 and _is_decoded(photometric, samples, *bits, kind, planar=planar, tiled=tiled)
@@ -102,9 +105,6 @@ def _refuse_unsupported(tags: Tags) -> None:
 
 def _is_decoded(photometric: int, samples: int, bits: int, kind: int, *, planar: bool, tiled: bool) -> bool:
     """What DALI 2.4 decodes on a CPU into what the file means: found by trying all combinations."""
-    if kind == _FLOAT:
-        fits = (photometric == _BLACK_IS_0 and samples == 1) or (photometric == _RGB and samples >= 3)
-        return fits and bits == 32 and not planar
     if kind != _UNSIGNED:
         return False
     if photometric == _WHITE_IS_0:

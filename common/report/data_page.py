@@ -46,6 +46,7 @@ _CLASSES = {
     Severity.STOPS: "stops",
     Severity.IMAGE: "stops",
     Severity.MENDED: "mended",
+    Severity.SKIPPED: "skipped",
     Severity.NOTE: "note",
 }
 

@@ -11,11 +11,17 @@ from common.report.shown_boxes import Group
 COLUMNS = 100
 _CLASS_LINES, _CLASS_COLUMNS = 8, 3
 _FINDINGS = 10
-_NAMES = {Severity.STOPS: "STOPS", Severity.IMAGE: "STOPS", Severity.MENDED: "mended", Severity.NOTE: "note"}
+_NAMES = {
+    Severity.STOPS: "STOPS",
+    Severity.IMAGE: "STOPS",
+    Severity.MENDED: "mended",
+    Severity.SKIPPED: "skipped",
+    Severity.NOTE: "note",
+}
 
 
 def format_text(statistics: DataStatistics, anchors: AnchorReport | None, findings: Iterable[Finding]) -> str:
-    """Tables: at most about 60 lines of COLUMNS letters."""
+    """Tables: at most about 70 lines of COLUMNS letters."""
     parts = [_overview(statistics), _spreads(statistics), _classes(statistics.classes)]
     if anchors is not None:
         parts.append(anchor_lines(anchors))
@@ -53,14 +59,17 @@ def finding_lines(findings: Iterable[Finding]) -> list[str]:
     ordered = sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.NOTE))
     if not ordered:
         return ["findings: none"]
-    lines = [
-        f"{_NAMES[of.severity]:8}{KINDS[of.kind].what}{f' ({of.count:,})' if of.count > 1 else ''}: "
-        f"{'; '.join(of.offenders[:3])}"
-        for of in ordered
-    ]
-    if len(lines) > _FINDINGS:
-        lines[_FINDINGS - 1 :] = [f"and {len(lines) - _FINDINGS + 1} more kinds"]
-    return ["findings", *(f"  {line}" for line in lines)]
+    lines = []
+    for of in ordered[:_FINDINGS]:
+        count = f" ({of.count:,})" if of.count > 1 else ""
+        more = "; …" if of.count > 3 else ""
+        words = f"{KINDS[of.kind].what}{count}: {'; '.join(of.offenders[:3])}{more}"
+        name = f"  {_NAMES[of.severity]:8}"
+        indents = {"initial_indent": name, "subsequent_indent": " " * len(name)}
+        lines += textwrap.wrap(words, COLUMNS, max_lines=2, placeholder=" …", **indents)
+    if len(ordered) > _FINDINGS:
+        lines.append(f"  and {len(ordered) - _FINDINGS} more kinds")
+    return ["findings", *lines]
 
 
 def anchor_lines(anchors: AnchorReport) -> list[str]:

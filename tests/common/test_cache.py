@@ -59,3 +59,19 @@ def test_a_directory_that_others_may_write_is_not_used(home, tmp_path, monkeypat
     planted.chmod(0o777)
     with pytest.raises(UserError, match="XDG_CACHE_HOME"):
         cache.store(b"abc", ".json")
+
+
+def test_a_made_file_is_made_once_and_again_when_it_is_damaged():
+    calls = []
+
+    def make() -> bytes:
+        calls.append(1)
+        return b"content" * 1000
+
+    path = cache.made("thing.json", make)
+    assert path.read_bytes() == b"content" * 1000 and cache.made("thing.json", make) == path
+    assert len(calls) == 1
+    path.write_bytes(path.read_bytes()[:3000])
+    assert cache.made("thing.json", make).read_bytes() == b"content" * 1000 and len(calls) == 2
+    path.unlink()
+    assert cache.made("thing.json", make).exists() and len(calls) == 3

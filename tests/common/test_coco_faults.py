@@ -386,8 +386,14 @@ def test_a_truncated_json_says_where_it_ends(coco128, tmp_path):
         (b'{"images": [}', "json-malformed", """at byte 12, near '{"images": [}'"""),
         (b'{"images": []} {}', "json-malformed", "trailing characters at byte 16"),
         (b'{"images": [], "annotations": [1, 2,]}', "json-malformed", "trailing comma in array at byte 36"),
-        ("\ufeff{}".encode(), "json-malformed", "at byte 0, near '\\ufeff{}'"),
-        (json.dumps(SMALL).encode("utf-16"), "json-malformed", "at byte 0"),
+        ("\ufeff".encode(), "json-empty", "3 bytes"),
+        ("\ufeff\ufeff{}".encode(), "json-malformed", "at byte 0, near '\\ufeff{}'"),
+        ("{}".encode("utf-16"), "json-utf-16", "6 bytes and begins with ff fe 7b 00"),
+        ("\ufeff{}".encode("utf-16-be"), "json-utf-16", "6 bytes and begins with fe ff 00 7b"),
+        (json.dumps(SMALL).encode("utf-16-le"), "json-utf-16", "begins with 7b 00 22 00"),
+        (json.dumps(SMALL).encode("utf-16-be"), "json-utf-16", "begins with 00 7b 00 22"),
+        (json.dumps(SMALL).encode("utf-32"), "json-malformed", "at byte 0"),
+        (b'{"a": 1, "\xff": 2}', "json-malformed", "the key b'\\xff' is no UTF-8"),
         (b'{"images": [NaN, Nan]}', "json-malformed", """at byte 12, near '{"images": [NaN, """),
         (b'{"x": "a, NaN, b", "images": [Infinity]}', "json-malformed", "at byte 30, near"),
         (b'{"x": NaN, "images": [1, "ab', "json-truncated", "28 bytes"),
@@ -470,6 +476,93 @@ def test_half_a_surrogate_pair_is_no_text(small):
     text = json.dumps(SMALL).replace("sub/b.jpg", "sub/\\ud800 .jpg").replace("nine", "\\ud800")
     assert list(refused(small(text))) == ["json-malformed"]
     assert list(refused(small(text.replace("2017", "NaN")))) == ["json-malformed"]
+
+
+@pytest.mark.parametrize("literal", ["2017", "NaN"])
+def test_a_byte_order_mark_is_no_matter(small, literal):
+    assert_is(load_coco(small("\ufeff" + json.dumps(SMALL).replace("2017", literal))), SMALL)
+
+
+# --- what would be lost ---
+
+
+@pytest.mark.parametrize("key", ["images", "annotations", "categories"])
+@pytest.mark.parametrize("literal", ["2017", "NaN"])
+def test_a_list_given_twice(small, key, literal):
+    """Also where nothing is in the other one, or an escape spells its key."""
+    text = json.dumps(SMALL).replace("2017", literal)
+    escaped = key.replace("a", "\\u0061", 1)
+    for first, second in ((key, key), (escaped, key), (key, escaped)):
+        for more in ([], SMALL[key]):
+            spelled = text.replace(f'"{key}"', f'"{second}"')
+            (finding,) = refused(small(f'{{"{first}": {json.dumps(more)}, {spelled[1:]}')).values()
+            assert finding.kind == "repeated-key"
+            assert finding.offenders == [f"the file has 2 lists `{key}`"]
+    (finding,) = refused(small(f'{{"{key}": [], "{key}": 1, {text[1:]}')).values()
+    assert finding.offenders == [f"the file has 3 lists `{key}`"]
+
+
+def test_all_lists_given_twice_are_named(small):
+    text = json.dumps(SMALL)
+    (finding,) = refused(small(f"{text[:-1]}, {text[1:]}")).values()
+    assert [text.split("`")[1] for text in finding.offenders] == ["images", "annotations", "categories"]
+
+
+def test_keys_that_nobody_needs_may_be_repeated(small):
+    """And those of the lists may stand elsewhere, as text or in what is skipped."""
+    skipped = {"annotations": [], "images": '"images": []', "categories": {"categories": []}}
+    text = json.dumps(changed(["info"], [skipped, skipped, "annotations"]))
+    assert_is(load_coco(small(f'{{"info": 1, "Images": [], "": 2, "": 3, {text[1:]}')), SMALL)
+
+
+# --- boxes in the wrong unit ---
+
+FRACTIONS = [[0.05, 0.1, 0.2, 0.9], [0, 0, 1, 1], [0.5, 0.5, 0.52, 0.5], [-0.01, 0, 0.3, 0.3]]
+
+
+def with_boxes(boxes, document=SMALL):
+    for row, box in enumerate(boxes):
+        document = changed(["annotations", row, "bbox"], box, document)
+    return document
+
+
+def test_boxes_that_are_fractions(small):
+    stopping = refused(small(with_boxes(FRACTIONS)))
+    assert list(stopping) == ["boxes-not-in-pixels"]
+    assert stopping["boxes-not-in-pixels"].offenders == [
+        "annotation 1 (image 7) has bbox [0.05, 0.1, 0.2, 0.9] in 30 x 40 pixels",
+        "annotation 5 (image 42) has bbox [0.0, 0.0, 1.0, 1.0] in 20 x 10 pixels",
+        "annotation 3 (image 7) has bbox [0.5, 0.5, 0.52, 0.5] in 30 x 40 pixels",
+        "annotation 8 (image 42) has bbox [-0.01, 0.0, 0.3, 0.3] in 20 x 10 pixels",
+    ]
+    # One is enough, and what else is wrong hides nothing.
+    document = with_boxes(FRACTIONS)
+    document["annotations"] = document["annotations"][:1]
+    assert list(refused(small(document))) == ["boxes-not-in-pixels"]
+    # Boxes that nobody can use say nothing about the unit of the others.
+    stopping = refused(small(with_boxes([*FRACTIONS[:2], [20, 10, -8, 5], [1, 2, float("nan"), 4]])))
+    assert {kind: finding.count for kind, finding in stopping.items()} == {
+        "box-not-finite": 1,
+        "box-negative": 1,
+        "boxes-not-in-pixels": 2,
+    }
+
+
+@pytest.mark.parametrize("row", range(4))
+@pytest.mark.parametrize("box", [[0, 0, 1, 2], [0.5, 0.9, 0.6, 0.1], [-2, 0, 2.5, 1], [0, -1.5, 1, 1]])
+def test_one_box_of_more_than_a_pixel_is_in_pixels(small, row, box):
+    boxes = [*FRACTIONS]
+    boxes[row] = box
+    assert_is(load_coco(small(with_boxes(boxes))), with_boxes(boxes))
+
+
+def test_small_boxes_that_are_no_fractions(small):
+    """Of images of one pixel, or without any area."""
+    document = with_boxes([[0, 0, 1, 1]] * 4)
+    for row in range(2):
+        document["images"][row] |= {"width": 1, "height": 1}
+    assert_is(load_coco(small(document)), document)
+    assert list(refused(small(with_boxes([[0, 0, 0, 1], [0, 0, 1, 0]] * 2)))) == ["no-boxes"]
 
 
 # --- what is no file ---

@@ -24,7 +24,17 @@ VALUES = st.one_of(
         [..., None, True, 0, -1, 1, 2, 7, 9, 42, 2**31, LARGE, LARGE + 1, 10**30, 1.5, -0.0, 1e300, "", "7"]
     ),
     st.sampled_from(
-        [[], {}, [1, 2, 3], [1, 2, 3, 4], [0, 0, -1, 1], [15, 5, 20, 20], [0, 0, 0, 0], [1, 2, 3, "4"]]
+        [
+            [],
+            {},
+            [1, 2, 3],
+            [1, 2, 3, 4],
+            [0, 0, -1, 1],
+            [15, 5, 20, 20],
+            [0, 0, 0, 0],
+            [0, 0, 1, 1],
+            [1, 2, 3, "4"],
+        ]
     ),
     st.sampled_from(
         [float("nan"), float("inf"), [1, 2, float("nan"), 4], "\ud800", "a.jpg", "ä" * 300, [[[]]], [{}]]
@@ -78,10 +88,18 @@ def is_sound(document):
                 type(o.get("iscrowd", 0)) in (int, bool) and o.get("iscrowd", 0) in (0, 1) for o in objects
             )
             and all(o.get("area") is None or (number(o["area"]) and o["area"] >= 0) for o in objects)
+            and not all_are_fractions(images, objects)
             and has_target(images, objects)
         )
     except (KeyError, TypeError, AttributeError):
         return False
+
+
+def all_are_fractions(images, objects):
+    larger = {image["id"] for image in images if min(image["width"], image["height"]) > 1}
+    boxes = [o["bbox"] for o in objects if o["image_id"] in larger]
+    reach = [max(abs(left), abs(top), left + w, top + h) for left, top, w, h in boxes]
+    return all(edge <= 1.05 for edge in reach) and any(w > 0 and h > 0 for _, _, w, h in boxes)
 
 
 def has_target(images, objects):

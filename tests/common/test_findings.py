@@ -132,7 +132,7 @@ def test_skipped_images_stop_nothing(findings):
     findings.skip_images()
     assert [finding.kind for finding in findings.stopping] == ["box-negative"]
     missing = findings["image-missing"]
-    assert missing.severity is Severity.MENDED and not missing.stops
+    assert missing.severity is Severity.SKIPPED and not missing.stops
     assert missing.line().endswith("image 1 ('a.jpg'). Left out by --on_bad_image=skip")
     assert findings["crowd"].severity is Severity.NOTE
     with pytest.raises(DataError) as error:

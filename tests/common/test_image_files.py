@@ -228,6 +228,15 @@ def test_only_changed_and_new_files_are_looked_at_again(tmp_path, looks):
     assert looks == ["c"]
 
 
+def test_a_file_of_the_same_size_and_time_is_another_file(tmp_path):
+    names = write(tmp_path, a=JPEGS["jpeg"])
+    assert inspect_files(tmp_path, names) == [JPEG]
+    before = (tmp_path / "a").stat()
+    write(tmp_path, a=bytes(before.st_size))
+    os.utime(tmp_path / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert inspect_files(tmp_path, names)[0].fault == "not-an-image"
+
+
 def test_what_decoding_found_answers_later_questions(tmp_path, looks):
     names = write(tmp_path, good=JPEGS["jpeg"], bad=DAMAGED)
     assert inspect_files(tmp_path, names) == [JPEG, JPEG]
@@ -246,6 +255,12 @@ def test_a_fault_of_the_header_is_final(tmp_path, looks):
     facts = inspect_files(tmp_path, names)
     assert inspect_files(tmp_path, names, decode=True) == facts
     assert looks == names
+
+
+def test_another_fault_is_worse_than_the_size(tmp_path):
+    names = write(tmp_path, cut=JPEGS["jpeg"][:-9])
+    (fact,) = inspect_files(tmp_path, names, max_megapixels=0.001)
+    assert fact.fault == "image-truncated" and (fact.height, fact.width) == (HEIGHT, WIDTH)
 
 
 def test_another_limit_needs_no_new_look(tmp_path, looks):

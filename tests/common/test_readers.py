@@ -14,7 +14,7 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn
 
-from common import readers
+from common import cache, readers
 from common.coco_json import load_coco
 from common.errors import UserError
 from common.findings import DataError
@@ -319,7 +319,7 @@ def test_a_clean_json_that_cannot_be_written_is_named(drawn, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(readers.atomic, "write_bytes", full)
+    monkeypatch.setattr(cache.atomic, "write_bytes", full)
     monkeypatch.setattr(readers, "_CLEAN_JSON", "unheard of")
     with pytest.raises(UserError, match=r"cannot write .*\.coco\.json: No space left .*XDG_CACHE_HOME"):
         build(lambda **options: coco_reader(drawn / "images", annotations, **options), training=False)

@@ -7,8 +7,9 @@ import pytest
 
 from common.coco_json import load_coco
 from common.errors import UserError
+from common.image_files import ImagePolicy
 from common.labels import LabelMap
-from common.open_data import list_images, open_source
+from common.open_data import list_images, open_images, open_source, say_source
 from common.sources import CocoSource, ImageListSource, TFRecordSource
 from common.tfrecord import write_tfrecords
 
@@ -106,7 +107,35 @@ def test_lists_of_images(tmp_path):
     assert [file.name for file in list_images(str(tmp_path))] == ["a.png", "b.JPG"]
     assert list_images(str(tmp_path / "b.JPG")) == [tmp_path / "b.JPG"]
     assert list_images(f"{tmp_path}/*.[Jp]*") == [tmp_path / "a.png", tmp_path / "b.JPG"]
-    with pytest.raises(UserError, match=r"nothing: no image there"):
+    with pytest.raises(UserError, match=r"nothing: there is no such file or directory"):
         list_images(str(tmp_path / "nothing"))
     with pytest.raises(UserError, match=r"d.jpg: no image there"):
         list_images(str(tmp_path / "d.jpg"))
+
+
+def test_images_of_the_working_directory(drawn, monkeypatch):
+    monkeypatch.chdir(drawn / "images")
+    for images, count in (("00.jpg", 1), ("./00.jpg", 1), ("*.jpg", 11), ("**/*.jpg", 11), (".", 12)):
+        assert open_images(images).size == count, images
+
+
+def test_a_limit_that_is_no_number():
+    with pytest.raises(UserError, match="--max_megapixels=nan: it must be above 0"):
+        ImagePolicy(max_megapixels=float("nan"))
+
+
+def test_what_is_remarkable_is_said(drawn, capsys):
+    source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
+    source.annotations.findings.add("exif-turn", "image 7 ('a.jpg') has EXIF orientation 6")
+    say_source("training", source)
+    said = capsys.readouterr().err
+    assert "training data: 12 images" in said and "image 7 ('a.jpg') has EXIF orientation 6" in said
+    assert "reaches outside" in said and "crowd (" not in said
+
+
+def test_sources_hand_out_image_files(drawn, drawn_records):
+    coco = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
+    records = open_source(file_pattern=f"{drawn_records}*")
+    files = {int(i): coco.encoded(row) for row, i in enumerate(coco.annotations.image_ids)}
+    assert files[10] == (drawn / "images" / "00.jpg").read_bytes()
+    assert {int(i): records.encoded(row) for row, i in enumerate(records.annotations.image_ids)} == files

@@ -79,7 +79,7 @@ def test_a_missing_index_is_made_and_said(file):
     assert len(index_of(file).splitlines()) == len(SIZES)
 
 
-@pytest.mark.parametrize("sizes", [(*SIZES, 9), SIZES[:-1], tuple(reversed(SIZES)), (5, 1, 0, 300, 70_000)])
+@pytest.mark.parametrize("sizes", [(*SIZES, 9), SIZES[1:], tuple(reversed(SIZES)), (5, 1, 0, 300, 70_000)])
 def test_a_stale_index_is_made_again_and_said(file, sizes):
     """Grown, shrunk, and swapped for a file of equal length whose times look older than the index."""
     tfrecord_index.ensure_indexes([file])
@@ -90,6 +90,22 @@ def test_a_stale_index_is_made_again_and_said(file, sizes):
     tfrecord_index.write_index(file)
     assert index_of(file) == right
     assert len(right.splitlines()) == len(sizes)
+
+
+def test_a_file_that_ends_before_its_index_was_copied_in_part(file):
+    tfrecord_index.write_index(file)
+    before = index_of(file)
+    write_random(file, SIZES[:-2])
+    for _ in range(2):  # the index, which proves it, stays
+        path, said = ensure(file)
+        assert said == {"index-longer": [f"{file} has 3 records, {pathlib.Path(path).name} lists 5"]}
+        assert index_of(file) == before
+
+
+def test_missing_shards_are_known_by_the_names_of_the_others():
+    names = ["a/x-00000-of-00003.tfrecord", "a/x-00002-of-00003.tfrecord", "b-1-of-2", "plain.tfrecord"]
+    assert tfrecord_index.missing_shards(names) == ["a/x-00001-of-00003.tfrecord", "b-0-of-2"]
+    assert tfrecord_index.missing_shards(["x-00000-of-00001.tfrecord"]) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"0 16\n", b"garbage", b"\xff\xff"])

@@ -268,6 +268,26 @@ def test_what_stops_leaves_no_index_and_is_found_again(tmp_path):
 # --- what is mended or said ---
 
 
+def test_boxes_in_pixels_stop(tmp_path):
+    """Whichever edge says it, and whether or not the others may be fractions."""
+    sides = {
+        "object__bbox__xmin": [0.1, 10.0, 0.1, 1.5, -9.0, 30.0],
+        "object__bbox__ymin": [0.1, 0.1, 20.0, 0.1, 0.1, 0.1],
+        "object__bbox__xmax": [0.5, 50.0, 0.5, 2.0, 0.5, 20.0],
+        "object__bbox__ymax": [2.125, 0.5, 40.0, 2.0, 0.5, 0.5],
+    }
+    file = write(tmp_path / "a", record(), record(**sides, source_id=b"9", object__class__label=[3] * 6))
+    box = f"{file} record 1 (image 9) has the box xmin, ymin, xmax, ymax ="
+    assert refused([file]) == {
+        "box-negative": [f"{box} [30.0, 0.1, 20.0, 0.5]"],
+        "box-in-pixels": [
+            f"{box} [0.1, 0.1, 0.5, 2.125]",
+            f"{box} [10.0, 0.1, 50.0, 0.5]",
+            f"{box} [0.1, 20.0, 0.5, 40.0]",
+        ],
+    }
+
+
 def test_boxes_that_are_mended_and_what_is_remarkable(tmp_path):
     sides = {
         "object__bbox__xmin": [-0.5, 0.2, 0.3, 1.2],
@@ -483,7 +503,7 @@ def test_within_a_process_it_is_not_even_loaded(tmp_path, monkeypatch):
     file = write(tmp_path / "a", record(source_id=b"77"))
     first = tfrecord_scan.open_records([file], LABELS)
     monkeypatch.setattr(tfrecord_content, "read", None)
-    assert tfrecord_scan.open_records([file], LABELS).annotations is first.annotations
+    assert tfrecord_scan.open_records([file], LABELS).annotations.image_ids is first.annotations.image_ids
     os.unlink(f"{file}.idx")  # the index is looked at every time
     tfrecord_scan.open_records([file], LABELS)
     assert os.path.exists(f"{file}.idx")
@@ -554,6 +574,9 @@ def test_what_a_deep_look_found_is_remembered_by_a_shallow_one(tmp_path, reads, 
     start_again([file])
     assert set(refused([file], policy=ImagePolicy(decode=True))) == {"image-damaged"}
     assert len(reads) == 2  # a shallow look is no answer to a deep question
+    tfrecord_scan._accept.cache_clear()
+    assert set(refused([file])) == {"image-damaged"}  # although a shallow look is remembered, too
+    assert len(reads) == 2
     tfrecord_scan._accept.cache_clear()
     other = write(tmp_path / "b", record(source_id=b"98"))
     refused([other], policy=ImagePolicy(decode=True))

@@ -435,6 +435,21 @@ def gzipped_json(data):
     return []
 
 
+@fault("json-utf-16")
+def json_in_utf_16(data):
+    data.content = json.dumps(data.document).encode("utf-16")
+    return ["UTF-8", "ff fe"]
+
+
+@fault("repeated-key")
+def jsons_merged_by_hand(data):
+    annotations = data.document.pop("annotations")
+    first, second = json.dumps(annotations[:6]), json.dumps(annotations[6:])
+    rest = json.dumps(data.document)[1:]
+    data.content = f'{{"annotations": {first}, "annotations": {second}, {rest}'.encode()
+    return ["2 lists `annotations`"]
+
+
 def _lacks(record: str, key: str, kind: str = "missing-key"):
     def spoil(data):
         victim = data.image if record == "image" else data.annotation
@@ -570,6 +585,27 @@ _box("box-empty", "box_of_width_0", lambda image: [20, 10, 0, 5])
 _box("box-empty", "box_of_no_size", lambda image: [20, 10, 0, 0])
 _box("box-outside", "box_over_the_right_edge", lambda image: [image["width"] - 4.5, 1, 9, 9])
 _box("box-outside", "box_before_the_left_edge", lambda image: [-0.25, 1, 9, 9])
+
+
+@fault("boxes-not-in-pixels")
+def boxes_as_fractions(data):
+    sizes = {image["id"]: (image["width"], image["height"]) for image in data.document["images"]}
+    for annotation in data.document["annotations"]:
+        width, height = sizes[annotation["image_id"]]
+        left, top, *sides = annotation["bbox"]
+        annotation["bbox"] = [left / width, top / height, sides[0] / width, sides[1] / height]
+    first = data.document["annotations"][0]
+    return [data.name_of(first), f"image {first['image_id']}", str(first["bbox"]), "40 x 72 pixels"]
+
+
+@fault("boxes-of-corners")
+def boxes_as_corners(data):
+    sizes = {image["id"]: (image["width"], image["height"]) for image in data.document["images"]}
+    for annotation in data.document["annotations"]:
+        width, height = sizes[annotation["image_id"]]
+        annotation["bbox"] = [width - 20, height - 15, width - 4, height - 3]
+    first = data.document["annotations"][0]
+    return [data.name_of(first), f"image {first['image_id']}", str([float(x) for x in first["bbox"]])]
 
 
 @fault("box-empty")

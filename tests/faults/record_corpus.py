@@ -105,9 +105,21 @@ def index_of_a_file_that_grew(data):
     return [data.file.name]
 
 
-@fault("index-stale")
-def index_of_a_file_that_shrank(data):
+@fault("index-longer")
+def file_cut_between_two_records(data):
     data.rewrite(data.records()[:-1])
+    return [data.file.name, "has 2 records", "lists 3"]
+
+
+@fault("index-stale")
+def index_of_a_file_that_shrank_and_changed(data):
+    data.rewrite(data.records()[:0:-1])
+    return [data.file.name]
+
+
+@fault("shard-missing")
+def a_shard_too_few(data):
+    data.file.unlink()
     return [data.file.name]
 
 
@@ -310,11 +322,19 @@ def sides_swapped(data):
 
 
 @fault("box-outside")
+def box_over_the_lower_edge(data):
+    def change(features):
+        features[YMAX].float_list.value[0] = 1.2
+
+    return [*data.edit(change), "1.2"]
+
+
+@fault("box-in-pixels")
 def box_in_pixels(data):
     def change(features):
         features[YMAX].float_list.value[0] = 54.0
 
-    return data.edit(change)
+    return [*data.edit(change), "54.0"]
 
 
 @fault("repeated-image-id")

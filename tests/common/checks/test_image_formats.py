@@ -2,6 +2,7 @@
 
 import io
 import struct
+import zlib
 
 import numpy as np
 import PIL.Image
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def, types
 
+from common.checks.encoded_image import Encoded, Fault
 from common.findings import KINDS, Severity
 from common.image_files import ImageFacts, inspect
 from tests.common.image_variants import (
     BMPS,
+    GREY,
     HEIGHT,
     JPEG2000S,
     JPEGS,
@@ -22,7 +25,6 @@ from tests.common.image_variants import (
     REFUSED,
     RGB,
     TIFFS,
-    VARIANTS,
     WEBPS,
     WIDTH,
     bmp,
@@ -33,7 +35,10 @@ from tests.common.image_variants import (
     png,
     tiff,
 )
+from tests.common.image_variants import VARIANTS as DECODED
 
+FLOATS = ("tiff-float", "tiff-float-rgb")  # DALI decodes them, if white is 1, which no header tells
+VARIANTS = {name: encoded for name, encoded in DECODED.items() if name not in FLOATS}
 FORMAT_OF = {
     name: image_format
     for image_format, names in (
@@ -95,6 +100,18 @@ def test_what_dali_refuses_or_changes_is_unsupported(name):
     except RuntimeError:
         return
     assert np.abs(whole.astype(int) - expected(name)).mean() > 25
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_tiffs_of_floats_are_refused_since_dali_makes_0_to_255_white(name):
+    pixels = RGB if "rgb" in name else GREY[..., None]
+    to_255 = tiff(pixels.astype(np.float32), 2 if "rgb" in name else 1, bits=32, kind=3)
+    for encoded in (DECODED[name], to_255):
+        facts = inspect(encoded)
+        assert (facts.fault, facts.height, facts.width) == ("unsupported-format", HEIGHT, WIDTH)
+        assert "float" in facts.detail and "255" in facts.detail
+    ((whole, _),) = decode_by_dali(to_255)
+    assert (whole == 255).all()
 
 
 def _tiff_combination(photometric: int, samples: int, bits: int, planar: bool, tiled: bool) -> bytes:
@@ -164,6 +181,21 @@ def test_dali_does_not_mind_bytes_behind_an_image():
         VARIANTS[name] + bytes(33) for name in ("jpeg", "png", "webp", "tiff", "bmp", "jpeg2000", "ppm")
     ]
     assert all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*encoded))
+
+
+def test_what_lies_behind_the_end_is_not_even_read():
+    counts = []
+
+    def read(offset: int, count: int) -> bytes:
+        counts.append(count)
+        return bytes(20_000)[offset : offset + count]
+
+    encoded = Encoded(20_000, read)
+    assert len(encoded.at(15_000, 4)) == 4 and len(encoded.whole()) == 20_000
+    for offset, count in ((19_999, 2), (0, 2**40), (2**40, 1)):
+        with pytest.raises(Fault):
+            encoded.at(offset, count)
+    assert max(counts) == 20_000 and len(counts) == 3
 
 
 @pytest.mark.parametrize("width", range(1, 9))
@@ -312,7 +344,11 @@ def _changed(name: str, position: int, value: bytes) -> bytes:
         (b"\xff\xd8\xff\xd9" + bytes(9), "image-damaged", "without a picture"),
         (_changed("png", 12, b"CgBI"), "image-damaged", "CgBI"),
         (_changed("png", 16, bytes(4)), "image-damaged", "0 x 36"),
-        (_changed("png", 16, b"\xff" * 8), "image-damaged", "4294967295 x 4294967295"),
+        (
+            PNGS["png"][:8] + chunk(b"IHDR", b"\xff" * 8 + PNGS["png"][24:29]) + PNGS["png"][33:],
+            "image-damaged",
+            "4294967295 x 4294967295",
+        ),
         (_changed("png", 24, b"\3"), "image-damaged", "3 bits"),
         (VARIANTS["png"][:33] + chunk(b"IEND", b""), "image-damaged", "without a picture"),
         (_changed("webp", 12, b"VP9 "), "image-damaged", "VP9"),
@@ -352,6 +388,98 @@ def test_faults_of_headers(encoded, kind, words):
     facts = inspect(encoded)
     assert facts.fault == kind and words in facts.detail, facts
     assert inspect(encoded, decode=True) == facts
+
+
+def _png_with(*chunks: bytes, methods=(0, 0, 0), color=2) -> bytes:
+    """A PNG whose chunks between IHDR and IEND are given, with the methods of IHDR's last three bytes."""
+    fields = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, color, *methods)
+    parts = (chunk(b"IHDR", fields), *chunks, chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+_DATA = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))
+_INDICES = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + WIDTH))))
+_PALETTE = chunk(b"PLTE", bytes(768))
+_QUANTIZATION = JPEGS["jpeg"].index(b"\xff\xdb") + 4
+
+
+def _jpeg_table(value: bytes) -> bytes:
+    """The JPEG with other bytes at the start of its quantization tables."""
+    return _changed("jpeg", _QUANTIZATION, value)
+
+
+BROKEN_HEADERS = {
+    "png-ihdr-checksum": (_changed("png", 29, b"abcd"), "checksum of chunk b'IHDR' at byte 8"),
+    "png-compression": (_png_with(_DATA, methods=(1, 0, 0)), "compression 1,"),
+    "png-filter": (_png_with(_DATA, methods=(0, 64, 0)), "filter 64,"),
+    "png-interlace": (_png_with(_DATA, methods=(0, 0, 2)), "interlace 2"),
+    "png-no-palette": (_png_with(_INDICES, color=3), "without its palette"),
+    "png-late-palette": (_png_with(_INDICES, _PALETTE, color=3), "without its palette"),
+    "png-two-palettes": (_png_with(_PALETTE, _PALETTE, _INDICES, color=3), "second palette"),
+    "png-palette-of-4": (_png_with(chunk(b"PLTE", bytes(4)), _INDICES, color=3), "4 bytes"),
+    "png-palette-of-0": (_png_with(chunk(b"PLTE", b""), _INDICES, color=3), "0 bytes"),
+    "png-palette-of-771": (_png_with(chunk(b"PLTE", bytes(771)), _INDICES, color=3), "771 bytes"),
+    "png-palette-checksum": (
+        _png_with(_PALETTE[:-1] + b"\0", _INDICES, color=3),
+        "checksum of chunk b'PLTE' at byte 33",
+    ),
+    "png-critical-chunk": (_png_with(chunk(b"ABCD", b""), _DATA), "b'ABCD' at byte 33"),
+    "png-two-headers": (_png_with(chunk(b"IHDR", bytes(13)), _DATA), "b'IHDR' at byte 33"),
+    "png-chunk-no-letter": (_png_with(chunk(b"a1CD", b""), _DATA), "b'a1CD'"),
+    "png-chunk-reserved": (_png_with(chunk(b"abcD", b""), _DATA), "b'abcD'"),
+    "png-empty": (_png_with(chunk(b"IDAT", b""), chunk(b"IDAT", b"")), "data are empty"),
+    "jpeg-sampling-0": (_jpeg_frame(9, b"\x02"), "component 1 has sampling factors 0 x 2"),
+    "jpeg-sampling-down-0": (_jpeg_frame(9, b"\x20"), "component 1 has sampling factors 2 x 0"),
+    "jpeg-sampling-5": (_jpeg_frame(12, b"\x51"), "component 2 has sampling factors 5 x 1"),
+    "jpeg-sampling-down-5": (_jpeg_frame(12, b"\x15"), "component 2 has sampling factors 1 x 5"),
+    "jpeg-blocks": (_jpeg_frame(9, b"\x33"), "11 blocks"),
+    "jpeg-components": (_jpeg_frame(0, b"\0\x12"), "3 components has 18 bytes"),
+    "jpeg-table-3": (_jpeg_frame(10, b"\3"), "without quantization table 3"),
+    "jpeg-no-tables": (JPEGS["jpeg"].replace(b"\xff\xdb", b"\xff\xfe"), "without quantization table 0"),
+    "jpeg-number-of-table": (_jpeg_table(b"\4"), "quantization table 4"),
+    "jpeg-table-cut-off": (_jpeg_table(b"\x10"), "quantization table 0 is cut off"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_HEADERS)
+def test_broken_headers_that_dali_refuses_are_found_without_decoding(name):
+    encoded, words = BROKEN_HEADERS[name]
+    facts = inspect(encoded)
+    assert facts.fault == "image-damaged" and words in facts.detail, facts
+    assert inspect(encoded, decode=True) == facts
+    with pytest.raises(RuntimeError):
+        decode_by_dali(encoded)
+
+
+def test_sides_that_libjpeg_does_not_take():
+    for position in (3, 5):
+        facts = inspect(_jpeg_frame(position, struct.pack(">H", 65501)))
+        assert facts.fault == "unsupported-format" and "65501" in facts.detail
+        assert not inspect(_jpeg_frame(position, struct.pack(">H", 65500))).fault
+    with pytest.raises(RuntimeError):
+        decode_by_dali(_jpeg_frame(5, struct.pack(">H", 65501)))
+
+
+def test_rare_headers_that_dali_decodes_are_no_faults():
+    jpeg = JPEGS["jpeg"]
+    start, frame = jpeg.index(b"\xff\xdb"), jpeg.index(b"\xff\xc0")
+    scan = jpeg.index(b"\xff\xc4")
+    tables = jpeg[start:frame]
+    values = jpeg[_QUANTIZATION + 1 : _QUANTIZATION + 65]
+    of_16_bits = b"\xff\xdb\0\x83\x10" + b"".join(bytes([0, value]) for value in values)
+    encoded = {
+        "tables behind the frame": jpeg[:start] + jpeg[frame:scan] + tables + jpeg[scan:],
+        "a table of 16 bits": jpeg[:frame] + of_16_bits + jpeg[frame:],
+        "a palette": _png_with(_PALETTE, _INDICES, color=3),
+        "a palette that is not needed": _png_with(chunk(b"PLTE", bytes(4)), _DATA),
+        "a palette that is not needed, and damaged": _png_with(_PALETTE[:-1] + b"\0", _DATA),
+        "an unknown chunk": _png_with(chunk(b"abCD", b""), _DATA),
+        "a damaged text": _png_with(chunk(b"tEXt", b"a\0b")[:-1] + b"\0", _DATA),
+        "a part without data": _png_with(chunk(b"IDAT", b""), _DATA),
+    }
+    for name, image in encoded.items():
+        assert not inspect(image).fault, name
+    assert all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*encoded.values()))
 
 
 def test_a_table_of_a_tiff_that_leads_back_to_itself():

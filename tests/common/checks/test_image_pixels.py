@@ -76,9 +76,9 @@ def test_damage_in_the_scan_of_a_jpeg(name, damage):
 
 
 @pytest.mark.parametrize("name", ["jpeg-sampled-4-2", "jpeg-arithmetic"])
-def test_damage_in_the_tables_of_rare_jpegs(name):
-    tables = JPEGS[name].index(b"\xff\xdb") + 4
-    damaged = JPEGS[name][:tables] + b"\x0f" + JPEGS[name][tables + 1 :]
+def test_damage_in_the_scan_header_of_rare_jpegs(name):
+    component = JPEGS[name].index(b"\xff\xda") + 5
+    damaged = JPEGS[name][:component] + b"\x0f" + JPEGS[name][component + 1 :]
     assert not inspect(damaged).fault
     assert inspect(damaged, decode=True).fault == "image-damaged"
 
