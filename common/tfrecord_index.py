@@ -83,7 +83,9 @@ def ensure_indexes(files: Sequence[str | os.PathLike]) -> list[str]:
     findings = Findings(name_files(files))
     walked = walk_files(files, findings)
     findings.raise_if_stopping()
-    return [ensure_index(file.path, file.spans, findings) for file in walked]
+    indexes = [ensure_index(file.path, file.spans, findings) for file in walked]
+    findings.raise_if_stopping()
+    return indexes
 
 
 def ensure_index(file: str, spans: np.ndarray, findings: Findings) -> str:

@@ -159,24 +159,13 @@ def test_links_and_the_map_exist():
 def test_flags_in_the_text_exist():
     from absl import flags
 
-    from efficientdet import train
+    from common import check_data, convert, tfrecord
+    from efficientdet import infer, train
     from yolov4 import train as yolov4_train
 
-    fv, yolov4_fv = flags.FlagValues(), flags.FlagValues()
-    train.define_flags(fv)
-    yolov4_train.define_flags(yolov4_fv)
-    for name in set(re.findall(r"--(\w+)=", README)) - {"flagfile"}:
-        known = (
-            name in fv
-            or name in yolov4_fv
-            or name
-            in {
-                "weights",
-                "images",
-                "annotations",
-                "output",
-                "num_shards",
-                "score_threshold",
-            }
-        )
-        assert known, name
+    known: set[str] = {"flagfile"}
+    for command in (check_data, convert, tfrecord, infer, train, yolov4_train):
+        fv = flags.FlagValues()
+        command.define_flags(fv)
+        known |= set(fv)
+    assert set(re.findall(r"--(\w+)=", README)) <= known

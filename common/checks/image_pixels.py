@@ -1,7 +1,7 @@
 """Every pixel of an encoded image decoded, to find damage that its header and its end do not show.
 
 A JPEG has no checksum. Its data are codes of variable length, and damage shows only where it leads to a code
-that does not exist, or to more or fewer blocks than the picture has: of single flipped bits in photographs a
+that does not exist, or to more or fewer blocks than the picture has: of mixed damage to photographs a
 third (of 1500 in coco128). The rest is a picture that looks wrong, and nobody can tell it from one that was
 meant so. Decoders of WebP and JPEG 2000 put up with even more. PNG has checksums; BMP and PNM have neither
 checksums nor codes.

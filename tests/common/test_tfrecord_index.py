@@ -100,6 +100,8 @@ def test_a_file_that_ends_before_its_index_was_copied_in_part(file):
         path, said = ensure(file)
         assert said == {"index-longer": [f"{file} has 3 records, {pathlib.Path(path).name} lists 5"]}
         assert index_of(file) == before
+    with pytest.raises(DataError, match="Copy the file again"):
+        tfrecord_index.ensure_indexes([file])
 
 
 def test_missing_shards_are_known_by_the_names_of_the_others():
