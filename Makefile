@@ -10,7 +10,7 @@ DEMO_EVAL_IMAGES := 100
 DEMO_FLAGS :=
 JOBS := 2
 
-.PHONY: help setup demo demo-yolov4 demo-clean test test-gpu lint format clean
+.PHONY: help setup horovod demo demo-yolov4 demo-clean test test-gpu soak lint format clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,6 +19,12 @@ setup: $(VENV)/.ready  ## the virtual environment with every pinned package (abo
 
 $(VENV)/.ready: pyproject.toml docker/setup_env.sh
 	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev
+	@touch $@
+
+horovod: $(VENV)/.horovod  ## Horovod for many processes: compiled once (two minutes on two cores), then cached
+
+$(VENV)/.horovod: $(VENV)/.ready docker/build_horovod.sh
+	@docker/build_horovod.sh $(VENV)
 	@touch $@
 
 demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## trains EfficientDet on drawn images, evaluates it, draws what it finds (under 10 minutes on two cores)
@@ -44,13 +50,20 @@ $(DEMO_DATA)/eval/instances.json: common/synthetic.py | setup
 demo-clean:  ## forgets the demos' data and runs, so that the next one starts anew
 	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)
 
-test: setup  ## lint, then all tests, in JOBS=2 processes of up to 5 GB each
+test: setup horovod  ## lint, then all tests, in JOBS=2 processes of up to 5 GB each
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile
 
 test-gpu: setup  ## only the tests that need a GPU
 	$(RUN) -m pytest -m gpu
+
+soak: setup horovod  ## runs killed at random steps and started again, and saves that are cut short (about two hours)
+	$(RUN) tests/soak/soak_kills.py --app=efficientdet --ranks=1 --rounds=20
+	$(RUN) tests/soak/soak_kills.py --app=efficientdet --ranks=2 --rounds=20
+	$(RUN) tests/soak/soak_kills.py --app=yolov4 --ranks=1 --rounds=20
+	$(RUN) tests/soak/soak_kills.py --app=yolov4 --ranks=2 --rounds=20
+	$(RUN) tests/soak/soak_saves.py --rounds=100
 
 lint: setup  ## ruff's findings
 	$(VENV)/bin/ruff check .

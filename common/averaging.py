@@ -9,10 +9,15 @@ so that the average of a young run is not made of its random initial weights.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
+
+from common.batch_norm import moving_statistics
+from common.distributed import Ranks
+
+_ALONE = Ranks()
 
 
 class AveragedWeights(tf.Module):
@@ -34,7 +39,9 @@ class AveragedWeights(tf.Module):
             raise ValueError("the model has no weights yet: build it first")
         self.decay = decay
         floats = [w.value for w in model.weights if keras.backend.is_float_dtype(w.dtype)] if decay else []
+        statistics = moving_statistics(model)
         self._weights = lambda: floats  # as an attribute they would count as variables of this module
+        self._statistics = lambda: statistics
         self._averages = [
             tf.Variable(
                 tf.cast(weight, tf.float32),
@@ -52,24 +59,49 @@ class AveragedWeights(tf.Module):
             name="num_updates",
         )
 
-    def update(self) -> None:
-        """Moves the averages towards the weights after an optimizer step; works in a tf.function."""
+    def update(self, moved: tf.Tensor | bool = True) -> None:
+        """Moves the averages towards the weights after an optimizer step; works in a tf.function.
+
+        Args:
+            moved: whether the optimizer did move the weights. A tensor and no `if`, because replicas cannot
+                put their variables together inside a branch.
+        """
         if not self.decay:
             return
         n = tf.cast(self._num_updates, tf.float32)
         decay = tf.minimum(tf.constant(self.decay, tf.float32), (1.0 + n) / (10.0 + n))
+        share = tf.where(moved, 1.0 - decay, 0.0)
         for average, weight in zip(self._averages, self._weights(), strict=True):
-            average.assign_sub((1.0 - decay) * (average - tf.cast(weight, tf.float32)))
-        self._num_updates.assign_add(1)
+            average.assign_sub(share * (average - tf.cast(weight, tf.float32)))
+        self._num_updates.assign_add(tf.cast(moved, tf.int64))
+
+    def averages_of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """The averages of some of the model's variables, in their order; [] where averaging is off."""
+        pairs = zip(self._averages, self._weights(), strict=True)
+        averages = {id(weight): average for average, weight in pairs}
+        return [averages[id(variable)] for variable in variables] if averages else []
 
     @contextlib.contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Inside this context the model has the averaged weights; after it, its own again, bit for bit."""
+    def swapped_in(self, ranks: Ranks = _ALONE) -> Iterator[None]:
+        """Inside this context the model has the averaged weights; after it, its own again, bit for bit.
+
+        Moving statistics are besides averaged over the ranks, each of which has seen other images; so all
+        ranks enter this together. Without averaging, that is all that happens.
+        """
+        statistics = self._statistics()
+        means = ranks.mean_over_ranks(self.averages_of(statistics) or statistics)
         own = [tf.identity(weight) for weight in self._weights()]
-        for average, weight in zip(self._averages, self._weights(), strict=True):
-            weight.assign(tf.cast(average, weight.dtype))
+        own_statistics = ranks.run(lambda: [tf.identity(statistic) for statistic in statistics])
         try:
+            for average, weight in zip(self._averages, self._weights(), strict=True):
+                weight.assign(tf.cast(average, weight.dtype))
+            _assign(statistics, means)
             yield
         finally:
-            for value, weight in zip(own, self._weights(), strict=True):
-                weight.assign(value)
+            _assign(self._weights(), own)
+            ranks.run(_assign, statistics, own_statistics)  # replicas have their own
+
+
+def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

@@ -53,3 +53,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     def _update(self, average, value):
         average.assign(average * self.momentum + value * (1.0 - self.momentum))
+
+
+def moving_statistics(model: keras.Model) -> list[tf.Variable]:
+    """The variables that a forward pass in training changes, however much of the model is frozen."""
+    layers = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    return [variable.value for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]

@@ -51,8 +51,18 @@ def store(content: bytes, suffix: str) -> pathlib.Path:
             return path
     except FileNotFoundError:
         pass
-    _write(path, content)
+    write(path, lambda temporary: temporary.write_bytes(content))
     return path
+
+
+def write(path: pathlib.Path, writer: Callable[[pathlib.Path], object]) -> None:
+    """`atomic.write` of a file in the cache; UserError where it cannot be written."""
+    try:
+        atomic.write(path, writer)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
+        ) from error
 
 
 def made(name: str, make: Callable[[], bytes]) -> pathlib.Path:
@@ -70,8 +80,9 @@ def made(name: str, make: Callable[[], bytes]) -> pathlib.Path:
     except FileNotFoundError:
         pass
     content = make()
-    _write(path, content)
-    _write(path.with_name(f"{name}.sha256"), hashlib.sha256(content).digest())
+    write(path, lambda temporary: temporary.write_bytes(content))
+    digest = hashlib.sha256(content).digest()
+    write(path.with_name(f"{name}.sha256"), lambda temporary: temporary.write_bytes(digest))
     return path
 
 
@@ -87,12 +98,3 @@ def load(name: str) -> bytes | None:
         return (directory() / name).read_bytes()
     except OSError:
         return None
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-    try:
-        atomic.write_bytes(path, content)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
-        ) from error

@@ -16,6 +16,7 @@ import collections
 import os
 import pathlib
 import sys
+from collections.abc import Sequence
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -34,6 +35,8 @@ from common.open_data import DataFlags, open_source, open_splits
 from common.report import anchor_report, data_report, data_statistics, sample_sheet
 from common.sources import CocoSource, Source
 
+ASPECT_RATIOS = ("1", "2", "0.5")  # google/automl efficientdet/hparams_config.py: aspect_ratios
+
 
 def define_flags(fv: flags.FlagValues) -> None:
     for prefix, which in (("", "Data to check"), ("eval_", "Evaluation data to check with it")):
@@ -46,7 +49,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("report", None, "Write a page (.html) or a picture (.png).", flag_values=fv)
     flags.DEFINE_string("image_size", "512", "N or HxW: of the network, for the anchors.", flag_values=fv)
     flags.DEFINE_float("anchor_scale", 4.0, "Of the anchors.", lower_bound=0.1, flag_values=fv)
-    flags.DEFINE_list("aspect_ratios", ["1", "2", "0.5"], "Of the anchors.", flag_values=fv)
+    flags.DEFINE_list("aspect_ratios", list(ASPECT_RATIOS), "Of the anchors.", flag_values=fv)
     flags.DEFINE_integer("num_scales", 3, "Of the anchors, per octave.", lower_bound=1, flag_values=fv)
     flags.DEFINE_integer("min_level", 3, "First level of the anchors.", lower_bound=0, flag_values=fv)
     flags.DEFINE_integer("max_level", 7, "Last level of the anchors.", lower_bound=0, flag_values=fv)
@@ -65,12 +68,12 @@ def check(
     eval_file_pattern: str | None = None,
     label_map: str | None = None,
     on_bad_image: str = "stop",
-    max_megapixels: float = 100.0,
+    max_megapixels: float = shared_flags.MAX_MEGAPIXELS,
     decode: bool = False,
     report: str | None = None,
     image_size: str = "512",
     anchor_scale: float = 4.0,
-    aspect_ratios: list[str] | None = None,
+    aspect_ratios: Sequence[str] = ASPECT_RATIOS,
     num_scales: int = 3,
     min_level: int = 3,
     max_level: int = 7,
@@ -120,13 +123,13 @@ def check(
 def _anchors(
     image_size: str,
     anchor_scale: float,
-    aspect_ratios: list[str] | None,
+    aspect_ratios: Sequence[str],
     num_scales: int,
     min_level: int,
     max_level: int,
 ) -> Anchors:
     try:
-        ratios = [float(ratio) for ratio in aspect_ratios or ("1", "2", "0.5")]
+        ratios = [float(ratio) for ratio in aspect_ratios]
         return Anchors(
             min_level, max_level, num_scales, ratios, anchor_scale, hparams.parse_image_size(image_size)
         )

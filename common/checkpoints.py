@@ -1,153 +1,202 @@
-"""Checkpoints: everything that a run needs to go on as if it had never stopped.
+"""Checkpoints: everything that a run needs to go on as if it had never stopped, at any step.
 
     runs/mine/
         run.json               what this run is (run_directory.py)
-        checkpoints/00001200/  everything at step 1200: model, averages, optimizer, data position, counters
+        checkpoints/00001200/  everything at step 1200 (checkpoint_files.py)
         best.weights.h5        the weights of the best evaluation (weight_files.py)
         last.weights.h5        the weights of the last epoch
 
 Each is written beside the old one and renamed into place, with checksums; a damaged checkpoint gives way to
-the one before it.
+the one before it. Only rank 0 reads and writes: hosts need not share a disk. What the other ranks have of
+their own travels to it, and back.
 """
 
-import hashlib
+import contextlib
+import errno
 import json
 import math
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from common import atomic, progress, weight_files
+from common import checkpoint_files, progress, weight_files
+from common.averaging import AveragedWeights
+from common.batch_norm import moving_statistics
+from common.distributed import Ranks
 from common.errors import UserError
+
+_SHARED = "state"
+_OWN = "rank"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_Part = dict[str, bytes]  # what tf.train.Checkpoint writes: the end of a file's name -> its content
 
 
 def keep_going(save: Callable[..., Any], *arguments: Any) -> None:
     """Calls `save(*arguments)`; a full disk costs this save, never the run nor what was saved before."""
     try:
         save(*arguments)
-    except OSError as error:
-        progress.say(f"warning: {error}; training goes on, what was saved before stands")
-
-
-def read_state(directory: str | os.PathLike) -> dict[str, Any] | None:
-    """`state` of the checkpoint that `restore_latest` would take; None where there is none.
-
-    For what must be known before the objects can be made that are to be restored.
-    """
-    saved = _saved(pathlib.Path(directory) / "checkpoints")
-    path = next((path for path in reversed(saved) if _is_whole(path)), None)
-    if path is None:
-        return None
-    reader = tf.train.load_checkpoint(str(path / "state"))
-    (key,) = [key for key in reader.get_variable_to_shape_map() if key.startswith("state/")]
-    return json.loads(reader.get_tensor(key))
+    except (OSError, tf.errors.OpError) as error:  # TensorBoard's writer is TensorFlow's
+        progress.say(f"warning: {weight_files.reason(error)}; training goes on, what was saved before stands")
 
 
 class Checkpoints:
     """Saves and restores the whole state of a run, and keeps the best and the last weights.
 
-    `state` is a dict of counters and other plain values that JSON can hold. It must have a "step"; a restore
-    updates it. It is part of the checkpoint, so it can never be of another step than the weights.
+    All ranks make one, and call `find`, `restore` and `save` together. Call `find` before the first `save`.
 
     Args:
-        directory: the run directory.
+        directory: the run directory; None on all ranks but rank 0.
+        ranks: of the run.
         model: a built model.
-        optimizer: built for the model's trainable variables.
-        averaged: an averaging.AveragedWeights, or None.
-        iterator: a saveable tf.data iterator (a DALIDataset's on a CPU is one), or None: the data start anew.
-        state: the values at the start of a new run.
-        keep: how many checkpoints stay.
+        optimizer: built for all the variables that ever train.
+        averaged: the model's averages.
+        state: the values at the start of a new run, as JSON can hold them. It must have a "step"; between two
+            epochs its "step_in_epoch" is 0.
+        metadata: what the manifest says besides: what the run is, its flags.
+        keep: how many checkpoints stay; the newest one between two epochs stays anyway.
+
+    Attributes:
+        state: counters and other plain values, to be read and changed in place.
+        iterators: the data's places, saveable tf.data iterators; empty where they cannot be saved.
 
     Raises:
         ValueError: the optimizer is not built: a restore would silently leave out its slots.
+        UserError: the directory cannot be written to.
     """
 
     def __init__(
         self,
-        directory: str | os.PathLike,
+        directory: str | os.PathLike | None,
         *,
+        ranks: Ranks,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        averaged: tf.Module | None = None,
-        iterator: tf.data.Iterator | None = None,
+        averaged: AveragedWeights,
         state: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         keep: int = 2,
     ):
         if not optimizer.built:
             raise ValueError("build the optimizer first: optimizer.build(model.trainable_variables)")
-        self._run_directory = pathlib.Path(directory)
-        self._directory = self._run_directory / "checkpoints"
-        self._directory.mkdir(parents=True, exist_ok=True)
-        atomic.remove_unfinished(self._directory)
+        self.state = dict(state)
+        self.iterators: Sequence[tf.data.Iterator] = ()
+        self._ranks = ranks
+        self._metadata = dict(metadata)
         self._keep = keep
         self._model = model
-        self._state = _JsonState(state)
+        self._optimizer = optimizer
+        self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]
+        self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=averaged)
         # Keras' seed generators (dropout, stochastic depth) are no weights: tf.train.Checkpoint misses them.
         weights = {id(weight) for weight in model.weights}
-        seeds = [variable.value for variable in model.variables if id(variable) not in weights]
-        optional = {"averaged": averaged, "iterator": iterator}
-        self._checkpoint = tf.train.Checkpoint(
-            state=self._state,
-            model=model,
-            optimizer=optimizer,
-            seeds=seeds,
-            **{name: part for name, part in optional.items() if part is not None},
-        )
+        self._seeds = [variable.value for variable in model.variables if id(variable) not in weights]
+        # Rank 0's are among the shared ones.
+        statistics = moving_statistics(model) if ranks.rank else []
+        self._statistics = [*statistics, *averaged.averages_of(statistics)]
+        self._manifest: Mapping[str, Any] | None = None
+        self._path: pathlib.Path | None = None  # of the checkpoint from which the run goes on
+        self._passed_over: Sequence[pathlib.Path] = ()
+        with ranks.door():
+            if directory is not None:
+                self._run_directory = pathlib.Path(directory)
+                self._directory = self._run_directory / "checkpoints"
+                try:
+                    self._directory.mkdir(parents=True, exist_ok=True)
+                    checkpoint_files.tidy(self._directory)
+                except OSError as error:
+                    raise UserError(f"--output_dir={directory}: {error.strerror}") from error
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """Counters and other plain values, to be read and changed in place."""
-        return self._state.values
+    def find(self, *, boundary: bool = False) -> dict[str, Any] | None:
+        """Looks for the checkpoint to go on from.
 
-    @property
-    def iterator(self) -> tf.data.Iterator | None:
-        """The data iterator that is saved; a run that changes its loader sets another one."""
-        return getattr(self._checkpoint, "iterator", None)
+        Args:
+            boundary: the newest that was saved between two epochs. That one it is, too, where the number of
+                ranks is another.
 
-    @iterator.setter
-    def iterator(self, iterator: tf.data.Iterator) -> None:
-        self._checkpoint.iterator = iterator
-
-    def save(self) -> None:
-        """Writes the checkpoint of `state["step"]` and removes all but the newest `keep`.
-
-        Raises:
-            OSError: it could not be written (disk full, ...); the checkpoints before it stand.
-        """
-        path = self._directory / f"{self.state['step']:08d}"
-        try:
-            atomic.write_directory(path, self._write)
-            for old in _saved(self._directory)[: -self._keep]:
-                atomic.remove_directory(old)
-        except (OSError, tf.errors.OpError) as error:
-            raise OSError(f"{path} cannot be written: {weight_files.reason(error)}") from error
-
-    def restore_latest(self) -> bool:
-        """Restores the newest checkpoint that is whole; False where there is none at all.
+        Returns:
+            The `state` in it, for what must be known before `restore`; None for a new run.
 
         Raises:
-            UserError: all checkpoints are damaged, or they are of another model.
+            UserError: there are checkpoints, and none can be used.
         """
-        saved = _saved(self._directory)
-        for path in reversed(saved):
-            if not _is_whole(path):
-                print(f"checkpoint {path} is damaged: trying the one before", file=sys.stderr)
-                continue
+        manifest = None
+        with self._ranks.door():
+            if self._ranks.rank == 0:
+                manifest = self._look(boundary)
+        self._manifest = self._ranks.broadcast_object(manifest)
+        return self._manifest and self._manifest["state"]
+
+    def changed(self) -> list[str]:
+        """What of the identity in `metadata` was another when the checkpoint that was found was saved."""
+        was = self._manifest.get("identity", {})
+        now = json.loads(json.dumps(self._metadata.get("identity", {})))
+        return sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
+
+    def restore(self) -> None:
+        """Restores what `find` found.
+
+        Where the number of ranks is another, what ranks had of their own is left: they start with the moving
+        statistics of rank 0, and their data where `iterators` are. So do data whose place was saved and is
+        not among `iterators`.
+
+        Raises:
+            UserError: it is of another model.
+        """
+        parts = None
+        with self._ranks.door():
+            if self._ranks.rank == 0:
+                for difference in checkpoint_files.version_differences(self._manifest):
+                    progress.say(f"warning: {difference}: the run goes on, but not to the last digit")
+                self._read(self._shared, self._path / _SHARED)
+                parts = [
+                    {file.suffix: file.read_bytes() for file in self._path.glob(f"{_OWN}_{rank}.*")}
+                    for rank in range(self._manifest["world_size"])
+                ]
+        self._ranks.broadcast(self._variables)
+        parts = self._ranks.broadcast_object(parts)
+        with self._ranks.door():
+            if len(parts) == self._ranks.world_size:
+                with _in_memory() as prefix:
+                    for suffix, content in parts[self._ranks.rank].items():
+                        tf.io.write_file(prefix + suffix, content)
+                    self._read(self._own(), prefix, whole=bool(self.iterators))
+        self.state.clear()
+        self.state.update(self._manifest["state"])
+
+    def set_updates(self, steps: int) -> None:
+        """Makes the learning rate go on from where it is after so many steps; all else stays."""
+        inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
+        for optimizer in {id(o): o for o in (self._optimizer, inner)}.values():
+            optimizer._iterations.assign(steps)  # with accumulation, `iterations` is another number
+
+    def save(self) -> bool:
+        """Writes the checkpoint of `state["step"]`.
+
+        A full disk costs this checkpoint, and neither the run nor those before: it is said, once.
+
+        Returns:
+            Whether it was written; the same on all ranks.
+        """
+        parts = self._ranks.gather(self._own_part())
+        problem = None
+        if self._ranks.rank == 0:
             try:
-                self._checkpoint.read(str(path / "state")).assert_consumed()
-                return True
-            except (AssertionError, ValueError) as error:
-                raise UserError(
-                    f"checkpoint {path} does not fit this model: {weight_files.reason(error)}"
-                ) from error
-        if saved:
-            raise UserError(f"all checkpoints in {self._directory} are damaged: --overwrite starts anew")
-        return False
+                self._write(parts)
+            except (OSError, tf.errors.OpError) as error:
+                problem = weight_files.reason(error)
+        problem = self._ranks.broadcast_object(problem)
+        if problem and self._ranks.rank == 0:
+            progress.say(
+                f"warning: the checkpoint of step {self.state['step']} cannot be written: {problem}; "
+                "training goes on, what was saved before stands"
+            )
+        return problem is None
 
     def save_last(self, metadata: Mapping[str, Any]) -> None:
         """Writes the model's present weights to last.weights.h5; OSError where that fails."""
@@ -178,41 +227,84 @@ class Checkpoints:
         weight_files.save(self._model, path, {**metadata, "metric": float(metric)})
         return True
 
-    def _write(self, directory: pathlib.Path) -> None:
-        self._checkpoint.write(str(directory / "state"))
-        (directory / _CHECKSUMS).write_text(_checksums(directory))
+    def _own(self) -> tf.train.Checkpoint:
+        return tf.train.Checkpoint(
+            iterators=list(self.iterators), seeds=self._seeds, statistics=self._statistics
+        )
+
+    def _own_part(self) -> _Part:
+        with _in_memory() as prefix:
+            self._own().write(prefix)
+            return {
+                file.removeprefix(prefix): tf.io.read_file(file).numpy()
+                for file in tf.io.gfile.glob(f"{prefix}.*")
+            }
+
+    def _look(self, boundary: bool) -> dict[str, Any] | None:
+        found = checkpoint_files.newest(self._directory, boundary=boundary)
+        if found and not boundary:
+            saved_by = checkpoint_files.read_manifest(found.path)["world_size"]
+            if saved_by != self._ranks.world_size:
+                found = checkpoint_files.newest(self._directory, boundary=True)
+        self._path, self._passed_over = found or (None, ())
+        return found and checkpoint_files.read_manifest(found.path)
+
+    def _write(self, parts: Sequence[_Part]) -> None:
+        own = sum(len(content) for part in parts for content in part.values())
+        shared = sum(variable.dtype.size * variable.shape.num_elements() for variable in self._variables)
+        manifest = {
+            **self._metadata,
+            "state": self.state,
+            "world_size": self._ranks.world_size,
+            "versions": checkpoint_files.versions(),
+        }
+
+        def write_files(directory: pathlib.Path) -> None:
+            self._shared.write(str(directory / _SHARED))
+            for rank, part in enumerate(parts):
+                for suffix, content in part.items():
+                    (directory / f"{_OWN}_{rank}{suffix}").write_bytes(content)
+
+        def write() -> pathlib.Path:
+            return checkpoint_files.write(self._directory, self.state["step"], manifest, write_files)
+
+        checkpoint_files.make_room(self._directory, shared + own, self._path)
+        try:
+            path = write()
+        except (OSError, tf.errors.ResourceExhaustedError) as error:
+            # A quota: shutil.disk_usage knows nothing of it.
+            out_of_space = getattr(error, "errno", None) in (None, *_NO_SPACE)
+            if not (out_of_space and checkpoint_files.remove_oldest(self._directory, self._path)):
+                raise
+            path = write()
+        passed_over = [other for other in self._passed_over if other != path]
+        self._path, self._passed_over = path, ()
+        try:
+            checkpoint_files.prune(self._directory, self._keep, passed_over)
+        except OSError as error:
+            progress.say(f"warning: an old checkpoint cannot be removed: {weight_files.reason(error)}")
+
+    def _read(self, checkpoint: tf.train.Checkpoint, prefix: str | os.PathLike, whole: bool = True) -> None:
+        """Reads into `checkpoint` all that is in the files; or, if not `whole`, all that it has itself."""
+        try:
+            status = checkpoint.read(os.fspath(prefix))
+            if whole:
+                status.assert_consumed()
+            else:
+                status.assert_existing_objects_matched()
+        except (AssertionError, ValueError, tf.errors.OpError) as error:
+            raise UserError(
+                f"the checkpoint of step {self._manifest['state']['step']} does not fit this model: "
+                f"{weight_files.reason(error)}"
+            ) from error
 
 
-def _saved(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The checkpoints in a directory, oldest first; none where it does not exist."""
-    numbered = [path for path in directory.glob("*") if path.name.isdecimal()]
-    return sorted(numbered, key=lambda path: int(path.name))
-
-
-_CHECKSUMS = "SHA256SUMS"  # `sha256sum -c` understands it
-
-
-def _checksums(directory: pathlib.Path) -> str:
-    files = sorted(path for path in directory.iterdir() if path.name != _CHECKSUMS)
-    return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
-
-
-def _is_whole(directory: pathlib.Path) -> bool:
-    """Asked before TensorFlow reads it, which restores a part of the variables before it meets the damage."""
-    checksums = directory / _CHECKSUMS
-    return checksums.exists() and checksums.read_bytes() == _checksums(directory).encode()
-
-
-class _JsonState(tf.train.experimental.PythonState):
-    """Plain Python values as one more entry of a tf.train.Checkpoint."""
-
-    def __init__(self, values: Mapping[str, Any]):
-        super().__init__()
-        self.values = dict(values)
-
-    def serialize(self) -> str:
-        return json.dumps(self.values)
-
-    def deserialize(self, string_value: str) -> None:
-        self.values.clear()
-        self.values.update(json.loads(string_value))
+@contextlib.contextmanager
+def _in_memory() -> Iterator[str]:
+    """A prefix for files of a tf.train.Checkpoint, in TensorFlow's file system in memory: no disk is full."""
+    directory = f"ram://{uuid.uuid4().hex}"
+    try:
+        yield f"{directory}/part"
+    finally:
+        if tf.io.gfile.exists(directory):
+            tf.io.gfile.rmtree(directory)

@@ -56,7 +56,7 @@ class Options(NamedTuple):
     seed: int = 0
     overwrite: bool = False
     on_bad_image: str = "stop"
-    max_megapixels: float = 100.0
+    max_megapixels: float = shared_flags.MAX_MEGAPIXELS
 
     @property
     def policy(self) -> ImagePolicy:

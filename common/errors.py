@@ -14,6 +14,17 @@ class UserError(Exception):
     """What the user gave cannot be used. The message names it, its value, and what to do."""
 
 
+class OtherRankError(UserError):
+    """Another rank has a problem, and says so itself: this one ends with it and stays silent."""
+
+
+class StoppedError(Exception):
+    """A signal ended the run, after everything was saved. The message says how to go on."""
+
+
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: run the same command to go on
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not in a table, with the nearest right one.
 
@@ -34,8 +45,13 @@ def run(main: Callable[[], int | None]) -> None:
             return _complain(f"unexpected argument {argv[1]!r}: every option is a --flag=value")
         try:
             return main()
+        except OtherRankError:
+            return 1
         except UserError as error:
             return _complain(str(error))
+        except StoppedError as stopped:
+            print(stopped, file=sys.stderr)
+            return EXIT_STOPPED
         except KeyboardInterrupt:
             print("interrupted; what was saved before stands", file=sys.stderr)
             return 130  # as a shell reports SIGINT

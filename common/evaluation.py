@@ -1,12 +1,22 @@
-"""From a network that detects to COCO's numbers: what training, eval.py and infer.py share."""
+"""From a network that detects to COCO's numbers: what training, eval.py and infer.py share.
 
+    loader = make_loader(..., training=False, shard_id=ranks.rank, num_shards=ranks.world_size)
+    metrics, results = evaluate(detect, loader, source, label_map, ranks=ranks)
+
+Each rank detects in its own part of the images, the parts are put together on every rank, and what comes out
+is the same for any number of ranks and any batch size.
+"""
+
+import collections
 import pathlib
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from common import coco_metrics, damaged_images, drawing, errors, progress
+from common.distributed import Ranks
 from common.labels import LabelMap
 from common.loading import Loader, placement
 from common.sources import Source
@@ -29,66 +39,151 @@ class Detect(Protocol):
         ...
 
 
+OnBatch = Callable[[int, int], None]  # (batches done, batches in all)
+
+
 def predict(
-    detect: Detect, loader: Loader, source: Source, label_map: LabelMap, *, title: str
+    detect: Detect,
+    loader: Loader,
+    source: Source,
+    label_map: LabelMap,
+    *,
+    title: str,
+    ranks: Ranks | None = None,
+    on_batch: OnBatch | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs `detect` over the loader's images, each exactly once.
+    """Runs `detect` over the source's images, each exactly once. All ranks call it together.
 
     Args:
         detect: what the app's make_detect returned.
-        loader: an evaluation loader.
-        source: what it reads.
+        loader: an evaluation loader of this rank's shard: shard_id is the rank, num_shards the world size.
+        source: what all the loaders read.
         label_map: of the trained classes.
         title: what the progress bar says.
+        ranks: who else detects; None for this process alone.
+        on_batch: called after every batch, on every rank for the same batches, also for those that a rank
+            leaves out because of a problem: it may do what needs all ranks. What it raises passes through, so
+            under several ranks it must raise on all of them at the same batch.
 
     Returns:
-        Detections in COCO results format.
+        Detections of all images in COCO results format, the same list on every rank: by rising image id, and
+        those of one image as `detect` gave them.
 
     Raises:
         UserError: an image cannot be decoded; or the network gives NaN or infinity: such an image would count
-            as one without detections (and pycocotools would give NaN boxes an AP of 1).
+            as one without detections (and pycocotools would give NaN boxes an AP of 1). On all ranks, once
+            they are through with their shards.
     """
-    results: list[dict] = []
+    ranks = ranks or Ranks()
+    results, seen, problem = _predict_shard(detect, loader, source, label_map, title, on_batch)
+    with ranks.door():
+        if problem:
+            raise problem
+    parts = ranks.gather((results, sorted(seen)))
+    _check_complete([image_id for _, seen in parts for image_id in seen], source)
+    return sorted((result for results, _ in parts for result in results), key=lambda r: r["image_id"])
+
+
+def _predict_shard(
+    detect: Detect,
+    loader: Loader,
+    source: Source,
+    label_map: LabelMap,
+    title: str,
+    on_batch: OnBatch | None,
+) -> tuple[list[dict[str, Any]], set[int], errors.UserError | None]:
+    """(detections, image ids, what ended them early) of the loader's images."""
+    results: list[dict[str, Any]] = []
     seen: set[int] = set()  # the last batch of a shard is filled up with repeats
+    problem: errors.UserError | None = None
     bar = progress.Bar(title, loader.steps_per_epoch)
+    batches = _batches(loader, source)
+    for done in range(1, loader.steps_per_epoch + 1):
+        if problem is None:
+            try:
+                images, extra = next(batches)
+                results += _to_results(detect(images, extra["letterbox"]), extra, label_map, seen)
+            except errors.UserError as error:
+                problem = error  # the other ranks have on_batch to call until the end
+            bar.step()
+        if on_batch:
+            on_batch(done, loader.steps_per_epoch)
+    return results, seen, problem
+
+
+def _batches(loader: Loader, source: Source) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
+    """The loader's, with a UserError that names the images where the loader stumbles."""
     with placement(loader):
         batches = iter(loader.dataset())
-    for _ in range(loader.steps_per_epoch):
+    while True:
         try:
-            images, extra = next(batches)
+            batch = next(batches)
         except tf.errors.OpError as error:
             raise damaged_images.explain(error, source, loader.pipeline_type) from error
-        boxes, scores, classes, finite = (np.asarray(t) for t in detect(images, extra["letterbox"]))
-        image_ids = np.asarray(extra["image_ids"])
-        if not finite.all():
-            raise errors.UserError(
-                f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are "
-                "damaged, or training diverged"
-            )
-        image_sizes = np.asarray(extra["image_sizes"])
-        results += coco_metrics.to_results(boxes, scores, classes, image_ids, image_sizes, label_map, seen)
-        bar.step()
-    if len(seen) != source.size:
-        raise RuntimeError(f"{len(seen)} of {source.size} images came out of the loader")
-    return results
+        yield batch
+
+
+def _to_results(
+    found: tuple[tf.Tensor, ...], extra: dict[str, tf.Tensor], label_map: LabelMap, seen: set[int]
+) -> list[dict[str, Any]]:
+    """One batch of what `detect` returned, as COCO results."""
+    boxes, scores, classes, finite = (np.asarray(tensor) for tensor in found)
+    image_ids = np.asarray(extra["image_ids"])
+    if not finite.all():
+        raise errors.UserError(
+            f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are "
+            "damaged, or training diverged"
+        )
+    image_sizes = np.asarray(extra["image_sizes"])
+    return coco_metrics.to_results(boxes, scores, classes, image_ids, image_sizes, label_map, seen)
+
+
+def _check_complete(seen: list[int], source: Source) -> None:
+    """RuntimeError unless every image of the source was seen, on one rank only."""
+    annotations = source.annotations
+    expected = range(source.size) if annotations is None else annotations.image_ids.tolist()
+    missing = sorted(set(expected).difference(seen))
+    surplus = sorted((collections.Counter(seen) - collections.Counter(expected)).elements())
+    if missing or surplus:
+        raise RuntimeError(
+            f"of {source.size} images {len(missing)} were left out {missing[:5]} and {len(surplus)} came "
+            f"from another rank again {surplus[:5]}: is each rank's loader that of its own shard?"
+        )
 
 
 def evaluate(
-    detect: Detect, loader: Loader, source: Source, label_map: LabelMap
+    detect: Detect,
+    loader: Loader,
+    source: Source,
+    label_map: LabelMap,
+    *,
+    ranks: Ranks | None = None,
+    on_batch: OnBatch | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Detects in the loader's images, each exactly once, and scores the detections.
+    """Detects in the source's images and scores the detections. All ranks call it together.
 
     Args:
         detect: what the app's make_detect returned.
-        loader: an evaluation loader.
-        source: what it reads, with annotations.
+        loader: an evaluation loader of this rank's shard.
+        source: what all the loaders read, with annotations.
         label_map: of the trained classes.
+        ranks: who else detects; None for this process alone.
+        on_batch: see `predict`.
 
     Returns:
-        (metrics, results): see coco_metrics.evaluate, and the detections in COCO results format.
+        (metrics, results), the same on every rank: see coco_metrics.evaluate, and `predict`. Rank 0 scores;
+        meanwhile the others wait.
+
+    Raises:
+        UserError: see `predict`; or the data hold no box. On all ranks.
     """
-    results = predict(detect, loader, source, label_map, title="evaluating")
-    return coco_metrics.evaluate(source.annotations.ground_truth(), results), results
+    ranks = ranks or Ranks()
+    results = predict(detect, loader, source, label_map, title="evaluating", ranks=ranks, on_batch=on_batch)
+    metrics = None
+    with ranks.door():
+        if ranks.rank == 0:
+            metrics = coco_metrics.evaluate(source.annotations.ground_truth(), results)
+    return ranks.broadcast_object(metrics), results
 
 
 def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], ground_truth: dict) -> None:

@@ -13,7 +13,10 @@ from absl import flags
 from common import atomic
 
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
+STRATEGIES = ("none", "mirrored", "multi_worker", "horovod")
+COMPRESSIONS = ("none", "fp16")
 MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose their upper bits
+MAX_MEGAPIXELS = 100.0  # decoded, that is 300 MB
 ON_BAD_IMAGE = ("stop", "skip")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 
@@ -74,7 +77,7 @@ def define_image_flags(fv: flags.FlagValues) -> None:
     )
     flags.DEFINE_float(
         "max_megapixels",
-        100.0,
+        MAX_MEGAPIXELS,
         "Images with more pixels count as unreadable: a small file can decode to gigabytes.",
         lower_bound=0.0,
         flag_values=fv,
@@ -90,6 +93,7 @@ def define_model_flags(fv: flags.FlagValues, model_names: tuple[str, ...], defau
 
 
 def define_hparams_flag(fv: flags.FlagValues) -> None:
+    """Any hyper-parameter."""
     flags.DEFINE_string(
         "hparams", None, "k=v,k=v or a YAML file: overrides any field of the app's config.", flag_values=fv
     )
@@ -132,9 +136,6 @@ def define_run_flags(fv: flags.FlagValues) -> None:
         lower_bound=0.0,
         flag_values=fv,
     )
-    flags.DEFINE_enum(
-        "strategy", "none", ("none",), "How replicas work together; one process so far.", flag_values=fv
-    )
     flags.DEFINE_enum("precision", "float32", PRECISIONS, "Arithmetic of the network.", flag_values=fv)
     flags.DEFINE_bool("xla", False, "Compile the training step with XLA.", flag_values=fv)
     flags.DEFINE_float(
@@ -166,7 +167,60 @@ def define_run_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "eval_every", 1, "Epochs between evaluations; 0: only at the end.", lower_bound=0, flag_values=fv
     )
+    flags.DEFINE_integer(
+        "save_every",
+        1000,
+        "Steps between two checkpoints within an epoch; 0: only at its end.",
+        lower_bound=0,
+        flag_values=fv,
+    )
+    flags.DEFINE_integer(
+        "max_skipped_steps",
+        10,
+        "Steps in a row that may be skipped because a loss or gradient is not finite.",
+        lower_bound=0,
+        flag_values=fv,
+    )
+    flags.DEFINE_string(
+        "replay", None, "Run the step of this file again, which a run skipped; nothing else.", flag_values=fv
+    )
     flags.DEFINE_integer("seed", 0, "0 is a seed.", lower_bound=0, upper_bound=MAX_SEED, flag_values=fv)
+
+
+def define_strategy_flags(fv: flags.FlagValues) -> None:
+    """How processes and devices work together."""
+    flags.DEFINE_enum(
+        "strategy",
+        "none",
+        STRATEGIES,
+        "none: one device; horovod: one process per device, started by horovodrun; mirrored: all GPUs of "
+        "this process; multi_worker: all GPUs of several, which TF_CONFIG names.",
+        flag_values=fv,
+    )
+    flags.DEFINE_enum(
+        "compression", "none", COMPRESSIONS, "Of gradients between ranks, under Horovod.", flag_values=fv
+    )
+    flags.DEFINE_float(
+        "step_timeout",
+        600.0,
+        "Seconds without a step after which a run ends and says where each rank is; 0: never.",
+        lower_bound=0.0,
+        flag_values=fv,
+    )
+    flags.DEFINE_bool(
+        "elastic",
+        False,
+        "Go on with another number of ranks, from the last whole epoch: when Horovod loses or gains hosts, "
+        "and when a run is resumed.",
+        flag_values=fv,
+    )
+    flags.DEFINE_integer(
+        "rehearse",
+        None,
+        "Try these flags with so many processes on this machine: a few small steps, saved nowhere.",
+        lower_bound=1,
+        flag_values=fv,
+    )
 
 
 def install(define_flags: Callable[[flags.FlagValues], None]) -> None:

@@ -20,6 +20,7 @@ from common.checks.image_formats import read_header
 from common.checks.image_pixels import check_pixels
 from common.errors import UserError
 from common.findings import Findings
+from common.flags import MAX_MEGAPIXELS
 from common.progress import Bar
 
 _CHUNK = 64  # files that a thread takes at once
@@ -37,7 +38,7 @@ class ImagePolicy:
     """
 
     on_bad_image: str = "stop"
-    max_megapixels: float = 100.0
+    max_megapixels: float = MAX_MEGAPIXELS
     decode: bool = False
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ def path_fault(name: str) -> bool:
 
 
 def inspect(
-    encoded: bytes | memoryview, *, decode: bool = False, max_megapixels: float = 100.0
+    encoded: bytes | memoryview, *, decode: bool = False, max_megapixels: float = MAX_MEGAPIXELS
 ) -> ImageFacts:
     """Looks at an encoded image in memory.
 
@@ -90,7 +91,7 @@ def inspect_files(
     names: Sequence[str],
     *,
     decode: bool = False,
-    max_megapixels: float = 100.0,
+    max_megapixels: float = MAX_MEGAPIXELS,
 ) -> list[ImageFacts]:
     """Looks at image files, in parallel, and remembers what it saw.
 
@@ -131,7 +132,7 @@ def inspect_files(
 
 
 def inspect_list(
-    files: Sequence[str | os.PathLike], *, decode: bool = False, max_megapixels: float = 100.0
+    files: Sequence[str | os.PathLike], *, decode: bool = False, max_megapixels: float = MAX_MEGAPIXELS
 ) -> list[ImageFacts]:
     """`inspect_files` for files from anywhere."""
     paths = [os.path.abspath(file) for file in files]

@@ -67,9 +67,9 @@ def gpu_visible() -> bool:
     return bool(tf.config.list_physical_devices("GPU")) and backend.GetCUDADeviceCount() > 0
 
 
-def placement(loader: Loader) -> contextlib.AbstractContextManager:
+def placement(loader: Loader, device_index: int = 0) -> contextlib.AbstractContextManager:
     """The scope in which to make a loader's dataset: DALI's GPU pipeline belongs on TensorFlow's GPU."""
-    return tf.device("/gpu:0" if loader.pipeline_type == "dali_gpu" else "/cpu:0")
+    return tf.device(f"/gpu:{device_index}" if loader.pipeline_type == "dali_gpu" else "/cpu:0")
 
 
 def refuse_synthetic(pipeline_type: str) -> None:

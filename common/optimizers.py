@@ -1,6 +1,13 @@
 """The optimizer that both apps build: SGD with momentum or Adam, clipped, accumulating, with loss scaling."""
 
 import keras
+import tensorflow as tf
+
+
+def steps_taken(optimizer: keras.optimizers.Optimizer) -> int:
+    """Batches that it was given, accumulated ones too: by them it asks for its learning rate."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return int(tf.convert_to_tensor(inner._iterations))  # `iterations` counts updates only
 
 
 def make_optimizer(

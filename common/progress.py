@@ -5,10 +5,19 @@ import sys
 
 import keras
 
+_quiet = False
+
+
+def be_quiet(quiet: bool) -> None:
+    """For all ranks but the first: they do the same, and one of them telling it is enough."""
+    global _quiet
+    _quiet = quiet
+
 
 def say(text: str) -> None:
     """One line for whoever watches."""
-    print(text, file=sys.stderr, flush=True)
+    if not _quiet:
+        print(text, file=sys.stderr, flush=True)
 
 
 class Bar:
@@ -17,13 +26,15 @@ class Bar:
     Args:
         title: one word or two.
         total: number of steps.
+        done: how many of them were done in another sitting.
     """
 
-    def __init__(self, title: str, total: int):
-        with _on_stderr():
-            print(f"{title}: {total} steps")
-            self._bar = keras.utils.Progbar(total, interval=1.0 if sys.stderr.isatty() else 15.0)
-        self._done = 0
+    def __init__(self, title: str, total: int, done: int = 0):
+        say(f"{title}: {total} steps")
+        self._bar = keras.utils.Progbar(
+            total, verbose=0 if _quiet else 1, interval=1.0 if sys.stderr.isatty() else 15.0
+        )
+        self._done = done
 
     def step(self, values: dict[str, float] | None = None) -> None:
         """One step further; `values` are shown as they are, not averaged."""

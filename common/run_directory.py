@@ -3,7 +3,7 @@
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common import atomic
@@ -22,6 +22,7 @@ RUN_FILES = (
     "metrics.json",
     "pr_curves.png",
     "results.csv",
+    "skipped",
     "tensorboard",
     "run.json",  # the last: while it stands, an interrupted removal can be repeated
 )
@@ -47,17 +48,28 @@ class RunDirectory:
         path: the directory.
         identity: what makes two runs different (config, data, batch size, seed, ...), as JSON can hold it.
         overwrite: start anew where another run, or the same, was; other files are left alone.
+        may_change: keys of the identity that may differ between two sittings of one run.
 
     Attributes:
         path: the directory.
         resumed: whether the same run was here before and goes on.
+        changed: those of `may_change` that do differ: the run goes on, but not exactly.
 
     Raises:
         UserError: the directory holds another run, or files of something else, or cannot be made.
     """
 
-    def __init__(self, path: str | os.PathLike, *, identity: Mapping[str, Any], overwrite: bool = False):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        *,
+        identity: Mapping[str, Any],
+        overwrite: bool = False,
+        may_change: Sequence[str] = (),
+    ):
         self.path = pathlib.Path(path)
+        self.changed: list[str] = []
+        self._may_change = tuple(may_change)
         self._file = self.path / "run.json"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -71,13 +83,18 @@ class RunDirectory:
         self._identity = dict(identity)
         self._overwrite = overwrite
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a checkpoint from which the same run goes on."""
+        return self.resumed and any((self.path / "checkpoints").glob("[0-9]*"))
+
     def claim(self) -> pathlib.Path:
         """Makes the directory this run's own: removes what it overwrites, writes the identity. The path."""
         try:
             atomic.remove_unfinished(self.path)
             if self._overwrite:
                 self._remove_run()
-            if not self.resumed:
+            if not self.resumed or self.changed:
                 atomic.write_bytes(self._file, json.dumps(self._identity, indent=2).encode() + b"\n")
         except OSError as error:
             raise UserError(f"--output_dir={self.path}: {error.strerror}") from error
@@ -92,7 +109,9 @@ class RunDirectory:
         differences = []
         for key in sorted(existing.keys() | wanted.keys()):
             was, now = existing.get(key, _ABSENT), wanted.get(key, _ABSENT)
-            if was != now and key == "data":  # two fingerprints would tell nobody anything
+            if was != now and key in self._may_change:
+                self.changed.append(key)
+            elif was != now and key == "data":  # two fingerprints would tell nobody anything
                 differences.append("the training data are not the same")
             elif was != now:
                 was, now = _shorten(was, now)

@@ -3,10 +3,43 @@
 import csv
 import math
 import pathlib
+from collections.abc import Mapping
 
 import tensorflow as tf
 
 from common import atomic, drawing
+
+
+class Totals:
+    """Sums of what the steps of one epoch say, on the device; they can be saved in the middle of the epoch.
+
+    Args:
+        saved: what `to_json` gave in another sitting; {} at the start of an epoch.
+    """
+
+    def __init__(self, saved: Mapping[str, float]) -> None:
+        self._sums = {name: tf.constant(value, tf.float32) for name, value in saved.items()}
+
+    def add(self, values: Mapping[str, tf.Tensor], counts: tf.Tensor) -> None:
+        """Adds one step's scalars. `counts` is whether the step was taken: means are over such steps."""
+        taken = tf.cast(counts, tf.float32)
+        for name, value in {**values, _STEPS: taken, _SKIPPED: 1.0 - taken}.items():
+            self._sums[name] = value + self._sums.get(name, 0.0)
+
+    def mean(self, name: str) -> float:
+        """Mean over the steps that were taken; NaN where there is none."""
+        steps = float(self._sums[_STEPS])
+        return float(self._sums[name]) / steps if steps else math.nan
+
+    def sum(self, name: str) -> float:
+        return float(self._sums[name])
+
+    def to_json(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self._sums.items()}
+
+
+_STEPS = "steps"
+_SKIPPED = "skipped_steps"
 
 
 class RunLog:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common import atomic, cache
-from common.checks.tfrecord_walk import walk, walk_files
+from common.checks.tfrecord_walk import walk
 from common.findings import Findings
 
 _NO_RECORDS = (".idx", ".json", ".pbtxt")  # what lies beside record files
@@ -72,34 +72,33 @@ def write_index(file: str | os.PathLike) -> str:
     return path
 
 
-def ensure_indexes(files: Sequence[str | os.PathLike]) -> list[str]:
-    """Makes every file's index unless it is there and right; returns their paths, in the order of the files.
-
-    Where the directory cannot be written, the index goes to the user's cache directory.
-
-    Raises:
-        DataError: everything that `record_spans` would raise for any of them.
-    """
-    findings = Findings(name_files(files))
-    walked = walk_files(files, findings)
-    findings.raise_if_stopping()
-    indexes = [ensure_index(file.path, file.spans, findings) for file in walked]
-    findings.raise_if_stopping()
-    return indexes
+def check_complete(file: str, spans: np.ndarray, findings: Findings) -> None:
+    """Adds a finding where the index goes on behind the file's end: then the file was copied in part."""
+    path = pathlib.Path(f"{file}.idx")
+    try:
+        listed = path.read_bytes() if path.is_file() else b""
+    except OSError:  # ensure_index makes another
+        return
+    num_listed = listed.count(b"\n")
+    if num_listed > len(spans) and listed.startswith(format_index(spans)):
+        findings.add("index-longer", f"{file} has {len(spans)} records, {path.name} lists {num_listed}")
 
 
 def ensure_index(file: str, spans: np.ndarray, findings: Findings) -> str:
-    """`ensure_indexes` for one file whose records are known; what had to be made is added to `findings`."""
+    """Makes a file's index unless it is there and right; returns its path.
+
+    Where the directory cannot be written, the index goes to the user's cache directory.
+
+    Args:
+        file: the record file.
+        spans: of its records, as `record_spans` gives them.
+        findings: what had to be made is added.
+    """
     content = format_index(spans)
     path = pathlib.Path(f"{file}.idx")
     try:
         there = os.path.lexists(path)
-        old = path.read_bytes() if path.is_file() else b""
-        if old == content:
-            return os.fspath(path)
-        if old.startswith(content):  # whoever made it saw more: the file was copied in part
-            before = old.count(b"\n")
-            findings.add("index-longer", f"{file} has {len(spans)} records, {path.name} lists {before}")
+        if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
             return os.fspath(path)
         findings.add("index-stale" if there else "index-made", file)
         atomic.write_bytes(path, content)

@@ -16,17 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from common import atomic, cache, tfrecord_index
+from common import cache, tfrecord_index
 from common.annotations import Annotations
 from common.checks import tfrecord_columns, tfrecord_content, tfrecord_walk
+from common.checks.coco_checks import LARGE_ID
 from common.checks.tfrecord_example import CROWD_KEY, DALI_KEYS, absent_keys, complete
 from common.checks.tfrecord_walk import RecordFile
-from common.errors import UserError
 from common.findings import Findings
 from common.image_files import ImagePolicy
 from common.labels import LabelMap
 
-_LARGE_ID = 2**31
 _CROWD_BIT = 1 << DALI_KEYS.index(CROWD_KEY)
 
 
@@ -71,15 +70,13 @@ def open_records(
     """
     findings = Findings(tfrecord_index.name_files(files))
     walked = tuple(tfrecord_walk.walk_files(files, findings))
+    if not findings.stopping:
+        for file in walked:
+            tfrecord_index.check_complete(file.path, file.spans, findings)
     if findings.stopping:
         findings.extend(_read(walked, label_map, policy).findings)
         findings.raise_if_stopping()
     return _lay_out(walked, _accept(walked, label_map, policy))
-
-
-def scan_records(files: Sequence[str | os.PathLike], label_map: LabelMap) -> Annotations:
-    """The annotations in record files, as `open_records` finds them. Boxes are those of float32 fractions."""
-    return open_records(files, label_map).annotations
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,12 +161,12 @@ def _check(
     counts = np.bincount(annotations.box_image[is_target], minlength=annotations.num_images)
     for kind, which in (
         ("image-without-boxes", counts == 0),
-        ("large-id", annotations.image_ids >= _LARGE_ID),
+        ("large-id", annotations.image_ids >= LARGE_ID),
     ):
         rows = np.flatnonzero(which)
         findings.add_many(kind, len(rows), names(rows))
     for category in annotations.label_map.categories():
-        if category["id"] >= _LARGE_ID:
+        if category["id"] >= LARGE_ID:
             findings.add("large-id", f"category {category['id']} ({category['name']!r})")
 
 
@@ -216,7 +213,6 @@ def _lay_out(walked: Sequence[RecordFile], accepted: _Accepted) -> Records:
             index = cache.store(tfrecord_index.format_index(mended_spans), ".idx")
             add(mended, index, mended_spans, begin + np.flatnonzero(lacking))
         begin = end
-    findings.raise_if_stopping()
     return Records(
         tuple(files),
         tuple(indexes),
@@ -242,11 +238,6 @@ def _mend(file: RecordFile, lacking: np.ndarray) -> str:
                 record = stream.read(size - tfrecord_walk.FRAME)
                 writer.write(complete(record, absent_keys(lacking[number])))
 
-    try:
-        if not path.exists():
-            atomic.write(path, write)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
-        ) from error
+    if not path.exists():
+        cache.write(path, write)
     return os.fspath(path)

@@ -48,7 +48,7 @@ def infer(
     num_threads: int = 2,
     prefetch: int = 2,
     on_bad_image: str = "stop",
-    max_megapixels: float = 100.0,
+    max_megapixels: float = shared_flags.MAX_MEGAPIXELS,
 ) -> list[dict]:
     """Detects, draws and writes; see the flags of the same names. Returns the detections (COCO results)."""
     if not images:

@@ -30,6 +30,7 @@ def make_loader(
     seed: int = 0,
     with_targets: bool = True,
     count_lost: bool = False,
+    name_images: bool = False,
     num_classes: int = 90,
 ) -> Loader:
     """The loader that `--pipeline_type` names; see EfficientDetPipeline for the other arguments.
@@ -52,6 +53,7 @@ def make_loader(
         "seed": seed,
         "with_targets": with_targets,
         "count_lost": count_lost,
+        "name_images": name_images,
     }
     threads = {"num_threads": num_threads, "prefetch": prefetch}
     if pipeline_type == "synthetic":
@@ -80,12 +82,18 @@ class SyntheticLoader:
         seed: int = 0,
         with_targets: bool = True,
         count_lost: bool = False,
+        name_images: bool = False,
         num_classes: int = 90,
     ) -> None:
         self.size = SYNTHETIC_IMAGES
         self.steps_per_epoch = dataset.steps_per_epoch(self.size, batch_size * num_shards, training=training)
         self.element_spec = pipeline.element_spec(
-            config, batch_size, training=training, with_targets=with_targets, count_lost=count_lost
+            config,
+            batch_size,
+            training=training,
+            with_targets=with_targets,
+            count_lost=count_lost,
+            name_images=name_images,
         )
         self._config = config
         self._num_classes = num_classes

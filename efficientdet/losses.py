@@ -87,11 +87,23 @@ def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tens
     return weight_decay * tf.add_n([tf.nn.l2_loss(tf.cast(v.value, tf.float32)) for v in kernels])
 
 
+def num_positives_share(targets: dict[str, tf.Tensor], num_replicas: int = 1) -> tf.Tensor:
+    """float32 scalar: what one replica's batch adds to the number that the loss is divided by.
+
+    Its mean over the replicas is (P + 1) / num_replicas, P the positive anchors of all of them. Dividing each
+    replica's sum by that mean, and averaging the gradients, is dividing the sum over all by P + 1: where the
+    objects lie unevenly, it is not the mean of each replica's own loss.
+    """
+    # plus one as in automl: a batch without any object still has a finite loss
+    return tf.reduce_sum(targets["num_positives"]) + 1.0 / num_replicas
+
+
 def detection_loss(
     class_logits: Sequence[tf.Tensor],
     box_offsets: Sequence[tf.Tensor],
     targets: dict[str, tf.Tensor],
     config: EfficientDetConfig,
+    num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
     """Class and box loss of a batch, each normalised by the batch's number of positive anchors plus one.
 
@@ -100,13 +112,14 @@ def detection_loss(
         box_offsets: per level (B, h, w, k * 4).
         targets: as the loader gives them: num_positives (B,), class_targets_<level>, box_targets_<level>.
         config: names the levels and holds the constants.
+        num_positives: the mean of `num_positives_share` over the replicas; None for a batch on its own.
 
     Returns:
         float32 scalars `class_loss`, `box_loss` (before its weight) and `detection_loss` (their weighted
         sum).
     """
-    # plus one as in automl: a batch without any object still has a finite loss
-    num_positives = tf.reduce_sum(targets["num_positives"]) + 1.0
+    if num_positives is None:
+        num_positives = num_positives_share(targets)
     class_sum, box_sum = 0.0, 0.0
     for i, level in enumerate(range(config.min_level, config.max_level + 1)):
         class_targets = targets[f"class_targets_{level}"]

@@ -164,6 +164,7 @@ class EfficientDetPipeline:
         seed: int = 0,
         with_targets: bool = True,
         count_lost: bool = False,
+        name_images: bool = False,
         checkpointing: bool = True,
     ) -> None:
         """
@@ -180,6 +181,7 @@ class EfficientDetPipeline:
             with_targets: False leaves images, image_ids, image_sizes and letterbox only.
             count_lost: adds `lost`, int32 (B, 2): boxes that show, but below min_box_size; boxes above
                 max_instances.
+            name_images: adds `image_ids`, which evaluation always has, to training batches.
             checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
         """
         if device not in ("cpu", "gpu") or (device == "gpu") != (device_id is not None):
@@ -196,7 +198,12 @@ class EfficientDetPipeline:
             source.size, batch_size * num_shards, training=training
         )
         self.element_spec = element_spec(
-            config, batch_size, training=training, with_targets=with_targets, count_lost=count_lost
+            config,
+            batch_size,
+            training=training,
+            with_targets=with_targets,
+            count_lost=count_lost,
+            name_images=name_images,
         )
         self._source = source
         self._device = device
@@ -291,7 +298,13 @@ def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str
 
 
 def element_spec(
-    config: EfficientDetConfig, batch_size: int, *, training: bool, with_targets: bool, count_lost: bool
+    config: EfficientDetConfig,
+    batch_size: int,
+    *,
+    training: bool,
+    with_targets: bool,
+    count_lost: bool,
+    name_images: bool,
 ) -> dict[str, tf.TensorSpec]:
     """Name -> shape and dtype of what one batch holds, in order. All loaders of the app give these."""
     anchors, k = config.anchors, config.anchors_per_location
@@ -305,9 +318,10 @@ def element_spec(
         for level, (height, width) in zip(anchors.levels, anchors.feature_sizes, strict=True):
             spec[f"class_targets_{level}"] = ((height, width, k), tf.int32)
             spec[f"box_targets_{level}"] = ((height, width, k * 4), tf.float32)
+    if not training or name_images:
+        spec["image_ids"] = ((), tf.int64)
     if not training:
         spec |= {
-            "image_ids": ((), tf.int64),
             "image_sizes": ((2,), tf.int32),
             "letterbox": ((4,), tf.float32),
         }

@@ -5,17 +5,19 @@ r"""Trains EfficientDet (arXiv 1911.09070): DALI feeds, Keras trains, pycocotool
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/d0
 
-The same command on the same directory resumes. Recipes are flag files:
---flagfile=efficientdet/flags/d0_coco.txt
+The same command on the same directory resumes, from any step. Recipes are flag files:
+--flagfile=efficientdet/flags/d0_coco.txt. Many GPUs (docs/many_gpus.md): horovodrun -np 8 python
+efficientdet/train.py --strategy=horovod ...
 """
 
+import contextlib
 import dataclasses
-import math
+import functools
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -25,20 +27,34 @@ import keras
 import tensorflow as tf
 from absl import flags
 
-from common import coco_metrics, damaged_images, devices, errors
+from common import (
+    coco_metrics,
+    damaged_images,
+    devices,
+    distributed,
+    errors,
+    guards,
+    progress,
+    rehearse,
+    replay,
+)
+from common import elastic as elastic_lib
 from common import flags as shared_flags
 from common import hparams as hparams_lib
 from common.averaging import AveragedWeights
 from common.checkpoints import Checkpoints, keep_going
 from common.evaluation import evaluate, write_evaluation
+from common.feeding import resume, steps_per_second
 from common.freezing import freeze as freeze_layers
 from common.image_files import ImagePolicy
 from common.labels import LabelMap
-from common.loading import Loader, placement
+from common.loading import Loader
 from common.open_data import DataFlags, check_sizes, open_splits, say_source
+from common.optimizers import steps_taken
 from common.progress import Bar, say
 from common.run_directory import RunDirectory
-from common.run_log import RunLog
+from common.run_log import RunLog, Totals
+from common.watchdog import Watchdog
 from efficientdet import init_from as init_from_lib
 from efficientdet import inspect_batch, losses
 from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
@@ -47,6 +63,7 @@ from efficientdet.model import build_model
 from efficientdet.optimization import make_optimizer, make_schedule
 from efficientdet.predict import make_detect
 
+SLOW = 1800.0  # seconds that compiling the step, or scoring an evaluation, may take at most
 SHOW_EVERY = 10  # steps between two looks at the loss: looking waits for the device
 SHOWN = ("loss", "detection_loss", "class_loss", "box_loss", "l2_loss")
 
@@ -55,6 +72,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     shared_flags.define_model_flags(fv, MODEL_NAMES, default="efficientdet-d0")
     shared_flags.define_data_flags(fv, ("train", "eval"))
     shared_flags.define_run_flags(fv)
+    shared_flags.define_strategy_flags(fv)
 
 
 def train(
@@ -78,14 +96,13 @@ def train(
     num_threads: int = 2,
     prefetch: int = 2,
     on_bad_image: str = "stop",
-    max_megapixels: float = 100.0,
+    max_megapixels: float = shared_flags.MAX_MEGAPIXELS,
     # the run
     output_dir: str | None = None,
     overwrite: bool = False,
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
     learning_rate: float | None = None,
-    strategy: str = "none",
     precision: str = "float32",
     xla: bool = False,
     ema_decay: float | None = None,
@@ -94,9 +111,22 @@ def train(
     init_from: str | None = None,
     freeze: str | None = None,
     eval_every: int = 1,
+    save_every: int = 1000,
+    max_skipped_steps: int = 10,
     seed: int = 0,
+    # many processes
+    strategy: str = "none",
+    compression: str = "none",
+    step_timeout: float = 600.0,
+    elastic: bool = False,
+    on_epoch: Callable[[int], None] | None = None,
+    epochs_behind: int = 0,
 ) -> dict | None:
     """Trains one model from the command line's values; see the flags of the same names.
+
+    Args:
+        on_epoch: called with the number of epochs done when their checkpoint is written; elastic.py's.
+        epochs_behind: that the run is known to have; a directory that knows of fewer is not the run's.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.evaluate), or None where no evaluation data were
@@ -105,9 +135,14 @@ def train(
     Raises:
         UserError: anything that the user gave and that cannot be used, before the first step wherever
             possible.
+        StoppedError: a signal came, and everything is saved.
     """
-    given = dict(locals())
+    given = {k: v for k, v in locals().items() if k not in ("on_epoch", "epochs_behind")}
+    devices.reproducible()
     devices.share_gpu_memory()
+    ranks = distributed.start(strategy, compression)
+    progress.be_quiet(ranks.rank > 0)
+    devices.use_own_gpu(ranks)
     keras.utils.set_random_seed(seed)
     keras.mixed_precision.set_global_policy(precision)
 
@@ -128,47 +163,63 @@ def train(
         raise errors.UserError("--output_dir is missing: name a directory for checkpoints and results")
 
     # --- Data -------------------------------------------------------------------------------------
-    replicas = 1
     source, eval_source = None, None
-    if pipeline_type == "synthetic":
-        categories = LabelMap.numbered(num_classes or 90)
-    else:
-        source, eval_source = open_splits(
-            DataFlags(train_images, train_annotations, train_file_pattern),
-            DataFlags(eval_images, eval_annotations, eval_file_pattern),
-            input_type=input_type,
-            label_map=label_map,
-            policy=ImagePolicy(on_bad_image, max_megapixels),
-        )
-        categories = source.label_map
-        say_source("training", source)
-        check_sizes(source, batch_size=batch_size, num_replicas=replicas, max_instances=config.max_instances)
-        if eval_source:
-            say_source("evaluation", eval_source)
-    num_classes = num_classes or categories.num_classes
-    if num_classes < categories.num_classes:
-        raise errors.UserError(
-            f"--num_classes={num_classes}: the data have {categories.num_classes} classes; leave the flag out"
-        )
+    with ranks.door():
+        if pipeline_type == "synthetic":
+            categories = LabelMap.numbered(num_classes or 90)
+        else:
+            source, eval_source = ranks.first_on_host(
+                lambda: open_splits(
+                    DataFlags(train_images, train_annotations, train_file_pattern),
+                    DataFlags(eval_images, eval_annotations, eval_file_pattern),
+                    input_type=input_type,
+                    label_map=label_map,
+                    policy=ImagePolicy(on_bad_image, max_megapixels),
+                )
+            )
+            categories = source.label_map
+            say_source("training", source)
+            check_sizes(
+                source,
+                batch_size=batch_size,
+                num_replicas=ranks.num_replicas,
+                max_instances=config.max_instances,
+            )
+            if eval_source:
+                say_source("evaluation", eval_source)
+        num_classes = num_classes or categories.num_classes
+        if num_classes < categories.num_classes:
+            raise errors.UserError(
+                f"--num_classes={num_classes}: the data have {categories.num_classes} classes; leave the "
+                "flag out"
+            )
 
-    def open_loader(seed: int) -> Loader:
+    def open_loader(shard_id: int, num_shards: int, device_index: int, seed: int) -> Loader:
         return make_loader(
             pipeline_type,
             source=source,
             config=config,
             batch_size=batch_size,
             training=True,
+            device_id=devices.gpu_number(ranks, device_index),
+            shard_id=shard_id,
+            num_shards=num_shards,
             num_threads=num_threads,
             prefetch=prefetch,
             seed=seed,
             count_lost=True,
+            name_images=True,
             num_classes=num_classes,
         )
 
-    loader = open_loader(seed)
+    def plan(epochs_done: int) -> dict:
+        """How the loaders are opened that start after so many epochs."""
+        return {"seed": (seed + epochs_done) % (shared_flags.MAX_SEED + 1)}
+
+    loader = open_loader(ranks.local_replicas[0], ranks.num_replicas, 0, **plan(0))
     steps_per_epoch = steps_per_epoch or loader.steps_per_epoch
 
-    # --- The run directory: new, resumed, or refused ----------------------------------------------
+    # --- The run directory: new, resumed, or refused. Rank 0's alone: hosts need not share a disk ----
     identity = {
         "app": "efficientdet",
         "config": _lasting(config),
@@ -177,51 +228,52 @@ def train(
         "data": source.fingerprint if source else "synthetic",
         "pipeline_type": loader.pipeline_type,
         "batch_size": batch_size,
+        "num_replicas": ranks.num_replicas,
+        "num_ranks": ranks.world_size,
         "steps_per_epoch": steps_per_epoch,
         "accumulate_steps": accumulate_steps,
         "precision": precision,
         "freeze": freeze,
         "seed": seed,
     }
-    run = RunDirectory(output_dir, identity=identity, overwrite=overwrite)
+    run = None
+    with ranks.door():
+        distributed.check_agreement(ranks, identity)
+        if ranks.rank == 0:
+            may_change = ("freeze", *(("num_replicas", "num_ranks", "steps_per_epoch") if elastic else ()))
+            run = RunDirectory(output_dir, identity=identity, overwrite=overwrite, may_change=may_change)
+    resumed, changed = ranks.broadcast_object(run and (run.begun, run.changed))
 
     # --- Model, optimizer, state ------------------------------------------------------------------
-    model = build_model(model_name, num_classes, config=config)
-    effective_batch = replicas * batch_size * max(accumulate_steps, 1)
+    effective_batch = ranks.num_replicas * batch_size * max(accumulate_steps, 1)
     schedule = make_schedule(config, effective_batch, steps_per_epoch)
-    optimizer = make_optimizer(config, schedule, precision=precision, accumulate_steps=accumulate_steps)
+    with ranks.scope():
+        model = build_model(model_name, num_classes, config=config)
+        optimizer = make_optimizer(config, schedule, precision=precision, accumulate_steps=accumulate_steps)
+        optimizer = ranks.adopt(optimizer)
+        optimizer.build(model.trainable_variables)  # of all that can train: --freeze may change on the way
     say(
         f"{model_name} at {config.image_size[0]}x{config.image_size[1]}, {num_classes} classes, "
         f"{model.count_params():,} parameters; {loader.size} images by {loader.pipeline_type}"
     )
     say(
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
-        f"/ {config.reference_batch}"
+        f"/ {config.reference_batch}{ranks.describe()}"
     )
-    if init_from and not run.resumed:
-        say(init_from_lib.init_from(model, categories, init_from))
-    elif init_from:
-        say(f"--init_from={init_from} is not read again: this run goes on from its own checkpoint")
-    if freeze:
-        say(freeze_layers(model, freeze))
-    directory = run.claim()  # nothing was written before this line, and the user can no longer be wrong
-    optimizer.build(model.trainable_variables)
-    averaged = AveragedWeights(model, config.ema_decay)
-    batches = _iterate(loader) if loader.saveable else None
-    saved = Checkpoints(
-        directory,
-        model=model,
-        optimizer=optimizer,
-        averaged=averaged,
-        iterator=batches,
-        state={"epoch": 0, "step": 0},
-    )
-    if saved.restore_latest():
-        say(f"resumed after epoch {saved.state['epoch']} (step {saved.state['step']})")
-    if batches is None:  # a place that cannot be saved: each sitting goes through the data in its own order
-        batches = _iterate(open_loader((seed + saved.state["epoch"]) % (shared_flags.MAX_SEED + 1)))
-    shared_flags.write_flagfile(directory / "flags.txt", given)
-    log = RunLog(directory, done_epochs=saved.state["epoch"])
+    directory = None
+    with ranks.door():
+        if init_from and resumed:
+            say(f"--init_from={init_from} is not read again: this run goes on from its own checkpoint")
+        elif init_from and ranks.rank == 0:
+            say(init_from_lib.init_from(model, categories, init_from))
+        if freeze:
+            say(freeze_layers(model, freeze))
+        if run:
+            directory = run.claim()  # nothing was written before this line; the user can no longer be wrong
+    ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
+    distributed.vary_seeds(model, ranks.rank)
+    with ranks.scope():
+        averaged = AveragedWeights(model, config.ema_decay)
     metadata = {
         "app": "efficientdet",
         "num_classes": num_classes,
@@ -229,104 +281,210 @@ def train(
         "config": dataclasses.asdict(config),
         "eval_data": eval_source.fingerprint if eval_source else None,
     }
+    saved = Checkpoints(
+        directory,
+        ranks=ranks,
+        model=model,
+        optimizer=optimizer,
+        averaged=averaged,
+        state={"epoch": 0, "step": 0, "step_in_epoch": 0, "totals": {}, "loader": plan(0)},
+        metadata=metadata | {"identity": identity, "flags": given},
+    )
+    feed = resume(saved, ranks, open_loader, plan, steps_per_epoch=steps_per_epoch)
+    state = saved.state
+    if elastic and state["step"] == 0:
+        saved.save()  # where to go back to when a host is lost in the first epoch
+    if state["epoch"] < epochs_behind:
+        raise errors.UserError(
+            f"--output_dir={output_dir} has {state['epoch']} of the {epochs_behind} epochs that were trained:"
+            " with --elastic it must lie where all hosts see it"
+        )
+    if run:
+        keep_going(shared_flags.write_flagfile, directory / "flags.txt", given)
+        log = RunLog(directory, done_epochs=state["epoch"])
 
-    # --- One step ---------------------------------------------------------------------------------
+    # --- One step; the three places where ranks matter are numbered ---------------------------------
     @tf.function(jit_compile=xla, reduce_retracing=not xla)
-    def train_step(images, targets):
+    def forward_backward(images, targets, num_positives):
         with tf.GradientTape() as tape:
-            class_logits, box_offsets = model(images, training=True)
-            values = losses.detection_loss(class_logits, box_offsets, targets, config)
-            values["l2_loss"] = losses.l2_loss(model.trainable_variables, config.weight_decay)
-            values["loss"] = values["detection_loss"] + values["l2_loss"]
+            values = loss_values(model, config, images, targets, num_positives)
             scaled_loss = optimizer.scale_loss(values["loss"])
-        gradients = tape.gradient(scaled_loss, model.trainable_variables)
+        return tape.gradient(scaled_loss, model.trainable_variables), values
+
+    def gradients_of(images, targets):
+        lost = tf.cast(tf.reduce_sum(targets["lost"], axis=0), tf.float32)
+        share = losses.num_positives_share(targets, ranks.num_replicas)
+        num_positives = ranks.mean({"share": share})["share"]  # 1. objects lie unevenly
+        gradients, values = forward_backward(images, targets, num_positives)
+        values |= {"boxes_dropped": lost[0], "boxes_truncated": lost[1]}
+        return ranks.average(gradients), values  # 2. before they are unscaled and clipped
+
+    def update(gradients):
         updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, model.trainable_variables)
-        if tf.convert_to_tensor(optimizer.iterations) > updates:
-            averaged.update()  # neither an accumulated batch nor an overflow under float16 is an update
-        return values
+        # Neither an accumulated batch nor an overflow under float16 is an update.
+        averaged.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
+
+    train_step = guards.guarded_step(
+        ranks, gradients_of, update, model, every_gradient=precision != "mixed_float16"
+    )
 
     # --- The loop ---------------------------------------------------------------------------------
+    def save() -> None:
+        guard.flush()
+        watchdog.beat("saving", epoch=epoch, step=state["step"])
+        with ranks.door():
+            guards.check_weights(model, state["step"])
+        state["totals"] = totals.to_json()
+        saved.save()
+
     metrics = None
-    if saved.state["epoch"] >= config.epochs:
-        say(f"{directory} has its {saved.state['epoch']} epochs: nothing left to train")
-        metrics = coco_metrics.read_metrics(directory / "metrics.json")
-    eval_loader, detect = None, make_detect(model, config)
-    for epoch in range(saved.state["epoch"] + 1, config.epochs + 1):
-        bar = Bar(f"epoch {epoch}/{config.epochs}", steps_per_epoch)
-        sums: dict[str, tf.Tensor] = {}
-        shown: dict[str, float] = {}
-        updates = int(optimizer.iterations)
-        for step in range(1, steps_per_epoch + 1):
-            try:
-                images, targets = next(batches)
-            except tf.errors.OpError as error:
-                raise damaged_images.explain(error, source, loader.pipeline_type) from error
-            if saved.state["step"] == 0:
-                path = directory / "first_batch.png"
-                say(inspect_batch.report(images, targets, config, categories, path))
-            lost = tf.cast(tf.reduce_sum(targets.pop("lost"), axis=0), tf.float32)
-            values = train_step(images, targets)
-            values |= {"boxes_dropped": lost[0], "boxes_truncated": lost[1]}
-            sums = {name: value + sums.get(name, 0.0) for name, value in values.items()}
-            saved.state["step"] += 1
-            if step == 1:  # the first step compiles: it would tell nothing about speed
-                start = time.monotonic()
-            if step % SHOW_EVERY == 0 or step == steps_per_epoch:
-                shown = {name: float(sums[name]) / step for name in SHOWN}
-                if not math.isfinite(shown["loss"]):
-                    raise errors.UserError(
-                        f"the loss is {shown['loss']} in epoch {epoch}, before step {saved.state['step']}: "
-                        f"lower --learning_rate (now {config.learning_rate:g}) or check the data; "
-                        "the checkpoints before it stand"
+    if state["epoch"] >= config.epochs:
+        say(f"{output_dir} has its {state['epoch']} epochs: nothing left to train")
+        metrics = coco_metrics.read_metrics(pathlib.Path(output_dir, "metrics.json"))
+    eval_loader, detect, compiled = None, make_detect(model, config), False
+    guard = guards.StepGuard(
+        ranks,
+        limit=max_skipped_steps,
+        save_batch=lambda *batch: replay.save_batch(
+            ranks, directory, model, metadata | {"precision": precision, "freeze": freeze}, *batch
+        ),
+    )
+    with (
+        guards.StopSignals() as signals,
+        Watchdog(ranks, step_timeout=step_timeout, on_loss="report" if on_epoch else "exit") as watchdog,
+    ):
+        for epoch in range(state["epoch"] + 1, config.epochs + 1):
+            if not feed.saveable and state["step_in_epoch"] == 0:
+                feed.open(plan(epoch - 1))
+                state["loader"], saved.iterators = feed.plan, feed.places
+            bar = Bar(f"epoch {epoch}/{config.epochs}", steps_per_epoch, done=state["step_in_epoch"])
+            totals = Totals(state["totals"])
+            shown: dict[str, float] = {}
+            start, first = None, 0
+            while state["step_in_epoch"] < steps_per_epoch:
+                watchdog.beat("training", epoch=epoch, step=state["step"])
+                try:
+                    images, targets = next(feed)
+                except tf.errors.OpError as error:
+                    raise damaged_images.explain(error, source, loader.pipeline_type) from error
+                if state["step"] == 0 and run:
+                    batch = ranks.first(images), ranks.first(targets)
+                    path = directory / "first_batch.png"
+                    keep_going(lambda: say(inspect_batch.report(*batch, config, categories, path)))  # noqa: B023
+                # The first step compiles, which takes as long as it takes.
+                with contextlib.nullcontext() if compiled else watchdog.allow(SLOW):
+                    result = train_step(images, targets, signals.asked)
+                compiled = True
+                state["step"] += 1
+                state["step_in_epoch"] += 1
+                totals.add(result.values, result.finite)
+                guard.check(state["step"], result, images, targets)
+                if start is None:  # the first step compiles: it would tell nothing about speed
+                    start, first = time.monotonic(), state["step_in_epoch"]
+                if state["step_in_epoch"] % SHOW_EVERY == 0 or state["step_in_epoch"] == steps_per_epoch:
+                    shown = {name: totals.mean(name) for name in SHOWN}
+                    guards.check_loss_scale(optimizer)
+                bar.step(shown)
+                if guard.stop:
+                    save()
+                    raise errors.StoppedError(signals.message(state["step"]))
+                in_epoch = state["step_in_epoch"] < steps_per_epoch
+                if save_every and state["step"] % save_every == 0 and in_epoch:
+                    save()
+            row = {name: totals.mean(name) for name in SHOWN} | {
+                "learning_rate": float(schedule(max(steps_taken(optimizer) - 1, 0))),
+                "images_per_second": steps_per_second(start, first, steps_per_epoch)
+                * batch_size
+                * ranks.num_replicas,
+                "boxes_dropped": totals.sum("boxes_dropped") * ranks.num_replicas,
+                "boxes_truncated": totals.sum("boxes_truncated") * ranks.num_replicas,
+                "skipped_steps": totals.sum("skipped_steps"),
+            }
+
+            if eval_source and (epoch == config.epochs or (eval_every and epoch % eval_every == 0)):
+                if start is not None:
+                    save()  # an evaluation is long: whoever stops it need not train the epoch again
+                eval_loader = eval_loader or make_loader(
+                    pipeline_type,
+                    source=eval_source,
+                    config=config,
+                    batch_size=batch_size,
+                    training=False,
+                    device_id=devices.gpu_number(ranks, 0),
+                    shard_id=ranks.rank,
+                    num_shards=ranks.world_size,
+                    num_threads=num_threads,
+                    prefetch=prefetch,
+                    with_targets=False,
+                )
+                truth = eval_source.annotations.ground_truth()
+
+                scoring = contextlib.ExitStack()
+
+                def on_batch(done: int, total: int, epoch=epoch, scoring=scoring) -> None:
+                    watchdog.beat("evaluating", epoch=epoch, step=state["step"])
+                    if done == total:
+                        scoring.enter_context(watchdog.allow(SLOW))
+                    if signals.agreed(ranks, done):
+                        raise errors.StoppedError(signals.message(state["step"]))
+
+                with (
+                    scoring,
+                    averaged.swapped_in(ranks),
+                ):  # 3. all evaluate, and put their detections together
+                    metrics, results = evaluate(
+                        detect, eval_loader, eval_source, categories, ranks=ranks, on_batch=on_batch
                     )
-            bar.step(shown)
-        if int(optimizer.iterations) == updates and steps_per_epoch >= accumulate_steps:
-            raise errors.UserError(
-                f"no step of epoch {epoch} was applied: the gradients overflow {precision}; "
-                "use mixed_bfloat16 or float32"
-            )
-        row = shown | {
-            "learning_rate": float(schedule(saved.state["step"] - 1)),
-            "images_per_second": (steps_per_epoch - 1) * batch_size / (time.monotonic() - start),
-            "boxes_dropped": float(sums["boxes_dropped"]),
-            "boxes_truncated": float(sums["boxes_truncated"]),
-        }
+                    best = metadata | {"epoch": epoch, "AP": metrics["AP"]}
+                    if run:
+                        keep_going(saved.save_best, metrics["AP"], best)
+                if run:
+                    keep_going(write_evaluation, directory, metrics, results, truth)
+                row |= {name: metrics[name] for name in coco_metrics.NAMES}
+                say(f"epoch {epoch}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
+            with averaged.swapped_in(ranks):
+                if run:
+                    keep_going(log.add, epoch, state["step"], row)
+                    keep_going(saved.save_last, metadata | {"epoch": epoch})
+            totals = Totals({})
+            state.update(epoch=epoch, step_in_epoch=0)
+            save()
+            if on_epoch:
+                on_epoch(epoch)
 
-        if eval_source and (epoch == config.epochs or (eval_every and epoch % eval_every == 0)):
-            eval_loader = eval_loader or make_loader(
-                pipeline_type,
-                source=eval_source,
-                config=config,
-                batch_size=batch_size,
-                training=False,
-                num_threads=num_threads,
-                prefetch=prefetch,
-                with_targets=False,
-            )
-            truth = eval_source.annotations.ground_truth()
-            with averaged.swapped_in():
-                metrics, results = evaluate(detect, eval_loader, eval_source, categories)
-                best = metadata | {"epoch": epoch, "AP": metrics["AP"]}
-                keep_going(saved.save_best, metrics["AP"], best)
-            keep_going(write_evaluation, directory, metrics, results, truth)
-            row |= {name: metrics[name] for name in coco_metrics.NAMES}
-            say(f"epoch {epoch}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
-        keep_going(log.add, epoch, saved.state["step"], row)
-        with averaged.swapped_in():
-            keep_going(saved.save_last, metadata | {"epoch": epoch})
-        saved.state["epoch"] = epoch
-        keep_going(saved.save)
-
-    if metrics is not None:
-        print(coco_metrics.format_table(metrics))
-    print(f"results are in {directory}")
+    if run:
+        if metrics is not None:
+            print(coco_metrics.format_table(metrics))
+        print(f"results are in {output_dir}")
+    ranks.close()
     return metrics
 
 
-def _iterate(loader: Loader) -> Iterator:
-    with placement(loader):
-        return iter(loader.dataset())
+def loss_values(
+    model: keras.Model,
+    config: EfficientDetConfig,
+    images: tf.Tensor,
+    targets: dict[str, tf.Tensor],
+    num_positives: tf.Tensor | None = None,
+) -> dict[str, tf.Tensor]:
+    """One training forward pass: "loss" and what it is made of; see losses.detection_loss."""
+    class_logits, box_offsets = model(images, training=True)
+    values = losses.detection_loss(class_logits, box_offsets, targets, config, num_positives)
+    values["l2_loss"] = losses.l2_loss(model.trainable_variables, config.weight_decay)
+    values["loss"] = values["detection_loss"] + values["l2_loss"]
+    return values
+
+
+def run_again(file: str) -> None:
+    """`--replay`: prints where the numbers of a skipped step stop being finite."""
+    skipped = replay.read_batch(file, app="efficientdet")
+    config = hparams_lib.from_json(EfficientDetConfig, skipped.metadata["config"])
+    keras.mixed_precision.set_global_policy(skipped.metadata["precision"])
+    model = build_model(config.model_name, skipped.metadata["num_classes"], config=config)
+    if skipped.metadata["freeze"]:
+        say(freeze_layers(model, skipped.metadata["freeze"]))
+    print(replay.run(skipped, model, functools.partial(loss_values, model, config)))
 
 
 def _lasting(config: EfficientDetConfig) -> dict:
@@ -335,8 +493,20 @@ def _lasting(config: EfficientDetConfig) -> dict:
     return {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
 
 
+def start(given: dict) -> dict | None:
+    """What the flags ask for: a training, under Horovod Elastic or not, its rehearsal, or a replay."""
+    file, processes = given.pop("replay"), given.pop("rehearse")
+    if file:
+        return run_again(file)
+    if processes:
+        return rehearse.run("efficientdet", processes, given)
+    if given["elastic"]:
+        return elastic_lib.run(train, given)
+    return train(**given)
+
+
 def main() -> None:
-    train(**shared_flags.values(flags.FLAGS, define_flags))
+    start(shared_flags.values(flags.FLAGS, define_flags))
 
 
 if __name__ == "__main__":

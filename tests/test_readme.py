@@ -97,6 +97,18 @@ def test_python_commands_run_in_order(project):
     assert list((project / "runs/mine/pictures").glob("*.png"))
 
 
+def test_the_command_for_two_processes_runs(project):
+    (command,) = [command for command in commands() if command.startswith("horovodrun")]
+    words = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(command)]
+    words[0] = str(pathlib.Path(sys.executable).with_name("horovodrun"))
+    done = subprocess.run(
+        [*words, *SMALL, *SMALL_MODEL["efficientdet"]], cwd=project, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (project / "runs/two/metrics.json").exists()
+    assert "on 2 replicas (horovod)" in done.stdout + done.stderr
+
+
 def test_make_commands_are_targets():
     makefile = (ROOT / "Makefile").read_text()
     targets = [command.split()[1] for command in commands() if command.startswith("make ")]

@@ -54,7 +54,7 @@ def evaluate_weights(
     num_threads: int = 2,
     prefetch: int = 2,
     on_bad_image: str = "stop",
-    max_megapixels: float = 100.0,
+    max_megapixels: float = shared_flags.MAX_MEGAPIXELS,
 ) -> dict:
     """Evaluates weights on the given data, prints and writes the result; see the flags of the same names."""
     devices.share_gpu_memory()

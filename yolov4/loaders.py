@@ -32,6 +32,7 @@ def make_loader(
     seed: int = 0,
     with_targets: bool = True,
     count_lost: bool = False,
+    name_images: bool = False,
     num_classes: int = 80,
     mosaic: bool = True,
 ) -> Loader:
@@ -56,6 +57,7 @@ def make_loader(
         "seed": seed,
         "with_targets": with_targets,
         "count_lost": count_lost,
+        "name_images": name_images,
     }
     if pipeline_type == "synthetic":
         return SyntheticLoader(**options, num_classes=num_classes)
@@ -84,13 +86,19 @@ class SyntheticLoader:
         seed: int = 0,
         with_targets: bool = True,
         count_lost: bool = False,
+        name_images: bool = False,
         num_classes: int = 80,
     ) -> None:
         self._config = dataclasses.replace(config, multi_scale=1.0)
         self.size = SYNTHETIC_IMAGES
         self.steps_per_epoch = dataset.steps_per_epoch(self.size, batch_size * num_shards, training=training)
         self.element_spec = pipeline.element_spec(
-            self._config, batch_size, training=training, with_targets=with_targets, count_lost=count_lost
+            self._config,
+            batch_size,
+            training=training,
+            with_targets=with_targets,
+            count_lost=count_lost,
+            name_images=name_images,
         )
         self._num_classes = num_classes
         self._seed = [seed, shard_id]

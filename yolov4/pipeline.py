@@ -162,6 +162,7 @@ class YOLOv4Pipeline:
         seed: int = 0,
         with_targets: bool = True,
         count_lost: bool = False,
+        name_images: bool = False,
         checkpointing: bool = True,
         mosaic: bool = True,
     ) -> None:
@@ -181,6 +182,7 @@ class YOLOv4Pipeline:
             with_targets: False leaves images, image_ids, image_sizes and letterbox only.
             count_lost: adds `lost`, int32 (B, 2): boxes that show, but below min_box_size; boxes above
                 max_instances.
+            name_images: adds `image_ids`, which evaluation always has, to training batches.
             checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
             mosaic: False for the last epochs: no mosaic, and no MixUp and CutMix either.
         """
@@ -198,7 +200,12 @@ class YOLOv4Pipeline:
             source.size, batch_size * num_shards, training=training
         )
         self.element_spec = element_spec(
-            config, batch_size, training=training, with_targets=with_targets, count_lost=count_lost
+            config,
+            batch_size,
+            training=training,
+            with_targets=with_targets,
+            count_lost=count_lost,
+            name_images=name_images,
         )
         self._source = source
         self._device = device
@@ -300,7 +307,13 @@ def _mixed_seed(seed: int, shard_id: int, purpose: int) -> int:
 
 
 def element_spec(
-    config: YOLOv4Config, batch_size: int, *, training: bool, with_targets: bool, count_lost: bool
+    config: YOLOv4Config,
+    batch_size: int,
+    *,
+    training: bool,
+    with_targets: bool,
+    count_lost: bool,
+    name_images: bool,
 ) -> dict[str, tf.TensorSpec]:
     """Name -> shape and dtype of what one batch holds, in order. All loaders of the app give these.
 
@@ -314,9 +327,10 @@ def element_spec(
             "classes": ((config.max_instances,), tf.int32),
             "num_boxes": ((), tf.int32),
         }
+    if not training or name_images:
+        spec["image_ids"] = ((), tf.int64)
     if not training:
         spec |= {
-            "image_ids": ((), tf.int64),
             "image_sizes": ((2,), tf.int32),
             "letterbox": ((4,), tf.float32),
         }

@@ -194,6 +194,7 @@ class YOLOv4TFPipeline:
         seed: int = 0,
         with_targets: bool = True,
         count_lost: bool = False,
+        name_images: bool = False,
         mosaic: bool = True,
     ) -> None:
         self.config = config
@@ -204,7 +205,12 @@ class YOLOv4TFPipeline:
             source.size, batch_size * num_shards, training=training
         )
         self.element_spec = pipeline.element_spec(
-            config, batch_size, training=training, with_targets=with_targets, count_lost=count_lost
+            config,
+            batch_size,
+            training=training,
+            with_targets=with_targets,
+            count_lost=count_lost,
+            name_images=name_images,
         )
         self._examples = source.examples(
             shard_id=shard_id, num_shards=num_shards, training=training, seed=seed

@@ -49,6 +49,14 @@ def parts(file: RecordFile) -> Iterator[tuple[int, int]]:
 def scan(
     file: RecordFile, begin: int, end: int, known: frozenset[int], inspect: Callable[[bytes], ImageFacts]
 ) -> tuple[Columns, Findings]:
+    """The records [begin, end) of a file as columns, and what is wrong with them.
+
+    Args:
+        file: what `tfrecord_walk.walk` found.
+        begin, end: records, by their numbers in the file.
+        known: the category ids of the label map.
+        inspect: looks at an encoded image.
+    """
     findings = Findings(file.path)
     examples, facts = [], []
     for number, record in enumerate(_contents(file, begin, end, findings), begin):
@@ -97,6 +105,8 @@ def _contents(file: RecordFile, begin: int, end: int, findings: Findings) -> lis
 
 
 def columns_of(examples: Sequence[Example]) -> Columns:
+    """The columns of examples; nothing is known about their images yet."""
+
     def chain(lists: Iterable[Sequence], dtype: type) -> np.ndarray:
         return np.array(list(itertools.chain.from_iterable(lists)), dtype)
 

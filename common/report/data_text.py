@@ -46,6 +46,7 @@ def _printable(text: str) -> str:
 
 
 def percent(part: float, whole: float) -> str:
+    """12.5 %, or a dash of nothing."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
@@ -108,6 +109,7 @@ def missed_groups(anchors: AnchorReport) -> dict[str, Group]:
 
 
 def ceiling_lines(anchors: AnchorReport) -> list[str]:
+    """What a network with perfect outputs would reach, and why not more."""
     if anchors.ceiling is None:
         return ["AP ceiling: none, there is no box"]
     values = ", ".join(f"{name} {value:.3f}" for name, value in anchors.ceiling.items() if value >= 0)
@@ -120,6 +122,7 @@ def ceiling_lines(anchors: AnchorReport) -> list[str]:
 
 
 def suggestion_lines(anchors: AnchorReport) -> list[str]:
+    """How well the anchors fit, and better ones where there are any."""
     suggestion = anchors.suggestion
     if not anchors.fit.boxes:
         return []
@@ -177,6 +180,7 @@ def by_area(statistics: DataStatistics) -> list[tuple[str, int]]:
 
 
 def spread_rows(statistics: DataStatistics) -> dict[str, Spread]:
+    """The rows of the table of sizes: title -> quantiles."""
     rows = {
         "image height": statistics.heights,
         "image width": statistics.widths,
@@ -193,6 +197,7 @@ def spread_rows(statistics: DataStatistics) -> dict[str, Spread]:
 
 
 def spread_columns(spread: Spread) -> dict[str, str]:
+    """One row of it: title of the column -> value."""
     values = {
         "min": spread.minimum,
         "5 %": spread.p5,

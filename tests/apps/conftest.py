@@ -59,6 +59,8 @@ class App:
     def entry(self, name: str) -> tuple[types.ModuleType, Callable]:
         """Module and entry function of train.py, eval.py or infer.py."""
         module = getattr(self.package, name)
+        if name == "train":
+            return module, lambda **given: module.start(given)
         return module, getattr(module, "evaluate_weights" if name == "eval" else name)
 
     def load_trained(self, weights: pathlib.Path):

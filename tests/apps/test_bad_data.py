@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from common.findings import DataError
-from tests.faults.corpus import DataSet
+from tests.faults.data_set import DataSet
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -61,10 +61,13 @@ def test_mosaic_is_closed_for_the_last_epochs_and_resumes_exactly(
     tiny_train(drawn, tmp_path / "broken", *CLOSED)
     # one to look at, one to read, one without mosaic; then one to look at, that of the saved place, and again
     first = [(5, True), (5, True), (7, False)]
-    assert opened == [*first[: 2 + (stopped_in == 3)], *first]
+    if stopped_in == 2:
+        assert opened == [*first[:2], *first]
+    else:  # saved before the evaluation, which came to nothing
+        assert opened == [*first, first[0], first[2]]
     expected, found = weights_of(app, unbroken), weights_of(app, tmp_path / "broken")
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 def test_a_later_close_takes_mosaic_up_again(tiny_train, drawn, tmp_path, opened):

@@ -4,6 +4,8 @@ import pytest
 import tensorflow as tf
 
 from common.averaging import AveragedWeights
+from common.batch_norm import moving_statistics
+from tests.common.thread_ranks import together
 
 
 def make_model(seed=0):
@@ -125,6 +127,54 @@ def test_mixed_precision_averages_the_float32_weights():
 def test_its_variables_are_the_averages_and_their_count():
     model = make_model()
     assert len(AveragedWeights(model, 0.9).variables) == len(model.weights) + 1
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
+    """NumPy's mean of what the ranks have; the rest is its average; after it nothing has changed."""
+
+    def work(ranks):
+        model = make_model()
+        for number in (0, 50):
+            for index, weight in enumerate(model.weights):
+                of_rank = 100 * ranks.rank if "moving" in weight.path else 0  # all else is the same on all
+                random = np.random.default_rng(number + index + of_rank)
+                weight.assign(random.uniform(0.5, 2.0, weight.shape))
+            if number == 0:
+                averaged = AveragedWeights(model, decay)
+        averaged.update()
+        own = values(model)
+        own_averages = [
+            variable.numpy() for variable in averaged.averages_of([w.value for w in model.weights])
+        ]
+        with pytest.raises(RuntimeError, match="evaluation"), averaged.swapped_in(ranks):
+            inside = values(model)
+            raise RuntimeError("evaluation failed")
+        for after, before in zip(values(model), own, strict=True):
+            np.testing.assert_array_equal(after, before)
+        paths = [weight.path for weight in model.weights]
+        return paths, own_averages or own, inside
+
+    (paths, first, inside), (_, second, inside_second) = together(2, work)
+    for path, a, b, got, got_second in zip(paths, first, second, inside, inside_second, strict=True):
+        np.testing.assert_array_equal(got, got_second)
+        np.testing.assert_allclose(got, (a.astype(np.float64) + b) / 2, rtol=1e-6, err_msg=path)
+        assert np.array_equal(a, b) != ("moving" in path)
+
+
+def test_averages_of_come_in_the_order_asked_for():
+    model = make_model()
+    averaged = AveragedWeights(model, 0.9)
+    for index, weight in enumerate(model.weights):
+        weight.assign(tf.fill(weight.shape, float(index)))
+    averaged.update()
+    mean, variance = moving_statistics(model)
+    swapped = averaged.averages_of([variance, mean])
+    straight = averaged.averages_of([mean, variance])
+    assert [id(v) for v in swapped] == [id(v) for v in reversed(straight)]
+    weights = [weight.value for weight in model.weights]
+    np.testing.assert_allclose(swapped[1], 0.9 * next(i for i, w in enumerate(weights) if w is mean))
+    assert AveragedWeights(model, 0.0).averages_of([mean]) == []
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])

@@ -279,8 +279,7 @@ def test_spans_tile_the_file_and_the_index_says_so(path, sizes):
     starts = write_records(path, sizes)
     expected = list(zip(starts[:-1], np.diff(starts).tolist(), strict=True))
     assert spans_of(path) == expected
-    pathlib.Path(f"{path}.idx").unlink(missing_ok=True)  # of the records before
-    (index,) = tfrecord_index.ensure_indexes([path])
+    index = tfrecord_index.write_index(path)
     lines = pathlib.Path(index).read_text().splitlines()
     assert [tuple(map(int, line.split())) for line in lines] == expected
 

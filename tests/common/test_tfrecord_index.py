@@ -66,10 +66,10 @@ def test_numbers_of_any_length(numbers):
 
 
 def test_a_good_index_is_left_alone(file):
-    (path,) = tfrecord_index.ensure_indexes([file])
+    path = tfrecord_index.write_index(file)
     before = os.stat(path)
     os.utime(file)  # the index is older now, and still right
-    assert tfrecord_index.ensure_indexes([file]) == [path]
+    assert ensure(file) == (path, {})
     assert os.stat(path).st_ino == before.st_ino
     assert ensure(file) == (path, {})
 
@@ -82,7 +82,7 @@ def test_a_missing_index_is_made_and_said(file):
 @pytest.mark.parametrize("sizes", [(*SIZES, 9), SIZES[1:], tuple(reversed(SIZES)), (5, 1, 0, 300, 70_000)])
 def test_a_stale_index_is_made_again_and_said(file, sizes):
     """Grown, shrunk, and swapped for a file of equal length whose times look older than the index."""
-    tfrecord_index.ensure_indexes([file])
+    tfrecord_index.write_index(file)
     write_random(file, sizes)
     os.utime(file, (1, 1))
     assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})
@@ -96,12 +96,17 @@ def test_a_file_that_ends_before_its_index_was_copied_in_part(file):
     tfrecord_index.write_index(file)
     before = index_of(file)
     write_random(file, SIZES[:-2])
-    for _ in range(2):  # the index, which proves it, stays
-        path, said = ensure(file)
-        assert said == {"index-longer": [f"{file} has 3 records, {pathlib.Path(path).name} lists 5"]}
-        assert index_of(file) == before
-    with pytest.raises(DataError, match="Copy the file again"):
-        tfrecord_index.ensure_indexes([file])
+    findings = Findings("")
+    tfrecord_index.check_complete(file, tfrecord_index.record_spans(file), findings)
+    assert findings["index-longer"].offenders == [
+        f"{file} has 3 records, {pathlib.Path(file).name}.idx lists 5"
+    ]
+    assert index_of(file) == before
+    for other in ((*SIZES[:2], 77), (*SIZES, 9), SIZES):  # changed, grown, and as it was
+        write_random(file, other)
+        findings = Findings("")
+        tfrecord_index.check_complete(file, tfrecord_index.record_spans(file), findings)
+        assert not list(findings)
 
 
 def test_missing_shards_are_known_by_the_names_of_the_others():
@@ -139,25 +144,17 @@ def test_where_no_index_can_be_written_it_goes_to_the_cache(file, tmp_path, monk
     right = index_of(file)
     os.unlink(f"{file}.idx")
     os.mkdir(f"{file}.idx")  # stands for a read-only directory, which root could write all the same
-    (path,) = tfrecord_index.ensure_indexes([file])
+    path, _ = ensure(file)
     assert path.startswith(str(tmp_path / "cache"))
     assert pathlib.Path(path).read_bytes() == right
 
 
-def test_damaged_files_get_no_index_and_are_all_named(tmp_path):
-    files = [write_random(tmp_path / name, SIZES) for name in "abc"]
-    os.truncate(files[0], 100)
-    os.truncate(files[2], 0)
-    with pytest.raises(DataError) as error:
-        tfrecord_index.ensure_indexes(files)
-    assert str(error.value).startswith("2 kinds of faults in the data:\n")
-    assert f"{files[0]} record 3 at byte 54 needs 316 bytes, 46 are left" in str(error.value)
-    assert f"{files[2]} (0 bytes)" in str(error.value)
-    assert files[1] not in str(error.value)
+def test_damaged_files_get_no_index(tmp_path):
+    file = write_random(tmp_path / "a", SIZES)
+    os.truncate(file, 100)
+    with pytest.raises(DataError, match=f"{file} record 3 at byte 54 needs 316 bytes, 46 are left"):
+        tfrecord_index.write_index(file)
     assert not list(tmp_path.glob("*.idx"))
-    for file in (files[0], files[2]):
-        with pytest.raises(DataError, match=file):
-            tfrecord_index.write_index(file)
 
 
 def test_patterns(tmp_path):

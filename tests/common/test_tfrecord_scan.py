@@ -11,7 +11,7 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from common import atomic, image_files, progress, tfrecord_scan
+from common import atomic, image_files, progress, tfrecord_index, tfrecord_scan
 from common.checks import tfrecord_columns, tfrecord_content
 from common.checks.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
 from common.coco_json import load_coco
@@ -34,7 +34,7 @@ def forget():
 
 
 def scan_one(tmp_path, *contents):
-    return tfrecord_scan.scan_records([write(tmp_path / "one.tfrecord", *contents)], LABELS)
+    return tfrecord_scan.open_records([write(tmp_path / "one.tfrecord", *contents)], LABELS).annotations
 
 
 def refused(files, **options):
@@ -639,3 +639,14 @@ def test_findings_of_a_copy_are_its_own(tmp_path):
     assert records.annotations.origin == str(tmp_path / "b")
     assert isinstance(records.annotations.findings, Findings)
     assert "/a record" not in str(said(records))
+
+
+def test_a_file_copied_in_part_stops_whatever_else_is_wrong(tmp_path):
+    whole = [record(source_id=b"1"), record(source_id=b"2", encoded=b""), record(source_id=b"3")]
+    file = write(tmp_path / "a", *whole)
+    tfrecord_index.write_index(file)
+    write(tmp_path / "a", *whole[:2])
+    expected = {"index-longer": [f"{file} has 2 records, a.idx lists 3"]}
+    assert refused([file]).items() >= expected.items()
+    assert "image-empty" in refused([file])
+    assert refused([file], policy=SKIP).items() >= expected.items()

@@ -8,9 +8,18 @@ from common.annotations import Annotations
 from common.findings import KINDS, DataError, Finding, Findings, Severity
 from common.image_files import ImagePolicy
 from common.open_data import DataFlags, check_sizes, open_source, open_splits
-from tests.faults.corpus import FAULTS, TOGETHER, DataSet, Fault
-from tests.faults.record_corpus import RECORD_FAULTS, RecordSet
+from tests.faults import image_faults, json_faults, record_faults
+from tests.faults.data_set import DataSet, Fault
+from tests.faults.record_faults import RecordSet
 
+FAULTS = [*image_faults.FAULTS, *json_faults.FAULTS]
+
+TOGETHER = (
+    "text_file",
+    "annotation_of_an_image_id_as_a_string",
+    "box_of_negative_width",
+    "category_name_twice",
+)
 BY_NAME = {fault.name: fault for fault in FAULTS}
 CONSEQUENCES = {"no-images": ["image-empty", "no-boxes"], "boxes-of-corners": ["box-outside"]}
 PERMITTED = {"crowd", "image-without-boxes"}  # said of sound data, too
@@ -54,7 +63,7 @@ def test_faults_of_coco_data(fault, tmp_path, record_fault):
     assert snapshot(tmp_path) == before, "the user's files were changed"
 
 
-@pytest.mark.parametrize("fault", RECORD_FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", record_faults.FAULTS, ids=lambda fault: fault.name)
 def test_faults_of_records(fault, tmp_path, record_fault, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = RecordSet(tmp_path / "data", fault.seed)
@@ -232,7 +241,7 @@ def snapshot(directory: pathlib.Path) -> dict[str, tuple]:
 
 
 def test_the_corpus_is_large_and_complete():
-    faults = [*FAULTS, *RECORD_FAULTS]
+    faults = [*FAULTS, *record_faults.FAULTS]
     assert len({fault.name for fault in faults}) == len(faults) >= 60
     below = {"eval-categories", "fewer-than-batch", "fewer-than-ranks", "too-many-boxes"}
     permissions = {"image-unreadable"}  # tests may run as root, whom nothing is forbidden

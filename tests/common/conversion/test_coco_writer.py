@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.findings import Findings
 from common.labels import LabelMap
 from common.tfrecord_index import expand_pattern
-from common.tfrecord_scan import scan_records
+from common.tfrecord_scan import open_records
 
 
 def annotations_of(names, *, sizes=None, boxes=(), areas=None):
@@ -88,7 +88,7 @@ def test_names_stay_below_the_directory_and_differ():
 
 def test_images_come_out_byte_for_byte(drawn, drawn_records, tmp_path):
     files = expand_pattern(f"{drawn_records}*.tfrecord")
-    annotations = scan_records(files, LabelMap.load(f"{drawn_records}.label_map.json"))
+    annotations = open_records(files, LabelMap.load(f"{drawn_records}.label_map.json")).annotations
     found = extract_images(files, annotations, tmp_path / "new" / "images")
     assert found.file_names == annotations.file_names
     assert sorted(os.listdir(tmp_path / "new")) == ["images"]

@@ -1,4 +1,4 @@
-"""Faulty TFRecords, made as in corpus.py: two sound shards are written, and one thing in them goes wrong."""
+"""Faults of TFRecords: two sound shards are written, and one thing in them goes wrong."""
 
 import gzip
 import os
@@ -11,10 +11,11 @@ import tensorflow as tf
 from common.annotations import Annotations
 from common.coco_json import load_coco
 from common.tfrecord import write_tfrecords
-from tests.faults.corpus import LFS_POINTER, DataSet, Fault
+from tests.faults.data_set import LFS_POINTER, DataSet, Fault, registry
 
 NUM_SHARDS = 2
-RECORD_FAULTS: list[Fault] = []
+FAULTS: list[Fault] = []
+fault = registry(FAULTS)
 LABELS = "image/object/class/label"
 XMIN, YMAX = "image/object/bbox/xmin", "image/object/bbox/ymax"
 
@@ -75,14 +76,6 @@ class RecordSet:
         with tf.io.TFRecordWriter(str(self.file)) as writer:
             for record in records:
                 writer.write(record)
-
-
-def fault(kind: str):
-    def register(spoil):
-        RECORD_FAULTS.append(Fault(spoil.__name__, kind, spoil))
-        return spoil
-
-    return register
 
 
 def index_of(file: pathlib.Path) -> pathlib.Path:

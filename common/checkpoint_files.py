@@ -1,0 +1,272 @@
+"""The directory of checkpoints: which are whole, which is the one to go on from, which may go.
+
+    checkpoints/00001200/
+        manifest.json     step, epoch, counters; what the run is; versions of the libraries
+        state.*           weights, averages, optimizer, loss scale: the same on all ranks
+        rank_0.* ...      what each rank has of its own: data position, random seeds, and on ranks above 0
+                          moving statistics; like state.* by tf.train.Checkpoint
+        SHA256SUMS        the last to be written; `sha256sum -c` understands it
+
+The newest is the one that was saved last, whatever its step: a run that went back to the end of an epoch may
+save lower steps than before. A checkpoint that replaces one of the same step is called 00001200.new until the
+other one is gone, so that at every moment one of them is whole.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import math
+import pathlib
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from common import atomic
+from common.errors import UserError
+
+MANIFEST = "manifest.json"
+_CHECKSUMS = "SHA256SUMS"
+_NEW = ".new"
+_SERIAL = "serial"  # key of the manifest: counts the saves of a run
+_LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
+_DAMAGED = (FileNotFoundError, ValueError, KeyError)  # what a bad manifest raises; any other OSError may pass
+_SPARE = 1.1  # of the bytes to write: names, checksums, blocks that are not full
+
+
+class Found(NamedTuple):
+    """A checkpoint to go on from.
+
+    Attributes:
+        path: its directory.
+        passed_over: newer ones: damaged, or not between two epochs. With the next save they are of no use.
+    """
+
+    path: pathlib.Path
+    passed_over: Sequence[pathlib.Path]
+
+
+def saved(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The checkpoints in a directory, in the order in which they were saved; none where it does not exist.
+
+    Those whose manifest is damaged come last.
+
+    Raises:
+        OSError: a manifest is there and cannot be read: nothing can be said about the order.
+    """
+    numbered = [path for path in directory.glob("*") if path.name.isdecimal()]
+    return sorted(numbered, key=lambda path: (_serial(path), int(path.name)))
+
+
+def newest(directory: pathlib.Path, *, boundary: bool = False) -> Found | None:
+    """The newest checkpoint that is whole; None where there is none at all.
+
+    Args:
+        directory: of the checkpoints.
+        boundary: only those that were saved between two epochs.
+
+    Raises:
+        UserError: there are some, and none can be used.
+    """
+    passed_over = []
+    try:
+        found = saved(directory)
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+    for path in reversed(found):
+        problem = damage(path)
+        if problem:
+            print(f"checkpoint {path} is damaged ({problem}): trying the one before", file=sys.stderr)
+        elif not boundary or at_boundary(path):
+            return Found(path, passed_over)
+        passed_over.append(path)
+    if not passed_over:
+        return None
+    if any(not damage(path) for path in passed_over):
+        raise UserError(
+            f"no checkpoint in {directory} was saved between two epochs: go on with the same flags to the "
+            "end of this epoch first, or --overwrite starts anew"
+        )
+    raise UserError(f"all checkpoints in {directory} are damaged: --overwrite starts anew")
+
+
+def read_manifest(path: pathlib.Path) -> dict[str, Any]:
+    """manifest.json of one checkpoint."""
+    return json.loads((path / MANIFEST).read_bytes())
+
+
+def at_boundary(path: pathlib.Path) -> bool:
+    """Whether a checkpoint was saved between two epochs; OSError where its manifest cannot be read."""
+    try:
+        return read_manifest(path)["state"].get("step_in_epoch", 0) == 0
+    except _DAMAGED:
+        return False
+
+
+def damage(path: pathlib.Path) -> str | None:
+    """What is wrong with a checkpoint's files; None if nothing is.
+
+    Asked before TensorFlow reads it, which restores a part of the variables before it meets the damage.
+    """
+    try:
+        expected = (path / _CHECKSUMS).read_text().splitlines(keepends=True)
+        found = _checksums(path)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or f"{_CHECKSUMS} is not text"
+    different = sorted(line.split()[-1] for line in {*expected} ^ {*found})
+    return f"{different[0]} is not as it was written" if different else None
+
+
+def write(
+    directory: pathlib.Path,
+    step: int,
+    manifest: Mapping[str, Any],
+    writer: Callable[[pathlib.Path], object],
+) -> pathlib.Path:
+    """Makes the checkpoint of a step: all of it or nothing. `writer` writes all but manifest and checksums.
+
+    Raises:
+        OSError: the disk is full, ...; what stood before stands.
+    """
+    serial = 1 + max((s for s in map(_serial, saved(directory)) if math.isfinite(s)), default=0)
+
+    def write_all(temporary: pathlib.Path) -> None:
+        writer(temporary)
+        (temporary / MANIFEST).write_text(json.dumps({**manifest, _SERIAL: serial}, indent=1))
+        (temporary / _CHECKSUMS).write_text("".join(_checksums(temporary)))
+
+    path = directory / f"{step:08d}"
+    if path.exists():
+        atomic.write_directory(path.with_name(path.name + _NEW), write_all)
+        _take_place(path)
+    else:
+        atomic.write_directory(path, write_all)
+    return path
+
+
+def tidy(directory: pathlib.Path) -> None:
+    """Removes what a killed process left unfinished, and finishes what it had written."""
+    atomic.remove_unfinished(directory)
+    for path in directory.glob(f"*{_NEW}"):
+        if damage(path):
+            atomic.remove_directory(path)
+        else:
+            _take_place(path.with_suffix(""))
+
+
+def make_room(directory: pathlib.Path, num_bytes: int, last: pathlib.Path | None) -> None:
+    """Sees to it that so many bytes can be written, by removing older checkpoints if need be.
+
+    Args:
+        directory: of the checkpoints.
+        num_bytes: what is to be written.
+        last: the checkpoint that the run goes on from; it stays.
+
+    Raises:
+        OSError: there is no room; nothing was removed.
+    """
+    needed = int(num_bytes * _SPARE)
+    free = shutil.disk_usage(directory).free
+    if free >= needed:
+        return
+    going, room = [], free
+    for path in _dispensable(directory, last):
+        going.append(path)
+        room += sum(file.stat().st_size for file in path.iterdir())
+        if room >= needed:
+            break
+    if room < needed:
+        raise OSError(f"it needs {_megabytes(needed)} and {_megabytes(free)} are free")
+    for path in going:
+        atomic.remove_directory(path)
+
+
+def remove_oldest(directory: pathlib.Path, last: pathlib.Path | None) -> bool:
+    """Removes one checkpoint where a quota leaves no room that could be measured; whether there was one."""
+    dispensable = _dispensable(directory, last)
+    if dispensable:
+        atomic.remove_directory(dispensable[0])
+    return bool(dispensable)
+
+
+def prune(directory: pathlib.Path, keep: int, passed_over: Sequence[pathlib.Path] = ()) -> None:
+    """Removes all but the newest `keep` and the newest that was saved between two epochs.
+
+    Args:
+        directory: of the checkpoints, the newest of which was just written.
+        keep: how many stay, at least 1.
+        passed_over: these go (see Found).
+
+    Raises:
+        OSError: one of them cannot be removed, or nothing is known about them.
+    """
+    found = saved(directory)
+    alive = [path for path in found if path not in passed_over and math.isfinite(_serial(path))]
+    staying = {*alive[-keep:], *[path for path in alive if at_boundary(path)][-1:]}
+    for path in found:
+        if path not in staying:
+            atomic.remove_directory(path)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Of Python and the libraries that decide what a step computes."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def version_differences(manifest: Mapping[str, Any]) -> list[str]:
+    """`keras was 3.15.1 and is now 3.16.0`, for each that is another one than when it was saved."""
+    before = manifest.get("versions", {})
+    return [
+        f"{name} was {before.get(name, 'absent')} and is now {now}"
+        for name, now in versions().items()
+        if before.get(name, "absent") != now
+    ]
+
+
+def _dispensable(directory: pathlib.Path, last: pathlib.Path | None) -> list[pathlib.Path]:
+    """The checkpoints that a run can do without, the least useful first: all but the one to go on from.
+
+    Which is `last` if it is whole. The newest one between two epochs is the last to go.
+    """
+    found = saved(directory)
+    whole = (path for path in [last, *reversed(found)] if path in found and not damage(path))
+    needed = next(whole, None)
+    boundary = next((path for path in reversed(found) if at_boundary(path)), None)
+    found.sort(key=lambda path: path == boundary)  # stable
+    return [path for path in found if path != needed]
+
+
+def _take_place(path: pathlib.Path) -> None:
+    """00001200.new becomes 00001200, whose place it takes."""
+    if path.exists():
+        atomic.remove_directory(path)
+    atomic.rename(path.with_name(path.name + _NEW), path)
+
+
+def _serial(path: pathlib.Path) -> float:
+    """Infinite where it is damaged: such a checkpoint is looked at first, and found so."""
+    try:
+        return int(read_manifest(path)[_SERIAL])
+    except _DAMAGED:
+        return math.inf
+
+
+def _checksums(directory: pathlib.Path) -> list[str]:
+    lines = []
+    for path in sorted(path for path in directory.iterdir() if path.name != _CHECKSUMS):
+        with path.open("rb") as stream:
+            lines.append(f"{hashlib.file_digest(stream, 'sha256').hexdigest()}  {path.name}\n")
+    return lines
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.{0 if num_bytes >= 10e6 else 2}f} MB"

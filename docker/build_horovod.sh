@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# Builds Horovod against the TensorFlow of a virtual environment, and installs it there. `make horovod` calls it.
+#
+#   docker/build_horovod.sh .venv
+#
+# Horovod's last release is older than this TensorFlow, and there is no wheel of it. One of its files (all-reduce inside
+# XLA) no longer compiles and is left out: with --xla the forward and backward pass is compiled, the all-reduce stays
+# outside. One function of TensorFlow that it calls on GPUs is gone, and is put back. The wheel is kept in the user's cache: it takes two minutes on two cores the first time, seconds after that.
+#
+# Gloo is always in it. MPI: HOROVOD_WITH_MPI=1 (the wheel then needs libmpi wherever it runs). NCCL: by itself where a CUDA
+# toolkit (nvcc) and NCCL are found, the system's or the one that TensorFlow's GPU packages bring;
+# HOROVOD_GPU_OPERATIONS= (empty) leaves it out. All of Horovod's own variables (HOROVOD_NCCL_HOME, HOROVOD_CUDA_HOME,
+# HOROVOD_BUILD_CUDA_CC_LIST, ...) are passed on.
+set -euo pipefail
+
+venv=$(cd "$1" && pwd)
+here=$(cd "$(dirname "$0")/.." && pwd)
+python=$venv/bin/python
+say() { printf '\033[1m[horovod]\033[0m %s\n' "$*" >&2; }
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# The pins of one extra of pyproject.toml, one a line.
+extra() {
+  "$python" - "$here/pyproject.toml" "$1" <<'PYTHON'
+import sys, tomllib
+print(*tomllib.load(open(sys.argv[1], "rb"))["project"]["optional-dependencies"][sys.argv[2]], sep="\n")
+PYTHON
+}
+pip_install() { "$python" -m pip install --quiet --disable-pip-version-check "$@"; }
+works() { TF_CPP_MIN_LOG_LEVEL=3 "$python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built()' 2>>"$log"; }
+
+own=$(env | grep '^HOROVOD_' | sort || true) # what the user asks for is part of the wheel's key
+for tool in g++ make; do
+  command -v $tool >/dev/null || fail "no $tool: Horovod is compiled (Debian and Ubuntu: apt install build-essential)"
+done
+log=$venv/horovod.log
+: >"$log"
+pin=$(extra horovod | grep '^horovod==')
+mapfile -t needed < <(extra horovod | grep -v '^horovod==')
+pip_install "${needed[@]}" || fail "pip could not install ${needed[*]}"
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# The NCCL that TensorFlow's GPU packages bring: its header, and its library without the name that linkers look for.
+packaged_nccl() {
+  local home
+  home=$("$python" -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null) || return 1
+  [ -f "$home/include/nccl.h" ] && [ -f "$home/lib/libnccl.so.2" ] || return 1
+  ln -s "$home/lib/libnccl.so.2" "$work/libnccl.so"
+  export HOROVOD_NCCL_INCLUDE=$home/include HOROVOD_NCCL_LIB=$work HOROVOD_NCCL_LINK=SHARED
+}
+system_nccl() { echo '#include <nccl.h>' | g++ -E -x c++ - >/dev/null 2>&1; }
+has_nvcc() { command -v "${HOROVOD_CUDA_HOME:+$HOROVOD_CUDA_HOME/bin/}nvcc" >/dev/null; }
+if [ -z "${HOROVOD_GPU_OPERATIONS+set}" ]; then
+  if has_nvcc && { [ -n "${HOROVOD_NCCL_HOME:-}${HOROVOD_NCCL_INCLUDE:-}" ] || packaged_nccl || system_nccl; }; then
+    export HOROVOD_GPU_OPERATIONS=NCCL
+  elif nvidia-smi -L >/dev/null 2>&1; then
+    say "no nvcc or no NCCL here: gradients will go through the CPU. Install a CUDA 12 toolkit, then: make horovod"
+  fi
+fi
+[ -n "${HOROVOD_GPU_OPERATIONS:-}" ] || unset HOROVOD_GPU_OPERATIONS
+kind=gloo
+if [ "${HOROVOD_WITH_MPI:-}" = 1 ]; then
+  kind+=-mpi
+else
+  export HOROVOD_WITHOUT_MPI=1
+fi
+kind+=${HOROVOD_GPU_OPERATIONS:+-${HOROVOD_GPU_OPERATIONS,,}}
+export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
+export MAKEFLAGS=${MAKEFLAGS:--j$(nproc)} # Horovod's own is 8, which takes 8 GB
+
+key=$("$python" - "$0" "$pin" "$kind" "$own" <<'PYTHON'
+import hashlib, importlib.metadata, pathlib, platform, sys
+parts = [*sys.argv[2:], importlib.metadata.version("tensorflow"), platform.python_version(), platform.machine(),
+         platform.libc_ver()[1], pathlib.Path(sys.argv[1]).read_text()]
+print(hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
+PYTHON
+)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/dali-detection/wheels/$key
+
+if ! compgen -G "$cache/*.whl" >/dev/null; then
+  say "compiling $pin ($kind); two minutes on two cores, once"
+  "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --no-build-isolation \
+    --dest "$work" "$pin" >>"$log" 2>&1 || fail "$pin could not be downloaded: see $log"
+  tar xzf "$work"/horovod-*.tar.gz -C "$work"
+  source=$(find "$work" -maxdepth 1 -mindepth 1 -type d -name 'horovod-*')
+  sed -i '/xla_mpi_ops\.cc/d' "$source/horovod/tensorflow/CMakeLists.txt"
+  # TensorFlow's function for the CUDA stream behind a stream of its own is gone; the stream says it itself.
+  sed -i -e 's/^GpuStreamHandle AsGpuStreamValue/static &/' \
+    -e '/^#undef LOG/a\
+#if HAVE_GPU\
+namespace stream_executor::gpu {\
+static GpuStreamHandle AsGpuStreamValue(Stream* stream) {\
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);\
+}\
+}\
+#endif' "$source/horovod/tensorflow/mpi_ops.cc"
+  # Where the packaged NCCL lies, seen from Horovod's library in the same site-packages; then the user's own.
+  rpath="\\\$ORIGIN/../../nvidia/nccl/lib${HOROVOD_NCCL_HOME:+;$HOROVOD_NCCL_HOME/lib}"
+  printf 'set_target_properties(tensorflow PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE INSTALL_RPATH "%s")\n' "$rpath" \
+    >>"$source/horovod/tensorflow/CMakeLists.txt"
+  # The Gloo in it is refused by CMake 4.
+  if ! cmake --version 2>/dev/null | grep -q 'version 3\.'; then
+    pip_install --target "$work/cmake" "$(extra horovod-build)" || fail "pip could not install $(extra horovod-build)"
+    HOROVOD_CMAKE=$(find "$work/cmake" -path '*/data/bin/cmake' -type f | head -1)
+    chmod +x "$HOROVOD_CMAKE"
+    export HOROVOD_CMAKE
+  fi
+  "$python" -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$work/wheel" "$source" \
+    >>"$log" 2>&1 || fail "Horovod did not compile${HOROVOD_GPU_OPERATIONS:+ (without NCCL: HOROVOD_GPU_OPERATIONS= make horovod)}: see $log"
+  # Copied beside its place, then renamed: the cache never holds half a wheel, whoever else builds meanwhile.
+  mkdir -p "$(dirname "$cache")" && cp -r "$work/wheel" "$cache.$$" || fail "cannot write $cache"
+  mv -T "$cache.$$" "$cache" 2>/dev/null || rm -rf "$cache.$$"
+fi
+pip_install --no-deps --force-reinstall "$cache"/*.whl || fail "the wheel in $cache cannot be installed"
+works || fail "Horovod does not load: see $log (and remove $cache to compile it again)"
+say "ready ($kind)"

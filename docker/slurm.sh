@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Trains on the nodes of a Slurm job, one rank per GPU, and goes on by itself when the time limit cuts it.
+#
+#   sbatch --nodes=4 docker/slurm.sh efficientdet/train.py --flagfile=efficientdet/flags/d0_coco.txt \
+#       --train_images=coco/train2017 --train_annotations=coco/annotations/instances_train2017.json --output_dir=runs/d0
+#
+# Submit it from this project's root, on a disk that all nodes share, after `make horovod` on a node with GPUs. horovodrun
+# starts the ranks: on the first node itself, on the others by ssh, which the site must allow between the nodes of a job.
+# (Where it does not: `HOROVOD_WITH_MPI=1 make horovod`, then srun in place of horovodrun, with the site's --mpi.)
+#
+# Five minutes before the time limit Slurm signals this script. It signals the ranks, which save the same step and end, and
+# puts the job back into the queue; the same command then resumes. Problems end the job: they would come again.
+#SBATCH --job-name=detection
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:TERM@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%j.log
+set -euo pipefail
+
+cd "$SLURM_SUBMIT_DIR"
+horovodrun=.venv/bin/horovodrun
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+[ -x "$horovodrun" ] || fail "there is no $horovodrun in $PWD: run make horovod there first"
+[ $# -gt 0 ] || fail "name a script and its flags: sbatch docker/slurm.sh efficientdet/train.py --..."
+
+gpus=${SLURM_GPUS_ON_NODE:?ask for GPUs: --gpus-per-node=N}
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed "s/\$/:$gpus/" | paste -sd, -)
+training=(.venv/bin/python "$@" --strategy=horovod)
+
+# The ranks by their whole command line from its first letter on: horovodrun, its shells and ssh hold the same words
+# further back, and a TERM to horovodrun would kill the ranks after five seconds.
+ranks="^$(printf '%s' "${training[*]}" | sed 's/[][\.*^$+?(){}|]/\\&/g')"
+stopped=
+stop() {
+  stopped=1
+  echo "$(date +%T) signalling the ranks: they save, then end" >&2
+  srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 pkill -TERM -f -- "$ranks" || true
+}
+trap stop TERM
+
+"$horovodrun" --gloo -np $((gpus * SLURM_JOB_NUM_NODES)) -H "$hosts" --start-timeout 300 "${training[@]}" &
+launcher=$!
+while kill -0 "$launcher" 2>/dev/null; do
+  wait "$launcher" || true # a signal ends the wait, not the launcher
+done
+code=0
+wait "$launcher" || code=$? # horovodrun's: 1 whatever the ranks ended with
+
+if [ "$stopped" ] && [ "$code" != 0 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+  exit 75
+fi
+exit "$code"

@@ -1,0 +1,157 @@
+"""The same step on the same CPU gives the same bits: again, in another process, and under load.
+
+Run as a module, this file is one such process; it prints what it found as JSON:
+
+    python -m tests.apps.test_determinism yolov4
+
+With --unchanged it leaves TensorFlow as it is, and shows what the tests would miss.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.eager import context
+
+from common import devices
+from common.averaging import AveragedWeights
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# model, image side, batch size, what makes it smaller. Unchanged, EfficientDet's step looks too large for the
+# 256 MB that TensorFlow gives a CPU.
+MODELS = {
+    "efficientdet": ("efficientdet-d0", 128, 16, {"fpn_cells": 1, "head_repeats": 1}),
+    "yolov4": ("yolov4-tiny", 128, 4, {}),
+}
+REPEATS = 12
+UPDATES = 4
+
+
+@pytest.mark.parametrize("app_name", MODELS)
+def test_two_processes_give_the_same_bits(app_name):
+    command = [sys.executable, "-m", "tests.apps.test_determinism", app_name]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in processes]  # each is the other's load
+    assert [process.returncode for process in processes] == [0, 0]
+    one, other = (json.loads(output.splitlines()[-1]) for output in outputs)
+    for result in (one, other):
+        assert result["long_sums"] == []
+        assert result["differing"] == {}
+        assert result["moved"]
+    assert one["losses"] == other["losses"]
+    assert one["weights"] == other["weights"]
+
+
+def test_many_terms_are_added_in_pairs(monkeypatch):
+    monkeypatch.setattr(devices.gen_math_ops, "add_n", devices._add_in_pairs)
+    x = tf.constant([[2.0**24, 1.0, 1.0], [-1.0, 1.0, 2.0**-30]])
+
+    @tf.function
+    def sums(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.add_n([x[:, 0], x[:, 1], x[:, 2]])
+            result = tf.reduce_sum(total * [1.0, 2.0]) + tf.reduce_sum(x * x) + tf.reduce_sum(3.0 * x)
+        return total, tape.gradient(result, x)
+
+    graph = sums.get_concrete_function(x).graph.as_graph_def()
+    assert any(node.op == "AddN" for node in graph.node)
+    assert _long_sums([graph]) == []
+    total, gradient = sums(x)
+    assert total.numpy().tolist() == [2.0**24, 2.0**-30]  # from the left: 2**24 + 1 is 2**24 in float32
+    np.testing.assert_allclose(gradient, 2.0 * x + 3.0 + [[1.0], [2.0]], rtol=1e-6)
+    assert tf.add_n([x[0]]).numpy().tolist() == x[0].numpy().tolist()
+
+
+def _long_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
+    """Names of the nodes whose terms could be added in more than one order."""
+    return [
+        node.name
+        for graph in graphs
+        for node in graph.node
+        if node.op in ("AccumulateNV2", "TemporaryVariable")
+        or (node.op == "AddN" and sum(not name.startswith("^") for name in node.input) > 2)
+    ]
+
+
+def _trained(app_name: str) -> dict:
+    """Repeats one step, then goes on for a few: what differed, and a digest of all that it ended with."""
+    keras.utils.set_random_seed(0)
+    train = importlib.import_module(f"{app_name}.train")
+    model_name, side, batch_size, changes = MODELS[app_name]
+    config = dataclasses.replace(train.get_config(model_name), image_size=(side, side), **changes)
+    config = dataclasses.replace(config, clip_norm=0.1)  # less than the norm of the gradients
+    model = train.build_model(model_name, num_classes=3, config=config)
+    optimizer = train.make_optimizer(config, 0.01, precision="float32")
+    optimizer.build(model.trainable_variables)
+    averaged = AveragedWeights(model, 0.9)
+    loader = train.make_loader(
+        "synthetic", source=None, config=config, batch_size=batch_size, training=True, num_classes=3
+    )
+    images, targets = next(iter(loader.dataset()))
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = train.loss_values(model, config, images, targets)["loss"]
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        averaged.update()
+        return loss, gradients
+
+    variables = [v.value for v in [*model.variables, *optimizer.variables]] + list(averaged.variables)
+    start = [variable.numpy() for variable in variables]
+    context.context().enable_graph_collection()
+    step()  # traces it
+    graphs = context.context().export_run_metadata().partition_graphs
+    context.context().disable_graph_collection()
+    first, differing = None, {}
+    done = threading.Event()
+    busy = threading.Thread(target=_keep_busy, args=[done], daemon=True)
+    busy.start()
+    for _ in range(REPEATS):
+        for variable, value in zip(variables, start, strict=True):
+            variable.assign(value)
+        _, gradients = step()
+        named = {v.path: gradient for v, gradient in zip(model.trainable_variables, gradients, strict=True)}
+        named |= {f"{i} {variable.name} after": variable for i, variable in enumerate(variables)}
+        found = {name: np.asarray(value).tobytes() for name, value in named.items()}
+        first = first or found
+        for name in found:
+            if found[name] != first[name]:
+                differing[name] = differing.get(name, 0) + 1
+    losses = [float(step()[0]) for _ in range(UPDATES)]
+    done.set()
+    busy.join()
+    end = [variable.numpy() for variable in variables]
+    return {
+        "long_sums": _long_sums(graphs),
+        "differing": differing,
+        "moved": any(not np.array_equal(a, b) for a, b in zip(start, end, strict=True)),
+        "losses": losses,
+        "weights": hashlib.sha256(b"".join(value.tobytes() for value in end)).hexdigest(),
+    }
+
+
+def _keep_busy(done: threading.Event) -> None:
+    data = bytes(1_000_000)
+    while not done.is_set():
+        hashlib.sha256(data)
+
+
+if __name__ == "__main__":
+    name, *unchanged = sys.argv[1:]
+    if unchanged != ["--unchanged"]:
+        devices.reproducible()
+    print(json.dumps(_trained(name)))

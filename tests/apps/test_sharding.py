@@ -1,0 +1,178 @@
+"""What the loaders of both apps give to the ranks of a run: equal steps, one order, their own augmentation.
+
+Which images a rank reads is tested with the readers (tests/common/test_shards.py).
+"""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from common.dataset import steps_per_epoch
+from common.errors import UserError
+from common.sources import CocoSource
+
+INPUT = (64, 96)
+LOADERS = ["dali_cpu", "tensorflow"]
+PLAIN = {
+    "efficientdet": {"augmentation": "none", "flip_prob": 0.0},
+    "yolov4": {
+        **dict.fromkeys(("jitter", "flip_prob", "hue", "mosaic_prob", "mixup_prob", "cutmix_prob"), 0.0),
+        **dict.fromkeys(("saturation", "exposure", "multi_scale"), 1.0),
+    },
+}
+RANDOM = {  # everything that is drawn for each image or batch, one at a time
+    "efficientdet": {
+        "scale_jitter": {"augmentation": "scale_jitter"},
+        "min_iou_crop": {"augmentation": "min_iou_crop"},
+        "resize_range": {"augmentation": "resize_range", "resize_min": 40, "resize_max": 90},
+        "flip": {"flip_prob": 0.5},
+        "grid_mask": {"grid_mask_prob": 0.5},
+        "brightness": {"brightness": 0.5},
+        "contrast": {"contrast": 0.5},
+        "saturation": {"saturation": 0.5},
+        "hue": {"hue": 60.0},
+    },
+    "yolov4": {
+        "jitter": {"jitter": 0.3},
+        "flip": {"flip_prob": 0.5},
+        "hue": {"hue": 36.0},
+        "saturation": {"saturation": 1.5},
+        "exposure": {"exposure": 1.5},
+        "mosaic": {"mosaic_prob": 0.5},
+        "mixup": {"mixup_prob": 0.5},
+        "cutmix": {"cutmix_prob": 0.5},
+    },
+}
+
+
+@pytest.fixture
+def make(app):
+    """make(source, pipeline_type, changes of the config, options of the loader) -> loader"""
+
+    def run(source, pipeline_type, changes, *, training=True, **options):
+        config = app.package.config.get_config(app.model_name)
+        config = dataclasses.replace(config, image_size=INPUT, **(PLAIN[app.name] | changes))
+        options = {"batch_size": 2, "num_threads": 1, "name_images": training} | options
+        return app.make_loader(pipeline_type, source=source, config=config, training=training, **options)
+
+    return run
+
+
+def read(loader, steps):
+    return [(images.numpy(), targets) for images, targets in loader.dataset().take(steps)]
+
+
+def image_ids(loader, steps):
+    """Of each step, in the order in which they come."""
+    return [targets["image_ids"].numpy().reshape(-1).tolist() for _, targets in read(loader, steps)]
+
+
+@pytest.fixture(scope="session")
+def twins(tmp_path_factory):
+    """32 times the same picture, with the same two boxes."""
+    directory = tmp_path_factory.mktemp("twins")
+    picture = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
+    PIL.Image.fromarray(picture).save(directory / "0.png")
+    for i in range(1, 32):
+        (directory / f"{i}.png").write_bytes((directory / "0.png").read_bytes())
+    boxes = [[9, 9, 30, 30], [50, 20, 30, 35]]
+    document = {
+        "images": [{"id": i, "file_name": f"{i}.png", "height": 60, "width": 90} for i in range(32)],
+        "annotations": [
+            {"id": 2 * i + k + 1, "image_id": i, "category_id": 1, "bbox": box, "area": box[2] * box[3]}
+            for i in range(32)
+            for k, box in enumerate(boxes)
+        ],
+        "categories": [{"id": 1, "name": "x"}],
+    }
+    (directory / "instances.json").write_text(json.dumps(document))
+    return CocoSource(str(directory), str(directory / "instances.json"))
+
+
+@pytest.fixture(scope="session")
+def source(drawn):
+    return CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+
+
+@pytest.mark.parametrize("pipeline_type", [*LOADERS, "synthetic"])
+def test_all_ranks_take_equally_many_steps(make, source, pipeline_type):
+    for num_shards in (1, 2, 5, 8):
+        for training in (True, False):
+            options = {"training": training, "batch_size": 2, "num_shards": num_shards}
+            loaders = [
+                make(source, pipeline_type, {}, shard_id=shard_id, **options)
+                for shard_id in range(num_shards)
+            ]
+            expected = steps_per_epoch(loaders[0].size, 2 * num_shards, training=training)
+            assert [loader.steps_per_epoch for loader in loaders] == [expected] * num_shards
+            assert [loader.size for loader in loaders] == [loaders[0].size] * num_shards
+
+
+@pytest.mark.parametrize("pipeline_type", LOADERS)
+def test_evaluation_needs_no_more_steps_than_it_says(make, source, pipeline_type):
+    """Twelve images on five ranks in batches of two: three steps would be too many, one too few."""
+    seen = []
+    for shard_id in range(5):
+        loader = make(source, pipeline_type, {}, training=False, shard_id=shard_id, num_shards=5)
+        assert loader.steps_per_epoch == 2
+        first, second, *again = image_ids(loader, 4)
+        assert [first, second] == again
+        seen += dict.fromkeys(first + second)
+    assert sorted(seen) == sorted(source.annotations.image_ids)
+
+
+@pytest.mark.parametrize("pipeline_type", LOADERS)
+def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline_type):
+    """What the ranks read together in step k; random or not, and however many threads read it."""
+    everything = {}
+    for change in RANDOM[app.name].values():
+        everything |= change
+
+    def order(changes, **options):
+        ranks = [
+            image_ids(make(source, pipeline_type, changes, shard_id=rank, num_shards=2, **options), 9)
+            for rank in (0, 1)
+        ]
+        return [sorted(a + b) for a, b in zip(*ranks, strict=True)]
+
+    first = order(everything, seed=0)
+    for epoch in (first[:3], first[3:6], first[6:]):  # steps of two ranks with two images each
+        assert sorted(itertools.chain(*epoch)) == sorted(source.annotations.image_ids)
+    assert order({}, seed=0, num_threads=2) == first
+    assert order({}, seed=1) != first
+
+
+def test_two_ranks_read_in_a_step_what_one_reads_in_a_batch_twice_as_large(make, source):
+    """By tf.data alone. By DALI each rank has its own half of the permutation."""
+    one = image_ids(make(source, "tensorflow", {}, batch_size=4), 6)
+    two = [
+        image_ids(make(source, "tensorflow", {}, batch_size=2, shard_id=rank, num_shards=2), 6)
+        for rank in (0, 1)
+    ]
+    assert [sorted(a + b) for a, b in zip(*two, strict=True)] == [sorted(batch) for batch in one]
+
+
+@pytest.mark.parametrize("pipeline_type", LOADERS)
+def test_no_kind_of_randomness_is_the_same_on_two_ranks(app, make, twins, pipeline_type):
+    def pictures(change, shard_id):
+        loader = make(twins, pipeline_type, change, batch_size=8, shard_id=shard_id, num_shards=2, seed=5)
+        batches = [[images, targets["boxes"].numpy()] for images, targets in read(loader, 2)]
+        return [np.concatenate(tensors) for tensors in zip(*batches, strict=True)]
+
+    def same(one, other):
+        return all(map(np.array_equal, one, other))
+
+    assert same(pictures({}, 0), pictures({}, 1))  # twins they are
+    for name, change in RANDOM[app.name].items():
+        assert not same(pictures(change, 0), pictures(change, 1)), name
+
+
+@pytest.mark.parametrize("pipeline_type", LOADERS)
+@pytest.mark.parametrize("training", [True, False])
+def test_more_ranks_than_images_are_refused(make, source, pipeline_type, training):
+    with pytest.raises(UserError, match="12 images cannot be shared by 13 ranks"):
+        make(source, pipeline_type, {}, training=training, shard_id=0, num_shards=13).dataset()

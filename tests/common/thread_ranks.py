@@ -1,0 +1,84 @@
+"""Ranks that are threads of one process: who has what, without a launcher.
+
+results = together(2, lambda ranks: ranks.gather(ranks.rank))
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from common.distributed import Ranks
+from common.packing import pack, unpack
+
+T = TypeVar("T")
+TIMEOUT = 60  # seconds for the slowest rank
+
+
+class ThreadRanks(Ranks):
+    """One of several. What they tell each other is packed as it is between processes."""
+
+    strategy = "horovod"
+
+    def __init__(self, rank: int, barrier: threading.Barrier, table: list[Any]) -> None:
+        self.rank = self.local_rank = rank
+        self.world_size = self.num_replicas = len(table)
+        self.local_replicas = (rank,)
+        self._barrier = barrier
+        self._table = table
+
+    def gather(self, value: Any) -> list[Any]:
+        self._table[self.rank] = pack(value)
+        self._barrier.wait(TIMEOUT)
+        values = [unpack(packed) for packed in self._table]
+        self._barrier.wait(TIMEOUT)
+        return values
+
+    def broadcast_object(self, value: T) -> T:
+        first, *_ = self.gather(value if self.rank == 0 else None)
+        return value if self.rank == 0 else first
+
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
+        values, *_ = self.gather([variable.numpy().tobytes() for variable in variables])
+        for variable, value in zip(variables, values, strict=True):
+            array = np.frombuffer(value, variable.dtype.as_numpy_dtype)
+            variable.assign(array.reshape(variable.shape))
+
+    def mean_over_ranks(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        gathered = self.gather([variable.numpy().tobytes() for variable in variables])
+        return [
+            tf.reshape(np.mean([np.frombuffer(value, np.float32) for value in values], 0), variable.shape)
+            for variable, values in zip(variables, zip(*gathered, strict=True), strict=True)
+        ]
+
+
+def together(world_size: int, work: Callable[[Ranks], T]) -> list[T]:
+    """`work(ranks)` on so many threads; what each returned.
+
+    Raises:
+        Whatever one of them raised, of several the one of the lowest rank; the others are released.
+    """
+    barrier = threading.Barrier(world_size)
+    table: list[Any] = [None] * world_size
+    results: list[Any] = [None] * world_size
+    errors: dict[int, BaseException] = {}
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(ThreadRanks(rank, barrier, table))
+        except BaseException as error:
+            errors[rank] = error
+            if not isinstance(error, threading.BrokenBarrierError):
+                barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    real = {rank: e for rank, e in errors.items() if not isinstance(e, threading.BrokenBarrierError)}
+    if errors:
+        raise (real or errors)[min(real or errors)]
+    return results

@@ -1,0 +1,161 @@
+"""Ten training steps of a small model in each case, under one strategy; run by test_strategy_ranks.py.
+
+    PYTHONPATH=. python tests/distributed/strategy_steps.py --strategy=mirrored --output=DIR
+
+Every rank writes DIR/<rank>.msgpack: {case: {what: value}}; of variables, one value per replica of the rank.
+"""
+
+import argparse
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from common import distributed, guards
+from common.averaging import AveragedWeights
+from common.batch_norm import BatchNormalization, moving_statistics
+from tests.distributed import exchange
+
+STEPS = 10
+GLOBAL_BATCH = 8
+BAD_STEP = 5  # of the case "skip": one image of the last replica is not finite
+
+sgd, adam, scaled = keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.LossScaleOptimizer
+CASES = {  # name: (the optimizer, whether batch normalisation is frozen)
+    "sgd": (lambda: sgd(0.003, momentum=0.9), True),
+    "clipped": (lambda: sgd(0.1, momentum=0.9, global_clipnorm=0.3), True),
+    "adam": (lambda: adam(0.003, weight_decay=0.1), True),
+    "accumulated": (
+        lambda: sgd(0.1, 0.9, weight_decay=0.1, clipnorm=0.3, gradient_accumulation_steps=2),
+        True,
+    ),
+    "scaled": (lambda: scaled(sgd(0.1, global_clipnorm=0.3, gradient_accumulation_steps=2)), True),
+    "overflow": (lambda: scaled(sgd(0.1, momentum=0.9), initial_scale=3e38), True),
+    "statistics": (lambda: sgd(0.02, momentum=0.9), False),
+    "skip": (lambda: adam(0.003), False),
+}
+
+
+def copies(variables):
+    """For each variable the values of this process' replicas, stacked."""
+    return [np.stack([np.asarray(v) for v in getattr(v, "values", [v])]) for v in variables]
+
+
+def make_model(frozen):
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(4, 3)(inputs)
+    x = BatchNormalization(momentum=0.9, trainable=not frozen)(x)
+    x = keras.layers.Flatten()(keras.layers.ReLU()(x))
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+
+def make_batches(ranks, step, case):
+    """One batch for each replica of this process: its part of the global batch."""
+    random = np.random.RandomState(100 + step)
+    images = random.randn(GLOBAL_BATCH, 8, 8, 3).astype(np.float32)
+    images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # unlike on purpose
+    if case == "skip" and step == BAD_STEP:
+        images[-1, 0, 0, 0] = np.inf
+    truth = random.randn(GLOBAL_BATCH, 3).astype(np.float32)
+    share = random.randint(1, 5, GLOBAL_BATCH).astype(np.float32)
+    size = GLOBAL_BATCH // ranks.num_replicas
+    parts = [slice(replica * size, (replica + 1) * size) for replica in ranks.local_replicas]
+    return ranks.feed(
+        [(tf.constant(images[p]), {"truth": tf.constant(truth[p]), "share": share[p]}) for p in parts]
+    )
+
+
+def run_case(ranks, case):
+    make_optimizer, frozen = CASES[case]
+    keras.utils.set_random_seed(1)
+    with ranks.scope():
+        model = make_model(frozen)
+        optimizer = ranks.adopt(make_optimizer())
+        optimizer.build(model.trainable_variables)
+        averaged = AveragedWeights(model, 0.9)
+    weights = [v.value for v in model.trainable_variables]
+    slots = [v.value for v in optimizer.variables]
+    statistics = moving_statistics(model)
+
+    def gradients_of(images, targets):
+        normaliser = ranks.mean({"n": tf.reduce_sum(targets["share"])})["n"]
+        with tf.GradientTape() as tape:
+            errors = tf.reduce_sum((model(images, training=True) - targets["truth"]) ** 2, axis=-1)
+            loss = tf.reduce_sum(targets["share"] * errors) / normaliser
+            scaled_loss = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled_loss, model.trainable_variables)
+        return ranks.average(gradients), {"loss": loss}
+
+    def update(gradients):
+        before = tf.convert_to_tensor(optimizer.iterations)
+        optimizer.apply(gradients, model.trainable_variables)
+        averaged.update(moved=tf.convert_to_tensor(optimizer.iterations) > before)
+
+    step = guards.guarded_step(ranks, gradients_of, update, model, every_gradient=case != "overflow")
+    seen = {"losses": [], "finite": []}
+    for number in range(1 if case == "overflow" else STEPS):
+        if number == BAD_STEP:
+            seen["before"] = [copies(v) for v in (weights, slots, statistics, averaged.variables)]
+        result = step(*make_batches(ranks, number, case), tf.constant(0.0))
+        seen["losses"].append(float(result.values["loss"]))
+        seen["finite"].append(bool(result.finite))
+        if number == BAD_STEP:
+            seen["after"] = [copies(v) for v in (weights, slots, statistics, averaged.variables)]
+    seen |= {
+        "weights": copies(weights),
+        "slots": copies(slots),
+        "statistics": copies(statistics),
+        "averages": copies(averaged.averages_of(weights)),
+        "updates": int(tf.convert_to_tensor(optimizer.iterations)),
+        "mean_statistics": [mean.numpy() for mean in ranks.mean_over_ranks(statistics)],
+        "statistics_after_mean": copies(statistics),
+    }
+    if isinstance(optimizer, scaled):
+        seen["loss_scale"] = copies([optimizer.dynamic_scale.value])[0]
+    if ranks.rank == 0:  # alone: the others would be missed by a collective
+        seen["outputs"] = model(tf.ones((1, 8, 8, 3)), training=False).numpy()
+    return seen
+
+
+def run_messages(ranks):
+    """What passes between ranks outside of training."""
+    mine = {"rank": ranks.rank, "bytes": bytes([ranks.rank]) * (5 + 1_000_003 * ranks.rank)}
+    with ranks.scope():
+        variables = [tf.Variable(tf.fill([2, 3], 1.0)), tf.Variable(7, dtype=tf.int64)]
+    ranks.run(lambda: [v.assign(v + 10 * tf.cast(ranks.rank + 1, v.dtype)) for v in variables])
+    if len(ranks.local_replicas) > 1:  # the replicas of one process can differ as well
+        variables[0].values[1].assign(tf.fill([2, 3], 5.0))
+    different = copies(variables)
+    ranks.broadcast(variables)
+    return {
+        "gathered": ranks.gather(mine),
+        "broadcast_object": ranks.broadcast_object(mine["rank"]),
+        "before_broadcast": different,
+        "after_broadcast": copies(variables),
+        "no_variables": ranks.mean_over_ranks([]),
+        "caught_signals": next(
+            int(line.split()[1], 16)
+            for line in pathlib.Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("SigCgt")
+        ),
+        "who": (ranks.rank, ranks.local_rank, ranks.world_size, ranks.num_replicas, *ranks.local_replicas),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strategy", required=True)
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    options = parser.parse_args()
+    if options.strategy == "mirrored":
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    ranks = distributed.start(options.strategy)
+    results = {case: run_case(ranks, case) for case in CASES} | {"messages": run_messages(ranks)}
+    ranks.close()
+    exchange.write(options.output / f"{ranks.rank}.msgpack", results)
+
+
+if __name__ == "__main__":
+    main()

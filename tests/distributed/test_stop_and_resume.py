@@ -1,0 +1,44 @@
+"""A run that was killed, asked to stop, and killed again ends with the weights of one that never stopped."""
+
+import pathlib
+
+import pytest
+
+from tests.soak import soak_kills
+
+# What else a checkpoint has to hold: half an update's gradients, and an evaluation after each epoch.
+FLAGS = {1: ("--accumulate_steps=3", "--eval_every=1"), 2: ()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("app", sorted(soak_kills.SMALL))
+def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, tmp_path):
+    (line,) = soak_kills.stop_and_resume(
+        app, ranks, rounds=1, directory=tmp_path, seed=ranks, flags=FLAGS[ranks]
+    )
+    print(line)
+    assert line.count("SIGKILL to rank") == 2
+    assert "bit-equal" in line
+
+
+def test_the_comparison_sees_one_bit(tmp_path):
+    """The proof is worth as much as what compares."""
+    import tensorflow as tf
+
+    for name, value in (("a", 1.0), ("b", 1.0000001)):
+        run = tmp_path / name
+        (run / "checkpoints" / "00000002").mkdir(parents=True)
+        tf.train.Checkpoint(v=tf.Variable(value)).write(str(run / "checkpoints" / "00000002" / "state"))
+        for file in ("last.weights.h5", "best.weights.h5"):
+            _empty_weights(run / file)
+        (run / "results.csv").write_text("epoch,images_per_second\n1,5\n")
+    first, second = (soak_kills.what_it_ends_with(tmp_path / name) for name in "ab")
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == ["state:v/.ATTRIBUTES/VARIABLE_VALUE"]
+
+
+def _empty_weights(path: pathlib.Path) -> None:
+    import h5py
+
+    h5py.File(path, "w").close()

@@ -1,0 +1,201 @@
+"""tf.distribute trains as Horovod does, and both as one process on all the images (strategy_steps.py)."""
+
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.distributed import exchange, launching
+
+SCRIPT = pathlib.Path(__file__).with_name("strategy_steps.py")
+TIMEOUT = 200  # seconds, for one strategy on a busy machine
+FROZEN = ("sgd", "clipped", "adam", "accumulated", "scaled")  # batch normalisation is: one batch or two alike
+TOGETHER = ("mirrored", "multi_worker")
+needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="make horovod")
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def run_processes(strategy, output):
+    """One process of mirrored or none; two of multi_worker."""
+    command = [sys.executable, SCRIPT, f"--strategy={strategy}", f"--output={output}"]
+    settings = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(launching.ROOT)}
+    environment = os.environ | settings
+    environments = [environment]
+    if strategy == "multi_worker":
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+        tasks = [{"cluster": cluster, "task": {"type": "worker", "index": index}} for index in range(2)]
+        environments = [environment | {"TF_CONFIG": json.dumps(task)} for task in tasks]
+    logs = [(output / f"{index}.log").open("w+") for index in range(len(environments))]
+    processes = [
+        subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        for env, log in zip(environments, logs, strict=True)
+    ]
+    try:
+        for process, log in zip(processes, logs, strict=True):
+            process.wait(TIMEOUT)
+            log.seek(0)
+            assert process.returncode == 0, log.read()[-3000:]
+    finally:
+        for process, log in zip(processes, logs, strict=True):
+            process.kill()
+            process.wait()
+            log.close()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """results(strategy): what each rank wrote; every strategy runs once."""
+
+    @functools.cache
+    def attempt(strategy):
+        output = tmp_path_factory.mktemp(strategy)
+        try:
+            if strategy == "horovod":
+                arguments = [SCRIPT, "--strategy=horovod", f"--output={output}"]
+                result = launching.launch(2, arguments, timeout=TIMEOUT)
+                assert result.returncode == 0, result.stderr[-3000:]
+            else:
+                run_processes(strategy, output)
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            return str(error)  # once is enough
+        return [exchange.read(file) for file in sorted(output.glob("*.msgpack"))]
+
+    def of(strategy):
+        outcome = attempt(strategy)
+        assert isinstance(outcome, list), outcome
+        return outcome
+
+    return of
+
+
+def replicas(ranks, case, what):
+    """For each variable the values of all replicas of all ranks: (replicas, ...)."""
+    return [np.concatenate(parts) for parts in zip(*(rank[case][what] for rank in ranks), strict=True)]
+
+
+@pytest.mark.parametrize("strategy", [*TOGETHER, pytest.param("horovod", marks=needs_horovod)])
+@pytest.mark.parametrize("case", FROZEN)
+def test_ten_steps_on_two_replicas_give_the_weights_of_one_process_on_both_batches(results, case, strategy):
+    alone, together = results("none"), results(strategy)
+    assert [rank[case]["updates"] for rank in together] == [alone[0][case]["updates"]] * len(together)
+    for what in ("weights", "averages", "slots"):
+        ones, twos = replicas(alone, case, what), replicas(together, case, what)
+        assert len(ones) == len(twos) > 0
+        for one, two in zip(ones, twos, strict=True):
+            assert len(two) == 2
+            assert np.array_equal(two[0], two[1]), f"{what}: the replicas have drifted apart"
+            np.testing.assert_allclose(two[0], one[0], rtol=1e-5, atol=1e-5, err_msg=what)
+    np.testing.assert_allclose(together[0][case]["losses"], alone[0][case]["losses"], rtol=1e-5)
+
+
+def test_the_cases_do_what_they_are_named_for(results):
+    (alone,) = results("none")
+    weights = {case: np.concatenate([v.ravel() for v in alone[case]["weights"]]) for case in FROZEN}
+    for case in FROZEN:
+        others = [weights[other] for other in FROZEN if other != case]
+        assert min(np.abs(weights[case] - other).max() for other in others) > 1e-2, case
+    assert alone["accumulated"]["updates"] == alone["scaled"]["updates"] == 5
+    assert alone["sgd"]["updates"] == alone["clipped"]["updates"] == 10
+
+
+@pytest.mark.parametrize("strategy", TOGETHER)
+def test_an_overflow_halves_the_loss_scale_on_all_replicas_and_moves_nothing(results, strategy):
+    (alone,) = results("none")
+    for rank in results(strategy):
+        seen = rank["overflow"]
+        assert seen["finite"] == [True]  # the loss is; the scaled gradients are the optimizer's matter
+        assert np.array_equal(seen["loss_scale"], np.full(len(seen["loss_scale"]), np.float32(3e38) / 2))
+        assert seen["updates"] == 0
+        for mine, theirs in zip(seen["weights"], alone["overflow"]["weights"], strict=True):
+            assert all(np.array_equal(copy, theirs[0]) for copy in mine)
+
+
+@pytest.mark.parametrize("strategy", TOGETHER)
+def test_a_step_that_is_not_finite_on_one_replica_changes_nothing_on_any(results, strategy):
+    ranks = results(strategy)
+    for rank in ranks:
+        seen = rank["skip"]
+        assert seen["finite"] == [True] * 5 + [False] + [True] * 4
+        assert seen["updates"] == 9
+        for before, after in zip(seen["before"], seen["after"], strict=True):
+            assert before
+            for one, two in zip(before, after, strict=True):
+                assert np.isfinite(one).all()
+                assert np.array_equal(one, two)
+    for values in replicas(ranks, "skip", "weights"):
+        assert np.array_equal(values[0], values[1])
+        assert np.isfinite(values).all()
+
+
+@pytest.mark.parametrize("strategy", [*TOGETHER, pytest.param("horovod", marks=needs_horovod)])
+def test_each_replica_has_its_own_moving_statistics_and_their_mean_is_had_without_changing_them(
+    results, strategy
+):
+    ranks = results(strategy)
+    local = replicas(ranks, "statistics", "statistics")
+    assert all(len(values) == 2 and not np.allclose(values[0], values[1], atol=1e-3) for values in local)
+    for rank in ranks:
+        for mean, values in zip(rank["statistics"]["mean_statistics"], local, strict=True):
+            np.testing.assert_allclose(mean, values.mean(0), rtol=1e-6, atol=1e-7)
+    for before, after in zip(local, replicas(ranks, "statistics", "statistics_after_mean"), strict=True):
+        assert np.array_equal(before, after)
+
+
+@needs_horovod
+@pytest.mark.parametrize("strategy", TOGETHER)
+def test_with_batch_statistics_tf_distribute_and_horovod_agree_replica_by_replica(results, strategy):
+    ranks, horovod = results(strategy), results("horovod")
+    for what in ("weights", "statistics"):
+        pairs = zip(replicas(ranks, "statistics", what), replicas(horovod, "statistics", what), strict=True)
+        for mine, theirs in pairs:
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5, err_msg=what)
+    outputs = [each[0]["statistics"]["outputs"] for each in (ranks, horovod)]  # rank 0 alone evaluated
+    np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("none", 1), ("mirrored", 1), ("multi_worker", 2)])
+def test_messages(results, strategy, size):
+    ranks = results(strategy)
+    assert len(ranks) == size
+    for rank in (rank["messages"] for rank in ranks):
+        sent = [{"rank": i, "bytes": bytes([i]) * (5 + 1_000_003 * i)} for i in range(size)]
+        assert rank["gathered"] == sent
+        assert rank["broadcast_object"] == 0
+        assert rank["no_variables"] == []
+        for values, value in zip(rank["after_broadcast"], (11, 17), strict=True):
+            assert (values == value).all()
+    before = replicas(ranks, "messages", "before_broadcast")[0]
+    assert strategy == "none" or not np.array_equal(before[0], before[1])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "who"),
+    [  # rank, local_rank, world_size, num_replicas, local_replicas
+        ("none", [[0, 0, 1, 1, 0]]),
+        ("mirrored", [[0, 0, 1, 2, 0, 1]]),
+        ("multi_worker", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]]),
+    ],
+)
+def test_who_is_who(results, strategy, who):
+    assert [rank["messages"]["who"] for rank in results(strategy)] == who
+
+
+def test_sigterm_still_ends_a_worker(results):
+    """TensorFlow's notifier of preemptions would swallow it."""
+    for rank in results("multi_worker"):
+        assert not rank["messages"]["caught_signals"] & 1 << (signal.SIGTERM - 1)

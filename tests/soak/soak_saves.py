@@ -1,0 +1,258 @@
+"""Cuts saves short, by SIGKILL and by full disks, and looks each time what a new start finds.
+
+    python tests/soak/soak_saves.py --rounds=100
+
+`make soak` runs it; the tests call `kills` and `full_disks` for a few rounds. All that is saved tells its own
+step: every weight, average, slot and counter of step 7 is 7, and the data stand at 7.
+"""
+
+import argparse
+import errno
+import multiprocessing
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from common.averaging import AveragedWeights
+from common.checkpoint_files import saved as saved_checkpoints
+from common.checkpoints import Checkpoints
+from common.distributed import Ranks
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+STEPS_PER_EPOCH = 3
+UNITS = 40_000  # of the model; a checkpoint of it has 2 MB and takes about as long as starting to write one
+
+
+class Subject:
+    """A run in small whose every number is its step."""
+
+    def __init__(self, directory: pathlib.Path, units: int = UNITS) -> None:
+        self.model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(units), keras.layers.BatchNormalization()]
+        )
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        optimizer.build(self.model.trainable_variables)
+        averaged = AveragedWeights(self.model, 0.9)
+        self._variables = [
+            *(variable.value for variable in [*self.model.weights, *optimizer.variables]),
+            *averaged.variables,
+        ]
+        self.saved = Checkpoints(
+            directory,
+            ranks=Ranks(),
+            model=self.model,
+            optimizer=optimizer,
+            averaged=averaged,
+            state={"epoch": 0, "step": 0, "step_in_epoch": 0},
+            metadata={},
+        )
+        self.iterator = iter(tf.data.Dataset.range(2**40))
+        self.saved.iterators = [self.iterator]
+
+    def restore(self) -> int:
+        """The step that was found, 0 for none; AssertionError unless all is of that step."""
+        if self.saved.find() is None:
+            return 0
+        self.saved.restore()
+        step = self.saved.state["step"]
+        epoch, step_in_epoch = divmod(step, STEPS_PER_EPOCH)
+        assert self.saved.state == {"epoch": epoch, "step": step, "step_in_epoch": step_in_epoch}
+        for variable in self._variables:
+            assert (variable.numpy() == step).all(), f"{variable.name} is not of step {step}"
+        assert int(next(self.iterator)) == step
+        self.iterator = self.saved.iterators[0] = iter(tf.data.Dataset.range(step, 2**40))
+        return step
+
+    def step(self) -> int:
+        step = self.saved.state["step"] + 1
+        epoch, step_in_epoch = divmod(step, STEPS_PER_EPOCH)
+        self.saved.state.update(epoch=epoch, step=step, step_in_epoch=step_in_epoch)
+        for variable in self._variables:
+            variable.assign(tf.cast(tf.fill(variable.shape, step), variable.dtype))
+        next(self.iterator)
+        return step
+
+
+# --- kill -9 ---
+
+
+def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
+    """Saves in a loop, is killed at a random moment, starts again; so many times.
+
+    Returns:
+        One line for each: what had been saved and what was found.
+
+    Raises:
+        AssertionError: something was found that was never saved, or older than the last save that succeeded.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.soak.soak_saves"])
+    draw = random.Random(seed)
+    finished, lines = 0, []
+    for _ in range(rounds):
+        ours, its = context.Pipe()
+        victim = context.Process(target=_save_until_killed, args=(directory, its))
+        victim.start()
+        its.close()
+        found = ours.recv()
+        assert found in (finished, finished + 1), f"{finished} was saved and {found} was found"
+        for _ in range(draw.randint(1, 4)):
+            finished, seconds = ours.recv()
+        time.sleep(draw.random() * seconds)
+        victim.kill()
+        victim.join()
+        while True:
+            try:
+                finished, _ = ours.recv()
+            except EOFError:
+                break
+        cut_short = "a save" if any(directory.glob("checkpoints/.tmp-*")) else "between writing"
+        lines.append(f"found step {found}, saved {finished}, killed in {cut_short}")
+    last = context.Process(target=_look, args=(directory, finished))
+    last.start()
+    last.join()
+    assert last.exitcode == 0
+    return lines
+
+
+def _save_until_killed(directory: pathlib.Path, pipe: Connection) -> None:
+    try:
+        subject = Subject(directory)
+        pipe.send(subject.restore())
+    except BaseException as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+        raise
+    while True:
+        step = subject.step()
+        start = time.monotonic()
+        # As a run does: once before the evaluation, once after it.
+        assert subject.saved.save()
+        assert subject.saved.save()
+        pipe.send((step, time.monotonic() - start))
+
+
+def _look(directory: pathlib.Path, finished: int) -> None:
+    assert Subject(directory).restore() in (finished, finished + 1)
+
+
+# --- full disks ---
+
+
+def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str] | None:
+    """Saves on a small disk that fills up, at another place each time, while a save is being written.
+
+    Returns:
+        One line for each; None where this user may not mount a disk in memory.
+
+    Raises:
+        AssertionError: a save that failed cost anything, or stopped the run.
+    """
+    mount = f'mount -t tmpfs -o size=16m none "{directory}"'
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if not shutil.which("unshare") or subprocess.run([*namespace, mount], capture_output=True).returncode:
+        return None
+    done = subprocess.run(
+        [
+            *namespace,
+            f'{mount} && exec "$@"',
+            "sh",
+            sys.executable,
+            __file__,
+            f"--disk={directory}",
+            f"--rounds={rounds}",
+            f"--seed={seed}",
+        ],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
+    """In a namespace of its own, where `disk` is small."""
+    draw = random.Random(seed)
+    run, filler = disk / "run", disk / "filler"
+    subject = Subject(run)
+    assert subject.restore() == 0
+    subject.step()
+    assert subject.saved.save()
+    size = sum(file.stat().st_size for file in saved_checkpoints(run / "checkpoints")[0].iterdir())
+    usage = shutil.disk_usage
+    # As if somebody else filled the disk after the look at it.
+    shutil.disk_usage = lambda path: usage(path)._replace(free=2**40)
+    kept = 1
+    for number in range(rounds):
+        step = subject.step()
+        free = draw.randrange(int(size * 0.98))
+        _fill(filler, usage(disk).free - free)
+        before = saved_checkpoints(run / "checkpoints")
+        # The first attempt fails; then the oldest makes room for a second, unless it is the only one.
+        worked = subject.saved.save()
+        assert worked or len(before) == 1 or not _fits(before, size, free)
+        found = Subject(run)
+        found_step = found.restore()
+        assert found_step == (step if worked else kept), f"{kept} was saved and {found_step} was found"
+        what = "had room where the oldest had been" if worked else "failed"
+        print(f"{free / size:4.0%} of the room for step {step}: it {what}, found step {found_step}")
+        filler.unlink()
+        if not worked:
+            assert subject.saved.save()  # the run goes on, and so do the saves
+        elif number % 2:  # leave only one: the next attempt has nothing to remove
+            for path in saved_checkpoints(run / "checkpoints")[:-1]:
+                shutil.rmtree(path)
+        kept = step
+
+
+def _fits(before: list[pathlib.Path], size: int, free: int) -> bool:
+    oldest = sum(file.stat().st_size for file in before[0].iterdir())
+    return oldest + free > size * 1.05
+
+
+def _fill(path: pathlib.Path, num_bytes: int) -> None:
+    try:
+        with path.open("wb") as file:
+            file.write(np.zeros(max(num_bytes, 0), np.uint8))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--disk", type=pathlib.Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.disk:
+        _save_on(arguments.disk, arguments.rounds, arguments.seed)
+        return
+    for cut in (kills, full_disks):
+        with tempfile.TemporaryDirectory() as directory:
+            start = time.monotonic()
+            lines = cut(pathlib.Path(directory), arguments.rounds, arguments.seed)
+        if lines is None:
+            print(f"{cut.__name__}: not run, this user may not mount a disk in memory")
+            continue
+        print("\n".join(lines))
+        print(f"{cut.__name__}: {len(lines)} of {arguments.rounds}, {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
