@@ -8,9 +8,11 @@ DEMO_DATA := runs/demo-data
 DEMO_IMAGES := 600
 DEMO_EVAL_IMAGES := 100
 DEMO_FLAGS :=
+BENCH := runs/bench
+BENCH_FLAGS := --rounds=3
 JOBS := 2
 
-.PHONY: help setup horovod demo demo-yolov4 demo-clean test test-gpu soak lint format clean
+.PHONY: help setup horovod demo demo-yolov4 demo-clean test test-gpu bench soak lint format clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -18,7 +20,7 @@ help:  ## what there is to make
 setup: $(VENV)/.ready  ## the virtual environment with every pinned package (about 3.5 GB)
 
 $(VENV)/.ready: pyproject.toml docker/setup_env.sh
-	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev
+	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev faster-coco
 	@touch $@
 
 horovod: $(VENV)/.horovod  ## Horovod for many processes: compiled once (two minutes on two cores), then cached
@@ -57,6 +59,10 @@ test: setup horovod  ## lint, then all tests, in JOBS=2 processes of up to 5 GB 
 
 test-gpu: setup  ## only the tests that need a GPU
 	$(RUN) -m pytest -m gpu
+
+bench: setup  ## how fast loaders, training steps and both together are, and each stage of a loader (15 minutes on two cores)
+	$(RUN) efficientdet/bench.py --batch_size=8 --json=$(BENCH)/efficientdet.json $(BENCH_FLAGS)
+	$(RUN) yolov4/bench.py --image_size=416 --batch_size=4 --json=$(BENCH)/yolov4.json $(BENCH_FLAGS)
 
 soak: setup horovod  ## runs killed at random steps and started again, and saves that are cut short (about two hours)
 	$(RUN) tests/soak/soak_kills.py --app=efficientdet --ranks=1 --rounds=20

@@ -1,10 +1,10 @@
 """Boxes to anchor targets, and the heads' outputs back to boxes.
 
-`encode_boxes` works inside a DALI graph, around `fn.box_encoder`; `encode_boxes_tf` gives the same tensors
-by TensorFlow, for the loader without DALI. Matching is that of SSD (arXiv 1512.02325, section 2.2): an
-anchor takes the box that it overlaps most if their IoU exceeds 0.5, and every box gets its best anchor
-whatever the IoU. Offsets are those of Faster R-CNN (arXiv 1506.01497, section 3.1.2) in TensorFlow's order,
-(dy, dx, dh, dw).
+`encode_boxes` works inside a DALI graph, around `fn.box_encoder`; `encode_batch_tf` gives the same tensors by
+TensorFlow, after a graph that ends with the padded boxes, and for the loader without DALI. Matching is that
+of SSD (arXiv 1512.02325, section 2.2): an anchor takes the box that it overlaps most if their IoU exceeds
+0.5, and every box gets its best anchor whatever the IoU. Offsets are those of Faster R-CNN (arXiv 1506.01497,
+section 3.1.2) in TensorFlow's order, (dy, dx, dh, dw).
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
+from common import grid_matching
 from common.anchors import Anchors
 
 MATCH_IOU = 0.5  # google/automl efficientdet/tf2/anchors.py AnchorLabeler: match_threshold
@@ -74,10 +75,11 @@ def encode_boxes(
             choice of boxes is always made on the CPU, so boxes read there need no copy before.
     """
     device = device or boxes.device
-    boxes, labels = drop_small_boxes(boxes.cpu(), labels.cpu())
-    boxes, labels = keep_largest(boxes, labels, max_instances)
+    boxes, labels = keep_largest(*drop_small_boxes(boxes.cpu(), labels.cpu()), max_instances)
+    padded_boxes, padded_classes = pad_boxes(boxes, labels, max_instances)
     if device == "gpu":
         boxes, labels = boxes.gpu(), labels.gpu()
+        padded_boxes, padded_classes = padded_boxes.gpu(), padded_classes.gpu()
 
     offsets, targets = fn.box_encoder(
         boxes,
@@ -97,10 +99,22 @@ def encode_boxes(
         level_offsets = fn.slice(offsets, start, size, axes=[0])
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))
         box_targets.append(fn.reshape(level_offsets, shape=[height, width, k * 4]))
-
-    padded_boxes = fn.pad(boxes, axes=[0], shape=[max_instances], fill_value=-1)
-    padded_classes = fn.pad(labels - 1, axes=[0], shape=[max_instances], fill_value=-1)
     return EncodedBoxes(num_positives, padded_boxes, padded_classes, tuple(class_targets), tuple(box_targets))
+
+
+def pad_boxes(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[DataNode, DataNode]:
+    """Fills up with -1; runs in a DALI graph.
+
+    Args:
+        boxes: float32 (N, 4), N at most max_instances, which fn.pad does not look at.
+        labels: int32 (N,), 1-based.
+        max_instances: rows of the results.
+
+    Returns:
+        float32 (max_instances, 4) and int32 (max_instances,), 0-based classes.
+    """
+    padded_boxes = fn.pad(boxes, axes=[0], shape=[max_instances], fill_value=-1)
+    return padded_boxes, fn.pad(labels - 1, axes=[0], shape=[max_instances], fill_value=-1)
 
 
 def drop_small_boxes(
@@ -181,39 +195,55 @@ def _arange(count: DataNode) -> DataNode:
 def encode_boxes_tf(
     boxes: tf.Tensor, labels: tf.Tensor, anchors: Anchors, max_instances: int = MAX_INSTANCES
 ) -> EncodedBoxes:
-    """`encode_boxes` for one image by TensorFlow operations, for `tf.data.Dataset.map`.
+    """`encode_boxes` for one image by TensorFlow operations: the same owners, offsets equal to 1e-6."""
+    boxes, labels = keep_largest_tf(*drop_small_boxes_tf(boxes, labels), max_instances)
+    boxes, classes = pad_boxes_tf(boxes, labels, max_instances)
+    batch = encode_batch_tf(boxes[tf.newaxis], classes[tf.newaxis], anchors)
+    return tf.nest.map_structure(lambda tensor: tensor[0], batch)
 
-    Every anchor gets the same box, ties included, and offsets equal to 1e-6. Needs a few times N x A floats.
+
+def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> EncodedBoxes:
+    """The targets of a batch from its padded boxes, by TensorFlow operations: for `tf.data.Dataset.map`.
+
+    They are those of `encode_boxes`, every owner the same, offsets equal to 1e-6, at a fraction of the cost.
+
+    Args:
+        boxes: float32 (B, max_instances, 4), B static, ltrb normalised, within the image, each with an area.
+        classes: int32 (B, max_instances), 0-based, -1 for padding.
+        anchors: those of the network input that the boxes are normalised to.
+
+    Returns:
+        As of one image, with the batch first.
     """
-    boxes, labels = drop_small_boxes_tf(boxes, labels)
-    boxes, labels = keep_largest_tf(boxes, labels, max_instances)
-    classes = labels - 1
-    prior = tf.constant(anchors.boxes_normalized)  # (A, 4)
+    batch_size, num_anchors = boxes.shape[0], anchors.num_anchors
+    rows = tf.where(classes >= 0)  # (R, 2) image, row
+    images, flat_boxes = tf.cast(rows[:, 0], tf.int32), tf.gather_nd(boxes, rows)  # (R,), (R, 4)
+    owned, owners = grid_matching.match(flat_boxes, images, batch_size, anchors, MATCH_IOU)  # (P,)
 
-    positives, owners = _match(boxes, prior)  # (P,) anchors, and the box of each
-    matched, prior = tf.gather(boxes, owners), tf.gather(prior, positives)  # (P, 4)
+    matched, prior = tf.gather(flat_boxes, owners), tf.gather(anchors.boxes_normalized, owned % num_anchors)
     centers, sizes = (prior[:, :2] + prior[:, 2:]) * 0.5, prior[:, 2:] - prior[:, :2]
     box_centers, box_sizes = (matched[:, :2] + matched[:, 2:]) * 0.5, matched[:, 2:] - matched[:, :2]
     shifts, scales = (box_centers - centers) / sizes, tf.math.log(box_sizes / sizes)
     offsets = tf.concat([shifts[:, ::-1], scales[:, ::-1]], axis=1)  # dy dx dh dw
 
-    rows = positives[:, tf.newaxis]
-    offsets = tf.scatter_nd(rows, offsets, [anchors.num_anchors, 4])
-    targets = tf.scatter_nd(rows, tf.gather(labels, owners), [anchors.num_anchors]) - 1
+    places = owned[:, tf.newaxis]
+    labels = tf.gather(tf.gather_nd(classes, rows), owners) + 1
+    offsets = tf.scatter_nd(places, offsets, [batch_size * num_anchors, 4])
+    targets = tf.scatter_nd(places, labels, [batch_size * num_anchors]) - 1
+    offsets = tf.reshape(offsets, [batch_size, num_anchors * 4])
+    targets = tf.reshape(targets, [batch_size, num_anchors])
 
     k = anchors.anchors_per_location
     class_targets, box_targets = [], []
     for start, size, (height, width) in _level_slices(anchors):
-        class_targets.append(tf.reshape(targets[start : start + size], [height, width, k]))
-        box_targets.append(tf.reshape(offsets[start : start + size], [height, width, k * 4]))
-
-    padding = [[0, max_instances - tf.shape(boxes)[0]]]
-    padded_boxes = tf.pad(boxes, padding + [[0, 0]], constant_values=-1.0)
-    padded_classes = tf.pad(classes, padding, constant_values=-1)
+        level_offsets = offsets[:, 4 * start : 4 * (start + size)]
+        class_targets.append(tf.reshape(targets[:, start : start + size], [batch_size, height, width, k]))
+        box_targets.append(tf.reshape(level_offsets, [batch_size, height, width, k * 4]))
+    num_positives = tf.math.bincount(owned // num_anchors, minlength=batch_size, dtype=tf.float32)
     return EncodedBoxes(
-        num_positives=tf.cast(tf.shape(positives)[0], tf.float32),
-        boxes=tf.ensure_shape(padded_boxes, [max_instances, 4]),
-        classes=tf.ensure_shape(padded_classes, [max_instances]),
+        num_positives=tf.ensure_shape(num_positives, [batch_size]),
+        boxes=boxes,
+        classes=classes,
         class_targets=tuple(class_targets),  # tf.data would stack a list
         box_targets=tuple(box_targets),
     )
@@ -239,37 +269,12 @@ def keep_largest_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> 
     return tf.gather(boxes, kept), tf.gather(tf.cast(labels, tf.int32), kept)
 
 
-def _match(boxes: tf.Tensor, prior: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The P anchors that own a box, int32 (P,), ascending, and which box each of them owns, int32 (P,)."""
-    num_boxes, num_anchors = tf.shape(boxes)[0], tf.shape(prior)[0]
-    overlap = _iou_like_dali(boxes, prior)  # (N, A)
-    # argmax takes the first of equals and fn.box_encoder the last, hence the reversals.
-    best_anchor = num_anchors - 1 - tf.argmax(tf.reverse(overlap, [1]), axis=1, output_type=tf.int32)
-    best_pairs = tf.stack([tf.range(num_boxes), best_anchor], axis=1)
-    overlap = tf.tensor_scatter_nd_update(overlap, best_pairs, tf.fill([num_boxes], 2.0))  # above any IoU
-    is_positive = tf.reduce_max(overlap, axis=0) > MATCH_IOU
-    positives = tf.cast(tf.where(is_positive)[:, 0], tf.int32)
-    # Few anchors are positive: the slow argmax over boxes looks at them only. The row of zeros never wins,
-    # but argmax needs one where there are no boxes.
-    overlap = tf.reverse(tf.gather(overlap, positives, axis=1), [0])  # (N, P)
-    overlap = tf.pad(overlap, [[0, 1], [0, 0]])
-    owners = num_boxes - 1 - tf.argmax(overlap, axis=0, output_type=tf.int32)
-    return positives, owners
-
-
-def _iou_like_dali(boxes: tf.Tensor, prior: tf.Tensor) -> tf.Tensor:
-    """IoU of every pair of boxes, (N, 4) and (A, 4) ltrb, all with an area -> (N, A).
-
-    float32, operation by operation as in DALI's core/geom/box.h: where two boxes compete for an anchor, a
-    difference in the last bit decides.
-    """
-    left_a, top_a, right_a, bottom_a = tf.split(boxes, 4, axis=1)  # (N, 1)
-    left_b, top_b, right_b, bottom_b = tf.unstack(prior, axis=1)  # (A,)
-    width = tf.maximum(tf.minimum(right_a, right_b) - tf.maximum(left_a, left_b), 0.0)
-    height = tf.maximum(tf.minimum(bottom_a, bottom_b) - tf.maximum(top_a, top_b), 0.0)
-    intersection = width * height
-    area_a, area_b = (right_a - left_a) * (bottom_a - top_a), (right_b - left_b) * (bottom_b - top_b)
-    return tf.math.divide_no_nan(intersection, area_a + area_b - intersection)
+def pad_boxes_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """`pad_boxes` by TensorFlow operations."""
+    padding = [[0, max_instances - tf.shape(boxes)[0]]]
+    boxes = tf.pad(boxes, padding + [[0, 0]], constant_values=-1.0)
+    classes = tf.pad(labels - 1, padding, constant_values=-1)
+    return tf.ensure_shape(boxes, [max_instances, 4]), tf.ensure_shape(classes, [max_instances])
 
 
 def _level_slices(anchors: Anchors) -> list[tuple[int, int, tuple[int, int]]]:
@@ -297,8 +302,13 @@ def decode_boxes(offsets: Any, anchors: Anchors) -> Any:
     """
     if isinstance(offsets, list | tuple):
         offsets = flatten_levels(offsets, 4)
+    return decode_offsets(offsets, anchors.boxes_normalized)
+
+
+def decode_offsets(offsets: Any, prior: Any) -> Any:
+    """`decode_boxes` of single anchors: offsets (..., 4) and the anchors, ltrb normalised, (..., 4)."""
     dy, dx, dh, dw = ops.unstack(ops.cast(offsets, "float32"), 4, axis=-1)
-    left, top, right, bottom = anchors.boxes_normalized.T
+    left, top, right, bottom = ops.unstack(prior, 4, axis=-1)
     width, height = right - left, bottom - top
     x, y = dx * width + (left + right) / 2, dy * height + (top + bottom) / 2
     half_width, half_height = ops.exp(dw) * (width / 2), ops.exp(dh) * (height / 2)
@@ -307,11 +317,16 @@ def decode_boxes(offsets: Any, anchors: Anchors) -> Any:
 
 def flatten_levels(per_level: Sequence[Any], num_values: int) -> Any:
     """Joins each level's (B, h, w, k * num_values) to (B, A, num_values), in the order of the anchors."""
+    return ops.concatenate(split_anchors(per_level, num_values), axis=1)
+
+
+def split_anchors(per_level: Sequence[Any], num_values: int) -> list[Any]:
+    """Each level's (B, h, w, k * num_values) as (B, h * w * k, num_values)."""
     flat = []
     for level in per_level:
         _, height, width, depth = level.shape
         flat.append(ops.reshape(level, (-1, height * width * depth // num_values, num_values)))
-    return ops.concatenate(flat, axis=1)
+    return flat
 
 
 def boxes_without_anchor(

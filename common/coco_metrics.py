@@ -1,26 +1,25 @@
 """Detections to COCO's numbers, by pycocotools, with the doors shut through which it lets nonsense pass.
 
 pycocotools gives AP 1.0 to boxes that are NaN, raises IndexError for an empty list, never matches the
-annotation whose id is 0, and counts an image twice that is reported twice. `to_results` and `evaluate` let
-none of that through.
+annotation whose id is 0, and counts an image twice that is reported twice. `to_results` and `score` let none
+of that through. Who counts is chosen in coco_backends.py.
 
 The numbers depend on the detections alone, not on the order in which ranks or batches delivered them, and the
 two files written here have the same bytes for the same detections.
 """
 
-import contextlib
-import io
+import collections
+import itertools
 import json
-import math
+import operator
 import os
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
-from common import atomic
+from common import atomic, coco_backends
 from common.errors import UserError
 from common.labels import LabelMap
 
@@ -33,7 +32,6 @@ RECALLS = np.linspace(0, 1, 101)  # where COCO reads the precision-recall curve
 _BOX_DECIMALS = 2  # of a pixel
 _SCORE_DECIMALS = 6
 _METRIC_DECIMALS = 6
-_ALL_SIZES = 0  # index into COCOeval's area ranges
 
 
 def to_results(
@@ -64,92 +62,102 @@ def to_results(
     Raises:
         ValueError: a box or a score is NaN or infinite; the message names the image.
     """
-    results = []
-    for image_id, size, image_boxes, image_scores, image_classes in zip(
-        image_ids.tolist(), image_sizes, boxes, scores, classes, strict=True
-    ):
-        if image_id in seen:
-            continue
-        seen.add(image_id)
-        real = (image_classes >= 0) & (image_classes < label_map.num_classes)
-        detected = np.asarray(image_boxes[real], np.float64)
-        if not (np.isfinite(detected).all() and np.isfinite(image_scores[real]).all()):
-            raise ValueError(f"image {image_id}: a detection has a box or a score that is not finite")
-        height, width = (int(side) for side in size)
-        left, top, right, bottom = (np.clip(detected, 0, 1) * [width, height, width, height]).T
-        boxes_ltwh_px = np.round(np.stack([left, top, right - left, bottom - top], axis=-1), _BOX_DECIMALS)
-        for box, score, index in zip(
-            boxes_ltwh_px.tolist(), image_scores[real].tolist(), image_classes[real].tolist(), strict=True
-        ):
-            if min(box[2:]) > 0:
-                results.append(
-                    {
-                        "image_id": image_id,
-                        "category_id": label_map.category_of(index),
-                        "bbox": box,
-                        "score": round(score, _SCORE_DECIMALS),
-                    }
-                )
-    return results
+    rows = []
+    for row, image_id in enumerate(image_ids.tolist()):
+        if image_id not in seen:
+            seen.add(image_id)
+            rows.append(row)
+    image_ids, image_sizes = np.asarray(image_ids)[rows], np.asarray(image_sizes)[rows]
+    boxes, scores, classes = boxes[rows], scores[rows], classes[rows]
+
+    real = (classes >= 0) & (classes < label_map.num_classes)
+    image = np.nonzero(real)[0]  # (N,), as all that follow
+    boxes, scores, classes = boxes[real].astype(np.float64), scores[real].astype(np.float64), classes[real]
+    finite = np.isfinite(boxes).all(axis=1) & np.isfinite(scores)
+    if not finite.all():
+        image_id = image_ids[image[finite.argmin()]]
+        raise ValueError(f"image {image_id}: a detection has a box or a score that is not finite")
+    left, top, right, bottom = (np.clip(boxes, 0, 1) * image_sizes[image][:, [1, 0, 1, 0]]).T
+    boxes_ltwh_px = np.round(np.stack([left, top, right - left, bottom - top], axis=-1), _BOX_DECIMALS)
+    shown = (boxes_ltwh_px[:, 2:] > 0).all(axis=1)
+    return [
+        {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
+        for image_id, category_id, box, score in zip(
+            image_ids[image[shown]].tolist(),
+            np.array(label_map.category_ids, np.int64)[classes[shown]].tolist(),
+            boxes_ltwh_px[shown].tolist(),
+            np.round(scores[shown], _SCORE_DECIMALS).tolist(),
+            strict=True,
+        )
+    ]
 
 
-def evaluate(ground_truth: dict[str, Any], detections: list[dict[str, Any]]) -> dict[str, Any]:
-    """COCO's box metrics of `detections`, computed by pycocotools.
+class Score(NamedTuple):
+    """What `score` found.
+
+    Attributes:
+        metrics: NAMES -> float in 0..1, or NO_TRUTH where no ground truth counts; and `per_class`: class name
+            -> AP, AP50, and `num_boxes`, the number of boxes that are no crowds.
+        curves: class name -> the curve whose area is AP50: interpolated precision at RECALLS and IoU 0.50,
+            101 floats. Classes without ground truth are left out.
+    """
+
+    metrics: dict[str, Any]
+    curves: dict[str, list[float]]
+
+
+def score(
+    ground_truth: dict[str, Any], detections: list[dict[str, Any]], coco_backend: str = "pycocotools"
+) -> Score:
+    """COCO's box metrics of `detections`, and their precision-recall curves.
 
     Args:
         ground_truth: a COCO dict: images, annotations, categories. `iscrowd` and `area` may be missing (0,
             and width times height). It is not changed.
         detections: COCO results: image_id, category_id, bbox (ltwh, pixels), score. The list may be empty.
             Those of categories that the ground truth does not have do not count.
-
-    Returns:
-        NAMES -> float in 0..1, or NO_TRUTH where no ground truth counts; and `per_class`: class name -> AP,
-        AP50, and `num_boxes`, the number of boxes that are no crowds.
+        coco_backend: who counts; see coco_backends.
 
     Raises:
-        UserError: the ground truth holds no box at all.
+        UserError: the ground truth holds no box at all; or the backend is not installed.
         ValueError: a detection is not finite, or of an image that the ground truth does not have. The message
             names the image.
     """
-    evaluation = _prepare(ground_truth, detections)
-    with _quiet():
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    metrics: dict[str, Any] = dict(zip(NAMES, evaluation.stats.tolist(), strict=True))
-    # (IoU thresholds, recalls, categories), -1 everywhere for a category without ground truth
-    precision = evaluation.eval["precision"][:, :, :, _ALL_SIZES, -1]
-    metrics["per_class"] = {
-        category["name"]: {
+    annotations = ground_truth["annotations"]
+    categories = sorted(ground_truth["categories"], key=lambda category: category["id"])
+    image_ids = np.unique(_column(ground_truth["images"], "id", np.int64))
+    category_ids = _column(categories, "id", np.int64)
+    found = _found(detections, image_ids, category_ids)
+    num_boxes = collections.Counter(a["category_id"] for a in annotations if not a.get("iscrowd", 0))
+    if not num_boxes:
+        raise UserError(
+            "the evaluation data hold no box (crowds do not count): give other --eval_annotations"
+        )
+    stats, precision = coco_backends.count(  # (12,), (IoU thresholds, recalls, categories)
+        coco_backend,
+        _truth(annotations, image_ids, category_ids),
+        found,
+        num_images=len(image_ids),
+        num_categories=len(category_ids),
+    )
+    metrics: dict[str, Any] = dict(zip(NAMES, stats.tolist(), strict=True))
+    metrics["per_class"], curves = {}, {}
+    for k, category in enumerate(categories):
+        metrics["per_class"][category["name"]] = {
             "AP": float(precision[:, :, k].mean()),
             "AP50": float(precision[0, :, k].mean()),
-            "num_boxes": _count_boxes(ground_truth, category["id"]),
+            "num_boxes": num_boxes[category["id"]],
         }
-        for k, category in enumerate(_sorted_categories(ground_truth))
-    }
-    return metrics
+        if num_boxes[category["id"]]:
+            curves[category["name"]] = precision[0, :, k].tolist()
+    return Score(metrics, curves)
 
 
-def precision_recall(ground_truth: dict[str, Any], detections: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """The curves whose area is AP50: class name -> interpolated precision (101,) at RECALLS and IoU 0.50.
-
-    Classes without ground truth are left out. Arguments and errors are those of `evaluate`; it takes a
-    fraction of its time.
-    """
-    evaluation = _prepare(ground_truth, detections)
-    parameters = evaluation.params
-    parameters.iouThrs = np.array([0.5])
-    parameters.areaRng, parameters.areaRngLbl = parameters.areaRng[:1], parameters.areaRngLbl[:1]
-    parameters.maxDets = parameters.maxDets[-1:]
-    with _quiet():
-        evaluation.evaluate()
-        evaluation.accumulate()
-    precision = evaluation.eval["precision"][0, :, :, 0, 0]  # (recalls, categories)
-    return {
-        category["name"]: precision[:, k]
-        for k, category in enumerate(_sorted_categories(ground_truth))
-        if _count_boxes(ground_truth, category["id"])
-    }
+def evaluate(
+    ground_truth: dict[str, Any], detections: list[dict[str, Any]], coco_backend: str = "pycocotools"
+) -> dict[str, Any]:
+    """The metrics of `score`, with its arguments and errors."""
+    return score(ground_truth, detections, coco_backend).metrics
 
 
 def format_table(metrics: dict[str, Any]) -> str:
@@ -179,71 +187,107 @@ def write_detections(detections: list[dict[str, Any]], path: str | os.PathLike) 
 
     The file does not depend on the order of the list: any number of ranks writes the same bytes.
     """
-    lines = [json.dumps(d, sort_keys=True, allow_nan=False) for d in sorted(detections, key=_order)]
-    atomic.write_bytes(path, ("[\n" + ",\n".join(lines) + "\n]\n").encode())
+    columns = _columns(detections)
+    _check_finite(detections, columns)
+    ordered = [detections[row] for row in _order(columns).tolist()]
+    encoder = msgspec.json.Encoder(order="sorted", enc_hook=np.generic.item)  # NumPy's numbers, too
+    lines = encoder.encode_lines(ordered).rstrip(b"\n")
+    atomic.write_bytes(
+        path, b"[\n" + lines.replace(b"\n", b",\n") + b"\n]\n"
+    )  # no other line ends are in JSON
 
 
-def _prepare(ground_truth: dict[str, Any], detections: list[dict[str, Any]]) -> COCOeval:
-    images, categories = ground_truth["images"], ground_truth["categories"]
-    _check(detections, {image["id"] for image in images})
-    truth = [  # ids from 1: COCOeval takes a match with annotation 0 for none
-        {
-            "id": number,
-            "image_id": annotation["image_id"],
-            "category_id": annotation["category_id"],
-            "bbox": annotation["bbox"],
-            "area": annotation.get("area", annotation["bbox"][2] * annotation["bbox"][3]),
-            "iscrowd": annotation.get("iscrowd", 0),
-        }
-        for number, annotation in enumerate(ground_truth["annotations"], start=1)
-    ]
-    if all(annotation["iscrowd"] for annotation in truth):
-        raise UserError(
-            "the evaluation data hold no box (crowds do not count): give other --eval_annotations"
-        )
-    found = [  # what COCO.loadRes makes of results, for an empty list too
-        {**detection, "id": number, "area": detection["bbox"][2] * detection["bbox"][3], "iscrowd": 0}
-        for number, detection in enumerate(sorted(detections, key=_order), start=1)
-    ]
-    with _quiet():
-        return COCOeval(_index(images, truth, categories), _index(images, found, categories), "bbox")
+class _Columns(NamedTuple):
+    """Detections as they are in the list: int64 (N,) twice, float64 (N, 4) and (N,)."""
+
+    image_ids: np.ndarray
+    category_ids: np.ndarray
+    boxes_ltwh_px: np.ndarray
+    scores: np.ndarray
 
 
-def _check(detections: list[dict[str, Any]], image_ids: set[int]) -> None:
-    for detection in detections:
-        image_id, numbers = detection["image_id"], [*detection["bbox"], detection["score"]]
-        if not all(math.isfinite(number) for number in numbers):
-            raise ValueError(f"image {image_id}: the detection {detection} is not finite")
-        if image_id not in image_ids:
-            raise ValueError(f"image {image_id} has a detection but is not in the ground truth")
-
-
-def _sorted_categories(ground_truth: dict[str, Any]) -> list[dict[str, Any]]:
-    """COCOeval's order of categories."""
-    return sorted(ground_truth["categories"], key=lambda category: category["id"])
-
-
-def _count_boxes(ground_truth: dict[str, Any], category_id: int) -> int:
-    return sum(
-        annotation["category_id"] == category_id and not annotation.get("iscrowd", 0)
-        for annotation in ground_truth["annotations"]
+def _columns(detections: list[dict[str, Any]]) -> _Columns:
+    return _Columns(
+        _column(detections, "image_id", np.int64),
+        _column(detections, "category_id", np.int64),
+        _boxes(detections),
+        _column(detections, "score", np.float64),
     )
 
 
-def _order(detection: dict[str, Any]) -> tuple:
-    return detection["image_id"], detection["category_id"], -detection["score"], detection["bbox"]
+def _column(rows: list[dict[str, Any]], key: str, dtype: type) -> np.ndarray:
+    return np.fromiter(map(operator.itemgetter(key), rows), dtype, len(rows))
 
 
-def _index(images: list[dict], annotations: list[dict], categories: list[dict]) -> COCO:
-    coco = COCO()
-    coco.dataset = {"images": images, "annotations": annotations, "categories": categories}
-    coco.createIndex()
-    return coco
+def _boxes(rows: list[dict[str, Any]]) -> np.ndarray:
+    """float64 (N, 4)."""
+    numbers = itertools.chain.from_iterable(map(operator.itemgetter("bbox"), rows))
+    return np.fromiter(numbers, np.float64, 4 * len(rows)).reshape(-1, 4)
 
 
-def _quiet() -> contextlib.AbstractContextManager:
-    """pycocotools reports by print."""
-    return contextlib.redirect_stdout(io.StringIO())
+def _check_finite(detections: list[dict[str, Any]], columns: _Columns) -> None:
+    finite = np.isfinite(columns.boxes_ltwh_px).all(axis=1) & np.isfinite(columns.scores)
+    if not finite.all():
+        detection = detections[int(finite.argmin())]
+        raise ValueError(f"image {detection['image_id']}: the detection {detection} is not finite")
+
+
+def _order(columns: _Columns) -> np.ndarray:
+    """int64 (N,): by image, category, falling score, and box."""
+    keys = [-columns.scores, columns.category_ids, columns.image_ids]  # lexsort wants the first one last
+    order = np.lexsort(keys)
+    equal = np.logical_and.reduce([key[order[1:]] == key[order[:-1]] for key in keys])
+    tied = np.zeros(len(order), bool)
+    tied[1:] |= equal
+    tied[:-1] |= equal
+    # Few rows are tied: only they are sorted by their boxes, too, within the places that they have.
+    rows = order[tied]
+    boxes = columns.boxes_ltwh_px[rows].T[::-1]
+    order[tied] = rows[np.lexsort([*boxes, *(key[rows] for key in keys)])]
+    return order
+
+
+def _found(
+    detections: list[dict[str, Any]], image_ids: np.ndarray, category_ids: np.ndarray
+) -> coco_backends.Objects:
+    columns = _columns(detections)
+    _check_finite(detections, columns)
+    unknown = ~np.isin(columns.image_ids, image_ids)
+    if unknown.any():
+        raise ValueError(
+            f"image {columns.image_ids[unknown][0]} has a detection but is not in the ground truth"
+        )
+    order = _order(columns)
+    order = order[np.isin(columns.category_ids[order], category_ids)]
+    boxes = columns.boxes_ltwh_px[order]
+    return coco_backends.Objects(
+        images=np.searchsorted(image_ids, columns.image_ids[order]) + 1,
+        categories=np.searchsorted(category_ids, columns.category_ids[order]) + 1,
+        boxes_ltwh_px=boxes,
+        areas=boxes[:, 2] * boxes[:, 3],
+        is_crowd=np.zeros(len(order), np.int64),
+        scores=columns.scores[order],
+    )
+
+
+def _truth(
+    annotations: list[dict[str, Any]], image_ids: np.ndarray, category_ids: np.ndarray
+) -> coco_backends.Objects:
+    """Annotations of images and categories that the ground truth does not list are left out."""
+    images = _column(annotations, "image_id", np.int64)
+    categories = _column(annotations, "category_id", np.int64)
+    boxes = _boxes(annotations)
+    areas = [a.get("area", a["bbox"][2] * a["bbox"][3]) for a in annotations]
+    crowds = [int(bool(a.get("iscrowd", 0))) for a in annotations]
+    kept = np.isin(images, image_ids) & np.isin(categories, category_ids)
+    return coco_backends.Objects(
+        images=np.searchsorted(image_ids, images[kept]) + 1,
+        categories=np.searchsorted(category_ids, categories[kept]) + 1,
+        boxes_ltwh_px=boxes[kept],
+        areas=np.array(areas, np.float64)[kept],
+        is_crowd=np.array(crowds, np.int64)[kept],
+        scores=np.zeros(np.count_nonzero(kept)),
+    )
 
 
 def _percent(value: float) -> str:

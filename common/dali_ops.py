@@ -1,7 +1,21 @@
 """Stages that the DALI graphs of both apps share; each sees one sample."""
 
+from nvidia import dali
 from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
+
+
+def mark(stage: str, *nodes: DataNode) -> None:
+    """Says that this is what a stage of the graph makes: where `marked` lets bench.py cut the graph.
+
+    Said twice of a stage, both are what it makes.
+    """
+    vars(dali.Pipeline.current()).setdefault("marks", {}).setdefault(stage, []).extend(nodes)
+
+
+def marked(pipeline: dali.Pipeline) -> dict[str, list[DataNode]]:
+    """Stage -> what it makes, in the order in which the graph first marked them."""
+    return vars(pipeline).get("marks", {})
 
 
 def decode_window(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
@@ -26,9 +40,25 @@ def decode_window(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
     )
 
 
-def resize(images: DataNode, size: DataNode) -> DataNode:
-    """Linear, antialiased where it shrinks; `size` is (height, width)."""
-    return fn.resize(images, size=fn.cast(size, dtype=types.FLOAT), interp_type=types.INTERP_LINEAR)
+def resize(
+    images: DataNode, size: DataNode, mirrored: DataNode | None = None, antialias: bool = True
+) -> DataNode:
+    """Linear.
+
+    Args:
+        images: (h, w, C).
+        size: int32 (2,), height and width.
+        mirrored: int32 (), 1 to exchange left and right.
+        antialias: average over all pixels that an output pixel covers; without, at most four are looked at.
+    """
+    if mirrored is not None:
+        size = fn.stack(size[0], size[1] * (1 - 2 * mirrored))  # fn.resize mirrors for a negative width
+    return fn.resize(
+        images,
+        size=fn.cast(size, dtype=types.FLOAT),
+        interp_type=types.INTERP_LINEAR,
+        antialias=antialias,
+    )
 
 
 def count_visible(boxes: DataNode) -> DataNode:
@@ -42,6 +72,8 @@ def int32(values: DataNode) -> DataNode:
     return fn.cast(values, dtype=types.INT32)
 
 
-def uniform(low: float, high: float) -> DataNode | float:
-    """A number drawn for each sample from low .. high."""
-    return fn.random.uniform(range=(low, high)) if low < high else float(low)  # DALI refuses an empty range
+def uniform(low: float, high: float, shape: list[int] | None = None) -> DataNode | float:
+    """A number drawn for each sample, or as many as `shape` says, from low .. high."""
+    if low < high:
+        return fn.random.uniform(range=(low, high), shape=shape)
+    return float(low)  # DALI refuses an empty range

@@ -142,18 +142,18 @@ def save_png(image: np.ndarray, path: str | os.PathLike) -> None:
     atomic.write(path, lambda temporary: Image.fromarray(image).save(temporary, "PNG"))
 
 
-def pr_curves(curves: Mapping[str, np.ndarray], path: str | os.PathLike) -> None:
+def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) -> None:
     """Draws precision over recall of each class and, of several, their mean.
 
     Args:
-        curves: class name -> precision (101,) at recalls 0, 0.01 .. 1: coco_metrics.precision_recall.
+        curves: class name -> 101 precisions, at recalls 0, 0.01 .. 1: coco_metrics.score.
         path: a .png file.
     """
     figure = _figure()
     axes = figure.add_subplot()
     recalls = np.linspace(0, 1, 101)
     for index, (name, precision) in enumerate(curves.items()):
-        label = f"{name} {100 * precision.mean():.1f}" if len(curves) <= 20 else None
+        label = f"{name} {100 * np.mean(precision):.1f}" if len(curves) <= 20 else None
         colour = np.array(class_colour(index)) / 255
         axes.plot(recalls, precision, color=colour, label=label, linewidth=1.5 if label else 0.5)
     if len(curves) > 1:

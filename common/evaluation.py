@@ -1,21 +1,23 @@
 """From a network that detects to COCO's numbers: what training, eval.py and infer.py share.
 
     loader = make_loader(..., training=False, shard_id=ranks.rank, num_shards=ranks.world_size)
-    metrics, results = evaluate(detect, loader, source, label_map, ranks=ranks)
+    metrics, results, curves = evaluate(detect, loader, source, label_map, ranks=ranks)
 
 Each rank detects in its own part of the images, the parts are put together on every rank, and what comes out
 is the same for any number of ranks and any batch size.
 """
 
 import collections
+import itertools
+import operator
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from common import coco_metrics, damaged_images, drawing, errors, progress
+from common import coco_backends, coco_metrics, damaged_images, drawing, errors, progress
 from common.distributed import Ranks
 from common.labels import LabelMap
 from common.loading import Loader, placement
@@ -40,6 +42,20 @@ class Detect(Protocol):
 
 
 OnBatch = Callable[[int, int], None]  # (batches done, batches in all)
+
+
+class Evaluation(NamedTuple):
+    """What `evaluate` found.
+
+    Attributes:
+        metrics: COCO's numbers: see coco_metrics.Score.
+        results: the detections: see `predict`.
+        curves: precision at recalls by class name: see coco_metrics.Score.
+    """
+
+    metrics: dict[str, Any]
+    results: list[dict[str, Any]]
+    curves: dict[str, list[float]]
 
 
 def predict(
@@ -81,7 +97,8 @@ def predict(
             raise problem
     parts = ranks.gather((results, sorted(seen)))
     _check_complete([image_id for _, seen in parts for image_id in seen], source)
-    return sorted((result for results, _ in parts for result in results), key=lambda r: r["image_id"])
+    results = itertools.chain.from_iterable(results for results, _ in parts)
+    return sorted(results, key=operator.itemgetter("image_id"))
 
 
 def _predict_shard(
@@ -93,8 +110,7 @@ def _predict_shard(
     on_batch: OnBatch | None,
 ) -> tuple[list[dict[str, Any]], set[int], errors.UserError | None]:
     """(detections, image ids, what ended them early) of the loader's images."""
-    results: list[dict[str, Any]] = []
-    seen: set[int] = set()  # the last batch of a shard is filled up with repeats
+    found: list[tuple[np.ndarray, ...]] = []
     problem: errors.UserError | None = None
     bar = progress.Bar(title, loader.steps_per_epoch)
     batches = _batches(loader, source)
@@ -102,13 +118,18 @@ def _predict_shard(
         if problem is None:
             try:
                 images, extra = next(batches)
-                results += _to_results(detect(images, extra["letterbox"]), extra, label_map, seen)
+                found.append(_to_arrays(detect(images, extra["letterbox"]), extra))
             except errors.UserError as error:
                 problem = error  # the other ranks have on_batch to call until the end
             bar.step()
         if on_batch:
             on_batch(done, loader.steps_per_epoch)
-    return results, seen, problem
+    if problem:
+        return [], set(), problem
+    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
+    seen: set[int] = set()  # the last batch of a shard is filled up with repeats
+    with coco_backends.without_garbage_collection():
+        return coco_metrics.to_results(*columns, label_map, seen), seen, None
 
 
 def _batches(loader: Loader, source: Source) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
@@ -123,10 +144,8 @@ def _batches(loader: Loader, source: Source) -> Iterator[tuple[tf.Tensor, dict[s
         yield batch
 
 
-def _to_results(
-    found: tuple[tf.Tensor, ...], extra: dict[str, tf.Tensor], label_map: LabelMap, seen: set[int]
-) -> list[dict[str, Any]]:
-    """One batch of what `detect` returned, as COCO results."""
+def _to_arrays(found: tuple[tf.Tensor, ...], extra: dict[str, tf.Tensor]) -> tuple[np.ndarray, ...]:
+    """One batch of what `detect` returned: boxes, scores, classes, image ids and sizes."""
     boxes, scores, classes, finite = (np.asarray(tensor) for tensor in found)
     image_ids = np.asarray(extra["image_ids"])
     if not finite.all():
@@ -134,8 +153,7 @@ def _to_results(
             f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are "
             "damaged, or training diverged"
         )
-    image_sizes = np.asarray(extra["image_sizes"])
-    return coco_metrics.to_results(boxes, scores, classes, image_ids, image_sizes, label_map, seen)
+    return boxes, scores, classes, image_ids, np.asarray(extra["image_sizes"])
 
 
 def _check_complete(seen: list[int], source: Source) -> None:
@@ -159,7 +177,8 @@ def evaluate(
     *,
     ranks: Ranks | None = None,
     on_batch: OnBatch | None = None,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    coco_backend: str = "pycocotools",
+) -> Evaluation:
     """Detects in the source's images and scores the detections. All ranks call it together.
 
     Args:
@@ -169,25 +188,26 @@ def evaluate(
         label_map: of the trained classes.
         ranks: who else detects; None for this process alone.
         on_batch: see `predict`.
+        coco_backend: who counts: see coco_backends.
 
     Returns:
-        (metrics, results), the same on every rank: see coco_metrics.evaluate, and `predict`. Rank 0 scores;
-        meanwhile the others wait.
+        The same on every rank. Rank 0 scores; meanwhile the others wait.
 
     Raises:
-        UserError: see `predict`; or the data hold no box. On all ranks.
+        UserError: see `predict`; or the data hold no box, or rank 0 lacks the backend. On all ranks.
     """
     ranks = ranks or Ranks()
     results = predict(detect, loader, source, label_map, title="evaluating", ranks=ranks, on_batch=on_batch)
-    metrics = None
+    score = None
     with ranks.door():
         if ranks.rank == 0:
-            metrics = coco_metrics.evaluate(source.annotations.ground_truth(), results)
-    return ranks.broadcast_object(metrics), results
+            score = coco_metrics.score(source.annotations.ground_truth(), results, coco_backend)
+    metrics, curves = ranks.broadcast_object(score)
+    return Evaluation(metrics, results, curves)
 
 
-def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], ground_truth: dict) -> None:
+def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], curves: dict) -> None:
     """metrics.json, detections.json and pr_curves.png; the same evaluation gives the same bytes."""
     coco_metrics.write_metrics(metrics, directory / "metrics.json")
     coco_metrics.write_detections(results, directory / "detections.json")
-    drawing.pr_curves(coco_metrics.precision_recall(ground_truth, results), directory / "pr_curves.png")
+    drawing.pr_curves(curves, directory / "pr_curves.png")

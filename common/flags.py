@@ -19,10 +19,17 @@ MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose t
 MAX_MEGAPIXELS = 100.0  # decoded, that is 300 MB
 ON_BAD_IMAGE = ("stop", "skip")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+COCO_BACKENDS = ("pycocotools", "faster")
 
 
 def define_data_flags(fv: flags.FlagValues, splits: tuple[str, ...]) -> None:
     """Where the data lie and who loads them; `splits` of ("train", "eval")."""
+    define_source_flags(fv, splits)
+    define_loader_flags(fv)
+
+
+def define_source_flags(fv: flags.FlagValues, splits: tuple[str, ...]) -> None:
+    """Where the data lie."""
     flags.DEFINE_enum(
         "input_type",
         None,
@@ -45,7 +52,6 @@ def define_data_flags(fv: flags.FlagValues, splits: tuple[str, ...]) -> None:
         "Class names for TFRecords. Default: the file that the converter wrote next to them.",
         flag_values=fv,
     )
-    define_loader_flags(fv)
 
 
 def define_loader_flags(fv: flags.FlagValues) -> None:
@@ -58,6 +64,11 @@ def define_loader_flags(fv: flags.FlagValues) -> None:
         "synthetic: one batch repeated, for speed tests.",
         flag_values=fv,
     )
+    define_batch_flags(fv)
+
+
+def define_batch_flags(fv: flags.FlagValues) -> None:
+    """How batches are made, whoever makes them."""
     flags.DEFINE_integer("num_threads", 2, "DALI CPU threads per rank.", lower_bound=1, flag_values=fv)
     flags.DEFINE_integer(
         "prefetch", 2, "Depth of the loader's queue in batches.", lower_bound=1, flag_values=fv
@@ -80,6 +91,17 @@ def define_image_flags(fv: flags.FlagValues) -> None:
         MAX_MEGAPIXELS,
         "Images with more pixels count as unreadable: a small file can decode to gigabytes.",
         lower_bound=0.0,
+        flag_values=fv,
+    )
+
+
+def define_evaluation_flags(fv: flags.FlagValues) -> None:
+    """Who computes COCO's numbers; for train.py and eval.py."""
+    flags.DEFINE_enum(
+        "coco_backend",
+        "pycocotools",
+        COCO_BACKENDS,
+        "Who computes COCO's numbers: pycocotools, or faster-coco-eval, which finds the same sooner.",
         flag_values=fv,
     )
 
@@ -136,8 +158,7 @@ def define_run_flags(fv: flags.FlagValues) -> None:
         lower_bound=0.0,
         flag_values=fv,
     )
-    flags.DEFINE_enum("precision", "float32", PRECISIONS, "Arithmetic of the network.", flag_values=fv)
-    flags.DEFINE_bool("xla", False, "Compile the training step with XLA.", flag_values=fv)
+    define_arithmetic_flags(fv)
     flags.DEFINE_float(
         "ema_decay", None, "Averaging of the weights; 0: off. Default: the recipe's.", flag_values=fv
     )
@@ -185,6 +206,12 @@ def define_run_flags(fv: flags.FlagValues) -> None:
         "replay", None, "Run the step of this file again, which a run skipped; nothing else.", flag_values=fv
     )
     flags.DEFINE_integer("seed", 0, "0 is a seed.", lower_bound=0, upper_bound=MAX_SEED, flag_values=fv)
+
+
+def define_arithmetic_flags(fv: flags.FlagValues) -> None:
+    """How the network computes."""
+    flags.DEFINE_enum("precision", "float32", PRECISIONS, "Arithmetic of the network.", flag_values=fv)
+    flags.DEFINE_bool("xla", False, "Compile the training step with XLA.", flag_values=fv)
 
 
 def define_strategy_flags(fv: flags.FlagValues) -> None:

@@ -14,6 +14,7 @@ cfg names no nms_kind (do_nms_sort).
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -41,21 +42,46 @@ class Detections(NamedTuple):
     count: tf.Tensor
 
 
-def top_candidates(scores: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The K = min(count, N * C) best of (B, N, C) scores or logits: what one top-k over all gives, ties too.
+def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The K = min(count, N * C) best scores or logits: what one top-k over all of them gives, ties too.
 
     The largest `count` of all are in the `count` rows with the largest maxima, so that the costly sorting
-    sees N numbers instead of N * C. A row with a NaN or +infinity may lose its other numbers too.
+    sees N numbers instead of N * C, and only those rows are copied.
+
+    Args:
+        levels: (B, n, C) each, which count as joined along n to N rows. A row with a NaN or +infinity may
+            lose its other numbers too.
+        count: how many at most.
 
     Returns:
-        (B, K) scores in descending order, -inf for those that are not finite; int32 rows; int32 classes.
+        float32 (B, K), in descending order, -inf for those that are not finite; int32 rows; int32 classes.
     """
-    num_classes = scores.shape[2]
-    rows = top_rows(tf.reduce_max(scores, axis=2), count)
-    scores = without_nonfinite(tf.gather(scores, rows, batch_dims=1))  # (B, R, C)
+    num_classes = levels[0].shape[2]
+    rows = top_rows(tf.concat([tf.reduce_max(level, axis=2) for level in levels], axis=1), count)
+    scores = without_nonfinite(tf.cast(take_rows(levels, rows), tf.float32))  # (B, R, C)
     scores = tf.reshape(scores, [tf.shape(rows)[0], tf.shape(rows)[1] * num_classes])
     scores, index = tf.math.top_k(scores, tf.minimum(count, tf.shape(scores)[1]))
     return scores, tf.gather(rows, index // num_classes, batch_dims=1), index % num_classes
+
+
+def take_rows(levels: Sequence[tf.Tensor], rows: tf.Tensor) -> tf.Tensor:
+    """tf.gather(tf.concat(levels, 1), rows, batch_dims=1) without the concatenation, which copies it all.
+
+    Args:
+        levels: (B, n, V) each.
+        rows: int32 (B, R), of the joined levels.
+
+    Returns:
+        (B, R, V).
+    """
+    taken, start = [], 0
+    for level in levels:
+        size = tf.shape(level)[1]
+        is_here = (rows >= start) & (rows < start + size)
+        values = tf.gather(level, tf.where(is_here, rows - start, 0), batch_dims=1)
+        taken.append(tf.where(is_here[..., tf.newaxis], values, tf.zeros([], level.dtype)))
+        start += size
+    return tf.add_n(taken)
 
 
 def top_rows(maxima: tf.Tensor, count: int) -> tf.Tensor:

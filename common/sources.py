@@ -57,8 +57,10 @@ class Source(abc.ABC):
         """The image file of one row of the annotations (or of the list), as it is; OSError where it fails."""
 
     @abc.abstractmethod
-    def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
-        """(jpegs, boxes, labels, image_ids) inside a DALI graph; see readers.py."""
+    def read(
+        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
+    ) -> readers.Nodes:
+        """(jpegs, boxes, labels, image_ids) inside a DALI graph, where `name` is unique; see readers.py."""
 
     @abc.abstractmethod
     def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
@@ -95,7 +97,9 @@ class CocoSource(Source):
     def encoded(self, row: int) -> bytes:
         return pathlib.Path(self.images_dir, self.annotations.file_names[row]).read_bytes()
 
-    def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
+    def read(
+        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
+    ) -> readers.Nodes:
         return readers.coco_reader(
             self.images_dir,
             self.annotations,
@@ -103,6 +107,7 @@ class CocoSource(Source):
             shard_id=shard_id,
             num_shards=num_shards,
             seed=seed,
+            name=name,
         )
 
     def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
@@ -164,7 +169,9 @@ class TFRecordSource(Source):
             stream.seek(offset + tfrecord_walk.HEADER)
             return tfrecord_example.image_of(stream.read(size - tfrecord_walk.FRAME))
 
-    def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
+    def read(
+        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
+    ) -> readers.Nodes:
         return readers.tfrecord_reader(
             self.files,
             self.label_map,
@@ -172,6 +179,7 @@ class TFRecordSource(Source):
             shard_id=shard_id,
             num_shards=num_shards,
             seed=seed,
+            name=name,
             policy=self.policy,
         )
 
@@ -213,9 +221,11 @@ class ImageListSource(Source):
     def encoded(self, row: int) -> bytes:
         return pathlib.Path(self.files[row]).read_bytes()
 
-    def read(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> readers.Nodes:
+    def read(
+        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
+    ) -> readers.Nodes:
         _refuse_training(training)
-        return readers.file_reader(self.files, shard_id=shard_id, num_shards=num_shards)
+        return readers.file_reader(self.files, shard_id=shard_id, num_shards=num_shards, name=name)
 
     def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
         _refuse_training(training)

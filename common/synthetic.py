@@ -31,7 +31,6 @@ from PIL import Image, ImageDraw, ImageFilter
 from common import atomic, errors
 
 CATEGORIES = {2: "disk", 3: "ring", 5: "triangle", 8: "cross", 13: "star"}  # ids with gaps, as in COCO
-MIN_SIDE, MAX_SIDE = 240, 640  # of an image, pixels
 MIN_OBJECT, MAX_OBJECT = 12, 250  # sides of an object, pixels
 MAX_OBJECTS = 10  # an image
 EMPTY_IMAGES = 0.05  # share of images without objects
@@ -44,6 +43,22 @@ _OVERSAMPLING = 4  # of the masks, for smooth edges
 
 
 @dataclasses.dataclass(frozen=True)
+class Style:
+    """How large images are, and how much of the camera's noise is on them."""
+
+    heights: tuple[int, int]  # smallest and largest, pixels
+    widths: tuple[int, int]
+    noise: float  # standard deviation, levels
+
+
+STYLES = {
+    "small": Style((240, 640), (240, 640), 2.0),
+    # As many pixels as photographs of COCO, and with its noise nearly as many bytes: for timing.
+    "photo": Style((480, 768), (640, 1024), 8.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
 class Picture:
     """One drawn image and its truth."""
 
@@ -53,7 +68,9 @@ class Picture:
     areas: np.ndarray  # int32 (N,), visible pixels
 
 
-def draw_dataset(output_dir: str | pathlib.Path, num_images: int, seed: int) -> pathlib.Path:
+def draw_dataset(
+    output_dir: str | pathlib.Path, num_images: int, seed: int, style: str = "small"
+) -> pathlib.Path:
     """Draws `num_images` images into `output_dir`/images and their truth into `output_dir`/instances.json.
 
     Returns:
@@ -71,7 +88,7 @@ def draw_dataset(output_dir: str | pathlib.Path, num_images: int, seed: int) -> 
     try:
         (output_dir / "images").mkdir(parents=True, exist_ok=True)
         for index in range(num_images):
-            picture = draw_picture(seed, index)
+            picture = draw_picture(seed, index, STYLES[style])
             file_name = f"{index + 1:06d}.jpg"
             (output_dir / "images" / file_name).write_bytes(_jpeg(picture.image))
             height, width = picture.image.shape[:2]
@@ -101,10 +118,10 @@ def draw_dataset(output_dir: str | pathlib.Path, num_images: int, seed: int) -> 
     return path
 
 
-def draw_picture(seed: int, index: int) -> Picture:
+def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Picture:
     """Draws image number `index` of the data set of `seed`; the same arguments give the same picture."""
     rng = np.random.default_rng((seed, index))
-    height, width = rng.integers(MIN_SIDE, MAX_SIDE + 1, 2).tolist()
+    height, width = (int(rng.integers(low, high + 1)) for low, high in (style.heights, style.widths))
     canvas = _background(rng, height, width)
     owner = np.full((height, width), -1, np.int16)  # which object each pixel shows
     full_areas, boxes, category_ids = [], [], []
@@ -128,7 +145,7 @@ def draw_picture(seed: int, index: int) -> Picture:
         boxes.append(box)
         category_ids.append(category_id)
 
-    canvas += rng.normal(0, 2, canvas.shape[:2])[..., None]  # the camera's noise lies on everything
+    canvas += rng.normal(0, style.noise, canvas.shape[:2])[..., None]  # the camera's noise lies on everything
     return Picture(
         image=np.clip(canvas, 0, 255).astype(np.uint8),
         boxes_ltwh_px=np.array(boxes, np.int32).reshape(-1, 4),
@@ -336,11 +353,14 @@ def define_flags(flag_values: flags.FlagValues) -> None:
     )
     flags.DEFINE_integer("num_images", 300, "How many images to draw.", flag_values=flag_values)
     flags.DEFINE_integer("seed", 0, "The same seed draws the same images.", flag_values=flag_values)
+    flags.DEFINE_enum(
+        "style", "small", STYLES, "small, or photo: as large as COCO's photographs.", flag_values=flag_values
+    )
     flags.mark_flag_as_required("output_dir", flag_values=flag_values)
 
 
 def main() -> None:
-    path = draw_dataset(flags.FLAGS.output_dir, flags.FLAGS.num_images, flags.FLAGS.seed)
+    path = draw_dataset(flags.FLAGS.output_dir, flags.FLAGS.num_images, flags.FLAGS.seed, flags.FLAGS.style)
     print(f"drew {flags.FLAGS.num_images} images: {path}")
 
 

@@ -13,6 +13,10 @@ import tensorflow as tf
 
 from efficientdet.config import EfficientDetConfig
 
+# Logits from which on XLA compiles the focal loss on a CPU: one loop in place of a dozen passes over memory.
+# Below, the second that compiling takes would not be won back.
+FUSE_FROM = 2**20
+
 
 def focal_loss(
     logits: tf.Tensor,
@@ -35,8 +39,19 @@ def focal_loss(
     Returns:
         float32 scalar, not normalised.
     """
+    logits = tf.cast(logits, tf.float32)
+    is_large = (logits.shape.num_elements() or 0) >= FUSE_FROM
+    # On a GPU XLA needs parts of CUDA that TensorFlow itself does not: there --xla decides.
+    fuse = is_large and not tf.config.list_physical_devices("GPU")
+    compute = _fused_focal_loss if fuse else _focal_loss
+    return compute(logits, class_targets, alpha, gamma, label_smoothing)
+
+
+def _focal_loss(
+    logits: tf.Tensor, class_targets: tf.Tensor, alpha: float, gamma: float, label_smoothing: float
+) -> tf.Tensor:
     num_classes = logits.shape[-1] // class_targets.shape[-1]
-    logits = tf.reshape(tf.cast(logits, tf.float32), [-1, num_classes])  # (B h w k, C)
+    logits = tf.reshape(logits, [-1, num_classes])  # (B h w k, C)
     # one_hot, because TensorFlow compares int32 on the host even where all else is on a GPU
     positive = tf.one_hot(tf.reshape(class_targets, [-1]), num_classes, True, False, dtype=tf.bool)
     # With z = -x where the target is 1 and x where it is 0: 1 - p_t = sigmoid(z) and cross-entropy =
@@ -49,6 +64,27 @@ def focal_loss(
         # smoothing moves half of it from the target to its opposite, whose cross-entropy is softplus(-z)
         cross_entropy = cross_entropy - 0.5 * label_smoothing * z
     return tf.reduce_sum(tf.where(positive, alpha, 1.0 - alpha) * modulation * cross_entropy)
+
+
+def _fused_focal_loss(
+    logits: tf.Tensor, class_targets: tf.Tensor, alpha: float, gamma: float, label_smoothing: float
+) -> tf.Tensor:
+    """`_focal_loss` compiled with its gradient: apart, they would hand each other all that lies between."""
+
+    @tf.custom_gradient
+    def of(logits):
+        loss, gradient = _loss_and_gradient(logits, class_targets, alpha, gamma, label_smoothing)
+        return loss, lambda upstream: upstream * gradient
+
+    return of(logits)
+
+
+@tf.function(jit_compile=True)
+def _loss_and_gradient(logits, class_targets, alpha, gamma, label_smoothing):
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss = _focal_loss(logits, class_targets, alpha, gamma, label_smoothing)
+    return loss, tape.gradient(loss, logits)
 
 
 def box_loss(

@@ -25,7 +25,7 @@ from nvidia.dali.data_node import DataNode
 
 from common import box_encoder, dataset
 from common.anchors import Anchors
-from common.dali_ops import count_visible, decode_window, int32, resize, uniform
+from common.dali_ops import count_visible, decode_window, int32, mark, marked, resize, uniform
 from common.sources import Source
 from efficientdet.config import EfficientDetConfig
 from efficientdet.views import random_view, source_size, whole_view
@@ -217,16 +217,31 @@ class EfficientDetPipeline:
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
         """The DALI pipeline, built; its outputs are named and ordered as in `element_spec`."""
-        return self._build(list(self.element_spec))
+        return self._build(list(self.element_spec), encode_boxes=True)
 
     def dataset(self) -> tf.data.Dataset:
-        """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends."""
+        """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends.
+
+        On a CPU the targets are encoded after the graph: fn.box_encoder, which looks at every pair of box and
+        anchor, costs as much there as the pixels do.
+        """
         images_spec, *_ = self.element_spec.values()
         targets_spec = {name: spec for name, spec in self.element_spec.items() if name != "images"}
-        pipeline = self._build(["images", *sorted(targets_spec)])
-        return dataset.from_pipeline(pipeline, (images_spec, targets_spec), device_id=self._device_id)
+        encode_after = self._device == "cpu" and "num_positives" in targets_spec
+        if encode_after:
+            encoded = ("num_positives", "class_targets", "box_targets")
+            targets_spec = {k: spec for k, spec in targets_spec.items() if not k.startswith(encoded)}
+        pipeline = self._build(["images", *sorted(targets_spec)], encode_boxes=not encode_after)
+        batches = dataset.from_pipeline(pipeline, (images_spec, targets_spec), device_id=self._device_id)
+        if encode_after:
+            batches = batches.map(functools.partial(add_targets, anchors=self.config.anchors))
+        return batches
 
-    def _build(self, names: list[str]) -> dali.Pipeline:
+    def cut(self, stage: str) -> dali.Pipeline:
+        """The graph as far as a stage, built: one of `marked(self.pipeline)`. bench.py times it."""
+        return self._build(list(self.element_spec), encode_boxes=True, stage=stage)
+
+    def _build(self, names: list[str], *, encode_boxes: bool, stage: str = "") -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
             num_threads=self._num_threads,
@@ -238,13 +253,13 @@ class EfficientDetPipeline:
             enable_checkpointing=self.saveable,
         )
         with pipeline:
-            outputs = self._define_graph()
-            nodes = [outputs[name] for name in names]
+            outputs = self._define_graph(encode_boxes)
+            nodes = marked(pipeline)[stage] if stage else [outputs[name] for name in names]
             pipeline.set_outputs(*(node.gpu() if self._device == "gpu" else node for node in nodes))
         pipeline.build()
         return pipeline
 
-    def _define_graph(self) -> dict[str, DataNode]:
+    def _define_graph(self, encode_boxes: bool) -> dict[str, DataNode]:
         config = self.config
         jpegs, boxes, labels, image_ids = self._source.read(
             shard_id=self._shard_id,
@@ -252,6 +267,7 @@ class EfficientDetPipeline:
             training=self.training,
             seed=self._seed,
         )
+        mark("read", jpegs, boxes, labels)
         size = source_size(jpegs)
         if self.training:
             view, boxes, labels = random_view(config, size, boxes, labels)
@@ -259,22 +275,32 @@ class EfficientDetPipeline:
             view = whole_view(size, config.image_size)
 
         images = decode_window(jpegs, view.window, self._device)
+        mark("decode", images, boxes, labels)
         images = resize(images, view.size)
         boxes = boxes_to_window(boxes, size, view.window)
+        mark("resize", images, boxes, labels)
         if self.training:
             images, boxes = augment(config, images, boxes)
+        mark("augment", images, boxes, labels)
         images = pad_and_normalize(images, config.image_size)
         boxes = boxes_to_input(boxes, view.size, config.image_size)
+        mark("normalize", images, boxes, labels)
 
         visible = count_visible(boxes)
         boxes, labels = box_encoder.drop_small_boxes(boxes, labels, min_box_size(config))
         large = labels.shape(dtype=types.INT32)[0]
-        encoded = box_encoder.encode_boxes(
-            boxes, labels, config.anchors, config.max_instances, device=self._device
-        )
+        if encode_boxes:
+            encoded = box_encoder.encode_boxes(
+                boxes, labels, config.anchors, config.max_instances, device=self._device
+            )
+            targets = target_dict(encoded, config.anchors)
+        else:
+            boxes, labels = box_encoder.keep_largest(boxes, labels, config.max_instances)
+            padded = box_encoder.pad_boxes(boxes, labels, config.max_instances)
+            targets = dict(zip(("boxes", "classes"), padded, strict=True))
         return {
             "images": images,
-            **target_dict(encoded, config.anchors),
+            **targets,
             "image_ids": image_ids,
             "image_sizes": int32(size),
             "letterbox": fn.cast(fn.cat([0, 0], view.size), dtype=types.FLOAT),
@@ -295,6 +321,14 @@ def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str
         targets[f"class_targets_{level}"] = classes
         targets[f"box_targets_{level}"] = boxes
     return targets
+
+
+def add_targets(
+    images: tf.Tensor, targets: dict[str, tf.Tensor], anchors: Anchors
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """A batch whose `targets` hold padded boxes and classes, and what is encoded from them as well."""
+    encoded = box_encoder.encode_batch_tf(targets["boxes"], targets["classes"], anchors)
+    return images, targets | target_dict(encoded, anchors)
 
 
 def element_spec(

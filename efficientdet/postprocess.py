@@ -28,11 +28,12 @@ def detect(
         anchors: those of the images that went into the model.
     """
     num_classes = class_logits[0].shape[-1] // anchors.anchors_per_location
-    logits = tf.cast(box_encoder.flatten_levels(class_logits, num_classes), tf.float32)  # (B, A, C)
-    logits, anchor_index, classes = nms.top_candidates(logits, config.nms_candidates)  # (B, K)
-    all_boxes = box_encoder.decode_boxes(box_offsets, anchors)  # (B, A, 4)
+    logits, rows, classes = nms.top_candidates(  # (B, K)
+        box_encoder.split_anchors(class_logits, num_classes), config.nms_candidates
+    )
+    offsets = nms.take_rows(box_encoder.split_anchors(box_offsets, 4), rows)  # (B, K, 4)
     return nms.suppress(
-        tf.gather(all_boxes, anchor_index, batch_dims=1),  # (B, K, 4)
+        box_encoder.decode_offsets(offsets, tf.gather(anchors.boxes_normalized, rows)),
         tf.sigmoid(logits),
         classes,
         num_classes=num_classes,

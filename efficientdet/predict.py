@@ -1,6 +1,7 @@
 """From weights to detections: what evaluation during training, eval.py and infer.py share."""
 
 import pathlib
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -44,15 +45,27 @@ def load_trained(
 
 def make_detect(model: keras.Model, config: EfficientDetConfig) -> Detect:
     """A compiled function from a batch of the evaluation loader to detections; see common.evaluation."""
+    network, to_detections = make_halves(model, config)
+    return tf.function(
+        lambda images, letterbox_px: to_detections(network(images), letterbox_px), reduce_retracing=True
+    )
+
+
+def make_halves(model: keras.Model, config: EfficientDetConfig) -> tuple[Callable, Callable]:
+    """`make_detect` as two compiled functions: images -> outputs; outputs, letterbox -> detections."""
     anchors = config.anchors
 
     @tf.function(reduce_retracing=True)
-    def detect(images, letterbox_px):
-        class_logits, box_offsets = model(images, training=False)
+    def network(images):
+        return model(images, training=False)
+
+    @tf.function(reduce_retracing=True)
+    def to_detections(outputs, letterbox_px):
+        class_logits, box_offsets = outputs
         boxes, scores, classes, _ = postprocess.detect(class_logits, box_offsets, config, anchors)
         boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
         # a sum is finite only if all its terms are, and costs less than asking each of them
         sums = [tf.reduce_sum(output, axis=[1, 2, 3]) for output in [*class_logits, *box_offsets]]
         return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
 
-    return detect
+    return network, to_detections

@@ -265,6 +265,7 @@ class EfficientDetTFPipeline:
             examples.enumerate()
             .map(self._preprocess, num_parallel_calls=self._num_threads, deterministic=True)
             .batch(self.batch_size, drop_remainder=True)
+            .map(self._finish)
             .prefetch(self._prefetch)
             .with_options(options)
         )
@@ -294,16 +295,25 @@ class EfficientDetTFPipeline:
         )
         boxes, labels = box_encoder.drop_small_boxes_tf(boxes, labels, pipeline.min_box_size(config))
         large = tf.shape(labels)[0]
-        encoded_boxes = box_encoder.encode_boxes_tf(boxes, labels, config.anchors, config.max_instances)
-        outputs = {
-            **pipeline.target_dict(encoded_boxes, config.anchors),
+        boxes, labels = box_encoder.keep_largest_tf(boxes, labels, config.max_instances)
+        boxes, classes = box_encoder.pad_boxes_tf(boxes, labels, config.max_instances)
+        return image, {
+            "boxes": boxes,
+            "classes": classes,
             "image_ids": example["image_id"],
             "image_sizes": tf.cast(size, tf.int32),
             "letterbox": tf.concat([[0.0, 0.0], view.size], 0),
             "lost": tf.stack([visible - large, tf.maximum(large - config.max_instances, 0)]),
         }
-        return image, {
-            name: tf.ensure_shape(outputs[name], spec.shape[1:])
+
+    def _finish(
+        self, images: tf.Tensor, targets: dict[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Encodes the boxes of a batch, where targets are wanted, and keeps what `element_spec` names."""
+        if "num_positives" in self.element_spec:
+            images, targets = pipeline.add_targets(images, targets, self.config.anchors)
+        return images, {
+            name: tf.ensure_shape(targets[name], spec.shape)
             for name, spec in self.element_spec.items()
             if name != "images"
         }

@@ -18,6 +18,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -28,6 +29,7 @@ import tensorflow as tf
 from absl import flags
 
 from common import (
+    coco_backends,
     coco_metrics,
     damaged_images,
     devices,
@@ -71,6 +73,7 @@ SHOWN = ("loss", "detection_loss", "class_loss", "box_loss", "l2_loss")
 def define_flags(fv: flags.FlagValues) -> None:
     shared_flags.define_model_flags(fv, MODEL_NAMES, default="efficientdet-d0")
     shared_flags.define_data_flags(fv, ("train", "eval"))
+    shared_flags.define_evaluation_flags(fv)
     shared_flags.define_run_flags(fv)
     shared_flags.define_strategy_flags(fv)
 
@@ -111,6 +114,7 @@ def train(
     init_from: str | None = None,
     freeze: str | None = None,
     eval_every: int = 1,
+    coco_backend: str = "pycocotools",
     save_every: int = 1000,
     max_skipped_steps: int = 10,
     seed: int = 0,
@@ -165,6 +169,7 @@ def train(
     # --- Data -------------------------------------------------------------------------------------
     source, eval_source = None, None
     with ranks.door():
+        coco_backends.check(coco_backend)
         if pipeline_type == "synthetic":
             categories = LabelMap.numbered(num_classes or 90)
         else:
@@ -303,31 +308,7 @@ def train(
         keep_going(shared_flags.write_flagfile, directory / "flags.txt", given)
         log = RunLog(directory, done_epochs=state["epoch"])
 
-    # --- One step; the three places where ranks matter are numbered ---------------------------------
-    @tf.function(jit_compile=xla, reduce_retracing=not xla)
-    def forward_backward(images, targets, num_positives):
-        with tf.GradientTape() as tape:
-            values = loss_values(model, config, images, targets, num_positives)
-            scaled_loss = optimizer.scale_loss(values["loss"])
-        return tape.gradient(scaled_loss, model.trainable_variables), values
-
-    def gradients_of(images, targets):
-        lost = tf.cast(tf.reduce_sum(targets["lost"], axis=0), tf.float32)
-        share = losses.num_positives_share(targets, ranks.num_replicas)
-        num_positives = ranks.mean({"share": share})["share"]  # 1. objects lie unevenly
-        gradients, values = forward_backward(images, targets, num_positives)
-        values |= {"boxes_dropped": lost[0], "boxes_truncated": lost[1]}
-        return ranks.average(gradients), values  # 2. before they are unscaled and clipped
-
-    def update(gradients):
-        updates = tf.convert_to_tensor(optimizer.iterations)
-        optimizer.apply(gradients, model.trainable_variables)
-        # Neither an accumulated batch nor an overflow under float16 is an update.
-        averaged.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
-
-    train_step = guards.guarded_step(
-        ranks, gradients_of, update, model, every_gradient=precision != "mixed_float16"
-    )
+    train_step = make_train_step(ranks, model, config, optimizer, averaged, precision=precision, xla=xla)
 
     # --- The loop ---------------------------------------------------------------------------------
     def save() -> None:
@@ -418,8 +399,6 @@ def train(
                     prefetch=prefetch,
                     with_targets=False,
                 )
-                truth = eval_source.annotations.ground_truth()
-
                 scoring = contextlib.ExitStack()
 
                 def on_batch(done: int, total: int, epoch=epoch, scoring=scoring) -> None:
@@ -433,14 +412,20 @@ def train(
                     scoring,
                     averaged.swapped_in(ranks),
                 ):  # 3. all evaluate, and put their detections together
-                    metrics, results = evaluate(
-                        detect, eval_loader, eval_source, categories, ranks=ranks, on_batch=on_batch
+                    metrics, results, curves = evaluate(
+                        detect,
+                        eval_loader,
+                        eval_source,
+                        categories,
+                        ranks=ranks,
+                        on_batch=on_batch,
+                        coco_backend=coco_backend,
                     )
                     best = metadata | {"epoch": epoch, "AP": metrics["AP"]}
                     if run:
                         keep_going(saved.save_best, metrics["AP"], best)
                 if run:
-                    keep_going(write_evaluation, directory, metrics, results, truth)
+                    keep_going(write_evaluation, directory, metrics, results, curves)
                 row |= {name: metrics[name] for name in coco_metrics.NAMES}
                 say(f"epoch {epoch}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
             with averaged.swapped_in(ranks):
@@ -459,6 +444,44 @@ def train(
         print(f"results are in {output_dir}")
     ranks.close()
     return metrics
+
+
+def make_train_step(
+    ranks: distributed.Ranks,
+    model: keras.Model,
+    config: EfficientDetConfig,
+    optimizer: keras.optimizers.Optimizer,
+    averaged: AveragedWeights,
+    *,
+    precision: str,
+    xla: bool,
+) -> Callable[[Any, Any, tf.Tensor], guards.StepResult]:
+    """One step, compiled (guards.guarded_step). Where ranks matter is numbered, here and in the loop."""
+
+    @tf.function(jit_compile=xla, reduce_retracing=not xla)
+    def forward_backward(images, targets, num_positives):
+        with tf.GradientTape() as tape:
+            values = loss_values(model, config, images, targets, num_positives)
+            scaled_loss = optimizer.scale_loss(values["loss"])
+        return tape.gradient(scaled_loss, model.trainable_variables), values
+
+    def gradients_of(images, targets):
+        lost = tf.cast(tf.reduce_sum(targets["lost"], axis=0), tf.float32)
+        share = losses.num_positives_share(targets, ranks.num_replicas)
+        num_positives = ranks.mean({"share": share})["share"]  # 1. objects lie unevenly
+        gradients, values = forward_backward(images, targets, num_positives)
+        values |= {"boxes_dropped": lost[0], "boxes_truncated": lost[1]}
+        return ranks.average(gradients), values  # 2. before they are unscaled and clipped
+
+    def update(gradients):
+        updates = tf.convert_to_tensor(optimizer.iterations)
+        optimizer.apply(gradients, model.trainable_variables)
+        # Neither an accumulated batch nor an overflow under float16 is an update.
+        averaged.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
+
+    return guards.guarded_step(
+        ranks, gradients_of, update, model, every_gradient=precision != "mixed_float16"
+    )
 
 
 def loss_values(

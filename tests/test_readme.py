@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 # What a test adds to a training command so that it takes seconds: a small network, few steps.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
+BENCH = ["--image_size=64", "--batch_size=2", "--rounds=2", "--seconds=0.2"]
 DARKNET_FILE = "yolov4-tiny.weights"  # of random numbers here, and of a model that cannot be made smaller
 SMALL_MODEL = {
     "efficientdet": ["--model_name=efficientdet-nano", "--hparams=fpn_cells=1,head_repeats=1,max_level=5"],
@@ -84,7 +85,7 @@ def test_python_commands_run_in_order(project):
         if words[0] != "python":
             continue
         app, _, program = words[1].partition("/")
-        more = SMALL if program == "train.py" else []
+        more = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
         if more and not any(word.endswith(DARKNET_FILE) for word in words):
             more = [*more, *SMALL_MODEL[app]]
         done = subprocess.run(
@@ -172,11 +173,11 @@ def test_flags_in_the_text_exist():
     from absl import flags
 
     from common import check_data, convert, tfrecord
-    from efficientdet import infer, train
+    from efficientdet import bench, infer, train
     from yolov4 import train as yolov4_train
 
     known: set[str] = {"flagfile"}
-    for command in (check_data, convert, tfrecord, infer, train, yolov4_train):
+    for command in (check_data, convert, tfrecord, bench, infer, train, yolov4_train):
         fv = flags.FlagValues()
         command.define_flags(fv)
         known |= set(fv)

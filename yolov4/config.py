@@ -34,6 +34,7 @@ class YOLOv4Config:
     ignore_thresh: float = 0.7  # IoU with any box above which a free prediction is not called background
 
     # --- what the loader does to a training image ---
+    antialias: bool = True  # where an image shrinks, in training and test; Darknet's resizing does not
     letterbox: bool = False  # keep the aspect ratio and pad; False: stretch, as Darknet's letter_box=0
     jitter: float = 0.3  # each edge of the crop moves by up to this share of the image, inwards or outwards
     flip_prob: float = 0.5
@@ -41,6 +42,7 @@ class YOLOv4Config:
     saturation: float = 1.5  # factor drawn from 1 .. x, or one over it, each half of the time
     exposure: float = 1.5  # of the brightness, likewise
     mosaic_prob: float = 0.5  # src/data.c, load_data_detection: every second batch; here every second image
+    mosaic_tiles: str = "batch"  # batch, fresh: others of the batch, or three more images read for each
     close_mosaic: int = 0  # the last epochs without mosaic, MixUp and CutMix
     mixup_prob: float = 0.0
     cutmix_prob: float = 0.0
@@ -201,6 +203,7 @@ _SHARES = (
 )
 _CHOICES: dict[str, tuple[str, ...]] = {
     "backbone": tuple(HEAD_STRIDES),
+    "mosaic_tiles": ("batch", "fresh"),
     "box_gradient": ("exact", "darknet"),
     "optimizer": ("sgd", "adam"),
     "lr_schedule": ("steps", "cosine"),

@@ -16,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
-from common import coco_metrics, devices, errors
+from common import coco_backends, coco_metrics, devices, errors
 from common import flags as shared_flags
 from common.evaluation import evaluate, write_evaluation
 from common.image_files import ImagePolicy
@@ -30,6 +30,7 @@ from yolov4.predict import load_trained, make_detect
 def define_flags(fv: flags.FlagValues) -> None:
     shared_flags.define_trained_flags(fv)
     shared_flags.define_data_flags(fv, ("eval",))
+    shared_flags.define_evaluation_flags(fv)
     flags.DEFINE_string(
         "output_dir",
         None,
@@ -55,10 +56,12 @@ def evaluate_weights(
     prefetch: int = 2,
     on_bad_image: str = "stop",
     max_megapixels: float = shared_flags.MAX_MEGAPIXELS,
+    coco_backend: str = "pycocotools",
 ) -> dict:
     """Evaluates weights on the given data, prints and writes the result; see the flags of the same names."""
     devices.share_gpu_memory()
     refuse_synthetic(pipeline_type)
+    coco_backends.check(coco_backend)
     model, config, label_map_of_weights, file = load_trained(weights, image_size, hparams)
     directory = make_output_directory(output_dir or file.parent)
     source = open_source(
@@ -82,8 +85,10 @@ def evaluate_weights(
         prefetch=prefetch,
         with_targets=False,
     )
-    metrics, results = evaluate(make_detect(model, config), loader, source, label_map_of_weights)
-    write_evaluation(directory, metrics, results, source.annotations.ground_truth())
+    metrics, results, curves = evaluate(
+        make_detect(model, config), loader, source, label_map_of_weights, coco_backend=coco_backend
+    )
+    write_evaluation(directory, metrics, results, curves)
     print(coco_metrics.format_table(metrics))
     print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
     return metrics

@@ -1,9 +1,9 @@
 """Images made of several: pieces of canvases pasted together, CutMix and MixUp, in DALI.
 
-A canvas is a finished network input: uint8 (H, W, 3), with boxes in its pixels. All canvases of a batch have
-one size. A piece is a rectangle of a canvas and the place where it goes; an image is a list of pieces, each
-pasted over those before it. A single piece as large as the canvas is a plain copy: only the samples that are
-made of several cost more. mosaic.py cuts its tiles as such pieces.
+A canvas is a finished network input: float32 (H, W, 3), with boxes in its pixels. All canvases of a batch
+have one size. A piece is a rectangle of a canvas and the place where it goes; an image is a list of pieces,
+each pasted over those before it. A single piece as large as the canvas is a plain copy: only the samples that
+are made of several cost more. mosaic.py cuts its tiles as such pieces.
 
 CutMix: arXiv 1905.04899. MixUp: arXiv 1710.09412, with Darknet's constant half and half (AlexeyAB/darknet
 src/data.c, load_data_detection: blend_images_cv, blend_truth).
@@ -34,25 +34,33 @@ class Objects(NamedTuple):
 
 
 def mix(
-    config: YOLOv4Config, images: DataNode, objects: Objects, place: DataNode, image_size: DataNode
+    config: YOLOv4Config,
+    images: DataNode,
+    objects: Objects,
+    place: DataNode | None,
+    image_size: DataNode,
+    taken: DataNode | None = None,
 ) -> tuple[DataNode, Objects]:
     """Makes mosaics, or else MixUps, or else CutMixes of some samples with others of the batch.
 
     Args:
         config: decides how often; what never happens is not in the graph.
-        images: uint8 (H, W, 3), all of one size.
+        images: float32 (H, W, 3), all of one size.
         objects: of each.
-        place: int32 (4,), where the image lies; the rest is padding.
+        place: int32 (4,), where the image lies; the rest is padding. Mosaics need it.
         image_size: int32 (2,), (H, W).
+        taken: int32 (), 1 for a canvas that is to stay as it is; others may show a part of it.
 
     Returns:
         Images and their objects. The batch comes in another order.
     """
     sources = draw_sources(mosaic.TILES if config.mosaic_prob else 2)
     groups, free = [whole(sources[0], image_size)], 1
+    if taken is not None:
+        free = 1 - fn.permute_batch(taken, indices=sources[0])
     if config.mosaic_prob:
         chosen = fn.random.coin_flip(probability=config.mosaic_prob)
-        free = 1 - chosen
+        free = free - chosen
         groups = [mosaic.tiles(sources, place, mosaic.random_cut(image_size), image_size, chosen)]
     if config.mixup_prob:
         chosen = fn.random.coin_flip(probability=config.mixup_prob) * free
@@ -91,7 +99,7 @@ def whole(source: DataNode, image_size: DataNode) -> Pieces:
 
 
 def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
-    """The image that consists of these pieces, uint8 (H, W, 3); together they must cover it.
+    """The image that consists of these pieces, float32 (H, W, 3); together they must cover it.
 
     Args:
         canvases: on the CPU or the GPU, all of one size.
@@ -164,18 +172,17 @@ def hide_covered(objects: Objects, rectangle: Pieces) -> Objects:
 
 
 def mixup(images: DataNode, canvases: DataNode, pieces: Pieces) -> DataNode:
-    """Half of the image and half of another canvas, uint8 (H, W, 3), equal to within a level.
+    """Half of the image and half of another canvas.
 
     Args:
-        images: uint8 (H, W, 3).
+        images: float32 (H, W, 3).
         canvases: what to mix them with, the whole of `pieces`' one source; where that is not there, the image
             stays.
     """
     rows = pieces.sizes[0, 0] * pieces.count  # the sum takes time: none is computed where none is wanted
     own = images[:rows]
     other = fn.permute_batch(canvases, indices=pieces.sources[0])[:rows]
-    two = types.Constant(2, dtype=types.UINT8)  # all remains uint8
-    return fn.cat(own - own // two + other // two, images[rows:], axis=0)
+    return fn.cat(0.5 * (own + other), images[rows:], axis=0)
 
 
 def _overlap(low: DataNode, high: DataNode, other_low: DataNode, other_high: DataNode) -> DataNode:

@@ -51,7 +51,7 @@ MIN_OFFSET = 0.2  # of either side: the cut point keeps this far from the border
 TILES = 4
 
 # Whether a tile is the upper, and whether it is the left one.
-_IS_FIRST = np.array([[1, 1], [1, 0], [0, 1], [0, 0]], np.int32)
+IS_FIRST = np.array([[1, 1], [1, 0], [0, 1], [0, 0]], np.int32)
 
 
 class Pieces(NamedTuple):
@@ -93,13 +93,26 @@ def tiles(
     before = place[:, 0:2]  # (4, 2): the padding above and on the left
     after = image_size - before - place[:, 2:4]  # below and on the right
 
-    is_first = types.Constant(_IS_FIRST, device="cpu")
-    first_start = rest - dali_math.min(rest, after)
-    second_start = dali_math.min(cut, before)
+    is_first = types.Constant(IS_FIRST, device="cpu")
     return Pieces(
         sources,
-        starts=is_first * first_start + (1 - is_first) * second_start,
+        starts=tile_starts(is_first, cut, rest, before, after),
         sizes=is_first * cut + (1 - is_first) * rest,
         targets=(1 - is_first) * cut,
         count=1 + (TILES - 1) * chosen,
     )
+
+
+def tile_starts(
+    is_first: DataNode, cut: DataNode, rest: DataNode, before: DataNode, after: DataNode
+) -> DataNode:
+    """Where each tile starts in its canvas. All are int32 nodes that broadcast; rows and columns are alike.
+
+    Args:
+        is_first: 1 for the upper, or left, tiles.
+        cut, rest: the length of these, and of the others.
+        before, after: the padding above, or on the left, and at the other end.
+    """
+    first_start = rest - dali_math.min(rest, after)
+    second_start = dali_math.min(cut, before)
+    return is_first * first_start + (1 - is_first) * second_start

@@ -4,9 +4,9 @@
     images, targets = next(iter(pipeline.dataset()))
 
 A training image goes through a random view (which part is shown, and where), colour and flip, as in Darknet;
-then some become mosaics, MixUps or CutMixes with others of their batch (mixing.py, mosaic.py). An evaluation
-image is shown whole, stretched or letterboxed, and never changes. Boxes pass through the very map that the
-pixels pass through.
+then some become mosaics, MixUps or CutMixes with others of their batch (mixing.py, mosaic.py). A mosaic can
+also be of three more images that are read for it (fresh_mosaic.py). An evaluation image is shown whole,
+stretched or letterboxed, and never changes. Boxes pass through the very map that the pixels pass through.
 
 The graph is a sequence of the functions below and in views.py, which see one sample each (DALI's convention).
 Images may be on the GPU; boxes and all that decides where pixels go are on the CPU.
@@ -23,12 +23,14 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, dataset
-from common.dali_ops import count_visible, decode_window, resize, uniform
+from common import box_encoder, dataset, readers
+from common.dali_ops import count_visible, decode_window, mark, marked, resize
 from common.sources import Source
+from yolov4 import fresh_mosaic
+from yolov4.color import random_color, to_unit
 from yolov4.config import YOLOv4Config
 from yolov4.mixing import Objects, mix
-from yolov4.views import input_size, source_size, training_view, whole_view
+from yolov4.views import input_size, source_size, training_view, whole_view, xyxy
 
 # Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
 # with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
@@ -48,40 +50,18 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
     return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
 
 
-# --- 2. colour, padding, flip ---
-
-
-def random_hsv(images: DataNode, hue: float, saturation: float, exposure: float) -> DataNode:
-    """Turns the hue by -hue .. hue degrees, multiplies saturation and brightness by `random_factor`.
-
-    fn.hsv is a linear map of RGB that comes near to hue, saturation and value: a colour's hue turns by up to
-    half as much again as it should, or as much less, its saturation grows away from the grey of the same
-    luma. Brightness is exact. Darknet goes through HSV (src/image_opencv.cpp, image_data_augmentation).
-    """
-    return fn.hsv(
-        images,
-        hue=uniform(-hue, hue),
-        saturation=random_factor(saturation),
-        value=random_factor(exposure),
-    )
-
-
-def random_factor(limit: float) -> DataNode:
-    """Uniform in 1 .. limit, or one over that, each half of the time (src/utils.c, rand_scale)."""
-    factor = uniform(1.0, limit)
-    inverted = fn.random.coin_flip(probability=0.5)
-    return inverted / factor + (1 - inverted) * factor
+# --- 2. padding, flip ---
 
 
 def pad(images: DataNode, place: DataNode, image_size: DataNode) -> DataNode:
-    """uint8 (h, w, 3) -> uint8 (H, W, 3): the image at its place, FILL around it."""
+    """float32 (h, w, 3) -> float32 (H, W, 3): the image at its place, FILL around it."""
     return fn.slice(
         images,
         start=-place[0:2],
         shape=image_size,
         axes=[0, 1],
         out_of_bounds_policy="pad",
-        fill_values=[FILL] * 3,
+        fill_values=[FILL / 255] * 3,
     )
 
 
@@ -90,26 +70,14 @@ def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:
     return boxes * xyxy(place[2:4]) + xyxy(place[0:2])
 
 
-def random_flip(
-    images: DataNode, boxes_px: DataNode, place: DataNode, image_size: DataNode, prob: float
-) -> tuple[DataNode, DataNode, DataNode]:
-    """Mirrors left and right: the canvas, its boxes and the place of the image in it together."""
+def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[DataNode, DataNode]:
+    """Whether an image is mirrored left and right, int32 () 1 or 0; its place in the network input if so."""
     coin = fn.random.coin_flip(probability=prob)
-    width = image_size[1]
-    left = coin * (width - place[1] - place[3]) + (1 - coin) * place[1]
-    place = fn.stack(place[0], left, place[2], place[3])
-    boxes_px = fn.bb_flip(boxes_px / xyxy(image_size), horizontal=coin, ltrb=True) * xyxy(image_size)
-    return fn.flip(images, horizontal=coin), boxes_px, place
+    left = place[1] + coin * (image_size[1] - place[3] - 2 * place[1])
+    return coin, fn.stack(place[0], left, place[2], place[3])
 
 
 # --- 3. the network input ---
-
-
-def to_unit(images: DataNode) -> DataNode:
-    """uint8 (H, W, 3), 0..255 -> float32, 0..1."""
-    return fn.crop_mirror_normalize(
-        images, mean=[0.0] * 3, std=[255.0] * 3, dtype=types.FLOAT, output_layout="HWC"
-    )
 
 
 def select_objects(objects: Objects, config: YOLOv4Config) -> tuple[Objects, DataNode]:
@@ -121,12 +89,6 @@ def select_objects(objects: Objects, config: YOLOv4Config) -> tuple[Objects, Dat
     large = box_encoder.drop_small_boxes(*objects, (config.min_box_size,) * 2)
     largest = box_encoder.keep_largest(*large, config.max_instances)
     return Objects(*largest), large[1].shape(dtype=types.INT32)[0]
-
-
-def xyxy(yx: DataNode) -> DataNode:
-    """(2,), y and x -> float32 (4,): x, y, x, y."""
-    y, x = yx[0], yx[1]
-    return fn.cast(fn.stack(x, y, x, y), dtype=types.FLOAT)
 
 
 # --- 4. the whole graph ---
@@ -182,7 +144,8 @@ class YOLOv4Pipeline:
             with_targets: False leaves images, image_ids, image_sizes and letterbox only.
             count_lost: adds `lost`, int32 (B, 2): boxes that show, but below min_box_size; boxes above
                 max_instances.
-            name_images: adds `image_ids`, which evaluation always has, to training batches.
+            name_images: adds `image_ids`, which evaluation always has, to training batches: what was read, in
+                the order of reading, for the first tiles only where mosaics are of freshly read images.
             checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
             mosaic: False for the last epochs: no mosaic, and no MixUp and CutMix either.
         """
@@ -229,7 +192,11 @@ class YOLOv4Pipeline:
         pipeline = self._build(["images", *sorted(targets_spec)])
         return dataset.from_pipeline(pipeline, (images_spec, targets_spec), device_id=self._device_id)
 
-    def _build(self, names: list[str]) -> dali.Pipeline:
+    def cut(self, stage: str) -> dali.Pipeline:
+        """The graph as far as a stage, built: one of `marked(self.pipeline)`. bench.py times it."""
+        return self._build(list(self.element_spec), stage=stage)
+
+    def _build(self, names: list[str], *, stage: str = "") -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
             num_threads=self._num_threads,
@@ -242,64 +209,111 @@ class YOLOv4Pipeline:
         )
         with pipeline:
             outputs = self._define_graph()
-            nodes = [outputs[name] for name in names]
+            nodes = marked(pipeline)[stage] if stage else [outputs[name] for name in names]
             pipeline.set_outputs(*(node.gpu() if self._device == "gpu" else node for node in nodes))
         pipeline.build()
         return pipeline
 
     def _define_graph(self) -> dict[str, DataNode]:
         config = self.config
-        jpegs, boxes, labels, image_ids = self._source.read(
-            shard_id=self._shard_id,
-            num_shards=self._num_shards,
-            training=self.training,
-            seed=self._seed,
-        )
-        size = source_size(jpegs)
+        mixed = mixed_config(config, self.batch_size, on=self.training and self._mosaic)
         image_size = input_size(config, self.training, _mixed_seed(self._seed, 0, 2))
+        if fresh_mosaic.is_wanted(mixed):
+            images, objects, facts = self._fresh_mosaics(mixed, image_size)
+        else:
+            images, objects, facts = self._canvases(mixed, image_size)
+
+        mark("mosaic", images, *objects)
+        visible = count_visible(objects.boxes_px)
+        (boxes_px, labels), large = select_objects(objects, config)
+        rows = [config.max_instances]
+        return {
+            "images": images,
+            "boxes": fn.pad(boxes_px / xyxy(image_size), axes=[0], shape=rows, fill_value=-1),
+            "classes": fn.pad(labels - 1, axes=[0], shape=rows, fill_value=-1),
+            "num_boxes": labels.shape(dtype=types.INT32)[0],
+            "lost": fn.stack(visible - large, dali_math.max(large - config.max_instances, 0)),
+            **facts,
+        }
+
+    def _canvases(
+        self, mixed: YOLOv4Config, image_size: DataNode
+    ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
+        """One image each, mixed with others of the batch; what is known of the image."""
+        config = self.config
+        jpegs, boxes, labels, image_ids = self._read(self._seed)
+        size = source_size(jpegs)
         if self.training:
             view = training_view(config, size, image_size)
         else:
             view = whole_view(size, image_size, config.letterbox)
 
-        place = view.place
+        place, mirrored = view.place, None
+        if self.training and config.flip_prob:
+            mirrored, place = random_flip(place, image_size, config.flip_prob)
         images = decode_window(jpegs, view.window, self._device)
-        images = resize(images, place[2:4])
+        mark("decode", images, boxes, labels)
+        images = resize(images, place[2:4], mirrored, config.antialias)
         boxes = boxes_to_window(boxes, size, view.window)
-        if self.training and (config.hue or config.saturation > 1 or config.exposure > 1):
-            images = random_hsv(images, config.hue, config.saturation, config.exposure)
+        if mirrored is not None:
+            boxes = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True)
+        mark("resize", images, boxes, labels)
+        (images,) = random_color([images], config) if self.training else [to_unit(images)]
+        mark("color", images, boxes, labels)
         if config.letterbox or (self.training and config.jitter):
             images = pad(images, place, image_size)
         boxes_px = boxes_to_input(boxes, place)
-        if self.training and config.flip_prob:
-            images, boxes_px, place = random_flip(images, boxes_px, place, image_size, config.flip_prob)
+        mark("place", images, boxes_px, labels)
         objects = Objects(boxes_px, labels)
-        mixed = self._mixed_config()
         if mixed.mosaic_prob or mixed.mixup_prob or mixed.cutmix_prob:
             images, objects = mix(mixed, images, objects, place, image_size)
-
-        visible = count_visible(objects.boxes_px)
-        (boxes_px, labels), large = select_objects(objects, config)
-        rows = [config.max_instances]
-        return {
-            "images": to_unit(images),
-            "boxes": fn.pad(boxes_px / xyxy(image_size), axes=[0], shape=rows, fill_value=-1),
-            "classes": fn.pad(labels - 1, axes=[0], shape=rows, fill_value=-1),
-            "num_boxes": labels.shape(dtype=types.INT32)[0],
+        facts = {
             "image_ids": image_ids,
             "image_sizes": size,
             "letterbox": fn.cast(view.place, dtype=types.FLOAT),
-            "lost": fn.stack(visible - large, dali_math.max(large - config.max_instances, 0)),
         }
+        return images, objects, facts
 
-    def _mixed_config(self) -> YOLOv4Config:
-        """The config with the probabilities of mosaic, MixUp and CutMix that hold here."""
-        config = self.config
-        if not (self.training and self._mosaic):
-            return dataclasses.replace(config, mosaic_prob=0.0, mixup_prob=0.0, cutmix_prob=0.0)
-        if self.batch_size == 1:  # nobody to mix with
-            return dataclasses.replace(config, mixup_prob=0.0, cutmix_prob=0.0)
-        return config
+    def _fresh_mosaics(
+        self, mixed: YOLOv4Config, image_size: DataNode
+    ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
+        """Some of four images, the others of one; then mixed with others of the batch; the first's ids."""
+        examples, image_ids = [], []
+        for number, seed in enumerate(fresh_mosaic.reader_seeds(self._seed)):
+            *nodes, ids = self._read(seed, f"reader_{number}" if number else "reader")
+            examples.append(fresh_mosaic.Example(*nodes))
+            image_ids.append(ids)
+        images, objects, mosaics = fresh_mosaic.make(
+            examples,
+            mixed,
+            image_size,
+            device=self._device,
+            fill=FILL / 255,
+        )
+        if mixed.mixup_prob or mixed.cutmix_prob:
+            without = dataclasses.replace(mixed, mosaic_prob=0.0)
+            images, objects = mix(without, images, objects, None, image_size, taken=mosaics)
+        return images, objects, {"image_ids": image_ids[0]}
+
+    def _read(self, seed: int, name: str = "reader") -> readers.Nodes:
+        nodes = self._source.read(
+            shard_id=self._shard_id,
+            num_shards=self._num_shards,
+            training=self.training,
+            seed=seed,
+            name=name,
+        )
+        mark("read", *nodes[:3])
+        return nodes
+
+
+def mixed_config(config: YOLOv4Config, batch_size: int, *, on: bool) -> YOLOv4Config:
+    """The config with the probabilities of mosaic, MixUp and CutMix that hold here; none if not `on`."""
+    if not on:
+        return dataclasses.replace(config, mosaic_prob=0.0, mixup_prob=0.0, cutmix_prob=0.0)
+    if batch_size == 1:  # nobody to mix with
+        return dataclasses.replace(config, mixup_prob=0.0, cutmix_prob=0.0)
+    return config
 
 
 def _mixed_seed(seed: int, shard_id: int, purpose: int) -> int:

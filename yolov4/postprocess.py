@@ -63,10 +63,10 @@ def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
     image_size = [side and side * finest for side in heads[0].shape[1:3]]
     _check_shapes(heads, config, image_size)
     best = [_best_of_head(head, config, number) for number, head in enumerate(heads)]
-    boxes, scores = (tf.concat(parts, axis=1) for parts in zip(*best, strict=True))
+    boxes, scores = zip(*best, strict=True)
     scores, rows, classes = nms.top_candidates(scores, config.nms_candidates)  # (B, K)
     return nms.suppress(
-        tf.gather(boxes, rows, batch_dims=1),  # (B, K, 4)
+        tf.gather(tf.concat(boxes, axis=1), rows, batch_dims=1),  # (B, K, 4)
         scores,
         classes,
         num_classes=heads[0].shape[-1] - 5,

@@ -34,8 +34,16 @@ class Mixed(NamedTuple):
     labels: tf.Tensor  # int32 (M,)
 
 
-def mix(canvases: Canvases, config: YOLOv4Config, random: Random) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def mix(
+    canvases: Canvases, config: YOLOv4Config, random: Random, taken: tf.Tensor | None = None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Makes mosaics, MixUps and CutMixes of the samples that chance chooses; the others stay.
+
+    Args:
+        canvases: of the batch.
+        config: decides how often.
+        random: for everything that is drawn here.
+        taken: bool (B,), samples that are to stay; others may show a part of them.
 
     Returns:
         uint8 (B, H, W, 3), images; float32 (B, 4 N, 4), boxes in pixels; int32 (B, 4 N), their labels.
@@ -43,6 +51,8 @@ def mix(canvases: Canvases, config: YOLOv4Config, random: Random) -> tuple[tf.Te
     batch_size, num_boxes = canvases.labels.shape[0], tf.shape(canvases.labels)[1]
     size = tf.shape(canvases.images)[1:3]
     kinds = random_kinds(batch_size, config, random)
+    if taken is not None:
+        kinds = tf.where(taken, OWN, kinds)
     tiles = [tf.range(batch_size)] + [random_others(batch_size, random) for _ in range(TILES - 1)]
     tiles = tf.stack(tiles)  # (4, B)
     cuts = random_cuts(batch_size, size, random)

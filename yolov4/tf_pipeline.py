@@ -10,13 +10,16 @@ All random numbers are functions of (seed, shard, running index of the image or 
 and restored iterator goes on exactly as it would have.
 """
 
+import dataclasses
+import functools
+
 import numpy as np
 import tensorflow as tf
 
 from common import box_encoder, dataset, letterbox
 from common.sources import Source
 from common.tf_random import Random
-from yolov4 import pipeline, tf_mosaic
+from yolov4 import fresh_mosaic, pipeline, tf_fresh_mosaic, tf_mosaic
 from yolov4.config import YOLOv4Config
 from yolov4.views import View
 
@@ -79,9 +82,9 @@ def training_view(config: YOLOv4Config, size: tf.Tensor, image_size: tf.Tensor, 
 # --- 2. pixels and boxes of the view ---
 
 
-def resize(image: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
     """Linear, antialiased where it shrinks: uint8 (h, w, 3), `size` is (height, width)."""
-    image = tf.image.resize(image, size, antialias=True)
+    image = tf.image.resize(image, size, antialias=antialias)
     return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
 
 
@@ -89,6 +92,13 @@ def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.
     """Boxes normalised by the image -> normalised by the window and clipped to it."""
     boxes_px = boxes * xyxy(size) - xyxy(window[:2])
     return tf.clip_by_value(boxes_px / xyxy(window[2:]), 0.0, 1.0)
+
+
+def random_color(image: tf.Tensor, config: YOLOv4Config, random: Random) -> tf.Tensor:
+    """Another hue, saturation and brightness, drawn as the config says; the same image where it says none."""
+    if config.hue or config.saturation > 1 or config.exposure > 1:
+        return random_hsv(image, config.hue, config.saturation, config.exposure, random)
+    return image
 
 
 def random_hsv(image: tf.Tensor, hue: float, saturation: float, exposure: float, random: Random) -> tf.Tensor:
@@ -212,11 +222,11 @@ class YOLOv4TFPipeline:
             count_lost=count_lost,
             name_images=name_images,
         )
-        self._examples = source.examples(
-            shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
-        )
-        self._mixed = (
-            training and mosaic and bool(config.mosaic_prob or config.mixup_prob or config.cutmix_prob)
+        self._mixed = pipeline.mixed_config(config, batch_size, on=training and mosaic)
+        self._fresh = fresh_mosaic.is_wanted(self._mixed)
+        self._examples = tuple(
+            source.examples(shard_id=shard_id, num_shards=num_shards, training=training, seed=one)
+            for one in (fresh_mosaic.reader_seeds(seed) if self._fresh else [seed])
         )
         self._num_threads = num_threads
         self._prefetch = prefetch
@@ -226,7 +236,7 @@ class YOLOv4TFPipeline:
 
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
-        examples = self._examples
+        examples = tf.data.Dataset.zip(self._examples)
         if not self.training:  # a shorter shard repeats images to fill its steps; their ids tell
             examples = examples.repeat().take(self.steps_per_epoch * self.batch_size).repeat()
         options = tf.data.Options()
@@ -242,9 +252,13 @@ class YOLOv4TFPipeline:
             .with_options(options)
         )
 
-    def _preprocess(self, index: tf.Tensor, example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """One image and its boxes on their canvas."""
-        config = self.config
+    def _preprocess(
+        self, index: tf.Tensor, examples: tuple[dict[str, tf.Tensor], ...]
+    ) -> dict[str, tf.Tensor]:
+        """One image and its boxes on their canvas; or a mosaic of four."""
+        if self._fresh:
+            return self._fresh_mosaic(index, examples)
+        config, (example,) = self.config, examples
         encoded, boxes = example["encoded"], example["boxes"]
         size = dataset.image_size_tf(encoded)
         image_size = self._input_size(index // self.batch_size)
@@ -256,9 +270,9 @@ class YOLOv4TFPipeline:
 
         place = view.place
         image = dataset.decode_image_tf(encoded, view.window)
-        image = resize(image, place[2:])
-        if self.training and (config.hue or config.saturation > 1 or config.exposure > 1):
-            image = random_hsv(image, config.hue, config.saturation, config.exposure, random)
+        image = resize(image, place[2:], config.antialias)
+        if self.training:
+            image = random_color(image, config, random)
         image = pad(image, place, image_size)
         boxes_px = boxes_to_input(boxes_to_window(boxes, size, view.window), place)
         if self.training and config.flip_prob:
@@ -272,15 +286,42 @@ class YOLOv4TFPipeline:
             "image_sizes": size,
         }
 
+    def _fresh_mosaic(
+        self, index: tf.Tensor, examples: tuple[dict[str, tf.Tensor], ...]
+    ) -> dict[str, tf.Tensor]:
+        """A mosaic, or one image, on its canvas, which nothing is known about any more."""
+        config, image_size = self._mixed, self._input_size(index // self.batch_size)
+        random = Random(tf.random.fold_in(self._image_seed, index))
+        made, is_mosaic = tf_fresh_mosaic.make(
+            examples,
+            config,
+            image_size,
+            random,
+            draw_view=lambda size: training_view(config, size, image_size, random),
+            color=functools.partial(random_color, config=config, random=random),
+            fill=pipeline.FILL,
+        )
+        return {
+            "images": made.image,
+            "boxes_px": made.boxes_px,
+            "labels": made.labels,
+            "places": tf.concat([[0, 0], image_size], 0),
+            "taken": is_mosaic,
+            "image_ids": examples[0]["image_id"],
+        }
+
     def _finish(
         self, index: tf.Tensor, batch: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """What is made of the batch as a whole, and its last form."""
         images, boxes_px, labels = batch["images"], batch["boxes_px"], batch["labels"]
-        if self._mixed:
+        mixed, taken = self._mixed, None
+        if self._fresh:  # its mosaics are there already
+            mixed, taken = dataclasses.replace(mixed, mosaic_prob=0.0), batch["taken"]
+        if mixed.mosaic_prob or mixed.mixup_prob or mixed.cutmix_prob:
             random = Random(tf.random.fold_in(self._batch_seed, index))
             canvases = tf_mosaic.Canvases(images, boxes_px, labels, batch["places"])
-            images, boxes_px, labels = tf_mosaic.mix(canvases, self.config, random)
+            images, boxes_px, labels = tf_mosaic.mix(canvases, mixed, random, taken)
         image_size = self._input_size(index)
         selected = tf.map_fn(
             lambda sample: select_boxes(*sample, image_size, self.config),
@@ -296,9 +337,12 @@ class YOLOv4TFPipeline:
             "images": tf.cast(images, tf.float32) / 255,
             **selected,
             "image_ids": batch["image_ids"],
-            "image_sizes": batch["image_sizes"],
-            "letterbox": tf.cast(batch["places"], tf.float32),
         }
+        if not self.training:
+            outputs |= {
+                "image_sizes": batch["image_sizes"],
+                "letterbox": tf.cast(batch["places"], tf.float32),
+            }
         outputs = {
             name: tf.ensure_shape(outputs[name], spec.shape) for name, spec in self.element_spec.items()
         }

@@ -4,6 +4,8 @@ The jitter is that of AlexeyAB/darknet src/data.c, load_data_detection. Everythi
 stored image and of the network input: just these are decoded, and boxes move by the very map that the pixels
 move by. Sizes are int32 nodes (height, width), those of the network input too, for it may change from batch
 to batch.
+
+The views of several images at once are columns: (2, N) sizes, (2, 1) for the network input, (4, N) views.
 """
 
 from typing import NamedTuple
@@ -34,6 +36,12 @@ def source_size(jpegs: DataNode) -> DataNode:
     return int32(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2])
 
 
+def source_sizes(jpegs: list[DataNode]) -> DataNode:
+    """int32 (2, N): the sizes of several images as columns."""
+    shapes = [fn.peek_image_shape(file, adjust_orientation=False) for file in jpegs]
+    return int32(fn.stack(*shapes, axis=1)[0:2])
+
+
 def input_size(config: YOLOv4Config, training: bool, seed: int) -> DataNode:
     """int32 (2,): (height, width) of the network input, drawn for every training batch if config says so.
 
@@ -56,26 +64,31 @@ def input_size(config: YOLOv4Config, training: bool, seed: int) -> DataNode:
 
 def whole_view(size: DataNode, image_size: DataNode, keep_aspect: bool) -> View:
     """The whole image: as large as fits and in the middle, or stretched over the network input."""
-    window = fn.cat([0, 0], size)
+    zero = 0 * size
+    window = fn.cat(zero, size)
     if not keep_aspect:
-        return View(window, fn.cat([0, 0], image_size))
+        return View(window, fn.cat(zero, zero + image_size))
     limits = image_size[0], image_size[1]
     fitted = fn.stack(*letterbox.fit(size[0], size[1], limits, dali_math.min, dali_math.max))
     return View(window, fn.cat((image_size - fitted) // 2, fitted))
 
 
-def jittered_view(size: DataNode, image_size: DataNode, jitter: float, keep_aspect: bool) -> View:
+def jittered_view(
+    size: DataNode, image_size: DataNode, jitter: float, keep_aspect: bool, count: int | None = None
+) -> View:
     """A random crop of the image, inwards or outwards, stretched over the network input.
 
     Each edge moves by up to `jitter` times the image's side, each on its own; what the crop has outside the
     image is padding. To keep the aspect ratio, but for the jitter's own changes, the crop first grows along
     the side that is too short for the shape of the network input, half of it at each end.
+
+    `count` is the number of columns; None where there are none.
     """
     longer = 0.0
     if keep_aspect:
         longer = dali_math.max(_swap(size) * image_size / _swap(image_size) - size, 0.0)
-    start = round_half_up(_jitter(jitter) * size - longer / 2)
-    end = size - round_half_up(_jitter(jitter) * size - longer / 2)
+    start = round_half_up(_jitter(jitter, count) * size - longer / 2)
+    end = size - round_half_up(_jitter(jitter, count) * size - longer / 2)
     length = dali_math.max(end - start, 1)
     first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # of the crop, in the image
 
@@ -87,15 +100,23 @@ def jittered_view(size: DataNode, image_size: DataNode, jitter: float, keep_aspe
     return View(fn.cat(first, last - first), fn.cat(place, place_size))
 
 
-def training_view(config: YOLOv4Config, size: DataNode, image_size: DataNode) -> View:
+def training_view(
+    config: YOLOv4Config, size: DataNode, image_size: DataNode, count: int | None = None
+) -> View:
     """The view of a training image: jittered, unless config.jitter is 0."""
     if config.jitter:
-        return jittered_view(size, image_size, config.jitter, config.letterbox)
+        return jittered_view(size, image_size, config.jitter, config.letterbox, count)
     return whole_view(size, image_size, config.letterbox)
 
 
-def _jitter(limit: float) -> DataNode:
-    return fn.random.uniform(range=(-limit, limit), shape=[2])
+def xyxy(yx: DataNode) -> DataNode:
+    """(2,), y and x -> float32 (4,): x, y, x, y."""
+    y, x = yx[0], yx[1]
+    return fn.cast(fn.stack(x, y, x, y), dtype=types.FLOAT)
+
+
+def _jitter(limit: float, count: int | None) -> DataNode:
+    return fn.random.uniform(range=(-limit, limit), shape=[2] if count is None else [2, count])
 
 
 def _swap(size: DataNode) -> DataNode:

@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common import grid_matching
 from common.anchors import Anchors
 from common.box_encoder import MATCH_IOU
+from common.grid_matching import Templates
 
 _CHUNK = 2048  # boxes at a time: some hundred candidates each
 
@@ -34,15 +36,6 @@ class Matches(NamedTuple):
     owned_anchor: np.ndarray
 
 
-class _Templates(NamedTuple):
-    """The T = L * k anchors that repeat in every cell of their level. float64, normalised."""
-
-    sizes: np.ndarray  # (T, 2): width, height
-    cells: np.ndarray  # int64 (T, 2): columns, rows
-    first: np.ndarray  # int64 (T,): the number of the anchor in the first cell
-    level: np.ndarray  # int64 (T,): from 0
-
-
 def match(boxes: np.ndarray, box_image: np.ndarray, anchors: Anchors) -> Matches:
     """Matches boxes to anchors as `box_encoder.encode_boxes` does.
 
@@ -51,7 +44,7 @@ def match(boxes: np.ndarray, box_image: np.ndarray, anchors: Anchors) -> Matches
         box_image: int (M,), ascending, the image of each; boxes compete within their image only.
         anchors: those of the network input.
     """
-    templates = _templates(anchors)
+    templates = grid_matching.templates(anchors)
     num_boxes = len(boxes)
     best_iou = np.zeros(num_boxes, np.float32)
     best_anchor = np.full(num_boxes, -1)
@@ -81,7 +74,7 @@ def match(boxes: np.ndarray, box_image: np.ndarray, anchors: Anchors) -> Matches
 
 def best_overlap(boxes: np.ndarray, anchors: Anchors) -> np.ndarray:
     """`Matches.best_iou` alone, up to rounding, much faster: float64 (M,)."""
-    templates = _templates(anchors)
+    templates = grid_matching.templates(anchors)
     parts = [
         _nearest(boxes[start : start + _CHUNK].astype(np.float64), templates)[0].max(axis=1)
         for start in range(0, len(boxes), _CHUNK)
@@ -104,21 +97,7 @@ def encode_offsets(boxes: np.ndarray, prior: np.ndarray) -> np.ndarray:
     return np.concatenate([shifts[:, ::-1], scales[:, ::-1]], axis=1).astype(np.float32)
 
 
-def _templates(anchors: Anchors) -> _Templates:
-    k = anchors.anchors_per_location
-    cells = np.array(anchors.feature_sizes, np.int64)  # (L, 2): rows, columns
-    starts = np.concatenate([[0], np.cumsum(cells.prod(axis=1) * k)[:-1]])
-    first = (starts[:, None] + np.arange(k)).ravel()
-    prior = anchors.boxes_normalized[first].astype(np.float64)
-    return _Templates(
-        sizes=prior[:, 2:] - prior[:, :2],
-        cells=np.repeat(cells[:, ::-1], k, axis=0),
-        first=first,
-        level=np.repeat(np.arange(len(cells)), k),
-    )
-
-
-def _nearest(boxes: np.ndarray, templates: _Templates) -> tuple[np.ndarray, np.ndarray]:
+def _nearest(boxes: np.ndarray, templates: Templates) -> tuple[np.ndarray, np.ndarray]:
     """Of each template the anchor nearest to each box, which overlaps it most.
 
     Returns:
@@ -134,7 +113,7 @@ def _nearest(boxes: np.ndarray, templates: _Templates) -> tuple[np.ndarray, np.n
 
 
 def _candidates(
-    boxes: np.ndarray, templates: _Templates, anchors: Anchors
+    boxes: np.ndarray, templates: Templates, anchors: Anchors
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Every anchor that may be the best of a box or overlap it by more than MATCH_IOU, and some more.
 

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from common import coco_metrics
+from common import coco_backends, coco_metrics
 from common.errors import UserError
 from common.evaluation import evaluate
 from common.sources import CocoSource
@@ -23,11 +23,27 @@ def eval_flags(data):
 def test_evaluation_twice_gives_the_same_bytes(trained, drawn, command, tmp_path):
     for name in ("a", "b"):
         command("eval", f"--weights={trained}", f"--output_dir={tmp_path}/{name}", *eval_flags(drawn))
-    for name in ("metrics.json", "detections.json"):
+    for name in ("metrics.json", "detections.json", "pr_curves.png"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     # and what training itself found with these averaged weights
     best = json.loads((tmp_path / "a" / "metrics.json").read_text())
     assert best["AP"] == pytest.approx(max(float(r["AP"]) for r in _rows(trained)), abs=1e-5)
+
+
+def test_faster_coco_eval_gives_the_same_bytes(trained, drawn, command, tmp_path):
+    pytest.importorskip("faster_coco_eval", reason="the extra faster-coco is not installed")
+    for name in ("pycocotools", "faster"):
+        flags = [f"--output_dir={tmp_path}/{name}", f"--coco_backend={name}"]
+        command("eval", f"--weights={trained}", *flags, *eval_flags(drawn))
+    for name in ("metrics.json", "detections.json"):
+        files = [tmp_path / backend / name for backend in ("pycocotools", "faster")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
+    monkeypatch.setattr(coco_backends, "FASTER_VERSION", "0.0")
+    with pytest.raises(UserError, match=r"pip install faster-coco-eval==0\.0"):
+        command("eval", "--weights=no such file", "--coco_backend=faster", *eval_flags(drawn))
 
 
 def _rows(directory):
@@ -64,7 +80,7 @@ def test_every_image_exactly_once(app, trained, drawn, batch_size):
         training=False,
         with_targets=False,
     )
-    _, results = evaluate(app.make_detect(model, config), loader, source, labels)
+    results = evaluate(app.make_detect(model, config), loader, source, labels).results
     keys = [(r["image_id"], r["category_id"], tuple(r["bbox"]), r["score"]) for r in results]
     assert len(keys) == len(set(keys))
     assert {r["image_id"] for r in results} <= set(source.annotations.image_ids.tolist())

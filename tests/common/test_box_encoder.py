@@ -11,6 +11,7 @@ D0 = Anchors(3, 7, 3, RATIOS, 4.0, (128, 128))
 WIDE = Anchors(3, 7, 3, RATIOS, 4.0, (96, 160))
 ODD = Anchors(3, 7, 3, RATIOS, 5.0, (130, 77))  # no multiple of any stride, and the anchor scale of d7
 D7X = Anchors(3, 8, 3, RATIOS, 4.0, (160, 128))  # one level more
+SPARSE = Anchors(3, 5, 1, [1.0], 0.1, (128, 96))  # most boxes touch no anchor
 ALL_ANCHORS = pytest.mark.parametrize("anchors", [D0, WIDE, ODD, D7X], ids=["d0", "wide", "odd", "d7x"])
 
 NO_BOXES = np.zeros((0, 4), np.float32)
@@ -64,17 +65,22 @@ def largest(boxes, count):
     return sorted(order[:count])
 
 
-def owners_by_the_rule(boxes, anchors):
-    """(A,) the index of the box that owns each anchor, -1 for background."""
-    owners = np.full(anchors.num_anchors, -1)
-    if not len(boxes):
-        return owners
+def overlaps(boxes, anchors):
+    """float32 (N, A): the IoU of every box with every anchor."""
     a, b = boxes[:, np.newaxis], anchors.boxes_normalized
     width = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
     height = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])
     intersection = np.where((width > 0) & (height > 0), width * height, np.float32(0))
     area_a, area_b = [(x[..., 2] - x[..., 0]) * (x[..., 3] - x[..., 1]) for x in (a, b)]
-    iou = intersection / (area_a + area_b - intersection)  # (N, A)
+    return intersection / (area_a + area_b - intersection)
+
+
+def owners_by_the_rule(boxes, anchors):
+    """(A,) the index of the box that owns each anchor, -1 for background."""
+    owners = np.full(anchors.num_anchors, -1)
+    if not len(boxes):
+        return owners
+    iou = overlaps(boxes, anchors)
     for anchor, column in enumerate(iou.T):
         if column.max() > 0.5:
             owners[anchor] = np.flatnonzero(column == column.max())[-1]
@@ -209,6 +215,21 @@ def test_tensorflow_equals_dali(anchors):
         for a, b in zip(tf.nest.flatten(dali), tf.nest.flatten(tensorflow), strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("anchors", [WIDE, SPARSE], ids=["wide", "sparse"])
+def test_a_batch_is_its_images_one_by_one(anchors):
+    """Equal boxes on several images do not compete."""
+    rng = np.random.default_rng(12)
+    images = [boxes for boxes in hard_images(rng, anchors) if not len(boxes) or boxes.max() <= 1]
+    images = [boxes.clip(0, 1)[:40] for boxes in images] + [grid_boxes(rng, 40)] * 2
+    labels = random_labels(rng, images)
+    alone = encode(images, labels, anchors, max_instances=40)
+    boxes, classes = np.stack([e.boxes for e in alone]), np.stack([e.classes for e in alone])
+    together = box_encoder.encode_batch_tf(tf.constant(boxes), tf.constant(classes), anchors)
+    for index, expected in enumerate(alone):
+        for a, b in zip(tf.nest.flatten(expected), tf.nest.flatten(together), strict=True):
+            np.testing.assert_allclose(a, b[index], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("run", [encode, encode_tf], ids=["dali", "tensorflow"])

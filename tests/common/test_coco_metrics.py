@@ -200,9 +200,8 @@ def test_detections_that_are_not_finite_are_refused_with_the_image(bad, place):
         one_image(box, [0], [score])
     truth = make_truth()
     detection = {"image_id": 107, "category_id": 2, "bbox": list(box), "score": score}
-    for function in (coco_metrics.evaluate, coco_metrics.precision_recall):
-        with pytest.raises(ValueError, match="image 107"):
-            function(truth, [*perfect(truth), detection])
+    with pytest.raises(ValueError, match="image 107"):
+        coco_metrics.evaluate(truth, [*perfect(truth), detection])
     one_image(box, [-1], [score])  # padding may hold anything
 
 
@@ -252,13 +251,16 @@ def test_missing_area_and_iscrowd_are_filled_in_and_the_truth_is_not_touched():
     assert bare == before
 
 
-def test_the_order_of_detections_does_not_matter_even_with_equal_scores():
+def test_the_order_of_detections_does_not_matter_even_with_equal_scores(tmp_path):
     truth = make_truth()
     detections = make_detections(truth)
     for detection in detections:
         detection["score"] = round(detection["score"], 1)
     shuffled = [detections[i] for i in np.random.default_rng(0).permutation(len(detections))]
     assert coco_metrics.evaluate(truth, detections) == coco_metrics.evaluate(truth, shuffled)
+    coco_metrics.write_detections(shuffled, tmp_path / "x.json")
+    expected = sorted(detections, key=lambda d: (d["image_id"], d["category_id"], -d["score"], d["bbox"]))
+    assert json.loads((tmp_path / "x.json").read_text()) == expected
 
 
 def test_files_have_the_same_bytes_every_time(tmp_path):
@@ -280,6 +282,20 @@ def test_files_have_the_same_bytes_every_time(tmp_path):
         coco.loadRes(str(tmp_path / "detections0.json"))  # pycocotools reads what we wrote
 
 
+def test_detections_are_written_one_a_line_and_nothing_is_lost(tmp_path):
+    """infer.py adds the file's name; a name may hold anything."""
+    detection = {"image_id": 2**60 + 1, "category_id": 7, "bbox": [0.1, 2.25, 3.0, 1e-7], "score": 0.1}
+    others = [
+        detection | {"score": 0.2, "file_name": 'a\nb\u2028"}'},
+        detection | {"image_id": 3, "score": 1.0},
+    ]
+    coco_metrics.write_detections([detection, *others], tmp_path / "detections.json")
+    text = (tmp_path / "detections.json").read_text()
+    assert json.loads(text) == [others[1], others[0], detection]
+    assert text.count("\n") == 5
+    assert json.loads(text.split("\n")[2].rstrip(",")) == others[0]
+
+
 def test_an_empty_list_is_written_as_an_empty_list(tmp_path):
     coco_metrics.write_detections([], tmp_path / "detections.json")
     assert json.loads((tmp_path / "detections.json").read_text()) == []
@@ -288,6 +304,9 @@ def test_an_empty_list_is_written_as_an_empty_list(tmp_path):
 def test_numbers_that_json_does_not_have_are_not_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         coco_metrics.write_metrics({"AP": math.nan}, tmp_path / "metrics.json")
+    detection = {"image_id": 107, "category_id": 2, "bbox": [0, 0, 1, 1], "score": math.nan}
+    with pytest.raises(ValueError, match="image 107"):
+        coco_metrics.write_detections([detection], tmp_path / "detections.json")
     assert not list(tmp_path.iterdir())
 
 
@@ -295,17 +314,16 @@ def test_the_area_under_the_curves_is_ap50():
     truth = make_truth()
     detections = make_detections(truth)
     truth["categories"] = [*CATEGORIES, {"id": 50, "name": "absent"}]
-    curves = coco_metrics.precision_recall(truth, detections)
-    metrics = coco_metrics.evaluate(truth, detections)
+    metrics, curves = coco_metrics.score(truth, detections)
     assert set(curves) == {"disk", "ring", "star"}
     for name, precision in curves.items():
-        assert precision.shape == coco_metrics.RECALLS.shape
-        assert precision.mean() == pytest.approx(metrics["per_class"][name]["AP50"], abs=1e-12)
+        assert len(precision) == len(coco_metrics.RECALLS)
+        assert np.mean(precision) == pytest.approx(metrics["per_class"][name]["AP50"], abs=1e-12)
         assert (np.diff(precision) <= 0).all()
 
 
 def test_nothing_is_printed(capfd):
     truth = make_truth()
     coco_metrics.evaluate(truth, make_detections(truth))
-    coco_metrics.precision_recall(truth, [])
+    coco_metrics.evaluate(truth, [])
     assert capfd.readouterr() == ("", "")

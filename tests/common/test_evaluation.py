@@ -19,7 +19,7 @@ from nvidia.dali import fn, types
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from common import coco_metrics, dataset, evaluation, synthetic
+from common import coco_backends, coco_metrics, dataset, evaluation, synthetic
 from common.distributed import Ranks
 from common.errors import OtherRankError, UserError
 from common.packing import pack, unpack
@@ -220,13 +220,13 @@ def evaluate(source, ranks, batch_size, network, pipeline_type="dali_cpu", **opt
 
 @pytest.fixture(scope="module")
 def alone(source):
-    """(network, metrics, results) of a single process."""
+    """(network, what a single process finds)."""
     network = Network(source)
-    return network, *evaluate(source, Ranks(), 1, network)
+    return network, evaluate(source, Ranks(), 1, network)
 
 
 def test_a_single_process_finds_what_pycocotools_finds(source, alone, truth_file, tmp_path):
-    _, metrics, results = alone
+    _, (metrics, results, curves) = alone
     coco_metrics.write_detections(results, tmp_path / "detections.json")
     stats, precision = by_pycocotools(truth_file, str(tmp_path / "detections.json"))
     assert [metrics[name] for name in coco_metrics.NAMES] == pytest.approx(stats.tolist(), abs=1e-12, rel=0)
@@ -235,6 +235,7 @@ def test_a_single_process_finds_what_pycocotools_finds(source, alone, truth_file
         row = metrics["per_class"][name]
         assert row["AP"] == pytest.approx(precision[:, :, k, 0, 2].mean(), abs=1e-12, rel=0)
         assert row["AP50"] == pytest.approx(precision[0, :, k, 0, 2].mean(), abs=1e-12, rel=0)
+        assert curves[name] == pytest.approx(precision[0, :, k, 0, 2], abs=1e-12, rel=0)
     # Equal scores are no formality here: in another order pycocotools finds something else.
     (tmp_path / "reversed.json").write_text(json.dumps(results[::-1]))
     other, _ = by_pycocotools(truth_file, str(tmp_path / "reversed.json"))
@@ -242,7 +243,7 @@ def test_a_single_process_finds_what_pycocotools_finds(source, alone, truth_file
 
 
 def test_detections_come_by_image_id_and_then_as_the_network_gave_them(source, alone):
-    network, _, results = alone
+    network, (_, results, _) = alone
     expected = []
     for image_id in sorted(network.table):
         _, scores, classes = network.table[image_id]
@@ -255,16 +256,36 @@ def test_detections_come_by_image_id_and_then_as_the_network_gave_them(source, a
 @pytest.mark.parametrize("count", range(1, 9))
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_any_ranks_and_batches_find_what_one_process_finds(source, alone, count, batch_size):
-    network, metrics, results = alone
+    network, expected = alone
     for found in on_ranks(count, lambda ranks: evaluate(source, ranks, batch_size, network)):
-        assert found == (metrics, results)  # to the last bit, and in the same order
+        assert found == expected  # to the last bit, and in the same order
+
+
+def test_rank_0_counts_with_the_backend_that_is_asked_for(source, alone, monkeypatch):
+    network, expected = alone
+    asked = []
+    count = coco_backends.count
+    monkeypatch.setattr(
+        coco_backends,
+        "count",
+        lambda backend, *objects, **sizes: asked.append(backend) or count("pycocotools", *objects, **sizes),
+    )
+    for found in on_ranks(3, lambda ranks: evaluate(source, ranks, 2, network, coco_backend="faster")):
+        assert found == expected
+    assert asked == ["faster"]
+
+
+def test_a_backend_that_rank_0_lacks_ends_all_ranks(source, alone, monkeypatch):
+    monkeypatch.setattr(coco_backends, "FASTER_VERSION", "0.0")
+    outcomes = on_ranks(2, lambda ranks: evaluate(source, ranks, 2, alone[0], coco_backend="faster"))
+    assert "pip install faster-coco-eval==0.0" in problem_of(outcomes, 0)
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(3, 2), (8, 1)])
 def test_the_plain_readers_find_the_same(source, alone, count, batch_size):
-    network, *expected = alone
+    network, expected = alone
     for found in on_ranks(count, lambda ranks: evaluate(source, ranks, batch_size, network, "tensorflow")):
-        assert list(found) == expected
+        assert found == expected
 
 
 @pytest.mark.parametrize("count", [1, 5])

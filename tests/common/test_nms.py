@@ -230,19 +230,30 @@ def test_an_unknown_method():
 
 
 @pytest.mark.parametrize("count", [1, 37, 700, 5000])  # 5000 is more than there are
+@pytest.mark.parametrize("sizes", [(400,), (250, 100, 45, 1, 4)])
 @pytest.mark.parametrize("known_shape", [True, False])
-def test_candidates_are_those_of_a_top_k_over_everything(count, known_shape):
+def test_candidates_are_those_of_a_top_k_over_everything(count, sizes, known_shape):
     scores = np.round(np.random.default_rng(1).normal(0, 2, (2, 400, 7))).astype(np.float32)  # full of ties
-    shape = scores.shape if known_shape else (None, None, 7)
-    compiled = tf.function(
-        lambda x: nms.top_candidates(x, count), input_signature=[tf.TensorSpec(shape, tf.float32)]
-    )
-    values, rows, classes = (np.asarray(x) for x in compiled(scores))
+    levels = np.split(scores, np.cumsum(sizes)[:-1], axis=1)
+    specs = [tf.TensorSpec(level.shape if known_shape else (None, None, 7), tf.float32) for level in levels]
+    compiled = tf.function(lambda *levels: nms.top_candidates(levels, count), input_signature=specs)
+    values, rows, classes = (np.asarray(x) for x in compiled(*levels))
     for i in range(2):
         top = np.argsort(-scores[i].ravel(), kind="stable")[:count]
         np.testing.assert_array_equal(values[i], scores[i].ravel()[top])
         np.testing.assert_array_equal(rows[i], top // 7)
         np.testing.assert_array_equal(classes[i], top % 7)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_rows_are_taken_as_from_the_joined_levels_whatever_they_hold(dtype):
+    rng = np.random.default_rng(2)
+    joined = rng.normal(size=(3, 60, 4)).astype(dtype)
+    joined[:, ::7, 1], joined[:, ::5, 2], joined[:, ::3, 3] = np.nan, np.inf, -np.inf
+    rows = rng.integers(0, 60, (3, 90)).astype(np.int32)
+    taken = nms.take_rows([tf.constant(part) for part in np.split(joined, [40, 41, 57], axis=1)], rows)
+    assert taken.dtype == dtype
+    np.testing.assert_array_equal(taken, np.take_along_axis(joined, rows[..., None], axis=1))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

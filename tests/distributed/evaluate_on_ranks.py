@@ -86,7 +86,7 @@ class Evaluation:
             return boxes, scores, classes, finite & (not (broken and len(pending) == 2))
 
         try:
-            metrics, results = evaluation.evaluate(
+            metrics, results, _ = evaluation.evaluate(
                 detect, loader, self.source, self.source.label_map, ranks=ranks
             )
         except UserError as error:

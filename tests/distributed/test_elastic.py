@@ -209,7 +209,7 @@ def test_one_rank_goes_on_with_the_run_of_two(grown, data, tmp_path):
     gone_on = subprocess.run([*command, "--elastic"], **options)
     assert gone_on.returncode == 0, gone_on.stderr
     assert f"resumed after epoch {EPOCHS} " in gone_on.stderr
-    assert "with another num_replicas, num_ranks, steps_per_epoch" in gone_on.stderr
+    assert "with another num_ranks, num_replicas, steps_per_epoch" in gone_on.stderr
     assert rows(run) == [*rows(grown), (EPOCHS + 1, (EPOCHS + 1) * STEPS[1])]
     assert last_manifest(run)["world_size"] == 1
 

@@ -141,3 +141,24 @@ def test_half_precision_logits_give_a_float32_loss():
     assert loss.dtype == tf.float32
     np.testing.assert_allclose(loss, numpy_focal(half.numpy(), classes, 0.25, 1.5), rtol=1e-4)
     assert losses.box_loss(tf.cast(offsets, tf.float16), targets, classes, delta=0.1).dtype == tf.float32
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_compiled_or_not_the_focal_loss_is_the_same(monkeypatch, label_smoothing):
+    rng = np.random.default_rng(11)
+    logits = tf.constant(rng.normal(-2, 4, (2, 6, 5, 9 * 7)).astype(np.float32))
+    class_targets = tf.constant(rng.integers(-1, 7, (2, 6, 5, 9)).astype(np.int32))
+
+    def loss_and_gradient():
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            loss = 3 * losses.focal_loss(
+                logits, class_targets, alpha=0.25, gamma=1.5, label_smoothing=label_smoothing
+            )
+        return loss, tape.gradient(loss, logits)
+
+    expected_loss, expected = loss_and_gradient()
+    monkeypatch.setattr(losses, "FUSE_FROM", 1)
+    loss, gradient = tf.function(loss_and_gradient)()
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)

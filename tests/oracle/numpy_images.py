@@ -49,15 +49,16 @@ def crop(image: np.ndarray, window: tuple[int, int, int, int]) -> np.ndarray:
     return image[top : top + height, left : left + width]
 
 
-def resample(rows: np.ndarray, new_length: int) -> np.ndarray:
+def resample(rows: np.ndarray, new_length: int, antialias: bool = True) -> np.ndarray:
     """(length, ...) -> float64 (new_length, ...): the first axis resized.
 
     A new pixel is the mean of the old ones under a triangle around its middle, which reaches as far as the
     distance of two pixels, old or new, whichever is larger: interpolation between the two nearest where the
-    image grows, no aliasing where it shrinks. Beyond the border the last pixel goes on.
+    image grows, no aliasing where it shrinks. Without antialiasing always of old ones: always interpolation.
+    Beyond the border the last pixel goes on.
     """
     step = len(rows) / new_length
-    reach = max(step, 1.0)
+    reach = max(step, 1.0) if antialias else 1.0
     middles = (np.arange(new_length) + 0.5) * step
     firsts = np.ceil(middles - reach - 0.5).astype(int)
     old = firsts[:, np.newaxis] + np.arange(math.ceil(2 * reach) + 1)  # (new_length, pixels under a triangle)
@@ -69,10 +70,10 @@ def resample(rows: np.ndarray, new_length: int) -> np.ndarray:
     return result
 
 
-def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def resize(image: np.ndarray, size: tuple[int, int], antialias: bool = True) -> np.ndarray:
     """uint8 (h, w, 3) -> uint8 (*size, 3)."""
-    columns = np.ascontiguousarray(resample(image, size[0]).swapaxes(0, 1))
-    return whole_levels(resample(columns, size[1]).swapaxes(0, 1))
+    columns = np.ascontiguousarray(resample(image, size[0], antialias).swapaxes(0, 1))
+    return whole_levels(resample(columns, size[1], antialias).swapaxes(0, 1))
 
 
 def twist_color(

@@ -34,18 +34,21 @@ COLOR = {"hue": 36.0, "saturation": 1.5, "exposure": 1.5}
 TRAININGS = {
     "stretch": {},
     "letterbox": {"letterbox": True},
+    "not antialiased": {"antialias": False, "jitter": 0.3},
     "jitter": {"jitter": 0.3},
     "letterbox and jitter": {"letterbox": True, "jitter": 0.4},
     "flip": {"flip_prob": 0.5, "letterbox": True},
     "colour": COLOR,
     "multi-scale": {"multi_scale": 1.7},
     "mosaic": {"mosaic_prob": 0.7, "letterbox": True},
+    "fresh mosaic": {"mosaic_prob": 0.7, "mosaic_tiles": "fresh", "letterbox": True},
     "MixUp": {"mixup_prob": 0.7},
     "CutMix": {"cutmix_prob": 0.7},
     "all": COLOR
     | {"letterbox": True, "jitter": 0.3, "flip_prob": 0.5, "multi_scale": 1.4, "min_box_size": 3.0}
     | {"mosaic_prob": 0.4, "mixup_prob": 0.4, "cutmix_prob": 0.6},
 }
+TRAININGS["all, fresh mosaic"] = TRAININGS["all"] | {"mosaic_tiles": "fresh", "antialias": False}
 
 
 class Canvas(NamedTuple):
@@ -102,10 +105,20 @@ def jittered_view(size, image_size, first, last, keep_aspect) -> tuple[tuple[int
     return (top, left, height, width), (to_top, to_left, to_height, to_width)
 
 
-def factor(limit: float, draws: Draws) -> np.ndarray | float:
+def factor(limit: float, draws: Draws, count: int) -> np.ndarray:
     """src/utils.c, rand_scale: uniform in 1 .. limit, or one over that."""
-    drawn = draws.uniform(1.0, limit)
-    return np.where(draws.coin(0.5), 1 / drawn, drawn)
+    inverted = draws.take("coin_flip", probability=0.5, shape=[count])
+    drawn = draws.uniform(1.0, limit, shape=[count])
+    return np.where(inverted, 1 / drawn, drawn)
+
+
+def draw_colors(config: YOLOv4Config, draws: Draws, count: int) -> np.ndarray | None:
+    """(B, count, 3): what is drawn to change the colours of so many images of each sample."""
+    if not config.hue:
+        return None
+    hue = draws.uniform(-config.hue, config.hue, shape=[count])
+    factors = [factor(limit, draws, count) for limit in (config.saturation, config.exposure)]
+    return np.stack([hue, *factors], 2)
 
 
 def batch_canvases(
@@ -120,20 +133,65 @@ def batch_canvases(
         ]
     else:
         views = [whole_view(image.size, image_size, config.letterbox) for image in images]
-    colors = None
-    if config.hue:
-        hue = draws.uniform(-config.hue, config.hue)
-        colors = np.stack([hue, factor(config.saturation, draws), factor(config.exposure, draws)], 1)
     flips = draws.coin(config.flip_prob) if config.flip_prob else np.zeros(len(images))
+    colors = draw_colors(config, draws, 1)
     return [
-        canvas_of(image, *view, image_size, None if colors is None else colors[row], flips[row])
+        canvas_of(image, *view, config, image_size, None if colors is None else colors[row, 0], flips[row])
         for row, (image, view) in enumerate(zip(images, views, strict=True))
     ]
 
 
-def canvas_of(image: Annotated, window, place, image_size, color=None, flip=0) -> Canvas:
+def fresh_canvases(
+    config: YOLOv4Config, images: list[list[Annotated]], image_size: tuple[int, int], draws: Draws
+) -> tuple[list[Canvas], np.ndarray]:
+    """Mosaics of the images of all readers, or canvases of the first's; 1 for the mosaics.
+
+    Args:
+        images: of each reader.
+    """
+    mosaics = draws.coin(config.mosaic_prob)
+    cuts = draws.uniform(0.2, 0.8, shape=[2])
+    sizes = [[image.size for image in of_reader] for of_reader in images]  # (4, B) pairs
+    if config.jitter:
+        edges = [draws.uniform(-config.jitter, config.jitter, shape=[2, 4]) for _ in range(2)]  # (B, 2, 4)
+        views = [
+            [
+                jittered_view(size, image_size, *(edge[row, :, tile] for edge in edges), config.letterbox)
+                for row, size in enumerate(sizes[tile])
+            ]
+            for tile in range(4)
+        ]
+    else:
+        views = [[whole_view(size, image_size, config.letterbox) for size in ones] for ones in sizes]
+    flips = np.zeros((len(mosaics), 4))
+    if config.flip_prob:
+        flips = draws.take("coin_flip", probability=config.flip_prob, shape=[4])
+    colors = draw_colors(config, draws, 4)
+
+    canvases = []
+    for row, is_mosaic in enumerate(mosaics):
+        shown = [
+            canvas_of(
+                images[tile][row],
+                *views[tile][row],
+                config,
+                image_size,
+                None if colors is None else colors[row, tile],
+                flips[row, tile],
+            )
+            for tile in range(4 if is_mosaic else 1)
+        ]
+        if is_mosaic:
+            cut = [nearest(share * side) for share, side in zip(cuts[row], image_size, strict=True)]
+            source = f"mosaic cut at {cut} of " + " | ".join(canvas.source for canvas in shown)
+            shown = [Canvas(*darknet_mosaic(shown, range(4), *cut), (), source)]
+        canvases.append(shown[0])
+    return canvases, mosaics
+
+
+def canvas_of(image: Annotated, window, place, config, image_size, color=None, flip=0) -> Canvas:
     """One image as a network input."""
-    pixels = numpy_images.resize(numpy_images.crop(image.pixels, window), place[2:])
+    pixels = numpy_images.resize(numpy_images.crop(image.pixels, window), place[2:], config.antialias)
     if color is not None:
         hue, saturation, exposure = color
         pixels = numpy_images.twist_color(pixels, hue=hue, saturation=saturation, brightness=exposure)
@@ -147,9 +205,16 @@ def canvas_of(image: Annotated, window, place, image_size, color=None, flip=0) -
 
 
 def mix(
-    config: YOLOv4Config, canvases: list[Canvas], image_size: tuple[int, int], draws: Draws
+    config: YOLOv4Config,
+    canvases: list[Canvas],
+    image_size: tuple[int, int],
+    draws: Draws,
+    taken: np.ndarray | None = None,
 ) -> list[Canvas]:
-    """Mosaic, or else MixUp, or else CutMix of each canvas with others, by the drawn permutations."""
+    """Mosaic, or else MixUp, or else CutMix of each canvas with others, by the drawn permutations.
+
+    A canvas that is `taken` stays.
+    """
     if not (config.mosaic_prob or config.mixup_prob or config.cutmix_prob):
         return canvases
     count = 4 if config.mosaic_prob else 2
@@ -165,7 +230,9 @@ def mix(
         shares, centers = draws.uniform(0.0, 1.0), draws.uniform(0.0, 1.0, shape=[2])
     mixed = []
     for row, numbers in enumerate(sources.tolist()):
-        if mosaics[row]:
+        if taken is not None and taken[numbers[0]]:
+            mixed.append(canvases[numbers[0]])
+        elif mosaics[row]:
             cut = [nearest(share * side) for share, side in zip(cuts[row], image_size, strict=True)]
             pixels, boxes_px, classes = darknet_mosaic(canvases, numbers, *cut)
             source = " | ".join(canvases[number].source for number in numbers)
@@ -244,10 +311,16 @@ def test_training(fuzzed, name):
     watched, seen, sizes = Watched(loader), [], set()
     for _ in range(NUM_IMAGES // BATCH):
         batch = watched.run()
-        images = [fuzzed.images[image_id] for image_id in batch.image_ids]
+        readers = [batch.image_ids, *batch.other_image_ids]
+        images = [[fuzzed.images[image_id] for image_id in ids] for ids in readers]
         image_size = batch_size(config, batch.draws)
-        canvases = batch_canvases(config, images, image_size, batch.draws)
-        mixed = mix(config, canvases, image_size, batch.draws)
+        if config.mosaic_tiles == "fresh":
+            canvases, taken = fresh_canvases(config, images, image_size, batch.draws)
+            without = dataclasses.replace(config, mosaic_prob=0.0)
+            mixed = mix(without, canvases, image_size, batch.draws, taken)
+        else:
+            canvases = batch_canvases(config, images[0], image_size, batch.draws)
+            mixed = mix(config, canvases, image_size, batch.draws)
         batch.draws.finish()
         for row, canvas in enumerate(mixed):
             check(batch, row, canvas, config)
@@ -274,6 +347,6 @@ def test_evaluation(fuzzed, keep_aspect):
             assert batch.outputs["image_ids"].reshape(-1)[row] == image_id
             assert tuple(batch.outputs["image_sizes"][row]) == image.size
             assert tuple(batch.outputs["letterbox"][row]) == place
-            check(batch, row, canvas_of(image, window, place, INPUT), plain)
+            check(batch, row, canvas_of(image, window, place, plain, INPUT), plain)
         seen += batch.image_ids
     assert seen == list(fuzzed.images)

@@ -62,6 +62,7 @@ class Batch(NamedTuple):
     outputs: dict[str, np.ndarray]
     image_ids: list[int]  # in the order in which they were read
     draws: Draws
+    other_image_ids: list[list[int]]  # of each further reader
 
 
 class Watched:
@@ -69,18 +70,18 @@ class Watched:
 
     def __init__(self, loader: Any) -> None:
         self._names = list(loader.element_spec)
-        self._image_ids = None
+        self._image_ids = []  # of each reader
         self._drawn = []  # (operator, options, nodes)
         read, set_outputs = CocoSource.read, dali.Pipeline.set_outputs
 
         def read_watched(source, **options):
             nodes = read(source, **options)
-            self._image_ids = nodes[-1]
+            self._image_ids.append(nodes[-1])
             return nodes
 
         def set_all_outputs(pipeline, *nodes):
             drawn = [node for *_, outputs in self._drawn for node in outputs]
-            set_outputs(pipeline, *nodes, self._image_ids, *drawn)
+            set_outputs(pipeline, *nodes, *self._image_ids, *drawn)
 
         with pytest.MonkeyPatch.context() as patch:
             for module, name, count in _OPERATORS:
@@ -101,9 +102,11 @@ class Watched:
     def run(self) -> Batch:
         values = [np.asarray(output.as_tensor()) for output in self._pipeline.run()]
         outputs = dict(zip(self._names, values, strict=False))
-        image_ids, *rest = values[len(self._names) :]
+        rest = values[len(self._names) :]
+        image_ids, rest = rest[: len(self._image_ids)], rest[len(self._image_ids) :]
+        first, *others = [ids.reshape(-1).tolist() for ids in image_ids]
         draws = []
         for name, options, nodes in self._drawn:
             draws.append(Draw(name, options, rest[: len(nodes)]))
             rest = rest[len(nodes) :]
-        return Batch(outputs, image_ids.reshape(-1).tolist(), Draws(draws))
+        return Batch(outputs, first, Draws(draws), others)

@@ -44,9 +44,11 @@ def test_loaders_cannot_be_told_apart(source, training):
     assert specs[0] == specs[1] == specs[2]
 
 
+@pytest.mark.parametrize("tiles", ["batch", "fresh"])
 @pytest.mark.parametrize("pipeline_type", ["dali_cpu", "tensorflow"])
-def test_multi_scale_and_the_end_of_mosaic(source, pipeline_type):
-    config = dataclasses.replace(CONFIG, multi_scale=1.5, mosaic_prob=1.0, jitter=0.0, max_instances=60)
+def test_multi_scale_and_the_end_of_mosaic(source, pipeline_type, tiles):
+    changes = {"multi_scale": 1.5, "mosaic_prob": 1.0, "jitter": 0.0, "max_instances": 60}
+    config = dataclasses.replace(CONFIG, **changes, mosaic_tiles=tiles)
     options = {"source": source, "config": config, "batch_size": 4, "training": True, "count_lost": True}
     boxes = {}
     for mosaic in (True, False):

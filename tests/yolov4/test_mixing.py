@@ -32,7 +32,7 @@ def draw_canvases(count, size=SIZE, seed=0):
     canvases = []
     for index in range(count):
         corners = np.sort(random.uniform(0, 1, (index % 4, 2, 2)), axis=1) * size[::-1]
-        image = random.integers(0, 256, (*size, 3), np.uint8)
+        image = random.integers(0, 256, (*size, 3)).astype(np.float32)
         labels = 10 * index + np.arange(1, index % 4 + 1)
         boxes = corners.reshape(-1, 4).astype(np.float32)
         canvases.append((image, boxes, labels.astype(np.int32), np.array(size, np.int32)))
@@ -80,7 +80,7 @@ def test_at_most_one_of_mosaic_mixup_cutmix_in_this_order(mosaic, mixup, cutmix)
     config = dataclasses.replace(OFF, mosaic_prob=mosaic, mixup_prob=mixup, cutmix_prob=cutmix)
     full = np.array([[0, 0, 96, 64]], np.float32)
     canvases = [
-        (np.full((64, 96, 3), index, np.uint8), full, np.int32([index]), np.int32([64, 96]))
+        (np.full((64, 96, 3), index, np.float32), full, np.int32([index]), np.int32([64, 96]))
         for index in range(200)
     ]
     kinds = []
@@ -91,7 +91,7 @@ def test_at_most_one_of_mosaic_mixup_cutmix_in_this_order(mosaic, mixup, cutmix)
             if kinds[-1] == "plain":
                 assert levels == {own}
             elif kinds[-1] == "mixup":
-                assert levels <= {own // 2 + labels[1] // 2 + rounding for rounding in (0, 1)}
+                assert levels == {(own + labels[1]) / 2}
             else:
                 assert levels <= set(labels.tolist())
     shares = {
@@ -121,14 +121,12 @@ def test_mixup_is_half_and_half_with_the_boxes_of_both():
             }
             errors = {pair: np.abs(image - mean).max() for pair, mean in means.items()}
             pair = min(errors, key=errors.get)
-            assert errors[pair] <= 0.5
+            assert errors[pair] == 0
             expected = [label for index in pair for label in canvases[index][2].tolist()]
             assert sorted(labels.tolist()) == sorted(expected)
             for box, label in zip(boxes, labels, strict=True):
                 own = canvases[owner[label]]
                 np.testing.assert_array_equal(box, own[1][own[2] == label][0])
-            signed = image - means[pair]
-            assert abs(signed.mean()) < 0.05  # neither brighter nor darker
             paired += 1
     assert paired == 36
 
@@ -210,7 +208,7 @@ def test_cutmix_against_numpy():
 def test_batches_without_any_box_and_with_very_many(kind):
     config = dataclasses.replace(OFF, **{kind: 1.0})
     size = np.array(SIZE, np.int32)
-    image = np.zeros((*SIZE, 3), np.uint8)
+    image = np.zeros((*SIZE, 3), np.float32)
     nothing = (image, np.zeros((0, 4), np.float32), np.zeros(0, np.int32), size)
     assert all(len(boxes) == len(labels) == 0 for _, boxes, labels in run_mix(config, [nothing] * 4))
     corners = np.sort(np.random.default_rng(0).uniform(0, 64, (500, 2, 2)), axis=1)

@@ -1,6 +1,5 @@
 """Every stage is checked by finding a drawn rectangle again, or against NumPy, colorsys and the letterbox."""
 
-import colorsys
 import dataclasses
 import io
 import itertools
@@ -16,7 +15,7 @@ from PIL import Image
 
 from common import letterbox
 from common.open_data import open_source
-from yolov4 import pipeline, views
+from yolov4 import color, pipeline, views
 from yolov4.config import get_config
 from yolov4.pipeline import FILL, YOLOv4Pipeline
 
@@ -195,11 +194,18 @@ def test_letterboxed_training_image_is_the_centred_letterbox_surrounded_by_fill(
     assert seen == geometries
 
 
+@pytest.mark.parametrize("tiles", ["batch", "fresh"])
 @pytest.mark.parametrize("letterboxed", [False, True])
-def test_mosaics_show_their_boxes_and_no_others(rectangles, letterboxed):
+def test_mosaics_show_their_boxes_and_no_others(rectangles, letterboxed, tiles):
     """Inside each box is the colour of its class; pixels of such a colour are inside boxes of that class."""
     config = dataclasses.replace(
-        PLAIN, mosaic_prob=1.0, jitter=0.3, flip_prob=0.5, letterbox=letterboxed, min_box_size=2.0
+        PLAIN,
+        mosaic_prob=1.0,
+        mosaic_tiles=tiles,
+        jitter=0.3,
+        flip_prob=0.5,
+        letterbox=letterboxed,
+        min_box_size=2.0,
     )
     inside = found = 0
     for batch in batches(make(rectangles, config, batch_size=16), 4):
@@ -308,115 +314,39 @@ def test_boxes_go_through_the_map_from_window_to_place():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=0.01)
 
 
-def test_flip_moves_pixels_boxes_and_place_together_or_not_at_all():
-    random = np.random.default_rng(0)
-    image = random.integers(0, 256, (6, 8, 3), np.uint8)
-    sample = image, np.float32([[1, 2, 3, 6], [0, 0, 8, 6]]), np.int32([2, 1, 4, 3]), np.int32([6, 8])
-    outputs = run_stage(lambda i, b, p, s: pipeline.random_flip(i, b, p, s, 0.5), [sample] * 64)
+def test_flip_moves_pixels_boxes_and_place_together_or_not_at_all(tmp_path):
+    """The first two columns of the image are another level, and a box."""
+    image = np.full((20, 40, 3), 60, np.uint8)
+    image[:, :10] = 200
+    write_coco(tmp_path, [(i, image) for i in range(1, 9)], [(i, (0, 0, 10, 20), 0) for i in range(1, 9)])
+    config = dataclasses.replace(PLAIN, flip_prob=0.5, letterbox=True, image_size=(64, 64))
     turned = 0
-    for got, boxes, place in zip(*outputs, strict=True):
-        if (got == image).all():
-            np.testing.assert_allclose(boxes, sample[1], atol=1e-5)
-            assert place.tolist() == [2, 1, 4, 3]
-        else:
-            turned += 1
-            np.testing.assert_array_equal(got, image[:, ::-1])
-            np.testing.assert_allclose(boxes, [[5, 2, 7, 6], [0, 0, 8, 6]], atol=1e-5)
-            assert place.tolist() == [2, 4, 4, 3]  # columns 1, 2, 3 of 8 become 4, 5, 6
+    for batch in batches(make(tmp_path, config), 8):
+        for image, boxes in zip(batch["images"], batch["boxes"], strict=True):
+            left, _, right, _ = find_rectangle(image[..., 0] > 0.6)
+            np.testing.assert_allclose(to_px(boxes[0], image), [left, 16, right, 48], atol=1e-4)
+            assert (left, right) in [(0, 16), (48, 64)]
+            turned += left > 0
     assert 15 < turned < 49
+
+    sample = np.int32([2, 1, 4, 3]), np.int32([6, 8])
+    for coin, place in zip(
+        *run_stage(lambda p, s: pipeline.random_flip(p, s, 0.5), [sample] * 9), strict=True
+    ):
+        assert place.tolist() == [2, 4 if coin else 1, 4, 3]  # columns 1, 2, 3 of 8 become 4, 5, 6
 
 
 def test_pad_and_to_unit_against_numpy():
     image = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
     sample = image, np.int32([3, 2, 5, 7]), np.int32([10, 12])
     ((padded,), (unit,)) = run_stage(
-        lambda i, p, s: [pipeline.pad(i, p, s), pipeline.to_unit(pipeline.pad(i, p, s))], [sample]
+        lambda i, p, s: [pipeline.pad(color.to_unit(i), p, s), color.to_unit(i)], [sample]
     )
-    expected = np.full((10, 12, 3), 127, np.uint8)  # Darknet's 0.5
-    expected[3:8, 2:9] = image
-    np.testing.assert_array_equal(padded, expected)
-    assert unit.dtype == np.float32
-    np.testing.assert_allclose(unit, expected / 255, atol=1e-6)
-
-
-# --- colour ---
-
-
-def test_factors_are_as_often_below_one_and_inverted_there():
-    (factors,) = run_stage(lambda _: [pipeline.random_factor(1.5)], [(np.int32(0),)] * 4000)
-    factors = np.array(factors)
-    assert factors.min() >= 1 / 1.5 - 1e-6 and factors.max() <= 1.5
-    above = factors > 1
-    assert abs(above.mean() - 0.5) < 0.04
-    for drawn in (factors[above], 1 / factors[~above]):
-        counts, _ = np.histogram(drawn, 5, (1, 1.5))
-        assert counts.min() > 0.8 * len(drawn) / 5
-    (ones,) = run_stage(lambda _: [pipeline.random_factor(1.0)], [(np.int32(0),)] * 9)
-    assert set(map(float, ones)) == {1.0}
-
-
-def colors_hsv(random, count=2000) -> tuple[np.ndarray, np.ndarray]:
-    """Colours that no change takes out of range: uint8 (1, count, 3), and their HSV (count, 3)."""
-    hsv = random.uniform((0, 0.15, 0.35), (1, 0.45, 0.55), (count, 3))
-    rgb = np.array([colorsys.hsv_to_rgb(*color) for color in hsv])
-    rgb = np.round(rgb * 255).astype(np.uint8)
-    return rgb[np.newaxis], to_hsv(rgb)
-
-
-def to_hsv(rgb: np.ndarray) -> np.ndarray:
-    return np.array([colorsys.rgb_to_hsv(*color) for color in rgb.reshape(-1, 3) / 255])
-
-
-def test_value_is_exact_saturation_and_hue_are_near(monkeypatch):
-    """fn.hsv is linear in RGB. Here is how near: single colours, and the mean of all."""
-    image, before = colors_hsv(np.random.default_rng(0))
-
-    def changes(hue, saturation, exposure):
-        drawn = iter([hue])
-        factors = {1.4: saturation, 1.3: exposure}
-        monkeypatch.setattr(pipeline, "uniform", lambda low, high: next(drawn))
-        monkeypatch.setattr(pipeline, "random_factor", factors.get)
-        (images,) = run_stage(lambda i: [pipeline.random_hsv(i, 36.0, 1.4, 1.3)], [(image,)])
-        after = to_hsv(images[0])
-        turned = ((after[:, 0] - before[:, 0] + 0.5) % 1 - 0.5) * 360
-        return turned, after[:, 1] / before[:, 1], after[:, 2] / before[:, 2], images[0]
-
-    turned, saturation, value, same = changes(0.0, 1.0, 1.0)
-    assert np.abs(same.astype(int) - image).max() <= 1
-    for factor in (1.5, 1 / 1.5):
-        turned, saturation, value, brighter = changes(0.0, 1.0, factor)
-        assert np.abs(brighter - image * factor).max() <= 0.51  # every channel by the factor
-    for factor, low, high in ((1.5, 1.2, 1.55), (1 / 1.5, 0.6, 0.8)):
-        turned, saturation, value, _ = changes(0.0, factor, 1.0)
-        assert np.abs(turned).max() < 8 and abs(turned.mean()) < 0.2
-        assert low < saturation.min() and saturation.max() < high
-        assert np.abs(value - 1).max() < 0.25
-    for degrees in (36.0, -36.0, 12.0):
-        turned, saturation, value, _ = changes(degrees, 1.0, 1.0)
-        assert abs(turned.mean() / degrees - 1) < 0.1  # degrees: not half of them, not radians
-        assert (turned / degrees).min() > 0.4 and (turned / degrees).max() < 1.8
-        assert abs(np.median(saturation) - 1) < 0.05 and abs(np.median(value) - 1) < 0.05
-
-
-def test_color_reaches_both_ends_of_its_ranges():
-    image, before = colors_hsv(np.random.default_rng(0), 200)
-
-    def changed(hue, saturation, exposure):
-        (images,) = run_stage(lambda i: [pipeline.random_hsv(i, hue, saturation, exposure)], [(image,)] * 150)
-        after = np.array([to_hsv(one) for one in images])
-        turned = ((after[..., 0] - before[:, 0] + 0.5) % 1 - 0.5) * 360
-        return turned.mean(1), np.median(after[..., 1:] / before[:, 1:], 1)  # (150,), (150, 2)
-
-    turned, ratios = changed(36.0, 1.0, 1.0)
-    assert -42 < turned.min() < -34 and 34 < turned.max() < 42  # 36 comes out as 38 on the mean
-    counts, _ = np.histogram(turned, 4, (-39, 39))
-    assert counts.min() > 20
-    turned, ratios = changed(0.0, 1.5, 1.0)
-    assert ratios[:, 0].min() < 0.73 and ratios[:, 0].max() > 1.37  # there is saturation
-    assert np.abs(turned).max() < 1
-    turned, ratios = changed(0.0, 1.0, 1.5)
-    assert 0.66 < ratios[:, 1].min() < 0.69 and 1.46 < ratios[:, 1].max() < 1.51
-    assert np.abs(ratios[:, 0] - 1).max() < 0.02
+    expected = np.full((10, 12, 3), 127 / 255)  # Darknet's 0.5
+    expected[3:8, 2:9] = image / 255
+    assert unit.dtype == padded.dtype == np.float32
+    np.testing.assert_allclose(padded, expected, atol=1e-6)
+    np.testing.assert_allclose(unit, image / 255, atol=1e-6)
 
 
 @pytest.mark.parametrize("change", [{"hue": 36.0}, {"saturation": 1.5}, {"exposure": 1.5}])
@@ -628,9 +558,10 @@ def test_without_targets(rectangles):
     assert extra["image_sizes"].numpy().tolist()[:3] == [list(size) for size in SIZES[:3]]
 
 
-def test_iterator_resumes_bit_exactly_in_the_middle_of_an_epoch(rectangles, tmp_path):
+@pytest.mark.parametrize("tiles", ["batch", "fresh"])
+def test_iterator_resumes_bit_exactly_in_the_middle_of_an_epoch(rectangles, tmp_path, tiles):
     mixed = {"mosaic_prob": 0.5, "mixup_prob": 0.5, "cutmix_prob": 0.5, "multi_scale": 1.4}
-    config = dataclasses.replace(PLAIN, **ALL, **mixed)
+    config = dataclasses.replace(PLAIN, **ALL, **mixed, mosaic_tiles=tiles)
 
     def fresh():
         return iter(make(rectangles, config, seed=3).dataset())
@@ -656,11 +587,11 @@ def test_device_must_be_meant(rectangles, device, device_id):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("training", [False, True])
-def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles, training):
+@pytest.mark.parametrize("training, tiles", [(False, "batch"), (True, "batch"), (True, "fresh")])
+def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles, training, tiles):
     """The same random numbers, so the same mosaics; PNGs are decoded alike, and resized alike to a level."""
     mixed = {"mosaic_prob": 0.5, "mixup_prob": 0.5, "cutmix_prob": 0.5, "multi_scale": 1.4}
-    config = dataclasses.replace(PLAIN, letterbox=True, **ALL, **mixed)
+    config = dataclasses.replace(PLAIN, letterbox=True, **ALL, **mixed, mosaic_tiles=tiles)
     cpu = make(rectangles, config, training=training)
     gpu = make(rectangles, config, training=training, device="gpu", device_id=0)
     for _ in range(3):

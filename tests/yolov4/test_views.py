@@ -85,7 +85,7 @@ def test_jittered_view_is_darknets(monkeypatch, keep_aspect):
 
     def define(size, image_size, first, last):
         nodes = iter([first, last])
-        monkeypatch.setattr(views, "_jitter", lambda limit: next(nodes))
+        monkeypatch.setattr(views, "_jitter", lambda limit, count: next(nodes))
         return views.jittered_view(size, image_size, 0.3, keep_aspect)
 
     windows, places = run_stage(define, samples)
@@ -98,6 +98,26 @@ def test_jittered_view_is_darknets(monkeypatch, keep_aspect):
             differences += got != expected
             assert np.abs(np.subtract(got, expected)).max() <= 1
     assert differences <= (4 if keep_aspect else 0)  # a half that float32 and float64 round apart
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
+@pytest.mark.parametrize("keep_aspect", [False, True])
+def test_views_of_several_images_are_columns(monkeypatch, keep_aspect, jitter):
+    """The same draws give the same views, whether images come one by one or side by side."""
+    config = dataclasses.replace(YOLOV4, letterbox=keep_aspect, jitter=jitter)
+    draws = np.random.default_rng(0).uniform(-0.3, 0.3, (2, 2, len(SIZES))).astype(np.float32)
+
+    def define(size, image_size, first, last, count=None):
+        nodes = iter([first, last])
+        monkeypatch.setattr(views, "_jitter", lambda limit, number: next(nodes))
+        return views.training_view(config, size, image_size, count)
+
+    singles = [(int32(*size), int32(*INPUT), *draws[..., i].copy()) for i, size in enumerate(SIZES)]
+    sizes = np.ascontiguousarray(np.array(SIZES, np.int32).T)
+    columns = sizes, np.array(INPUT, np.int32)[:, np.newaxis], *draws
+    together = run_stage(lambda *nodes: define(*nodes, count=len(SIZES)), [columns])
+    for one_by_one, (side_by_side,) in zip(run_stage(define, singles), together, strict=True):
+        np.testing.assert_array_equal(np.stack(one_by_one, 1), side_by_side)
 
 
 def drawn_views(size, count, keep_aspect=False, jitter=0.3):

@@ -5,12 +5,21 @@ import itertools
 import numpy as np
 import pytest
 
-from common import box_encoder
 from common.anchors import Anchors
 from common.report import anchor_matching
-from tests.common.test_box_encoder import D0, D7X, ODD, WIDE, encode, encode_tf, flat_targets, hard_images
+from tests.common.test_box_encoder import (
+    D0,
+    D7X,
+    ODD,
+    SPARSE,
+    WIDE,
+    encode,
+    encode_tf,
+    flat_targets,
+    hard_images,
+    overlaps,
+)
 
-SPARSE = Anchors(3, 5, 1, [1.0], 0.1, (128, 96))  # most boxes touch no anchor
 LONG = Anchors(2, 3, 2, [1.0, 5.0, 0.2], 2.0, (64, 96))
 ANCHORS = {"d0": D0, "wide": WIDE, "odd": ODD, "d7x": D7X, "sparse": SPARSE, "long": LONG}
 MAX_INSTANCES = 600  # above what any image has: the choice of the largest is not the matching's
@@ -59,7 +68,7 @@ def test_best_anchors_and_levels_are_those_of_brute_force(name):
     anchors = ANCHORS[name]
     boxes, box_image = flat(hard_images(np.random.default_rng(8), anchors))
     matches = anchor_matching.match(boxes, box_image, anchors)
-    overlap = np.asarray(box_encoder._iou_like_dali(boxes, anchors.boxes_normalized))  # (M, A)
+    overlap = overlaps(boxes, anchors)  # (M, A)
     np.testing.assert_array_equal(matches.best_iou, overlap.max(axis=1))
     last_best = overlap.shape[1] - 1 - overlap[:, ::-1].argmax(axis=1)
     np.testing.assert_array_equal(matches.best_anchor, last_best)

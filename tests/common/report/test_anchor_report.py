@@ -13,6 +13,7 @@ from common.letterbox import boxes_from_letterbox, boxes_to_letterbox, fit
 from common.report import anchor_report
 from efficientdet.config import get_config
 from tests.common.made_annotations import annotations, random_annotations
+from tests.common.test_box_encoder import overlaps
 
 RATIOS = (1.0, 2.0, 0.5)
 SQUARE = Anchors(3, 7, 3, RATIOS, 4.0, (128, 128))
@@ -37,7 +38,7 @@ def by_the_encoder(truth, anchors, max_instances):
         encoded = box_encoder.encode_boxes_tf(boxes, numbers, anchors, max_instances)
         kept = encoded.classes.numpy()[encoded.classes.numpy() >= 0]
         owners = np.concatenate([of.numpy().ravel() for of in encoded.class_targets])
-        overlap = np.asarray(box_encoder._iou_like_dali(boxes[kept], anchors.boxes_normalized))
+        overlap = overlaps(boxes[kept], anchors)
         for level, part in enumerate(np.split(overlap, ends[:-1], axis=1)):
             levels[level, 0] += (part > 0.5).any(axis=1).sum()
         best = overlap.shape[1] - 1 - overlap[:, ::-1].argmax(axis=1)

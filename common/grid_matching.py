@@ -1,0 +1,154 @@
+"""Which anchor owns which box, for a whole batch, without looking at every pair of the two.
+
+The rule is that of fn.box_encoder (common/box_encoder.py), and the numbers are its numbers, bit for bit. Only
+the search is another: the anchors of one kind, that is of one level, scale and ratio, form a regular grid, so
+that
+
+- the best of a kind for a box is the one whose centre is nearest, and its IoU says whether any of the kind
+  matters;
+- an IoU above t needs an intersection above t / (1 + t) times the sum of both areas, which bounds how far
+  apart the centres may be, along each axis by itself: a small rectangle of cells.
+
+fn.box_encoder computes the IoU of all N x A pairs; here some hundred are left of them for a box, whatever A.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from common.anchors import Anchors
+
+
+class Templates(NamedTuple):
+    """The T = L * k anchors that repeat in every cell of their level; x before y, normalised by the image.
+
+    Attributes:
+        sizes: float64 (T, 2), width and height.
+        cells: int64 (T, 2), columns and rows of their level.
+        first: int64 (T,), the number of the anchor in the first cell.
+        level: int64 (T,), from 0.
+    """
+
+    sizes: np.ndarray
+    cells: np.ndarray
+    first: np.ndarray
+    level: np.ndarray
+
+
+@functools.lru_cache(maxsize=16)
+def templates(anchors: Anchors) -> Templates:
+    """The grids of equal anchors that `anchors` is made of."""
+    k = anchors.anchors_per_location
+    cells = np.array(anchors.feature_sizes, np.int64)  # (L, 2): rows, columns
+    starts = np.concatenate([[0], np.cumsum(cells.prod(axis=1) * k)[:-1]])
+    first = (starts[:, None] + np.arange(k)).ravel()
+    prior = anchors.boxes_normalized[first].astype(np.float64)
+    return Templates(
+        sizes=prior[:, 2:] - prior[:, :2],
+        cells=np.repeat(cells[:, ::-1], k, axis=0),
+        first=first,
+        level=np.repeat(np.arange(len(cells)), k),
+    )
+
+
+def match(
+    boxes: tf.Tensor, images: tf.Tensor, num_images: tf.Tensor | int, anchors: Anchors, match_iou: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The anchors that own a box, and which.
+
+    Args:
+        boxes: float32 (R, 4) ltrb normalised, all with an area; R may be 0.
+        images: int32 (R,), which image of the batch each box is on.
+        num_images: B.
+        anchors: A of them for each image.
+        match_iou: an anchor owns the box that it overlaps most, if by more than this; and each box has its
+            best anchor whatever the IoU. Of equals the last counts.
+
+    Returns:
+        owned: int32 (P,), image * A + anchor, each once.
+        owners: int32 (P,), the index of the box that each owns.
+    """
+    owner, anchor = _candidates(boxes, anchors, match_iou)  # (C,)
+    overlap = _iou_like_dali(tf.gather(boxes, owner), tf.gather(anchors.boxes_normalized, anchor))
+
+    # Each box' best anchor, the last of equals; of a box that overlaps none, all anchors are equal.
+    num_boxes = tf.shape(boxes)[0]
+    best = tf.math.unsorted_segment_max(overlap, owner, num_boxes)
+    is_best = (overlap == tf.gather(best, owner)) & (overlap > 0)
+    best_anchor = tf.math.unsorted_segment_max(tf.where(is_best, anchor, -1), owner, num_boxes)
+    best_anchor = tf.where(best_anchor < 0, anchors.num_anchors - 1, best_anchor)
+
+    # Each anchor's best box, the last of equals. Whose best anchor it is goes before all others, hence the 2.
+    above = tf.where(overlap > match_iou)[:, 0]
+    overlap = tf.concat([tf.gather(overlap, above), tf.fill([num_boxes], 2.0)], axis=0)
+    owner = tf.concat([tf.gather(owner, above), tf.range(num_boxes)], axis=0)
+    anchor = tf.concat([tf.gather(anchor, above), best_anchor], axis=0)
+    place = tf.gather(images, owner) * anchors.num_anchors + anchor
+    owned, group = tf.unique(place)
+    num_owned = tf.shape(owned)[0]
+    most = tf.math.unsorted_segment_max(overlap, group, num_owned)
+    is_most = overlap == tf.gather(most, group)
+    return owned, tf.math.unsorted_segment_max(tf.where(is_most, owner, -1), group, num_owned)
+
+
+def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Pairs of a box and an anchor, int32 (C,) each: all that match, and each box' best with its equals."""
+    kinds = templates(anchors)
+    kind_sizes = tf.constant(kinds.sizes, tf.float32)  # (T, 2)
+    strides = tf.constant(1.0 / kinds.cells, tf.float32)
+    last_cells = tf.constant(kinds.cells - 1, tf.float32)
+    sizes = boxes[:, tf.newaxis, 2:] - boxes[:, tf.newaxis, :2]  # (R, 1, 2)
+    centers = (boxes[:, tf.newaxis, :2] + boxes[:, tf.newaxis, 2:]) * 0.5
+
+    # The nearest anchor of each kind, and the IoU with it.
+    middle = centers / strides - 0.5  # (R, T, 2) in cells
+    nearest = tf.clip_by_value(tf.round(middle), 0.0, last_cells)
+    distance = tf.abs((nearest + 0.5) * strides - centers)
+    smaller, half_sum = tf.minimum(sizes, kind_sizes), (sizes + kind_sizes) * 0.5
+    overlap = tf.clip_by_value(half_sum - distance, 0.0, smaller)
+    intersection = overlap[..., 0] * overlap[..., 1]  # (R, T)
+    areas = sizes[..., 0] * sizes[..., 1] + kind_sizes[:, 0] * kind_sizes[:, 1]
+    iou = intersection / (areas - intersection)
+    # float32 knows coordinates to about 1e-7: of the overlap with a tiny box that is a large share.
+    slack = tf.minimum(1e-4 + 2e-6 * tf.reduce_sum(1.0 / sizes, axis=-1), 0.9)  # (R, 1)
+    wanted = tf.minimum(match_iou, tf.reduce_max(iou, axis=1, keepdims=True)) * (1.0 - slack)
+
+    # The cells of a kind from which an anchor overlaps as much as is wanted, if along the other axis it does
+    # so by as much as it can. While one of the two contains the other, moving it changes nothing: all these
+    # cells are equals of the nearest.
+    enough = areas * wanted / (1.0 + wanted)  # intersection
+    reach = half_sum - enough[..., tf.newaxis] / tf.maximum(overlap[..., ::-1], 1e-12)
+    reach = reach / strides + 1e-3
+    low = tf.clip_by_value(tf.math.ceil(middle - reach), 0.0, last_cells)
+    high = tf.clip_by_value(tf.floor(middle + reach), 0.0, last_cells)
+
+    pairs = tf.where((iou >= wanted) & (iou > 0))  # (S, 2) box, kind
+    low = tf.cast(tf.gather_nd(low, pairs), tf.int32)  # (S, 2) column, row
+    spans = tf.cast(tf.gather_nd(high, pairs), tf.int32) - low + 1
+    counts = spans[:, 0] * spans[:, 1]
+    index = tf.repeat(tf.range(tf.shape(counts)[0]), counts)  # (C,) which rectangle
+    within = tf.range(tf.shape(index)[0]) - tf.gather(tf.cumsum(counts, exclusive=True), index)
+    columns = tf.gather(spans[:, 0], index)
+    cell = tf.gather(low, index) + tf.stack([within % columns, within // columns], axis=1)  # (C, 2)
+    owner, kind = tf.unstack(tf.gather(tf.cast(pairs, tf.int32), index), axis=1)
+    k = anchors.anchors_per_location
+    steps = np.stack([np.full(len(kinds.first), k), k * kinds.cells[:, 0]], axis=1)  # to the next column, row
+    first, steps = tf.constant(kinds.first, tf.int32), tf.constant(steps, tf.int32)
+    return owner, tf.gather(first, kind) + tf.reduce_sum(cell * tf.gather(steps, kind), axis=1)
+
+
+def _iou_like_dali(boxes: tf.Tensor, prior: tf.Tensor) -> tf.Tensor:
+    """IoU of boxes and anchors pair by pair, both (C, 4) ltrb with an area -> (C,).
+
+    float32, operation by operation as in DALI's core/geom/box.h: where two boxes compete for an anchor, a
+    difference in the last bit decides.
+    """
+    left_a, top_a, right_a, bottom_a = tf.unstack(boxes, axis=1)
+    left_b, top_b, right_b, bottom_b = tf.unstack(prior, axis=1)
+    width = tf.maximum(tf.minimum(right_a, right_b) - tf.maximum(left_a, left_b), 0.0)
+    height = tf.maximum(tf.minimum(bottom_a, bottom_b) - tf.maximum(top_a, top_b), 0.0)
+    intersection = width * height
+    area_a, area_b = (right_a - left_a) * (bottom_a - top_a), (right_b - left_b) * (bottom_b - top_b)
+    return tf.math.divide_no_nan(intersection, area_a + area_b - intersection)

@@ -1,0 +1,246 @@
+"""bench.py of each app: once for real on a tiny network, and its pieces."""
+
+import importlib
+import itertools
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import flags
+
+from common import flags as shared_flags
+from common.bench import inference, measuring, report, summary, worker
+from common.dali_ops import marked
+from common.errors import UserError
+from common.open_data import open_source
+from tests.apps.conftest import APPS
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PEER = "import time; print('ready')\nwhile True: time.sleep(0.001); print('step 3')"
+# Everything that a training image can go through.
+WHOLE = {
+    "efficientdet": "image_size=64x96,hue=20,grid_mask_prob=0.5",
+    "yolov4": "image_size=64x96,mosaic_prob=0.5,mixup_prob=0.5,letterbox=true",
+}
+STAGES = {
+    "efficientdet": ["read", "decode", "resize", "augment", "normalize"],
+    "yolov4": ["read", "decode", "resize", "color", "place", "mosaic"],
+}
+
+
+@pytest.fixture
+def bench(app):
+    return importlib.import_module(f"{app.name}.bench")
+
+
+def parse(bench, *arguments: str) -> dict:
+    fv = flags.FlagValues()
+    bench.define_flags(fv)
+    fv(["bench", *arguments])
+    return shared_flags.values(fv, bench.define_flags)
+
+
+def small(app, drawn: pathlib.Path, *arguments: str) -> list[str]:
+    return [
+        f"--model_name={app.model_name}",
+        f"--hparams={app.tiny}",
+        "--image_size=64x96",
+        "--batch_size=4",
+        "--prefetch=1",
+        "--rounds=2",
+        "--seconds=0.1",
+        f"--train_images={drawn}/images",
+        f"--train_annotations={drawn}/instances.json",
+        *arguments,
+    ]
+
+
+def test_the_command_measures_processes(drawn, tmp_path):
+    """One app's: what is different about the other one is tested below, within this process."""
+    app = APPS["efficientdet"]
+    peer = f"--peer=theirs={sys.executable} -uc {shlex.quote(PEER)}"
+    arguments = small(app, drawn, "--what=data", "--pipeline_types=dali_cpu", peer)
+    done = subprocess.run(
+        [sys.executable, ROOT / app.name / "bench.py", *arguments, f"--json={tmp_path}/new/bench.json"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = json.loads((tmp_path / "new" / "bench.json").read_text())
+    assert list(record["candidates"]) == ["data dali_cpu", "peer theirs"]
+    for (name, found), images in zip(record["candidates"].items(), (4, 3), strict=True):
+        assert len(found["windows"]) == 2, (name, found)
+        assert all(window["images"] % images == 0 for window in found["windows"])
+        assert found["peak_bytes"] > 5e6 and name in done.stdout
+    assert record["data"]["images"] == 12 and record["settings"]["image_size"] == [64, 96]
+    assert record["machine"]["cores"] >= 1 and record["versions"]["tensorflow"]
+    assert record["stages"] == record["inference"] == {}
+
+
+@pytest.mark.filterwarnings("ignore:Even though the")  # tf.data compiles its functions all the same
+@pytest.mark.parametrize("name, role", [("efficientdet", "both:dali_cpu"), ("yolov4", "model")])
+def test_a_candidate_trains(drawn, monkeypatch, name, role):
+    """With the step of train.py: two steps move the weights of the model that bench.py has built."""
+    app, bench = APPS[name], importlib.import_module(f"{name}.bench")
+    sizes, models, initial = [], [], {}
+
+    def tell(advance, batch_size: int) -> None:
+        sizes.append(batch_size)
+        advance()
+        advance()
+
+    def make_step(ranks, model, *rest, make=bench.make_train_step, **options):
+        models.append(model)
+        initial.update({weight.path: weight.numpy() for weight in model.weights})
+        return make(ranks, model, *rest, **options)
+
+    monkeypatch.setattr(worker, "_tell_steps", tell)
+    monkeypatch.setattr(bench, "make_train_step", make_step)
+    given = parse(bench, *small(app, drawn, "--num_classes=3"))
+    tf.config.run_functions_eagerly(True)  # two steps take less than compiling one
+    try:
+        measuring.start(bench.APP, given, role)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert sizes == [4]
+    (model,) = models
+    moved = [np.any(weight.numpy() != initial[weight.path]) for weight in model.weights]
+    assert np.mean(moved) > 0.9
+
+
+def test_stages_are_told_line_by_line(app, bench, drawn, capfd):
+    given = parse(bench, *small(app, drawn, "--num_classes=3"))
+    measuring.start(bench.APP, given, "stages:dali_cpu")
+    *told, end = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert end is None and len(told) == 1 + given["rounds"]
+    found = {stage["stage"]: stage for stage in summary.stages(told)}
+    after = {"efficientdet": ["hand-over", "encode", "fn.box_encoder"], "yolov4": ["boxes", "hand-over"]}
+    assert list(found) == [*STAGES[app.name], *after[app.name]]
+    assert [name for name in found if found[name]["instead"]] == after[app.name][2:]
+    assert found["decode"]["cpu_ms_per_image"]["median"] > 0
+    assert "stages of dali_cpu" in report.stage_table("stages of dali_cpu", list(found.values()))
+
+
+def operators(pipeline) -> set[str]:
+    return {operator.name for operator in pipeline._ops}
+
+
+def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
+    """Each cut holds a part of the whole graph, and the last one gives the very pixels."""
+    given = parse(bench, f"--model_name={app.model_name}", f"--hparams={WHOLE[app.name]}")
+    source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
+    loader = bench.make_loader(
+        "dali_cpu", source=source, config=bench.make_config(given), batch_size=4, training=True, seed=3
+    )
+    whole = loader.pipeline
+    assert list(marked(whole)) == STAGES[app.name]
+    cuts = {stage: loader.cut(stage) for stage in marked(whole)}
+    names = [set(), *(operators(cut) for cut in cuts.values()), operators(whole)]
+    for smaller, larger in itertools.pairwise(names):
+        assert smaller < larger
+    images = np.stack([np.asarray(image) for image in cuts[STAGES[app.name][-1]].run()[0]])
+    product = whole.run()[0].as_array()
+    np.testing.assert_array_equal(images, product)
+    jpegs = [bytes(np.asarray(jpeg)[:2]) for jpeg in cuts["read"].run()[0]]
+    assert set(jpegs) <= {b"\xff\xd8", b"\x89P"}
+    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # not before its stage
+        before = STAGES[app.name][STAGES[app.name].index(stage) - 1]
+        assert any(operator in name for name in operators(cuts[stage]))
+        assert not any(operator in name for name in operators(cuts[before]))
+
+
+def test_cuts_of_mosaics_of_fresh_images(drawn):
+    bench = importlib.import_module("yolov4.bench")
+    given = parse(bench, "--model_name=yolov4-nano", f"--hparams={WHOLE['yolov4']},mosaic_tiles=fresh")
+    source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
+    loader = bench.make_loader(
+        "dali_cpu", source=source, config=bench.make_config(given), batch_size=4, training=True, seed=3
+    )
+    assert list(marked(loader.pipeline)) == ["read", "decode", "resize", "color", "mosaic"]
+    images = np.stack([np.asarray(image) for image in loader.cut("mosaic").run()[0]])
+    product = loader.pipeline.run()[0].as_array()
+    np.testing.assert_array_equal(images, product)
+    names = operators(loader.cut("decode"))
+    assert sum("ImageSlice" in name for name in names) == 4 and not any("Resize" in name for name in names)
+
+
+def test_the_last_cut_is_what_training_gets(app, bench, drawn):
+    given = parse(bench, f"--model_name={app.model_name}", f"--hparams={WHOLE[app.name]}")
+    source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
+
+    def open_loader(**options):
+        common = {"source": source, "config": bench.make_config(given), "batch_size": 4, "training": True}
+        return bench.make_loader("dali_cpu", **common, seed=3, **options)
+
+    cuts = bench.APP.cuts(open_loader(), open_loader)
+    regular = [cut.stage for cut in cuts if not cut.instead]
+    assert regular[: len(STAGES[app.name])] == STAGES[app.name]
+    last = {"efficientdet": "encode", "yolov4": "hand-over"}[app.name]
+    assert regular[-1] == last
+    expected = next(iter(open_loader().dataset()))
+    found = next(cut for cut in cuts if cut.stage == last).advance()
+    assert found[1].keys() == expected[1].keys()
+    np.testing.assert_array_equal(found[0], expected[0])
+    for name, value in expected[1].items():
+        np.testing.assert_array_equal(found[1][name], value, err_msg=name)
+
+
+def test_flags_that_cannot_be(bench, drawn):
+    data = [f"--train_images={drawn}/images", f"--train_annotations={drawn}/instances.json"]
+    for arguments, message in (
+        (["--what=data,modle"], "unknown thing to measure 'modle': did you mean 'model'"),
+        (["--what="], "nothing to measure"),
+        (["--pipeline_types=synthetic"], "unknown loader 'synthetic'"),
+        (["--peer=python loader.py"], "is not name=COMMAND"),
+        (["--peer=a=x 'y"], "No closing quotation"),
+        (["--peer=a=x", "--peer=a=y"], "there is another peer a"),
+        (["--num_classes=1", *data], "the data have 3 classes"),
+        (["--batch_size=13", *data], "12 images, --batch_size=13"),
+        (["--model_name=nona"], "unknown model"),
+        ([data[0]], "is given without --train_annotations"),
+    ):
+        with pytest.raises(UserError, match=message):
+            measuring.start(bench.APP, parse(bench, *arguments))
+
+
+def test_nothing_that_works_is_an_error(bench, capsys):
+    with pytest.raises(UserError, match="nothing could be measured"):
+        measuring.start(bench.APP, parse(bench, "--what=", "--peer=a=/no/such/program", "--rounds=1"))
+    assert "peer a: failed: cannot be started" in capsys.readouterr().out
+
+
+def test_data_are_drawn_once_where_none_are_given(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    directory = measuring._draw(2)
+    before = os.stat(directory / "instances.json").st_mtime_ns
+    assert measuring._draw(2) == directory and len(list((directory / "images").iterdir())) == 2
+    assert os.stat(directory / "instances.json").st_mtime_ns == before
+    source = open_source(str(directory / "images"), str(directory / "instances.json"))
+    sizes = source.annotations.image_sizes
+    assert (sizes[:, 1] >= 640).all() and (sizes[:, 1] <= 1024).all()
+    assert all(len(source.encoded(row)) > 90_000 for row in range(2))  # as much to decode as a photograph
+
+
+def test_inference_is_measured_at_both_batch_sizes(app, bench, drawn, monkeypatch, capfd):
+    asked = []
+
+    def measure(**options) -> inference.InferenceTimes:
+        asked.append(options)
+        return inference.InferenceTimes(len(asked), 1, 1, {}, 2.0, 3.0)
+
+    monkeypatch.setattr(inference, "measure", measure)
+    given = parse(bench, *small(app, drawn, "--num_classes=3"))
+    measuring.start(bench.APP, given, "inference:dali_cpu")
+    *told, end = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert end is None and [times["batch_size"] for times in told] == [1, 2]
+    for options, batch_size in zip(asked, (1, 4), strict=True):
+        images, extra = next(iter(options["loader"].dataset()))
+        assert images.shape == (batch_size, 64, 96, 3) and set(extra) >= {"image_ids", "letterbox"}
+        assert options["draw"] and options["label_map"].num_classes == 3
+        assert len(options["decode"].run()[0]) == batch_size

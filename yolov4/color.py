@@ -1,0 +1,54 @@
+"""Levels and colours, in DALI: uint8 0..255 in, float32 0..1 out."""
+
+from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
+from nvidia.dali.data_node import DataNode
+
+from common.dali_ops import uniform
+from yolov4.config import YOLOv4Config
+
+
+def to_unit(images: DataNode) -> DataNode:
+    """uint8 (H, W, 3), 0..255 -> float32, 0..1."""
+    return fn.crop_mirror_normalize(
+        images, mean=[0.0] * 3, std=[255.0] * 3, dtype=types.FLOAT, output_layout="HWC"
+    )
+
+
+def random_color(images: list[DataNode], config: YOLOv4Config) -> list[DataNode]:
+    """uint8 0..255 -> float32 0..1; each of another hue, saturation and brightness if the config says so."""
+    if config.hue or config.saturation > 1 or config.exposure > 1:
+        return random_hsv(images, config.hue, config.saturation, config.exposure)
+    return [to_unit(image) for image in images]
+
+
+def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
+    """`change_hsv`, each image by draws of its own: -hue .. hue degrees, and twice a `random_factor`."""
+    count = len(images)
+    degrees = uniform(-hue, hue, [count])
+    saturations, brightnesses = random_factor(saturation, count), random_factor(exposure, count)
+    return [
+        change_hsv(image, degrees[number] if hue else 0.0, saturations[number], brightnesses[number])
+        for number, image in enumerate(images)
+    ]
+
+
+def change_hsv(
+    images: DataNode, degrees: DataNode | float, saturation: DataNode, brightness: DataNode
+) -> DataNode:
+    """Turns the hue, multiplies saturation and brightness: uint8 0..255 -> float32 0..1.
+
+    fn.hsv is a linear map of RGB that comes near to hue, saturation and value: a colour's hue turns by up to
+    half as much again as it should, or as much less, its saturation grows away from the grey of the same
+    luma. Brightness is exact. Darknet goes through HSV (src/image_opencv.cpp, image_data_augmentation).
+
+    On a CPU fn.hsv takes two to three times as long if it has to round to uint8.
+    """
+    changed = fn.hsv(images, hue=degrees, saturation=saturation, value=brightness / 255.0, dtype=types.FLOAT)
+    return dali_math.min(dali_math.max(changed, 0.0), 1.0)  # `clamp` takes three times as long
+
+
+def random_factor(limit: float, count: int) -> DataNode:
+    """(count,), uniform in 1 .. limit, or one over that, each half of the time (src/utils.c, rand_scale)."""
+    inverted = fn.random.coin_flip(probability=0.5, shape=[count])
+    return uniform(1.0, limit, [count]) ** (1 - 2 * inverted)

@@ -1,0 +1,236 @@
+"""Mosaics of four freshly read images, in DALI: --hparams=mosaic_tiles=fresh, as Darknet makes them.
+
+The same mosaic as in mosaic.py, with the same views, flips, colours and cut points; but its four canvases are
+of four images of its own, read by four readers, and none of these canvases is ever made. A tile is a
+rectangle of one, so it is known before anything is decoded which pixels of the stored image it shows: just
+these, and what the filter of the resize reaches beyond them, are decoded, resized and coloured. All four
+together are as many pixels as one canvas. What grows is the reading and the part of the decoding that no
+window spares: a JPEG is a single stream of bits, and all rows above a window must be read off it.
+
+A sample that is no mosaic this time is one tile, the whole canvas of the first reader's image. The images
+that the others have read for it are not looked at.
+
+An epoch has as many steps as ever: the first reader goes once through the data, sharded among the ranks and
+in the order that it always has. The other three read the same shards, each in an order of its own, so an
+image is read four times in an epoch. Two tiles may show the same image by chance, in 6 of as many mosaics as
+there are images; Darknet draws its four likewise.
+
+Tiles are columns here: int32 (2, 4) is a row of four y and a row of four x.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
+from nvidia.dali.data_node import DataNode
+
+from common.dali_ops import decode_window, int32, mark
+from common.flags import MAX_SEED
+from yolov4.color import random_color
+from yolov4.config import YOLOv4Config
+from yolov4.mixing import Objects
+from yolov4.mosaic import IS_FIRST, TILES, random_cut, tile_starts
+from yolov4.views import View, source_sizes, training_view
+
+_STRIPS = 8  # divides the height of any network input: these are multiples of 32
+
+# What stands for an image that is not shown: one pixel as PNM.
+_NOTHING = np.frombuffer(b"P6\n1 1\n255\n\0\0\0", np.uint8)
+
+
+class Example(NamedTuple):
+    """What a reader gives."""
+
+    jpegs: DataNode  # uint8 (bytes,)
+    boxes: DataNode  # float32 (N, 4), ltrb normalised
+    labels: DataNode  # int32 (N,)
+
+
+class Tiles(NamedTuple):
+    """Which part of each image is decoded and resized, where it goes, and the map of its boxes.
+
+    A box b, normalised by its image, is first clipped to what the view shows of that, and flipped if the
+    image is; then it goes to b * scale + shift in pixels of the mosaic, and is clipped to its tile, which is
+    empty if it is not there.
+    """
+
+    window: DataNode  # int32 (4, 4): top, left, height, width in pixels of the stored image
+    roi_start: DataNode  # float32 (2, 4): what is resized, in pixels of the window; right of
+    roi_end: DataNode  # float32 (2, 4): where it ends, if it is flipped
+    size: DataNode  # float32 (2, 4): height, width in the mosaic, at least 1
+    target: DataNode  # int32 (2, 4): top, left in the mosaic
+    # float32 (6, 4, 4): low and high ends of the view, scale, shift, low and high ends of the tile; of each a
+    # column x, y, x, y for every tile
+    boxes: DataNode
+
+
+def is_wanted(config: YOLOv4Config) -> bool:
+    """Whether mosaics are made of freshly read images."""
+    return config.mosaic_prob > 0 and config.mosaic_tiles == "fresh"
+
+
+def reader_seeds(seed: int) -> list[int]:
+    """Of the readers' orders, the same on all ranks; the first has the loader's own."""
+    others = [np.random.SeedSequence([seed, number]).generate_state(1)[0] for number in range(1, TILES)]
+    return [seed, *(int(other) % (MAX_SEED + 1) for other in others)]
+
+
+def make(
+    examples: list[Example],
+    config: YOLOv4Config,
+    image_size: DataNode,
+    *,
+    device: str,
+    fill: float,
+) -> tuple[DataNode, Objects, DataNode]:
+    """Mosaics of the samples that chance chooses, plain canvases of the first reader's images otherwise.
+
+    Args:
+        examples: of the four readers.
+        config: decides how often, and how an image is augmented.
+        image_size: int32 (2,), (H, W) of the network input.
+        device: where pixels are, "cpu" or "gpu".
+        fill: the level around the images.
+
+    Returns:
+        float32 (H, W, 3); the objects, boxes without area among them; int32 (), 1 for a mosaic.
+    """
+    chosen = fn.random.coin_flip(probability=config.mosaic_prob)
+    cut = random_cut(image_size)
+    jpegs = [example.jpegs for example in examples]
+    if config.mosaic_prob < 1:
+        jpegs[1:] = _only_where(chosen, jpegs[1:])
+
+    sizes = source_sizes(jpegs)  # (2, 4)
+    image_sizes = fn.expand_dims(image_size, axes=[1])  # (2, 1)
+    view = training_view(config, sizes, image_sizes, count=TILES)
+    flips = None
+    if config.flip_prob:
+        coins = fn.random.coin_flip(probability=config.flip_prob, shape=[TILES])
+        flips = fn.stack(0 * coins, coins)  # (2, 4)
+    tiles = tiles_of(sizes, view, flips, fn.expand_dims(cut, axes=[1]), image_sizes, chosen)
+
+    windows = [decode_window(image, tiles.window[:, i], device) for i, image in enumerate(jpegs)]
+    mark("decode", *windows)
+    images = [_resize(window, tiles, i, config.antialias) for i, window in enumerate(windows)]
+    mark("resize", *images)
+    images = random_color(images, config)
+    mark("color", *images)
+    boxes_px = []
+    for number, example in enumerate(examples):
+        view_low, view_high, scale, shift, tile_low, tile_high = (tiles.boxes[i, :, number] for i in range(6))
+        boxes = dali_math.clamp(example.boxes, view_low, view_high)
+        if flips is not None:
+            boxes = fn.bb_flip(boxes, horizontal=flips[1, number], ltrb=True)
+        boxes_px.append(dali_math.clamp(boxes * scale + shift, tile_low, tile_high))
+    objects = Objects(fn.cat(*boxes_px), fn.cat(*(example.labels for example in examples)))
+    padded = bool(config.jitter or config.letterbox)
+    return _paste(images, tiles, image_size, fill if padded else None), objects, chosen
+
+
+def tiles_of(
+    sizes: DataNode,
+    view: View,
+    flips: DataNode | None,
+    cut: DataNode,
+    image_size: DataNode,
+    chosen: DataNode,
+) -> Tiles:
+    """The tiles of a mosaic; where `chosen` is 0, the first is the whole canvas and the others are not there.
+
+    Args:
+        sizes: int32 (2, 4), of the stored images.
+        view: of each image, (4, 4), before it is flipped.
+        flips: int32 (2, 4), 1 for x where an image is flipped; None: none is.
+        cut: int32 (2, 1), from `random_cut`.
+        image_size: int32 (2, 1).
+        chosen: int32 (), 1 or 0.
+    """
+    first = types.Constant(IS_FIRST.T.copy(), device="cpu")
+    cut = cut * chosen + image_size * (1 - chosen)
+    rest = image_size - cut
+    window_start, window_size, place_size = view.window[0:2], view.window[2:4], view.place[2:4]
+    before = view.place[0:2]
+    if flips is not None:
+        before = before + flips * (image_size - place_size - 2 * before)
+    after = image_size - before - place_size
+
+    # What shows of each image, in pixels of its canvas: the common part of the tile and of the image's place.
+    start = tile_starts(first, cut, rest, before, after)
+    shift = (1 - first) * cut - start  # from the canvas to the mosaic
+    shown = dali_math.max(start, before)
+    end = start + dali_math.max(first * cut + (1 - first) * rest, 1)
+    size = dali_math.min(end, before + place_size) - shown
+    target = shown + shift
+    # A tile that is not there: one pixel below the first tile, which is pasted last, and no box.
+    there = dali_math.max(types.Constant(np.array([1, 0, 0, 0], np.int32), device="cpu"), chosen)
+    size = size * there + (1 - there)
+    target = target * there + target[:, 0:1] * (1 - there)
+
+    # The same in pixels of the stored image, counted from the window, with the reach of the filter around.
+    part = shown - before
+    if flips is not None:
+        part = part + flips * (place_size - size - 2 * part)
+    scale = window_size / place_size
+    roi_start, roi_end = part * scale, (part + size) * scale
+    reach = dali_math.max(scale, 1.0) + 1.0
+    decoded = dali_math.max(int32(dali_math.floor(roi_start - reach)), 0)
+    decoded_end = dali_math.min(int32(dali_math.ceil(roi_end + reach)), window_size)
+    roi_start, roi_end = roi_start - decoded, roi_end - decoded
+
+    window_in_flipped = window_start
+    if flips is not None:
+        turn = flips * (roi_end - roi_start)
+        roi_start, roi_end = roi_start + turn, roi_end - turn
+        window_in_flipped = window_start + flips * (sizes - window_size - 2 * window_start)
+    boxes = fn.stack(
+        window_start / sizes,
+        (window_start + window_size) / sizes,
+        sizes / scale,
+        before + shift - window_in_flipped / scale,
+        fn.cast(target, dtype=types.FLOAT),
+        fn.cast(target + size * there, dtype=types.FLOAT),
+    )  # (6, 2, 4)
+    y, x = boxes[:, 0], boxes[:, 1]
+    return Tiles(
+        fn.cat(window_start + decoded, decoded_end - decoded),
+        roi_start,
+        roi_end,
+        fn.cast(size, dtype=types.FLOAT),
+        target,
+        fn.stack(x, y, x, y, axis=1),
+    )
+
+
+def _only_where(chosen: DataNode, jpegs: list[DataNode]) -> list[DataNode]:
+    """The files where `chosen` is 1, files of one pixel where it is 0: to decode these costs nothing."""
+    instead = types.Constant(_NOTHING, device="cpu")[: len(_NOTHING) * (1 - chosen)]
+    return [fn.cat(file[: file.shape(dtype=types.INT32)[0] * chosen], instead) for file in jpegs]
+
+
+def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> DataNode:
+    """uint8 (h, w, 3): what one tile shows, flipped as it is. As if it were cut out of the whole canvas."""
+    return fn.resize(
+        window,
+        size=tiles.size[:, number],
+        roi_start=tiles.roi_start[:, number],
+        roi_end=tiles.roi_end[:, number],
+        interp_type=types.INTERP_LINEAR,
+        antialias=antialias,
+    )
+
+
+def _paste(images: list[DataNode], tiles: Tiles, image_size: DataNode, fill: float | None) -> DataNode:
+    """float32 (H, W, 3): the images at their places, the first over all others, `fill` around them."""
+    first, *others = images
+    targets = fn.transpose(tiles.target, perm=[1, 0])  # (4, 2)
+    targets = [targets[1:], targets[0:1]]
+    if fill is not None:
+        # A strip, as often as needed: a whole canvas would be written for every sample.
+        rows = image_size[0] // _STRIPS
+        strip = fn.reshape(fn.full(fill, shape=fn.stack(rows, image_size[1], 3)), layout="HWC")
+        others = [strip.gpu() if first.device == "gpu" else strip] * _STRIPS + others
+        numbers = np.stack([np.arange(_STRIPS), np.zeros(_STRIPS)], 1).astype(np.int32)
+        targets = [types.Constant(numbers, device="cpu") * rows, *targets]
+    return fn.multi_paste(*others, first, out_anchors=fn.cat(*targets), output_size=image_size)
