@@ -13,7 +13,8 @@ that the others have read for it are not looked at.
 An epoch has as many steps as ever: the first reader goes once through the data, sharded among the ranks and
 in the order that it always has. The other three read the same shards, each in an order of its own, so an
 image is read four times in an epoch. Two tiles may show the same image by chance, in 6 of as many mosaics as
-there are images; Darknet draws its four likewise.
+there are images; Darknet draws its four likewise. From TFRecords each reader holds a buffer of its own, and
+they walk through few files side by side (common/readers.py): write many, and shuffled.
 
 Tiles are columns here: int32 (2, 4) is a row of four y and a row of four x.
 """

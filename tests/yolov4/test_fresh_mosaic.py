@@ -11,6 +11,7 @@ import pytest
 
 from common import damaged_images
 from common.errors import UserError
+from common.open_data import open_source
 from tests.oracle.watched import Batch, Watched
 from tests.yolov4.test_pipeline import PLAIN, batches, make, source_of, write_coco
 from yolov4 import fresh_mosaic
@@ -147,6 +148,14 @@ def test_further_readers_are_there_only_for_mosaics_that_may_come(flat):
     for change in ({"mosaic_prob": 0.0}, {"mosaic_tiles": "batch"}):
         loader = make(flat, dataclasses.replace(FRESH, **change))
         assert b"reader_1" not in loader.pipeline.serialize()
+
+
+def test_tfrecords_too(drawn_records):
+    source = open_source(file_pattern=f"{drawn_records}-*.tfrecord")
+    loader = YOLOv4Pipeline(source=source, config=FRESH, batch_size=4, training=True, count_lost=True)
+    truth = np.diff(source.annotations.target_boxes.row_splits)
+    shown = np.concatenate([b["num_boxes"] + b["lost"].sum(1) for b in batches(loader, 12)])
+    assert len(shown) == 48 and truth.max() < shown.max() <= TILES * truth.max()
 
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path):
