@@ -2,11 +2,11 @@
 
 import contextlib
 import dataclasses
+import faulthandler
 import os
+import re
 import signal
 import socket
-import sys
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -34,19 +34,39 @@ class Place:
 
 def where(thread: int) -> tuple[str, bool]:
     """The line that a thread is at, of code that is not a library's, and whether it waits in TensorFlow."""
-    frame = sys._current_frames().get(thread)
-    file = frame.f_code.co_filename if frame else ""
-    waiting = "/tensorflow/" in file or "/horovod/" in file
-    while frame and (file.startswith((_STANDARD_LIBRARY, "<")) or "-packages/" in file):
-        frame = frame.f_back
-        file = frame.f_code.co_filename if frame else ""
-    return (f"{os.path.basename(file)}:{frame.f_lineno} {frame.f_code.co_name}" if frame else ""), waiting
+    calls = _calls(thread)
+    innermost = calls[0][0] if calls else ""
+    waiting = "/tensorflow/" in innermost or "/horovod/" in innermost
+    for file, line, function in calls:
+        if not file.startswith((_STANDARD_LIBRARY, "<")) and "-packages/" not in file:
+            return f"{os.path.basename(file)}:{line} {function}", waiting
+    return "", waiting
 
 
 def stack(thread: int) -> str:
     """A thread's calls, the innermost last."""
-    frame = sys._current_frames().get(thread)
-    return "".join(traceback.format_stack(frame)).rstrip() if frame else ""
+    return "\n".join(
+        f'  File "{file}", line {line}, in {function}' for file, line, function in reversed(_calls(thread))
+    )
+
+
+def _calls(thread: int) -> list[tuple[str, str, str]]:
+    """File, line and function of a thread's calls, the innermost first; of very deep ones the inner hundred.
+
+    sys._current_frames() would hand out frames of a thread that runs on while they are looked at, and
+    following them has crashed CPython 3.11. faulthandler reads a stack within one hold of the interpreter's
+    lock.
+    """
+    with os.fdopen(os.memfd_create("calls"), "w+b") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        threads = file.read().decode(errors="replace").split("\n\n")
+    for text in threads:
+        head, _, calls = text.partition("\n")
+        named = re.search(r"[Tt]hread 0x([0-9a-f]+)", head)
+        if named and int(named[1], 16) == thread:
+            return re.findall(r'^  File "(.*)", line (\d+) in (.*)$', calls, re.MULTILINE)
+    return []
 
 
 def laggards(places: Mapping[int, Place]) -> list[int]:
