@@ -46,13 +46,15 @@ class BatchNormalization(keras.layers.BatchNormalization):
             is_training=use_batch_statistics,
         )
         if use_batch_statistics:
-            count = tf.cast(tf.reduce_prod(tf.shape(inputs)[:3]), unbiased_variance.dtype)
+            count = inputs.shape[:3].num_elements()
+            if count is None:
+                count = tf.cast(tf.reduce_prod(tf.shape(inputs)[:3]), unbiased_variance.dtype)
             self._update(self.moving_mean, batch_mean)
             self._update(self.moving_variance, unbiased_variance * ((count - 1.0) / count))
         return outputs
 
     def _update(self, average, value):
-        average.assign(average * self.momentum + value * (1.0 - self.momentum))
+        average.assign_sub((average - value) * (1.0 - self.momentum))
 
 
 def moving_statistics(model: keras.Model) -> list[tf.Variable]:

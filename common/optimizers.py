@@ -4,6 +4,60 @@ import keras
 import tensorflow as tf
 
 
+class FusedSGD(keras.optimizers.SGD):
+    """`keras.optimizers.SGD` with momentum, one TensorFlow operation a variable where Keras writes eight.
+
+    Fewer passes over the memory, and a graph that is traced and optimised sooner.
+    """
+
+    def update_step(self, gradient, variable, learning_rate):
+        if self.momentum == 0 or self.nesterov:
+            super().update_step(gradient, variable, learning_rate)
+            return
+        momentum = self.momentums[self._get_variable_index(variable)]
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable.handle,
+            accum=momentum.value.handle,
+            lr=tf.cast(learning_rate, variable.dtype),
+            grad=tf.cast(gradient, variable.dtype),
+            momentum=tf.cast(self.momentum, variable.dtype),
+        )
+
+
+class FusedAdam(keras.optimizers.Adam):
+    """`keras.optimizers.Adam`, one TensorFlow operation a variable where Keras writes thirty."""
+
+    def build(self, variables):
+        super().build(variables)
+        self._rates = (None, None)  # the learning rate, and it corrected for moments that started at 0
+
+    def update_step(self, gradient, variable, learning_rate):
+        if self.amsgrad:
+            super().update_step(gradient, variable, learning_rate)
+            return
+        if self._rates[0] is not learning_rate:  # the same tensor for all variables of a step
+            self._rates = learning_rate, self._corrected(learning_rate)
+        index = self._get_variable_index(variable)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._momentums[index].value.handle,
+            v=self._velocities[index].value.handle,
+            beta1_power=tf.zeros((), variable.dtype),  # the learning rate is corrected already
+            beta2_power=tf.zeros((), variable.dtype),
+            lr=tf.cast(self._rates[1], variable.dtype),
+            beta1=tf.cast(self.beta_1, variable.dtype),
+            beta2=tf.cast(self.beta_2, variable.dtype),
+            epsilon=tf.cast(self.epsilon, variable.dtype),
+            grad=tf.cast(gradient, variable.dtype),
+        )
+
+    def _corrected(self, learning_rate):
+        """arXiv 1412.6980, the end of section 2."""
+        learning_rate = tf.convert_to_tensor(learning_rate)
+        step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, learning_rate.dtype)
+        return learning_rate * tf.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
+
+
 def steps_taken(optimizer: keras.optimizers.Optimizer) -> int:
     """Batches that it was given, accumulated ones too: by them it asks for its learning rate."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -39,9 +93,9 @@ def make_optimizer(
         "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
     }
     if name == "adam":
-        optimizer = keras.optimizers.Adam(beta_1=momentum, **common)
+        optimizer = FusedAdam(beta_1=momentum, **common)
     elif name == "sgd":
-        optimizer = keras.optimizers.SGD(momentum=momentum, **common)
+        optimizer = FusedSGD(momentum=momentum, **common)
     else:
         raise ValueError(f"no optimizer {name!r}: sgd, adam")
     if precision == "mixed_float16":

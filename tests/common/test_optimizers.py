@@ -1,9 +1,11 @@
 """What the options build; what the built optimizers do is tested with each app's recipe."""
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from common.optimizers import make_optimizer
+from common.optimizers import FusedAdam, FusedSGD, make_optimizer
 
 
 def test_options():
@@ -22,3 +24,39 @@ def test_options():
 def test_unknown_optimizer():
     with pytest.raises(ValueError, match="sgdd"):
         make_optimizer("sgdd", 0.5, momentum=0.9, clip_norm=0.0, precision="float32")
+
+
+def make_step(optimizer, variables):
+    return lambda gradients: optimizer.apply(gradients, variables)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("fused", "reference", "options"),
+    [
+        (FusedSGD, keras.optimizers.SGD, {"momentum": 0.9}),
+        (FusedSGD, keras.optimizers.SGD, {"momentum": 0.9, "gradient_accumulation_steps": 3}),
+        (FusedSGD, keras.optimizers.SGD, {"momentum": 0.9, "nesterov": True}),
+        (FusedSGD, keras.optimizers.SGD, {}),
+        (FusedAdam, keras.optimizers.Adam, {"beta_1": 0.8}),
+        (FusedAdam, keras.optimizers.Adam, {"gradient_accumulation_steps": 3}),
+        (FusedAdam, keras.optimizers.Adam, {"amsgrad": True}),
+    ],
+)
+def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, compiled):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+    results = []
+    for optimizer_class in (fused, reference):
+        rng = np.random.default_rng(0)
+        variables = [keras.Variable(rng.normal(size=shape).astype("f4")) for shape in [(30, 4), (7,), ()]]
+        optimizer = optimizer_class(schedule, global_clipnorm=3.0, **options)
+        optimizer.build(variables)
+        step = make_step(optimizer, variables)
+        if compiled:
+            step = tf.function(step)
+        for _ in range(12):
+            step([tf.constant(rng.normal(size=v.shape).astype("f4")) for v in variables])
+        results.append([np.array(v) for v in (*variables, *optimizer.variables)])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert abs(results[0][0]).max() > 1
