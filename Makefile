@@ -20,7 +20,7 @@ help:  ## what there is to make
 setup: $(VENV)/.ready  ## the virtual environment with every pinned package (about 3.5 GB)
 
 $(VENV)/.ready: pyproject.toml docker/setup_env.sh
-	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev faster-coco
+	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev export faster-coco
 	@touch $@
 
 horovod: $(VENV)/.horovod  ## Horovod for many processes: compiled once (two minutes on two cores), then cached

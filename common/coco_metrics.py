@@ -183,18 +183,21 @@ def read_metrics(path: str | os.PathLike) -> dict[str, Any] | None:
 
 
 def write_detections(detections: list[dict[str, Any]], path: str | os.PathLike) -> None:
-    """Writes COCO results as JSON, one a line, ordered by image, category and falling score; atomic.
+    """Writes `encode_detections` atomically."""
+    atomic.write_bytes(path, encode_detections(detections))
 
-    The file does not depend on the order of the list: any number of ranks writes the same bytes.
+
+def encode_detections(detections: list[dict[str, Any]]) -> bytes:
+    """COCO results as JSON, one a line, ordered by image, category and falling score.
+
+    The bytes do not depend on the order of the list: any number of ranks writes the same file.
     """
     columns = _columns(detections)
     _check_finite(detections, columns)
     ordered = [detections[row] for row in _order(columns).tolist()]
     encoder = msgspec.json.Encoder(order="sorted", enc_hook=np.generic.item)  # NumPy's numbers, too
     lines = encoder.encode_lines(ordered).rstrip(b"\n")
-    atomic.write_bytes(
-        path, b"[\n" + lines.replace(b"\n", b",\n") + b"\n]\n"
-    )  # no other line ends are in JSON
+    return b"[\n" + lines.replace(b"\n", b",\n") + b"\n]\n"  # no other line ends are in JSON
 
 
 class _Columns(NamedTuple):

@@ -37,14 +37,19 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} {name!r}:{hint} Known: {', '.join(known)}")
 
 
-def run(main: Callable[[], int | None]) -> None:
-    """Runs `main` under absl (flags are parsed here) and turns a UserError into one line and exit code 1."""
+def run(main: Callable[..., int | None], *, positional: bool = False) -> None:
+    """Runs `main` under absl (flags are parsed here) and turns a UserError into one line and exit code 1.
+
+    Args:
+        main: called with the arguments that are no flags.
+        positional: whether there may be any.
+    """
 
     def guarded(argv: list[str]) -> int | None:
-        if len(argv) > 1:
+        if len(argv) > 1 and not positional:
             return _complain(f"unexpected argument {argv[1]!r}: every option is a --flag=value")
         try:
-            return main()
+            return main(*argv[1:])
         except OtherRankError:
             return 1
         except UserError as error:

@@ -71,12 +71,31 @@ class Feed:
         Raises:
             tf.errors.OpError: what the loader stumbled over (damaged_images.explain finds out which image).
         """
-        return self._ranks.feed([next(iterator) for iterator in self._iterators])
+        batches = [next(iterator) for iterator in self._iterators]
+        if self.loader.pipeline_type == "dali_gpu":
+            batches = [_without_int32(batch) for batch in batches]
+        return self._ranks.feed(batches)
 
 
 def _iterate(loader: Loader, device_index: int) -> tf.data.Iterator:
     with placement(loader, device_index):
         return iter(loader.dataset())
+
+
+def _without_int32(batch: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+    """The batch with int64 in place of int32, on the same device.
+
+    TensorFlow takes the int32 arguments of a compiled function to the host, wherever they are, and back
+    (tensorflow/core/common_runtime/eager/execute.cc GetDeviceForInput); an eager cast works where they are.
+    """
+
+    def without(x: tf.Tensor) -> tf.Tensor:
+        if x.dtype != tf.int32:
+            return x
+        with tf.device(x.device):  # else it is the first GPU's work
+            return tf.cast(x, tf.int64)
+
+    return tf.nest.map_structure(without, batch)
 
 
 def resume(

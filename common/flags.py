@@ -67,6 +67,17 @@ def define_loader_flags(fv: flags.FlagValues) -> None:
     define_batch_flags(fv)
 
 
+def define_dali_device_flag(fv: flags.FlagValues) -> None:
+    """Where the DALI GPU loader works; for train.py and bench.py."""
+    flags.DEFINE_integer(
+        "dali_device_id",
+        None,
+        "GPU of the dali_gpu loader, by its number on this host. Default: the model's.",
+        lower_bound=0,
+        flag_values=fv,
+    )
+
+
 def define_batch_flags(fv: flags.FlagValues) -> None:
     """How batches are made, whoever makes them."""
     flags.DEFINE_integer("num_threads", 2, "DALI CPU threads per rank.", lower_bound=1, flag_values=fv)
@@ -131,14 +142,30 @@ def define_trained_flags(fv: flags.FlagValues) -> None:
 
 
 def define_picture_flags(fv: flags.FlagValues) -> None:
-    """What to draw on, and where the pictures go; for infer.py."""
-    flags.DEFINE_string("images", None, "An image, a directory of images, or a glob.", flag_values=fv)
+    """What to detect in, and what becomes of it; for infer.py."""
+    flags.DEFINE_string(
+        "images", None, "An image, a directory of images, a glob, or a video.", flag_values=fv
+    )
     flags.DEFINE_string("annotations", None, "COCO json: draw its boxes beside ours.", flag_values=fv)
     flags.DEFINE_string("output_dir", None, "Where pictures and detections.json go.", flag_values=fv)
+    flags.DEFINE_bool("draw", True, "Draw pictures, or the video with boxes.", flag_values=fv)
+    flags.DEFINE_string(
+        "submission",
+        None,
+        "Results file for the COCO server, .json or .zip, with the best 100 detections of each image.",
+        flag_values=fv,
+    )
+    flags.DEFINE_string(
+        "image_info",
+        None,
+        "json with the ids of the images (COCO's image_info_test-dev2017.json). Default: of --annotations; "
+        "else, for --submission, file names that are numbers.",
+        flag_values=fv,
+    )
     flags.DEFINE_float(
         "score_threshold",
         0.3,
-        "Least score of a detection.",
+        "Least score of a detection, except in --submission.",
         lower_bound=0.0,
         upper_bound=1.0,
         flag_values=fv,

@@ -30,6 +30,7 @@ class Loader(Protocol):
         size: images of the whole source, all ranks together.
         steps_per_epoch: batches that every rank takes in one epoch.
         element_spec: name -> tf.TensorSpec of one batch: images, then the targets.
+        dali_device_id: of dali_gpu only: the GPU that was asked for; None: the replica's own.
     """
 
     pipeline_type: str
@@ -62,6 +63,32 @@ def resolve_type(pipeline_type: str) -> str:
     return pipeline_type
 
 
+def check_dali_device(dali_device_id: int | None, pipeline_type: str, strategy: str = "none") -> None:
+    """`--dali_device_id`: a GPU of this host for the loader, while the model keeps its own.
+
+    Raises:
+        UserError: the loader is none of DALI's on a GPU, there is no such GPU, or a strategy deals them out.
+    """
+    if dali_device_id is None:
+        return
+    pipeline_type = resolve_type(pipeline_type)
+    if pipeline_type != "dali_gpu":
+        raise UserError(
+            f"--dali_device_id={dali_device_id} is for --pipeline_type=dali_gpu, and this is {pipeline_type}:"
+            " leave it out"
+        )
+    if strategy != "none":
+        raise UserError(
+            f"--dali_device_id={dali_device_id} does not go with --strategy={strategy}: every GPU has a model"
+            " and its loader there; leave it out"
+        )
+    count = min(len(tf.config.list_physical_devices("GPU")), backend.GetCUDADeviceCount())
+    if dali_device_id >= count:
+        raise UserError(
+            f"--dali_device_id={dali_device_id}: there is no such GPU; they are numbered 0 to {count - 1}"
+        )
+
+
 def gpu_visible() -> bool:
     """Whether both TensorFlow and DALI see a GPU."""
     return bool(tf.config.list_physical_devices("GPU")) and backend.GetCUDADeviceCount() > 0
@@ -69,7 +96,9 @@ def gpu_visible() -> bool:
 
 def placement(loader: Loader, device_index: int = 0) -> contextlib.AbstractContextManager:
     """The scope in which to make a loader's dataset: DALI's GPU pipeline belongs on TensorFlow's GPU."""
-    return tf.device(f"/gpu:{device_index}" if loader.pipeline_type == "dali_gpu" else "/cpu:0")
+    if loader.pipeline_type != "dali_gpu":
+        return tf.device("/cpu:0")
+    return tf.device(f"/gpu:{device_index if loader.dali_device_id is None else loader.dali_device_id}")
 
 
 def refuse_synthetic(pipeline_type: str) -> None:

@@ -3,6 +3,7 @@
 import collections
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from common import coco_metrics, drawing
 from common.annotations import Annotations
 from common.errors import UserError
 from common.labels import LabelMap
+from common.progress import Bar
 
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
@@ -52,8 +54,10 @@ def write_pictures(
     label_map: LabelMap,
     directory: pathlib.Path,
     *,
+    image_ids: Sequence[int],
     score_threshold: float,
     truth: Annotations | None = None,
+    draw: bool = True,
 ) -> list[dict[str, Any]]:
     """Draws every image with its detections (beside it the truth, where there is one), and writes them down.
 
@@ -62,28 +66,22 @@ def write_pictures(
         found: COCO results whose image_id is the position in `files`.
         label_map: of the trained classes.
         directory: where pictures and detections.json go.
+        image_ids: what each image is called in detections.json.
         score_threshold: least score of a detection that is drawn and written.
         truth: annotations that know all the images.
+        draw: False writes detections.json alone.
 
     Returns:
-        The detections in COCO results format: image ids as in the annotations, or positions in `files`; with
-        the `file_name` of each.
+        The detections in COCO results format, with the `file_name` of each.
     """
     names = relative_names(files)
-    rows = truth_rows(names, truth)
     by_image: list[list[dict]] = [[] for _ in files]
     for result in found:
         if result["score"] >= score_threshold:
             by_image[result["image_id"]].append(result)
 
-    sheet = []
-    for file, name, results, row in zip(files, _picture_names(names), by_image, rows, strict=True):
-        picture = _draw(file, results, label_map, truth, row)
-        drawing.save_png(picture, directory / f"{name}.png")
-        if len(sheet) < SHEET_PICTURES:
-            sheet.append(picture)
-    drawing.save_png(drawing.contact_sheet(sheet, columns=2), directory / f"{SHEET}.png")
-    image_ids = [i if row is None else int(truth.image_ids[row]) for i, row in enumerate(rows)]
+    if draw:
+        _write_all(files, by_image, label_map, directory, truth)
     results = [
         result | {"image_id": image_id, "file_name": name}
         for name, image_id, results in zip(names, image_ids, by_image, strict=True)
@@ -91,6 +89,36 @@ def write_pictures(
     ]
     coco_metrics.write_detections(results, directory / "detections.json")
     return results
+
+
+def to_draw(
+    results: list[dict[str, Any]], label_map: LabelMap
+) -> tuple[np.ndarray, list[int], tuple[str, ...], list[float]]:
+    """What drawing.draw_boxes is told of one image's COCO results: boxes, classes, names and scores."""
+    ltwh_px = np.array([result["bbox"] for result in results], np.float32).reshape(-1, 4)
+    classes = [label_map.class_of(result["category_id"]) for result in results]
+    return box_ops.ltwh_to_ltrb(ltwh_px), classes, label_map.names, [result["score"] for result in results]
+
+
+def _write_all(
+    files: list[pathlib.Path],
+    by_image: list[list[dict[str, Any]]],
+    label_map: LabelMap,
+    directory: pathlib.Path,
+    truth: Annotations | None,
+) -> None:
+    """A picture of each image, and a contact sheet of the first ones."""
+    names = relative_names(files)
+    rows = truth_rows(names, truth)
+    sheet = []
+    bar = Bar("drawing", len(files))
+    for file, name, results, row in zip(files, _picture_names(names), by_image, rows, strict=True):
+        picture = _draw(file, results, label_map, truth, row)
+        drawing.save_png(picture, directory / f"{name}.png")
+        if len(sheet) < SHEET_PICTURES:
+            sheet.append(picture)
+        bar.step()
+    drawing.save_png(drawing.contact_sheet(sheet, columns=2), directory / f"{SHEET}.png")
 
 
 def _picture_names(names: list[str]) -> list[str]:
@@ -106,11 +134,7 @@ def _draw(
 ) -> np.ndarray:
     """One image with its detections, beside the same image with its true boxes where there are any."""
     image = np.asarray(PIL.Image.open(file).convert("RGB"))
-    ltwh_px = np.array([result["bbox"] for result in found], np.float32).reshape(-1, 4)
-    classes = [label_map.class_of(result["category_id"]) for result in found]
-    ours = drawing.draw_boxes(
-        image, box_ops.ltwh_to_ltrb(ltwh_px), classes, label_map.names, [result["score"] for result in found]
-    )
+    ours = drawing.draw_boxes(image, *to_draw(found, label_map))
     if row is None:
         return ours
     mine = truth.box_image == row

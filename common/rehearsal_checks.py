@@ -127,7 +127,11 @@ def check_learning_rate(rehearsal: Rehearsal) -> Check:
         problems.append(f"the schedule's peak is {schedule.peak:g} instead of {expected:g}")
     # EfficientDet's schedule counts batches, YOLOv4's updates.
     warmup = schedule.warmup_steps if hasattr(schedule, "warmup_steps") else schedule.burn_in * accumulate
-    total = config.epochs * rehearsal.steps_per_epoch
+    epochs = config.epochs
+    if not epochs:  # EfficientDet's recipes may count iterations instead
+        optimization = importlib.import_module(f"{rehearsal.app}.optimization")
+        epochs = optimization.num_epochs(config, effective, rehearsal.steps_per_epoch, accumulate)
+    total = epochs * rehearsal.steps_per_epoch
     points = [0, warmup // 2, warmup, (warmup + total) // 2, max(total - 1, 0)]
     values = [float(schedule(step)) for step in points]
     if not all(0 <= value <= expected * (1 + _EXACT) + 1e-30 for value in values):
@@ -175,8 +179,7 @@ def make_schedule(
 ) -> Callable[[int], Any]:
     """The app's own schedule, as its train.py makes it."""
     module = importlib.import_module(f"{app}.optimization")
-    updates = (accumulate_steps,) if app == "yolov4" else ()
-    return module.make_schedule(config, effective_batch, steps_per_epoch, *updates)
+    return module.make_schedule(config, effective_batch, steps_per_epoch, accumulate_steps)
 
 
 def check_weights(rehearsal: Rehearsal) -> Check:

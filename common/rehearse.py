@@ -144,6 +144,7 @@ def _small_flags(given: dict[str, Any], processes: int, config: Any, size: int) 
         "num_threads": 1,
         "prefetch": 1,
         "pipeline_type": pipeline if pipeline in ("tensorflow", "synthetic") else "dali_cpu",
+        "dali_device_id": None,
         "overwrite": False,
         "step_timeout": STEP_TIMEOUT,
         "elastic": False,

@@ -18,6 +18,7 @@ RUN_FILES = (
     "detections.json",
     "first_batch.png",
     "flags.txt",
+    "init_from.txt",
     "loss_curves.png",
     "metrics.json",
     "pr_curves.png",

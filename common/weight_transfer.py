@@ -1,18 +1,21 @@
 """`--init_from`: the weights of one model as a starting point for another, whatever their classes are."""
 
 import dataclasses
+import os
 from collections.abc import Collection, Mapping, Sequence
 
 import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
+from common import atomic
+from common.coco_classes import find_class
 from common.errors import UserError
 from common.labels import LabelMap
 
-# Of the model's weights. A backbone alone has more; what has less is of another model, and a few layers of it
-# amid random ones are a worse start than none.
-LEAST_SHARE = 0.5
+# Of the model's weights. A backbone alone has more (efficientdet-d0's 44 %); what has less is of another
+# model, and a few layers of it amid random ones are a worse start than none.
+LEAST_SHARE = 0.4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,49 @@ class ClassRows:
     first: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What became of every weight. Its text is one short paragraph.
+
+    Attributes:
+        origin: where the weights come from, as the paragraph names it.
+        taken: paths of the model's weights that have the source's values. Those with rows of classes are
+            among them when any row was taken.
+        made_anew: paths of the model's other weights.
+        unused: names of what the source has besides.
+        new_classes: names of the model's classes that the source does not have.
+        num_classes: of the model.
+        remark: what else to know.
+    """
+
+    origin: str
+    taken: tuple[str, ...]
+    made_anew: tuple[str, ...]
+    unused: tuple[str, ...]
+    new_classes: tuple[str, ...]
+    num_classes: int
+    remark: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.origin}: {len(self.taken)} of {len(self.taken) + len(self.made_anew)} weights taken"
+        if self.made_anew:
+            text += f", made anew: {_list(sorted({path.rpartition('/')[0] for path in self.made_anew}))}"
+        if self.unused:
+            text += f", {len(self.unused)} in it not used: {_list(self.unused)}"
+        if self.new_classes:
+            text += f", {len(self.new_classes)} of {self.num_classes} classes are new: "
+            text += _list(self.new_classes)
+        return text + (f"; {self.remark}" if self.remark else "")
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the paragraph and every name, one a line, atomically."""
+        lines = [str(self)]
+        for title in ("taken", "made_anew", "unused", "new_classes"):
+            names = getattr(self, title)
+            lines += ["", f"{title}: {len(names)}", *(f"  {name}" for name in names)]
+        atomic.write_bytes(path, ("\n".join(lines) + "\n").encode())
+
+
 def transfer(
     model: keras.Model,
     source: Mapping[str, ArrayLike],
@@ -39,27 +85,33 @@ def transfer(
     label_map: LabelMap,
     source_names: Sequence[str],
     origin: str,
-) -> str:
+    *,
+    least_share: float = LEAST_SHARE,
+    unused: Sequence[str] = (),
+    remark: str = "",
+) -> Report:
     """Copies every weight whose path and shape agree; the others keep their initial values.
 
-    The weights of `rows` are taken class by class: the rows of classes with the same name are copied,
-    wherever they stand in either model; those of new classes keep their initial values.
+    The weights of `rows` are taken class by class: the rows of classes with the same name (in COCO's or in
+    Pascal VOC's spelling) are copied, wherever they stand in either model; those of new classes keep their
+    initial values.
 
     Args:
         model: the model to start.
         source: path of a weight -> its values.
         rows: which weights have a row for each class.
         label_map: the model's classes.
-        source_names: the classes of `source` in their order.
-        origin: where `source` comes from, for messages.
-
-    Returns:
-        One line: how many weights were taken, which were made anew, which classes are new.
+        source_names: the classes of `source` in their order; "" for a row without one.
+        origin: where `source` comes from, as messages begin: "--init_from=runs/mine".
+        least_share: of the model's weights that must be in `source`.
+        unused: what the file has besides `source`, for the report.
+        remark: for the report.
 
     Raises:
-        UserError: less than LEAST_SHARE of the model's weights are in `source`; none is assigned then.
+        UserError: less than `least_share` of the model's weights are in `source`, or none is; none is
+            assigned then.
     """
-    taken, made_anew = [], []
+    taken, made_anew = {}, []
     for weight in model.weights:
         values = source.get(weight.path)
         if values is not None and weight.path in rows.paths:
@@ -67,36 +119,42 @@ def transfer(
         if values is None or tuple(values.shape) != tuple(weight.shape):
             made_anew.append(weight.path)
         else:
-            taken.append((weight, values))
-    if len(taken) < len(model.weights) * LEAST_SHARE:
+            taken[weight.path] = values
+    if not taken or len(taken) < len(model.weights) * least_share:
         raise UserError(
-            f"--init_from={origin}: only {len(taken)} of the {len(model.weights)} weights of {model.name} "
+            f"{origin}: only {len(taken)} of the {len(model.weights)} weights of {model.name} "
             "are in it: give weights of the same model"
         )
-    for weight, values in taken:
-        weight.assign(values)
-    report = f"--init_from={origin}: {len(taken)} of {len(model.weights)} weights taken"
-    if made_anew:
-        report += f", made anew: {_list(sorted({path.rpartition('/')[0] for path in made_anew}))}"
-    new = [name for name in label_map.names if name not in source_names]
-    if new:
-        report += f", {len(new)} of {label_map.num_classes} classes are new: {_list(new)}"
-    return report
+    for weight in model.weights:
+        if weight.path in taken:
+            weight.assign(taken[weight.path])
+    return Report(
+        origin=origin,
+        taken=tuple(taken),
+        made_anew=tuple(made_anew),
+        unused=(*(path for path in source if path not in taken), *unused),
+        new_classes=tuple(name for name in label_map.names if find_class(name, source_names) is None),
+        num_classes=label_map.num_classes,
+        remark=remark,
+    )
 
 
 def _copy_rows(
     own: np.ndarray, source: np.ndarray, rows: ClassRows, names: Sequence[str], source_names: Sequence[str]
 ) -> np.ndarray | None:
-    """`own` with `source`'s numbers in place of those that both have; None where the two do not fit."""
+    """`own` with `source`'s numbers in place of those that both have; None where there are none."""
     if own.shape[:-1] != source.shape[:-1] or rows.anchors != rows.source_anchors:
+        return None
+    places = {index: find_class(name, source_names) for index, name in enumerate(names)}
+    known = {index: place for index, place in places.items() if place is not None}
+    if not known and not rows.first:
         return None
     shape = (*own.shape[:-1], rows.anchors)
     values = own.reshape(*shape, -1).copy()  # (..., anchors, first + C)
     source = source.reshape(*shape, -1)
     values[..., : rows.first] = source[..., : rows.first]
-    for index, name in enumerate(names):
-        if name in source_names:
-            values[..., rows.first + index] = source[..., rows.first + source_names.index(name)]
+    for index, place in known.items():
+        values[..., rows.first + index] = source[..., rows.first + place]
     return values.reshape(own.shape)
 
 

@@ -1,5 +1,7 @@
 """EfficientNet (arXiv 1905.11946) as EfficientDet's backbone: features of strides 2 to 32.
 
+The other backbones have files of their own, resnet.py and mobilenet.py; `extract_features` knows them all.
+
 Structure, initialisation and drop rates follow google/automl efficientdet/backbone/efficientnet_model.py and
 efficientnet_builder.py. Each feature is the output of a whole block (the narrow, projected tensor), not the
 expanded tensor inside the next one, which is what one usually taps in `keras.applications`.
@@ -12,6 +14,7 @@ import keras
 
 from common.batch_norm import BatchNormalization
 from common.errors import unknown
+from efficientdet import mobilenet, resnet
 
 
 class Scaling(NamedTuple):
@@ -37,6 +40,7 @@ BACKBONES = {
     "efficientnet-b6": Scaling(1.8, 2.6, 0.8),
     "efficientnet-b7": Scaling(2.0, 3.1, 0.8),
 }
+NAMES = (*BACKBONES, *resnet.RESNETS, *mobilenet.MOBILENETS)
 
 
 class _Stage(NamedTuple):
@@ -69,7 +73,7 @@ def extract_features(
 
     Args:
         images: (B, H, W, 3), normalised.
-        backbone: a row of BACKBONES.
+        backbone: one of NAMES.
         bn_momentum: of the batch norms.
 
     Returns:
@@ -78,8 +82,12 @@ def extract_features(
     Raises:
         UserError: no such backbone.
     """
-    if backbone not in BACKBONES:
-        raise unknown("backbone", backbone, BACKBONES)
+    if backbone not in NAMES:
+        raise unknown("backbone", backbone, NAMES)
+    if backbone in resnet.RESNETS:
+        return resnet.extract_features(images, backbone, bn_momentum)
+    if backbone in mobilenet.MOBILENETS:
+        return mobilenet.extract_features(images, bn_momentum)
     scaling = BACKBONES[backbone]
     blocks = _blocks(scaling)
 

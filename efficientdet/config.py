@@ -1,6 +1,7 @@
-"""The EfficientDet family as a table, and every hyper-parameter with its source.
+"""The EfficientDet and RetinaNet families as a table, and every hyper-parameter with its source.
 
-Structure and recipe: EfficientDet (arXiv 1911.09070) and google/automl efficientdet/hparams_config.py.
+Structure and recipe: EfficientDet (arXiv 1911.09070) and google/automl efficientdet/hparams_config.py;
+RetinaNet (arXiv 1708.02002) and NVIDIA/retinanet-examples, odtk/. What differs between the two is a setting.
 Any field can be changed from the command line: --hparams=jitter_min=0.5,nms_method=hard
 """
 
@@ -9,19 +10,21 @@ import dataclasses
 from common import hparams
 from common.anchors import Anchors
 from common.errors import unknown
+from efficientdet.retinanet_rows import RETINANETS
 
 
 @dataclasses.dataclass(frozen=True)
 class EfficientDetConfig:
-    """One model of the family together with its training recipe. Sizes are (height, width) in pixels."""
+    """One model of the families together with its training recipe. Sizes are (height, width) in pixels."""
 
     # --- the network ---
     model_name: str
     image_size: tuple[int, int]
-    backbone: str  # a row of backbone.BACKBONES
+    backbone: str  # one of backbone.NAMES
     fpn_channels: int
-    fpn_cells: int
+    fpn_cells: int  # of efficientdet's pyramid; retinanet has one way down
     head_repeats: int
+    architecture: str = "efficientdet"  # efficientdet: model.py; retinanet: retinanet.py, heads without norm
     fpn_fusion: str = (
         "fast"  # fast: learned, normalised weights; sum: unweighted (d6 and above, for stability)
     )
@@ -38,8 +41,9 @@ class EfficientDetConfig:
     augmentation: str = "scale_jitter"  # scale_jitter, min_iou_crop, resize_range, none
     jitter_min: float = 0.1  # scale_jitter: image scale relative to the network input
     jitter_max: float = 2.0
-    # resize_range: the shorter side in pixels, cut to what fits, so suit it to image_size. The README of
-    # NVIDIA/retinanet-examples has 640 to 1024 for inputs of up to 1333; this is it for inputs half as large.
+    antialias: bool = True  # where an image shrinks, in training and test; google/automl's resizing does not
+    # resize_range: the shorter side in pixels, cut to what fits, so suit it to image_size. RetinaNet's rows
+    # have 640 to 1024 for inputs of 1280; this is about that for inputs half as large.
     resize_min: int = 320
     resize_max: int = 512
     flip_prob: float = 0.5
@@ -66,7 +70,13 @@ class EfficientDetConfig:
     reference_batch: int = 64
     warmup_learning_rate: float = 0.008  # where the warm-up starts, scaled like learning_rate
     warmup_epochs: float = 1.0
-    epochs: int = 300
+    epochs: int = 300  # 0: as many as come nearest to `iterations`
+    lr_schedule: str = "cosine"  # cosine, milestones
+    # Updates of reference_batch images. A run of another length stretches all three (odtk's --schedule).
+    iterations: int = 0  # of the whole run
+    milestones: tuple[int, ...] = ()  # after which the rate falls
+    warmup_iterations: int = 0  # above 0: in place of warmup_epochs
+    lr_step_factor: float = 0.1  # milestones
     clip_norm: float = 10.0  # global norm; 0: off
     ema_decay: float = 0.9998  # 0: off
 
@@ -99,6 +109,21 @@ class EfficientDetConfig:
             raise ValueError(
                 f"jitter_min={self.jitter_min}, jitter_max={self.jitter_max}: need 0 < min <= max"
             )
+        if not self.epochs and not self.iterations:
+            raise ValueError("epochs=0: need at least 1, or iterations that say how long a run is")
+        if (self.milestones or self.lr_schedule == "milestones") and (
+            list(self.milestones) != sorted(self.milestones)
+            or not all(0 < milestone <= self.iterations for milestone in self.milestones)
+            or not self.iterations
+        ):
+            raise ValueError(
+                f"milestones={self.milestones}, iterations={self.iterations}: need milestones from 1 to "
+                "iterations, in order"
+            )
+        if self.warmup_iterations > self.iterations:
+            raise ValueError(
+                f"warmup_iterations={self.warmup_iterations}, iterations={self.iterations}: need no more"
+            )
         _ = self.anchors  # has checks of its own
 
     @property
@@ -127,6 +152,16 @@ DETECTION_FIELDS = (
     "nms_candidates",
     "max_detections",
 )
+# Younger than the first runs, whose run.json lacks them. Their defaults are what those runs had.
+LATER_FIELDS = (
+    "architecture",
+    "antialias",
+    "lr_schedule",
+    "iterations",
+    "milestones",
+    "warmup_iterations",
+    "lr_step_factor",
+)
 
 _AT_LEAST_ONE = (
     "fpn_channels",
@@ -135,7 +170,6 @@ _AT_LEAST_ONE = (
     "num_scales",
     "max_instances",
     "reference_batch",
-    "epochs",
     "nms_candidates",
     "max_detections",
 )
@@ -149,6 +183,10 @@ _NOT_NEGATIVE = (
     "learning_rate",
     "warmup_learning_rate",
     "warmup_epochs",
+    "epochs",
+    "iterations",
+    "warmup_iterations",
+    "lr_step_factor",
     "clip_norm",
     "nms_sigma",
 )
@@ -167,9 +205,11 @@ _SHARES = (
     "score_threshold",
 )
 _CHOICES: dict[str, tuple[str, ...]] = {
+    "architecture": ("efficientdet", "retinanet"),
     "fpn_fusion": ("fast", "sum"),
     "augmentation": ("scale_jitter", "min_iou_crop", "resize_range", "none"),
     "optimizer": ("sgd", "adam"),
+    "lr_schedule": ("cosine", "milestones"),
     "nms_method": ("gaussian", "hard"),
 }
 
@@ -221,6 +261,7 @@ _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
             "epochs": 30,
         },
     ),
+    **RETINANETS,
 }
 
 MODEL_NAMES = tuple(_TABLE)

@@ -3,7 +3,8 @@ r"""Evaluates a trained EfficientDet with pycocotools: the 12 COCO numbers and a
     python efficientdet/eval.py --weights=runs/demo-efficientdet \
         --eval_images=runs/demo-data/eval/images --eval_annotations=runs/demo-data/eval/instances.json
 
-Writes metrics.json, detections.json (COCO results: original pixels, original category ids) and pr_curves.png.
+--weights takes what export.py writes, too: a saved_model directory, an .onnx or a .tflite file. Writes
+metrics.json, detections.json (COCO results: original pixels, original category ids) and pr_curves.png.
 """
 
 import os
@@ -23,8 +24,9 @@ from common.image_files import ImagePolicy
 from common.loading import refuse_synthetic
 from common.open_data import check_labels, open_source, say_source
 from common.run_directory import make_output_directory
+from common.throughput import Throughput
 from efficientdet.loaders import make_loader
-from efficientdet.predict import load_trained, make_detect
+from efficientdet.predict import open_detector
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -34,7 +36,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "output_dir",
         None,
-        "Where metrics.json and detections.json go. Default: the run directory.",
+        "Where metrics.json and detections.json go. Default: the run directory; beside an exported file.",
         flag_values=fv,
     )
 
@@ -62,8 +64,8 @@ def evaluate_weights(
     devices.share_gpu_memory()
     refuse_synthetic(pipeline_type)
     coco_backends.check(coco_backend)
-    model, config, label_map_of_weights, file = load_trained(weights, image_size, hparams)
-    directory = make_output_directory(output_dir or file.parent)
+    detector = open_detector(weights, image_size, hparams)
+    directory = make_output_directory(output_dir or detector.results_directory)
     source = open_source(
         images=eval_images,
         annotations=eval_annotations,
@@ -73,23 +75,30 @@ def evaluate_weights(
         policy=ImagePolicy(on_bad_image, max_megapixels),
         split="eval",
     )
-    check_labels(label_map_of_weights, source)
+    check_labels(detector.label_map, source)
     say_source("evaluation", source)
     loader = make_loader(
         pipeline_type,
         source=source,
-        config=config,
+        config=detector.config,
         batch_size=batch_size,
         training=False,
         num_threads=num_threads,
         prefetch=prefetch,
         with_targets=False,
     )
+    throughput = Throughput(source.size, batch_size, prefetch)
     metrics, results, curves = evaluate(
-        make_detect(model, config), loader, source, label_map_of_weights, coco_backend=coco_backend
+        detector.detect,
+        loader,
+        source,
+        detector.label_map,
+        coco_backend=coco_backend,
+        on_batch=throughput,
     )
     write_evaluation(directory, metrics, results, curves)
     print(coco_metrics.format_table(metrics))
+    print(throughput.describe())
     print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
     return metrics
 

@@ -1,9 +1,11 @@
-"""Draws what a trained EfficientDet finds in images.
+"""Draws what a trained EfficientDet finds in images, or in a video.
 
     python efficientdet/infer.py --weights=runs/demo-efficientdet --images='photos/*.jpg' --output_dir=found
+    python efficientdet/infer.py --weights=runs/demo-efficientdet --images=clip.mp4 --output_dir=found
 
-Writes one picture per image and detections.json (original pixels, original category ids). With --annotations
-the truth is drawn beside the detections.
+Writes one picture per image, or the video with boxes, and detections.json (original pixels, original category
+ids; images in sorted order). With --annotations the truth is drawn beside the detections. --submission writes
+a results file for the COCO server (common/submission.py).
 """
 
 import os
@@ -16,16 +18,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
-from common import devices, errors, pictures
+from common import devices, errors
 from common import flags as shared_flags
-from common.coco_json import load_coco
 from common.evaluation import predict
 from common.image_files import ImagePolicy
-from common.loading import refuse_synthetic
-from common.open_data import open_images
-from common.run_directory import make_output_directory
+from common.infer_jobs import open_job
+from common.throughput import Throughput
 from efficientdet.loaders import make_loader
-from efficientdet.predict import load_trained, make_detect
+from efficientdet.predict import open_detector
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -40,6 +40,9 @@ def infer(
     images: str | None,
     annotations: str | None = None,
     output_dir: str | None = None,
+    draw: bool = True,
+    submission: str | None = None,
+    image_info: str | None = None,
     score_threshold: float = 0.3,
     image_size: str | None = None,
     hparams: str | None = None,
@@ -51,36 +54,41 @@ def infer(
     max_megapixels: float = shared_flags.MAX_MEGAPIXELS,
 ) -> list[dict]:
     """Detects, draws and writes; see the flags of the same names. Returns the detections (COCO results)."""
-    if not images:
-        raise errors.UserError("--images is missing: name an image, a directory or a glob")
-    if not output_dir:
-        raise errors.UserError("--output_dir is missing: name a directory for the pictures")
     devices.share_gpu_memory()
-    refuse_synthetic(pipeline_type)
-    source = open_images(images, ImagePolicy(on_bad_image, max_megapixels))
-    files = [pathlib.Path(file) for file in source.files]
-    model, config, categories, _ = load_trained(weights, image_size, hparams)
-    truth = load_coco(annotations, None) if annotations else None
-    pictures.truth_rows(pictures.relative_names(files), truth)  # complains before the work, not after it
-    directory = make_output_directory(output_dir)
-    pictures.check_not_over_images(directory, files)
+    job = open_job(
+        images,
+        output_dir=output_dir,
+        annotations=annotations,
+        image_info=image_info,
+        submission_file=submission,
+        score_threshold=score_threshold,
+        draw=draw,
+        pipeline_type=pipeline_type,
+        policy=ImagePolicy(on_bad_image, max_megapixels),
+    )
+    detector = open_detector(weights, image_size, hparams)
+    job.check_labels(detector.label_map)
     loader = make_loader(
-        pipeline_type,
-        source=source,
-        config=config,
+        job.pipeline_type,
+        source=job.source,
+        config=detector.config,
         batch_size=batch_size,
         training=False,
         num_threads=num_threads,
         prefetch=prefetch,
         with_targets=False,
     )
-    found = predict(make_detect(model, config), loader, source, categories, title="detecting")
-    results = pictures.write_pictures(
-        files, found, categories, directory, score_threshold=score_threshold, truth=truth
+    throughput = Throughput(job.source.size, batch_size, prefetch)
+    found = predict(
+        job.only_wanted(detector.detect),
+        loader,
+        job.source,
+        detector.label_map,
+        title="detecting",
+        on_batch=throughput,
     )
-    print(
-        f"{len(results)} detections in {len(files)} images: pictures and detections.json are in {directory}"
-    )
+    results = job.write(found, detector.label_map)
+    print(throughput.describe())
     return results
 
 

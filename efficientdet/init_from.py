@@ -1,33 +1,77 @@
-"""`--init_from`: weights of an earlier run as a starting point, whatever its classes and image size were."""
+"""`--init_from`: weights of an earlier run, of google/automl or of ImageNet as a starting point."""
+
+import pathlib
 
 import keras
 
+from common import weight_files
+from common.errors import UserError
 from common.labels import LabelMap
-from common.weight_transfer import ClassRows, transfer
+from common.weight_transfer import ClassRows, Report, transfer
+from efficientdet.automl_checkpoints import (
+    CLASS_WEIGHTS,
+    anchors_of,
+    assign,
+    class_names,
+    is_automl,
+    read_automl,
+)
+from efficientdet.backbone_weights import is_backbone, read_backbone
+from efficientdet.foreign_weights import open_weights
 from efficientdet.predict import load_trained
 
-CLASS_WEIGHTS = ("class_net.predict/pointwise_kernel", "class_net.predict/bias")  # (..., k * C)
 
-
-def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> str:
+def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
     """Copies every weight whose name and shape agree; of the class head, the rows of classes of equal names.
 
     Args:
         model: the model to start.
         label_map: its classes.
-        weights: a weights file of ours, or a run directory.
+        weights: a weights file of ours (.weights.h5) or a run directory; or what others have published, as a
+            .h5 file, a checkpoint of TensorFlow or a directory with one: google/automl's EfficientDet of the
+            same size, or an EfficientNet trained on ImageNet, for the backbone alone.
 
     Returns:
-        One line: how many weights were taken, which were made anew, which classes are new.
+        What became of every weight.
 
     Raises:
-        UserError: the file cannot be read, or nothing in it fits.
+        UserError: the file cannot be read, is of another model, or nothing in it fits.
     """
+    origin = f"--init_from={weights}"
+    if _is_ours(pathlib.Path(weights)):
+        return _from_own(model, label_map, weights, origin)
+    file = open_weights(weights)
+    if is_automl(file):
+        contents = read_automl(file, model)
+        return assign(model, contents, label_map, class_names(contents.num_classes), origin)
+    if is_backbone(file):
+        values, unused = read_backbone(file, model)
+        rows = ClassRows((), anchors_of(model), anchors_of(model))
+        return transfer(
+            model,
+            values,
+            rows,
+            label_map,
+            (),
+            origin,
+            least_share=0,  # all of the backbone is there, whatever its share of the model is
+            unused=unused,
+            remark="only a backbone",
+        )
+    raise UserError(
+        f"{origin} is neither of google/automl's EfficientDet nor an EfficientNet; weights of ours end in "
+        ".weights.h5"
+    )
+
+
+def _is_ours(path: pathlib.Path) -> bool:
+    if path.is_dir():
+        return any((path / name).exists() for name in (weight_files.BEST, weight_files.LAST))
+    return path.name.endswith(".weights.h5")
+
+
+def _from_own(model: keras.Model, label_map: LabelMap, weights: str, origin: str) -> Report:
     source_model, source_config, source_map, _ = load_trained(weights)
-    rows = ClassRows(CLASS_WEIGHTS, _anchors_per_location(model), source_config.anchors_per_location)
+    rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), source_config.anchors_per_location)
     source = {weight.path: weight.value for weight in source_model.weights}
-    return transfer(model, source, rows, label_map, source_map.names, weights)
-
-
-def _anchors_per_location(model: keras.Model) -> int:
-    return model.get_layer("box_net.predict").bias.shape[0] // 4
+    return transfer(model, source, rows, label_map, source_map.names, origin)

@@ -23,6 +23,7 @@ def make_loader(
     batch_size: int,
     training: bool,
     device_id: int = 0,
+    dali_device_id: int | None = None,
     shard_id: int = 0,
     num_shards: int = 1,
     num_threads: int = 2,
@@ -38,6 +39,7 @@ def make_loader(
     Args:
         source: None for synthetic data only.
         device_id: the GPU of this rank, where there is one.
+        dali_device_id: another one for dali_gpu; see loading.check_dali_device.
         num_classes: of synthetic data.
 
     Raises:
@@ -61,7 +63,8 @@ def make_loader(
     if pipeline_type == "tensorflow":
         return EfficientDetTFPipeline(source=source, **options, **threads)
     if pipeline_type == "dali_gpu":
-        return EfficientDetPipeline(source=source, **options, **threads, device="gpu", device_id=device_id)
+        device = {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
+        return EfficientDetPipeline(source=source, **options, **threads, **device)
     return EfficientDetPipeline(source=source, **options, **threads)
 
 

@@ -7,6 +7,8 @@ Structure and initialisation follow google/automl efficientdet/tf2/efficientdet_
 so that its published weights fit. The model is an ordinary functional `keras.Model`. The names of its layers
 say where they are: `backbone.block_3.project.bn`, `fpn.cell_0.node_2.conv`, `class_net.bn_1.level_5`,
 `box_net.predict`. (Dots, because Keras allows no slashes.)
+
+A RetinaNet (config.architecture) has another pyramid and other convolutions in its heads: retinanet.py.
 """
 
 import dataclasses
@@ -15,6 +17,7 @@ import math
 
 import keras
 
+from efficientdet import retinanet
 from efficientdet.backbone import batch_norm, extract_features
 from efficientdet.config import EfficientDetConfig, get_config
 
@@ -28,7 +31,7 @@ def build_model(
     image_size: tuple[int, int] | None = None,
     config: EfficientDetConfig | None = None,
 ) -> keras.Model:
-    """Builds one model of the family with fresh weights, under the current Keras dtype policy.
+    """Builds one model of the families with fresh weights, under the current Keras dtype policy.
 
     Args:
         model_name: a row of config.MODEL_NAMES.
@@ -49,9 +52,13 @@ def build_model(
     config = dataclasses.replace(config, image_size=image_size or config.image_size)
 
     images = keras.Input((*config.image_size, 3), name="images")
-    features = _pyramid(extract_features(images, config.backbone, config.bn_momentum), config)
-    for cell in range(config.fpn_cells):
-        features = _bifpn_cell(features, config, f"fpn.cell_{cell}")
+    features = extract_features(images, config.backbone, config.bn_momentum)
+    if config.architecture == "retinanet":
+        features = retinanet.pyramid(features, config.fpn_channels, config.min_level, config.max_level)
+    else:
+        features = _pyramid(features, config)
+        for cell in range(config.fpn_cells):
+            features = _bifpn_cell(features, config, f"fpn.cell_{cell}")
     class_logits = _head(
         features,
         config,
@@ -170,17 +177,24 @@ def _head(
     bias: float,
     name: str,
 ) -> list[keras.KerasTensor]:
-    """Predicts `filters` numbers for each place of each level: shared convolutions, batch norm per level."""
+    """Predicts `filters` numbers for each place of each level: shared convolutions, batch norm per level.
+
+    RetinaNet's convolutions are not separable, and there is no batch norm.
+    """
+    plain = config.architecture == "retinanet"
+    make_convolution = retinanet.head_convolution if plain else _head_convolution
+    activation = "relu" if plain else "swish"
     convolutions = [
-        _head_convolution(config.fpn_channels, 0.0, f"{name}.conv_{i}") for i in range(config.head_repeats)
+        make_convolution(config.fpn_channels, 0.0, f"{name}.conv_{i}") for i in range(config.head_repeats)
     ]
-    predict = _head_convolution(filters, bias, f"{name}.predict")
+    predict = make_convolution(filters, bias, f"{name}.predict")
     outputs = []
     for level, x in sorted(features.items()):
         for i, convolution in enumerate(convolutions):
             x = convolution(x)
-            x = batch_norm(f"{name}.bn_{i}.level_{level}", config.bn_momentum)(x)
-            x = keras.layers.Activation("swish", name=f"{name}.swish_{i}.level_{level}")(x)
+            if not plain:
+                x = batch_norm(f"{name}.bn_{i}.level_{level}", config.bn_momentum)(x)
+            x = keras.layers.Activation(activation, name=f"{name}.{activation}_{i}.level_{level}")(x)
         # float32 also under mixed precision: the loss takes logarithms of these
         outputs.append(keras.layers.Identity(dtype="float32", name=f"{name}.level_{level}")(predict(x)))
     return outputs

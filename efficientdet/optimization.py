@@ -1,4 +1,7 @@
-"""Learning rate and optimizer of the EfficientDet recipe: google/automl tf2/train_lib.py, corrected."""
+"""Learning rate and optimizer of both recipes.
+
+EfficientDet: google/automl tf2/train_lib.py, corrected. RetinaNet: NVIDIA/retinanet-examples odtk/train.py.
+"""
 
 import math
 
@@ -45,18 +48,75 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         }
 
 
-def make_schedule(config: EfficientDetConfig, effective_batch: int, steps_per_epoch: int) -> WarmupCosine:
+class WarmupMilestones(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up, then a constant rate that falls at each milestone (odtk/train.py, schedule).
+
+    Args:
+        peak: learning rate at the end of the warm-up.
+        start: learning rate at step 0.
+        warmup_steps: may be 0.
+        milestones: steps from which on the rate is multiplied by `factor`, once for each.
+        factor: see `milestones`.
+    """
+
+    def __init__(self, peak: float, start: float, warmup_steps: int, milestones: list[int], factor: float):
+        super().__init__()
+        self.peak = peak
+        self.start = start
+        self.warmup_steps = warmup_steps
+        self.milestones = milestones
+        self.factor = factor
+
+    def __call__(self, step):
+        step = ops.cast(step, "float32")
+        warm = self.start + (self.peak - self.start) * step / max(self.warmup_steps, 1)
+        rate = ops.ones_like(step) * self.peak
+        for milestone in self.milestones:
+            rate = ops.where(step < milestone, rate, rate * self.factor)
+        return ops.where(step < self.warmup_steps, warm, rate)
+
+    def get_config(self) -> dict:
+        return {
+            "peak": self.peak,
+            "start": self.start,
+            "warmup_steps": self.warmup_steps,
+            "milestones": self.milestones,
+            "factor": self.factor,
+        }
+
+
+def num_epochs(
+    config: EfficientDetConfig, effective_batch: int, steps_per_epoch: int, accumulate_steps: int = 1
+) -> int:
+    """`config.epochs`, or the whole number of epochs, at least 1, that is nearest to `config.iterations`.
+
+    Iterations are of `reference_batch` images: a larger batch takes fewer of them, at a higher rate.
+    """
+    if config.epochs:
+        return config.epochs
+    steps = config.iterations * config.reference_batch / effective_batch * accumulate_steps
+    return max(round(steps / steps_per_epoch), 1)
+
+
+def make_schedule(
+    config: EfficientDetConfig, effective_batch: int, steps_per_epoch: int, accumulate_steps: int = 1
+) -> WarmupCosine | WarmupMilestones:
     """The recipe's schedule with its learning rates scaled linearly to `effective_batch` images an update.
 
     Steps are micro-steps (batches): with gradient accumulation Keras counts those, so an epoch stays an
-    epoch.
+    epoch. What the config counts in iterations keeps its share of the run, however long that is.
     """
     scale = effective_batch / config.reference_batch
-    total_steps = config.epochs * steps_per_epoch
-    warmup_steps = min(round(config.warmup_epochs * steps_per_epoch), total_steps)
-    return WarmupCosine(
-        config.learning_rate * scale, config.warmup_learning_rate * scale, warmup_steps, total_steps
-    )
+    peak, start = config.learning_rate * scale, config.warmup_learning_rate * scale
+    total_steps = num_epochs(config, effective_batch, steps_per_epoch, accumulate_steps) * steps_per_epoch
+    warmup_steps = config.warmup_epochs * steps_per_epoch
+    if config.warmup_iterations:
+        warmup_steps = total_steps * config.warmup_iterations / config.iterations
+    warmup_steps = min(round(warmup_steps), total_steps)
+    if config.lr_schedule == "cosine":
+        return WarmupCosine(peak, start, warmup_steps, total_steps)
+    milestones = [round(total_steps * milestone / config.iterations) for milestone in config.milestones]
+    return WarmupMilestones(peak, start, warmup_steps, milestones, config.lr_step_factor)
 
 
 def make_optimizer(

@@ -143,6 +143,7 @@ class EfficientDetPipeline:
     Attributes:
         pipeline_type: dali_cpu or dali_gpu.
         saveable: whether tf.train.Checkpoint can save the dataset's iterator.
+        dali_device_id: see __init__; common.loading.placement puts the dataset there.
         size: images of the whole source, all ranks together.
         steps_per_epoch: batches that every rank takes in one epoch.
         element_spec: of one batch, in the order of the DALI outputs (INTERFACE order).
@@ -157,6 +158,7 @@ class EfficientDetPipeline:
         training: bool,
         device: str = "cpu",
         device_id: int | None = None,
+        dali_device_id: int | None = None,
         shard_id: int = 0,
         num_shards: int = 1,
         num_threads: int = 2,
@@ -175,6 +177,7 @@ class EfficientDetPipeline:
             training: shuffled and augmented; otherwise in order, whole, letterboxed.
             device: "cpu", or "gpu": pixels are decoded, and all that follows is done, on that GPU.
             device_id: the GPU; None on a CPU.
+            dali_device_id: another GPU, where pixels are to be made on one that the model is not on.
             shard_id, num_shards: this rank's share of the data.
             num_threads, prefetch: DALI's CPU threads; batches made ahead.
             seed: of the order, the same on all ranks, and of the augmentation, another on each. 0 is one.
@@ -193,6 +196,7 @@ class EfficientDetPipeline:
         self.training = training
         self.pipeline_type = f"dali_{device}"
         self.saveable = checkpointing and device == "cpu"
+        self.dali_device_id = dali_device_id
         self.size = source.size
         self.steps_per_epoch = dataset.steps_per_epoch(
             source.size, batch_size * num_shards, training=training
@@ -207,7 +211,7 @@ class EfficientDetPipeline:
         )
         self._source = source
         self._device = device
-        self._device_id = device_id
+        self._device_id = device_id if dali_device_id is None else dali_device_id
         self._shard_id = shard_id
         self._num_shards = num_shards
         self._num_threads = num_threads
@@ -276,7 +280,7 @@ class EfficientDetPipeline:
 
         images = decode_window(jpegs, view.window, self._device)
         mark("decode", images, boxes, labels)
-        images = resize(images, view.size)
+        images = resize(images, view.size, antialias=config.antialias)
         boxes = boxes_to_window(boxes, size, view.window)
         mark("resize", images, boxes, labels)
         if self.training:

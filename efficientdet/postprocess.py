@@ -28,13 +28,10 @@ def detect(
         anchors: those of the images that went into the model.
     """
     num_classes = class_logits[0].shape[-1] // anchors.anchors_per_location
-    logits, rows, classes = nms.top_candidates(  # (B, K)
-        box_encoder.split_anchors(class_logits, num_classes), config.nms_candidates
-    )
-    offsets = nms.take_rows(box_encoder.split_anchors(box_offsets, 4), rows)  # (B, K, 4)
+    boxes, scores, classes = candidates(class_logits, box_offsets, config, anchors)
     return nms.suppress(
-        box_encoder.decode_offsets(offsets, tf.gather(anchors.boxes_normalized, rows)),
-        tf.sigmoid(logits),
+        boxes,
+        scores,
         classes,
         num_classes=num_classes,
         method=config.nms_method,
@@ -43,3 +40,40 @@ def detect(
         iou_threshold=config.nms_iou,
         sigma=config.nms_sigma,
     )
+
+
+def candidates(
+    class_logits: list[tf.Tensor],
+    box_offsets: list[tf.Tensor],
+    config: EfficientDetConfig,
+    anchors: Anchors,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The best K predictions of an image, before suppression, in descending order; arguments as in `detect`.
+
+    Returns:
+        boxes float32 (B, K, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, K);
+        classes int32 (B, K).
+    """
+    num_classes = class_logits[0].shape[-1] // anchors.anchors_per_location
+    logits, rows, classes = nms.top_candidates(  # (B, K)
+        box_encoder.split_anchors(class_logits, num_classes), config.nms_candidates
+    )
+    offsets = nms.take_rows(box_encoder.split_anchors(box_offsets, 4), rows)  # (B, K, 4)
+    boxes = box_encoder.decode_offsets(offsets, tf.gather(anchors.boxes_normalized, rows))
+    return boxes, tf.sigmoid(logits), classes
+
+
+def decode_all(
+    class_logits: list[tf.Tensor], box_offsets: list[tf.Tensor], anchors: Anchors
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Every anchor's box and scores, for whoever suppresses elsewhere.
+
+    Returns:
+        boxes float32 (B, A, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, A, C).
+        Anchors are ordered as in Anchors.boxes.
+    """
+    num_classes = class_logits[0].shape[-1] // anchors.anchors_per_location
+    offsets = tf.concat(box_encoder.split_anchors(box_offsets, 4), axis=1)
+    logits = tf.concat(box_encoder.split_anchors(class_logits, num_classes), axis=1)
+    boxes = box_encoder.decode_offsets(tf.cast(offsets, tf.float32), anchors.boxes_normalized)
+    return boxes, tf.sigmoid(tf.cast(logits, tf.float32))

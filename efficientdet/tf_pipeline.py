@@ -108,9 +108,9 @@ def _fit(window: tf.Tensor, image_size: tuple[int, int]) -> View:
 # --- 2. pixels and boxes of the view ---
 
 
-def resize(image: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
     """Linear, antialiased where it shrinks: uint8 (h, w, 3), `size` is (height, width)."""
-    image = tf.image.resize(image, tf.cast(size, tf.int32), antialias=True)
+    image = tf.image.resize(image, tf.cast(size, tf.int32), antialias=antialias)
     return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
 
 
@@ -283,7 +283,7 @@ class EfficientDetTFPipeline:
             view = whole_view(size, config.image_size)
 
         image = dataset.decode_image_tf(encoded, tf.cast(view.window, tf.int32))
-        image = resize(image, view.size)
+        image = resize(image, view.size, config.antialias)
         boxes = boxes_to_window(boxes, size, view.window)
         if self.training:
             image, boxes = augment(config, image, boxes, random)

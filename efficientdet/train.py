@@ -36,6 +36,7 @@ from common import (
     distributed,
     errors,
     guards,
+    passport,
     progress,
     rehearse,
     replay,
@@ -50,7 +51,7 @@ from common.feeding import resume, steps_per_second
 from common.freezing import freeze as freeze_layers
 from common.image_files import ImagePolicy
 from common.labels import LabelMap
-from common.loading import Loader
+from common.loading import Loader, check_dali_device
 from common.open_data import DataFlags, check_sizes, open_splits, say_source
 from common.optimizers import steps_taken
 from common.progress import Bar, say
@@ -59,10 +60,11 @@ from common.run_log import RunLog, Totals
 from common.watchdog import Watchdog
 from efficientdet import init_from as init_from_lib
 from efficientdet import inspect_batch, losses
-from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
+from efficientdet.config import DETECTION_FIELDS, LATER_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
 from efficientdet.loaders import make_loader
 from efficientdet.model import build_model
-from efficientdet.optimization import make_optimizer, make_schedule
+from efficientdet.optimization import make_optimizer, make_schedule, num_epochs
+from efficientdet.passport import make_passport
 from efficientdet.predict import make_detect
 
 SLOW = 1800.0  # seconds that compiling the step, or scoring an evaluation, may take at most
@@ -74,6 +76,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     shared_flags.define_model_flags(fv, MODEL_NAMES, default="efficientdet-d0")
     shared_flags.define_data_flags(fv, ("train", "eval"))
     shared_flags.define_evaluation_flags(fv)
+    shared_flags.define_dali_device_flag(fv)
     shared_flags.define_run_flags(fv)
     shared_flags.define_strategy_flags(fv)
 
@@ -95,6 +98,7 @@ def train(
     eval_file_pattern: str | None = None,
     label_map: str | None = None,
     pipeline_type: str = "auto",
+    dali_device_id: int | None = None,
     batch_size: int = 8,
     num_threads: int = 2,
     prefetch: int = 2,
@@ -170,6 +174,7 @@ def train(
     source, eval_source = None, None
     with ranks.door():
         coco_backends.check(coco_backend)
+        check_dali_device(dali_device_id, pipeline_type, strategy)
         if pipeline_type == "synthetic":
             categories = LabelMap.numbered(num_classes or 90)
         else:
@@ -207,6 +212,7 @@ def train(
             batch_size=batch_size,
             training=True,
             device_id=devices.gpu_number(ranks, device_index),
+            dali_device_id=dali_device_id,
             shard_id=shard_id,
             num_shards=num_shards,
             num_threads=num_threads,
@@ -223,6 +229,9 @@ def train(
 
     loader = open_loader(ranks.local_replicas[0], ranks.num_replicas, 0, **plan(0))
     steps_per_epoch = steps_per_epoch or loader.steps_per_epoch
+    effective_batch = ranks.num_replicas * batch_size * max(accumulate_steps, 1)
+    length = num_epochs(config, effective_batch, steps_per_epoch, max(accumulate_steps, 1))
+    config = hparams_lib.replace(config, {"epochs": length})  # which a recipe may count in iterations
 
     # --- The run directory: new, resumed, or refused. Rank 0's alone: hosts need not share a disk ----
     identity = {
@@ -250,7 +259,6 @@ def train(
     resumed, changed = ranks.broadcast_object(run and (run.begun, run.changed))
 
     # --- Model, optimizer, state ------------------------------------------------------------------
-    effective_batch = ranks.num_replicas * batch_size * max(accumulate_steps, 1)
     schedule = make_schedule(config, effective_batch, steps_per_epoch)
     with ranks.scope():
         model = build_model(model_name, num_classes, config=config)
@@ -265,27 +273,25 @@ def train(
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
-    directory = None
+    metadata = make_passport(config, categories, num_classes, source, eval_source, given)
+    directory, origin = None, None
     with ranks.door():
         if init_from and resumed:
             say(f"--init_from={init_from} is not read again: this run goes on from its own checkpoint")
         elif init_from and ranks.rank == 0:
-            say(init_from_lib.init_from(model, categories, init_from))
+            origin = init_from_lib.init_from(model, categories, init_from)
+            say(str(origin))
+            passport.explain_file(init_from, metadata, f"--init_from={init_from} was trained otherwise")
         if freeze:
             say(freeze_layers(model, freeze))
         if run:
             directory = run.claim()  # nothing was written before this line; the user can no longer be wrong
+        if origin:
+            keep_going(origin.save, directory / "init_from.txt")
     ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
     distributed.vary_seeds(model, ranks.rank)
     with ranks.scope():
         averaged = AveragedWeights(model, config.ema_decay)
-    metadata = {
-        "app": "efficientdet",
-        "num_classes": num_classes,
-        "label_map": categories.to_json(),
-        "config": dataclasses.asdict(config),
-        "eval_data": eval_source.fingerprint if eval_source else None,
-    }
     saved = Checkpoints(
         directory,
         ranks=ranks,
@@ -393,6 +399,7 @@ def train(
                     batch_size=batch_size,
                     training=False,
                     device_id=devices.gpu_number(ranks, 0),
+                    dali_device_id=dali_device_id,
                     shard_id=ranks.rank,
                     num_shards=ranks.world_size,
                     num_threads=num_threads,
@@ -511,9 +518,14 @@ def run_again(file: str) -> None:
 
 
 def _lasting(config: EfficientDetConfig) -> dict:
-    """The config without what may change between two sittings of one run."""
+    """The config without what may change between two sittings of one run, and as earlier versions had it."""
     free = ("epochs", *DETECTION_FIELDS)
-    return {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    return {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if name not in free and not (name in LATER_FIELDS and value == defaults[name])
+    }
 
 
 def start(given: dict) -> dict | None:

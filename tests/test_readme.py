@@ -173,11 +173,11 @@ def test_flags_in_the_text_exist():
     from absl import flags
 
     from common import check_data, convert, tfrecord
-    from efficientdet import bench, infer, train
+    from efficientdet import automl_weights, bench, export, infer, train
     from yolov4 import train as yolov4_train
 
     known: set[str] = {"flagfile"}
-    for command in (check_data, convert, tfrecord, bench, infer, train, yolov4_train):
+    for command in (check_data, convert, tfrecord, automl_weights, bench, export, infer, train, yolov4_train):
         fv = flags.FlagValues()
         command.define_flags(fv)
         known |= set(fv)

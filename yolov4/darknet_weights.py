@@ -28,12 +28,14 @@ from absl import flags
 
 from common import atomic, errors, hparams, weight_files
 from common import flags as shared_flags
+from common.coco_classes import NUM_COCO_CLASSES
 from common.errors import UserError
 from common.labels import LabelMap
-from yolov4.coco_classes import NUM_COCO_CLASSES, read_label_map
+from yolov4.coco_classes import read_label_map
 from yolov4.config import MODEL_NAMES, get_config
 from yolov4.darknet_cfg import cfg_text
 from yolov4.model import build_model
+from yolov4.passport import make_passport
 from yolov4.predict import load_trained
 
 VERSION = (0, 2, 5)  # include/darknet.h: MAJOR_VERSION, MINOR_VERSION, PATCH_VERSION
@@ -283,13 +285,7 @@ def _from_darknet(
         model = build_model(model_name, contents.num_classes, config=config)
     label_map = read_label_map(weights, contents.num_classes) or LabelMap.numbered(contents.num_classes)
     report = _assign(model, contents)
-    metadata = {
-        "app": "yolov4",
-        "num_classes": contents.num_classes,
-        "label_map": label_map.to_json(),
-        "config": dataclasses.asdict(config),
-        "eval_data": None,
-    }
+    metadata = make_passport(config, label_map, contents.num_classes, recipe={"init_from": weights})
     weight_files.save(model, output, metadata)
     names = ", ".join([*label_map.names[:3], *(["..."] if label_map.num_classes > 3 else [])])
     seen = f", trained on {report.seen:,} images" if report.seen else ""

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from common.errors import UserError
 from common.labels import LabelMap
-from common.weight_transfer import ClassRows, transfer
+from common.weight_transfer import ClassRows, Report, transfer
 from yolov4.coco_classes import read_label_map
 from yolov4.config import YOLOv4Config
 from yolov4.darknet_weights import read_darknet
@@ -19,7 +19,7 @@ from yolov4.predict import load_trained
 BOX_ROWS = 5  # x, y, width, height and objectness come before the classes and do not depend on them
 
 
-def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOLOv4Config) -> str:
+def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOLOv4Config) -> Report:
     """Copies every weight whose name and shape agree; of the heads, the rows of classes of equal names.
 
     The rows of the boxes and of objectness are always taken.
@@ -33,7 +33,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         config: the model's.
 
     Returns:
-        One line: how many weights were taken, which were made anew, which classes are new.
+        What became of every weight.
 
     Raises:
         UserError: the file cannot be read, or nothing in it fits.
@@ -46,7 +46,8 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
     heads = [layer for layer in layers if isinstance(layer, Conv) and not layer.batch_norm]
     paths = [f"{head.part}.layer_{head.index}.conv/{name}" for head in heads for name in ("kernel", "bias")]
     rows = ClassRows(paths, config.anchors_per_location, source.anchors, first=BOX_ROWS)
-    return transfer(model, source.values, rows, label_map, source.names, weights) + source.remark
+    origin = f"--init_from={weights}"
+    return transfer(model, source.values, rows, label_map, source.names, origin, remark=source.remark)
 
 
 class _Source(NamedTuple):
@@ -65,7 +66,7 @@ def _read_own(weights: str, config: YOLOv4Config) -> _Source:
         )
     values = {weight.path: weight.value for weight in model.weights}
     same = (own_config.anchors, own_config.masks) == (config.anchors, config.masks)
-    remark = "" if same else "; its anchors are others, so boxes start at other sizes"
+    remark = "" if same else "its anchors are others, so boxes start at other sizes"
     return _Source(values, own_config.anchors_per_location, label_map.names, remark)
 
 
@@ -77,5 +78,5 @@ def _read_darknet(weights: str, model: keras.Model, config: YOLOv4Config) -> _So
         if label_map:
             names = label_map.names
         else:
-            remark = f"; the names of its {contents.num_classes} classes are unknown: there is no .names file"
+            remark = f"the names of its {contents.num_classes} classes are unknown: there is no .names file"
     return _Source(contents.values, config.anchors_per_location, names, remark)

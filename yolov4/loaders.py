@@ -25,6 +25,7 @@ def make_loader(
     batch_size: int,
     training: bool,
     device_id: int = 0,
+    dali_device_id: int | None = None,
     shard_id: int = 0,
     num_shards: int = 1,
     num_threads: int = 2,
@@ -41,6 +42,7 @@ def make_loader(
     Args:
         source: None for synthetic data only.
         device_id: the GPU of this rank, where there is one.
+        dali_device_id: another one for dali_gpu; see loading.check_dali_device.
         num_classes: of synthetic data.
         mosaic: False switches mosaic, MixUp and CutMix off, for the last epochs.
 
@@ -65,7 +67,8 @@ def make_loader(
     if pipeline_type == "tensorflow":
         return YOLOv4TFPipeline(**options)
     if pipeline_type == "dali_gpu":
-        return YOLOv4Pipeline(**options, device="gpu", device_id=device_id)
+        device = {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
+        return YOLOv4Pipeline(**options, **device)
     return YOLOv4Pipeline(**options)
 
 

@@ -103,6 +103,7 @@ class YOLOv4Pipeline:
     Attributes:
         pipeline_type: dali_cpu or dali_gpu.
         saveable: whether tf.train.Checkpoint can save the dataset's iterator.
+        dali_device_id: see __init__; common.loading.placement puts the dataset there.
         size: images of the whole source, all ranks together.
         steps_per_epoch: batches that every rank takes in one epoch.
         element_spec: of one batch, in the order of the DALI outputs.
@@ -117,6 +118,7 @@ class YOLOv4Pipeline:
         training: bool,
         device: str = "cpu",
         device_id: int | None = None,
+        dali_device_id: int | None = None,
         shard_id: int = 0,
         num_shards: int = 1,
         num_threads: int = 2,
@@ -138,6 +140,7 @@ class YOLOv4Pipeline:
             training: shuffled and augmented; otherwise in order and whole.
             device: "cpu", or "gpu": pixels are decoded, and all that follows is done, on that GPU.
             device_id: the GPU; None on a CPU.
+            dali_device_id: another GPU, where pixels are to be made on one that the model is not on.
             shard_id, num_shards: this rank's share of the data.
             num_threads, prefetch: DALI's CPU threads; batches made ahead.
             seed: of the order, the same on all ranks, and of the augmentation, another on each. 0 is one.
@@ -158,6 +161,7 @@ class YOLOv4Pipeline:
         self.training = training
         self.pipeline_type = f"dali_{device}"
         self.saveable = checkpointing and device == "cpu"
+        self.dali_device_id = dali_device_id
         self.size = source.size
         self.steps_per_epoch = dataset.steps_per_epoch(
             source.size, batch_size * num_shards, training=training
@@ -172,7 +176,7 @@ class YOLOv4Pipeline:
         )
         self._source = source
         self._device = device
-        self._device_id = device_id
+        self._device_id = device_id if dali_device_id is None else dali_device_id
         self._shard_id = shard_id
         self._num_shards = num_shards
         self._num_threads = num_threads

@@ -36,6 +36,11 @@ def decode_heads(
     config = get_config(model_name)
     heads = [tf.convert_to_tensor(head) for head in raw]
     _check_shapes(heads, config, tuple(image_size))
+    return decode_all(heads, config)
+
+
+def decode_all(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor, tf.Tensor]:
+    """`decode_heads` for the heads of any config."""
     boxes, scores = [], []
     for number, head in enumerate(heads):
         batch_size = tf.shape(head)[0]
@@ -59,14 +64,9 @@ def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
         ValueError: the heads are not those of `config`.
     """
     heads = [tf.convert_to_tensor(head) for head in heads]
-    finest = config.strides[0]
-    image_size = [side and side * finest for side in heads[0].shape[1:3]]
-    _check_shapes(heads, config, image_size)
-    best = [_best_of_head(head, config, number) for number, head in enumerate(heads)]
-    boxes, scores = zip(*best, strict=True)
-    scores, rows, classes = nms.top_candidates(scores, config.nms_candidates)  # (B, K)
+    boxes, scores, classes = candidates(heads, config)
     return nms.suppress(
-        tf.gather(tf.concat(boxes, axis=1), rows, batch_dims=1),  # (B, K, 4)
+        boxes,
         scores,
         classes,
         num_classes=heads[0].shape[-1] - 5,
@@ -76,6 +76,21 @@ def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
         iou_threshold=config.nms_iou,
         beta=config.diou_beta,
     )
+
+
+def candidates(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The best K predictions of an image, before suppression, in descending order; arguments as in `detect`.
+
+    Returns:
+        boxes float32 (B, K, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, K);
+        classes int32 (B, K).
+    """
+    finest = config.strides[0]
+    _check_shapes(heads, config, [side and side * finest for side in heads[0].shape[1:3]])
+    best = [_best_of_head(head, config, number) for number, head in enumerate(heads)]
+    boxes, scores = zip(*best, strict=True)
+    scores, rows, classes = nms.top_candidates(scores, config.nms_candidates)  # (B, K)
+    return tf.gather(tf.concat(boxes, axis=1), rows, batch_dims=1), scores, classes
 
 
 def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.Tensor, tf.Tensor]:

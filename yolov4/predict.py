@@ -7,12 +7,16 @@ import keras
 import tensorflow as tf
 
 from common import boxes as box_ops
-from common import errors, hparams, letterbox, weight_files
+from common import errors, hparams, letterbox, passport, weight_files
+from common.detector import Detector, open_exported
 from common.evaluation import Detect
+from common.exporting.runtimes import is_exported
 from common.labels import LabelMap
 from yolov4 import postprocess
 from yolov4.config import DETECTION_FIELDS, YOLOv4Config
+from yolov4.exportable import to_pixels
 from yolov4.model import build_model
+from yolov4.passport import make_passport
 
 
 def load_trained(
@@ -51,7 +55,41 @@ def load_trained(
     config = hparams.override(config, hparams_spec, only=DETECTION_FIELDS)
     model = build_model(config.model_name, metadata["num_classes"], config=config)
     weight_files.load(model, file)
-    return model, config, LabelMap.from_json(metadata["label_map"]), file
+    label_map = LabelMap.from_json(metadata["label_map"])
+    now = make_passport(config, label_map, metadata["num_classes"])
+    passport.explain(metadata, now, f"{file} runs otherwise than it was saved")
+    return model, config, label_map, file
+
+
+def open_detector(
+    weights: str | None,
+    image_size: str | None = None,
+    hparams_spec: str | None = None,
+    nms_iou: float | None = None,
+) -> Detector:
+    """Whatever detects, ready for the evaluation loader.
+
+    Args:
+        weights: a `.weights.h5` file of ours or a run directory; or what export.py wrote: a saved_model
+            directory, an .onnx or a .tflite file.
+        image_size: N or HxW to run it at another size.
+        hparams_spec: how to detect; of an exported file neither this nor the size can change any more.
+        nms_iou: instead of that of the weights; `hparams_spec` goes before it. Exported files keep theirs.
+
+    Raises:
+        UserError: there is no such file, it is damaged or not of this app, or cannot be changed like this.
+    """
+    if weights and is_exported(weights):
+        return open_exported(
+            pathlib.Path(weights),
+            app="yolov4",
+            config_class=YOLOv4Config,
+            to_pixels=to_pixels,
+            image_size=image_size,
+            hparams_spec=hparams_spec,
+        )
+    model, config, label_map, file = load_trained(weights, image_size, hparams_spec, nms_iou)
+    return Detector(make_detect(model, config), config, label_map, file, weight_files.read_metadata(file))
 
 
 def make_detect(model: keras.Model, config: YOLOv4Config) -> Detect:

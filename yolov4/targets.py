@@ -144,7 +144,7 @@ def ignore_mask(
     boxes = tf.where(valid[..., None], tf.cast(boxes, tf.float32), 0.0)
     padding = -boxes.shape[1] % IGNORE_CHUNK
     boxes = tf.pad(boxes, [[0, 0], [0, padding], [0, 0]])
-    num_chunks = (tf.reduce_max(num_boxes) + IGNORE_CHUNK - 1) // IGNORE_CHUNK
+    num_chunks = (tf.cast(tf.reduce_max(num_boxes), tf.int32) + IGNORE_CHUNK - 1) // IGNORE_CHUNK
 
     def compare(chunk: tf.Tensor, best_iou: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         some = tf.slice(boxes, [0, chunk * IGNORE_CHUNK, 0], [-1, IGNORE_CHUNK, 4])

@@ -36,6 +36,7 @@ from common import (
     distributed,
     errors,
     guards,
+    passport,
     progress,
     rehearse,
     replay,
@@ -50,7 +51,7 @@ from common.feeding import resume, steps_per_second
 from common.freezing import freeze as freeze_layers
 from common.image_files import ImagePolicy
 from common.labels import LabelMap
-from common.loading import Loader
+from common.loading import Loader, check_dali_device
 from common.open_data import DataFlags, check_sizes, open_splits, say_source
 from common.optimizers import steps_taken
 from common.progress import Bar, say
@@ -63,6 +64,7 @@ from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, YOLOv4Config, get_confi
 from yolov4.loaders import make_loader
 from yolov4.model import build_model
 from yolov4.optimization import make_optimizer, make_schedule
+from yolov4.passport import make_passport
 from yolov4.predict import make_detect
 
 SLOW = 1800.0  # seconds that compiling the step, or scoring an evaluation, may take at most
@@ -74,6 +76,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     shared_flags.define_model_flags(fv, MODEL_NAMES, default="yolov4")
     shared_flags.define_data_flags(fv, ("train", "eval"))
     shared_flags.define_evaluation_flags(fv)
+    shared_flags.define_dali_device_flag(fv)
     shared_flags.define_run_flags(fv)
     shared_flags.define_strategy_flags(fv)
     flags.DEFINE_bool(
@@ -108,6 +111,7 @@ def train(
     eval_file_pattern: str | None = None,
     label_map: str | None = None,
     pipeline_type: str = "auto",
+    dali_device_id: int | None = None,
     batch_size: int = 8,
     num_threads: int = 2,
     prefetch: int = 2,
@@ -188,6 +192,7 @@ def train(
     source, eval_source = None, None
     with ranks.door():
         coco_backends.check(coco_backend)
+        check_dali_device(dali_device_id, pipeline_type, strategy)
         if pipeline_type == "synthetic":
             categories = LabelMap.numbered(num_classes or 80)
         else:
@@ -225,6 +230,7 @@ def train(
             batch_size=batch_size,
             training=True,
             device_id=devices.gpu_number(ranks, device_index),
+            dali_device_id=dali_device_id,
             shard_id=shard_id,
             num_shards=num_shards,
             num_threads=num_threads,
@@ -291,27 +297,25 @@ def train(
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
-    directory = None
+    metadata = make_passport(config, categories, num_classes, source, eval_source, given)
+    directory, origin = None, None
     with ranks.door():
         if init_from and resumed:
             say(f"--init_from={init_from} is not read again: this run goes on from its own checkpoint")
         elif init_from and ranks.rank == 0:
-            say(init_from_lib.init_from(model, categories, init_from, config))
+            origin = init_from_lib.init_from(model, categories, init_from, config)
+            say(str(origin))
+            passport.explain_file(init_from, metadata, f"--init_from={init_from} was trained otherwise")
         if freeze:
             say(freeze_layers(model, freeze))
         if run:
             directory = run.claim()  # nothing was written before this line; the user can no longer be wrong
+        if origin:
+            keep_going(origin.save, directory / "init_from.txt")
     ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
     distributed.vary_seeds(model, ranks.rank)
     with ranks.scope():
         averaged = AveragedWeights(model, config.ema_decay)
-    metadata = {
-        "app": "yolov4",
-        "num_classes": num_classes,
-        "label_map": categories.to_json(),
-        "config": dataclasses.asdict(config),
-        "eval_data": eval_source.fingerprint if eval_source else None,
-    }
     saved = Checkpoints(
         directory,
         ranks=ranks,
@@ -424,6 +428,7 @@ def train(
                     batch_size=batch_size,
                     training=False,
                     device_id=devices.gpu_number(ranks, 0),
+                    dali_device_id=dali_device_id,
                     shard_id=ranks.rank,
                     num_shards=ranks.world_size,
                     num_threads=num_threads,

@@ -24,7 +24,7 @@ from common.bench.rounds import Command
 from common.bench.summary import FORMAT
 from common.bench.worker import App
 from common.errors import UserError
-from common.loading import gpu_visible
+from common.loading import check_dali_device, gpu_visible
 from common.open_data import check_sizes, say_source
 from common.progress import say
 from common.sources import Source
@@ -37,6 +37,7 @@ TYPES = ("dali_gpu", "dali_cpu", "tensorflow")  # that read data
 def define_flags(fv: flags.FlagValues) -> None:
     """All flags of a bench.py but those of the model."""
     shared_flags.define_source_flags(fv, ("train",))
+    shared_flags.define_dali_device_flag(fv)
     shared_flags.define_batch_flags(fv)
     shared_flags.define_arithmetic_flags(fv)
     flags.DEFINE_list("what", list(WHAT[:4]), f"What to measure, of {','.join(WHAT)}.", flag_values=fv)
@@ -88,6 +89,7 @@ def measure(app: App, given: dict[str, Any]) -> dict[str, Any]:
     what = _known("thing to measure", given["what"], WHAT)
     types = given["pipeline_types"] or [name for name in TYPES if name != "dali_gpu" or gpu_visible()]
     types = _known("loader", types, TYPES)
+    check_dali_device(given["dali_device_id"], "dali_gpu" if "dali_gpu" in types else "dali_cpu")
     peers = _peers(given["peer"])
     config = app.make_config(given)
     if not what and not peers:

@@ -74,6 +74,7 @@ def work(app: App, given: dict[str, Any], role: str) -> None:
             "count_lost": True,
             "name_images": True,
             "num_classes": given["num_classes"],
+            "dali_device_id": given["dali_device_id"] if pipeline_type == "dali_gpu" else None,
         }
         return app.make_loader(pipeline_type or "synthetic", **like_train | options)
 

@@ -13,10 +13,12 @@ import pytest
 from absl import flags
 
 import efficientdet.eval
+import efficientdet.export
 import efficientdet.infer
 import efficientdet.predict
 import efficientdet.train
 import yolov4.eval
+import yolov4.export
 import yolov4.infer
 import yolov4.predict
 import yolov4.train
@@ -57,7 +59,7 @@ class App:
         return weights[name].reshape(3, 5 + num_classes)[:, :5]
 
     def entry(self, name: str) -> tuple[types.ModuleType, Callable]:
-        """Module and entry function of train.py, eval.py or infer.py."""
+        """Module and entry function of train.py, eval.py, infer.py or export.py."""
         module = getattr(self.package, name)
         if name == "train":
             return module, lambda **given: module.start(given)

@@ -11,7 +11,7 @@ from absl import flags
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("entry", ["train", "eval", "infer"])
+@pytest.mark.parametrize("entry", ["train", "eval", "infer", "export"])
 def test_flags_are_the_parameters(app, entry):
     module, function = app.entry(entry)
     fv = flags.FlagValues()

@@ -1,6 +1,9 @@
 """Inference on a directory, a file and a glob: pictures and detections.json."""
 
+import collections
 import json
+import re
+import zipfile
 
 import numpy as np
 import PIL.Image
@@ -106,3 +109,163 @@ def test_a_damaged_image_is_named(trained, drawn, command, tmp_path, pipeline_ty
 def test_no_images_is_one_line(trained, command, tmp_path, images):
     with pytest.raises(UserError, match=r"images|nowhere"):
         command("infer", f"--weights={trained}", f"--images={images}", f"--output_dir={tmp_path}")
+
+
+def test_an_empty_directory_is_one_line(trained, command, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"empty: no image there \(\.jpg") as error:
+        command("infer", f"--weights={trained}", f"--images={tmp_path}/empty", f"--output_dir={tmp_path}/out")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_order_throughput_and_a_submission(trained, drawn, command, tmp_path, capsys):
+    """Twelve files whose names are numbers: what the server gets has those ids, all scores, no file names."""
+    (tmp_path / "images").mkdir()
+    numbers = [140 - 7 * i for i in range(12)]  # as text 105 comes before 63
+    for file, number in zip(sorted((drawn / "images").iterdir()), numbers, strict=True):
+        (tmp_path / "images" / f"{number}{file.suffix}").write_bytes(file.read_bytes())
+    target = tmp_path / "detections_test-dev2017_tiny_results.zip"
+    results = command(
+        "infer",
+        f"--weights={trained}",
+        f"--images={tmp_path}/images",
+        f"--output_dir={tmp_path}/out",
+        f"--submission={target}",
+        "--score_threshold=0.2",
+        "--batch_size=2",
+        "--nodraw",
+    )
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["detections.json"]
+    with zipfile.ZipFile(target) as archive:
+        (name,) = archive.namelist()
+        sent = json.loads(archive.read(name))
+    assert name == "detections_test-dev2017_tiny_results.json"
+    per_image = collections.Counter(result["image_id"] for result in sent)
+    assert set(per_image) <= set(numbers)
+    assert max(per_image.values()) <= 100
+    assert {result["category_id"] for result in sent} <= {3, 17, 90}
+    assert set(sent[0]) == {"image_id", "category_id", "bbox", "score"}
+    assert min(result["score"] for result in sent) < 0.2
+    confident = [result for result in sent if result["score"] >= 0.2]
+    assert sorted(map(str, confident)) == sorted(
+        str({key: result[key] for key in sent[0]}) for result in results
+    )
+    said = capsys.readouterr().out
+    assert f"{target}: {len(sent)} detections in 12 images" in said
+    assert re.search(r"^\d+\.\d images/s from file to boxes", said, re.MULTILINE)
+    written = json.loads((tmp_path / "out" / "detections.json").read_text())
+    assert [result["image_id"] for result in written] == sorted(result["image_id"] for result in written)
+
+
+def test_ids_from_an_image_list(trained, drawn, command, tmp_path):
+    document = json.loads((drawn / "instances.json").read_text())
+    del document["annotations"]
+    del document["images"][3]
+    (tmp_path / "info.json").write_text(json.dumps(document))
+    results = command(
+        "infer",
+        f"--weights={trained}",
+        f"--images={drawn}/images",
+        f"--image_info={tmp_path}/info.json",
+        f"--output_dir={tmp_path}/out",
+        f"--submission={tmp_path}/out/detections_test-dev2017_tiny_results.json",
+        "--score_threshold=0",
+        "--nodraw",
+    )
+    names = {image["id"]: image["file_name"] for image in document["images"]}
+    assert results
+    assert all(names[result["image_id"]] == result["file_name"] for result in results)
+    sent = json.loads((tmp_path / "out" / "detections_test-dev2017_tiny_results.json").read_text())
+    assert {result["image_id"] for result in sent} <= set(names)
+
+
+@pytest.fixture(scope="module")
+def clip(drawn, tmp_path_factory):
+    """Seven drawn images, all of one size, as a video; and the same images as files."""
+    cv2 = pytest.importorskip("cv2")
+    directory = tmp_path_factory.mktemp("clip")
+    (directory / "frames").mkdir()
+    code = cv2.VideoWriter_fourcc(*"FFV1")  # without loss
+    writer = cv2.VideoWriter(str(directory / "clip.avi"), code, 5, (96, 64))
+    for file in sorted((drawn / "images").iterdir())[:7]:
+        image = PIL.Image.open(file).convert("RGB").resize((96, 64))
+        writer.write(np.asarray(image)[..., ::-1].copy())
+    writer.release()
+    capture = cv2.VideoCapture(str(directory / "clip.avi"))
+    for number in range(7):
+        _, frame = capture.read()
+        cv2.imwrite(str(directory / "frames" / f"{number}.png"), frame)
+    return directory
+
+
+def test_a_video_is_its_frames(trained, clip, command, tmp_path, capsys):
+    """The same boxes as from the frames as files, in seven frames of which the last batch has three."""
+    flags = [f"--weights={trained}", "--score_threshold=0", "--batch_size=4"]
+    found = command("infer", *flags, f"--images={clip}/clip.avi", f"--output_dir={tmp_path}/video")
+    assert "detections in 7 frames: clip.mp4 and detections.json are in" in capsys.readouterr().out
+    images = [f"--images={clip}/frames", f"--output_dir={tmp_path}/images", "--pipeline_type=tensorflow"]
+    expected = command("infer", *flags, *images)
+    assert len(found) == len(expected) > 0
+    for a, b in zip(found, expected, strict=True):
+        assert a["image_id"] == a["frame"] == b["image_id"]
+        assert a["category_id"] == b["category_id"]
+        np.testing.assert_allclose(a["bbox"], b["bbox"], atol=0.02)
+        assert a["seconds"] == pytest.approx(a["frame"] / 5)
+    assert json.loads((tmp_path / "video" / "detections.json").read_text())[0]["file_name"] == "clip.avi"
+    import cv2
+
+    capture = cv2.VideoCapture(str(tmp_path / "video" / "clip.mp4"))
+    frames = [capture.read()[1] for _ in range(7)]
+    assert frames[6].shape == (64, 96, 3)
+    assert not capture.read()[0]
+    plain = cv2.imread(str(clip / "frames" / f"{found[0]['frame']}.png"))
+    assert np.abs(frames[found[0]["frame"]].astype(int) - plain).max() > 100  # a box is drawn
+    assert not list((tmp_path / "video").glob(".tmp-*"))
+
+
+REFUSED = {
+    "unreadable video": (["--images={tmp}/bad.mp4"], r"bad\.mp4: no frame of it can be decoded"),
+    "no such video": (["--images={tmp}/none.mp4"], r"none\.mp4: there is no such file"),
+    "video over itself": (["--images={clip}/clip.avi", "--output_dir={clip}"], "holds the images"),
+    "video with ids": (["--images={clip}/clip.avi", "--submission=a.zip"], "--submission is for images"),
+    "video through DALI": (["--images={clip}/clip.avi", "--pipeline_type=dali_cpu"], "reads no videos"),
+    "names without ids": (
+        ["--images={clip}/frames", "--submission={tmp}/a.zip", "--image_info={tmp}/info.json"],
+        r"knows none of the 7 images, not even '0\.png'",
+    ),
+    "no ids at all": (["--images={tmp}/frog.png", "--submission={tmp}/a.zip"], r"'frog\.png' is no number"),
+    "no results file": (["--images={clip}/frames", "--submission={tmp}/a.txt"], r"must end in \.json or"),
+    "over what it reads": (
+        ["--images={clip}/frames/3.png", "--image_info={tmp}/other.json", "--submission={tmp}/other.json"],
+        r"other\.json are one file",
+    ),
+    "two lists of ids": (
+        ["--images={tmp}/frog.png", "--annotations={tmp}/info.json", "--image_info={tmp}/info.json"],
+        "give one",
+    ),
+    "other categories": (
+        ["--images={clip}/frames/3.png", "--image_info={tmp}/other.json"],
+        "category 3 is 'bus' there and 'car' in the weights",
+    ),
+    "other categories of annotations": (
+        ["--images={clip}/frames/3.png", "--annotations={tmp}/other.json", "--submission={tmp}/a.zip"],
+        r"--annotations=.*other\.json: category 3 is 'bus' there",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_done_is_one_line(trained, clip, command, tmp_path, case):
+    arguments, message = REFUSED[case]
+    (tmp_path / "bad.mp4").write_bytes(b"no video" * 99)
+    (tmp_path / "frog.png").write_bytes((clip / "frames" / "3.png").read_bytes())
+    (tmp_path / "info.json").write_text('{"images": [{"id": 1, "file_name": "a.jpg"}]}')
+    image = {"id": 1, "file_name": "3.png", "width": 96, "height": 64}
+    other = {"images": [image], "categories": [{"id": 3, "name": "bus"}], "annotations": []}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    filled = [argument.format(tmp=tmp_path, clip=clip) for argument in arguments]
+    with pytest.raises(UserError, match=message) as error:
+        command("infer", f"--weights={trained}", f"--output_dir={tmp_path}/out", *filled)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "a.zip").exists()

@@ -32,6 +32,8 @@ def photographs(coco128, tmp_path_factory) -> pathlib.Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "pipeline_type"), [("coco", "dali_cpu"), ("tfrecord", "tensorflow")])
 def test_learns_real_photographs(app, command, coco128, photographs, tmp_path, kind, pipeline_type):
+    if (app.name, kind) == ("efficientdet", "tfrecord"):
+        pytest.skip("the slower of the two apps learns by one loader; its twin gives the same batches")
     if kind == "coco":
         data = [
             f"--{split}_{what}"

@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 from efficientdet.config import get_config
-from efficientdet.optimization import WarmupCosine, make_optimizer, make_schedule
+from efficientdet.optimization import (
+    WarmupCosine,
+    WarmupMilestones,
+    make_optimizer,
+    make_schedule,
+    num_epochs,
+)
 
 CONFIG = get_config("efficientdet-d0")
+RETINANET = get_config("retinanet-rn50fpn")
 
 
 def test_published_recipe_at_five_points():
@@ -43,6 +50,66 @@ def test_schedule_survives_serialisation():
     schedule = make_schedule(CONFIG, 64, 7)
     again = WarmupCosine.from_config(schedule.get_config())
     assert [float(again(s)) for s in range(0, 2100, 300)] == [float(schedule(s)) for s in range(0, 2100, 300)]
+
+
+def odtk_rate(iteration: int) -> float:
+    """odtk/train.py, schedule, with its defaults (odtk/main.py)."""
+    if iteration <= 1000:
+        return 0.01 * (0.9 * iteration / 1000 + 0.1)
+    return 0.01 * 0.1 ** len([m for m in (60_000, 80_000) if m <= iteration])
+
+
+def test_retinanet_has_odtks_rates():
+    schedule = make_schedule(RETINANET, effective_batch=16, steps_per_epoch=1000)
+    assert num_epochs(RETINANET, 16, 1000) == 90
+    for iteration in (0, 500, 1000, 1001, 59_999, 60_000, 79_999, 80_000, 89_999):
+        assert float(schedule(iteration)) == pytest.approx(odtk_rate(iteration), rel=1e-5), iteration
+
+
+@pytest.mark.parametrize("batch, accumulate", [(8, 1), (64, 1), (64, 4)])
+def test_iterations_are_of_the_reference_batch(batch, accumulate):
+    """Four times the images an update: a quarter of the updates, at four times the rate."""
+    steps_per_epoch = 1000 * 16 * accumulate // batch
+    assert num_epochs(RETINANET, batch, steps_per_epoch, accumulate) == 90
+    schedule = make_schedule(RETINANET, batch, steps_per_epoch, accumulate)
+    for iteration in (500, 1004, 59_996, 60_000, 80_000):
+        step = iteration * 16 * accumulate // batch
+        assert float(schedule(step)) == pytest.approx(odtk_rate(iteration) * batch / 16, rel=1e-5)
+
+
+def test_a_shorter_run_keeps_the_shares_of_its_warm_up_and_milestones():
+    config = dataclasses.replace(RETINANET, epochs=9)
+    schedule = make_schedule(config, 16, 1000)  # a tenth of the iterations
+    for iteration in (0, 500, 1000, 59_990, 60_000, 79_990, 80_000):
+        assert float(schedule(iteration // 10)) == pytest.approx(odtk_rate(iteration), rel=1e-5)
+
+
+def test_a_run_has_one_epoch_at_least():
+    config = dataclasses.replace(RETINANET, iterations=10, milestones=(6, 8), warmup_iterations=0)
+    assert num_epochs(config, 16, 1000) == 1
+    assert math.isfinite(float(make_schedule(config, 16, 1000)(999)))
+
+
+def test_milestones_survive_serialisation():
+    schedule = make_schedule(RETINANET, 16, 7)
+    again = WarmupMilestones.from_config(schedule.get_config())
+    steps = range(0, 90_000, 9000)
+    assert [float(again(step)) for step in steps] == [float(schedule(step)) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"epochs": 0, "iterations": 0, "milestones": ()}, "need at least 1, or iterations"),
+        ({"milestones": (80_000, 60_000)}, "in order"),
+        ({"milestones": (60_000, 90_001)}, "from 1 to iterations"),
+        ({"warmup_iterations": 90_001}, "need no more"),
+        ({"lr_schedule": "steps"}, "one of cosine, milestones"),
+    ],
+)
+def test_settings_that_cannot_be(fields, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(RETINANET, **fields)
 
 
 def updates(optimizer, gradients):

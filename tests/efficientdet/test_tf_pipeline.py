@@ -98,8 +98,23 @@ def compare_twins(source, config, batch_size) -> int:
     return moved
 
 
-def test_equals_dali_on_drawn_images(rectangles):
-    assert compare_twins(rectangles, NANO, 4) == 0
+@pytest.mark.parametrize("antialias", [True, False])
+def test_equals_dali_on_drawn_images(rectangles, antialias):
+    assert compare_twins(rectangles, dataclasses.replace(NANO, antialias=antialias), 4) == 0
+
+
+def test_antialiasing_shows_where_an_image_shrinks_and_only_there(rectangles):
+    loaders = [
+        loader(source=rectangles, config=config, batch_size=5, training=False, with_targets=False)
+        for config in (NANO, dataclasses.replace(NANO, antialias=False))
+        for loader in (EfficientDetPipeline, EfficientDetTFPipeline)
+    ]
+    smooth, tf_smooth, rough, tf_rough = (next(iter(loader.dataset())) for loader in loaders)
+    for (images, targets), (other, _) in ((smooth, rough), (tf_smooth, tf_rough)):
+        shrinks = (targets["letterbox"][:, 2] < tf.cast(targets["image_sizes"][:, 0], tf.float32)).numpy()
+        assert 0 < shrinks.sum() < len(shrinks)
+        differ = np.abs(images - other).max((1, 2, 3)) > 0.1
+        np.testing.assert_array_equal(differ, shrinks)
 
 
 @pytest.mark.skipif(not (DATA / "coco128").is_dir(), reason="no coco128 in DETECTION_TEST_DATA")

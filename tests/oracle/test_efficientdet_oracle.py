@@ -34,6 +34,7 @@ TRAININGS = {
     "small scale jitter": {"augmentation": "scale_jitter", "jitter_min": 1.2, "jitter_max": 1.2},
     "crop by IoU": {"augmentation": "min_iou_crop"},
     "resize range": {"augmentation": "resize_range"},
+    "not antialiased": {"augmentation": "resize_range", "antialias": False},
     "flip": {"flip_prob": 0.5},
     "GridMask": {"grid_mask_prob": 0.7},
     "colour": COLOR,
@@ -151,9 +152,9 @@ def batch_changes(config: EfficientDetConfig, count: int, draws: Draws) -> list[
     return [dict(zip(drawn, values, strict=True)) for values in zip(*drawn.values(), strict=True)]
 
 
-def view_pixels(image: Annotated, window, size, changes: dict) -> np.ndarray:
+def view_pixels(image: Annotated, window, size, antialias: bool, changes: dict) -> np.ndarray:
     """uint8 (*size, 3): what the network input shows of the image."""
-    pixels = numpy_images.resize(numpy_images.crop(image.pixels, window), size)
+    pixels = numpy_images.resize(numpy_images.crop(image.pixels, window), size, antialias)
     if changes["flip"]:
         pixels = pixels[:, ::-1]
     if "tile" in changes:
@@ -230,7 +231,7 @@ def test_training(fuzzed, name):
         batch.draws.finish()
         for row, (image, (window, size, kept)) in enumerate(zip(images, views, strict=True)):
             where = f"image {image.image_id} {image.size}, window {window}, size {size}, {changes[row]}"
-            expected = view_pixels(image, window, size, changes[row])
+            expected = view_pixels(image, window, size, config.antialias, changes[row])
             check_pixels(batch.outputs["images"][row], expected, config, where)
             boxes_px = numpy_boxes.move(image.boxes_px[kept], window, (0, 0, *size))
             if changes[row]["flip"]:

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from common.coco_classes import coco_label_map
 from common.errors import UserError
 from common.labels import LabelMap
-from yolov4.coco_classes import coco_label_map, read_label_map
+from yolov4.coco_classes import read_label_map
 
 
 def test_classes_are_those_of_coco(coco128):

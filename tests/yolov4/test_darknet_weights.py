@@ -12,9 +12,9 @@ from absl import flags
 
 from common import flags as shared_flags
 from common import weight_files
+from common.coco_classes import coco_label_map
 from common.errors import UserError
 from yolov4 import darknet_weights
-from yolov4.coco_classes import coco_label_map
 from yolov4.config import YOLOv4Config, get_config
 from yolov4.darknet_cfg import cfg_text
 from yolov4.darknet_weights import load_darknet, read_darknet, save_darknet

@@ -1,0 +1,117 @@
+"""From TensorFlow functions to one ONNX graph: parts converted one by one, joined by the names of ports.
+
+Parts that are separate can be quantised separately, and what TensorFlow has no operation for is a part
+written by hand.
+"""
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+import tensorflow as tf
+import tf2onnx
+
+
+def convert(
+    function: Callable[..., Sequence[tf.Tensor]],
+    inputs: Sequence[tf.TensorSpec],
+    output_names: Sequence[str],
+    opset: int,
+) -> onnx.ModelProto:
+    """A TensorFlow function as an ONNX model.
+
+    Args:
+        function: takes one tensor per spec, returns one per output name.
+        inputs: their names are those of the model's inputs.
+        output_names: of the model's outputs.
+        opset: of ONNX.
+    """
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
+    with contextlib.redirect_stdout(io.StringIO()):
+        model, _ = tf2onnx.convert.from_function(
+            tf.function(lambda *tensors: tuple(tf.identity(output) for output in function(*tensors))),
+            input_signature=list(inputs),
+            opset=opset,
+            custom_op_handlers={"SelectV2": (_where, [])},
+        )
+    # inputs keep the names of their specs, and those that the function does not use are gone
+    return _rename(
+        model, {port.name: name for port, name in zip(model.graph.output, output_names, strict=True)}
+    )
+
+
+def join(models: Sequence[onnx.ModelProto], inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
+    """One model of several, in the order in which they run: ports of the same name are one.
+
+    Args:
+        models: parts; all other names within them may coincide.
+        inputs, outputs: ports of the whole.
+    """
+    graphs = []
+    for number, model in enumerate(models):
+        ports = {port.name for port in [*model.graph.input, *model.graph.output]}
+        inner = {name: f"part{number}/{name}" for name in _names(model.graph) - ports}
+        graphs.append(_rename(model, inner).graph)
+    values = {port.name: port for graph in graphs for port in [*graph.input, *graph.output]}
+    graph = onnx.helper.make_graph(
+        [node for graph in graphs for node in graph.node],
+        "detector",
+        [values[name] for name in inputs],
+        [values[name] for name in outputs],
+        [initializer for graph in graphs for initializer in graph.initializer],
+    )
+    domains = {entry.domain: entry.version for model in models for entry in model.opset_import}
+    return onnx.helper.make_model(
+        graph,
+        producer_name="dali-detection",
+        ir_version=min(model.ir_version for model in models),
+        opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in domains.items()],
+    )
+
+
+def by_hand(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    constants: dict[str, np.ndarray],
+    opset: int,
+    domain: str | None = None,
+) -> onnx.ModelProto:
+    """A part written by hand; `domain` is that of operations that are not ONNX's."""
+    initializers = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "by_hand", inputs, outputs, initializers)
+    opsets = [onnx.helper.make_opsetid("", opset)]
+    if domain:
+        opsets.append(onnx.helper.make_opsetid(domain, 1))
+    return onnx.helper.make_model(graph, opset_imports=opsets)
+
+
+def _where(_, node, *__) -> None:
+    """tf.where as ONNX's Where. tf2onnx would multiply by 0 and 1 and add, and 0 times a NaN is a NaN."""
+    node.type = "Where"
+
+
+def _names(graph: onnx.GraphProto) -> set[str]:
+    names = {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        names |= {*node.input, *node.output, node.name}
+    return names - {""}
+
+
+def _rename(model: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
+    """A copy with other names of tensors and nodes. Not within the bodies of loops: our parts have none."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    graph = model.graph
+    del graph.value_info[:]
+    for port in [*graph.input, *graph.output, *graph.initializer]:
+        port.name = names.get(port.name, port.name)
+    for node in graph.node:
+        if any(attribute.type == onnx.AttributeProto.GRAPH for attribute in node.attribute):
+            raise ValueError(f"{node.op_type} has a body, whose names would not be changed")
+        node.name = names.get(node.name, node.name)
+        for ports in (node.input, node.output):
+            ports[:] = [names.get(name, name) for name in ports]
+    return model

@@ -1,0 +1,126 @@
+"""What an exported detector is made of, and the parts put together by TensorFlow operations.
+
+    images, image_sizes -> input -> network -> decoding -> suppression -> boxes in pixels of the originals
+
+Each app fills in an `Exportable`; the formats join its parts in their own ways. Suppression is the hard one
+of common/nms.py: no format has the soft one.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from common import boxes as box_ops
+from common import letterbox, nms
+
+Outputs = dict[str, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Exportable:
+    """One app's trained network, cut where formats need it. Batches are (B, ...), boxes ltrb.
+
+    Attributes:
+        model: the network; it is what has variables.
+        image_size: (height, width) of the network input.
+        num_classes: C.
+        score_threshold, nms_iou, max_detections: of suppression.
+        resize: uint8 (B, h, w, 3), any one size -> uint8 (B, H, W, 3), each image at its place.
+        place: int32 (B, 2), heights and widths of original images -> int32 (B, 4), where each lies in the
+            network input: top, left, height, width.
+        normalize: uint8 (B, H, W, 3) and whether a pixel belongs to the image, bool (B, H, W, 1) -> what the
+            network takes, float32 (B, H, W, 3).
+        network: the images that `normalize` gives -> the raw outputs.
+        candidates: raw outputs -> the best K predictions in descending order: boxes float32 (B, K, 4),
+            normalised to the network input, scores float32 (B, K), classes int32 (B, K).
+        decode_all: raw outputs -> all N predictions: boxes float32 (B, N, 4), scores float32 (B, N, C).
+    """
+
+    model: keras.Model
+    image_size: tuple[int, int]
+    num_classes: int
+    score_threshold: float
+    nms_iou: float
+    max_detections: int
+    resize: Callable[[tf.Tensor], tf.Tensor]
+    place: Callable[[tf.Tensor], tf.Tensor]
+    normalize: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    network: Callable[[tf.Tensor], list[tf.Tensor]]
+    candidates: Callable[[list[tf.Tensor]], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
+    decode_all: Callable[[list[tf.Tensor]], tuple[tf.Tensor, tf.Tensor]]
+
+
+def network_input(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
+    """uint8 images at their places in the network input -> what the network takes.
+
+    Pixels around an image count as training's padding, whatever they are.
+    """
+    places = parts.place(image_sizes)[:, tf.newaxis]  # (B, 1, 4)
+    top, left, height, width = tf.unstack(places, axis=-1)
+    rows, columns = tf.range(parts.image_size[0])[tf.newaxis], tf.range(parts.image_size[1])[tf.newaxis]
+    in_rows = (rows >= top) & (rows < top + height)  # (B, H)
+    in_columns = (columns >= left) & (columns < left + width)  # (B, W)
+    inside = in_rows[:, :, tf.newaxis, tf.newaxis] & in_columns[:, tf.newaxis, :, tf.newaxis]
+    return parts.normalize(images, inside)
+
+
+def to_pixels(parts: Exportable, boxes: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
+    """Boxes (B, N, 4), normalised to the network input -> pixels of the original images, clipped to them."""
+    places = parts.place(image_sizes)[:, tf.newaxis]
+    boxes = box_ops.clip(letterbox.boxes_from_letterbox(boxes, places, parts.image_size))
+    return boxes * tf.cast(tf.gather(image_sizes, [1, 0, 1, 0], axis=1), tf.float32)[:, tf.newaxis]
+
+
+def name_outputs(parts: Exportable, found: nms.Detections, image_sizes: tf.Tensor) -> Outputs:
+    """The named outputs of `detect`."""
+    is_detection = (found.classes >= 0)[..., tf.newaxis]
+    return {
+        "boxes": tf.where(is_detection, to_pixels(parts, found.boxes, image_sizes), 0.0),
+        "scores": found.scores,
+        "classes": found.classes,
+        "count": found.count,
+    }
+
+
+def detect(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outputs:
+    """The whole detector with hard suppression.
+
+    Args:
+        images: uint8 (B, H, W, 3), each at its place in the network input, which follows from its size.
+        image_sizes: int32 (B, 2), heights and widths of the original images.
+
+    Returns:
+        boxes: float32 (B, D, 4), ltrb, in pixels of the original image; 0 in the padding.
+        scores: float32 (B, D), the best first; 0 in the padding.
+        classes: int32 (B, D), 0-based; -1 in the padding.
+        count: int32 (B,), how many are not padding.
+    """
+    raw = parts.network(network_input(parts, images, image_sizes))
+    boxes, scores, classes = parts.candidates(raw)
+    found = nms.suppress(
+        boxes,
+        scores,
+        classes,
+        num_classes=parts.num_classes,
+        method="hard",
+        max_detections=parts.max_detections,
+        score_threshold=parts.score_threshold,
+        iou_threshold=parts.nms_iou,
+    )
+    return name_outputs(parts, found, image_sizes)
+
+
+def detect_raw(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outputs:
+    """The detector without suppression: boxes (B, N, 4) as in `detect`, and scores (B, N, C)."""
+    boxes, scores = parts.decode_all(parts.network(network_input(parts, images, image_sizes)))
+    return {"boxes": to_pixels(parts, boxes, image_sizes), "scores": scores}
+
+
+def signature(parts: Exportable, batch_size: int | None) -> list[tf.TensorSpec]:
+    """Of `detect` and `detect_raw`."""
+    return [
+        tf.TensorSpec([batch_size, *parts.image_size, 3], tf.uint8, name="images"),
+        tf.TensorSpec([batch_size, 2], tf.int32, name="image_sizes"),
+    ]

@@ -1,0 +1,151 @@
+r"""google/automl's EfficientDet checkpoints, d0 to d7x: TensorFlow's, of either version, and .h5 files.
+
+    python efficientdet/automl_weights.py --model_name=efficientdet-d0 --weights=efficientdet-d0.h5 \
+        --output=d0.weights.h5
+
+Its 90 class outputs are COCO's category ids 1 .. 90, of which COCO uses 80: those are kept, under their names
+and ids. A model that automl trained on other data needs its --label_map. eval.py, infer.py and export.py read
+what is written; train.py reads both with --init_from. The AdvProp checkpoints expect another normalisation.
+"""
+
+import dataclasses
+import os
+import pathlib
+import sys
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+from absl import flags
+
+from common import errors, hparams, weight_files
+from common import flags as shared_flags
+from common.coco_classes import NUM_COCO_CLASSES, coco_label_map
+from common.errors import UserError
+from common.labels import LabelMap
+from common.weight_transfer import Report
+from efficientdet.automl_checkpoints import anchors_of, assign, class_names, count_outputs, read_automl
+from efficientdet.automl_names import canonical, models_of
+from efficientdet.config import EfficientDetConfig, get_config
+from efficientdet.foreign_weights import ForeignWeights, open_weights
+from efficientdet.model import build_model
+from efficientdet.passport import make_passport
+
+
+def load_automl(model: keras.Model, path: str | os.PathLike) -> Report:
+    """Loads a checkpoint of google/automl into the same model.
+
+    A model with as many classes as the file gets all of them in their order; one with 80 gets COCO's 80 out
+    of 90. One with another class count keeps its last layer of the class head; init_from.py takes its rows by
+    name.
+
+    Args:
+        model: what `build_model` made.
+        path: a .h5 file, the prefix of a checkpoint (`efficientdet-d0/model`), or a directory with one.
+
+    Returns:
+        What became of every weight.
+
+    Raises:
+        UserError: the file is damaged, or of another model; nothing was assigned then.
+    """
+    contents = read_automl(open_weights(path), model)
+    num_classes = model.get_layer("class_net.predict").bias.shape[0] // anchors_of(model)
+    names = class_names(contents.num_classes)
+    label_map = coco_label_map() if num_classes == NUM_COCO_CLASSES else LabelMap.numbered(num_classes)
+    if num_classes == contents.num_classes:
+        names = label_map.names
+    return assign(model, contents, label_map, names, f"weights {os.fspath(path)}")
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "weights", None, "automl's: a .h5 file, a checkpoint or its directory.", flag_values=fv
+    )
+    flags.DEFINE_string("output", None, "The file to write; ends in .weights.h5.", flag_values=fv)
+    flags.DEFINE_string("model_name", None, "One of efficientdet-d0 .. d7x.", flag_values=fv)
+    flags.DEFINE_string("image_size", None, "N or HxW in pixels. Default: the model's.", flag_values=fv)
+    flags.DEFINE_string(
+        "label_map",
+        None,
+        "Names of the classes by category id, 1 for the first output. Default: COCO's for 90 outputs.",
+        flag_values=fv,
+    )
+    shared_flags.define_hparams_flag(fv)
+
+
+def convert(
+    *,
+    weights: str | None = None,
+    output: str | None = None,
+    model_name: str | None = None,
+    image_size: str | None = None,
+    label_map: str | None = None,
+    hparams: str | None = None,
+) -> None:
+    """Writes a checkpoint of automl as weights of ours; see the flags of the same names.
+
+    Raises:
+        UserError: anything that the user gave and that cannot be used; a file in the way.
+    """
+    if not weights or not output:
+        raise UserError("--weights and --output are both needed: the file to read and the file to write")
+    if not output.endswith(".weights.h5"):
+        raise UserError(f"--output={output} must end in .weights.h5")
+    if pathlib.Path(output).exists():
+        raise UserError(f"{output} exists: remove it, or choose another --output")
+    file = open_weights(weights)
+    config = _configure(file, model_name, image_size, hparams)
+    num_classes, _ = count_outputs(file)
+    names = class_names(num_classes, _read_label_map(label_map, num_classes))
+    if not any(names):
+        names = LabelMap.numbered(num_classes).names
+    ids = [category_id for category_id, name in enumerate(names, 1) if name]
+    classes = LabelMap(tuple(ids), tuple(filter(None, names)))
+    model = build_model(config.model_name, classes.num_classes, config=config)
+    report = assign(model, read_automl(file, model), classes, names, f"weights {weights}")
+    metadata = make_passport(config, classes, classes.num_classes, recipe={"init_from": weights})
+    try:
+        weight_files.save(model, output, metadata)
+    except OSError as error:
+        raise UserError(f"--output={output}: {weight_files.reason(error)}") from error
+    print(f"{output}: {report}")
+
+
+def _read_label_map(path: str | None, num_classes: int) -> LabelMap | None:
+    if not path:
+        return None
+    label_map = LabelMap.load(path)
+    first, last = label_map.category_ids[0], label_map.category_ids[-1]
+    if not 1 <= first <= last <= num_classes:
+        raise UserError(
+            f"--label_map={path}: its ids go from {first} to {last}, but the file has outputs for 1 to "
+            f"{num_classes}"
+        )
+    return label_map
+
+
+def _configure(
+    file: ForeignWeights, model_name: str | None, image_size: str | None, hparams_spec: str | None
+) -> EfficientDetConfig:
+    if not model_name:
+        models = models_of(list(file.shapes), file.renamed(canonical).shapes)
+        hint = f": {file.path} seem to be of {' or '.join(models)}" if models else ""
+        raise UserError(f"--model_name is missing{hint}")
+    config = get_config(model_name)
+    fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
+    config = hparams.override(config, hparams_spec, only=fields)
+    if image_size:
+        config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
+    return config
+
+
+def main() -> None:
+    convert(**shared_flags.values(flags.FLAGS, define_flags))
+
+
+if __name__ == "__main__":
+    shared_flags.install(define_flags)
+    errors.run(main)

@@ -1,0 +1,133 @@
+"""ResNet (arXiv 1512.03385) as a detector's backbone: features of strides 2 to 32.
+
+The variant is torchvision's (models/resnet.py), which NVIDIA/retinanet-examples uses: a bottleneck strides in
+its 3x3 convolution, where the paper strides in the 1x1 before it. Padding is the same on both sides, as in
+PyTorch, so that weights trained there mean the same here.
+"""
+
+from typing import NamedTuple
+
+import keras
+
+from common.batch_norm import BatchNormalization
+
+
+class Depth(NamedTuple):
+    """How many blocks each of the four stages has, and of which kind."""
+
+    blocks: tuple[int, int, int, int]
+    bottleneck: bool
+    filters: int = 64  # of the first stage; each later one has twice as many
+
+
+RESNETS = {  # arXiv 1512.03385 table 1
+    "resnet-nano": Depth((1, 1, 1, 1), False, 32),  # ours, from no paper: for tests and laptops
+    "resnet-18": Depth((2, 2, 2, 2), False),
+    "resnet-34": Depth((3, 4, 6, 3), False),
+    "resnet-50": Depth((3, 4, 6, 3), True),
+    "resnet-101": Depth((3, 4, 23, 3), True),
+    "resnet-152": Depth((3, 8, 36, 3), True),
+}
+_WIDENING = 4  # a bottleneck's output over its inner channels
+_BN_EPSILON = 1e-5  # PyTorch's
+
+
+def extract_features(
+    images: keras.KerasTensor, backbone: str, bn_momentum: float
+) -> dict[int, keras.KerasTensor]:
+    """Puts a ResNet on `images` (B, H, W, 3), normalised; see backbone.extract_features.
+
+    Level 1 is the stem, before its pooling; levels 2 to 5 are the stages, C2 to C5 of RetinaNet.
+    """
+    depth = RESNETS[backbone]
+    x = convolution(images, depth.filters, 7, 2, "backbone.stem.conv")
+    x = batch_norm(x, bn_momentum, "backbone.stem.bn")
+    x = keras.layers.Activation("relu", name="backbone.stem.relu")(x)
+    features = {1: x}
+
+    # After a ReLU nothing is below 0: zeros around the image never are the maximum.
+    x = keras.layers.ZeroPadding2D(1, name="backbone.stem.pad")(x)
+    x = keras.layers.MaxPooling2D(3, 2, name="backbone.stem.pool")(x)
+    add_block = _bottleneck if depth.bottleneck else _basic_block
+    for stage, blocks in enumerate(depth.blocks, 1):
+        filters = depth.filters * 2 ** (stage - 1)
+        for block in range(blocks):
+            stride = 2 if stage > 1 and block == 0 else 1
+            x = add_block(x, filters, stride, bn_momentum, f"backbone.stage_{stage}.block_{block}")
+        features[stage + 1] = x
+    return features
+
+
+def convolution(
+    x: keras.KerasTensor, filters: int, kernel: int, stride: int, name: str, groups: int = 1
+) -> keras.KerasTensor:
+    """A convolution without bias that leaves ceil(side / stride) places, padded alike on both sides.
+
+    `groups` is 1, or the number of channels for a filter on each; then `filters` is that number, too.
+    """
+    if stride > 1 and kernel > 1:
+        x = pad_for_stride(x, kernel, name)
+    padding = "same" if stride == 1 else "valid"
+    initializer = keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")
+    common = {"strides": stride, "padding": padding, "use_bias": False, "name": name}
+    if groups == 1:
+        return keras.layers.Conv2D(filters, kernel, kernel_initializer=initializer, **common)(x)
+    return keras.layers.DepthwiseConv2D(kernel, depthwise_initializer=initializer, **common)(x)
+
+
+def pad_for_stride(x: keras.KerasTensor, kernel: int, name: str) -> keras.KerasTensor:
+    """The zeros around the input of a "valid" convolution that strides.
+
+    Keras' own "same" would put one row more below than above where it strides over an even side.
+    """
+    return keras.layers.ZeroPadding2D(kernel // 2, name=f"{name}.pad")(x)
+
+
+def batch_norm(x: keras.KerasTensor, momentum: float, name: str) -> keras.KerasTensor:
+    """Batch normalisation with PyTorch's epsilon."""
+    return BatchNormalization(momentum=momentum, epsilon=_BN_EPSILON, name=name)(x)
+
+
+def _basic_block(
+    x: keras.KerasTensor, filters: int, stride: int, bn_momentum: float, name: str
+) -> keras.KerasTensor:
+    """Two 3x3 convolutions and the input (arXiv 1512.03385 figure 5, left)."""
+    shortcut = _shortcut(x, filters, stride, bn_momentum, name)
+    x = _normed_convolution(x, filters, 3, stride, bn_momentum, f"{name}.conv_0")
+    x = keras.layers.Activation("relu", name=f"{name}.relu_0")(x)
+    x = _normed_convolution(x, filters, 3, 1, bn_momentum, f"{name}.conv_1")
+    return _add(x, shortcut, name)
+
+
+def _bottleneck(
+    x: keras.KerasTensor, filters: int, stride: int, bn_momentum: float, name: str
+) -> keras.KerasTensor:
+    """1x1 to few channels, 3x3, 1x1 to many, and the input (arXiv 1512.03385 figure 5, right)."""
+    shortcut = _shortcut(x, _WIDENING * filters, stride, bn_momentum, name)
+    x = _normed_convolution(x, filters, 1, 1, bn_momentum, f"{name}.conv_0")
+    x = keras.layers.Activation("relu", name=f"{name}.relu_0")(x)
+    x = _normed_convolution(x, filters, 3, stride, bn_momentum, f"{name}.conv_1")
+    x = keras.layers.Activation("relu", name=f"{name}.relu_1")(x)
+    x = _normed_convolution(x, _WIDENING * filters, 1, 1, bn_momentum, f"{name}.conv_2")
+    return _add(x, shortcut, name)
+
+
+def _shortcut(
+    x: keras.KerasTensor, filters: int, stride: int, bn_momentum: float, name: str
+) -> keras.KerasTensor:
+    """The block's input, projected where the output has another shape (option B of arXiv 1512.03385)."""
+    if stride == 1 and x.shape[-1] == filters:
+        return x
+    return _normed_convolution(x, filters, 1, stride, bn_momentum, f"{name}.project")
+
+
+def _normed_convolution(
+    x: keras.KerasTensor, filters: int, kernel: int, stride: int, bn_momentum: float, name: str
+) -> keras.KerasTensor:
+    x = convolution(x, filters, kernel, stride, name)
+    return batch_norm(x, bn_momentum, f"{name}.bn")
+
+
+def _add(x: keras.KerasTensor, shortcut: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    x = keras.layers.Add(name=f"{name}.add")([x, shortcut])
+    return keras.layers.Activation("relu", name=f"{name}.relu")(x)

@@ -1,0 +1,88 @@
+"""RetinaNet's pyramid and heads (arXiv 1708.02002): a plain way down, and convolutions without any norm.
+
+    model = build_model("retinanet-rn50fpn", num_classes=80)
+
+Structure and initialisation follow NVIDIA/retinanet-examples, odtk/backbones/fpn.py and odtk/model.py: levels
+3 to 5 from the backbone's (Feature Pyramid Network, arXiv 1612.03144), level 6 from C5 and level 7 from level
+6 by convolutions of stride 2. Anchors, loss, pipeline and detection are EfficientDet's code with this model's
+constants; config.py has them, and what differs from odtk in effect is this:
+
+- An anchor below IoU 0.5 with every box is background; odtk ignores it from 0.4 on. And every box owns at
+  least its best anchor; in odtk a box whose anchors all stay below 0.5 trains nothing.
+- The loss is divided by the number of positive anchors plus one; in odtk by that number, 1 for a level
+  without any.
+- odtk starts from ImageNet weights and keeps all batch norms as they are. From nothing they have to train;
+  --init_from with `--freeze=backbone.*bn` keeps them.
+- Weight decay is for kernels; in odtk for biases, too.
+- Training images are resized whole and linearly; odtk's DALI loader crops them first and resizes cubically.
+"""
+
+import keras
+
+from efficientdet.resnet import pad_for_stride
+
+HEAD_STDDEV = 0.01  # odtk/model.py initialize_layer; arXiv 1708.02002 section 4.1
+
+
+def pyramid(
+    features: dict[int, keras.KerasTensor], channels: int, min_level: int, max_level: int
+) -> dict[int, keras.KerasTensor]:
+    """The feature pyramid.
+
+    Args:
+        features: the backbone's, by level; level l has a size of ceil(side / 2**l).
+        channels: of every output.
+        min_level, max_level: of the outputs; levels above the backbone's last are made from it.
+
+    Returns:
+        Level -> (B, h, w, channels), in no particular order.
+    """
+    last = max(features)
+    merged, outputs = None, {}
+    for level in range(last, min_level - 1, -1):
+        lateral = _convolution(features[level], channels, 1, 1, f"fpn.lateral_{level}")
+        if merged is not None:
+            lateral = keras.layers.Add(name=f"fpn.merge_{level}")(
+                [lateral, _upsample(merged, lateral.shape[1:3], f"fpn.merge_{level}")]
+            )
+        merged = lateral
+        outputs[level] = _convolution(merged, channels, 3, 1, f"fpn.smooth_{level}")
+
+    x = features[last]
+    for level in range(last + 1, max_level + 1):
+        if level > last + 1:
+            x = keras.layers.Activation("relu", name=f"fpn.relu_{level}")(x)
+        x = _convolution(x, channels, 3, 2, f"fpn.level_{level}")
+        outputs[level] = x
+    return outputs
+
+
+def head_convolution(filters: int, bias: float, name: str) -> keras.layers.Layer:
+    """A 3x3 convolution of a head."""
+    return keras.layers.Conv2D(
+        filters,
+        3,
+        padding="same",
+        kernel_initializer=keras.initializers.RandomNormal(stddev=HEAD_STDDEV),
+        bias_initializer=keras.initializers.Constant(bias),
+        name=name,
+    )
+
+
+def _convolution(
+    x: keras.KerasTensor, filters: int, kernel: int, stride: int, name: str
+) -> keras.KerasTensor:
+    """With bias, initialised by Glorot's rule (odtk/backbones/fpn.py init_layer: xavier_uniform_)."""
+    if stride > 1:
+        x = pad_for_stride(x, kernel, name)
+    padding = "same" if stride == 1 else "valid"
+    return keras.layers.Conv2D(filters, kernel, strides=stride, padding=padding, name=name)(x)
+
+
+def _upsample(x: keras.KerasTensor, size: tuple[int, int], name: str) -> keras.KerasTensor:
+    """Every value twice each way; one row or column less where `size` is odd."""
+    x = keras.layers.UpSampling2D(2, name=f"{name}.upsample")(x)
+    surplus = tuple((0, side - wanted) for side, wanted in zip(x.shape[1:3], size, strict=True))
+    if surplus != ((0, 0), (0, 0)):
+        x = keras.layers.Cropping2D(surplus, name=f"{name}.crop")(x)
+    return x

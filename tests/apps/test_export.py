@@ -1,0 +1,176 @@
+"""Exported files find what the weights find, on images of any shape; eval.py takes them; refusals."""
+
+import collections
+import json
+
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+
+from common import passport, weight_files
+from common.errors import UserError
+from common.exporting import check
+from common.exporting import parts as parts_lib
+from common.labels import LabelMap
+
+
+@pytest.fixture(scope="module")
+def decided(app, trained, drawn, tmp_path_factory):
+    """The tiny network with outputs as widely spread as those of one that has learned.
+
+    Two epochs leave all scores at about 0.01, where rounding decides which of two boxes suppresses the other.
+    """
+    model, config, _, file = app.load_trained(trained)
+    random = np.random.default_rng(3)
+    for weight in model.weights:
+        if weight.path.endswith("bn/gamma"):
+            weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
+    parts = app.package.exportable.make_exportable(model, config)
+    raw = parts.network(_network_input(parts, drawn))
+    for kernel, bias, outputs, is_score in _last_layers(app, model, raw):
+        values = np.concatenate([np.asarray(output).reshape(-1, bias.shape[0]) for output in outputs])
+        gain = np.where(is_score, 2, 0.3) / values.std(axis=0)
+        kernel.assign(np.asarray(kernel) * gain)
+        bias.assign((np.asarray(bias) - values.mean(axis=0)) * gain - np.where(is_score, 1, 0))
+    path = tmp_path_factory.mktemp("decided") / "best.weights.h5"
+    weight_files.save(model, path, weight_files.read_metadata(file))
+    return path
+
+
+def _network_input(parts, drawn):
+    pictures = [PIL.Image.open(file).convert("RGB") for file in sorted((drawn / "images").iterdir())]
+    images = [parts.resize(tf.constant(np.asarray(picture)[None])) for picture in pictures]
+    sizes = tf.constant([[picture.height, picture.width] for picture in pictures], tf.int32)
+    return parts_lib.network_input(parts, tf.concat(images, axis=0), sizes)
+
+
+def _last_layers(app, model, raw):
+    """(kernel, bias, outputs, which channels are scores) of each layer that gives outputs."""
+    weights = {weight.path: weight for weight in model.weights}
+    if app.name == "efficientdet":
+        half = len(raw) // 2
+        for layer, outputs in (("class_net.predict", raw[:half]), ("box_net.predict", raw[half:])):
+            kernel, bias = weights[f"{layer}/pointwise_kernel"], weights[f"{layer}/bias"]
+            yield kernel, bias, outputs, layer == "class_net.predict"
+        return
+    layers = sorted((path.rpartition("/")[0] for path in weights if path.endswith("conv/bias")), reverse=True)
+    for layer, output in zip(layers, raw, strict=True):  # the finest head is the last in Darknet's order
+        is_score = np.tile(np.arange(output.shape[-1]) >= 4, output.shape[-2])
+        yield weights[f"{layer}/kernel"], weights[f"{layer}/bias"], [output], is_score
+
+
+def _data(drawn):
+    return [f"--eval_images={drawn}/images", f"--eval_annotations={drawn}/instances.json"]
+
+
+@pytest.fixture(scope="module")
+def by_weights(app, decided, command, drawn, tmp_path_factory):
+    """detections.json of the weights, with the suppression that is exported, in image id and score order."""
+    directory = tmp_path_factory.mktemp("by_weights")
+    name = "hard" if app.name == "efficientdet" else "greedy"
+    flags = [f"--weights={decided}", f"--output_dir={directory}", f"--hparams=nms_method={name}"]
+    metrics = command("eval", *flags, "--pipeline_type=tensorflow", *_data(drawn))
+    return metrics, json.loads((directory / "detections.json").read_text())
+
+
+def _check_same(found, expected):
+    """The same detections, whatever the order of equal scores: to 1e-4, 0.015 px here, and rounding."""
+    assert len(found) == len(expected) > 500
+    assert np.std([detection["score"] for detection in expected]) > 0.1
+
+    def key(detection):
+        return detection["image_id"], detection["category_id"]
+
+    there = collections.defaultdict(list)
+    for detection in found:
+        there[key(detection)].append([detection["score"], *detection["bbox"]])
+    matched = 0
+    for detection in expected:
+        apart = np.abs(
+            np.array(there[key(detection)]).reshape(-1, 5) - [detection["score"], *detection["bbox"]]
+        )
+        matched += (apart < [1e-4, *[0.03] * 4]).all(axis=1).any()
+    assert matched >= 0.995 * len(expected)
+
+
+def test_onnx(app, decided, command, drawn, by_weights, tmp_path, capsys):
+    file = tmp_path / "detector.onnx"
+    images = [f"--verify_images={drawn}/images", f"--verify_annotations={drawn}/instances.json"]
+    command("export", f"--weights={decided}", "--format=onnx", f"--output={file}", *images)
+    assert "MORE" not in capsys.readouterr().out
+
+    about = passport.read(file)
+    assert about["app"] == app.name
+    assert LabelMap.from_json(about["label_map"]).category_ids == (3, 17, 90)
+    assert about["export"]["nms"] == "standard"
+    # eval.py takes it in place of weights; five images a batch, so that the last batch is not full
+    metrics = command(
+        "eval", f"--weights={file}", "--pipeline_type=tensorflow", "--batch_size=5", *_data(drawn)
+    )
+    detections = json.loads((tmp_path / "detector.onnx.eval" / "detections.json").read_text())
+    assert metrics["AP"] == pytest.approx(by_weights[0]["AP"], abs=1e-3)
+    _check_same(detections, by_weights[1])
+
+    with pytest.raises(UserError, match="--image_size=128 cannot change"):
+        command("eval", f"--weights={file}", "--image_size=128", *_data(drawn))
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(UserError, match=r"detector\.onnx"):
+        command("eval", f"--weights={file}", *_data(drawn))
+
+
+def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weights, tmp_path):
+    directory = tmp_path / "detector"
+    command("export", f"--weights={decided}", "--format=saved_model", f"--output={directory}")
+    labels = LabelMap.from_json(passport.read(directory)["label_map"])
+    detect = tf.saved_model.load(str(directory)).signatures["serving_default"]
+    document = json.loads((drawn / "instances.json").read_text())
+    found = []
+    for image in document["images"]:
+        pixels = np.asarray(PIL.Image.open(drawn / "images" / image["file_name"]).convert("RGB"))
+        given = tf.io.read_file(str(drawn / "images" / image["file_name"]))
+        if image["file_name"].endswith("jpg"):  # Pillow's decoder differs by a level
+            pixels = tf.io.decode_jpeg(given, channels=3, dct_method="INTEGER_ACCURATE").numpy()
+        out = {name: value.numpy()[0] for name, value in detect(images=tf.constant(pixels[None])).items()}
+        for row in range(out["count"]):
+            left, top, right, bottom = map(float, out["boxes"][row])
+            found.append(
+                {
+                    "image_id": image["id"],
+                    "category_id": labels.category_of(out["classes"][row]),
+                    "score": float(out["scores"][row]),
+                    "bbox": [left, top, right - left, bottom - top],
+                }
+            )
+    _check_same(found, by_weights[1])
+
+    with pytest.raises(UserError, match="is there and is no saved_model"):
+        command("export", f"--weights={decided}", "--format=saved_model", f"--output={tmp_path}")
+
+
+def test_litert(decided, command, drawn, by_weights, tmp_path):
+    file = tmp_path / "detector.tflite"
+    images = f"--verify_images={drawn}/images"
+    command("export", f"--weights={decided}", "--format=litert", f"--output={file}", images)
+    command("eval", f"--weights={file}", "--pipeline_type=tensorflow", *_data(drawn))
+    detections = json.loads((tmp_path / "detector.tflite.eval" / "detections.json").read_text())
+    _check_same(detections, by_weights[1])
+
+
+def test_what_differs_from_the_weights_fails(decided, command, drawn, tmp_path, monkeypatch):
+    """One clear line, and the file stays: with a limit that rounding alone exceeds."""
+    file = tmp_path / "detector.tflite"
+    monkeypatch.setattr(check, "FLOAT_LIMIT", 1e-12)
+    flags = ["--format=litert", f"--output={file}", f"--verify_images={drawn}/images/0[01].jpg"]
+    with pytest.raises(UserError, match=r"is written, but differs from the weights by") as caught:
+        command("export", f"--weights={decided}", *flags)
+    assert "\n" not in str(caught.value)
+    assert file.exists()
+
+
+def test_a_file_without_a_passport_is_refused(app, command, drawn, tmp_path):
+    (tmp_path / "x.tflite").write_bytes(b"no model")
+    with pytest.raises(UserError, match="has no passport"):
+        command("eval", f"--weights={tmp_path}/x.tflite", *_data(drawn))
+    with pytest.raises(UserError, match="--weights is missing"):
+        command("export", "--format=onnx", f"--output={tmp_path}/x.onnx")

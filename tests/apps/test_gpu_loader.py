@@ -1,0 +1,189 @@
+"""DALI's GPU loader and the step: batches stay on the GPU from the loader to the loss."""
+
+import dataclasses
+import types
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.eager import context
+
+import efficientdet.losses
+import efficientdet.train
+import yolov4.losses
+from common import feeding
+from common.distributed import Ranks
+from common.errors import UserError
+from common.open_data import open_source
+from efficientdet.model import build_model
+
+INPUT = (64, 96)
+NUM_CLASSES = 3
+
+
+@pytest.fixture
+def config(app):
+    config = dataclasses.replace(app.package.config.get_config(app.model_name), image_size=INPUT)
+    small = dict(pair.split("=") for pair in app.tiny.split(",") if pair.startswith(("fpn", "head", "width")))
+    fields = {name: type(getattr(config, name))(value) for name, value in small.items()}
+    return dataclasses.replace(config, **fields)
+
+
+@pytest.fixture
+def feed(app, config, drawn):
+    """feed(pipeline type) -> what train.py's loop takes its batches from."""
+    source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
+
+    def run(pipeline_type: str) -> feeding.Feed:
+        def open_loader(shard_id: int, num_shards: int, device_index: int):
+            return app.make_loader(
+                pipeline_type,
+                source=source,
+                config=config,
+                batch_size=2,
+                training=True,
+                device_id=device_index,
+                shard_id=shard_id,
+                num_shards=num_shards,
+                count_lost=True,
+                name_images=True,
+            )
+
+        return feeding.Feed(Ranks(), open_loader, {})
+
+    return run
+
+
+@pytest.mark.gpu
+def test_batches_are_made_and_stay_on_the_gpu(feed):
+    images, targets = next(feed("dali_gpu"))
+    for name, tensor in {"images": images, **targets}.items():
+        assert tensor.device.endswith("GPU:0"), name
+        assert tensor.backing_device.endswith("GPU:0"), name  # where its memory is
+        assert tensor.dtype != tf.int32, name  # which would go to the host on its way into the step
+
+
+@pytest.mark.gpu
+def test_nothing_returns_to_the_host_between_loader_and_loss(app, feed, config):
+    if app.name == "yolov4":
+        pytest.skip("the host asks for a number of boxes: it decides when a loop of the loss ends")
+    images, targets = next(feed("dali_gpu"))
+    with tf.device("/gpu:0"):
+        model = build_model(app.model_name, NUM_CLASSES, config=config)
+        loss = tf.function(lambda *batch: efficientdet.train.loss_values(model, config, *batch)["loss"])
+        graphs = graphs_of(loss, images, targets)
+    assert [name for graph in graphs for name in sent_to_host(graph)] == []
+
+
+@pytest.mark.gpu
+def test_copies_to_the_host_are_seen():
+    """The test above could not fail otherwise."""
+
+    @tf.function
+    def through_the_host(x):
+        with tf.device("/cpu:0"):
+            on_host = tf.sin(x)
+        return on_host + x
+
+    with tf.device("/gpu:0"):
+        graphs = graphs_of(through_the_host, tf.ones([4]))
+    assert any(sent_to_host(graph) for graph in graphs)
+
+
+@pytest.mark.gpu
+def test_the_loader_s_gpu_can_be_named(tiny_train, drawn, tmp_path):
+    """Where it is the model's own; another one needs two."""
+    tiny_train(drawn, tmp_path / "run", "--pipeline_type=dali_gpu", "--dali_device_id=0", "--epochs=1")
+    with pytest.raises(UserError, match="--dali_device_id=99: there is no such GPU"):
+        tiny_train(drawn, tmp_path / "other", "--pipeline_type=dali_gpu", "--dali_device_id=99")
+
+
+def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:
+    """What each device runs of a function that is compiled here for the first time."""
+    context.context().enable_graph_collection()
+    try:
+        function(*arguments)
+        return list(context.context().export_run_metadata().partition_graphs)
+    finally:
+        context.context().disable_graph_collection()
+
+
+def sent_to_host(graph: graph_pb2.GraphDef) -> list[str]:
+    """Between devices it is a _Send to the CPU; on the GPU itself, for its kernels with operands on the host,
+    a _HostRecv."""
+    names = []
+    for node in graph.node:
+        if node.op not in ("_Send", "_HostRecv"):
+            continue
+        sender, receiver = (node.attr[name].s.decode() for name in ("send_device", "recv_device"))
+        to_cpu = node.op == "_Send" and "GPU" in sender and "CPU" in receiver
+        if to_cpu or (node.op == "_HostRecv" and "GPU" in sender):
+            names.append(node.attr["tensor_name"].s.decode())
+    return names
+
+
+# --- without a GPU ---
+
+
+def test_a_loader_without_a_gpu_has_no_device(tiny_train, drawn, tmp_path):
+    with pytest.raises(UserError, match="--dali_device_id=0 is for --pipeline_type=dali_gpu"):
+        tiny_train(drawn, tmp_path / "run", "--dali_device_id=0")
+    assert not (tmp_path / "run").exists()
+
+
+def test_graphs_are_those_that_run():
+    function = tf.function(lambda x: tf.sin(x) + 1.0)
+    with tf.device("/cpu:0"):
+        graphs = graphs_of(function, tf.ones([4]))
+    assert "Sin" in {node.op for graph in graphs for node in graph.node}
+
+
+def test_a_send_to_the_host_is_found():
+    graph = graph_pb2.GraphDef()
+    nodes = [("_Send", "GPU", "CPU"), ("_Send", "CPU", "GPU"), ("_HostRecv", "GPU", "GPU")]
+    for op, sender, receiver in nodes:
+        node = graph.node.add(op=op)
+        node.attr["tensor_name"].s = f"{op} {sender} {receiver}".encode()
+        node.attr["send_device"].s = f"/device:{sender}:0".encode()
+        node.attr["recv_device"].s = f"/device:{receiver}:0".encode()
+    assert sent_to_host(graph) == ["_Send GPU CPU", "_HostRecv GPU GPU"]
+
+
+def test_the_loss_is_the_same_for_the_types_of_a_gpu_loader(app, feed, config):
+    _, targets = next(feed("dali_cpu"))
+    _, as_on_gpu = feeding._without_int32((tf.zeros([]), targets))
+    assert tf.int32 in {x.dtype for x in targets.values()}
+    assert {x.dtype for x in as_on_gpu.values()} == {tf.float32, tf.int64}
+    one, other = (loss_of_noise(app, config, each) for each in (targets, as_on_gpu))
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def loss_of_noise(app, config, targets) -> tf.Tensor:
+    """The loss of outputs that are the same each time."""
+    random = np.random.default_rng(0)
+    if app.name == "efficientdet":
+        k, sizes = config.anchors_per_location, config.anchors.feature_sizes
+        outputs = [
+            [random.normal(size=(2, *size, k * depth)).astype(np.float32) for size in sizes]
+            for depth in (NUM_CLASSES, 4)
+        ]
+        return efficientdet.losses.detection_loss(*outputs, targets, config)["detection_loss"]
+    sizes = [tuple(side // stride for side in config.image_size) for stride in config.strides]
+    shape = (config.anchors_per_location, 5 + NUM_CLASSES)
+    heads = [tf.constant(random.normal(size=(2, *size, *shape)), tf.float32) for size in sizes]
+    return yolov4.losses.detection_loss(heads, targets, config)["detection_loss"]
+
+
+def test_only_a_gpu_loader_s_batches_lose_their_int32(monkeypatch):
+    batch = tf.zeros([2, 4, 4, 3]), {"classes": tf.constant([3, -1]), "boxes": tf.zeros([2, 4])}
+    monkeypatch.setattr(feeding, "placement", lambda *_: tf.device("/cpu:0"))
+    for pipeline_type, expected in (("dali_gpu", tf.int64), ("dali_cpu", tf.int32)):
+        loader = types.SimpleNamespace(
+            pipeline_type=pipeline_type, saveable=False, dataset=lambda: tf.data.Dataset.from_tensors(batch)
+        )
+        _, targets = next(feeding.Feed(Ranks(), lambda loader=loader, **_: loader, {}))
+        assert targets["classes"].dtype == expected
+        assert targets["classes"].numpy().tolist() == [3, -1]
+        assert targets["boxes"].dtype == tf.float32

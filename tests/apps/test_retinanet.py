@@ -1,0 +1,61 @@
+"""A RetinaNet through the app's own commands: its length in iterations, its rates, its weights read again."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from efficientdet.eval import evaluate_weights
+from efficientdet.predict import load_trained
+from efficientdet.train import train
+
+# One update less than two epochs of the twelve drawn images have; small enough to trace quickly.
+RECIPE = (
+    "epochs=0,iterations=5,milestones=2,4,warmup_iterations=1,lr_schedule=milestones,reference_batch=4,"
+    "learning_rate=0.001,augmentation=resize_range,resize_min=40,resize_max=64,antialias=false,"
+    "head_repeats=1,max_level=5"
+)
+
+
+@pytest.fixture(scope="module")
+def run(drawn, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("retinanet") / "run"
+    train(
+        model_name="retinanet-nano",
+        image_size="64x96",
+        hparams=RECIPE,
+        train_images=f"{drawn}/images",
+        train_annotations=f"{drawn}/instances.json",
+        pipeline_type="dali_cpu",
+        batch_size=4,
+        output_dir=str(directory),
+    )
+    return directory
+
+
+def test_iterations_decide_the_number_of_epochs_and_the_rates(run):
+    rows = list(csv.DictReader((run / "results.csv").open()))
+    assert [int(row["step"]) for row in rows] == [3, 6]
+    # six steps for five iterations: milestones after steps 2 (of 2.4) and 5 (of 4.8)
+    assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-4, 1e-5], rel=1e-4)
+    assert all(np.isfinite(float(row["loss"])) for row in rows)
+
+
+def test_weights_are_read_again_with_their_settings(run):
+    model, config, label_map, _ = load_trained(str(run))
+    assert (config.architecture, config.epochs, config.antialias) == ("retinanet", 2, False)
+    assert label_map.num_classes == 3
+    assert model.get_layer("class_net.predict").kernel.shape == (3, 3, 64, 27)
+
+
+def test_evaluation(run, drawn, tmp_path):
+    metrics = evaluate_weights(
+        weights=str(run),
+        output_dir=str(tmp_path),
+        eval_images=f"{drawn}/images",
+        eval_annotations=f"{drawn}/instances.json",
+        pipeline_type="dali_cpu",
+        batch_size=4,
+    )
+    assert 0 <= metrics["AP"] <= 1
+    assert (tmp_path / "detections.json").stat().st_size > 2

@@ -1,0 +1,102 @@
+"""FP16 and INT8 of a small network, the table of ranges, and TensorRT where there is none."""
+
+import json
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tensorflow as tf
+
+from common.errors import UserError
+from common.exporting import calibration, half, onnx_graphs, tensorrt
+from common.exporting.onnx_file import NETWORK_INPUT
+
+SHAPE = (2, 16, 24, 3)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """A file of two convolutions, the first with kernels of very different sizes."""
+    random = np.random.default_rng(1)
+    sizes = np.geomspace(0.01, 10, 8)
+    first = (random.standard_normal((3, 3, 3, 8)) * sizes).astype(np.float32)
+    last = random.standard_normal((1, 1, 8, 4)).astype(np.float32)
+
+    def function(x):
+        x = tf.nn.relu(tf.nn.conv2d(x, first, 1, "SAME") / sizes.astype(np.float32))
+        return [tf.nn.conv2d(x, last, 1, "SAME")]
+
+    spec = tf.TensorSpec([None, *SHAPE[1:]], tf.float32, NETWORK_INPUT)
+    path = tmp_path_factory.mktemp("network") / "float.onnx"
+    onnx.save(onnx_graphs.convert(function, [spec], ["raw_0"], 17), path)
+    return path
+
+
+def _images(seed):
+    return np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
+
+
+def _relative_error(network, other):
+    """By channel: the mean error as a share of the mean size."""
+    sessions = [onnxruntime.InferenceSession(path) for path in (network, other)]
+    one, two = (session.run(None, {NETWORK_INPUT: _images(9)})[0] for session in sessions)
+    return np.abs(one - two).mean(axis=(0, 1, 2)) / np.abs(one).mean(axis=(0, 1, 2))
+
+
+def test_int8_is_near(network, tmp_path):
+    table = tmp_path / "table.json"
+    quantize = calibration.make_quantizer(iter([_images(0), _images(1)]), 2, table, symmetric=False)
+    quantize(network, tmp_path / "int8.onnx")
+    error = _relative_error(network, tmp_path / "int8.onnx")
+    assert 1e-4 < error.max() < 0.05  # INT8, and near
+    graph = onnx.load(tmp_path / "int8.onnx").graph
+    quantized = {name for node in graph.node if node.op_type == "DequantizeLinear" for name in node.output}
+    first, last = [node for node in graph.node if node.op_type == "Conv"]
+    assert set(first.input[:2]) <= quantized
+    assert not set(last.input) & quantized  # it gives the scores
+
+    again = calibration.make_quantizer(iter(()), 0, table, symmetric=False)  # without images
+    again(network, tmp_path / "again.onnx")
+    assert _relative_error(tmp_path / "int8.onnx", tmp_path / "again.onnx").max() == 0
+
+
+def test_tensorrt_wants_no_zero_points(network, tmp_path):
+    quantize = calibration.make_quantizer(iter([_images(0)]), 1, tmp_path / "table.json", symmetric=True)
+    quantize(network, tmp_path / "int8.onnx")
+    graph = onnx.load(tmp_path / "int8.onnx").graph
+    values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    points = [values[node.input[2]] for node in graph.node if node.op_type == "QuantizeLinear"]
+    assert points
+    assert all((point == 0).all() for point in points)
+
+
+def test_a_table_of_something_else_is_refused(network, tmp_path):
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"network_sha256": "of another", "ranges": {}}))
+    with pytest.raises(UserError, match="measured for another network"):
+        calibration.make_quantizer(iter(()), 0, table, symmetric=True)(network, tmp_path / "x.onnx")
+    table.write_text("no JSON")
+    with pytest.raises(UserError, match="is no calibration table"):
+        calibration.make_quantizer(iter(()), 0, table, symmetric=True)(network, tmp_path / "x.onnx")
+    assert not (tmp_path / "x.onnx").exists()
+
+
+def test_fp16_keeps_the_ports(network, tmp_path):
+    half.quantize(network, tmp_path / "half.onnx")
+    model = onnx.load(tmp_path / "half.onnx")
+    ports = [*model.graph.input, *model.graph.output]
+    assert {port.type.tensor_type.elem_type for port in ports} == {onnx.TensorProto.FLOAT}
+    assert {tensor.data_type for tensor in model.graph.initializer if tensor.dims} >= {
+        onnx.TensorProto.FLOAT16
+    }
+    error = _relative_error(network, tmp_path / "half.onnx")
+    assert 1e-6 < error.max() < 0.005
+
+
+def test_without_tensorrt_the_command_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(UserError, match=r"not installed.*trtexec --onnx=.*a\.onnx") as caught:
+        tensorrt.build(tmp_path / "a.onnx", tmp_path / "a.engine", (64, 96), "int8")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,90 @@
+"""Files as google/automl has them, written without TensorFlow's or Keras' classes for saving.
+
+automl_d0_names.txt and automl_d0_outputs.txt were written by automl's own Keras model (tf2/
+efficientdet_keras.py, tf_keras 2.21): its variables, and its answers with the weights of `number`.
+"""
+
+import pathlib
+import zlib
+
+import h5py
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+HERE = pathlib.Path(__file__).parent
+
+
+def lines_of(name):
+    return [line.split() for line in (HERE / name).read_text().splitlines() if not line.startswith("#")]
+
+
+def numbers(text):
+    return tuple(int(number) for number in text.split("x") if number)
+
+
+SHAPES = {
+    f"{layer}/{variable}": numbers(shape)
+    for layer, *variables in lines_of("automl_d0_names.txt")
+    for variable, _, shape in (item.partition("=") for item in variables)
+}
+
+
+def number(name, shape):
+    """The values of a variable; other names have others."""
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    kind = name.rpartition("/")[2]
+    if kind == "gamma" or kind.startswith("WSM"):
+        values = random.uniform(0.5, 1.5, shape)
+    elif kind == "moving_variance":
+        values = random.uniform(0.5, 2, shape)
+    elif kind in ("beta", "moving_mean", "bias"):
+        values = random.normal(0, 0.3, shape)
+    else:
+        inputs = np.prod(shape[:2]) * (1 if kind == "depthwise_kernel" else shape[2])
+        values = random.normal(size=shape) * np.sqrt(1.6 / inputs)
+    return np.float32(values)
+
+
+def write_h5(path, variables):
+    """As Keras 2 lays it out: the layers of the model are groups, names end in `:0`."""
+    with h5py.File(path, "w") as file:
+        for name, values in variables.items():
+            file[f"{name.split('/')[0]}/{name}:0"] = values
+    return path
+
+
+def write_tensors(prefix, tensors):
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    names = list(tensors)
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=[tf.constant(tensors[name]) for name in names],
+    )
+    return prefix
+
+
+def write_objects(prefix, variables):
+    """tf.train.Checkpoint's: keys are paths of attributes; names stand in the graph, averages are slots."""
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    root, tensors = graph.nodes.add(), {}
+    for count, (name, values) in enumerate(variables.items()):
+        node = graph.nodes.add()
+        key = f"net/parts/{count}/value/.ATTRIBUTES/VARIABLE_VALUE"
+        node.attributes.add(name="VARIABLE_VALUE", full_name=name, checkpoint_key=key)
+        tensors[key] = values + 1
+        slot = graph.nodes.add()
+        slot_key = key.replace("/.ATTRIBUTES", "/.OPTIMIZER_SLOT/optimizer/average/.ATTRIBUTES")
+        slot.attributes.add(
+            name="VARIABLE_VALUE", full_name=f"Averaging/{name}/average", checkpoint_key=slot_key
+        )
+        tensors[slot_key] = values
+        root.slot_variables.add(
+            original_variable_node_id=len(graph.nodes) - 2,
+            slot_name="average",
+            slot_variable_node_id=len(graph.nodes) - 1,
+        )
+    tensors["_CHECKPOINTABLE_OBJECT_GRAPH"] = graph.SerializeToString()
+    return write_tensors(prefix, tensors)

@@ -1,0 +1,377 @@
+"""google/automl's checkpoints: the forms they come in, its own model's answers, class rows, wrong files."""
+
+import dataclasses
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from absl import flags
+
+from common import flags as shared_flags
+from common import weight_files
+from common.coco_classes import coco_label_map
+from common.errors import UserError
+from common.labels import LabelMap
+from efficientdet import automl_weights
+from efficientdet.automl_checkpoints import read_automl
+from efficientdet.automl_names import automl_names, canonical
+from efficientdet.automl_weights import load_automl
+from efficientdet.config import get_config
+from efficientdet.foreign_weights import open_weights
+from efficientdet.init_from import init_from
+from efficientdet.model import build_model
+from efficientdet.predict import load_trained
+from tests.efficientdet.automl_files import (
+    SHAPES,
+    lines_of,
+    number,
+    numbers,
+    write_h5,
+    write_objects,
+    write_tensors,
+)
+
+IMAGE_SIZE = (72, 104)
+# d0 with one cell and one convolution in its heads: its variables are some of d0's
+SMALL = dataclasses.replace(get_config("efficientdet-d0"), fpn_cells=1, head_repeats=1, image_size=(64, 96))
+PREDICT = "class_net.predict/pointwise_kernel"
+
+
+@pytest.fixture(scope="module")
+def variables():
+    return {name: number(name, shape) for name, shape in SHAPES.items()}
+
+
+@pytest.fixture(scope="module")
+def files(variables, tmp_path_factory):
+    """Form -> path: of the same numbers."""
+    directory = tmp_path_factory.mktemp("automl")
+    averages = {"global_step": np.int64(7)}
+    for name, values in variables.items():
+        averages |= {f"{name}/ExponentialMovingAverage": values, name: values + 1}
+        averages |= {f"{name}/Momentum": values} if values.ndim else {}
+    plain = write_tensors(directory / "plain" / "model", variables)
+    (directory / "plain" / "checkpoint").write_text('model_checkpoint_path: "model"\n')
+    return {
+        "h5": write_h5(directory / "efficientdet-d0.h5", variables),
+        "checkpoint": plain,
+        "directory": plain.parent,
+        "index": plain.with_suffix(".index"),
+        "averages": write_tensors(directory / "averages" / "model.ckpt-7", averages),
+        "objects": write_objects(directory / "objects" / "ckpt-7", variables),
+    }
+
+
+@pytest.fixture(scope="module")
+def d0():
+    return build_model("efficientdet-d0", 90, IMAGE_SIZE)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return build_model("efficientdet-d0", 3, config=SMALL)
+
+
+@pytest.fixture
+def fresh(small):
+    """The small model, its weights random."""
+    random = np.random.default_rng(0)
+    for weight in small.weights:
+        weight.assign(random.uniform(0.1, 1, weight.shape))
+    return small
+
+
+def values_of(model):
+    return {weight.path: np.array(weight) for weight in model.weights}
+
+
+# --- the whole model -------------------------------------------------------------------------------
+
+
+def test_answers_are_those_of_automls_own_model(d0, files):
+    report = load_automl(d0, files["h5"])
+    assert len(report.taken) == len(d0.weights)
+    assert not (report.made_anew or report.unused or report.new_classes or report.remark)
+    images = np.float32(np.random.default_rng(0).normal(size=(1, *IMAGE_SIZE, 3)))
+    outputs = dict(zip(("class", "box"), d0(images, training=False), strict=True))
+    lines = lines_of("automl_d0_outputs.txt")
+    assert len(lines) == 10
+    for head, level, shape, *expected in lines:
+        output = np.asarray(outputs[head][int(level) - 3])[0]
+        assert output.shape == numbers(shape)
+        expected = np.float32(expected)
+        found = output.ravel()[np.linspace(0, output.size - 1, expected.size).astype(int)]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "directory", "index", "averages", "objects"])
+def test_every_form_has_the_same_numbers(variables, files, form):
+    """Averages go before what they average."""
+    file = open_weights(files[form])
+    known = {name: shape for name, shape in file.shapes.items() if canonical(name) and name in SHAPES}
+    assert known == SHAPES
+    assert file.averaged == (form in ("averages", "objects"))
+    for name, values in zip(SHAPES, file.read(file.stored[name] for name in SHAPES), strict=True):
+        np.testing.assert_array_equal(values, variables[name])
+
+
+def test_every_variable_belongs_to_one_weight(d0):
+    used = [name for names in automl_names(d0).values() for name in names]
+    assert len(automl_names(d0)) == len(d0.weights)
+    assert sorted(used) == sorted(map(canonical, SHAPES))
+
+
+def test_what_is_in_the_file_besides_is_reported(fresh, files):
+    report = init_from(fresh, LabelMap((1, 2, 3), ("cat", "dog", "x")), str(files["averages"]))
+    assert report.unused[0] == "global_step"  # before the raw values and the optimizer's
+    assert "fpn_cells/cell_2/fnode0/WSM_1/ExponentialMovingAverage" in report.unused  # it has one cell
+    assert "class_net/class-predict/bias/Momentum" in report.unused
+    assert "class_net/class-predict/bias/ExponentialMovingAverage" not in report.unused
+    keys = open_weights(files["averages"]).keys
+    assert len(report.unused) == len(set(report.unused)) < len(keys)
+    assert "averages over the training" in str(report)
+    assert "\n" not in str(report)
+
+
+# --- classes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("label_map", "rows"),
+    [
+        (LabelMap((3, 17, 90), ("car", "cat", "toothbrush")), (2, 16, 89)),  # a json with COCO's ids
+        (LabelMap((1, 2, 3), ("zebra", "tram", "motorbike")), (23, None, 3)),  # other ids, VOC's spelling
+        (LabelMap((24, 25, 26), ("person", "12", "traffic light")), (0, None, 9)),  # names go before ids
+    ],
+)
+def test_rows_follow_names(fresh, files, variables, label_map, rows):
+    before = values_of(fresh)
+    report = init_from(fresh, label_map, str(files["h5"]))
+    after = values_of(fresh)
+    for path, name in (
+        (PREDICT, "class_net/class-predict/pointwise_kernel"),
+        ("class_net.predict/bias", "class_net/class-predict/bias"),
+    ):
+        now, was = (values[path].reshape(-1, 9, 3) for values in (after, before))
+        theirs = variables[name].reshape(-1, 9, 90)
+        for index, row in enumerate(rows):
+            expected = was[..., index] if row is None else theirs[..., row]
+            np.testing.assert_array_equal(now[..., index], expected)
+    depthwise = "class_net.predict/depthwise_kernel"  # has nothing to do with classes
+    np.testing.assert_array_equal(after[depthwise], variables["class_net/class-predict/depthwise_kernel"])
+    assert not report.made_anew
+    assert len(report.new_classes) == rows.count(None)
+
+
+def test_other_classes_remake_one_layer_only(fresh, files):
+    before = values_of(fresh)
+    report = init_from(fresh, LabelMap((1, 2, 3), ("a", "b", "c")), str(files["checkpoint"]))
+    assert report.made_anew == (PREDICT, "class_net.predict/bias")
+    assert {path for path, value in values_of(fresh).items() if np.array_equal(value, before[path])} == set(
+        report.made_anew
+    )
+
+
+def test_other_anchors_remake_both_last_layers(files):
+    config = dataclasses.replace(SMALL, num_scales=2)
+    model = build_model("efficientdet-d0", 3, config=config)
+    report = init_from(model, LabelMap((1, 2, 3), ("cat", "dog", "cow")), str(files["h5"]))
+    assert set(report.made_anew) == {
+        f"{net}_net.predict/{name}" for net in ("class", "box") for name in ("pointwise_kernel", "bias")
+    }
+
+
+def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
+    """27 numbers a place for 9 anchors are 3 classes, whatever they are."""
+    variables = variables | {
+        f"class_net/class-predict/{name}": variables[f"class_net/class-predict/{name}"][..., :27]
+        for name in ("pointwise_kernel", "bias")
+    }
+    file = write_h5(tmp_path / "mine.h5", variables)
+    report = init_from(fresh, LabelMap((1, 2, 3), ("cat", "dog", "cow")), str(file))
+    assert report.new_classes == ("cat", "dog", "cow")
+    assert "names of its 3 classes are unknown" in str(report)
+    report = load_automl(fresh, file)  # as many: in their order
+    assert not report.new_classes
+    np.testing.assert_array_equal(
+        fresh.get_layer("class_net.predict").bias, variables["class_net/class-predict/bias"]
+    )
+
+
+# --- files that cannot be used ---------------------------------------------------------------------
+
+
+def refused(model, path):
+    """The message, after a look that nothing was assigned."""
+    before = values_of(model)
+    with pytest.raises(UserError) as caught:
+        init_from(model, LabelMap((1, 2, 3), ("cat", "dog", "cow")), str(path))
+    for weight_path, value in values_of(model).items():
+        np.testing.assert_array_equal(value, before[weight_path])
+    assert "\n" not in str(caught.value)
+    assert pathlib.Path(path).name in str(caught.value)
+    return str(caught.value)
+
+
+def other_model(file, backbone, channels):
+    """The names and shapes of a bigger sibling."""
+    shapes = {}
+    for name, shape in file.shapes.items():
+        name = name.replace("efficientnet-b0", backbone)
+        shapes[name] = tuple(channels if size == 64 and "net/" in name else size for size in shape)
+    return file._replace(shapes=shapes, stored={name: name for name in shapes})
+
+
+@pytest.mark.parametrize(
+    ("backbone", "channels", "seems"),
+    [
+        ("efficientnet-b1", 88, "efficientdet-d1 ("),
+        ("efficientnet-b6", 384, "efficientdet-d6 or efficientdet-d7 ("),
+        ("efficientnet-b7", 384, "efficientdet-d7x ("),
+        ("efficientnet-lite0", 64, "efficientdet-lite0 ("),
+    ],
+)
+def test_another_model_is_named(fresh, files, backbone, channels, seems):
+    file = other_model(open_weights(files["h5"]), backbone, channels)
+    shapes = {name: shape for name, shape in file.shapes.items() if "blocks_15" not in name}
+    with pytest.raises(UserError, match="do not fit efficientdet-d0: they seem to be of ") as caught:
+        read_automl(file._replace(shapes=shapes), fresh)
+    assert f"they seem to be of {seems}" in str(caught.value)
+
+
+def test_the_same_model_with_another_width_is_told_apart(files):
+    config = dataclasses.replace(SMALL, fpn_channels=32)
+    message = refused(build_model("efficientdet-d0", 3, config=config), files["h5"])
+    assert (
+        "do not fit this efficientdet-d0: resample_p6/conv2d/kernel is (1, 1, 320, 64) in it and" in message
+    )
+
+
+def test_a_model_that_automl_does_not_have_is_refused(files):
+    config = dataclasses.replace(
+        get_config("efficientdet-nano"), fpn_cells=1, head_repeats=1, image_size=(32, 32)
+    )
+    message = refused(build_model("efficientdet-nano", 3, config=config), files["h5"])
+    assert "do not fit efficientdet-nano: they seem to be of efficientdet-d0" in message
+
+
+def test_damaged_h5_files_are_one_line(fresh, files, tmp_path):
+    content = files["h5"].read_bytes()
+    file = tmp_path / "damaged.h5"
+    for size in (0, 100, 5_000, len(content) // 2, len(content) - 1):
+        file.write_bytes(content[:size])
+        assert "damaged" in refused(fresh, file)
+    file.write_text("<html>404</html>")
+    assert "damaged" in refused(fresh, file)
+    (tmp_path / "lost.h5").write_bytes(content[:8] + bytes(2_000) + content[2_008:])
+    assert "damaged" in refused(fresh, tmp_path / "lost.h5")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("efficientnet-b0/stem/conv2d/kernel", np.nan, "is not finite"),
+        ("box_net/box-0-bn-3/moving_variance", -1, "is negative"),
+    ],
+)
+def test_numbers_that_cannot_be_are_one_line(fresh, variables, tmp_path, name, value, says):
+    values = variables[name].copy()
+    values.flat[3] = value
+    file = write_h5(tmp_path / "odd.h5", variables | {name: values})
+    assert f"{canonical(name)} {says}: the file is damaged" in refused(fresh, file)
+
+
+def test_a_variable_that_is_missing_is_named(fresh, variables, tmp_path):
+    gone = "class_net/class-0-bn-5/beta"
+    file = write_h5(tmp_path / "less.h5", {name: v for name, v in variables.items() if name != gone})
+    assert f"{gone} is not in it" in refused(fresh, file)
+
+
+def test_checkpoints_that_are_not_whole_are_one_line(fresh, files, tmp_path):
+    def copy(name):
+        shutil.copytree(files["directory"], tmp_path / name)
+        return tmp_path / name, tmp_path / name / "model.data-00000-of-00001", tmp_path / name / "model.index"
+
+    directory, data, _ = copy("no_data")
+    data.unlink()
+    assert "the checkpoint is not whole" in refused(fresh, directory)
+    directory, data, _ = copy("short_data")
+    data.write_bytes(data.read_bytes()[:1_000_000])
+    assert "the checkpoint is not whole" in refused(fresh, directory)
+    directory, data, _ = copy("flipped_bit")
+    content = bytearray(data.read_bytes())
+    content[200] ^= 1
+    data.write_bytes(content)
+    assert "the checkpoint is not whole" in refused(fresh, directory)
+    directory, _, index = copy("short_index")
+    index.write_bytes(index.read_bytes()[:1_000])
+    assert "the checkpoint is damaged" in refused(fresh, directory / "model")
+    directory, _, index = copy("no_index")
+    index.unlink()
+    assert "neither a run of ours nor one checkpoint" in refused(fresh, directory)
+    assert "no such file" in refused(fresh, directory / "model")
+
+
+def test_other_files_are_one_line(fresh, tmp_path):
+    assert "neither of google/automl's" in refused(
+        fresh, write_h5(tmp_path / "other.h5", {"a/b/kernel": np.ones(3)})
+    )
+    weight_files.save(fresh, tmp_path / "their.weights.h5", {"app": "yolov4"})
+    assert "saved by 'yolov4', not by efficientdet" in refused(fresh, tmp_path / "their.weights.h5")
+    (tmp_path / "empty").mkdir()
+    assert "neither a run of ours nor one checkpoint" in refused(fresh, tmp_path / "empty")
+
+
+# --- the command -----------------------------------------------------------------------------------
+
+
+def command(*arguments):
+    fv = flags.FlagValues()
+    automl_weights.define_flags(fv)
+    fv(["automl_weights", *arguments])
+    automl_weights.convert(**shared_flags.values(fv, automl_weights.define_flags))
+
+
+FEWER = "--hparams=fpn_cells=1,head_repeats=1"
+
+
+def test_command_keeps_cocos_80(files, variables, tmp_path, capsys):
+    output = tmp_path / "d0.weights.h5"
+    arguments = ["--model_name=efficientdet-d0", f"--weights={files['directory']}", f"--output={output}"]
+    command(*arguments, "--image_size=64x96", FEWER)
+    assert f"{output}: " in capsys.readouterr().out
+    model, config, label_map, _ = load_trained(str(output))
+    assert label_map == coco_label_map()
+    assert config.image_size == (64, 96)
+    bias = np.asarray(model.get_layer("class_net.predict").bias).reshape(9, 80)
+    theirs = variables["class_net/class-predict/bias"].reshape(9, 90)
+    np.testing.assert_array_equal(bias, theirs[:, np.array(label_map.category_ids) - 1])
+    with pytest.raises(UserError, match="exists"):
+        command(*arguments)
+
+
+def test_command_takes_a_label_map(files, tmp_path):
+    LabelMap((2, 90), ("two", "ninety")).save(tmp_path / "map.json")
+    output = tmp_path / "two.weights.h5"
+    arguments = [f"--weights={files['h5']}", f"--label_map={tmp_path}/map.json", "--image_size=64", FEWER]
+    command("--model_name=efficientdet-d0", *arguments, f"--output={output}")
+    assert load_trained(str(output))[2].names == ("two", "ninety")
+    LabelMap((2, 91), ("two", "more")).save(tmp_path / "map.json")
+    with pytest.raises(UserError, match=r"ids go from 2 to 91, but the file has outputs for 1 to 90"):
+        command("--model_name=efficientdet-d0", *arguments, f"--output={tmp_path}/x.weights.h5")
+
+
+def test_command_refuses_in_one_line(files, tmp_path):
+    given, output = f"--weights={files['h5']}", f"--output={tmp_path}/a.weights.h5"
+    cases = {
+        "both needed": [given],
+        "must end in": [given, "--output=a.h5"],
+        "--model_name is missing: .* seem to be of efficientdet-d0": [given, output],
+        "did you mean 'efficientdet-d0'": [given, output, "--model_name=efficientdet-0"],
+        "no such file": [f"--weights={tmp_path}/no.h5", output, "--model_name=efficientdet-d0"],
+    }
+    for message, arguments in cases.items():
+        with pytest.raises(UserError, match=message):
+            command(*arguments)
+    assert not list(tmp_path.iterdir())

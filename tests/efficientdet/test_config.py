@@ -1,0 +1,21 @@
+"""A run of an earlier version is the same run: its run.json has these fields of the config and no others."""
+
+from efficientdet.config import get_config
+from efficientdet.train import _lasting
+
+# EfficientDetConfig before RetinaNet's fields, without what may change between two sittings.
+FIRST = """model_name image_size backbone fpn_channels fpn_cells head_repeats fpn_fusion bn_momentum min_level
+max_level num_scales aspect_ratios anchor_scale augmentation jitter_min jitter_max resize_min resize_max
+flip_prob grid_mask_prob brightness contrast saturation hue min_box_size max_instances focal_alpha focal_gamma
+label_smoothing huber_delta box_loss_weight weight_decay optimizer momentum learning_rate reference_batch
+warmup_learning_rate warmup_epochs clip_norm ema_decay"""
+
+
+def test_a_run_of_an_earlier_version_is_taken_up_again():
+    assert list(_lasting(get_config("efficientdet-d7x"))) == FIRST.split()
+
+
+def test_what_that_version_could_not_do_is_another_run():
+    lasting = _lasting(get_config("retinanet-rn50fpn"))
+    assert (lasting["architecture"], lasting["lr_schedule"]) == ("retinanet", "milestones")
+    assert lasting["iterations"] == 90_000
