@@ -81,11 +81,19 @@ def make(
         "preprocessing": dict(preprocessing),
         "train_data": train_data,
         "eval_data": eval_data,
-        "recipe": recipe and {name: recipe[name] for name in RECIPE_FLAGS if recipe.get(name) is not None},
+        "recipe": recipe and _recipe(recipe),
         "versions": checkpoint_files.versions(),
         "project": _project(),
     }
     return json.loads(json.dumps({name: value for name, value in known.items() if value is not None}))
+
+
+def _recipe(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the directories of `init_from`: weights are published, where they lay is private."""
+    known = {name: given[name] for name in RECIPE_FLAGS if given.get(name) is not None}
+    if "init_from" in known:
+        known["init_from"] = pathlib.Path(known["init_from"]).name
+    return known
 
 
 @functools.cache

@@ -134,7 +134,8 @@ def _configure(
         models = models_of(list(file.shapes), file.renamed(canonical).shapes)
         hint = f": {file.path} seem to be of {' or '.join(models)}" if models else ""
         raise UserError(f"--model_name is missing{hint}")
-    config = get_config(model_name)
+    # automl's loader resizes without antialiasing (efficientdet/dataloader.py: tf.image.resize)
+    config = hparams.replace(get_config(model_name), {"antialias": False})
     fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
     config = hparams.override(config, hparams_spec, only=fields)
     if image_size:

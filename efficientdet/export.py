@@ -7,8 +7,8 @@ r"""Writes a trained EfficientDet as a file that runs without this project, and 
 Formats: saved_model (images of any size), onnx, litert and tensorrt (images at their places in the network
 input, as the loaders make them, and the sizes of the originals). Out come boxes (ltrb, in pixels of the
 original), scores, classes (0-based, named in the passport) and how many there are. Inside is hard suppression
-per class, whatever was trained: no format has the
-Gaussian one, and --verify_annotations says what that costs.
+per class, whatever was trained: no format has the Gaussian one, and --verify_annotations says what that
+costs. A file of float32 that finds something else than the weights, by more than 1e-4, is an error.
 """
 
 import os

@@ -269,7 +269,8 @@ def _from_darknet(
     if not model_name:
         raise UserError(f"--model_name is missing: {weights} is of which of {', '.join(MODEL_NAMES)}?")
     _refuse_existing(pathlib.Path(output))
-    config = get_config(model_name)
+    # Darknet resizes without antialiasing (src/image.c: resize_image)
+    config = hparams.replace(get_config(model_name), {"antialias": False})
     fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
     config = hparams.override(config, hparams_spec, only=fields)
     if image_size:

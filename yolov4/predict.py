@@ -57,7 +57,10 @@ def load_trained(
     weight_files.load(model, file)
     label_map = LabelMap.from_json(metadata["label_map"])
     now = make_passport(config, label_map, metadata["num_classes"])
-    passport.explain(metadata, now, f"{file} runs otherwise than it was saved")
+    saved = metadata
+    if nms_iou is not None:  # infer.py's own default is no news
+        saved = metadata | {"config": metadata["config"] | {"nms_iou": nms_iou}}
+    passport.explain(saved, now, f"{file} runs otherwise than it was saved")
     return model, config, label_map, file
 
 

@@ -67,7 +67,7 @@ def export(
         largest = _compare(trained, options, images)
     if evaluation:
         _compare_ap(trained, options, evaluation)
-    if options.quantize == "none" and largest > check.FLOAT_LIMIT:
+    if options.quantize == "none" and not largest <= check.FLOAT_LIMIT:  # NaN is too far, too
         raise UserError(
             f"{_compared_file(options)} is written, but differs from the weights by {largest:.1e}, more than "
             f"{check.FLOAT_LIMIT:g}: trust it only if --verify_annotations shows the same AP"

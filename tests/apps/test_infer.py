@@ -262,7 +262,8 @@ def test_what_cannot_be_done_is_one_line(trained, clip, command, tmp_path, case)
     (tmp_path / "frog.png").write_bytes((clip / "frames" / "3.png").read_bytes())
     (tmp_path / "info.json").write_text('{"images": [{"id": 1, "file_name": "a.jpg"}]}')
     image = {"id": 1, "file_name": "3.png", "width": 96, "height": 64}
-    other = {"images": [image], "categories": [{"id": 3, "name": "bus"}], "annotations": []}
+    box = {"id": 1, "image_id": 1, "category_id": 3, "bbox": [2, 3, 20, 10], "area": 200, "iscrowd": 0}
+    other = {"images": [image], "categories": [{"id": 3, "name": "bus"}], "annotations": [box]}
     (tmp_path / "other.json").write_text(json.dumps(other))
     filled = [argument.format(tmp=tmp_path, clip=clip) for argument in arguments]
     with pytest.raises(UserError, match=message) as error:
