@@ -24,7 +24,8 @@ def decided(app, trained, drawn, tmp_path_factory):
     model, config, _, file = app.load_trained(trained)
     random = np.random.default_rng(3)
     for weight in model.weights:
-        if weight.path.endswith("bn/gamma"):
+        # YOLOv4's features hardly differ between places yet; in EfficientDet rounding would grow to 1e-3
+        if app.name == "yolov4" and weight.path.endswith("bn/gamma"):
             weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
     parts = app.package.exportable.make_exportable(model, config)
     raw = parts.network(_network_input(parts, drawn))
