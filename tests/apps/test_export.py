@@ -78,7 +78,7 @@ def by_weights(app, decided, command, drawn, tmp_path_factory):
 def _check_same(found, expected):
     """The same detections, whatever the order of equal scores: to 1e-4, 0.015 px here, and rounding."""
     assert len(found) == len(expected) > 500
-    assert np.std([detection["score"] for detection in expected]) > 0.1
+    assert np.std([detection["score"] for detection in expected]) > 0.02  # far above 1e-4
 
     def key(detection):
         return detection["image_id"], detection["category_id"]
@@ -135,6 +135,8 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
         out = {name: value.numpy()[0] for name, value in detect(images=tf.constant(pixels[None])).items()}
         for row in range(out["count"]):
             left, top, right, bottom = map(float, out["boxes"][row])
+            if left == right or top == bottom:  # wholly outside the image; eval.py drops it, too
+                continue
             found.append(
                 {
                     "image_id": image["id"],
