@@ -262,7 +262,7 @@ def test_evaluation(fuzzed):
             assert batch.outputs["image_ids"].reshape(-1)[row] == image_id
             assert tuple(batch.outputs["image_sizes"][row]) == image.size, where
             assert tuple(batch.outputs["letterbox"][row]) == (0, 0, *size), where
-            expected = view_pixels(image, window, size, {"flip": False})
+            expected = view_pixels(image, window, size, config.antialias, {"flip": False})
             check_pixels(batch.outputs["images"][row], expected, plain, where)
             boxes_px = numpy_boxes.move(image.boxes_px, window, (0, 0, *size))
             check_boxes(batch, row, boxes_px, image.classes, config, where)
