@@ -1,1 +1,1 @@
-"""A package, because tf2onnx installs one of this name, which would come first: ours has to be found before."""
+"""A package, so that it is found before the `tests` that tf2onnx installs."""
