@@ -11,6 +11,7 @@ DEMO_FLAGS :=
 BENCH := runs/bench
 BENCH_FLAGS := --rounds=3
 JOBS := 2
+APPS := efficientdet yolov4
 
 .PHONY: help setup horovod demo demo-yolov4 demo-clean test test-gpu bench soak lint format clean
 
@@ -52,9 +53,7 @@ $(DEMO_DATA)/eval/instances.json: common/synthetic.py | setup
 demo-clean:  ## forgets the demos' data and runs, so that the next one starts anew
 	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)
 
-test: setup horovod  ## lint, then all tests, in JOBS=2 processes of up to 5 GB each
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
+test: lint horovod  ## lint, then all tests, in JOBS=2 processes of up to 5 GB each
 	$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile
 
 test-gpu: setup  ## only the tests that need a GPU
@@ -71,9 +70,12 @@ soak: setup horovod  ## runs killed at random steps and started again, and saves
 	$(RUN) tests/soak/soak_kills.py --app=yolov4 --ranks=2 --rounds=20
 	$(RUN) tests/soak/soak_saves.py --rounds=100
 
-lint: setup  ## ruff's findings
+lint: setup  ## what ruff, codespell, shellcheck and hadolint find
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/codespell $(APPS) common tests examples docker docs *.md Makefile
+	$(VENV)/bin/shellcheck docker/*.sh .ci/run
+	$(VENV)/bin/hadolint docker/Dockerfile docker/Dockerfile.cpu
 
 format: setup  ## ruff's formatting and safe fixes
 	$(VENV)/bin/ruff check --fix .

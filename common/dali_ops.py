@@ -1,8 +1,15 @@
-"""Stages that the DALI graphs of both apps share; each sees one sample."""
+"""Stages that the DALI graphs of both apps and common/preprocess.py share; each sees one sample.
+
+Those with an `api` run in both of DALI's APIs (dali_api.py).
+"""
+
+from collections.abc import Sequence
 
 from nvidia import dali
 from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
+
+from common.dali_api import GRAPH, Api, Data
 
 
 def mark(stage: str, *nodes: DataNode) -> None:
@@ -41,23 +48,88 @@ def decode_window(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
 
 
 def resize(
-    images: DataNode, size: DataNode, mirrored: DataNode | None = None, antialias: bool = True
-) -> DataNode:
-    """Linear.
-
+    images: Data,
+    size: Data | Sequence[float],
+    mirrored: Data | None = None,
+    antialias: bool = True,
+    interpolation: types.DALIInterpType = types.INTERP_LINEAR,
+    api: Api = GRAPH,
+) -> Data:
+    """
     Args:
         images: (h, w, C).
         size: int32 (2,), height and width.
         mirrored: int32 (), 1 to exchange left and right.
         antialias: average over all pixels that an output pixel covers; without, at most four are looked at.
+        interpolation: of DALI's.
+        api: of `images`.
     """
-    if mirrored is not None:
-        size = fn.stack(size[0], size[1] * (1 - 2 * mirrored))  # fn.resize mirrors for a negative width
-    return fn.resize(
+    if mirrored is not None:  # fn.resize mirrors for a negative width
+        size = api.ops.stack(api.part(size, 0), api.part(size, 1) * (1 - 2 * mirrored))
+    if not isinstance(size, Sequence):
+        size = api.ops.cast(size, dtype=types.FLOAT)
+    return api.ops.resize(images, size=size, interp_type=interpolation, antialias=antialias)
+
+
+def place(
+    images: Data,
+    top_left: Data,
+    image_size: Data | Sequence[int],
+    fill: float | Sequence[float],
+    api: Api = GRAPH,
+) -> Data:
+    """An image somewhere in another one of a single colour; what reaches beyond is cut.
+
+    Args:
+        images: (h, w, C), any dtype.
+        top_left: int32 (2,), the row and column where its first pixel goes.
+        image_size: (height, width) of the result, int32.
+        fill: the colour, one number for all channels or one for each.
+        api: of `images`.
+
+    Returns:
+        (height, width, C), the dtype of `images`.
+    """
+    return api.ops.slice(
         images,
-        size=fn.cast(size, dtype=types.FLOAT),
-        interp_type=types.INTERP_LINEAR,
-        antialias=antialias,
+        start=api.ops.cast(-top_left, dtype=types.INT32),
+        shape=image_size,
+        axes=[0, 1],
+        out_of_bounds_policy="pad",
+        fill_values=[float(value) for value in fill] if isinstance(fill, Sequence) else float(fill),
+    )
+
+
+def normalize(
+    images: Data,
+    mean: Sequence[float],
+    std: Sequence[float],
+    *,
+    image_size: Sequence[int] | None = None,
+    api: Api = GRAPH,
+) -> Data:
+    """(pixels - mean) / std, at the top left of an image of zeros where `image_size` says so.
+
+    Args:
+        images: (h, w, C).
+        mean, std: one number for each channel, for pixels in 0..255.
+        image_size: (height, width) of the result; None: that of `images`.
+        api: of `images`.
+
+    Returns:
+        float32 (height, width, C).
+    """
+    placed = {}
+    if image_size is not None:
+        placed = {
+            "crop": [float(side) for side in image_size],
+            "crop_pos_x": 0.0,
+            "crop_pos_y": 0.0,
+            "out_of_bounds_policy": "pad",
+            "fill_values": 0.0,
+        }
+    return api.ops.crop_mirror_normalize(
+        images, mean=list(mean), std=list(std), dtype=types.FLOAT, output_layout="HWC", **placed
     )
 
 

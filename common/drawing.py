@@ -78,6 +78,24 @@ def draw_boxes(
     return np.asarray(picture)
 
 
+def heat_map(image: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """An image, darkened, where the cells of a grid over it shine as their values say.
+
+    Args:
+        image: uint8 (H, W, 3).
+        values: float (h, w) in [0, 1]; each is a cell of H / h x W / w pixels.
+
+    Returns:
+        uint8 (H, W, 3).
+    """
+    height, width = image.shape[:2]
+    rows = np.arange(height) * values.shape[0] // height
+    columns = np.arange(width) * values.shape[1] // width
+    share = np.clip(values, 0, 1)[rows][:, columns, np.newaxis]
+    glow = np.array([255.0, 200.0, 0.0])
+    return np.rint((1 - share) * image * 0.45 + share * glow).astype(np.uint8)
+
+
 def contact_sheet(
     images: Sequence[np.ndarray], columns: int = 4, width: int = 1280, gap: int = 6
 ) -> np.ndarray:

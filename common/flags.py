@@ -216,6 +216,13 @@ def define_run_flags(fv: flags.FlagValues) -> None:
         "eval_every", 1, "Epochs between evaluations; 0: only at the end.", lower_bound=0, flag_values=fv
     )
     flags.DEFINE_integer(
+        "patience",
+        0,
+        "Evaluations without a better AP after which a run ends; 0: it has all its epochs.",
+        lower_bound=0,
+        flag_values=fv,
+    )
+    flags.DEFINE_integer(
         "save_every",
         1000,
         "Steps between two checkpoints within an epoch; 0: only at its end.",

@@ -23,6 +23,8 @@ from common.findings import Findings
 from common.flags import MAX_MEGAPIXELS
 from common.progress import Bar
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
+
 _CHUNK = 64  # files that a thread takes at once
 _SILENT = 2.0  # seconds before a progress bar appears
 
@@ -83,7 +85,7 @@ def inspect(
         max_megapixels: a larger image is at fault, and not decoded.
     """
     facts, _ = _inspect(Encoded.of(encoded), decode, max_megapixels)
-    return _limited(facts, max_megapixels)
+    return limited(facts, max_megapixels)
 
 
 def inspect_files(
@@ -128,7 +130,7 @@ def inspect_files(
         if fresh:
             file_memory.remember(images_dir, _VERSION, known)
     found = [absent.get(name) or known[name].facts for name in names]
-    return [_limited(facts, max_megapixels) for facts in found]
+    return [limited(facts, max_megapixels) for facts in found]
 
 
 def inspect_list(
@@ -226,7 +228,8 @@ def _inspect(encoded: Encoded, decode: bool, max_megapixels: float) -> tuple[Ima
     return facts, depth
 
 
-def _limited(facts: ImageFacts, max_megapixels: float) -> ImageFacts:
+def limited(facts: ImageFacts, max_megapixels: float) -> ImageFacts:
+    """The facts, at fault where the image is too large."""
     megapixels = facts.height * facts.width / 1e6
     if facts.fault or megapixels <= max_megapixels:
         return facts

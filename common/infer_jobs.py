@@ -23,7 +23,7 @@ from common.labels import LabelMap
 from common.loading import refuse_synthetic
 from common.open_data import open_images
 from common.progress import Bar, say
-from common.run_directory import make_output_directory
+from common.run_directory import make_output_directory, writing
 from common.sources import ImageListSource, Source
 
 
@@ -132,7 +132,8 @@ class PicturesJob:
             self._image_ids = submission.ids_by_name(names)
         self._files = files
         self._score_threshold, self._draw = score_threshold, draw
-        pictures.check_not_over_images(pathlib.Path(output_dir), self._files)
+        if draw:
+            pictures.check_not_over_images(pathlib.Path(output_dir), self._files)
         self._directory = make_output_directory(output_dir)  # before a submission that goes into it
         others = [self._directory / "detections.json", *filter(None, (annotations, image_info))]
         self._submission = submission.check_path(submission_file, others) if submission_file else None
@@ -172,7 +173,8 @@ class VideoJob:
     pipeline_type = "tensorflow"
 
     def __init__(self, path: str, *, output_dir: str, score_threshold: float, draw: bool) -> None:
-        pictures.check_not_over_images(pathlib.Path(output_dir), [pathlib.Path(path)])
+        if draw:
+            pictures.check_not_over_images(pathlib.Path(output_dir), [pathlib.Path(path)])
         self.source = video.open_video(path)
         if self.source.promised > self.source.num_frames:
             say(
@@ -200,7 +202,8 @@ class VideoJob:
             for result in found
             if result["score"] >= self._score_threshold
         ]
-        coco_metrics.write_detections(results, self._directory / "detections.json")
+        with writing(self._directory):
+            coco_metrics.write_detections(results, self._directory / "detections.json")
         what = "detections.json is"
         if self._draw:
             target = self._directory / f"{os.path.splitext(name)[0]}.mp4"
@@ -224,10 +227,8 @@ class VideoJob:
             finally:
                 writer.close()
 
-        try:
+        with writing(path.parent):
             atomic.write(path, write)
-        except OSError as error:
-            raise UserError(f"--output_dir={path.parent}: {error.strerror or error}") from error
 
 
 def only_above(detect: Detect, least_score: float) -> Detect:

@@ -15,18 +15,31 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
+from common import dali_ops
+
 
 def geometry(
-    height: int, width: int, image_size: tuple[int, int], centered: bool = False
-) -> tuple[int, int, int, int]:
+    height: Any,
+    width: Any,
+    image_size: tuple[int, int],
+    centered: bool = False,
+    minimum: Callable[[Any, Any], Any] = min,
+    maximum: Callable[[Any, Any], Any] = max,
+) -> tuple[Any, Any, Any, Any]:
     """Where an image of `height` x `width` pixels goes in a network input of `image_size`.
 
     One side fills the input; the other is rounded to the nearest pixel, halves up, and is at least 1.
+    For the whole numbers of any library: `minimum` and `maximum` are its functions for the smaller and the
+    larger of two.
 
     Returns:
         (top, left, new height, new width) in pixels of the network input.
     """
-    return _geometry(height, width, image_size, centered, min, max)
+    new_height, new_width = fit(height, width, image_size, minimum, maximum)
+    share = 1 if centered else 0  # a factor, not a branch: 0 has to be a node of the DALI graph, too
+    top = share * ((image_size[0] - new_height) // 2)
+    left = share * ((image_size[1] - new_width) // 2)
+    return top, left, new_height, new_width
 
 
 def fit(
@@ -36,30 +49,12 @@ def fit(
     minimum: Callable[[Any, Any], Any] = min,
     maximum: Callable[[Any, Any], Any] = max,
 ) -> tuple[Any, Any]:
-    """The (new height, new width) of `geometry`, for the whole numbers of any library.
-
-    `minimum` and `maximum` are that library's functions for the smaller and the larger of two.
-    """
+    """The (new height, new width) of `geometry`, with the same arguments."""
     input_height, input_width = image_size
     # Each side as if the other one filled the input; where that is too long, this one fills it.
     new_height = (2 * input_width * height + width) // (2 * width)
     new_width = (2 * input_height * width + height) // (2 * height)
     return maximum(minimum(new_height, input_height), 1), maximum(minimum(new_width, input_width), 1)
-
-
-def _geometry(
-    height: Any,
-    width: Any,
-    image_size: tuple[int, int],
-    centered: bool,
-    minimum: Callable[[Any, Any], Any],
-    maximum: Callable[[Any, Any], Any],
-) -> tuple[Any, Any, Any, Any]:
-    new_height, new_width = fit(height, width, image_size, minimum, maximum)
-    share = 1 if centered else 0  # a factor, not a branch: 0 has to be a node of the DALI graph, too
-    top = share * ((image_size[0] - new_height) // 2)
-    left = share * ((image_size[1] - new_width) // 2)
-    return top, left, new_height, new_width
 
 
 # --- images and boxes, inside a DALI graph ---
@@ -91,20 +86,13 @@ def letterbox(
         the image as (top, left, height, width) in pixels, for `boxes_from_letterbox`.
     """
     shape = images.shape() if shape is None else shape
-    top, left, height, width = _geometry(
+    top, left, height, width = geometry(
         shape[0], shape[1], image_size, centered, dali_math.min, dali_math.max
     )
     place = fn.stack(*[fn.cast(side, dtype=types.FLOAT) for side in (top, left, height, width)])
 
-    images = fn.resize(images, size=place[2:], interp_type=types.INTERP_LINEAR)
-    images = fn.slice(
-        images,
-        start=fn.cast(-place[:2], dtype=types.INT32),
-        shape=list(image_size),
-        axes=[0, 1],
-        out_of_bounds_policy="pad",
-        fill_values=list(fill),
-    )
+    images = dali_ops.resize(images, place[2:])
+    images = dali_ops.place(images, place[:2], list(image_size), fill)
 
     input_height, input_width = image_size
     scale_y, scale_x = place[2] / input_height, place[3] / input_width
@@ -130,7 +118,7 @@ def letterbox_tf(
     Boxes are equal; pixels differ by the rounding of two resize implementations, under one level on average.
     """
     shape = tf.shape(image)
-    place = tf.stack(_geometry(shape[0], shape[1], image_size, centered, tf.minimum, tf.maximum))
+    place = tf.stack(geometry(shape[0], shape[1], image_size, centered, tf.minimum, tf.maximum))
     top, left, height, width = tf.unstack(place)
 
     image = tf.image.resize(image, [height, width], method="bilinear", antialias=True)

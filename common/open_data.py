@@ -14,14 +14,12 @@ import numpy as np
 from common import image_files
 from common.errors import UserError
 from common.findings import DataError, Findings
-from common.image_files import ImagePolicy
+from common.image_files import IMAGE_SUFFIXES, ImagePolicy
 from common.labels import LabelMap
-from common.progress import say
+from common.progress import say, say_findings
 from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
 
 _IN_SUMMARY = ("crowd", "image-without-boxes")  # which the summary counts
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
 
 
 class DataFlags(NamedTuple):
@@ -156,12 +154,6 @@ def say_source(split: str, source: Source) -> None:
     for finding in source.annotations.findings:
         if finding.kind not in _IN_SUMMARY:
             say(f"  {finding.line(shown=3)}")
-
-
-def say_findings(findings: Findings) -> None:
-    """Tells whoever watches what was found, with a few of the offenders."""
-    for finding in findings:
-        say(f"{findings.origin}: {finding.line(shown=3)}")
 
 
 def _source(

@@ -4,23 +4,30 @@
 run directory            its best weights, else the last, else the newest checkpoint
 checkpoints/00001200     manifest.json
 saved_model directory    assets.extra/passport.json
-*.onnx                   metadata_props["passport"]
+*.onnx                   metadata_props["passport"], at the file's end
 *.tflite                 passport.json in the zip archive at the file's end, TensorFlow Lite's own place
                          for such files (https://www.tensorflow.org/lite/models/convert/metadata)
+
+All of them have a checksum, and none is read where it is wrong.
 """
 
+import io
 import json
 import os
 import pathlib
 import zipfile
+import zlib
+from collections.abc import Iterable
 from typing import Any
 
-from common import checkpoint_files, weight_files
+from common import checkpoint_files, passport_seal, weight_files
 from common.errors import UserError
 
 KEY = "passport"  # of ONNX's metadata_props
 FILE = "passport.json"
 SAVED_MODEL_FOLDER = "assets.extra"  # TensorFlow leaves it alone: saved_model/README.md
+# what zipfile raises for an archive with a flipped bit, beside its own errors
+_OF_FLIPPED_BITS = (EOFError, OSError, RuntimeError, ValueError, zlib.error)
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, Any], pathlib.Path]:
@@ -31,9 +38,9 @@ def read(path: str | os.PathLike) -> tuple[dict[str, Any], pathlib.Path]:
     if path.is_dir():
         return _read_directory(path)
     if path.suffix == ".onnx":
-        return _parse(_onnx_text(path), path), path
+        return _read_onnx(path), path
     if path.suffix == ".tflite":
-        return _parse(_zip_text(path), path), path
+        return _read_tflite(path), path
     if path.name.endswith(".h5"):
         return weight_files.read_metadata(path), path
     raise UserError(
@@ -44,8 +51,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, Any], pathlib.Path]:
 
 def _read_directory(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path]:
     if (path / "saved_model.pb").exists():
-        file = path / SAVED_MODEL_FOLDER / FILE
-        return _parse(file.read_text(errors="replace") if file.exists() else None, path), file
+        return _read_saved_model(path)
     if (path / weight_files.BEST).exists() or (path / weight_files.LAST).exists():
         file = weight_files.find(path)
         return weight_files.read_metadata(file), file
@@ -66,34 +72,73 @@ def _read_checkpoint(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path]:
     return manifest, path / checkpoint_files.MANIFEST
 
 
-def _onnx_text(path: pathlib.Path) -> str | None:
+def _read_saved_model(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path]:
+    file = path / SAVED_MODEL_FOLDER / FILE
+    try:
+        text = file.read_text(errors="replace") if file.exists() else None
+        return _parse(text, passport_seal.directory_body(path, SAVED_MODEL_FOLDER), path), file
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _read_onnx(path: pathlib.Path) -> dict[str, Any]:
     try:
         import onnx
         from google.protobuf.message import DecodeError
     except ImportError as error:
         raise UserError(f"{path}: reading ONNX files needs the package onnx: pip install onnx") from error
+    content = _content(path)
     try:
-        model = onnx.load(path, load_external_data=False)
-    except DecodeError as error:
+        model = onnx.ModelProto.FromString(content)
+        text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+        end = onnx_field(text or "")
+    except (DecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no ONNX file, or is damaged") from error
-    return next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+    return _parse(text, [content.removesuffix(end)], path)
 
 
-def _zip_text(path: pathlib.Path) -> str | None:
+def onnx_field(passport: str) -> bytes:
+    """What an ONNX file ends with: of a repeated field, protocol buffers may be continued by bytes alone."""
+    import onnx
+
+    model = onnx.ModelProto()
+    onnx.helper.set_model_props(model, {KEY: passport})
+    return model.SerializeToString()
+
+
+def _read_tflite(path: pathlib.Path) -> dict[str, Any]:
+    content = _content(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.read(FILE).decode(errors="replace")
-    except (zipfile.BadZipFile, KeyError):
-        return None
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            text = archive.read(FILE).decode(errors="replace")
+            end = archive.getinfo(FILE).header_offset
+    except (zipfile.BadZipFile, KeyError, *_OF_FLIPPED_BITS):
+        text, end = None, 0
+    return _parse(text, [content[:end]], path)
 
 
-def _parse(text: str | None, path: pathlib.Path) -> dict[str, Any]:
+def _content(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _parse(text: str | None, body: Iterable[bytes], path: pathlib.Path) -> dict[str, Any]:
     if text is None:
-        raise UserError(f"{path} has no passport: it was not exported by this project")
+        raise UserError(
+            f"{path} has no passport: it is cut short or otherwise damaged, or was not exported by this "
+            "project"
+        )
     try:
         found = json.loads(text)
     except ValueError as error:
         raise UserError(f"{path}: its passport is no JSON: the file is damaged") from error
     if not isinstance(found, dict):
         raise UserError(f"{path}: its passport is no JSON object: the file is damaged")
+    if not passport_seal.is_whole(found, body):
+        raise UserError(
+            f"{path} is damaged, or was changed since it was exported: its checksum is wrong; use another "
+            "copy, or export it again"
+        )
     return found

@@ -15,6 +15,7 @@ from common.annotations import Annotations
 from common.errors import UserError
 from common.labels import LabelMap
 from common.progress import Bar
+from common.run_directory import writing
 
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
@@ -87,7 +88,8 @@ def write_pictures(
         for name, image_id, results in zip(names, image_ids, by_image, strict=True)
         for result in results
     ]
-    coco_metrics.write_detections(results, directory / "detections.json")
+    with writing(directory):
+        coco_metrics.write_detections(results, directory / "detections.json")
     return results
 
 
@@ -114,11 +116,13 @@ def _write_all(
     bar = Bar("drawing", len(files))
     for file, name, results, row in zip(files, _picture_names(names), by_image, rows, strict=True):
         picture = _draw(file, results, label_map, truth, row)
-        drawing.save_png(picture, directory / f"{name}.png")
+        with writing(directory):
+            drawing.save_png(picture, directory / f"{name}.png")
         if len(sheet) < SHEET_PICTURES:
             sheet.append(picture)
         bar.step()
-    drawing.save_png(drawing.contact_sheet(sheet, columns=2), directory / f"{SHEET}.png")
+    with writing(directory):
+        drawing.save_png(drawing.contact_sheet(sheet, columns=2), directory / f"{SHEET}.png")
 
 
 def _picture_names(names: list[str]) -> list[str]:

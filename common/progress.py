@@ -5,6 +5,8 @@ import sys
 
 import keras
 
+from common.findings import Findings
+
 _quiet = False
 
 
@@ -18,6 +20,12 @@ def say(text: str) -> None:
     """One line for whoever watches."""
     if not _quiet:
         print(text, file=sys.stderr, flush=True)
+
+
+def say_findings(findings: Findings) -> None:
+    """What was found in a data set, with a few of the offenders."""
+    for finding in findings:
+        say(f"{findings.origin}: {finding.line(shown=3)}")
 
 
 class Bar:

@@ -1,6 +1,6 @@
-"""The first nodes of a DALI graph: encoded images with their boxes, from COCO json or from TFRecords.
+"""The first nodes of a DALI graph: encoded images, with their boxes where they have some.
 
-Both readers give the same four nodes, in the same units, from the same images:
+`coco_reader` and `tfrecord_reader` give the same four nodes, in the same units, from the same images:
 
     jpegs       uint8 (bytes,): an encoded image, JPEG, PNG or whatever else DALI decodes
     boxes       float32 (N, 4), ltrb normalised, within [0, 1], each with some area; N may be 0
@@ -8,6 +8,7 @@ Both readers give the same four nodes, in the same units, from the same images:
     image_ids   int64 (), the original ids, of any size
 
 Crowds are never targets: they live in the ground truth that pycocotools gets (`Annotations.ground_truth`).
+`image_reader` reads images without boxes, with a label at most, from whatever holds them.
 
 Boxes belong to the stored pixels, so decode with `adjust_orientation=False`: turning an image by its EXIF
 tag would leave its boxes behind.
@@ -19,31 +20,33 @@ Order, as DALI 2.4 was seen to do it:
   complete. A part is one image longer on some ranks if the ranks do not divide the size, and a rank's next
   epoch begins when its own part is read: batches cross epochs, and ranks with the shorter part run slowly
   ahead.
-* TFRecords are permuted by file, and within a buffer of 1024 records: write them shuffled
-  (common/tfrecord.py does).
+* TFRecords, and the other containers, are permuted by file, and within a buffer of 1024 records: write them
+  shuffled (common/tfrecord.py does). LMDB is permuted within the buffer alone, and each epoch a rank reads
+  the part of the next one.
 * Evaluation: each rank reads its own part in order, for ever the same, repeating its last image until all
   ranks have the same number of batches: every image exactly once after dropping repeated ids.
 """
 
+import functools
 import os
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 import nvidia.dali.tfrecord as dali_tfrecord
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, cache, tfrecord_scan
+from common import box_encoder, cache, reader_calls, tfrecord_scan
 from common.annotations import Annotations
 from common.checks.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
-from common.errors import UserError
-from common.flags import MAX_SEED
 from common.image_files import ImagePolicy
 from common.labels import LabelMap
+from common.reader_parts import clean_json as _clean_json
+from common.reader_parts import integer_of, labels_of
+from common.shards import check_shards, container_order, order
+from common.shards import shard_range as shard_range
 
-SHUFFLE_BUFFER = 1024  # encoded images held by each rank while it trains from TFRecords
 _CLEAN_JSON = 1  # version of what _clean_json makes of annotations: raise it when that changes
 
 Nodes = tuple[DataNode, DataNode, DataNode, DataNode]
@@ -96,7 +99,7 @@ def coco_reader(
         name=name,
         shard_id=shard_id,
         num_shards=num_shards,
-        **_order(training, seed),
+        **order(training, seed),
     )
     # DALI's constants are 32-bit: each id travels as two halves.
     halves = types.Constant(annotations.image_ids.view(np.int32).reshape(-1, 2), device="cpu")
@@ -157,17 +160,16 @@ def tfrecord_reader(
         name=name,
         shard_id=shard_id,
         num_shards=num_shards,
-        **_order(training, seed),
-        **({"random_shuffle": True, "initial_fill": SHUFFLE_BUFFER, "seed": seed} if training else {}),
+        **container_order(training, seed),
     )
     boxes = dali_math.clamp(fn.stack(*(record[key] for key in BOX_KEYS), axis=1), 0.0, 1.0)
-    labels = _labels_of(record[LABEL_KEY], label_map)
+    labels = labels_of(record[LABEL_KEY], label_map)
     if has_crowds:  # without area they are dropped
         no_crowd = fn.cast(record[CROWD_KEY] == 0, dtype=types.FLOAT)
         boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
     if has_crowds or records.annotations.target_boxes.num_dropped:
         boxes, labels = box_encoder.drop_small_boxes(boxes, labels)
-    return record["image/encoded"], boxes, labels, _integer_of(record["image/source_id"])
+    return record["image/encoded"], boxes, labels, integer_of(record["image/source_id"])
 
 
 def file_reader(
@@ -194,93 +196,55 @@ def file_reader(
         name=name,
         shard_id=shard_id,
         num_shards=num_shards,
-        **_order(training=False, seed=0),
+        **order(training=False, seed=0),
     )
     boxes = fn.zeros(shape=[0, 4], dtype=types.FLOAT)
     labels = fn.zeros(shape=[0], dtype=types.INT32)
     return jpegs, boxes, labels, fn.cast(positions[0], dtype=types.INT64)
 
 
-def shard_range(size: int, shard_id: int, num_shards: int) -> tuple[int, int]:
-    """The part [begin, end) of `size` images that DALI gives to a shard (start_index in its loader.h)."""
-    return size * shard_id // num_shards, size * (shard_id + 1) // num_shards
+def image_reader(
+    kind: str,
+    path: str,
+    *,
+    training: bool,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    seed: int = 0,
+    name: str = "reader",
+    policy: ImagePolicy = ImagePolicy(),
+) -> tuple[DataNode, DataNode]:
+    """Reads images without boxes from any source of common/preprocessing/image_source.py, in a DALI graph.
+
+    Args:
+        kind: of the source.
+        path: of it.
+        training: shuffled without end, or in order (module docstring).
+        shard_id: which part to read, the rank.
+        num_shards: how many parts, the number of ranks.
+        seed: of the shuffling, the same on all ranks; 0 is a seed like any other.
+        name: of the DALI operator; `pipeline.epoch_size(name)` asks for it, where it is a reader of DALI.
+        policy: about images that cannot be used.
+
+    Returns:
+        images uint8 (bytes,), encoded, or (H, W, C), where the source holds arrays; labels int32 (), -1 where
+        there is none.
+
+    Raises:
+        DataError: images that cannot be used.
+        UserError: a source that cannot be read; fewer images than shards.
+    """
+    # The apps read without it: an app that is copied elsewhere need not bring all formats along.
+    from common.preprocessing.image_source import open_image_source
+
+    source = open_image_source(kind, path, policy=policy)
+    call = source.call(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
+    return reader_calls.in_graph(call, name)
 
 
-def check_shards(num_images: int, shard_id: int, num_shards: int, seed: int) -> None:
-    """UserError for more ranks than images or a seed that DALI cannot take; ValueError for no such shard."""
-    if num_images < num_shards:
-        raise UserError(
-            f"{num_images} images cannot be shared by {num_shards} ranks: use at most {num_images} ranks"
-        )
-    if not 0 <= shard_id < num_shards:
-        raise ValueError(f"shard_id={shard_id} is not in 0..{num_shards - 1}")
-    if not 0 <= seed <= MAX_SEED:
-        raise UserError(f"seed={seed} is not in 0..{MAX_SEED}")
-
-
-def _order(training: bool, seed: int) -> dict[str, bool | int]:
-    if training:  # the pipeline's own seed has no say in this shuffling
-        return {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": seed}
-    return {"pad_last_batch": True, "stick_to_shard": True}
-
-
-class _Image(msgspec.Struct, gc=False):
-    id: int
-    file_name: str
-    width: int
-    height: int
-
-
-class _Object(msgspec.Struct, gc=False):
-    id: int
-    image_id: int
-    category_id: int
-    bbox: list[float]
-    iscrowd: int = 0
-
-
-def _clean_json(annotations: Annotations) -> bytes:
-    """The json that DALI reads. Equal annotations give equal bytes."""
-    targets = annotations.target_boxes
-    sizes = annotations.image_sizes
-    row = np.repeat(np.arange(annotations.num_images), np.diff(targets.row_splits))
-    scale = sizes[row][:, [1, 0]].astype(np.float64)  # (M, 2) width, height
-    left_top = targets.boxes[:, :2] * scale
-    boxes_ltwh_px = np.concatenate([left_top, targets.boxes[:, 2:] * scale - left_top], axis=1)
-    names = enumerate(zip(annotations.file_names, sizes.tolist(), strict=True))
-    objects = zip(row.tolist(), (targets.classes + 1).tolist(), boxes_ltwh_px.tolist(), strict=True)
-    return msgspec.json.encode(
-        {
-            "images": [_Image(i, name, width, height) for i, (name, (height, width)) in names],
-            "annotations": [
-                _Object(i, image, label, box) for i, (image, label, box) in enumerate(objects, 1)
-            ],
-            "categories": [{"id": i, "name": name} for i, name in enumerate(annotations.label_map.names, 1)],
-        }
-    )
-
-
-def _labels_of(category_ids: DataNode, label_map: LabelMap) -> DataNode:
-    """int64 (N,) category ids -> int32 (N,) labels. fn.lookup_table would do, but refuses ids above 65535."""
-    known = np.array([label_map.category_ids], np.int64)  # (1, C)
-    if known.max() < 2**31:
-        keys = types.Constant(known.astype(np.int32), device="cpu")
-    else:  # DALI's constants are 32-bit: each id travels as two halves
-        halves = types.Constant(known.view(np.int32).reshape(1, -1, 2), device="cpu")
-        keys = fn.squeeze(fn.reinterpret(halves, dtype=types.INT64), axes=[2])
-    labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32)[np.newaxis], device="cpu")
-    is_same = fn.expand_dims(category_ids, axes=[1]) == keys  # (N, C)
-    return fn.cast(
-        fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * labels, axes=[1]), dtype=types.INT32
-    )
-
-
-def _integer_of(digits: DataNode) -> DataNode:
-    """ASCII digits uint8 (n,), n up to 19 -> int64 ()."""
-    exponents = np.arange(18, -1, -1)
-    # DALI's constants are 32-bit: each power of ten is a product of two.
-    large = types.Constant(10 ** np.maximum(exponents - 9, 0).astype(np.int32), device="cpu")
-    small = types.Constant(10 ** np.minimum(exponents, 9).astype(np.int32), device="cpu")
-    powers = fn.cast(large, dtype=types.INT64) * fn.cast(small, dtype=types.INT64)
-    values = fn.cast(digits, dtype=types.INT64) - ord("0")
-    return fn.reductions.sum(values * powers[19 - digits.shape()[0] :], dtype=types.INT64)
+image_tfrecord_reader = functools.partial(image_reader, "tfrecord")
+lmdb_reader = functools.partial(image_reader, "lmdb")
+recordio_reader = functools.partial(image_reader, "recordio")
+webdataset_reader = functools.partial(image_reader, "webdataset")
+numpy_reader = functools.partial(image_reader, "numpy")
+external_reader = functools.partial(image_reader, "external")

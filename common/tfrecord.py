@@ -90,7 +90,7 @@ def write_tfrecords(
     label_map_path = pathlib.Path(f"{prefix}.label_map.json")
     try:
         label_map_path.parent.mkdir(parents=True, exist_ok=True)
-        _refuse_other_set(label_map_path.parent, name, names)
+        refuse_other_set(label_map_path.parent, name, names)
         with tempfile.TemporaryDirectory(prefix=atomic.TEMPORARY, dir=directory or ".") as unfinished:
             order = np.random.default_rng(seed).permutation(annotations.num_images).tolist()
             shards = {
@@ -213,8 +213,9 @@ def _force_to_disk(file: str) -> None:
         os.fsync(stream.fileno())
 
 
-def _refuse_other_set(directory: pathlib.Path, name: str, own: list[str]) -> None:
-    """A glob over two sets with one prefix would read every image twice."""
+def refuse_other_set(directory: pathlib.Path, name: str, own: list[str]) -> None:
+    """UserError where `directory` holds shards `<name>-...` that are not `own`: a glob over two sets with one
+    prefix would read every image twice."""
     for path in sorted(directory.iterdir()):
         stem, dash, _ = path.name.rpartition("-of-")
         other = (

@@ -99,6 +99,13 @@ static GpuStreamHandle AsGpuStreamValue(Stream* stream) {\
 }\
 }\
 #endif' "$source/horovod/tensorflow/mpi_ops.cc"
+  # The connections that ranks train over are made without the network interface that horovodrun has found: by the host's
+  # own name, which is 127.0.1.1 on many hosts, and which resolves to nothing in a chroot; it then reads the list of
+  # addresses that it never got, and crashes.
+  sed -i '/^void GlooContext::InitializeForProcessSet/,/^}/s/iface = gloo_iface_;/iface = global_context.gloo_iface_;/' \
+    "$source/horovod/common/gloo/gloo_context.cc"
+  sed -i 's/GLOO_ENFORCE_NE(rv, -1);/GLOO_ENFORCE_EQ(rv, 0, "No address for this host: ", attr.hostname);/' \
+    "$source/third_party/gloo/gloo/transport/tcp/device.cc"
   # Where the packaged NCCL lies, seen from Horovod's library in the same site-packages; then the user's own.
   rpath="\\\$ORIGIN/../../nvidia/nccl/lib${HOROVOD_NCCL_HOME:+;$HOROVOD_NCCL_HOME/lib}"
   printf 'set_target_properties(tensorflow PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE INSTALL_RPATH "%s")\n' "$rpath" \

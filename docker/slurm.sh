@@ -39,6 +39,7 @@ training=(.venv/bin/python "$@" --strategy=horovod)
 # further back, and a TERM to horovodrun would kill the ranks after five seconds.
 ranks="^$(printf '%s' "${training[*]}" | sed 's/[][\.*^$+?(){}|]/\\&/g')"
 stopped=
+# shellcheck disable=SC2329 # the trap calls it
 stop() {
   stopped=1
   echo "$(date +%T) signalling the ranks: they save, then end" >&2

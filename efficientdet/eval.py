@@ -23,7 +23,7 @@ from common.evaluation import evaluate, write_evaluation
 from common.image_files import ImagePolicy
 from common.loading import refuse_synthetic
 from common.open_data import check_labels, open_source, say_source
-from common.run_directory import make_output_directory
+from common.run_directory import make_output_directory, writing
 from common.throughput import Throughput
 from efficientdet.loaders import make_loader
 from efficientdet.predict import open_detector
@@ -96,9 +96,10 @@ def evaluate_weights(
         coco_backend=coco_backend,
         on_batch=throughput,
     )
-    write_evaluation(directory, metrics, results, curves)
     print(coco_metrics.format_table(metrics))
     print(throughput.describe())
+    with writing(directory):
+        write_evaluation(directory, metrics, results, curves)
     print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
     return metrics
 

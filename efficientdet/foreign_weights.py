@@ -203,6 +203,12 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
     else:
         raw = {key: key for key in by_key if not key.endswith(_AVERAGE)}
         averages = {key.removesuffix(_AVERAGE): key for key in by_key if key.endswith(_AVERAGE)}
+    for name, key in averages.items():
+        if key not in by_key:
+            raise UserError(
+                f"weights {path}: the checkpoint is not whole: the average of {name} over the training has "
+                "no values in it"
+            )
     stored = {name: key for name, key in (raw | averages).items() if key in by_key}
     shapes = {name: tuple(by_key[key]) for name, key in stored.items()}
     aside = {raw[name] for name in averages if name in raw}
@@ -210,8 +216,8 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
     return ForeignWeights(path, shapes, stored, tuple(by_key), frozenset(aside), bool(averages), read)
 
 
-def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Name of a variable -> key of its values, and of their average, from the graph of what was saved."""
+def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str | None]]:
+    """Name of a variable -> key of its values, and of their average (None: lost), from the graph saved."""
     try:
         nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes
     except DecodeError as error:
@@ -221,7 +227,8 @@ def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str
     averages = {}
     for node in nodes:
         for slot in node.slot_variables:
-            if slot.slot_name == _AVERAGE_SLOT:
-                for name in keys[slot.original_variable_node_id]:
-                    averages |= dict.fromkeys([name], *keys[slot.slot_variable_node_id].values())
+            if slot.slot_name != _AVERAGE_SLOT:
+                continue
+            values = next(iter(keys[slot.slot_variable_node_id].values()), None)
+            averages |= dict.fromkeys(keys[slot.original_variable_node_id], values)
     return raw, averages

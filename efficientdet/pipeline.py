@@ -25,7 +25,16 @@ from nvidia.dali.data_node import DataNode
 
 from common import box_encoder, dataset
 from common.anchors import Anchors
-from common.dali_ops import count_visible, decode_window, int32, mark, marked, resize, uniform
+from common.dali_ops import (
+    count_visible,
+    decode_window,
+    int32,
+    mark,
+    marked,
+    normalize,
+    resize,
+    uniform,
+)
 from common.sources import Source
 from efficientdet.config import EfficientDetConfig
 from efficientdet.views import random_view, source_size, whole_view
@@ -100,17 +109,15 @@ def random_color(
 
 def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode:
     """uint8 (h, w, 3) -> float32 (H, W, 3): the view at the top left, 0 (the mean colour) elsewhere."""
-    return fn.crop_mirror_normalize(
-        images,
-        crop=[float(side) for side in image_size],
-        crop_pos_x=0.0,
-        crop_pos_y=0.0,
-        out_of_bounds_policy="pad",
-        fill_values=0.0,
-        mean=list(MEAN_RGB),
-        std=list(STDDEV_RGB),
-        dtype=types.FLOAT,
-        output_layout="HWC",
+    return normalize(images, MEAN_RGB, STDDEV_RGB, image_size=image_size)
+
+
+def preprocess_ops(config: EfficientDetConfig) -> str:
+    """What evaluation and inference do to an image, as `--ops` of common/preprocess.py."""
+    height, width = config.image_size
+    return (
+        f"decode:exif=ignore | fit:{height}x{width},antialias={int(config.antialias)} | "
+        f"crop_mirror_normalize:{height}x{width},x=0,y=0,fill=0,mean=imagenet"
     )
 
 

@@ -6,6 +6,7 @@ import subprocess
 import tomllib
 
 import pytest
+import yaml
 from absl import flags
 
 import efficientdet.config
@@ -18,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = sorted(
     path
-    for folder in ("common", "efficientdet", "yolov4", "tests", "docker")
+    for folder in ("common", "efficientdet", "yolov4", "examples", "tests", "docker")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".sh", ".txt")
 )
@@ -71,3 +72,25 @@ def test_no_unsafe_loading():
 def test_shell_scripts_parse():
     for script in [*(ROOT / "docker").glob("*.sh"), ROOT / ".ci/run"]:
         subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_licences_of_dependencies_are_listed():
+    """docs/licences.md is written by docker/list_licences.py; a new pin must be in it."""
+    rows = re.findall(
+        r"^\| ([\w-]+) \| ([\w.+]+) \| (.+) \|$", (ROOT / "docs/licences.md").read_text(), re.MULTILINE
+    )
+    listed = {name: version for name, version, _ in rows}
+    extras = PROJECT["optional-dependencies"]
+    installed = ("dali-tf", "horovod", "faster-coco", "export", "dev")  # by `make test`
+    for requirement in [*PROJECT["dependencies"], *(r for extra in installed for r in extras[extra])]:
+        name, _, version = requirement.partition("==")
+        assert listed.get(re.split(r"\[", name)[0]) == version, requirement
+    assert "Apache License" in (ROOT / "LICENSE").read_text()[:400]
+
+
+def test_the_workflow_runs_what_ci_runs():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    assert all("@" in step["uses"] for step in job["steps"] if "uses" in step)
+    assert (ROOT / ".ci/run").stat().st_mode & 0o111

@@ -1,6 +1,10 @@
-"""What the README says is run: every command on drawn data, every link and every file of its map."""
+"""What the README and the pages of docs/ say is run: commands on drawn data, links, every file of the map.
+
+A block that cannot be run here says what it needs: ```bash needs: two hosts
+"""
 
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -15,6 +19,19 @@ from yolov4.model import build_model
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+# In the order in which somebody reads them: later pages use what earlier ones made.
+PAGES = (
+    "data",
+    "training",
+    "weights",
+    "yolov4",
+    "preprocessing",
+    "troubleshooting",
+    "results",
+    "performance",
+    "architecture",
+)
+OF_OTHER_TESTS = ("many_gpus", "docker", "copy_this", "licences")  # test_launch_files, test_docker, below
 # What a test adds to a training command so that it takes seconds: a small network, few steps.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
 BENCH = ["--image_size=64", "--batch_size=2", "--rounds=2", "--seconds=0.2"]
@@ -25,16 +42,20 @@ SMALL_MODEL = {
 }
 
 
-def commands() -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+def commands(text: str) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text()
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, drawn) -> pathlib.Path:
     """What somebody who copies the app has: <app>/ and common/ in an empty folder, and data in my/."""
     directory = tmp_path_factory.mktemp("copy")
-    for name in (*SMALL_MODEL, "common"):
+    for name in (*SMALL_MODEL, "common", "examples"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(drawn, directory / "my")
     (directory / "my" / "records").mkdir()
@@ -78,28 +99,47 @@ def _write_voc_and_yolo(drawn: pathlib.Path, directory: pathlib.Path) -> None:
     (directory / "voc" / "ImageSets" / "Main" / "train.txt").write_text("\n".join(stems))
 
 
+def run_python(command: str, project: pathlib.Path) -> None:
+    words = shlex.split(command)
+    app, _, program = words[1].partition("/")
+    more = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
+    if more and not any(word.endswith(DARKNET_FILE) for word in words):
+        more = [*more, *SMALL_MODEL[app]]
+    done = subprocess.run([sys.executable, *words[1:], *more], cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stderr[-3000:]}"
+
+
+def test_every_page_is_looked_at():
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} == {*PAGES, *OF_OTHER_TESTS}
+
+
 def test_python_commands_run_in_order(project):
-    ran = 0
-    for command in commands():
-        words = shlex.split(command)
-        if words[0] != "python":
-            continue
-        app, _, program = words[1].partition("/")
-        more = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
-        if more and not any(word.endswith(DARKNET_FILE) for word in words):
-            more = [*more, *SMALL_MODEL[app]]
-        done = subprocess.run(
-            [sys.executable, *words[1:], *more], cwd=project, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{command}\n{done.stderr[-3000:]}"
-        ran += 1
-    assert ran >= 6
+    """Of the README, and then of the pages; what was said before is not run again."""
+    said = [command for text in (README, *map(page, PAGES)) for command in commands(text)]
+    mine = [command for command in dict.fromkeys(said) if command.startswith("python ")]
+    for command in mine:
+        run_python(command, project)
+    assert len(mine) >= 30
     assert (project / "runs/mine/metrics.json").exists()
     assert list((project / "runs/mine/pictures").glob("*.png"))
 
 
+def test_other_commands_are_known():
+    """No command hides in a block that nobody runs."""
+    for text in (README, *map(page, PAGES)):
+        for command in commands(text):
+            assert command.split()[0] in ("python", "make", "horovodrun"), command
+
+
+def test_python_in_the_text_runs(project):
+    for name in PAGES:
+        for block in re.findall(r"```python\n(.*?)```", page(name), re.DOTALL):
+            done = subprocess.run([sys.executable, "-c", block], cwd=project, capture_output=True, text=True)
+            assert done.returncode == 0, f"{name}: {block}\n{done.stderr[-3000:]}"
+
+
 def test_the_command_for_two_processes_runs(project):
-    (command,) = [command for command in commands() if command.startswith("horovodrun")]
+    (command,) = [command for command in commands(README) if command.startswith("horovodrun")]
     words = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(command)]
     words[0] = str(pathlib.Path(sys.executable).with_name("horovodrun"))
     done = subprocess.run(
@@ -112,7 +152,8 @@ def test_the_command_for_two_processes_runs(project):
 
 def test_make_commands_are_targets():
     makefile = (ROOT / "Makefile").read_text()
-    targets = [command.split()[1] for command in commands() if command.startswith("make ")]
+    every = [command for text in (README, *map(page, PAGES)) for command in commands(text)]
+    targets = [word for command in every if command.startswith("make ") for word in command.split()[1:]]
     assert {"demo", "demo-yolov4", "test"} <= set(targets)
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
@@ -152,10 +193,16 @@ def test_make_demo_end_to_end(tmp_path, target, variable):
     assert len(list((run / "pictures").glob("0*.png"))) == 6
 
 
-def test_links_and_the_map_exist():
-    for link in re.findall(r"\]\(([^)#]+)\)", README):
-        assert link.startswith("https://") or (ROOT / link).exists(), link
-    tree = re.search(r"## Map\n+```\n(.*?)```", README, re.DOTALL)[1]
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))], ids=lambda path: path.stem
+)
+def test_links_exist(path):
+    for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert link.startswith("https://") or (path.parent / link).exists(), link
+
+
+def test_the_map_is_complete():
+    tree = re.search(r"## Map\n+```\n(.*?)```", page("architecture"), re.DOTALL)[1]
     named, folder = set(), ""
     for line in tree.splitlines():
         folder = line.split()[0] if line and not line.startswith(" ") else folder
@@ -172,13 +219,47 @@ def test_links_and_the_map_exist():
 def test_flags_in_the_text_exist():
     from absl import flags
 
-    from common import check_data, convert, tfrecord
-    from efficientdet import automl_weights, bench, export, infer, train
+    from common import check_data, convert, preprocess, preprocess_bench, tfrecord
+    from efficientdet import automl_weights, bench, eval, export, infer, train, walkthrough
+    from yolov4 import darknet_weights, fit_anchors
     from yolov4 import train as yolov4_train
 
     known: set[str] = {"flagfile"}
-    for command in (check_data, convert, tfrecord, automl_weights, bench, export, infer, train, yolov4_train):
+    for command in (
+        *(check_data, convert, preprocess, preprocess_bench, tfrecord),
+        *(automl_weights, bench, eval, export, infer, train, walkthrough),
+        *(darknet_weights, fit_anchors, yolov4_train),
+    ):
         fv = flags.FlagValues()
         command.define_flags(fv)
         known |= set(fv)
-    assert set(re.findall(r"--(\w+)=", README)) <= known
+    for name in ("README.md", *(f"docs/{page}.md" for page in PAGES)):
+        assert set(re.findall(r"(?<![-\w])--(\w+)=", (ROOT / name).read_text())) <= known, name
+
+
+def test_an_app_can_be_copied(tmp_path, drawn):
+    """docs/copy_this.md, literally, but for the environment, which is this one."""
+    (block,) = re.findall(r"```bash needs: a checkout[^\n]*\n(.*?)```", page("copy_this"), re.DOTALL)
+    assert "docker/setup_env.sh .venv\n" in block
+    script = block.replace("docker/setup_env.sh .venv\n", "").replace(".venv/bin/python", sys.executable)
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"REPO": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "my_project/runs/first/metrics.json").exists()
+    (row,) = re.findall(r"\| less \| (.*) can go", page("copy_this"))
+    for name in re.findall(r"`(.*?)`", row):
+        path = tmp_path / "my_project" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again = script.splitlines()[-3:]
+    done = subprocess.run(
+        ["bash", "-e", "-c", "\n".join(again).replace("--epochs=1", "--epochs=2")],
+        cwd=tmp_path / "my_project",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -4,15 +4,13 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common.dali_ops import uniform
+from common.dali_ops import normalize, uniform
 from yolov4.config import YOLOv4Config
 
 
 def to_unit(images: DataNode) -> DataNode:
     """uint8 (H, W, 3), 0..255 -> float32, 0..1."""
-    return fn.crop_mirror_normalize(
-        images, mean=[0.0] * 3, std=[255.0] * 3, dtype=types.FLOAT, output_layout="HWC"
-    )
+    return normalize(images, [0.0] * 3, [255.0] * 3)
 
 
 def random_color(images: list[DataNode], config: YOLOv4Config) -> list[DataNode]:

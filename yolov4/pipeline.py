@@ -23,7 +23,7 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, dataset, readers
+from common import box_encoder, dali_ops, dataset, readers
 from common.dali_ops import count_visible, decode_window, mark, marked, resize
 from common.sources import Source
 from yolov4 import fresh_mosaic
@@ -55,14 +55,18 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
 
 def pad(images: DataNode, place: DataNode, image_size: DataNode) -> DataNode:
     """float32 (h, w, 3) -> float32 (H, W, 3): the image at its place, FILL around it."""
-    return fn.slice(
-        images,
-        start=-place[0:2],
-        shape=image_size,
-        axes=[0, 1],
-        out_of_bounds_policy="pad",
-        fill_values=[FILL / 255] * 3,
+    return dali_ops.place(images, place[0:2], image_size, [FILL / 255] * 3)
+
+
+def preprocess_ops(config: YOLOv4Config) -> str:
+    """What evaluation and inference do to an image, as `--ops` of common/preprocess.py."""
+    height, width = config.image_size
+    shape = (
+        f"letterbox:{height}x{width},centered=1,fill={FILL}"
+        if config.letterbox
+        else f"resize:{height}x{width}"
     )
+    return f"decode:exif=ignore | {shape},antialias={int(config.antialias)} | crop_mirror_normalize:std=255"
 
 
 def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:

@@ -44,6 +44,7 @@ from common import (
 from common import elastic as elastic_lib
 from common import flags as shared_flags
 from common import hparams as hparams_lib
+from common import patience as patience_lib
 from common.averaging import AveragedWeights
 from common.checkpoints import Checkpoints, keep_going
 from common.evaluation import evaluate, write_evaluation
@@ -131,6 +132,7 @@ def train(
     init_from: str | None = None,
     freeze: str | None = None,
     eval_every: int = 1,
+    patience: int = 0,
     coco_backend: str = "pycocotools",
     save_every: int = 1000,
     max_skipped_steps: int = 10,
@@ -350,8 +352,13 @@ def train(
         saved.save()
 
     metrics = None
-    if state["epoch"] >= config.epochs:
+    epochs = range(state["epoch"] + 1, config.epochs + 1)
+    if patience_lib.is_over(state, patience):
+        say(f"{output_dir} {patience_lib.describe(state, patience)}: nothing left to train")
+        epochs = range(0)
+    elif not epochs:
         say(f"{output_dir} has its {state['epoch']} epochs: nothing left to train")
+    if not epochs:
         metrics = coco_metrics.read_metrics(pathlib.Path(output_dir, "metrics.json"))
     eval_loader, detect, compiled = None, make_detect(model, config), False
     guard = guards.StepGuard(
@@ -365,7 +372,7 @@ def train(
         guards.StopSignals() as signals,
         Watchdog(ranks, step_timeout=step_timeout, on_loss="report" if on_epoch else "exit") as watchdog,
     ):
-        for epoch in range(state["epoch"] + 1, config.epochs + 1):
+        for epoch in epochs:
             planned = plan(epoch - 1)
             mixing_changes = planned["mosaic"] != feed.plan["mosaic"]
             if (mixing_changes or not feed.saveable) and state["step_in_epoch"] == 0:
@@ -464,6 +471,7 @@ def train(
                     keep_going(write_evaluation, directory, metrics, results, curves)
                 row |= {name: metrics[name] for name in coco_metrics.NAMES}
                 say(f"epoch {epoch}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
+                patience_lib.note(state, metrics["AP"])
             with averaged.swapped_in(ranks):
                 if run:
                     keep_going(log.add, epoch, state["step"], row)
@@ -473,6 +481,9 @@ def train(
             save()
             if on_epoch:
                 on_epoch(epoch)
+            if patience_lib.is_over(state, patience):
+                say(patience_lib.describe(state, patience))
+                break
 
     if run:
         if metrics is not None:

@@ -40,11 +40,15 @@ def cores() -> float:
 
 
 def commit() -> str | None:
-    """Of this tree, with a + where files differ from it; None where there is none."""
+    """Of this tree, with a + where files differ from it; None where there is none.
+
+    A copy within somebody else's repository has none: git is told where to look, and so looks no further up.
+    """
     said = []
+    git = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}"]
     for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain"]):
         try:
-            done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+            done = subprocess.run([*git, *arguments], cwd=ROOT, capture_output=True, text=True)
         except OSError:
             return None
         if done.returncode:

@@ -54,6 +54,11 @@ def define_flags(fv: flags.FlagValues) -> None:
         "`step N` after every N images, for ever; it is stopped and continued by signals.",
         flag_values=fv,
     )
+    define_rounds_flags(fv)
+
+
+def define_rounds_flags(fv: flags.FlagValues) -> None:
+    """Of anything that measures in rounds."""
     flags.DEFINE_integer("rounds", 5, "How often each is measured.", lower_bound=1, flag_values=fv)
     flags.DEFINE_float("seconds", 5.0, "How long each time, at least.", lower_bound=0.01, flag_values=fv)
     flags.DEFINE_integer(
@@ -144,7 +149,7 @@ def measure(app: App, given: dict[str, Any]) -> dict[str, Any]:
     record["verdict"] = report.verdict(record)
     print(report.tables(record), flush=True)
     if given["json"]:
-        _write(given["json"], record)
+        write(given["json"], record)
     results = [*record["candidates"].values(), *by_stage.values(), *inferred.values()]
     if all(isinstance(each, dict) and "error" in each for each in results):
         raise UserError("nothing could be measured: the lines above say why")
@@ -222,7 +227,7 @@ def _with_data(
     if not any(given[f"train_{what}"] for what in ("images", "annotations", "file_pattern")):
         if not needed:
             return given | {"num_classes": given["num_classes"] or app.num_classes}, None
-        directory = _draw(given["drawn_images"])
+        directory = draw(given["drawn_images"])
         drawn = {"images": directory / "images", "annotations": directory / "instances.json"}
         given = given | {f"train_{what}": str(path) for what, path in drawn.items()}
     source = worker.open_given(given)
@@ -236,7 +241,7 @@ def _with_data(
     return given | {"num_classes": given["num_classes"] or classes}, source
 
 
-def _draw(count: int) -> pathlib.Path:
+def draw(count: int) -> pathlib.Path:
     """Images as large as COCO's, in the user's cache directory, drawn once."""
     directory = cache.directory() / f"bench-images-{count}"
     if not (directory / "instances.json").exists():
@@ -260,7 +265,8 @@ def _settings(given: dict[str, Any], config: Any) -> dict[str, Any]:
     return {name: given[name] for name in names} | dataclasses.asdict(config)
 
 
-def _write(path: str, record: dict[str, Any]) -> None:
+def write(path: str, record: dict[str, Any]) -> None:
+    """The record as json; UserError where it cannot be written."""
     try:
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
         atomic.write_bytes(pathlib.Path(path), json.dumps(record, indent=1).encode())

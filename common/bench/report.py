@@ -1,7 +1,7 @@
 """What a benchmark says: a table of candidates, one of stages, and a verdict in words."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from common.bench import summary
 from common.bench.summary import Record
@@ -25,10 +25,18 @@ def tables(record: Record) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def candidate_table(candidates: dict[str, Record]) -> str:
-    """A line each; the last column compares with the first candidate that did not fail."""
-    first = next((name for name, each in candidates.items() if "error" not in each), None)
-    header = ["", "images/s", "min..max", "CPU ms/image", "min..max", "cores", "peak MB", f"x {first}"]
+def candidate_table(
+    candidates: dict[str, Record], *, beside: str = "", more: Mapping[str, Mapping[str, str]] = {}
+) -> str:
+    """A line each.
+
+    Args:
+        candidates: by name.
+        beside: the one that the last column compares with; "": the first that did not fail.
+        more: columns that follow: header -> candidate -> cell.
+    """
+    first = beside or next((name for name, each in candidates.items() if "error" not in each), None)
+    header = ["", "images/s", "min..max", "CPU ms/image", "min..max", "cores", "peak MB", f"x {first}", *more]
     rows, failed = [header], []
     for name, each in candidates.items():
         if "error" in each:
@@ -45,6 +53,7 @@ def candidate_table(candidates: dict[str, Record]) -> str:
                 f"{each['cores']['median']:.2f}",
                 f"{each['peak_bytes'] / 1e6:.0f}",
                 f"{summary.ratio(each, candidates[first]):.3g}",
+                *(cells.get(name, "") for cells in more.values()),
             ]
         )
     return "\n".join([*(align(rows).splitlines() if len(rows) > 1 else []), *failed])

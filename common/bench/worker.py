@@ -3,19 +3,17 @@
 It keeps to the protocol of rounds.py, as a peer's script does.
 """
 
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 
 from common import devices
 from common.bench import inference, stages, steps
+from common.bench.protocol import WARM_UP, own_stdout, tell_steps
 from common.bench.stages import Cut
 from common.bench.steps import Step
 from common.image_files import ImagePolicy
@@ -23,7 +21,6 @@ from common.loading import Loader
 from common.open_data import open_source
 from common.sources import CocoSource, ImageListSource, Source
 
-WARM_UP = 3  # steps before `ready`: the first compiles, and on a GPU the next ones still allocate
 STAGE_SHARE = 1 / 3  # of --seconds for each cut in each round: CPU time needs less than a rate
 
 
@@ -85,9 +82,9 @@ def work(app: App, given: dict[str, Any], role: str) -> None:
     if what == "stages":
         return _tell_stages(app.cuts(loader, open_loader), given)
     if what == "data":
-        return _tell_steps(steps.load(loader), given["batch_size"])
+        return tell_steps(steps.load(loader), given["batch_size"])
     step = app.make_step(config, given["num_classes"], loader.steps_per_epoch, given)
-    return _tell_steps(steps.train(loader, step), given["batch_size"])
+    return tell_steps(steps.train(loader, step), given["batch_size"])
 
 
 def open_given(given: dict[str, Any]) -> Source:
@@ -110,17 +107,6 @@ def _prepare(precision: str) -> None:
     keras.mixed_precision.set_global_policy(precision)
 
 
-def _tell_steps(advance: Callable[[], object], batch_size: int) -> None:
-    """Advances for ever, one batch each time, and says so."""
-    with _own_stdout() as tell:
-        for _ in range(WARM_UP):
-            advance()
-        tell("ready")
-        while True:
-            advance()
-            tell(f"step {batch_size}")
-
-
 def _tell_stages(cuts: Sequence[Cut], given: dict[str, Any]) -> None:
     """Measures all cuts in turn. Says which do not follow the one before them, then each round's costs."""
     options = {
@@ -128,7 +114,7 @@ def _tell_stages(cuts: Sequence[Cut], given: dict[str, Any]) -> None:
         "seconds": given["seconds"] * STAGE_SHARE,
         "settle": given["prefetch"] + 1,
     }
-    with _own_stdout() as tell:
+    with own_stdout() as tell:
         for cut in cuts:
             for _ in range(WARM_UP):
                 cut.advance()
@@ -149,7 +135,7 @@ def _tell_inference(
     if isinstance(source, CocoSource):  # files can be drawn on, as infer.py does
         files = [pathlib.Path(source.images_dir, name) for name in source.annotations.file_names]
         source, draw = ImageListSource(tuple(files)), inference.drawer(files, label_map)
-    with _own_stdout() as tell:
+    with own_stdout() as tell:
         for batch_size in (1, given["batch_size"]):
             loader = open_loader(
                 source=source,
@@ -171,14 +157,3 @@ def _tell_inference(
             )
             tell(json.dumps(dataclasses.asdict(times)))
         tell("null")
-
-
-@contextlib.contextmanager
-def _own_stdout() -> Iterator[Callable[[str], None]]:
-    """What writes a line to whoever measures. Libraries print on stdout too: in here that is stderr."""
-    with os.fdopen(os.dup(1), "wb", buffering=0) as pipe:
-        os.dup2(2, 1)
-        try:
-            yield lambda line: pipe.write(line.encode() + b"\n")
-        except BrokenPipeError:
-            sys.exit(0)  # nobody measures any more

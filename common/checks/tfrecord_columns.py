@@ -59,7 +59,7 @@ def scan(
     """
     findings = Findings(file.path)
     examples, facts = [], []
-    for number, record in enumerate(_contents(file, begin, end, findings), begin):
+    for number, record in enumerate(contents(file, begin, end, findings), begin):
         name = file.name(number)
         if record is None:
             examples.append(Example(name))
@@ -74,8 +74,8 @@ def scan(
     return columns, findings
 
 
-def _contents(file: RecordFile, begin: int, end: int, findings: Findings) -> list[bytes | None]:
-    """The data of some records; None where they are damaged, which is reported."""
+def contents(file: RecordFile, begin: int, end: int, findings: Findings) -> list[bytes | None]:
+    """The data of the records [begin, end) of a file; None where they are damaged, which is reported."""
     try:
         dataset = tf.raw_ops.TFRecordDatasetV2(
             filenames=[file.path],
@@ -84,16 +84,16 @@ def _contents(file: RecordFile, begin: int, end: int, findings: Findings) -> lis
             byte_offsets=file.spans[begin : begin + 1, 0],
         )
         records = tf.data.experimental.from_variant(dataset, tf.TensorSpec((), tf.string))
-        contents = records.take(end - begin).batch(end - begin).get_single_element().numpy().tolist()
-        if len(contents) == end - begin:
-            return contents
+        found = records.take(end - begin).batch(end - begin).get_single_element().numpy().tolist()
+        if len(found) == end - begin:
+            return found
         findings.add("record-file-unreadable", f"{file.path} has changed while it was read")
     except tf.errors.DataLossError:
         if end - begin > 1:
             middle = (begin + end) // 2
             return [
-                *_contents(file, begin, middle, findings),
-                *_contents(file, middle, end, findings),
+                *contents(file, begin, middle, findings),
+                *contents(file, middle, end, findings),
             ]
         place = f"{file.name(begin)} at byte {file.spans[begin, 0]}"
         findings.add(

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -21,6 +21,7 @@ BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax"
 LABEL_KEY = "image/object/class/label"
 CROWD_KEY = "image/object/is_crowd"
 AREA_KEY = "image/object/area"
+CLASS_KEY = "image/class/label"  # of a whole image, in records like ImageNet's
 DALI_KEYS = (*BOX_KEYS, LABEL_KEY, CROWD_KEY)  # without which DALI does not read a record, even empty
 UNKNOWN = -1  # an image id that was reported
 
@@ -70,13 +71,8 @@ def parse(
         known: the category ids that its labels may have.
         findings: gets everything that cannot be used, and what was found in its place.
     """
-    try:
-        features = tf.train.Example.FromString(record).features.feature
-    except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
-        findings.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
-        return Example(name), None
-    if not features:  # bytes of other kinds may pass for a message without any field that is known
-        findings.add("not-an-example", f"{name} ({len(record)} bytes) has no feature")
+    features = _features(record, name, findings)
+    if features is None:
         return Example(name), None
 
     image_id = _image_id(features, name, findings)
@@ -92,6 +88,34 @@ def parse(
         **objects,
     )
     return example, _value(features, "image/encoded", "bytes_list", name, findings)
+
+
+class LabelledImage(NamedTuple):
+    """What a record says of its image as a whole, in this schema or in that of ImageNet's records.
+
+    Attributes:
+        encoded: None where it was reported.
+        file_name: "" where there is none.
+        label: of `image/class/label`; None where there is none.
+    """
+
+    encoded: bytes | None = None
+    file_name: str = ""
+    label: int | None = None
+
+
+def parse_image(record: bytes, name: str, findings: Findings) -> LabelledImage:
+    """Reads a serialized tf.train.Example as `parse` does, but for its boxes and all that belongs to them."""
+    features = _features(record, name, findings)
+    if features is None:
+        return LabelledImage()
+    file_name = b"".join(_values(features, "image/filename", "bytes_list", name, findings) or ())
+    has_label = CLASS_KEY in features and features[CLASS_KEY].WhichOneof("kind")
+    return LabelledImage(
+        encoded=_value(features, "image/encoded", "bytes_list", name, findings),
+        file_name=file_name.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}"),
+        label=_value(features, CLASS_KEY, "int64_list", name, findings) if has_label else None,
+    )
 
 
 def image_of(record: bytes) -> bytes:
@@ -110,16 +134,16 @@ def make_example(annotations: Annotations, row: int, encoded: bytes, image_forma
     names = [label_map.names[label_map.class_of(i)].encode() for i in category_ids]
     height, width = annotations.image_sizes[row].tolist()
     features = {
-        "image/encoded": _bytes([encoded]),
-        "image/format": _bytes([image_format.encode()]),
-        "image/filename": _bytes([annotations.file_names[row].encode()]),
-        "image/source_id": _bytes([str(annotations.image_ids[row]).encode()]),
-        "image/height": _integers([height]),
-        "image/width": _integers([width]),
+        "image/encoded": bytes_feature([encoded]),
+        "image/format": bytes_feature([image_format.encode()]),
+        "image/filename": bytes_feature([annotations.file_names[row].encode()]),
+        "image/source_id": bytes_feature([str(annotations.image_ids[row]).encode()]),
+        "image/height": integers_feature([height]),
+        "image/width": integers_feature([width]),
         **{key: _floats(boxes[kept, side].tolist()) for side, key in enumerate(BOX_KEYS)},
-        LABEL_KEY: _integers(category_ids),
-        "image/object/class/text": _bytes(names),
-        CROWD_KEY: _integers(annotations.is_crowd[begin:end][kept].astype(int).tolist()),
+        LABEL_KEY: integers_feature(category_ids),
+        "image/object/class/text": bytes_feature(names),
+        CROWD_KEY: integers_feature(annotations.is_crowd[begin:end][kept].astype(int).tolist()),
         AREA_KEY: _floats(annotations.areas[begin:end][kept].tolist()),
     }
     return tf.train.Example(features=tf.train.Features(feature=features))
@@ -143,6 +167,19 @@ def complete(record: bytes, keys: Sequence[str]) -> bytes:
     addition = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
     # Protobuf reads two messages in a row as one; of a key in both, the later value counts.
     return record + addition
+
+
+def _features(record: bytes, name: str, findings: Findings) -> Any | None:
+    """The features of a record by key; None where it is no tf.train.Example, which is reported."""
+    try:
+        features = tf.train.Example.FromString(record).features.feature
+    except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
+        findings.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
+        return None
+    if not features:  # bytes of other kinds may pass for a message without any field that is known
+        findings.add("not-an-example", f"{name} ({len(record)} bytes) has no feature")
+        return None
+    return features
 
 
 def _image_id(features: Any, name: str, findings: Findings) -> int:
@@ -256,7 +293,8 @@ def _shown(values: Sequence[Any]) -> str:
     return repr(first)
 
 
-def _bytes(values: list[bytes]) -> tf.train.Feature:
+def bytes_feature(values: list[bytes]) -> tf.train.Feature:
+    """Strings as an Example holds them."""
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
 
 
@@ -264,5 +302,6 @@ def _floats(values: list[float]) -> tf.train.Feature:
     return tf.train.Feature(float_list=tf.train.FloatList(value=values))
 
 
-def _integers(values: list[int]) -> tf.train.Feature:
+def integers_feature(values: list[int]) -> tf.train.Feature:
+    """Integers as an Example holds them."""
     return tf.train.Feature(int64_list=tf.train.Int64List(value=values))

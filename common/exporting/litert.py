@@ -12,6 +12,7 @@ import zipfile
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
+from common import passport_seal
 from common.exporting import parts as parts_lib
 from common.exporting.parts import Exportable
 from common.passport_places import FILE
@@ -49,6 +50,7 @@ def write(parts: Exportable, path: pathlib.Path, *, nms: str, quantize: str, pas
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         if quantize == "fp16":
             converter.target_spec.supported_types = [tf.float16]
-        path.write_bytes(converter.convert())
+        body = converter.convert()
+    path.write_bytes(body)
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(FILE, passport)
+        archive.writestr(FILE, passport_seal.seal(passport, [body]))

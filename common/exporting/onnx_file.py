@@ -7,10 +7,11 @@ from collections.abc import Callable
 import onnx
 import tensorflow as tf
 
+from common import passport_seal
 from common.exporting import onnx_graphs, onnx_nms
 from common.exporting import parts as parts_lib
 from common.exporting.parts import Exportable
-from common.passport_places import KEY
+from common.passport_places import onnx_field
 
 _NMS = {
     "standard": onnx_nms.standard,
@@ -51,8 +52,8 @@ def write(
     model = onnx_graphs.join([to_input, network, *rest], [images.name, image_sizes.name], outputs)
     for port in [*model.graph.input, *model.graph.output]:
         port.type.tensor_type.shape.dim[0].dim_param = "batch"
-    onnx.helper.set_model_props(model, {KEY: passport})
-    onnx.save(model, path)
+    body = model.SerializeToString()
+    path.write_bytes(body + onnx_field(passport_seal.seal(passport, [body])))
 
 
 def _network(parts: Exportable, opset: int) -> tuple[onnx.ModelProto, list[tf.TensorSpec]]:
@@ -66,6 +67,6 @@ def _network(parts: Exportable, opset: int) -> tuple[onnx.ModelProto, list[tf.Te
 def _quantized(network: onnx.ModelProto, quantizer: Quantizer) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory() as folder:
         before, after = pathlib.Path(folder) / "float.onnx", pathlib.Path(folder) / "quantized.onnx"
-        onnx.save(network, before)
+        onnx.save(onnx_graphs.canonical(network), before)  # the same in every run: ranges are kept by name
         quantizer(before, after)
         return onnx.load(after)

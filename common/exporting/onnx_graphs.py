@@ -89,6 +89,56 @@ def by_hand(
     return onnx.helper.make_model(graph, opset_imports=opsets)
 
 
+def canonical(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose bytes follow from what it computes: tf2onnx's order and inner names differ by process.
+
+    Nodes stand in the order in which the outputs, from first to last, need them; what nobody needs is gone.
+    """
+    model = _rename(model, {})
+    graph = model.graph
+    ports = {port.name for port in [*graph.input, *graph.output]}
+    nodes = _in_order_of_need(graph)
+    names: dict[str, str] = {}
+    for number, node in enumerate(nodes):
+        node.name = f"{node.op_type}_{number}"
+        for name in filter(None, [*node.input, *node.output]):
+            if name not in ports:
+                names.setdefault(name, f"tensor_{len(names)}")
+    constants = {constant.name: constant for constant in graph.initializer}
+    ordered = onnx.helper.make_graph(
+        nodes,
+        "network",
+        graph.input,
+        graph.output,
+        [constants[name] for name in names if name in constants],
+    )
+    for node in ordered.node:
+        attributes = sorted(node.attribute, key=lambda attribute: attribute.name)
+        del node.attribute[:]
+        node.attribute.extend(attributes)
+    graph.CopyFrom(ordered)
+    return _rename(model, names)
+
+
+def _in_order_of_need(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Depth first from the outputs; without recursion, as networks are deeper than Python's stack."""
+    makers = {name: node for node in graph.node for name in node.output}
+    ordered, done = [], set()
+    waiting = [port.name for port in reversed(graph.output)]
+    while waiting:
+        name = waiting[-1]
+        node = makers.get(name)
+        missing = [each for each in node.input if each in makers and each not in done] if node else []
+        if missing:
+            waiting.extend(reversed(missing))
+            continue
+        if node and name not in done:
+            ordered.append(node)
+            done.update(node.output)
+        waiting.pop()
+    return ordered
+
+
 def _where(_, node, *__) -> None:
     """tf.where as ONNX's Where. tf2onnx would multiply by 0 and 1 and add, and 0 times a NaN is a NaN."""
     node.type = "Where"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from common import passport_seal
 from common.exporting import parts as parts_lib
 from common.exporting.parts import Exportable, Outputs
 from common.passport_places import FILE, SAVED_MODEL_FOLDER
@@ -42,7 +43,8 @@ def write(parts: Exportable, path: pathlib.Path, *, nms: str, passport: str) -> 
     }
     tf.saved_model.save(module, str(path), signatures=signatures)
     (path / SAVED_MODEL_FOLDER).mkdir()
-    (path / SAVED_MODEL_FOLDER / FILE).write_text(passport)
+    body = passport_seal.directory_body(path, SAVED_MODEL_FOLDER)
+    (path / SAVED_MODEL_FOLDER / FILE).write_text(passport_seal.seal(passport, body))
 
 
 def _any_size(parts: Exportable, detect: Callable[..., Outputs]) -> Callable[[tf.Tensor], Outputs]:

@@ -100,7 +100,7 @@ def test_a_candidate_trains(drawn, monkeypatch, name, role):
         initial.update({weight.path: weight.numpy() for weight in model.weights})
         return make(ranks, model, *rest, **options)
 
-    monkeypatch.setattr(worker, "_tell_steps", tell)
+    monkeypatch.setattr(worker, "tell_steps", tell)
     monkeypatch.setattr(bench, "make_train_step", make_step)
     given = parse(bench, *small(app, drawn, "--num_classes=3"))
     tf.config.run_functions_eagerly(True)  # two steps take less than compiling one
@@ -217,9 +217,9 @@ def test_nothing_that_works_is_an_error(bench, capsys):
 
 def test_data_are_drawn_once_where_none_are_given(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    directory = measuring._draw(2)
+    directory = measuring.draw(2)
     before = os.stat(directory / "instances.json").st_mtime_ns
-    assert measuring._draw(2) == directory and len(list((directory / "images").iterdir())) == 2
+    assert measuring.draw(2) == directory and len(list((directory / "images").iterdir())) == 2
     assert os.stat(directory / "instances.json").st_mtime_ns == before
     source = open_source(str(directory / "images"), str(directory / "instances.json"))
     sizes = source.annotations.image_sizes

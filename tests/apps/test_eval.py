@@ -1,6 +1,8 @@
 """Evaluation: the same bytes twice, both loaders, images in and original pixels out, refusals."""
 
+import errno
 import json
+import os
 import shutil
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 
 from common import coco_backends, coco_metrics
 from common.errors import UserError
-from common.evaluation import evaluate
+from common.evaluation import Evaluation, evaluate
 from common.sources import CocoSource
 
 
@@ -153,6 +155,22 @@ def test_an_output_directory_that_cannot_be_made_is_said_before_the_work(trained
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--output_dir=.*file"):
         command("eval", f"--weights={trained}", f"--output_dir={tmp_path}/file/x", *eval_flags(drawn))
+
+
+def test_a_full_disk_is_one_line_and_earlier_results_stand(
+    app, trained, drawn, command, tmp_path, monkeypatch
+):
+    (tmp_path / "detections.json").write_text("earlier")
+    found = Evaluation({"AP": 0.5, "per_class": {}}, [], {})
+    monkeypatch.setattr(app.package.eval, "evaluate", lambda *_, **__: found)
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"^--output_dir=.*: No space left on device$"):
+        command("eval", f"--weights={trained}", f"--output_dir={tmp_path}", *eval_flags(drawn))
+    assert (tmp_path / "detections.json").read_text() == "earlier"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no weights at all" * 99])

@@ -4,17 +4,103 @@ That frozen layers keep their weights, batch norm's among them, is tested with t
 (test_train.py: test_freeze_keeps_the_named_layers_still).
 """
 
+import contextlib
+import dataclasses
+import io
 import pathlib
 import re
+import shutil
 
 import keras
 import numpy as np
+import pytest
 
 from common import freezing, hparams, passport, weight_files
 from common.batch_norm import BatchNormalization
+from common.sources import CocoSource
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHORT = ["--steps_per_epoch=3", "--ema_decay=0", "--eval_images=", "--eval_annotations="]
+SHORT = ["--steps_per_epoch=3", "--batch_size=4", "--ema_decay=0", "--eval_images=", "--eval_annotations="]
+
+
+@pytest.fixture(scope="module")
+def source(drawn):
+    return CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Earlier:
+    """A model, and the run directory where its weights are."""
+
+    model: keras.Model
+    run: pathlib.Path
+
+
+@pytest.fixture(scope="module")
+def earlier(app, source, tmp_path_factory) -> Earlier:
+    """Of another image size and of more epochs than `tune` has. Nobody has trained it."""
+    config = app.package.config.get_config(app.model_name)
+    config = hparams.override(config, f"{app.tiny},image_size=64x96,epochs=2")
+    model = app.package.train.build_model(app.model_name, 3, config=config)
+    run = tmp_path_factory.mktemp("earlier") / "run"
+    run.mkdir()
+    metadata = app.package.passport.make_passport(config, source.label_map, 3)
+    weight_files.save(model, run / weight_files.BEST, metadata)
+    return Earlier(model, run)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """A training by the recipe, and what it left.
+
+    Attributes:
+        run: its directory.
+        said: on stderr.
+        restored, updates: state of the optimizer and count of its steps when training began.
+        left: state of the optimizer when it ended.
+    """
+
+    run: pathlib.Path
+    said: str
+    restored: dict[str, np.ndarray]
+    updates: int
+    left: dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def tune(app, tiny_train, drawn, earlier):
+    """tune(run, "--epochs=1", ...): three steps an epoch, from the earlier weights, at another image size."""
+
+    def slots(optimizer) -> dict[str, np.ndarray]:
+        values = {v.path: np.array(v) for v in optimizer.variables if v.path.count("/") > 1 or len(v.shape)}
+        assert values
+        return values
+
+    def run(directory: pathlib.Path, *flags: str) -> Tuned:
+        seen = []
+        make_train_step = app.package.train.make_train_step
+
+        def watched(ranks, model, config, optimizer, averaged, **options):
+            seen.append((optimizer, slots(optimizer), int(optimizer.iterations)))
+            return make_train_step(ranks, model, config, optimizer, averaged, **options)
+
+        recipe = [f"--flagfile={ROOT / app.name}/flags/finetune.txt", "--image_size=96x64"]
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stderr(io.StringIO()) as said,
+        ):
+            patch.setattr(app.package.train, "make_train_step", watched)
+            tiny_train(drawn, directory, *recipe, *SHORT, f"--init_from={earlier.run}", *flags)
+        ((optimizer, restored, updates),) = seen
+        return Tuned(directory, said.getvalue(), restored, updates, slots(optimizer))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def heads(tune, tmp_path_factory) -> Tuned:
+    """One epoch of the heads alone."""
+    return tune(tmp_path_factory.mktemp("heads") / "run", "--epochs=1", "--freeze=^backbone")
 
 
 def test_frozen_batch_norms_normalise_with_what_they_had(app):
@@ -41,88 +127,56 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
         assert moved == (layer in free), layer.name
 
 
-def test_unfreezing_keeps_the_state_of_the_optimizer(app, tiny_train, drawn, tmp_path, monkeypatch, capsys):
-    """One epoch of the heads alone, then one of all: momentum and counters go on, new layers start at 0."""
-    seen = []
-    make_train_step = app.package.train.make_train_step
-
-    def watched(ranks, model, config, optimizer, averaged, **options):
-        seen.append((optimizer, slots(optimizer), int(optimizer.iterations)))
-        return make_train_step(ranks, model, config, optimizer, averaged, **options)
-
-    def slots(optimizer) -> dict[str, np.ndarray]:
-        values = {v.path: np.array(v) for v in optimizer.variables if v.path.count("/") > 1 or len(v.shape)}
-        assert values
-        return values
-
-    monkeypatch.setattr(app.package.train, "make_train_step", watched)
-    run = tmp_path / "run"
-    tiny_train(drawn, run, *SHORT, "--epochs=1", "--freeze=^backbone")
-    left = slots(seen[0][0])
-    tiny_train(drawn, run, *SHORT, "--epochs=2", "--freeze=")
-    assert "with another freeze: from a whole epoch" in capsys.readouterr().err
-    _, found, updates = seen[1]
-    assert updates == 3
-    still = [name for name in left if "backbone" in name]
-    moving = [name for name in left if name not in still]
+def test_unfreezing_keeps_the_state_of_the_optimizer(heads, tune, tmp_path):
+    """After the heads alone one epoch of all: momentum and counters go on, new layers start at 0."""
+    whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
+    assert "with another freeze: from a whole epoch" in whole.said
+    assert (heads.updates, whole.updates) == (0, 3)
+    still = [name for name in heads.left if "backbone" in name]
+    moving = [name for name in heads.left if name not in still]
     assert still
     assert moving
-    by_place = dict(zip(left, found.values(), strict=True))  # optimizers are numbered: paths may differ
-    for name, values in left.items():
+    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # optimizers are numbered
+    for name, values in heads.left.items():
         np.testing.assert_array_equal(by_place[name], values, err_msg=name)
-    assert all(not left[name].any() for name in still)
-    assert np.mean([left[name].any() for name in moving]) > 0.9
-    after = list(slots(seen[1][0]).values())
-    backbone = [values for name, values in zip(left, after, strict=True) if name in still]
-    assert np.mean([values.any() for values in backbone]) > 0.9
+    assert all(not heads.left[name].any() for name in still)
+    assert np.mean([heads.left[name].any() for name in moving]) > 0.9
+    after = zip(heads.left, whole.left.values(), strict=True)
+    assert np.mean([values.any() for name, values in after if name in still]) > 0.9
 
 
-def test_another_configuration_is_explained(app, tiny_train, trained, drawn, tmp_path, capsys):
+def test_another_configuration_is_explained(heads, earlier, source):
     """By the recipe, from weights of another size: a line for each field, with both values."""
-    run = tmp_path / "run"
-    tiny_train(
-        drawn,
-        run,
-        f"--flagfile={ROOT / app.name}/flags/finetune.txt",
-        *SHORT,
-        f"--init_from={trained}",
-        "--epochs=1",
-        "--steps_per_epoch=1",
-        "--image_size=96x64",
-        "--freeze=^backbone",
-    )
-    said = capsys.readouterr().err
-    assert f"--init_from={trained} was trained otherwise:" in said
+    said = heads.said
+    assert f"--init_from={earlier.run} was trained otherwise:" in said
     assert "  config.image_size: saved [64, 96], now [96, 64]: it runs, but objects have another size" in said
     assert "  config.epochs: saved 2, now 1: of training alone" in said
-    found = passport.read(run)
+    found = passport.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
-    assert found["recipe"]["init_from"] == trained.name  # the name alone: a passport names no directories
-    assert found["train_data"] == passport.read(trained)["train_data"]
-    assert passport.read(run / "checkpoints")["state"]["step"] == 1
-    assert passport.read(run / "checkpoints")["anchors"] == found["anchors"]
+    assert found["recipe"]["init_from"] == earlier.run.name  # the name alone: a passport names no directories
+    assert found["train_data"] == source.fingerprint
+    assert passport.read(heads.run / "checkpoints")["state"]["step"] == 3
+    assert passport.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
 
 
-def test_weights_that_run_otherwise_say_so(app, trained, capsys):
-    app.package.predict.load_trained(str(trained))
+def test_weights_that_run_otherwise_say_so(app, heads, capsys):
+    app.package.predict.load_trained(str(heads.run))
     assert capsys.readouterr().err == ""
-    app.package.predict.load_trained(str(trained), "64x64", f"nms_method={app.other_nms}")
+    app.package.predict.load_trained(str(heads.run), "64x64", f"nms_method={app.other_nms}")
     said = capsys.readouterr().err.splitlines()
-    assert re.search(r"best\.weights\.h5 runs otherwise than it was saved:$", said[0])
-    assert said[1].startswith("  config.image_size: saved [64, 96], now [64, 64]: ")
+    assert re.search(r"last\.weights\.h5 runs otherwise than it was saved:$", said[0])
+    assert said[1].startswith("  config.image_size: saved [96, 64], now [64, 64]: ")
     assert re.match(rf"  config\.nms_method: saved \w+, now {app.other_nms}: other detections", said[2])
 
 
-def test_weights_of_an_earlier_version_load(app, trained, tmp_path, capsys):
+def test_weights_of_an_earlier_version_load(app, earlier, source, tmp_path, capsys):
     """As files were written before there were passports."""
-    model, _, label_map, file = app.load_trained(trained)
-    metadata = weight_files.read_metadata(file)
+    metadata = passport.read(earlier.run)
     kept = ("app", "num_classes", "label_map", "config", "eval_data", "epoch")
     old = tmp_path / "old.weights.h5"
-    weight_files.save(model, old, {name: metadata[name] for name in kept if name in metadata})
-    capsys.readouterr()
-    again = app.load_trained(old)
-    assert again[2] == label_map
+    weight_files.save(earlier.model, old, {name: metadata[name] for name in kept if name in metadata})
+    model, _, label_map, _ = app.load_trained(old)
+    assert label_map == source.label_map
     assert capsys.readouterr().err == ""
-    for a, b in zip(model.weights, again[0].weights, strict=True):
+    for a, b in zip(earlier.model.weights, model.weights, strict=True):
         np.testing.assert_array_equal(a, b)

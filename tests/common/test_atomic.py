@@ -107,3 +107,34 @@ atomic.{function}
             break
     assert done.returncode == 0
     assert calls > 0
+
+
+def test_files_join_others_in_a_directory_all_at_once(tmp_path):
+    (tmp_path / "d").mkdir()
+    for name in ("kept", "replaced"):
+        (tmp_path / "d" / name).write_text("old")
+
+    def fill(staged):
+        (staged / "sub").mkdir()
+        for name in ("replaced", "sub/added"):
+            (staged / name).write_text("new")
+        assert (tmp_path / "d" / "replaced").read_text() == "old"
+
+    atomic.write_into(tmp_path / "d", fill)
+    files = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
+    assert files == {"d/kept": "old", "d/replaced": "new", "d/sub/added": "new"}
+
+
+def test_files_that_fail_to_come_leave_a_directory_as_it_was(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "kept").write_text("old")
+
+    def fail_half_way(staged):
+        (staged / "kept").write_text("new")
+        raise OSError(28, "No space left on device")
+
+    for directory in ("d", "new/deep"):
+        with pytest.raises(OSError, match="No space"):
+            atomic.write_into(tmp_path / directory, fail_half_way)
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")] == ["d", "d/kept"]
+    assert (tmp_path / "d" / "kept").read_text() == "old"

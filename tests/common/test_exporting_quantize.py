@@ -100,3 +100,57 @@ def test_without_tensorrt_the_command_is_said(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"not installed.*trtexec --onnx=.*a\.onnx") as caught:
         tensorrt.build(tmp_path / "a.onnx", tmp_path / "a.engine", (64, 96), "int8")
     assert "\n" not in str(caught.value)
+
+
+def _scrambled(model, seed):
+    """The same network as another process might have written it: other inner names, another order."""
+    random = np.random.default_rng(seed)
+    graph = onnx.ModelProto.FromString(model.SerializeToString()).graph
+    ports = {port.name for port in [*graph.input, *graph.output]}
+    ready = {tensor.name for tensor in [*graph.input, *graph.initializer]}
+    left, nodes = list(graph.node), []
+    while left:
+        possible = [node for node in left if ready.issuperset(node.input)]
+        node = possible[random.integers(len(possible))]
+        left.remove(node)
+        nodes.append(node)
+        ready.update(node.output)
+    fresh = iter(random.permutation(10_000).tolist())
+    names = {name: name if name in ports else f"x{next(fresh)}" for name in sorted(ready)}
+    for node in nodes:
+        node.name = f"n{next(fresh)}"
+        node.input[:] = [names[name] for name in node.input]
+        node.output[:] = [names[name] for name in node.output]
+        attributes = list(node.attribute)[::-1]
+        del node.attribute[:]
+        node.attribute.extend(attributes)
+    constants = [graph.initializer[i] for i in random.permutation(len(graph.initializer))]
+    for constant in constants:
+        constant.name = names[constant.name]
+    other = onnx.ModelProto.FromString(model.SerializeToString())
+    other.graph.CopyFrom(onnx.helper.make_graph(nodes, "other", graph.input, graph.output, constants))
+    return other
+
+
+def test_a_network_has_the_same_bytes_in_every_process():
+    """The table of ranges is found again by them, and names its tensors as they do."""
+    random = np.random.default_rng(2)
+    kernels = random.standard_normal((3, 3, 3, 3, 3)).astype(np.float32)
+
+    def function(x):
+        one, two = (tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME")) for kernel in kernels[:2])
+        return [tf.nn.conv2d(one + two, kernels[2], 2, "SAME"), two]
+
+    spec = tf.TensorSpec([None, *SHAPE[1:]], tf.float32, NETWORK_INPUT)
+    model = onnx_graphs.convert(function, [spec], ["raw_0", "raw_1"], 17)
+    expected = onnx_graphs.canonical(model)
+    for seed in range(5):
+        scrambled = _scrambled(model, seed)
+        onnx.checker.check_model(scrambled)
+        assert onnx_graphs.canonical(scrambled).SerializeToString() == expected.SerializeToString()
+    found, wanted = (
+        onnxruntime.InferenceSession(each.SerializeToString()).run(None, {NETWORK_INPUT: _images(0)})
+        for each in (expected, model)
+    )
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(a, b)

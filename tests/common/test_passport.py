@@ -131,7 +131,7 @@ def test_onnx(made, tmp_path):
     [
         ("nothing", None, "no such file"),
         ("a.txt", b"text", "no file with a passport"),
-        ("a.tflite", b"TFL3", "has no passport: it was not exported by this project"),
+        ("a.tflite", b"TFL3", "has no passport: it is cut short or otherwise damaged, or was not"),
         ("a.weights.h5", b"x" * 99, "not written by this project"),
         ("folder/x", b"", "no run directory, no checkpoint and no saved_model"),
     ],

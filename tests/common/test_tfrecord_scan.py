@@ -461,13 +461,13 @@ def test_limits_are_the_policys(tmp_path):
 def reads(monkeypatch):
     """The parts of files that were read, each time that something is."""
     parts = []
-    real = tfrecord_columns._contents
+    real = tfrecord_columns.contents
 
     def counted(file, begin, end, findings):
         parts.append((file.path, begin, end))
         return real(file, begin, end, findings)
 
-    monkeypatch.setattr(tfrecord_columns, "_contents", counted)
+    monkeypatch.setattr(tfrecord_columns, "contents", counted)
     return parts
 
 

@@ -66,8 +66,11 @@ def write_tensors(prefix, tensors):
     return prefix
 
 
-def write_objects(prefix, variables):
-    """tf.train.Checkpoint's: keys are paths of attributes; names stand in the graph, averages are slots."""
+def write_objects(prefix, variables, lost=None):
+    """tf.train.Checkpoint's: keys are paths of attributes; names stand in the graph, averages are slots.
+
+    `lost`: of the last variable's average "values", or the "attribute" that says where they are, too.
+    """
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, tensors = graph.nodes.add(), {}
     for count, (name, values) in enumerate(variables.items()):
@@ -77,10 +80,13 @@ def write_objects(prefix, variables):
         tensors[key] = values + 1
         slot = graph.nodes.add()
         slot_key = key.replace("/.ATTRIBUTES", "/.OPTIMIZER_SLOT/optimizer/average/.ATTRIBUTES")
-        slot.attributes.add(
-            name="VARIABLE_VALUE", full_name=f"Averaging/{name}/average", checkpoint_key=slot_key
-        )
-        tensors[slot_key] = values
+        is_lost = lost and count == len(variables) - 1
+        if not (is_lost and lost == "attribute"):
+            slot.attributes.add(
+                name="VARIABLE_VALUE", full_name=f"Averaging/{name}/average", checkpoint_key=slot_key
+            )
+        if not is_lost:
+            tensors[slot_key] = values
         root.slot_variables.add(
             original_variable_node_id=len(graph.nodes) - 2,
             slot_name="average",

@@ -116,6 +116,18 @@ def test_every_form_has_the_same_numbers(variables, files, form):
         np.testing.assert_array_equal(values, variables[name])
 
 
+@pytest.mark.parametrize("lost", ["values", "attribute"])
+def test_an_average_without_values_is_said(tmp_path, lost):
+    """Neither the raw values nor random ones take its place without a word."""
+    variables = {
+        "class_net/class-predict/bias": np.float32([1, 2]),
+        "box_net/box-predict/bias": np.float32([3]),
+    }
+    prefix = write_objects(tmp_path / "ckpt-7", variables, lost=lost)
+    with pytest.raises(UserError, match=r"not whole: the average of box_net/box-predict/bias .* no values"):
+        open_weights(prefix)
+
+
 def test_every_variable_belongs_to_one_weight(d0):
     used = [name for names in automl_names(d0).values() for name in names]
     assert len(automl_names(d0)) == len(d0.weights)

@@ -1,0 +1,35 @@
+"""A candidate's side of the protocol of rounds.py. Imports nothing: memory is part of what is measured."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sized
+
+WARM_UP = 3  # steps before `ready`: the first compiles, and on a GPU the next ones still allocate
+
+
+def tell_steps(advance: Callable[[], object | Sized], batch_size: int | None = None) -> None:
+    """Advances for ever, one batch each time, and says so.
+
+    Args:
+        advance: makes a batch.
+        batch_size: its images; None: as many as `advance` returns.
+    """
+    with own_stdout() as tell:
+        for _ in range(WARM_UP):
+            advance()
+        tell("ready")
+        while True:
+            batch = advance()
+            tell(f"step {len(batch) if batch_size is None else batch_size}")
+
+
+@contextlib.contextmanager
+def own_stdout() -> Iterator[Callable[[str], None]]:
+    """What writes a line to whoever measures. Libraries print on stdout too: in here that is stderr."""
+    with os.fdopen(os.dup(1), "wb", buffering=0) as pipe:
+        os.dup2(2, 1)
+        try:
+            yield lambda line: pipe.write(line.encode() + b"\n")
+        except BrokenPipeError:
+            sys.exit(0)  # nobody measures any more

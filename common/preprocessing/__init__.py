@@ -1,0 +1,1 @@
+"""What stands behind preprocess.py: images in, a chain of operators, and what becomes of the results."""

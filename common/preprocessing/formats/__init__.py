@@ -1,0 +1,1 @@
+"""What stands behind image_source.py: one module a kind of source."""

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Builds docker/Dockerfile.cpu and tries the image, on a Debian or Ubuntu machine that has neither Docker nor a registry.
+#
+#   sudo docker/build_without_docker.sh                 under half an hour on two cores, and 12 GB of disk meanwhile
+#   sudo docker/build_without_docker.sh --whole-demo    and the whole `make demo`: ten minutes more
+#   sudo docker/build_without_docker.sh --keep          leaves the image in the store that it names at the end
+#
+# Needs root, and apt packages: buildah debootstrap. buildah reads the Dockerfile that Docker would and runs its commands in
+# a chroot; debootstrap makes Debian's bookworm from its packages, which stands in for the image debian:bookworm-slim.
+# Then, in the image and as its user: the stack is imported, docker/healthcheck.sh trains on one process and on two,
+# `make demo` runs on a few images, horovodrun stops the good way. All of it lies in one directory under TMPDIR (/var/tmp),
+# which is removed at the end.
+#
+# What this machine's pip and apt need to reach packages (mirrors, certificates) goes into the base that stands in, so an
+# image that was kept holds it: it is for this machine, not for a registry.
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+whole_demo=
+keep=
+say() { printf '\033[1m[image]\033[0m %s\n' "$*" >&2; }
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+for argument in "$@"; do
+  case $argument in
+    --whole-demo) whole_demo=1 ;;
+    --keep) keep=1 ;;
+    *) fail "$argument: docker/build_without_docker.sh knows --whole-demo and --keep" ;;
+  esac
+done
+[ "$(id -u)" = 0 ] || fail "a chroot needs root: sudo docker/build_without_docker.sh"
+for tool in buildah debootstrap; do
+  command -v $tool >/dev/null || fail "no $tool: apt install buildah debootstrap"
+done
+
+work=$(mktemp -d "${TMPDIR:-/var/tmp}/dali-detection-image.XXXXXX")
+# A store of its own: the user's images and containers are not touched, and one directory is all there is to remove.
+run_buildah() { TMPDIR=$work buildah --root "$work/store" --runroot "$work/run" "$@"; }
+finish() {
+  if [ "$keep" ]; then
+    say "kept: buildah --root $work/store --runroot $work/run images"
+    return
+  fi
+  run_buildah rm --all >/dev/null 2>&1 || true
+  run_buildah rmi --all --force >/dev/null 2>&1 || true
+  umount "$work/store/overlay" 2>/dev/null || true
+  rm -rf --one-file-system "$work"
+}
+trap finish EXIT
+
+# This machine's pip settings that mean something elsewhere: web addresses, and the certificates by which it trusts them.
+pip_settings() {
+  local python=${PYTHON:-python3}
+  "$python" -m pip config list 2>/dev/null | sed -nE "s/^[^.]+\.((extra-)?index-url|trusted-host)='(https?:.*)'\$/\1 = \3/p" |
+    awk '!seen[$1]++'
+  certificates=$("$python" -m pip config list 2>/dev/null | sed -nE "s/^[^.]+\.cert='(.*)'\$/\1/p" | head -n1)
+  if [ -f "$certificates" ]; then
+    install -D --mode=644 "$certificates" "$work/base/usr/local/share/site-certificates.pem"
+    echo "cert = /usr/local/share/site-certificates.pem"
+  fi
+}
+
+say "the base: Debian bookworm, from its packages"
+mirror=$(grep -hsoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d/* | head -n1 || true)
+debootstrap --variant=minbase bookworm "$work/base" ${mirror:+"${mirror% }"} >"$work/base.log" 2>&1 ||
+  fail "debootstrap: $(tail -n3 "$work/base.log")"
+{
+  echo "[global]"
+  pip_settings
+} >"$work/base/etc/pip.conf"
+rm -rf "$work/base/var/cache/apt/archives/"*.deb
+container=$(run_buildah from scratch)
+run_buildah add --quiet "$container" "$work/base" / >/dev/null
+run_buildah commit --quiet --rm "$container" localhost/base >/dev/null
+rm -rf "$work/base"
+
+say "docker/Dockerfile.cpu"
+run_buildah build --isolation chroot --build-arg BASE=localhost/base --build-arg VERSION=local \
+  --file docker/Dockerfile.cpu --tag localhost/dali-detection:cpu . || fail "the image did not build"
+container=$(run_buildah from localhost/dali-detection:cpu)
+inside() { run_buildah run --isolation chroot "$container" -- "$@"; }
+run_buildah images --format '{{.Name}} {{.Size}}' >&2
+
+say "the stack"
+inside python -c 'import os, nvidia.dali.plugin.tf, horovod.tensorflow as hvd, nvidia.dali, tensorflow
+assert os.getuid() != 0 and hvd.gloo_built()
+print("TensorFlow", tensorflow.__version__, "DALI", nvidia.dali.__version__, "Horovod with Gloo, uid", os.getuid())'
+inside sh -c '! touch common/mine 2>/dev/null' || fail "the program's files can be written by its user"
+
+say "two steps, on one process and on two"
+inside docker/healthcheck.sh
+inside docker/healthcheck.sh --ranks=2
+
+say "make demo, on a few images"
+# The scaled-down demo of tests/test_readme.py.
+inside make demo DEMO_IMAGES=12 DEMO_EVAL_IMAGES=6 DEMO_FLAGS="--epochs=1 --image_size=64"
+inside make demo-clean
+
+if [ "$whole_demo" ]; then
+  say "make demo, the whole of it"
+  inside make demo
+  inside make demo-clean
+fi
+say "all of it ran"

@@ -1,0 +1,78 @@
+r"""DALI's results in NumPy and TensorFlow without copying them, and arrays of theirs in DALI: DLPack.
+
+    python examples/preprocess_dlpack.py
+
+DLPack (https://dmlc.github.io/dlpack) is how libraries hand each other a tensor as it lies in memory. All
+tensors of DALI offer it, to PyTorch (preprocess_pytorch.py), JAX and CuPy likewise; and on a GPU, with
+`Preprocessor(..., device="gpu", device_id=0)`, where only NumPy drops out.
+"""
+
+import os
+import pathlib
+import sys
+import tempfile
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import nvidia.dali.experimental.dynamic as ndd
+import tensorflow as tf
+
+from common import errors, synthetic
+from common.preprocess import Preprocessor, open_image_source
+
+OPS = "resize:short=72 | crop:64x48"
+BATCH_SIZE = 4
+
+
+def address(tensor: object) -> int:
+    """Where the first number of anything that speaks DLPack lies in memory."""
+    return np.from_dlpack(tensor).ctypes.data
+
+
+def main() -> None:
+    """The example."""
+    with tempfile.TemporaryDirectory() as directory:
+        synthetic.draw_dataset(directory, num_images=BATCH_SIZE, seed=0)
+        source = open_image_source("files", os.path.join(directory, "images"))
+        work = Preprocessor(source=source, ops=OPS, batch_size=BATCH_SIZE)
+        images, _ = next(work.dynamic())
+        outputs, _ = work.pipeline.run()
+
+    # --- DALI to NumPy. A batch is a list of tensors, which may differ in size: each is handed over alone.
+    first = np.from_dlpack(images.tensors[0])
+    assert first.shape == (64, 48, 3) and address(images.tensors[0]) == first.ctypes.data
+    # It is DALI's memory: to be read, and there for as long as somebody holds it.
+    assert not first.flags.writeable
+    # Where all images are equally large, `as_tensor` makes one tensor of the batch.
+    batch = ndd.as_tensor(images)
+    whole = np.from_dlpack(batch)
+    np.testing.assert_array_equal(whole[0], first)
+    print(f"NumPy: {whole.dtype} {whole.shape}, at the address that DALI has it at")
+
+    # --- DALI to TensorFlow, which wants the capsule rather than the tensor.
+    tensor = tf.experimental.dlpack.from_dlpack(batch.__dlpack__())
+    assert address(tensor) == address(batch)
+    np.testing.assert_array_equal(tensor, whole)
+    print(f"TensorFlow: {tensor.dtype.name} {tensor.shape}, at the same address")
+
+    # --- A pipeline's results are given away likewise: as_tensor(), or one image after the other.
+    from_pipeline = np.from_dlpack(outputs.as_tensor())
+    np.testing.assert_array_equal(from_pipeline, whole)
+
+    # --- NumPy and TensorFlow to DALI. `as_tensor` takes an array without gaps as it lies, `tensor` copies.
+    mine = np.arange(64 * 48 * 3, dtype=np.uint8).reshape(64, 48, 3)
+    theirs = tf.reverse(tf.constant(mine), axis=[1])  # left and right
+    for array in (mine, theirs):
+        assert address(ndd.as_tensor(array)) == address(array)
+    assert address(ndd.tensor(mine)) != address(mine)
+    # They go through DALI's operators like any image.
+    flipped = ndd.flip(ndd.as_tensor(mine, layout="HWC"), horizontal=1)
+    np.testing.assert_array_equal(np.from_dlpack(flipped), theirs)
+    print("DALI: arrays of NumPy and TensorFlow, where they lie; flipped, the one is the other")
+
+
+if __name__ == "__main__":
+    errors.run(main)

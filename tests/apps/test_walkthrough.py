@@ -1,0 +1,43 @@
+"""walkthrough.py of either app: a picture of each station, from whatever data the model was trained on."""
+
+import importlib
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from common.errors import UserError
+
+PICTURES = ("1_network_input", "3_targets", "5_candidates", "6_detections")
+
+
+def test_every_station_has_its_picture(app, trained, drawn, tmp_path, capsys):
+    walkthrough = importlib.import_module(f"{app.name}.walkthrough")
+    walkthrough.walk(
+        weights=str(trained),
+        images=f"{drawn}/images",
+        annotations=f"{drawn}/instances.json",
+        output_dir=str(tmp_path / "walk"),
+    )
+    said = capsys.readouterr().out
+    made = {path.stem for path in (tmp_path / "walk").iterdir()}
+    assert made > set(PICTURES)
+    assert len(made) == 6
+    for name in made:
+        assert f"{name}.png: " in said
+        with PIL.Image.open(tmp_path / "walk" / f"{name}.png") as picture:
+            assert picture.width == 1280
+            assert np.asarray(picture).std() > 5
+    assert "detection_loss" in said
+
+
+def test_flags_that_are_missing(app, trained, drawn, tmp_path):
+    walkthrough = importlib.import_module(f"{app.name}.walkthrough")
+    given = {"weights": str(trained), "images": f"{drawn}/images", "annotations": f"{drawn}/instances.json"}
+    with pytest.raises(UserError, match="--output_dir is missing"):
+        walkthrough.walk(**given, output_dir=None)
+    with pytest.raises(UserError, match="--weights is missing"):
+        walkthrough.walk(**given | {"weights": None}, output_dir=str(tmp_path / "walk"))
+    with pytest.raises(UserError, match="--images is given without --annotations"):
+        walkthrough.walk(**given | {"annotations": None}, output_dir=str(tmp_path / "walk"))
+    assert not (tmp_path / "walk").exists()

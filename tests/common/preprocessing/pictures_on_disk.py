@@ -1,0 +1,30 @@
+"""Images for the tests of preprocessing: of several shapes, lossless, smooth enough to be resized."""
+
+import pathlib
+
+import numpy as np
+import PIL.Image
+
+SIZES = ((48, 64), (64, 48), (57, 91), (40, 40), (31, 77))  # height, width
+
+
+def picture(height: int, width: int, seed: int) -> np.ndarray:
+    """uint8 (height, width, 3): waves of three colours, and a sharp bright corner that shows any turn."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    channels = []
+    for _ in range(3):
+        fy, fx, phase = rng.uniform(0.05, 0.25, 3)
+        channels.append(127 + 90 * np.sin(fy * y + fx * x + 20 * phase))
+    image = np.stack(channels, axis=-1)
+    image[: height // 6, : width // 4] = (250, 10, 40)
+    return image.astype(np.uint8)
+
+
+def write(directory: pathlib.Path, sizes=SIZES) -> list[np.ndarray]:
+    """Writes 0.png, 1.png, ... and returns their pixels."""
+    directory.mkdir(parents=True, exist_ok=True)
+    images = [picture(*size, seed) for seed, size in enumerate(sizes)]
+    for number, image in enumerate(images):
+        PIL.Image.fromarray(image).save(directory / f"{number}.png")
+    return images

@@ -1,0 +1,266 @@
+"""The images and what starts them: what can be known of docker/ without Docker.
+
+docker/build_without_docker.sh builds the CPU image and tries it; docs/docker.md says what was run where.
+The scripts that run inside an image are tested in test_docker_scripts.py.
+"""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from unittest import mock
+
+import pytest
+import yaml
+from absl import flags
+from horovod.runner.launch import parse_args
+
+import efficientdet.train
+from tests.test_launch_files import MPIJOB, bash_commands
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DOCKER = ROOT / "docker"
+PAGE = ROOT / "docs" / "docker.md"
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+DOCKERFILES = [DOCKER / "Dockerfile", DOCKER / "Dockerfile.cpu"]
+SCRIPTS = sorted([*DOCKER.glob("*.sh"), ROOT / ".ci" / "run"])
+COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+every_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+
+
+def instructions(path: pathlib.Path) -> list[tuple[str, str]]:
+    """(instruction, what follows it) of a Dockerfile, comments gone, continued lines put together."""
+    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
+    return [(name, " ".join(rest.split())) for name, rest in lines]
+
+
+def stages(path: pathlib.Path) -> list[list[tuple[str, str]]]:
+    """The instructions of each stage, from its FROM on."""
+    parts: list[list[tuple[str, str]]] = []
+    for name, value in instructions(path):
+        if name == "FROM":
+            parts.append([])
+        if parts:
+            parts[-1].append((name, value))
+    return parts
+
+
+def of(stage: list[tuple[str, str]], name: str) -> list[str]:
+    return [value for instruction, value in stage if instruction == name]
+
+
+@every_dockerfile
+def test_bases_are_arguments_with_a_release_in_their_tag(path):
+    before = instructions(path)[: [name for name, _ in instructions(path)].index("FROM")]
+    bases = dict(value.split("=") for name, value in before if name == "ARG")
+    assert "BASE" in bases
+    for stage in stages(path):
+        argument = re.match(r"\$\{(\w+)\}", stage[0][1])[1]
+        assert re.fullmatch(r"[\w/]+:[\w.-]*(\d|bookworm)[\w.-]*", bases[argument])
+
+
+@every_dockerfile
+def test_the_image_runs_as_a_user_with_a_number(path):
+    last = stages(path)[-1]
+    assert of(last, "USER") == ["${UID}"]  # Kubernetes' runAsNonRoot reads numbers alone
+    (uid,) = (value.partition("=")[2] for value in of(last, "ARG") if value.startswith("UID="))
+    assert int(uid) >= 1000
+    names = [name for name, _ in last]
+    assert "RUN" not in names[names.index("USER") :]
+
+
+@every_dockerfile
+def test_packages_come_from_pyproject_alone(path):
+    text = "\n".join(value for _, value in instructions(path))
+    assert not re.search(r"==|\bpip3? |\bpip3? install|requirements", text)
+    build = stages(path)[0]
+    (extras,) = (value.partition("=")[2].strip('"') for value in of(build, "ARG") if "EXTRAS" in value)
+    assert set(extras.split()) <= set(EXTRAS) and "dev" not in extras
+    assert ("gpu" in extras.split()) == (path.name == "Dockerfile")
+    runs = " ".join(of(build, "RUN"))
+    assert "docker/setup_env.sh .venv ${EXTRAS}" in runs and "docker/build_horovod.sh .venv" in runs
+
+
+@every_dockerfile
+def test_what_is_copied_is_there_and_no_more(path):
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
+    for stage in stages(path):
+        for value in of(stage, "COPY"):
+            *sources, _ = value.split()
+            if sources[0].startswith("--from="):
+                assert sources == ["--from=build", "/workspace/.venv"]
+                continue
+            for source in sources:
+                assert (ROOT / source).exists()
+                assert source == "." or source.split("/")[0] in allowed
+
+
+def test_the_context_is_what_the_apps_need():
+    """All is out, then a few names are in: no data, no run, no key, no history."""
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "*"
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    assert allowed - {"LICENSE"} == {
+        *("Makefile", "README.md", "pyproject.toml"),
+        *("common", "docker", "efficientdet", "yolov4"),
+    }
+    assert lines[-1] == "**/__pycache__"
+
+
+def test_the_two_images_are_twins():
+    """The last stages differ in names and in what a GPU needs; what make and the scripts find is the same."""
+    gpu, cpu = (stages(path)[-1] for path in DOCKERFILES)
+    for name in ("COPY", "USER", "ENTRYPOINT", "CMD", "WORKDIR"):
+        assert of(gpu, name) == of(cpu, name), name
+    assert of(gpu, "RUN")[0] == of(cpu, "RUN")[0]  # the same packages
+    assert of(cpu, "RUN")[1] in of(gpu, "RUN")[1] and of(gpu, "RUN")[2:] == of(cpu, "RUN")[2:]
+    (entry,) = of(cpu, "ENTRYPOINT")
+    assert yaml.safe_load(entry)[-1] == "/workspace/docker/entrypoint.sh"
+    assert os.access(DOCKER / "entrypoint.sh", os.X_OK)
+
+
+@every_dockerfile
+def test_make_finds_its_environment_ready(path):
+    """The files that the Makefile's rules make, touched after everything that they are made of was copied."""
+    last = stages(path)[-1]
+    order = [value for name, value in last if name in ("COPY", "RUN")]
+    assert order.index("touch .venv/.ready .venv/.horovod") > order.index(". .")
+    makefile = (ROOT / "Makefile").read_text()
+    assert {".ready", ".horovod"} == set(re.findall(r"^\$\(VENV\)/(\S+):", makefile, re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", [*DOCKERFILES, *SCRIPTS], ids=lambda path: path.name)
+def test_linters_find_nothing(path):
+    linter = "hadolint" if path in DOCKERFILES else "shellcheck"
+    program = pathlib.Path(sys.executable).with_name(linter)
+    if not program.exists():
+        pytest.skip(f"{linter} is in the extra dev")
+    done = subprocess.run([program, path], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+# --- compose.yaml and mpijob.yaml -----------------------------------------------------------------
+
+
+def test_compose_has_each_app_and_its_check():
+    """compose-spec's schema/compose-spec.json (1.x) has these names; the page says how it was validated."""
+    services = COMPOSE["services"]
+    assert set(services) == {"cpu", "gpu", "check-cpu", "check-gpu"}
+    for name, service in services.items():
+        device = name.removeprefix("check-")
+        assert service["profiles"] == [device]
+        context = DOCKER / service["build"]["context"]
+        assert (context / service["build"]["dockerfile"]).is_file()
+        assert set(service["build"]["args"]) == {"UID"}
+        assert int(service["shm_size"].removesuffix("g")) >= 1
+        assert service["cap_drop"] == ["ALL"] and not service.get("privileged")
+        assert {volume.rpartition("}:")[2] for volume in service["volumes"]} == {
+            "/data:ro",
+            "/workspace/runs",
+        }
+        devices = service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
+        assert [each["capabilities"] for each in devices] == ([["gpu"]] if device == "gpu" else [])
+        if name == device:
+            assert service["depends_on"] == {
+                f"check-{device}": {"condition": "service_completed_successfully"}
+            }
+        else:
+            assert service["command"][0] == "docker/healthcheck.sh"
+    assert set(COMPOSE["volumes"]) == {"runs"}
+
+
+def test_the_mpijob_and_the_images_agree():
+    """User, port and places: of mpijob.yaml, sshd_config and the Dockerfiles.
+
+    kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go, setupSSHOnPod: the job's key lies in
+    sshAuthMountPath as id_rsa, id_rsa.pub and authorized_keys, of root, which all can read.
+    """
+    spec = yaml.safe_load(MPIJOB.read_text())["spec"]
+    settings = dict(
+        line.split(maxsplit=1)
+        for line in (DOCKER / "sshd_config").read_text().splitlines()
+        if not line.startswith("#")
+    )
+    keys = spec["sshAuthMountPath"]
+    assert settings["HostKey"] == f"{keys}/id_rsa"
+    assert settings["AuthorizedKeysFile"] == f"{keys}/authorized_keys"
+    assert settings["StrictModes"] == "no"
+    launcher, worker = (spec["mpiReplicaSpecs"][role]["template"]["spec"] for role in ("Launcher", "Worker"))
+    starts, works = launcher["containers"][0], worker["containers"][0]
+    port = settings["Port"]
+    assert int(port) > 1024
+    assert starts["args"][starts["args"].index("--ssh-port") + 1] == port
+    assert str(works["readinessProbe"]["tcpSocket"]["port"]) == port
+    assert works["args"] == ["-De", "-f", "/workspace/docker/sshd_config"]
+    for path in DOCKERFILES:
+        last = stages(path)[-1]
+        assert of(last, "WORKDIR") == ["/workspace"]
+        user = re.search(r"useradd [^&]* (\w+) &&", " ".join(of(last, "RUN")))[1]
+        assert keys == f"/home/{user}/.ssh" and settings["AllowUsers"] == user
+        (uid,) = (value.partition("=")[2] for value in of(last, "ARG") if value.startswith("UID="))
+        for pod in (launcher, worker):
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert str(pod["securityContext"]["runAsUser"]) == uid
+            assert pod["containers"][0]["image"].partition(":")[0] == "dali-detection"
+
+
+# --- docs/docker.md -------------------------------------------------------------------------------
+
+
+def page_commands() -> list[list[str]]:
+    return [shlex.split(line) for line in bash_commands(PAGE.read_text())]
+
+
+def test_every_block_of_commands_says_what_it_needs():
+    before = re.findall(r"([^\n]*)\n\n```bash\n", PAGE.read_text())
+    assert len(before) == PAGE.read_text().count("```bash") > 5
+    for line in before:
+        assert line.startswith("Needs ") and line.endswith(":"), line
+
+
+@pytest.mark.parametrize("words", [w for w in page_commands() if "horovodrun" in w], ids=" ".join)
+def test_horovodrun_understands_the_pages_options(words):
+    with mock.patch.object(sys, "argv", words[words.index("horovodrun") :]):
+        args = parse_args()
+    assert args.command[:2] == ["python", "efficientdet/train.py"]
+    assert "--strategy=horovod" in args.command
+    if args.hosts:
+        assert sum(int(host.partition(":")[2]) for host in args.hosts.split(",")) == args.num_proc
+
+
+TRAINING = [words for words in page_commands() if any(word.endswith("/train.py") for word in words)]
+
+
+@pytest.mark.parametrize("words", TRAINING, ids=" ".join)
+def test_the_pages_training_flags_are_train_pys_own(words):
+    fv = flags.FlagValues()
+    flags.DEFINE_multi_string("flagfile", [], "", flag_values=fv)
+    flags.DEFINE_boolean("help", False, "absl.app's", flag_values=fv)
+    efficientdet.train.define_flags(fv)
+    left = fv(words[words.index("efficientdet/train.py") :])
+    assert left == ["efficientdet/train.py"]
+    assert all((ROOT / file).is_file() for file in fv.flagfile)
+
+
+def test_files_and_links_of_the_page_exist():
+    text = PAGE.read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        file, _, anchor = link.partition("#")
+        assert link.startswith("https://") or (PAGE.parent / file).exists(), link
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in slugs, link
+    for name in set(re.findall(r"(?<![\w/.])docker/[\w.]+\w", text)):
+        assert (ROOT / name).exists(), name
+
+
+def test_no_machine_of_ours_in_them():
+    """Nothing of docker/ names a host, an address or a directory that is not an image's or any machine's."""
+    for path in [*sorted(DOCKER.iterdir()), PAGE]:
+        text = path.read_text()
+        assert not re.search(r"\b\d{1,3}(\.\d{1,3}){3}\b", text.replace("127.0.0", "")), path
+        assert not re.search(r"https?://(?!horovod|www\.apache)[\w.-]+\.\w+/", text), path

@@ -1,0 +1,98 @@
+"""docker/healthcheck.sh and docker/entrypoint.sh, which run inside the images, in this environment."""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.distributed import launching
+
+DOCKER = pathlib.Path(__file__).resolve().parents[1] / "docker"
+
+
+def healthcheck(*arguments: str, python: str | os.PathLike = sys.executable) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHON": str(python)}
+    return subprocess.run(
+        [DOCKER / "healthcheck.sh", *arguments], env=env, cwd="/", capture_output=True, text=True
+    )
+
+
+def test_two_steps_train_in_this_environment():
+    done = healthcheck()
+    assert (done.returncode, done.stdout) == (0, "healthy: two steps on 1 process(es)\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("breaks", "arguments", "said"),
+    [
+        ("common/synthetic.py", [], "no data could be drawn"),
+        ("efficientdet/train.py", [], "training failed"),
+        ("-", ["--gpu"], "no GPU that TensorFlow and DALI can both use"),
+    ],
+)
+def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, arguments, said):
+    """A Python that fails at one of its three tasks, and says why."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nif [ "$1" = {breaks} ]; then echo "the reason"; exit 3; fi\n')
+    python.chmod(0o755)
+    done = healthcheck(*arguments, python=python)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"the reason\nunhealthy: {said}\n"
+
+
+def test_training_that_leaves_nothing_is_unhealthy(tmp_path):
+    assert healthcheck(python=shutil.which("true")).stderr == "unhealthy: training left no results\n"
+
+
+@pytest.mark.parametrize("argument", ["--ranks=0", "--ranks=two", "--ranks=", "--help"])
+def test_healthcheck_says_what_it_does_not_know(argument):
+    done = healthcheck(argument)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert argument in done.stderr
+
+
+# --- docker/entrypoint.sh -------------------------------------------------------------------------
+
+ENTRYPOINT = DOCKER / "entrypoint.sh"
+TRAIN = """
+import os, signal, sys
+def stop(*_):
+    print("saved", flush=True)
+    os._exit(75)
+signal.signal(signal.SIGTERM, stop)
+print("training", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_command_is_the_container_itself(tmp_path):
+    """No shell is left between Docker and it: its signals, its exit code, its arguments as they are."""
+    script = 'echo "$0|$1|$(readlink /proc/$$/exe)"; kill -TERM $$'
+    done = subprocess.run(
+        [ENTRYPOINT, "bash", "-c", script, "a  b", "*"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGTERM
+    name, argument, program = done.stdout.strip().split("|")
+    assert (name, argument, pathlib.Path(program).name) == ("a  b", "*", "bash")
+
+
+def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    horovodrun = pathlib.Path(sys.executable).with_name("horovodrun")
+    other = subprocess.Popen([sys.executable, script], stdout=subprocess.DEVNULL)
+    words = [ENTRYPOINT, horovodrun, "--gloo", "-np", "2", sys.executable, script]
+    with launching.Job(words, dict(os.environ), tmp_path) as job:
+        job.wait_for("training", times=2)
+        os.kill(job.pid, signal.SIGTERM)
+        result = job.finish(timeout=60)
+    assert result.returncode == 1  # horovodrun's
+    assert [result.stdout_of(rank).split() for rank in (0, 1)] == [["training", "saved"]] * 2
+    assert other.poll() is None
+    other.kill()
+    other.wait()

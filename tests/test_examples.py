@@ -1,0 +1,55 @@
+"""The examples run as their first lines say, and what they print is so: they assert it themselves."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from common.errors import UserError
+from examples import preprocess_dlpack
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def run(script, *arguments):
+    return subprocess.run(
+        [sys.executable, str(ROOT / "examples" / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_tutorial_runs_from_top_to_bottom(tmp_path):
+    done = run("preprocess_tutorial.py", f"--output_dir={tmp_path / 'new'}")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert {line[0] for line in done.stdout.splitlines()} == set("1234567")
+    assert np.load(tmp_path / "new" / "images.npz")["images"].shape == (24, 64, 48, 3)
+    assert PIL.Image.open(tmp_path / "new" / "sheet.png").width == 1280
+    assert len(list((tmp_path / "new" / "records").glob("*.tfrecord.idx"))) == 2
+
+
+def test_tensors_are_handed_over_where_they_lie(capsys):
+    preprocess_dlpack.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["NumPy", "TensorFlow", "DALI"]
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed")
+def test_pytorch_gets_the_same_batches():
+    done = run("preprocess_pytorch.py")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "batches of [8, 8, 5]" in done.stdout and "all 21 images the same" in done.stdout
+
+
+@pytest.mark.skipif(HAS_TORCH, reason="PyTorch is installed")
+def test_without_pytorch_there_is_one_clear_line():
+    from examples import preprocess_pytorch  # not above: with PyTorch it wants to be first to import Triton
+
+    with pytest.raises(UserError, match=r"needs PyTorch.*pip install torch"):
+        preprocess_pytorch.main()
