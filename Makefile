@@ -20,7 +20,7 @@ help:  ## what there is to make
 
 setup: $(VENV)/.ready  ## the virtual environment with every pinned package (about 3.5 GB)
 
-$(VENV)/.ready: pyproject.toml docker/setup_env.sh
+$(VENV)/.ready: pyproject.toml docker/setup_env.sh $(wildcard docker/locks/*.txt)
 	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev export faster-coco
 	@touch $@
 

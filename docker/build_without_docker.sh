@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Builds docker/Dockerfile.cpu and tries the image, on a Debian or Ubuntu machine that has neither Docker nor a registry.
 #
-#   sudo docker/build_without_docker.sh                 under half an hour on two cores, and 12 GB of disk meanwhile
+#   sudo docker/build_without_docker.sh                 half an hour on two cores, and 25 GB of disk meanwhile
 #   sudo docker/build_without_docker.sh --whole-demo    and the whole `make demo`: ten minutes more
 #   sudo docker/build_without_docker.sh --keep          leaves the image in the store that it names at the end
 #
 # Needs root, and apt packages: buildah debootstrap. buildah reads the Dockerfile that Docker would and runs its commands in
 # a chroot; debootstrap makes Debian's bookworm from its packages, which stands in for the image debian:bookworm-slim.
-# Then, in the image and as its user: the stack is imported, docker/healthcheck.sh trains on one process and on two,
-# `make demo` runs on a few images, horovodrun stops the good way. All of it lies in one directory under TMPDIR (/var/tmp),
-# which is removed at the end.
+# Then, in the image and as its user: the stack is imported, docker/healthcheck.sh trains on one process and on two, a second
+# host is reached by the image's ssh server, and `make demo` runs on a few images. All of it lies in one directory under
+# TMPDIR (/var/tmp), which is removed at the end.
 #
 # What this machine's pip and apt need to reach packages (mirrors, certificates) goes into the base that stands in, so an
 # image that was kept holds it: it is for this machine, not for a registry.
@@ -92,6 +92,25 @@ inside sh -c '! touch common/mine 2>/dev/null' || fail "the program's files can 
 say "two steps, on one process and on two"
 inside docker/healthcheck.sh
 inside docker/healthcheck.sh --ranks=2
+
+say "two hosts, of which the second is reached by ssh"
+# The key as Kubernetes mounts it: root's, and readable. 127.0.0.2 is this host, which horovodrun does not know.
+# shellcheck disable=SC2016 # the variable is that shell's
+run_buildah run --isolation chroot --user root "$container" -- sh -euc '
+  keys=/home/detection/.ssh
+  mkdir $keys
+  ssh-keygen -q -t ed25519 -N "" -f $keys/id_rsa
+  cp $keys/id_rsa.pub $keys/authorized_keys
+  chmod 644 $keys/*'
+inside sh -euc '
+  /usr/sbin/sshd -De -f docker/sshd_config 2>/dev/null &
+  trap "kill $!" EXIT
+  sleep 2
+  horovodrun --gloo -np 2 -H localhost:1,127.0.0.2:1 --ssh-port 2222 python -c "
+import horovod.tensorflow as hvd, tensorflow as tf
+hvd.init()
+assert (hvd.size(), hvd.local_size(), float(hvd.allreduce(tf.constant(1.0 + hvd.rank())))) == (2, 1, 1.5)
+print(\"host\", hvd.cross_rank(), \"of\", hvd.cross_size())"'
 
 say "make demo, on a few images"
 # The scaled-down demo of tests/test_readme.py.

@@ -50,8 +50,17 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
   extras+=(gpu)
 fi
 say "packages (about 1.3 GB to download the first time; a few minutes)"
-requirements "" "${extras[@]}" >"$venv/requirements.txt"
-pip_install -r "$venv/requirements.txt" || fail "pip could not install the packages above: see its message"
+# The default sets are locked: every file's hash is known, those of packages that packages need included.
+lock="$here/docker/locks/$(printf '%s\n' "${extras[@]}" | sort | paste -sd+).txt"
+if [ -f "$lock" ]; then
+  cp "$lock" "$venv/requirements.txt"
+  hashes=(--require-hashes)
+else
+  say "no lock for the extras ${extras[*]}: versions are those of pyproject.toml, hashes are not checked"
+  requirements "" "${extras[@]}" >"$venv/requirements.txt"
+  hashes=()
+fi
+pip_install "${hashes[@]}" -r "$venv/requirements.txt" || fail "pip could not install the packages above: see its message"
 
 # DALI's TensorFlow plugin is a source package that imports TensorFlow and DALI while it builds, so it comes second.
 plugin=$(requirements dali-tf)

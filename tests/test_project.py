@@ -94,3 +94,21 @@ def test_the_workflow_runs_what_ci_runs():
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
     assert all("@" in step["uses"] for step in job["steps"] if "uses" in step)
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize(
+    "extras", [("dev", "export", "faster-coco"), ("dev", "export", "faster-coco", "gpu")]
+)
+def test_the_default_set_up_is_locked_with_hashes(extras):
+    """The lock that docker/setup_env.sh finds for `make setup` holds all pins, and nothing without a hash."""
+    lock = (ROOT / "docker" / "locks" / f"{'+'.join(extras)}.txt").read_text()
+    entries = re.split(r"\n(?=\S)", "".join(line for line in lock.splitlines(True) if line[0] != "#"))
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
+    assert not re.search(r"https?://|--(extra-)?index", lock)
+    locked = {entry.split(" ")[0].split(";")[0].strip() for entry in entries}
+    for pin in [
+        *PROJECT["dependencies"],
+        *(p for extra in extras for p in PROJECT["optional-dependencies"][extra]),
+    ]:
+        assert re.sub(r"\[.*\]", "", pin) in locked, pin  # the lock lists what tensorflow[and-cuda] brings
+    assert f"setup_env.sh $(VENV) {' '.join(extras[:3])}" in (ROOT / "Makefile").read_text()

@@ -119,7 +119,7 @@ class Argument:
         if self.kind == "sides":
             if len(numbers) > 2:
                 raise UserError(f"{text!r} is not HEIGHTxWIDTH in pixels, as 224x224")
-            return numbers * 2 if len(numbers) == 1 else numbers
+            return numbers * 2 if len(numbers) == 1 and not isinstance(numbers[0], Range) else numbers
         return numbers
 
     def _number(self, text: str) -> float | Range:
@@ -168,6 +168,8 @@ def draw(api: Api, argument: Argument, value: Any) -> Any:
         return api.ops.cast(drawn, dtype=types.INT32) if argument.kind == "whole" else drawn
     if isinstance(value, tuple) and any(isinstance(part, Range) for part in value):
         parts = [_drawn(api, v, whole) if isinstance(v, Range) else api.constant(v) for v in value]
+        if argument.kind == "sides" and len(parts) == 1:
+            parts *= 2  # one draw for both
         drawn = api.ops.stack(*parts)
         return api.ops.cast(drawn, dtype=types.INT32) if argument.kind == "wholes" else drawn
     if isinstance(value, tuple):

@@ -114,6 +114,8 @@ def parse(ops: str, *, is_decoded: bool = False) -> Chain:
 def _step(text: str) -> Step:
     name, _, rest = text.partition(":")
     name = name.strip()
+    if not text:
+        raise UserError("--ops: there is no operator before, after or between two |")
     known = DECODERS | OPERATORS
     if name not in known:
         raise _in("", unknown("operator", name, known))
@@ -140,11 +142,25 @@ def _step(text: str) -> Step:
             raise UserError(
                 f"--ops: {text}: {argument} is missing, as in {name}:{_example(operator, argument)}"
             )
-    if operator.one_of and sum(argument in arguments for argument in operator.one_of) != 1:
-        short = {full: alias for alias, full in operator.aliases.items()}
-        names = " or ".join(short.get(argument, argument) for argument in operator.one_of)
-        raise UserError(f"--ops: {text}: give {names}, and just one of them")
+    _check_together(text, operator, arguments)
     return Step(operator, arguments)
+
+
+def _check_together(text: str, operator: Operator, arguments: dict[str, Any]) -> None:
+    """Arguments that need, or cannot stand beside, each other."""
+    short = {full: alias for alias, full in operator.aliases.items()}
+
+    def names(wanted: tuple[str, ...]) -> str:
+        return " or ".join(short.get(argument, argument) for argument in wanted)
+
+    if operator.one_of and sum(argument in arguments for argument in operator.one_of) != 1:
+        raise UserError(f"--ops: {text}: give {names(operator.one_of)}, and just one of them")
+    if operator.any_of and not arguments.keys() & set(operator.any_of):
+        raise UserError(f"--ops: {text}: give {names(operator.any_of)}")
+    for argument, others in operator.excludes.items():
+        beside = next((other for other in others if other in arguments), None)
+        if argument in arguments and beside:
+            raise UserError(f"--ops: {text}: {argument} and {beside} exclude each other: leave one out")
 
 
 def _in(place: str, error: UserError) -> UserError:

@@ -29,6 +29,8 @@ class Operator(NamedTuple):
         aliases: shorter names of arguments.
         required: the arguments without which it cannot be called.
         one_of: arguments of which exactly one is needed.
+        any_of: arguments of which at least one is needed.
+        excludes: argument -> those that cannot stand beside it.
         layout: the argument that says which layout comes out, "" where it stays.
         needs_color: whether it takes the channels for red, green and blue, whatever they are.
     """
@@ -41,6 +43,8 @@ class Operator(NamedTuple):
     aliases: Mapping[str, str] = {}
     required: tuple[str, ...] = ()
     one_of: tuple[str, ...] = ()
+    any_of: tuple[str, ...] = ()
+    excludes: Mapping[str, tuple[str, ...]] = {}
     layout: str = ""
     needs_color: bool = False
 
@@ -247,6 +251,7 @@ _ROWS = (
         more={"crop": _SIDES, **_PLACES, **_OUTSIDE},
         first="crop",
         aliases=_CROP_ALIASES,
+        any_of=("crop", "crop_h", "crop_w"),
     ),
     _dali(
         "random_resized_crop",
@@ -277,6 +282,7 @@ _ROWS = (
         more=dict.fromkeys(_FLIP_AXES.values(), _PROBABILITY),
         leave_out=("depthwise",),
         first="p",
+        excludes={p: (axis,) for axis, p in _FLIP_AXES.items()},
     ),
     _dali(
         "rotate",
@@ -291,7 +297,8 @@ _ROWS = (
     _dali(
         "warp_affine",
         "WarpAffine",
-        "by a matrix of 6 numbers, or angle (degrees), shear (degrees, x/y), scale, translate (pixels, x/y)",
+        "angle (degrees), shear (degrees, x/y), scale, translate (pixels, x/y); or a matrix of 6 numbers, from "
+        "x, y of the result to x, y of the image, with inverse_map=0 the other way",
         apply=_warp_affine,
         more={
             "size": _SIDES,
@@ -302,6 +309,8 @@ _ROWS = (
             "translate": Argument("numbers", True, count=2),
         },
         aliases={"fill": "fill_value", **_INTERP},
+        any_of=("matrix", *_MOVES),
+        excludes={"matrix": tuple(_MOVES), "inverse_map": tuple(_MOVES)},
     ),
     _dali(
         "color_twist",
@@ -314,11 +323,18 @@ _ROWS = (
     _dali("saturation", "Saturation", "times a factor", first="saturation", needs_color=True),
     _dali("hue", "Hue", "turned by degrees", first="hue", needs_color=True),
     _dali("hsv", "Hsv", "hue (degrees), saturation and value (factors)", needs_color=True),
-    _dali("gaussian_blur", "GaussianBlur", "sigma and window_size in pixels", first="sigma"),
+    _dali(
+        "gaussian_blur",
+        "GaussianBlur",
+        "sigma and window_size in pixels",
+        first="sigma",
+        any_of=("sigma", "window_size"),
+    ),
     _dali(
         "jpeg_compression_distortion",
         "JpegCompressionDistortion",
         "as saved with a JPEG quality of 1 to 100",
+        more={"quality": Argument("whole", True, lowest=1, highest=100)},
         first="quality",
         needs_color=True,
     ),
@@ -333,13 +349,14 @@ _ROWS = (
             **_PLACES,
             **_OUTSIDE,
             "mean": Argument("numbers", True, {"imagenet": IMAGENET_MEAN}),
-            "std": Argument("numbers", True, {"imagenet": IMAGENET_STD}),
+            "std": Argument("numbers", True, {"imagenet": IMAGENET_STD}, lowest=1e-6),
             "output_layout": Argument("word", names=_LAYOUTS),
             "p": _PROBABILITY,
         },
         leave_out=("pad_output",),
         first="crop",
         aliases={**_CROP_ALIASES, "layout": "output_layout"},
+        excludes={"p": ("mirror",)},
         layout="output_layout",
     ),
     _dali("cast", "Cast", "to another dtype; a fraction is rounded", first="dtype", required=("dtype",)),

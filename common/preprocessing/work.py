@@ -143,8 +143,10 @@ class Preprocessor:
 
     def _run_pipeline(self) -> Iterator[np.ndarray]:
         left = self.size
+        # Not `self.pipeline`, which may stand anywhere in its epoch.
+        pipeline = self._build(functools.partial(reader_calls.in_graph, self._call), checkpointing=False)
         while left:
-            images, _ = self.pipeline.run()
+            images, _ = pipeline.run()
             images = images.as_cpu()
             for i in range(min(len(images), left)):
                 yield np.array(images[i])
@@ -193,7 +195,8 @@ class Preprocessor:
             device_id=self._device_id,
             prefetch_queue_depth=self._prefetch,
             seed=self._seed,
-            exec_dynamic=True,
+            # The older executor keeps its buffers from batch to batch: 0.2 ms of CPU less an image.
+            exec_dynamic=self._device == "gpu",
             enable_checkpointing=checkpointing,
             checkpoint=checkpoint,
         )
