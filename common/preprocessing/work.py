@@ -195,8 +195,7 @@ class Preprocessor:
             device_id=self._device_id,
             prefetch_queue_depth=self._prefetch,
             seed=self._seed,
-            # The older executor keeps its buffers from batch to batch: 0.2 ms of CPU less an image.
-            exec_dynamic=self._device == "gpu",
+            exec_dynamic=True,  # the older executor writes over a batch that somebody may still hold
             enable_checkpointing=checkpointing,
             checkpoint=checkpoint,
         )
