@@ -11,13 +11,16 @@ exploration). In Python: `open_image_source` and `Preprocessor`, see preprocessi
 """
 
 import glob
+import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Iterator
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 from nvidia.dali import backend, types
@@ -184,6 +187,7 @@ def preprocess(
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leaves as little behind as Ctrl-C
     preprocess(**shared_flags.values(flags.FLAGS, define_flags))
 
 

@@ -115,7 +115,8 @@ def walk(
 
     # --- 4. The loss ----------------------------------------------------------------------------------
     values = losses.detection_loss(class_logits, box_offsets, targets, config)
-    print("loss: " + ", ".join(f"{name} {float(value):.4f}" for name, value in values.items()))
+    parts = ", ".join(f"{name} {float(value):.4f}" for name, value in values.items())
+    print(f"loss: {parts}; the box loss counts {config.box_loss_weight:g} times")
 
     # --- 5. Candidates and detections, on whole images ------------------------------------------------
     loader = make_loader("auto", training=False, with_targets=False, **options)

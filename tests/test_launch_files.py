@@ -165,7 +165,7 @@ def test_no_machine_of_ours_in_them():
         text = path.read_text()
         paths = set(re.findall(r"(?<![\w.$}*\]])(/[a-z]+)(?:/[\w.-]+)+", text))
         assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}, path  # an image's
-        assert not re.search(r"\b\d{1,3}(\.\d{1,3}){3}\b", text.replace("127.0.0.1", "")), path
+        assert not re.search(r"\b(?!127\.)\d{1,3}(\.\d{1,3}){3}\b", text), path
 
 
 def test_slurm_script_parses():

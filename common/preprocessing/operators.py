@@ -297,8 +297,8 @@ _ROWS = (
     _dali(
         "warp_affine",
         "WarpAffine",
-        "angle (degrees), shear (degrees, x/y), scale, translate (pixels, x/y); or a matrix of 6 numbers, from "
-        "x, y of the result to x, y of the image, with inverse_map=0 the other way",
+        "angle (degrees), shear (degrees, x/y), scale, translate (pixels, x/y); or a matrix of 6 numbers, "
+        "from x, y of the result to x, y of the image, with inverse_map=0 the other way",
         apply=_warp_affine,
         more={
             "size": _SIDES,

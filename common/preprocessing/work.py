@@ -22,7 +22,7 @@ from nvidia import dali
 
 from common import dali_api, reader_calls
 from common.dali_dynamic import Dynamic
-from common.errors import UserError
+from common.errors import UserError, unknown
 from common.preprocessing import chain
 from common.preprocessing.fusion import fuse
 from common.preprocessing.image_source import ImageSource
@@ -98,10 +98,7 @@ class Preprocessor:
         return self._build(functools.partial(reader_calls.in_graph, self._call), checkpointing=True)
 
     def restored(self, checkpoint: str) -> dali.Pipeline:
-        """A pipeline that goes on where `pipeline.checkpoint()` of one like it was taken: order and draws.
-
-        Not of a source of Python's that keeps its place itself (an iterator).
-        """
+        """A pipeline that goes on where `pipeline.checkpoint()` of one like it was taken: order and draws."""
         read = functools.partial(reader_calls.in_graph, self._call)
         return self._build(read, checkpointing=True, checkpoint=checkpoint)
 
@@ -122,8 +119,10 @@ class Preprocessor:
             api: "pipeline" or "dynamic".
 
         Raises:
-            UserError: an image that an operator refuses, by its name.
+            UserError: no such api; an image that an operator refuses, by its name.
         """
+        if api not in APIS:
+            raise unknown("api", api, APIS)
         if self._training:
             raise ValueError("training order has no positions: read `pipeline` or `dynamic`")
         batches = self._run_pipeline() if api == "pipeline" else self._run_dynamic()
@@ -230,9 +229,9 @@ class Preprocessor:
 
 def _reason(error: RuntimeError) -> str:
     """What DALI says, without tracebacks and places in its own source: `crop: Slice can't be placed ...`."""
-    text = str(error)
+    text = str(error.__cause__ or error)  # the Dynamic API's own words are in the cause
     operator = re.search(r"operator `nvidia\.dali\.fn\.([\w.]+)`", text)
-    _, _, said = text.partition("encountered:")
-    first = next((line.strip() for line in (said or text).splitlines() if line.strip()), "")
-    first = re.sub(r'^Assert on ".*?" failed: ', "", first).rstrip(".")
+    _, _, said = text.removeprefix("Multiple exceptions:").rpartition("encountered:")
+    first = next((line.strip() for line in said.splitlines() if line.strip()), "")
+    first = re.sub(r'^(N4dali\w+: )?(Assert on ".*?" failed: )?', "", first).rstrip(".")
     return f"{operator[1]}: {first}" if operator else first

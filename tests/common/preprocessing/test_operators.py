@@ -369,6 +369,14 @@ def test_whole_numbers_are_drawn_evenly_with_both_ends(many, api):
 
 
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])
+def test_one_number_for_both_sides_is_one_draw(many, api):
+    for ops in ("resize:10..99", "crop:1..4", "pad:9..99"):
+        sizes = [s.image.shape[:2] for s in Preprocessor(source=many, ops=ops, num_shards=20).samples(api)]
+        assert all(height == width for height, width in sizes)
+        assert len(set(sizes)) > 2
+
+
+@pytest.mark.parametrize("api", ["pipeline", "dynamic"])
 def test_probabilities(tmp_path, api):
     PIL.Image.fromarray(np.arange(8 * 3, dtype=np.uint8).reshape(1, 8, 3)).save(tmp_path / "a.png")
     (tmp_path / "list.txt").write_text("a.png\n" * 600)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 
 import numpy as np
 import PIL.Image
@@ -12,6 +13,7 @@ from absl import flags
 from common import flags as shared_flags
 from common import preprocess
 from common.errors import UserError
+from common.preprocessing.output_encoding import Encoding
 from tests.common.preprocessing import pictures_on_disk
 
 
@@ -149,3 +151,20 @@ def test_a_complaint_after_half_a_progress_bar_has_a_line_of_its_own(tree, tmp_p
         run(f"--input={tree[0]}", f"--output={tmp_path}/x.npz")
     progress = capsys.readouterr().err
     assert "1/5" in progress and progress.endswith("\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing(tree, tmp_path, monkeypatch, number):
+    """In the middle of writing, as a scheduler's time limit sends it."""
+    fv = flags.FlagValues()
+    preprocess.define_flags(fv)
+    fv(["preprocess", f"--input={tree[0]}", f"--output={tmp_path}/new/"])
+    monkeypatch.setattr(preprocess.flags, "FLAGS", fv)
+    monkeypatch.setattr(Encoding, "encode", lambda *_: os.kill(os.getpid(), number))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            preprocess.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not list(tmp_path.iterdir())

@@ -51,6 +51,18 @@ def test_shards_share_the_images(source, api, num_shards):
     assert list(itertools.chain(*parts)) == whole
 
 
+@pytest.mark.parametrize("api", ["pipeline", "dynamic"])
+def test_samples_begin_anew_each_time(source, api):
+    """Whatever was read before: of 7 images this shard has 3, and the other one a batch more."""
+    work = Preprocessor(source=source, ops="resize:8x8", batch_size=3, num_shards=2)
+    read = lambda: [(sample.name, sample.image.tobytes()) for sample in work.samples(api)]  # noqa: E731
+    first = read()
+    assert read() == first
+    next(work.samples(api))
+    work.pipeline.run()
+    assert read() == first
+
+
 def test_ranks_draw_differently(tmp_path):
     pictures_on_disk.write(tmp_path, [(30, 30)])
     (tmp_path / "list.txt").write_text("0.png\n" * 4)
@@ -146,6 +158,25 @@ def test_an_image_that_an_operator_refuses_is_named(source, api, ops, said):
         list(work.samples(api))
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
+
+
+def test_there_are_two_apis(source):
+    with pytest.raises(UserError, match="unknown api 'dinamic': did you mean 'dynamic'"):
+        next(Preprocessor(source=source).samples("dinamic"))
+
+
+@pytest.mark.parametrize("api", ["pipeline", "dynamic"])
+def test_what_was_drawn_may_be_at_fault(source, api):
+    """Where no image fails by itself, the reason is told all the same: flip takes no float16."""
+    said = set()
+    for seed in range(6):
+        work = Preprocessor(source=source, ops="cast:float16 | flip:0.5", batch_size=7, seed=seed)
+        with pytest.raises(UserError) as caught:
+            list(work.samples(api))
+        place, _, reason = str(caught.value).partition(": ")
+        assert reason.removeprefix("flip: ") == "The element type float16 is not supported"
+        said.add(place)
+    assert "one of the images from 0 on, or what was drawn for it" in said
 
 
 def test_the_device_and_its_number_belong_together(source):
