@@ -13,7 +13,7 @@ BENCH_FLAGS := --rounds=3
 JOBS := 2
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod demo demo-yolov4 demo-clean test test-gpu bench soak lint format clean
+.PHONY: help setup horovod demo demo-yolov4 demo-clean test test-gpu bench soak docker docker-test lint format clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,6 +69,13 @@ soak: setup horovod  ## runs killed at random steps and started again, and saves
 	$(RUN) tests/soak/soak_kills.py --app=yolov4 --ranks=1 --rounds=20
 	$(RUN) tests/soak/soak_kills.py --app=yolov4 --ranks=2 --rounds=20
 	$(RUN) tests/soak/soak_saves.py --rounds=100
+
+docker:  ## the images dali-detection:cpu and dali-detection (needs Docker)
+	docker build -f docker/Dockerfile.cpu -t dali-detection:cpu .
+	docker build -f docker/Dockerfile -t dali-detection .
+
+docker-test:  ## builds the CPU image without Docker and tries it (root; apt: buildah debootstrap; half an hour)
+	docker/build_without_docker.sh
 
 lint: setup  ## what ruff, codespell, shellcheck and hadolint find
 	$(VENV)/bin/ruff check .

@@ -64,10 +64,14 @@ class _Halves:
             if number not in self._streams:
                 self._streams[number] = (self._pairs(), (collections.deque(), collections.deque()))
             pairs, waiting = self._streams[number]
-        while True:
+        try:
+            while True:
+                with self._lock:
+                    if not waiting[half]:
+                        for queue, value in zip(waiting, next(pairs), strict=True):
+                            queue.append(value)
+                    value = waiting[half].popleft()
+                yield value
+        finally:  # whoever iterates has let go: the other half holds what it still needs itself
             with self._lock:
-                if not waiting[half]:
-                    for queue, value in zip(waiting, next(pairs), strict=True):
-                        queue.append(value)
-                value = waiting[half].popleft()
-            yield value
+                self._streams.pop(number, None)
