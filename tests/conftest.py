@@ -15,11 +15,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before anybody imports Ten
 _CACHE = tempfile.TemporaryDirectory(prefix="detection-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
+LONGEST_FIRST = ("test_readme.py",)
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared" / "data")).resolve()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(
+        key=lambda item: item.path.name not in LONGEST_FIRST
+    )  # else one process waits for it at the end
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
         return
