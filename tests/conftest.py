@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import tempfile
 
 import numpy as np
@@ -14,6 +15,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before anybody imports Ten
 # Tests leave the user's own cache alone. The directory goes when this object does.
 _CACHE = tempfile.TemporaryDirectory(prefix="detection-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background; children would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST_FIRST = ("test_readme.py",)
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -161,7 +161,7 @@ def test_a_full_disk_is_one_line_and_earlier_results_stand(
     app, trained, drawn, command, tmp_path, monkeypatch
 ):
     (tmp_path / "detections.json").write_text("earlier")
-    found = Evaluation({"AP": 0.5, "per_class": {}}, [], {})
+    found = Evaluation({**dict.fromkeys(coco_metrics.NAMES, 0.5), "per_class": {}}, [], {})
     monkeypatch.setattr(app.package.eval, "evaluate", lambda *_, **__: found)
 
     def full(_):

@@ -127,7 +127,7 @@ def test_strangers_and_those_who_come_twice_do_not_matter():
     workers = addresses(3)
     host, port = workers[0].split(":")
     outcome = []
-    leader = threading.Thread(target=lambda: outcome.append(tf_config.meet(workers, 0, 20)))
+    leader = threading.Thread(target=lambda: outcome.append(tf_config.meet(workers, 0, 90)))
     leader.start()
     hello = json.dumps({"rank": 1, "workers": workers}).encode() + b"\n"
     for line in (b"GET / HTTP/1.0\r\n\r\n", b"[1]\n", b"", hello):  # the last one was killed and started anew
@@ -139,6 +139,6 @@ def test_strangers_and_those_who_come_twice_do_not_matter():
                 assert leader.is_alive()
         with visit:
             visit.sendall(line)
-    assert meet((workers, 1), (workers, 2)) == [None, None]
+    assert meet((workers, 1), (workers, 2), seconds=90) == [None, None]
     leader.join()
     assert outcome == [None]
