@@ -11,6 +11,10 @@ from nvidia.dali.data_node import DataNode
 
 from common.dali_api import GRAPH, Api, Data
 
+# ImageNet, RGB, for pixels in 0..255: google/automl efficientdet/hparams_config.py mean_rgb, stddev_rgb.
+IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
+IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+
 
 def mark(stage: str, *nodes: DataNode) -> None:
     """Says that this is what a stage of the graph makes: where `marked` lets bench.py cut the graph.

@@ -26,6 +26,8 @@ from nvidia.dali.data_node import DataNode
 from common import box_encoder, dataset
 from common.anchors import Anchors
 from common.dali_ops import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
     count_visible,
     decode_window,
     int32,
@@ -39,9 +41,7 @@ from common.sources import Source
 from efficientdet.config import EfficientDetConfig
 from efficientdet.views import random_view, source_size, whole_view
 
-# ImageNet, RGB, for pixels in 0..255: google/automl efficientdet/hparams_config.py mean_rgb, stddev_rgb.
-MEAN_RGB = (0.485 * 255, 0.456 * 255, 0.406 * 255)
-STDDEV_RGB = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
 # GridMask (arXiv 2001.04086): squares of 0.4 of a tile are blacked out, the paper's r = 0.6. The 10 degrees
 # are those of google/automl efficientdet/aug/gridmask.py. Tiles are relative to the shorter side of the

@@ -25,9 +25,8 @@ DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(
-        key=lambda item: item.path.name not in LONGEST_FIRST
-    )  # else one process waits for it at the end
+    # First, for otherwise one process waits for it at the end.
+    items.sort(key=lambda item: item.path.name not in LONGEST_FIRST)
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
         return

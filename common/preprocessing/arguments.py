@@ -34,11 +34,8 @@ INTERPOLATIONS = {
     "gaussian": types.INTERP_GAUSSIAN,
 }
 COLORS = {"rgb": types.RGB, "bgr": types.BGR, "gray": types.GRAY}
+MAX_SIDE = 65_535  # pixels; what JPEG can hold, and more of both sides than memory can
 FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-
-# ImageNet, RGB, for pixels in 0..255: google/automl efficientdet/hparams_config.py mean_rgb, stddev_rgb.
-IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
-IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _WORDS = {"dtype": DTYPES, "interpolation": INTERPOLATIONS, "color": COLORS, "flag": FLAGS}
@@ -131,12 +128,10 @@ class Argument:
             example = " or a range of them, as 0.8..1.2" if self.may_vary and not whole else ""
             names = f" nor one of {', '.join(self.names)}" if self.names else ""
             raise UserError(f"{text!r} is no {wanted}{example}{names}")
-        lowest = max(self.lowest, 1.0) if self.kind == "sides" else self.lowest
+        lowest, highest = (1, MAX_SIDE) if self.kind == "sides" else (self.lowest, self.highest)
         for value in values:
-            if not lowest <= value <= self.highest:
-                limits = (
-                    f"{lowest:g} or more" if self.highest == math.inf else f"{lowest:g} to {self.highest:g}"
-                )
+            if not lowest <= value <= highest:
+                limits = f"{lowest:g} or more" if highest == math.inf else f"{lowest:g} to {highest:g}"
                 raise UserError(f"{text} is out of range: it must be {limits}")
         if whole:
             values = [int(value) for value in values]

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from nvidia.dali import types
 
 from common.dali_api import Api, Data
+from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.errors import UserError, unknown
-from common.preprocessing.arguments import IMAGENET_MEAN, IMAGENET_STD, Range, draw
+from common.preprocessing.arguments import Range, draw
 from common.preprocessing.decoding import DECODERS
 from common.preprocessing.operators import OPERATORS, Operator
 

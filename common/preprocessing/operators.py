@@ -12,7 +12,8 @@ from nvidia.dali import types
 
 from common import dali_ops, letterbox
 from common.dali_api import Api, Data
-from common.preprocessing.arguments import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Argument, of_schema
+from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
+from common.preprocessing.arguments import MAX_SIDE, Argument, of_schema
 
 Apply = Callable[[Api, Data, dict[str, Any]], Data]
 
@@ -194,6 +195,7 @@ def _words(*words: str) -> Argument:
 
 _NUMBER = Argument("number", may_vary=True)
 _SIDES = Argument("sides", may_vary=True)
+_SIDE = Argument("number", may_vary=True, lowest=1.0, highest=MAX_SIDE)
 _PROBABILITY = Argument("number", lowest=0.0, highest=1.0)
 _FIXED_SIDES = Argument("sides")
 RANDOM_PART = {
@@ -217,10 +219,10 @@ _ROWS = (
         "to HEIGHTxWIDTH, or by the shorter or the longer side; mode=not_larger, not_smaller or stretch",
         more={
             "size": _SIDES,
-            "mode": Argument(
-                "word", names={m: m for m in ("default", "stretch", "not_larger", "not_smaller")}
-            ),
+            "mode": _words("default", "stretch", "not_larger", "not_smaller"),
+            **dict.fromkeys(("resize_shorter", "resize_longer"), _SIDE),
         },
+        leave_out=("resize_x", "resize_y"),
         first="size",
         aliases={"short": "resize_shorter", "long": "resize_longer", **_INTERP},
         one_of=("size", "resize_shorter", "resize_longer"),
@@ -372,4 +374,3 @@ _ROWS = (
 )
 
 OPERATORS: dict[str, Operator] = {row.name: row for row in _ROWS}
-INTERPOLATION_NAMES = tuple(INTERPOLATIONS)

@@ -85,8 +85,7 @@ class Preprocessor:
         self._training = training
         self._device, self._device_id = device, device_id
         self._num_threads, self._prefetch = num_threads, prefetch
-        self._order = {"shard_id": shard_id, "num_shards": num_shards, "training": training, "seed": seed}
-        self._call = source.call(**self._order)
+        self._call = source.call(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
         # Other draws on every rank; the order is the same on all.
         self._seed = int(np.random.SeedSequence([seed, shard_id]).generate_state(1)[0])
 
@@ -137,7 +136,7 @@ class Preprocessor:
                     self.chain.layout,
                 )
                 position += 1
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, MemoryError) as error:  # as DALI and NumPy call it
             raise self._explain(error, position) from error
 
     def _run_pipeline(self) -> Iterator[np.ndarray]:
@@ -216,18 +215,18 @@ class Preprocessor:
         images, _ = single._build(functools.partial(reader_calls.in_graph, call), checkpointing=False).run()
         return np.array(images.as_cpu()[0])
 
-    def _explain(self, error: RuntimeError, position: int) -> UserError:
+    def _explain(self, error: Exception, position: int) -> UserError:
         """Which image of the batch that begins at `position` it is, found by running each by itself."""
         for suspect in range(position, min(position + self.batch_size, self._first + self.size)):
             try:
                 self._alone(suspect)
-            except RuntimeError as found:
+            except (RuntimeError, ValueError, MemoryError) as found:
                 name = self.source.names[suspect]
                 return UserError(f"image {suspect} ({name!r}): {_reason(found)}")
         return UserError(f"one of the images from {position} on, or what was drawn for it: {_reason(error)}")
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """What DALI says, without tracebacks and places in its own source: `crop: Slice can't be placed ...`."""
     text = str(error.__cause__ or error)  # the Dynamic API's own words are in the cause
     operator = re.search(r"operator `nvidia\.dali\.fn\.([\w.]+)`", text)

@@ -3,9 +3,10 @@
 import pytest
 from nvidia.dali import types
 
+from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.errors import UserError
 from common.preprocessing import chain
-from common.preprocessing.arguments import IMAGENET_MEAN, IMAGENET_STD, Range
+from common.preprocessing.arguments import Range
 
 
 def test_a_chain():
@@ -66,13 +67,15 @@ def test_whether_it_is_random(ops, is_random):
         ("resize:5,short=4", "give size or short or long, and just one of them"),
         ("resize:5x5x5", "'5x5x5' is not HEIGHTxWIDTH in pixels"),
         ("resize:2.5", "'2.5' is no whole number"),
+        ("resize:100000000x1", "out of range: it must be 1 to 65535"),
+        ("resize:short=-5", "out of range: it must be 1 to 65535"),
         ("resize:mode=foo,short=3", "resize:mode: unknown value 'foo'"),
         ("resize:3,interp=bilinear", "resize:interp: unknown value 'bilinear': did you mean"),
         ("resize:short=3,short=4", "short is given twice"),
         ("resize:short=3,resize_shorter=4", "resize_shorter is given twice"),
         ("resize:3,4", "'4' is not name=value"),
         ("color_twist:1.2", "'1.2' is not name=value"),
-        ("crop:0x3", "0 is out of range: it must be 1 or more"),
+        ("crop:0x3", "0 is out of range: it must be 1 to 65535"),
         ("flip:2", "2 is out of range: it must be 0 to 1"),
         ("color_twist:brightness=2..1", "the range 2..1 runs backwards: write 1..2"),
         ("letterbox:100..200", "cannot be drawn at random"),

@@ -6,7 +6,7 @@ import PIL.Image
 import pytest
 
 from common import letterbox as letterbox_lib
-from common.preprocessing.arguments import IMAGENET_MEAN, IMAGENET_STD
+from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.preprocessing.decoding import DECODERS
 from common.preprocessing.image_source import open_image_source
 from common.preprocessing.operators import OPERATORS

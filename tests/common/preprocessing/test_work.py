@@ -149,6 +149,7 @@ def test_tensors_go_to_others_without_a_copy(source):
             "decode_region:start=0/0,shape=41/30",
             "image 5 ('b/3.png'): decoders.image_slice: The cropping window",
         ),
+        ("warp_affine:matrix=0/0/0/0/0/0,inverse_map=0", "image 0 ('a/0.png'): "),
         ("gaussian_blur:0", "image 0 ('a/0.png'): gaussian_blur: `sigma` and `window_size`"),
     ],
 )
