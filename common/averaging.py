@@ -46,7 +46,7 @@ class AveragedWeights(tf.Module):
             tf.Variable(
                 tf.cast(weight, tf.float32),
                 trainable=False,
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,  # replicas hold the same weights
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 name=f"average_{index}",
             )
             for index, weight in enumerate(floats)
@@ -62,9 +62,11 @@ class AveragedWeights(tf.Module):
     def update(self, moved: tf.Tensor | bool = True) -> None:
         """Moves the averages towards the weights after an optimizer step; works in a tf.function.
 
+        Every replica calls it and moves averages of its own. They differ by its moving statistics only.
+
         Args:
             moved: whether the optimizer did move the weights. A tensor and no `if`, because replicas cannot
-                put their variables together inside a branch.
+                agree on the number of updates inside a branch.
         """
         if not self.decay:
             return
@@ -72,7 +74,10 @@ class AveragedWeights(tf.Module):
         decay = tf.minimum(tf.constant(self.decay, tf.float32), (1.0 + n) / (10.0 + n))
         share = tf.where(moved, 1.0 - decay, 0.0)
         for average, weight in zip(self._averages, self._weights(), strict=True):
-            average.assign_sub(share * (average - tf.cast(weight, tf.float32)))
+            # average -= share * (average - weight), with fewer passes over memory than `assign_sub`
+            tf.raw_ops.ResourceApplyGradientDescent(
+                var=average.handle, alpha=share, delta=average - tf.cast(weight, tf.float32)
+            )
         self._num_updates.assign_add(tf.cast(moved, tf.int64))
 
     def averages_of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:

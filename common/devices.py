@@ -1,4 +1,4 @@
-"""Settings of TensorFlow for the whole process, to be made before it does anything else."""
+"""TensorFlow and the devices: settings for the whole process, to be made before it does anything else."""
 
 import functools
 from collections.abc import Sequence
@@ -33,6 +33,11 @@ def _add_in_pairs(inputs: Sequence[tf.Tensor], name: str | None = None) -> tf.Te
     if len(inputs) <= 2:
         return _add_n(inputs, name)
     return functools.reduce(lambda total, term: _add_n([total, term]), inputs)
+
+
+def is_cpu_only() -> bool:
+    """Whether TensorFlow sees no GPU."""
+    return not tf.config.list_physical_devices("GPU")
 
 
 def share_gpu_memory() -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from common import progress
+from common import devices, progress
 from common.batch_norm import moving_statistics
 from common.distributed import Ranks
 from common.errors import UserError
@@ -123,9 +123,9 @@ def guarded_step(
         for variable, value in zip(statistics, before, strict=True):
             variable.assign(value)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def step(images, targets, asked):
-        before = ranks.run(lambda: [tf.identity(variable) for variable in statistics])
+        before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
         gradients, values, own_finite = ranks.run(forward, images, targets, asked)
         # Averages over the replicas: the same on all of them, and not finite where one of them is not.
         values = ranks.first(values)
@@ -177,7 +177,7 @@ class StepGuard:
         self._save_batch = save_batch
         self._in_a_row = 0
         self._batch_file: str | None = None
-        self._lag = 1 if tf.config.list_physical_devices("GPU") else 0
+        self._lag = 0 if devices.is_cpu_only() else 1
         self._waiting: deque[tuple[int, StepResult, Any, Any]] = deque()
 
     def check(self, step: int, result: StepResult, images: Any, targets: Any) -> None:

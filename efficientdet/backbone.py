@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import keras
 
+from common.activations import Swish
 from common.batch_norm import BatchNormalization
 from common.errors import unknown
 from efficientdet import mobilenet, resnet
@@ -93,7 +94,7 @@ def extract_features(
 
     x = _convolution(_round_filters(_STEM_FILTERS, scaling.width), 3, 2, "backbone.stem.conv")(images)
     x = batch_norm("backbone.stem.bn", bn_momentum)(x)
-    x = keras.layers.Activation("swish", name="backbone.stem.swish")(x)
+    x = Swish(name="backbone.stem.swish")(x)
 
     features, level = {}, 1
     for index, block in enumerate(blocks):
@@ -121,7 +122,7 @@ def _mbconv(
     if block.expansion != 1:
         x = _convolution(expanded_filters, 1, 1, f"{name}.expand.conv")(x)
         x = batch_norm(f"{name}.expand.bn", bn_momentum)(x)
-        x = layers.Activation("swish", name=f"{name}.expand.swish")(x)
+        x = Swish(name=f"{name}.expand.swish")(x)
 
     x = layers.DepthwiseConv2D(
         block.kernel,
@@ -132,13 +133,13 @@ def _mbconv(
         name=f"{name}.depthwise.conv",
     )(x)
     x = batch_norm(f"{name}.depthwise.bn", bn_momentum)(x)
-    x = layers.Activation("swish", name=f"{name}.depthwise.swish")(x)
+    x = Swish(name=f"{name}.depthwise.swish")(x)
 
     # Squeeze and excitation (arXiv 1709.01507)
     gates = layers.GlobalAveragePooling2D(keepdims=True, name=f"{name}.se.pool")(x)  # (B, 1, 1, C)
     squeezed_filters = max(1, int(input_filters * _SQUEEZE_RATIO))
     gates = _convolution(squeezed_filters, 1, 1, f"{name}.se.reduce", use_bias=True)(gates)
-    gates = layers.Activation("swish", name=f"{name}.se.swish")(gates)
+    gates = Swish(name=f"{name}.se.swish")(gates)
     gates = _convolution(expanded_filters, 1, 1, f"{name}.se.expand", use_bias=True)(gates)
     gates = layers.Activation("sigmoid", name=f"{name}.se.sigmoid")(gates)
     x = layers.Multiply(name=f"{name}.se.scale")([x, gates])

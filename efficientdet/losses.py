@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from common import devices
 from efficientdet.config import EfficientDetConfig
 
 # Logits from which on XLA compiles the focal loss on a CPU: one loop in place of a dozen passes over memory.
@@ -42,8 +43,7 @@ def focal_loss(
     logits = tf.cast(logits, tf.float32)
     is_large = (logits.shape.num_elements() or 0) >= FUSE_FROM
     # On a GPU XLA needs parts of CUDA that TensorFlow itself does not: there --xla decides.
-    fuse = is_large and not tf.config.list_physical_devices("GPU")
-    compute = _fused_focal_loss if fuse else _focal_loss
+    compute = _fused_focal_loss if is_large and devices.is_cpu_only() else _focal_loss
     return compute(logits, class_targets, alpha, gamma, label_smoothing)
 
 

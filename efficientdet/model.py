@@ -17,6 +17,7 @@ import math
 
 import keras
 
+from common.activations import Swish
 from efficientdet import retinanet
 from efficientdet.backbone import batch_norm, extract_features
 from efficientdet.config import EfficientDetConfig, get_config
@@ -116,7 +117,7 @@ def _bifpn_node(
         x = FastFusion(name=f"{name}.fuse")(inputs)
     else:
         x = keras.layers.Add(name=f"{name}.fuse")(inputs)
-    x = keras.layers.Activation("swish", name=f"{name}.swish")(x)
+    x = Swish(name=f"{name}.swish")(x)
     x = keras.layers.SeparableConv2D(config.fpn_channels, 3, padding="same", name=f"{name}.conv")(x)
     return batch_norm(f"{name}.bn", config.bn_momentum)(x)
 
@@ -136,7 +137,7 @@ class FastFusion(keras.layers.Layer):
     def call(self, inputs):
         weights = keras.ops.relu(self.fusion_weights)  # in float32, whatever the type of the features
         shares = keras.ops.cast(weights / (keras.ops.sum(weights) + FUSION_EPSILON), inputs[0].dtype)
-        return sum(x * shares[index] for index, x in enumerate(inputs))
+        return sum(x * share for x, share in zip(inputs, keras.ops.unstack(shares), strict=True))
 
     def compute_output_shape(self, input_shapes):
         return input_shapes[0]
@@ -183,7 +184,7 @@ def _head(
     """
     plain = config.architecture == "retinanet"
     make_convolution = retinanet.head_convolution if plain else _head_convolution
-    activation = "relu" if plain else "swish"
+    activation, activate = ("relu", keras.layers.ReLU) if plain else ("swish", Swish)
     convolutions = [
         make_convolution(config.fpn_channels, 0.0, f"{name}.conv_{i}") for i in range(config.head_repeats)
     ]
@@ -194,7 +195,7 @@ def _head(
             x = convolution(x)
             if not plain:
                 x = batch_norm(f"{name}.bn_{i}.level_{level}", config.bn_momentum)(x)
-            x = keras.layers.Activation(activation, name=f"{name}.{activation}_{i}.level_{level}")(x)
+            x = activate(name=f"{name}.{activation}_{i}.level_{level}")(x)
         # float32 also under mixed precision: the loss takes logarithms of these
         outputs.append(keras.layers.Identity(dtype="float32", name=f"{name}.level_{level}")(predict(x)))
     return outputs

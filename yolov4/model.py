@@ -12,8 +12,8 @@ import dataclasses
 
 import keras
 import numpy as np
-import tensorflow as tf
 
+from common.activations import Mish
 from common.batch_norm import BatchNormalization
 from yolov4.config import YOLOv4Config, get_config
 from yolov4.network import IMAGE_CHANNELS, Conv, MaxPool, Route, Shortcut, Upsample, Yolo, describe
@@ -106,7 +106,7 @@ def _convolution(x: keras.KerasTensor, layer: Conv, config: YOLOv4Config, name: 
         x = BatchNormalization(momentum=config.bn_momentum, epsilon=BN_EPSILON, name=f"{name}.bn")(x)
     match layer.activation:
         case "mish":
-            x = keras.layers.Activation(mish, name=f"{name}.mish")(x)
+            x = Mish(name=f"{name}.mish")(x)
         case "leaky":
             x = keras.layers.LeakyReLU(LEAKY_SLOPE, name=f"{name}.leaky")(x)
     return x
@@ -137,31 +137,3 @@ class SplitAnchors(keras.layers.Layer):
 
     def get_config(self):
         return super().get_config() | {"anchors_per_location": self.anchors_per_location}
-
-
-@keras.saving.register_keras_serializable("dali_detection")
-def mish(x):
-    """x * tanh(softplus(x)) (arXiv 1908.08681)."""
-    return _mish(x)
-
-
-@tf.custom_gradient
-def _mish(x):
-    """Keeps only x for the way back; TensorFlow's own gradient would take a third more memory for a step."""
-
-    def gradient(upstream):
-        gate = _mish_gate(x)
-        return upstream * (gate + x * tf.sigmoid(x) * (1 - gate * gate))
-
-    return x * _mish_gate(x), gradient
-
-
-def _mish_gate(x):
-    """tanh(softplus(x)), as n / (n + 2) with n = e^x (e^x + 2).
-
-    Written out as x * tanh(softplus(x)), TensorFlow 2.21 recognises it in a compiled graph, fuses it with the
-    convolution and the batch norm before it, and then fails: it has no such kernel for a CPU.
-    """
-    e = tf.exp(tf.minimum(tf.cast(x, tf.float32), 20.0))  # the gate is 1 from 10 on
-    n = e * (e + 2.0)
-    return tf.cast(n / (n + 2.0), x.dtype)

@@ -505,12 +505,14 @@ def make_train_step(
 ) -> Callable[[Any, Any, tf.Tensor], guards.StepResult]:
     """One step, compiled (guards.guarded_step). Where ranks matter is numbered, here and in the loop."""
 
-    @tf.function(jit_compile=xla, reduce_retracing=not xla)
     def forward_backward(images, targets):
         with tf.GradientTape() as tape:
             values = loss_values(model, config, images, targets)
             scaled_loss = optimizer.scale_loss(values["loss"])
         return tape.gradient(scaled_loss, model.trainable_variables), values
+
+    if xla:
+        forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
 
     def gradients_of(images, targets):
         lost = tf.cast(tf.reduce_sum(targets["lost"], axis=0), tf.float32)

@@ -41,6 +41,10 @@ def make_step(optimizer, variables):
         (FusedAdam, keras.optimizers.Adam, {"beta_1": 0.8}),
         (FusedAdam, keras.optimizers.Adam, {"gradient_accumulation_steps": 3}),
         (FusedAdam, keras.optimizers.Adam, {"amsgrad": True}),
+        (FusedAdam, keras.optimizers.Adam, {"learning_rate": 0.1}),
+        (FusedAdam, keras.optimizers.Adam, {"global_clipnorm": None}),
+        (FusedSGD, keras.optimizers.SGD, {"momentum": 0.9, "global_clipnorm": None, "clipnorm": 1.0}),
+        (FusedSGD, keras.optimizers.SGD, {"momentum": 0.9, "global_clipnorm": None, "clipvalue": 0.3}),
     ],
 )
 def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, compiled):
@@ -49,7 +53,7 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
     for optimizer_class in (fused, reference):
         rng = np.random.default_rng(0)
         variables = [keras.Variable(rng.normal(size=shape).astype("f4")) for shape in [(30, 4), (7,), ()]]
-        optimizer = optimizer_class(schedule, global_clipnorm=3.0, **options)
+        optimizer = optimizer_class(**({"learning_rate": schedule, "global_clipnorm": 3.0} | options))
         optimizer.build(variables)
         step = make_step(optimizer, variables)
         if compiled:
@@ -60,3 +64,27 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
     for ours, theirs in zip(*results, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
     assert abs(results[0][0]).max() > 1
+
+
+@pytest.mark.parametrize("fused", [FusedSGD, FusedAdam])
+def test_a_constant_learning_rate_in_one_function_traced_twice(fused):
+    """What the variables of an update share must not outlive the graph that it is in."""
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = fused(0.5, 0.9)
+    optimizer.build([variable])
+    step = tf.function(lambda gradient, twice: optimizer.apply([gradient], [variable]))
+    for twice in (False, True):
+        step(tf.constant([1.0, 1.0]), twice)
+    assert int(optimizer.iterations) == 2
+    assert np.all(np.array(variable) < [0.1, 1.1])  # either step takes half or more
+
+
+def test_a_norm_that_is_infinite_makes_nan_of_all_as_in_keras():
+    results = []
+    for optimizer_class in (FusedSGD, keras.optimizers.SGD):
+        variables = [keras.Variable([1.0]), keras.Variable([1.0])]
+        optimizer = optimizer_class(0.1, momentum=0.9, global_clipnorm=1.0)
+        optimizer.apply([tf.constant([1.0]), tf.constant([np.inf])], variables)
+        results.append([np.array(v) for v in variables])
+    np.testing.assert_array_equal(*results)
+    assert np.isnan(results[0]).all()

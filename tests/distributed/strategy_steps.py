@@ -12,16 +12,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common import distributed, guards
+from common import activations, distributed, guards
+from common.activations import Mish, Swish
 from common.averaging import AveragedWeights
 from common.batch_norm import BatchNormalization, moving_statistics
+from common.optimizers import FusedAdam, FusedSGD
 from tests.distributed import exchange
 
 STEPS = 10
 GLOBAL_BATCH = 8
 BAD_STEP = 5  # of the case "skip": one image of the last replica is not finite
 
-sgd, adam, scaled = keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.LossScaleOptimizer
+activations.FUSE_FROM = 1  # a small model, but what large ones run on
+sgd, adam, scaled = FusedSGD, FusedAdam, keras.optimizers.LossScaleOptimizer
 CASES = {  # name: (the optimizer, whether batch normalisation is frozen)
     "sgd": (lambda: sgd(0.003, momentum=0.9), True),
     "clipped": (lambda: sgd(0.1, momentum=0.9, global_clipnorm=0.3), True),
@@ -46,7 +49,7 @@ def make_model(frozen):
     inputs = keras.Input((8, 8, 3))
     x = keras.layers.Conv2D(4, 3)(inputs)
     x = BatchNormalization(momentum=0.9, trainable=not frozen)(x)
-    x = keras.layers.Flatten()(keras.layers.ReLU()(x))
+    x = keras.layers.Flatten()(Mish()(Swish()(x)))
     return keras.Model(inputs, keras.layers.Dense(3)(x))
 
 
@@ -107,6 +110,7 @@ def run_case(ranks, case):
         "slots": copies(slots),
         "statistics": copies(statistics),
         "averages": copies(averaged.averages_of(weights)),
+        "average_statistics": copies(averaged.averages_of(statistics)),
         "updates": int(tf.convert_to_tensor(optimizer.iterations)),
         "mean_statistics": [mean.numpy() for mean in ranks.mean_over_ranks(statistics)],
         "statistics_after_mean": copies(statistics),

@@ -148,7 +148,9 @@ def test_each_replica_has_its_own_moving_statistics_and_their_mean_is_had_withou
 ):
     ranks = results(strategy)
     local = replicas(ranks, "statistics", "statistics")
-    assert all(len(values) == 2 and not np.allclose(values[0], values[1], atol=1e-3) for values in local)
+    for values in [*local, *replicas(ranks, "statistics", "average_statistics")]:
+        assert len(values) == 2
+        assert not np.allclose(values[0], values[1], atol=1e-3)
     for rank in ranks:
         for mean, values in zip(rank["statistics"]["mean_statistics"], local, strict=True):
             np.testing.assert_allclose(mean, values.mean(0), rtol=1e-6, atol=1e-7)
@@ -160,7 +162,7 @@ def test_each_replica_has_its_own_moving_statistics_and_their_mean_is_had_withou
 @pytest.mark.parametrize("strategy", TOGETHER)
 def test_with_batch_statistics_tf_distribute_and_horovod_agree_replica_by_replica(results, strategy):
     ranks, horovod = results(strategy), results("horovod")
-    for what in ("weights", "statistics"):
+    for what in ("weights", "averages", "statistics", "average_statistics"):
         pairs = zip(replicas(ranks, "statistics", what), replicas(horovod, "statistics", what), strict=True)
         for mine, theirs in pairs:
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5, err_msg=what)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from common.errors import UserError
 from yolov4.config import get_config
-from yolov4.model import build_model, mish
+from yolov4.model import build_model
 from yolov4.network import Conv, MaxPool, Route, Shortcut, Upsample, Yolo, describe
 
 TINY = get_config("yolov4-tiny")
@@ -256,37 +256,6 @@ def test_every_weight_gets_a_finite_gradient(name):
     idle = [weight.path for weight, g in zip(model.trainable_weights, gradients, strict=True) if g is None]
     assert idle == []
     assert all(np.isfinite(gradient).all() for gradient in gradients)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_mish_and_its_gradient(dtype):
-    x = np.linspace(-12, 12, 481).astype(dtype)
-    exact = x.astype(np.float64)
-
-    def formula(z):
-        return z * np.tanh(np.log1p(np.exp(z)))
-
-    with tf.GradientTape() as tape:
-        inputs = tf.constant(x)
-        tape.watch(inputs)
-        outputs = mish(inputs)
-    gradient = tape.gradient(outputs, inputs)
-    step = 1e-5
-    slope = (formula(exact + step) - formula(exact - step)) / (2 * step)
-    tolerance = 1e-5 if dtype == "float32" else 2e-2
-    np.testing.assert_allclose(outputs, formula(exact), atol=tolerance)
-    np.testing.assert_allclose(gradient, slope, atol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_mish_is_finite_far_out(dtype):
-    x = np.array([-np.finfo(dtype).max, -1000, -100, 100, 1000, np.finfo(dtype).max], dtype)
-    with tf.GradientTape() as tape:
-        inputs = tf.constant(x)
-        tape.watch(inputs)
-        outputs = mish(inputs)
-    np.testing.assert_array_equal(outputs, np.maximum(x, 0))
-    np.testing.assert_array_equal(tape.gradient(outputs, inputs), x > 0)
 
 
 def test_a_compiled_yolov4_gives_what_the_eager_one_gives():
