@@ -227,10 +227,12 @@ class Preprocessor:
 
 
 def _reason(error: Exception) -> str:
-    """What DALI says, without tracebacks and places in its own source: `crop: Slice can't be placed ...`."""
+    """What DALI says, without tracebacks and places in its own source, and what helps."""
     text = str(error.__cause__ or error)  # the Dynamic API's own words are in the cause
     operator = re.search(r"operator `nvidia\.dali\.fn\.([\w.]+)`", text)
     _, _, said = text.removeprefix("Multiple exceptions:").rpartition("encountered:")
     first = next((line.strip() for line in said.splitlines() if line.strip()), "")
     first = re.sub(r'^(N4dali\w+: )?(Assert on ".*?" failed: )?', "", first).rstrip(".")
+    if operator and operator[1].startswith("crop") and first.startswith("Slice can't be placed"):
+        first = "the window reaches beyond the image; fill=0 pads smaller images"
     return f"{operator[1]}: {first}" if operator else first
