@@ -90,7 +90,10 @@ def test_a_problem_of_one_rank_ends_all_with_one_line(result, facts):
     assert not re.search(r"^Traceback", said_by_both, re.MULTILINE)  # horovodrun has one of its own
     lines = re.findall(r"^.*error: .*$", result.stderr, re.MULTILINE)
     assert lines == ["[1]<stderr>:error: --batch_size=0 is none: give at least 1"]
-    assert result.exit_code_of(1) == 1
+    # Both exit with 1. Whoever does so first makes horovodrun end the other, perhaps before it has.
+    codes = [result.exit_code_of(rank) for rank in (0, 1)]
+    assert 1 in codes
+    assert set(codes) <= {1, 128 + signal.SIGTERM}
 
 
 def test_without_a_launcher_a_rank_is_alone(tmp_path):
