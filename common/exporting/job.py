@@ -70,7 +70,8 @@ def export(
     if options.quantize == "none" and not largest <= check.FLOAT_LIMIT:  # NaN is too far, too
         raise UserError(
             f"{_compared_file(options)} is written, but differs from the weights by {largest:.1e}, more than "
-            f"{check.FLOAT_LIMIT:g}: trust it only if --verify_annotations shows the same AP"
+            f"{check.FLOAT_LIMIT:g}. A network of a few epochs may, by rounding; trust it only if "
+            "--verify_annotations shows the same AP"
         )
     if options.format == "tensorrt":
         tensorrt.build(options.onnx_file, options.output, trained.parts.image_size, options.quantize)
