@@ -16,7 +16,7 @@ FUSE_FROM = 2**17  # numbers in an image's activations from which on XLA compile
 
 
 class _Activation(keras.layers.Layer):
-    """A layer of (B, ..., C) -> (B, ..., C), the same type; what to compile is settled when it is built.
+    """A layer of floats, (B, ..., C) -> (B, ..., C); what to compile is settled when it is built.
 
     Settled once, and not by the shapes that come: those of a training at several sizes are known to the
     first step and unknown to later ones, and a run that is stopped and resumed would round otherwise. Such a
@@ -26,7 +26,6 @@ class _Activation(keras.layers.Layer):
     def build(self, input_shape):
         sides = input_shape[1:]
         is_large = None in sides or math.prod(sides) >= FUSE_FROM
-        # On a GPU XLA needs parts of CUDA that TensorFlow itself does not.
         self.fuse = is_large and devices.is_cpu_only()
 
     def compute_output_shape(self, input_shape):

@@ -36,7 +36,7 @@ def _add_in_pairs(inputs: Sequence[tf.Tensor], name: str | None = None) -> tf.Te
 
 
 def is_cpu_only() -> bool:
-    """Whether TensorFlow sees no GPU."""
+    """Whether TensorFlow sees no GPU. Then XLA always works; on a GPU it needs parts of CUDA of its own."""
     return not tf.config.list_physical_devices("GPU")
 
 

@@ -14,8 +14,8 @@ import tensorflow as tf
 from common import devices
 from efficientdet.config import EfficientDetConfig
 
-# Logits from which on XLA compiles the focal loss on a CPU: one loop in place of a dozen passes over memory.
-# Below, the second that compiling takes would not be won back.
+# Logits of a batch from which on XLA compiles the focal loss on a CPU (on a GPU --xla decides): one loop in
+# place of a dozen passes over memory. Below, the second that compiling takes would not be won back.
 FUSE_FROM = 2**20
 
 
@@ -42,7 +42,6 @@ def focal_loss(
     """
     logits = tf.cast(logits, tf.float32)
     is_large = (logits.shape.num_elements() or 0) >= FUSE_FROM
-    # On a GPU XLA needs parts of CUDA that TensorFlow itself does not: there --xla decides.
     compute = _fused_focal_loss if is_large and devices.is_cpu_only() else _focal_loss
     return compute(logits, class_targets, alpha, gamma, label_smoothing)
 
