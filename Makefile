@@ -44,11 +44,11 @@ demo-yolov4: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances
 	$(RUN) yolov4/infer.py --weights=$(DEMO_YOLOV4) --images=$(DEMO_DATA)/eval/images \
 	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO_YOLOV4)/pictures --score_threshold=0.3
 
-$(DEMO_DATA)/train/instances.json: common/synthetic.py | setup
-	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/train --num_images=$(DEMO_IMAGES) --seed=1
+$(DEMO_DATA)/train/instances.json: tools/synthetic.py | setup
+	$(RUN) tools/synthetic.py --output_dir=$(DEMO_DATA)/train --num_images=$(DEMO_IMAGES) --seed=1
 
-$(DEMO_DATA)/eval/instances.json: common/synthetic.py | setup
-	$(RUN) common/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=$(DEMO_EVAL_IMAGES) --seed=2
+$(DEMO_DATA)/eval/instances.json: tools/synthetic.py | setup
+	$(RUN) tools/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=$(DEMO_EVAL_IMAGES) --seed=2
 
 demo-clean:  ## forgets the demos' data and runs, so that the next one starts anew
 	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)

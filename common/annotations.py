@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from common.findings import Findings
+from common.issues import Findings
 from common.labels import LabelMap
 
 _ARRAYS = (

@@ -1,4 +1,4 @@
-"""Stages that the DALI graphs of both apps and common/preprocess.py share; each sees one sample.
+"""Stages that the DALI graphs of both apps and tools/preprocess.py share; each sees one sample.
 
 Those with an `api` run in both of DALI's APIs (dali_api.py).
 """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
 
-from common.distributed import Ranks
+from common.distributed.ranks import Ranks
 
 _add_n = gen_math_ops.add_n
 

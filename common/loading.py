@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 from nvidia.dali import backend
 
+from common.args import PIPELINE_TYPES
 from common.errors import UserError, unknown
-from common.flags import PIPELINE_TYPES
 
 SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
 SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3

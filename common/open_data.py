@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import image_files
+from common.datacheck import images as image_files
+from common.datacheck.images import IMAGE_SUFFIXES, ImagePolicy
 from common.errors import UserError
-from common.findings import DataError, Findings
-from common.image_files import IMAGE_SUFFIXES, ImagePolicy
+from common.issues import DataError, Findings
 from common.labels import LabelMap
-from common.progress import say, say_findings
+from common.progress import log, say_findings
 from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
 
 _IN_SUMMARY = ("crowd", "image-without-boxes")  # which the summary counts
@@ -150,10 +150,10 @@ def check_sizes(source: Source, *, batch_size: int, num_replicas: int, max_insta
 
 def say_source(split: str, source: Source) -> None:
     """Tells whoever watches what a source holds, and what was mended, left out or is remarkable in it."""
-    say(f"{split} data: {source.annotations.summary()}")
+    log(f"{split} data: {source.annotations.summary()}")
     for finding in source.annotations.findings:
         if finding.kind not in _IN_SUMMARY:
-            say(f"  {finding.line(shown=3)}")
+            log(f"  {finding.line(shown=3)}")
 
 
 def _source(

@@ -5,7 +5,7 @@ import sys
 
 import keras
 
-from common.findings import Findings
+from common.issues import Findings
 
 _quiet = False
 
@@ -16,7 +16,7 @@ def be_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """One line for whoever watches."""
     if not _quiet:
         print(text, file=sys.stderr, flush=True)
@@ -25,7 +25,7 @@ def say(text: str) -> None:
 def say_findings(findings: Findings) -> None:
     """What was found in a data set, with a few of the offenders."""
     for finding in findings:
-        say(f"{findings.origin}: {finding.line(shown=3)}")
+        log(f"{findings.origin}: {finding.line(shown=3)}")
 
 
 class Bar:
@@ -38,7 +38,7 @@ class Bar:
     """
 
     def __init__(self, title: str, total: int, done: int = 0):
-        say(f"{title}: {total} steps")
+        log(f"{title}: {total} steps")
         self._bar = keras.utils.Progbar(
             total, verbose=0 if _quiet else 1, interval=1.0 if sys.stderr.isatty() else 15.0
         )

@@ -37,10 +37,11 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, cache, reader_calls, tfrecord_scan
+from common import box_encoder, cache, reader_calls
 from common.annotations import Annotations
-from common.checks.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
-from common.image_files import ImagePolicy
+from common.datacheck import tfrecord
+from common.datacheck.images import ImagePolicy
+from common.datacheck.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
 from common.labels import LabelMap
 from common.reader_parts import clean_json as _clean_json
 from common.reader_parts import integer_of, labels_of
@@ -140,7 +141,7 @@ def tfrecord_reader(
         DataError: everything in the records that would make training wrong.
         UserError: fewer images than shards.
     """
-    records = tfrecord_scan.open_records(files, label_map, policy=policy)
+    records = tfrecord.open_records(files, label_map, policy=policy)
     check_shards(records.annotations.num_images, shard_id, num_shards, seed)
     has_crowds = bool(records.annotations.is_crowd.any())
     text = dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")
@@ -214,7 +215,7 @@ def image_reader(
     name: str = "reader",
     policy: ImagePolicy = ImagePolicy(),
 ) -> tuple[DataNode, DataNode]:
-    """Reads images without boxes from any source of common/preprocessing/image_source.py, in a DALI graph.
+    """Reads images without boxes from any source of tools/preprocessing/image_source.py, in a DALI graph.
 
     Args:
         kind: of the source.
@@ -235,7 +236,7 @@ def image_reader(
         UserError: a source that cannot be read; fewer images than shards.
     """
     # The apps read without it: an app that is copied elsewhere need not bring all formats along.
-    from common.preprocessing.image_source import open_image_source
+    from tools.preprocessing.image_source import open_image_source
 
     source = open_image_source(kind, path, policy=policy)
     call = source.call(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)

@@ -1,7 +1,7 @@
 """Which rank reads which images, in which order: one answer for all readers (readers.py describes it)."""
 
+from common.args import MAX_SEED
 from common.errors import UserError
-from common.flags import MAX_SEED
 
 SHUFFLE_BUFFER = 1024  # encoded images held by each rank while it trains from containers
 

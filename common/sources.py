@@ -15,12 +15,12 @@ import re
 
 import tensorflow as tf
 
-from common import readers, tf_readers, tfrecord_index, tfrecord_scan
+from common import readers, tf_readers, tfrecord_index
 from common.annotations import Annotations
-from common.checks import tfrecord_example, tfrecord_walk
-from common.coco_json import load_coco
+from common.datacheck import tfrecord, tfrecord_example, tfrecord_walk
+from common.datacheck.coco import load_coco
+from common.datacheck.images import ImagePolicy
 from common.errors import UserError
-from common.image_files import ImagePolicy
 from common.labels import LabelMap
 
 
@@ -141,8 +141,8 @@ class TFRecordSource(Source):
         return tfrecord_index.expand_pattern(self.pattern)
 
     @functools.cached_property
-    def records(self) -> tfrecord_scan.Records:
-        return tfrecord_scan.open_records(self.files, self.label_map, policy=self.policy)
+    def records(self) -> tfrecord.Records:
+        return tfrecord.open_records(self.files, self.label_map, policy=self.policy)
 
     @property
     def size(self) -> int:

@@ -23,11 +23,11 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from common import tfrecord_scan
 from common.annotations import Annotations
-from common.checks.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
-from common.checks.tfrecord_walk import FRAME, HEADER
-from common.image_files import ImagePolicy
+from common.datacheck import tfrecord
+from common.datacheck.images import ImagePolicy
+from common.datacheck.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
+from common.datacheck.tfrecord_walk import FRAME, HEADER
 from common.labels import LabelMap
 from common.readers import check_shards, shard_range
 
@@ -66,7 +66,7 @@ def tfrecord_examples(
     policy: ImagePolicy = ImagePolicy(),
 ) -> tf.data.Dataset:
     """The examples of `readers.tfrecord_reader`, whose arguments and errors these are."""
-    records = tfrecord_scan.open_records(files, label_map, policy=policy)
+    records = tfrecord.open_records(files, label_map, policy=policy)
     paths = tf.constant(records.files)
     path_sizes = tf.constant([os.path.getsize(file) for file in records.files], tf.int64)
     spans = tf.constant(records.spans)  # (I, 3)

@@ -29,17 +29,18 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from common import atomic, errors, image_files, progress, tfrecord_index
-from common import flags as shared_flags
+from common import args as shared_flags
+from common import atomic, errors, progress, tfrecord_index
 from common.annotations import Annotations
-from common.checks.tfrecord_example import make_example
-from common.coco_json import load_coco
+from common.datacheck import images
+from common.datacheck.coco import load_coco
+from common.datacheck.images import ImageFacts, ImagePolicy
+from common.datacheck.tfrecord_example import make_example
 from common.errors import UserError
-from common.findings import Findings, Severity
-from common.image_files import ImageFacts, ImagePolicy
+from common.issues import Findings, Severity
 
 _RUN = 8  # images that are asked for at a time, before they are needed
-_FORMATS = {"JPEG": "jpeg", "PNG": "png"}  # as image_files.py calls it -> image/format
+_FORMATS = {"JPEG": "jpeg", "PNG": "png"}  # as images.py calls it -> image/format
 
 
 def write_tfrecords(
@@ -115,13 +116,13 @@ def _usable_images(
     findings = Findings(os.fspath(images_dir))
     rows = range(annotations.num_images)
     for row in rows:
-        if image_files.path_fault(annotations.file_names[row]):
+        if images.path_fault(annotations.file_names[row]):
             findings.add("path-leaves-directory", annotations.image_name(row))
     findings.raise_if_stopping()
-    facts = image_files.inspect_files(
+    facts = images.inspect_files(
         images_dir, annotations.file_names, decode=policy.decode, max_megapixels=policy.max_megapixels
     )
-    usable = image_files.check_images(
+    usable = images.check_images(
         facts, annotations.image_sizes, annotations.file_names, annotations.image_name, findings
     )
     for row in rows:
@@ -139,7 +140,7 @@ def _usable_images(
         return annotations, facts
     for finding in findings:
         if finding.skipped:
-            progress.say(f"{findings.origin}: {finding.line()}")
+            progress.log(f"{findings.origin}: {finding.line()}")
     return annotations.select(usable), list(itertools.compress(facts, usable))
 
 
@@ -200,7 +201,7 @@ def _fetch(path: str) -> None:
 def _serialize(annotations: Annotations, row: int, images_dir: str, facts: ImageFacts) -> bytes:
     path = os.path.join(images_dir, annotations.file_names[row])
     encoded = pathlib.Path(path).read_bytes()
-    found = image_files.inspect(encoded)
+    found = images.inspect(encoded)
     if (found.image_format, found.height, found.width) != (facts.image_format, facts.height, facts.width):
         raise UserError(f"{path} has changed since it was checked: convert again when nobody writes there")
     example = make_example(annotations, row, encoded, _FORMATS[facts.image_format])
@@ -268,7 +269,7 @@ def main() -> None:
     annotations = load_coco(values.annotations, values.images, policy=policy)
     for finding in annotations.findings:
         if finding.severity in (Severity.MENDED, Severity.SKIPPED):
-            progress.say(f"{annotations.origin}: {finding.line()}")
+            progress.log(f"{annotations.origin}: {finding.line()}")
     files = write_tfrecords(
         annotations,
         values.images,

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from common import atomic, cache
-from common.checks.tfrecord_walk import walk
-from common.findings import Findings
+from common.datacheck.tfrecord_walk import walk
+from common.issues import Findings
 
 _NO_RECORDS = (".idx", ".json", ".pbtxt")  # what lies beside record files
 

@@ -43,7 +43,7 @@ sys.exit(not (tf.config.list_physical_devices("GPU") and backend.GetCUDADeviceCo
 PYTHON
 fi
 
-"$python" common/synthetic.py --output_dir="$work/data" --num_images=$((8 * ranks)) --seed=1 >"$work/log" 2>&1 ||
+"$python" tools/synthetic.py --output_dir="$work/data" --num_images=$((8 * ranks)) --seed=1 >"$work/log" 2>&1 ||
   unhealthy "no data could be drawn"
 train=("$python" efficientdet/train.py --model_name=efficientdet-nano --image_size=64
   "--hparams=fpn_cells=1,head_repeats=1,max_level=5" --batch_size=4 --epochs=1

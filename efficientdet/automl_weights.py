@@ -20,18 +20,25 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 from absl import flags
 
-from common import errors, hparams, weight_files
-from common import flags as shared_flags
+from common import args as shared_flags
+from common import errors, hparams
 from common.coco_classes import NUM_COCO_CLASSES, coco_label_map
 from common.errors import UserError
 from common.labels import LabelMap
-from common.weight_transfer import Report
-from efficientdet.automl_checkpoints import anchors_of, assign, class_names, count_outputs, read_automl
-from efficientdet.automl_names import canonical, models_of
+from common.training import weights as weight_files
+from common.training.weight_transfer import Report
 from efficientdet.config import EfficientDetConfig, get_config
-from efficientdet.foreign_weights import ForeignWeights, open_weights
+from efficientdet.import_weights.automl_checkpoints import (
+    anchors_of,
+    assign,
+    class_names,
+    count_outputs,
+    read_automl,
+)
+from efficientdet.import_weights.automl_names import canonical, models_of
+from efficientdet.import_weights.tf_files import ForeignWeights, open_weights
 from efficientdet.model import build_model
-from efficientdet.passport import make_passport
+from efficientdet.model_metadata import make_metadata
 
 
 def load_automl(model: keras.Model, path: str | os.PathLike) -> Report:
@@ -106,7 +113,7 @@ def convert(
     classes = LabelMap(tuple(ids), tuple(filter(None, names)))
     model = build_model(config.model_name, classes.num_classes, config=config)
     report = assign(model, read_automl(file, model), classes, names, f"weights {weights}")
-    metadata = make_passport(config, classes, classes.num_classes, recipe={"init_from": weights})
+    metadata = make_metadata(config, classes, classes.num_classes, recipe={"init_from": weights})
     try:
         weight_files.save(model, output, metadata)
     except OSError as error:

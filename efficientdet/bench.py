@@ -3,8 +3,8 @@ r"""How fast EfficientDet loads and trains on this machine, what each stage cost
     python efficientdet/bench.py --model_name=efficientdet-d0 --batch_size=8 \
         --train_images=my/images --train_annotations=my/instances.json --json=runs/bench/d0.json
 
-Without data it draws some. How it measures: common/bench/measuring.py.
-Two --json files side by side: python common/benchmark.py OLD.json NEW.json
+Without data it draws some. How it measures: tools/benchmark/measuring.py.
+Two --json files side by side: python tools/bench.py OLD.json NEW.json
 """
 
 import os
@@ -19,14 +19,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
-from common import distributed, errors
-from common import flags as shared_flags
-from common.averaging import AveragedWeights
-from common.bench import measuring, stages, worker
-from common.bench.steps import Step
+from common import args as shared_flags
+from common import errors
 from common.dali_ops import marked
+from common.distributed import ranks as distributed
 from common.loading import Loader
-from common.rehearse import real_config
+from common.training.ema import AveragedWeights
 from efficientdet import predict
 from efficientdet.config import MODEL_NAMES, EfficientDetConfig
 from efficientdet.loaders import make_loader
@@ -34,6 +32,9 @@ from efficientdet.model import build_model
 from efficientdet.optimization import make_optimizer, make_schedule
 from efficientdet.pipeline import EfficientDetPipeline
 from efficientdet.train import make_train_step
+from tools.benchmark import measuring, stages, worker
+from tools.benchmark.steps import Step
+from tools.dry_run import real_config
 
 
 def define_flags(fv: flags.FlagValues) -> None:

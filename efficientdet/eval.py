@@ -17,14 +17,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
-from common import coco_backends, coco_metrics, devices, errors
-from common import flags as shared_flags
-from common.evaluation import evaluate, write_evaluation
-from common.image_files import ImagePolicy
+from common import args as shared_flags
+from common import devices, errors
+from common.datacheck.images import ImagePolicy
+from common.evaluation import coco_backends, coco_metrics
+from common.evaluation.evaluate import evaluate, write_evaluation
+from common.evaluation.throughput import Throughput
 from common.loading import refuse_synthetic
 from common.open_data import check_labels, open_source, say_source
-from common.run_directory import make_output_directory, writing
-from common.throughput import Throughput
+from common.training.run_directory import make_output_directory, writing
 from efficientdet.loaders import make_loader
 from efficientdet.predict import open_detector
 

@@ -23,15 +23,16 @@ import dataclasses
 
 from absl import flags
 
-from common import devices, errors, weight_files
-from common import flags as shared_flags
-from common.exporting import job, options
+from common import args as shared_flags
+from common import devices, errors
 from common.loading import Loader
 from common.sources import Source
-from efficientdet.exportable import make_exportable, to_pixels
+from common.training import weights as weight_files
+from efficientdet.export_parts import make_exportable, to_pixels
 from efficientdet.loaders import make_loader
-from efficientdet.passport import make_passport
+from efficientdet.model_metadata import make_metadata
 from efficientdet.predict import load_trained, make_detect
+from tools.exporting import job, options
 
 EXPORTED_NMS = "hard"
 
@@ -90,7 +91,7 @@ def export(
         make_loader=make_evaluation_loader,
         to_pixels=to_pixels,
         label_map=label_map,
-        passport=metadata | make_passport(config, label_map, metadata["num_classes"]),
+        passport=metadata | make_metadata(config, label_map, metadata["num_classes"]),
     )
     return job.export(trained, wanted, verify_images, verify_annotations)
 

@@ -4,11 +4,11 @@ import pathlib
 
 import keras
 
-from common import weight_files
 from common.errors import UserError
 from common.labels import LabelMap
-from common.weight_transfer import ClassRows, Report, transfer
-from efficientdet.automl_checkpoints import (
+from common.training import weights as weight_files
+from common.training.weight_transfer import ClassRows, Report, transfer
+from efficientdet.import_weights.automl_checkpoints import (
     CLASS_WEIGHTS,
     anchors_of,
     assign,
@@ -16,8 +16,8 @@ from efficientdet.automl_checkpoints import (
     is_automl,
     read_automl,
 )
-from efficientdet.backbone_weights import is_backbone, read_backbone
-from efficientdet.foreign_weights import open_weights
+from efficientdet.import_weights.imagenet import is_backbone, read_backbone
+from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.predict import load_trained
 
 

@@ -8,7 +8,7 @@ import math
 import keras
 from keras import ops
 
-from common import optimizers
+from common.training import optimizers
 from efficientdet.config import EfficientDetConfig
 
 
@@ -126,7 +126,7 @@ def make_optimizer(
     precision: str,
     accumulate_steps: int = 1,
 ) -> keras.optimizers.Optimizer:
-    """SGD with momentum (the recipe) or Adam, as common/optimizers.py builds it."""
+    """SGD with momentum (the recipe) or Adam, as common/training/optimizers.py builds it."""
     return optimizers.make_optimizer(
         config.optimizer,
         schedule,

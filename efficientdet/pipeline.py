@@ -8,7 +8,7 @@ an evaluation image is shown whole and never changes. Both end in the same place
 the network input, the rest in the mean colour, normalised. Boxes pass through the very map that the pixels
 pass through.
 
-The graph is a sequence of the functions below and in views.py, which see one sample each (DALI's convention).
+The graph is a sequence of the functions below and in crops.py, which see one sample each (DALI's convention).
 EfficientDet: arXiv 1911.09070.
 """
 
@@ -39,7 +39,7 @@ from common.dali_ops import (
 )
 from common.sources import Source
 from efficientdet.config import EfficientDetConfig
-from efficientdet.views import random_view, source_size, whole_view
+from efficientdet.crops import random_view, source_size, whole_view
 
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
@@ -113,7 +113,7 @@ def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode
 
 
 def preprocess_ops(config: EfficientDetConfig) -> str:
-    """What evaluation and inference do to an image, as `--ops` of common/preprocess.py."""
+    """What evaluation and inference do to an image, as `--ops` of tools/preprocess.py."""
     height, width = config.image_size
     return (
         f"decode:exif=ignore | fit:{height}x{width},antialias={int(config.antialias)} | "

@@ -7,16 +7,18 @@ import keras
 import tensorflow as tf
 
 from common import boxes as box_ops
-from common import errors, hparams, letterbox, passport, weight_files
-from common.detector import Detector, open_exported
-from common.evaluation import Detect
-from common.exporting.runtimes import is_exported
+from common import errors, hparams, letterbox
+from common.evaluation.detector import Detector, open_exported
+from common.evaluation.evaluate import Detect
+from common.evaluation.exported import is_exported
 from common.labels import LabelMap
+from common.training import model_metadata
+from common.training import weights as weight_files
 from efficientdet import postprocess
 from efficientdet.config import DETECTION_FIELDS, EfficientDetConfig
-from efficientdet.exportable import to_pixels
+from efficientdet.export_parts import to_pixels
 from efficientdet.model import build_model
-from efficientdet.passport import make_passport
+from efficientdet.model_metadata import make_metadata
 
 
 def load_trained(
@@ -45,8 +47,8 @@ def load_trained(
     model = build_model(config.model_name, metadata["num_classes"], config=config)
     weight_files.load(model, file)
     label_map = LabelMap.from_json(metadata["label_map"])
-    now = make_passport(config, label_map, metadata["num_classes"])
-    passport.explain(metadata, now, f"{file} runs otherwise than it was saved")
+    now = make_metadata(config, label_map, metadata["num_classes"])
+    model_metadata.explain(metadata, now, f"{file} runs otherwise than it was saved")
     return model, config, label_map, file
 
 
@@ -80,7 +82,7 @@ def open_detector(
 
 
 def make_detect(model: keras.Model, config: EfficientDetConfig) -> Detect:
-    """A compiled function from a batch of the evaluation loader to detections; see common.evaluation."""
+    """A compiled function from a batch of the evaluation loader to detections; see evaluate.predict."""
     network, to_detections = make_halves(model, config)
     return tf.function(
         lambda images, letterbox_px: to_detections(network(images), letterbox_px), reduce_retracing=True

@@ -17,9 +17,10 @@ from common import box_encoder, dataset, letterbox
 from common import boxes as box_ops
 from common.sources import Source
 from common.tf_random import Random
-from efficientdet import pipeline, views
+from efficientdet import crops as views
+from efficientdet import pipeline
 from efficientdet.config import EfficientDetConfig
-from efficientdet.views import View
+from efficientdet.crops import View
 
 CROP_CANDIDATES = 200  # min_iou_crop: drawn at once, where DALI draws until one fits
 

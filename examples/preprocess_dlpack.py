@@ -20,8 +20,9 @@ import numpy as np
 import nvidia.dali.experimental.dynamic as ndd
 import tensorflow as tf
 
-from common import errors, synthetic
-from common.preprocess import Preprocessor, open_image_source
+from common import errors
+from tools import synthetic
+from tools.preprocess import Preprocessor, open_image_source
 
 OPS = "resize:short=72 | crop:64x48"
 BATCH_SIZE = 4

@@ -1,4 +1,4 @@
-r"""The batches of common/preprocess.py in PyTorch: by DALI's iterator, and by DLPack.
+r"""The batches of tools/preprocess.py in PyTorch: by DALI's iterator, and by DLPack.
 
     pip install torch
     python examples/preprocess_pytorch.py
@@ -31,9 +31,10 @@ except ImportError:
 with contextlib.suppress(ImportError):
     import triton  # noqa: F401
 
-from common import errors, synthetic
+from common import errors
 from common.errors import UserError
-from common.preprocess import Preprocessor, open_image_source
+from tools import synthetic
+from tools.preprocess import Preprocessor, open_image_source
 
 NUM_IMAGES, BATCH_SIZE = 21, 8  # so that the last batch is a shorter one
 MANY = 6  # objects

@@ -30,12 +30,13 @@ from absl import flags
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.data_node import DataNode
 
-from common import errors, readers, synthetic, tfrecord
-from common.coco_json import load_coco
+from common import errors, readers, tfrecord
+from common.datacheck.coco import load_coco
 from common.labels import LabelMap
-from common.preprocess import Preprocessor, open_image_source
-from common.preprocessing.outputs import check_output
-from common.run_directory import make_output_directory
+from common.training.run_directory import make_output_directory
+from tools import synthetic
+from tools.preprocess import Preprocessor, open_image_source
+from tools.preprocessing.outputs import check_output
 
 NUM_IMAGES = 24
 BATCH_SIZE = 8
@@ -57,7 +58,7 @@ def shapes_pipeline(files: list[str], label_map: LabelMap) -> tuple[DataNode, Da
     return images, counts, image_ids
 
 
-# The same preprocessing as a line for `common/preprocess.py --ops`.
+# The same preprocessing as a line for `tools/preprocess.py --ops`.
 OPS = f"resize:short={SHORT_SIDE} | crop:{CROP[0]}x{CROP[1]}"
 
 
@@ -110,7 +111,7 @@ def main() -> None:
     np.testing.assert_array_equal(counts, np.diff(annotations.row_splits)[rows])
 
     # --- 4. The short way. A source, a line of operators, and what is to become of the images: --source,
-    # --ops and --output of common/preprocess.py. `OPS` does what the function above does, but
+    # --ops and --output of tools/preprocess.py. `OPS` does what the function above does, but
     # of each image no more is decoded and resized than the crop shows: rounding may move a level by one.
     source = open_image_source("tfrecord", ",".join(files))
     work = Preprocessor(source=source, ops=OPS, batch_size=BATCH_SIZE)

@@ -52,7 +52,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     passed = terminalreporter.getreports("passed")
     rows = [row for report in passed for name, row in report.user_properties if name == "fault"]
     if rows:
-        from common.findings import KINDS
+        from common.issues import KINDS
 
         terminalreporter.section(f"{len(rows)} seeded faults of data, each reported before the first step")
         for name, kind, line in rows:
@@ -129,7 +129,7 @@ def _annotation(image_id: int, category_id: int, box_ltwh_px: list[float]) -> di
 @pytest.fixture(scope="session")
 def drawn_records(drawn: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The drawn set as three TFRecord files, indexes and label map: the prefix of their names."""
-    from common.coco_json import load_coco
+    from common.datacheck.coco import load_coco
     from common.tfrecord import write_tfrecords
 
     prefix = tmp_path_factory.mktemp("records") / "drawn"

@@ -29,7 +29,7 @@ def test_two_steps_train_in_this_environment():
 @pytest.mark.parametrize(
     ("breaks", "arguments", "said"),
     [
-        ("common/synthetic.py", [], "no data could be drawn"),
+        ("tools/synthetic.py", [], "no data could be drawn"),
         ("efficientdet/train.py", [], "training failed"),
         ("-", ["--gpu"], "no GPU that TensorFlow and DALI can both use"),
     ],

@@ -226,8 +226,9 @@ def test_the_map_is_complete():
 def test_flags_in_the_text_exist():
     from absl import flags
 
-    from common import check_data, convert, preprocess, preprocess_bench, tfrecord
+    from common import tfrecord
     from efficientdet import automl_weights, bench, eval, export, infer, train, walkthrough
+    from tools import check_data, convert, preprocess, preprocess_bench
     from yolov4 import darknet_weights, fit_anchors
     from yolov4 import train as yolov4_train
 

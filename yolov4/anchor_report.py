@@ -9,8 +9,8 @@ import dataclasses
 import numpy as np
 
 from common.annotations import Annotations
-from common.report import ap_ceiling, shown_boxes
-from common.report.shown_boxes import Group, ShownBoxes
+from tools.report import ap_ceiling, shown_boxes
+from tools.report.shown_boxes import Group, ShownBoxes
 from yolov4.config import YOLOv4Config
 from yolov4.decoding import decode_offsets
 from yolov4.targets import assign_targets

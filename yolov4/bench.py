@@ -3,8 +3,8 @@ r"""How fast YOLOv4 loads and trains on this machine, what each stage costs, and
     python yolov4/bench.py --model_name=yolov4 --image_size=416 --batch_size=4 \
         --train_images=my/images --train_annotations=my/instances.json --json=runs/bench/yolov4.json
 
-Without data it draws some. How it measures: common/bench/measuring.py.
-Two --json files side by side: python common/benchmark.py OLD.json NEW.json
+Without data it draws some. How it measures: tools/benchmark/measuring.py.
+Two --json files side by side: python tools/bench.py OLD.json NEW.json
 """
 
 import dataclasses
@@ -20,14 +20,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
-from common import distributed, errors
-from common import flags as shared_flags
-from common.averaging import AveragedWeights
-from common.bench import measuring, stages, worker
-from common.bench.steps import Step
+from common import args as shared_flags
+from common import errors
 from common.dali_ops import marked
+from common.distributed import ranks as distributed
 from common.loading import Loader
-from common.rehearse import real_config
+from common.training.ema import AveragedWeights
+from tools.benchmark import measuring, stages, worker
+from tools.benchmark.steps import Step
+from tools.dry_run import real_config
 from yolov4 import predict
 from yolov4.config import MODEL_NAMES, YOLOv4Config
 from yolov4.loaders import make_loader

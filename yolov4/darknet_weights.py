@@ -26,16 +26,17 @@ import keras
 import numpy as np
 from absl import flags
 
-from common import atomic, errors, hparams, weight_files
-from common import flags as shared_flags
+from common import args as shared_flags
+from common import atomic, errors, hparams
 from common.coco_classes import NUM_COCO_CLASSES
 from common.errors import UserError
 from common.labels import LabelMap
-from yolov4.coco_classes import read_label_map
+from common.training import weights as weight_files
 from yolov4.config import MODEL_NAMES, get_config
-from yolov4.darknet_cfg import cfg_text
+from yolov4.import_weights.darknet_cfg import cfg_text
+from yolov4.import_weights.darknet_classes import read_label_map
 from yolov4.model import build_model
-from yolov4.passport import make_passport
+from yolov4.model_metadata import make_metadata
 from yolov4.predict import load_trained
 
 VERSION = (0, 2, 5)  # include/darknet.h: MAJOR_VERSION, MINOR_VERSION, PATCH_VERSION
@@ -286,7 +287,7 @@ def _from_darknet(
         model = build_model(model_name, contents.num_classes, config=config)
     label_map = read_label_map(weights, contents.num_classes) or LabelMap.numbered(contents.num_classes)
     report = _assign(model, contents)
-    metadata = make_passport(config, label_map, contents.num_classes, recipe={"init_from": weights})
+    metadata = make_metadata(config, label_map, contents.num_classes, recipe={"init_from": weights})
     weight_files.save(model, output, metadata)
     names = ", ".join([*label_map.names[:3], *(["..."] if label_map.num_classes > 3 else [])])
     seen = f", trained on {report.seen:,} images" if report.seen else ""

@@ -23,14 +23,15 @@ import dataclasses
 
 from absl import flags
 
-from common import devices, errors, weight_files
-from common import flags as shared_flags
-from common.exporting import job, options
+from common import args as shared_flags
+from common import devices, errors
 from common.loading import Loader
 from common.sources import Source
-from yolov4.exportable import make_exportable, to_pixels
+from common.training import weights as weight_files
+from tools.exporting import job, options
+from yolov4.export_parts import make_exportable, to_pixels
 from yolov4.loaders import make_loader
-from yolov4.passport import make_passport
+from yolov4.model_metadata import make_metadata
 from yolov4.predict import load_trained, make_detect
 
 EXPORTED_NMS = "greedy"
@@ -90,7 +91,7 @@ def export(
         make_loader=make_evaluation_loader,
         to_pixels=to_pixels,
         label_map=label_map,
-        passport=metadata | make_passport(config, label_map, metadata["num_classes"]),
+        passport=metadata | make_metadata(config, label_map, metadata["num_classes"]),
     )
     return job.export(trained, wanted, verify_images, verify_annotations)
 

@@ -20,13 +20,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 from absl import flags
 
+from common import args as shared_flags
 from common import errors, hparams
-from common import flags as shared_flags
 from common.annotations import Annotations
-from common.coco_json import load_coco
+from common.datacheck.coco import load_coco
 from common.letterbox import fit
-from common.report import anchor_fit
-from common.report.anchor_fit import fit_anchors, shape_iou
+from tools.report import anchor_fit
+from tools.report.anchor_fit import fit_anchors, shape_iou
 from yolov4 import anchor_report
 from yolov4.config import MODEL_NAMES, YOLOv4Config, get_config
 

@@ -26,13 +26,13 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
+from common.args import MAX_SEED
 from common.dali_ops import decode_window, int32, mark
-from common.flags import MAX_SEED
 from yolov4.color import random_color
 from yolov4.config import YOLOv4Config
+from yolov4.crops import View, source_sizes, training_view
 from yolov4.mixing import Objects
 from yolov4.mosaic import IS_FIRST, TILES, random_cut, tile_starts
-from yolov4.views import View, source_sizes, training_view
 
 _STRIPS = 8  # divides the height of any network input: these are multiples of 32
 

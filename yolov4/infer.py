@@ -5,7 +5,7 @@
 
 Writes one picture per image, or the video with boxes, and detections.json (original pixels, original category
 ids; images in sorted order). With --annotations the truth is drawn beside the detections. --submission writes
-a results file for the COCO server (common/submission.py).
+a results file for the COCO server (common/evaluation/submission.py).
 
 Boxes of one class are suppressed at an IoU of 0.45 (in eval.py and for --submission: 0.6);
 --hparams=nms_iou=0.6 changes that.
@@ -21,12 +21,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
+from common import args as shared_flags
 from common import devices, errors
-from common import flags as shared_flags
-from common.evaluation import predict
-from common.image_files import ImagePolicy
-from common.infer_jobs import open_job
-from common.throughput import Throughput
+from common.datacheck.images import ImagePolicy
+from common.evaluation.evaluate import predict
+from common.evaluation.inference import open_job
+from common.evaluation.throughput import Throughput
 from yolov4.loaders import make_loader
 from yolov4.predict import open_detector
 

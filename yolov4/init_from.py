@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike
 
 from common.errors import UserError
 from common.labels import LabelMap
-from common.weight_transfer import ClassRows, Report, transfer
-from yolov4.coco_classes import read_label_map
+from common.training.weight_transfer import ClassRows, Report, transfer
 from yolov4.config import YOLOv4Config
 from yolov4.darknet_weights import read_darknet
+from yolov4.import_weights.darknet_classes import read_label_map
 from yolov4.network import Conv, describe
 from yolov4.predict import load_trained
 

@@ -18,8 +18,8 @@ from nvidia.dali.data_node import DataNode
 from common.dali_ops import uniform
 from yolov4 import mosaic
 from yolov4.config import YOLOv4Config
+from yolov4.crops import round_half_up
 from yolov4.mosaic import Pieces
-from yolov4.views import round_half_up
 
 COVERED = 0.5  # own boxes of which CutMix hides a larger share are no longer there
 

@@ -45,7 +45,7 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from yolov4.views import round_half_up
+from yolov4.crops import round_half_up
 
 MIN_OFFSET = 0.2  # of either side: the cut point keeps this far from the border (src/data.c: min_offset)
 TILES = 4

@@ -10,7 +10,7 @@ import math
 import keras
 from keras import ops
 
-from common import optimizers
+from common.training import optimizers
 from yolov4.config import YOLOv4Config
 
 # The loss is a sum over all predictions of an image: under Keras' 2**15 the first updates of a run overflow
@@ -107,7 +107,7 @@ def make_optimizer(
     precision: str,
     accumulate_steps: int = 1,
 ) -> keras.optimizers.Optimizer:
-    """SGD with momentum (the recipe) or Adam, as common/optimizers.py builds it."""
+    """SGD with momentum (the recipe) or Adam, as common/training/optimizers.py builds it."""
     return optimizers.make_optimizer(
         config.optimizer,
         schedule,

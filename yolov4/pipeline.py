@@ -8,7 +8,7 @@ then some become mosaics, MixUps or CutMixes with others of their batch (mixing.
 also be of three more images that are read for it (fresh_mosaic.py). An evaluation image is shown whole,
 stretched or letterboxed, and never changes. Boxes pass through the very map that the pixels pass through.
 
-The graph is a sequence of the functions below and in views.py, which see one sample each (DALI's convention).
+The graph is a sequence of the functions below and in crops.py, which see one sample each (DALI's convention).
 Images may be on the GPU; boxes and all that decides where pixels go are on the CPU.
 YOLOv4: arXiv 2004.10934. Darknet: github.com/AlexeyAB/darknet.
 """
@@ -29,8 +29,8 @@ from common.sources import Source
 from yolov4 import fresh_mosaic
 from yolov4.color import random_color, to_unit
 from yolov4.config import YOLOv4Config
+from yolov4.crops import input_size, source_size, training_view, whole_view, xyxy
 from yolov4.mixing import Objects, mix
-from yolov4.views import input_size, source_size, training_view, whole_view, xyxy
 
 # Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
 # with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
@@ -59,7 +59,7 @@ def pad(images: DataNode, place: DataNode, image_size: DataNode) -> DataNode:
 
 
 def preprocess_ops(config: YOLOv4Config) -> str:
-    """What evaluation and inference do to an image, as `--ops` of common/preprocess.py."""
+    """What evaluation and inference do to an image, as `--ops` of tools/preprocess.py."""
     height, width = config.image_size
     shape = (
         f"letterbox:{height}x{width},centered=1,fill={FILL}"

@@ -12,9 +12,9 @@ from common import dataset
 from common.tf_random import Random
 from yolov4 import tf_mosaic
 from yolov4.config import YOLOv4Config
+from yolov4.crops import View
 from yolov4.mosaic import IS_FIRST, TILES
 from yolov4.tf_mosaic import Mixed
-from yolov4.views import View
 
 Example = dict[str, tf.Tensor]  # of tf_readers.py
 

@@ -21,7 +21,7 @@ from common.sources import Source
 from common.tf_random import Random
 from yolov4 import fresh_mosaic, pipeline, tf_fresh_mosaic, tf_mosaic
 from yolov4.config import YOLOv4Config
-from yolov4.views import View
+from yolov4.crops import View
 
 # --- 1. how large, and where to look; a View holds int32 tensors here, image_size is an int32 (2,) one ---
 
@@ -53,7 +53,7 @@ def jittered_view(
 ) -> View:
     """A random crop of the image, inwards or outwards, stretched over the network input.
 
-    As in views.py, with the same roundings.
+    As in crops.py, with the same roundings.
     """
     sides = tf.cast(size, tf.float32)
     moved = random.uniform(-jitter, jitter, (2, 2)) * sides  # the first edges, the last ones; of each y, x

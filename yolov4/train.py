@@ -28,44 +28,37 @@ import keras
 import tensorflow as tf
 from absl import flags
 
-from common import (
-    coco_backends,
-    coco_metrics,
-    damaged_images,
-    devices,
-    distributed,
-    errors,
-    guards,
-    passport,
-    progress,
-    rehearse,
-    replay,
-)
-from common import elastic as elastic_lib
-from common import flags as shared_flags
+from common import args as shared_flags
+from common import devices, errors, progress
 from common import hparams as hparams_lib
-from common import patience as patience_lib
-from common.averaging import AveragedWeights
-from common.checkpoints import Checkpoints, keep_going
-from common.evaluation import evaluate, write_evaluation
-from common.feeding import resume, steps_per_second
-from common.freezing import freeze as freeze_layers
-from common.image_files import ImagePolicy
+from common.datacheck import damaged_images
+from common.datacheck.images import ImagePolicy
+from common.distributed import elastic as elastic_lib
+from common.distributed import ranks as distributed
+from common.evaluation import coco_backends, coco_metrics
+from common.evaluation.evaluate import evaluate, write_evaluation
 from common.labels import LabelMap
 from common.loading import Loader, check_dali_device
 from common.open_data import DataFlags, check_sizes, open_splits, say_source
-from common.optimizers import steps_taken
-from common.progress import Bar, say
-from common.run_directory import RunDirectory
-from common.run_log import RunLog, Totals
-from common.watchdog import Watchdog
+from common.progress import Bar, log
+from common.training import early_stopping as patience_lib
+from common.training import model_metadata, step_guard
+from common.training.checkpoints import Checkpoints, try_save
+from common.training.ema import AveragedWeights
+from common.training.freezing import freeze as freeze_layers
+from common.training.input_feed import resume, steps_per_second
+from common.training.optimizers import steps_taken
+from common.training.run_directory import RunDirectory
+from common.training.train_log import RunLog, Totals
+from common.training.watchdog import Watchdog
+from tools import dry_run, replay_step
 from yolov4 import init_from as init_from_lib
-from yolov4 import inspect_batch, losses
+from yolov4 import losses, show_batch
 from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, YOLOv4Config, get_config
 from yolov4.loaders import make_loader
 from yolov4.model import build_model
+from yolov4.model_metadata import make_metadata
 from yolov4.optimization import make_optimizer, make_schedule
-from yolov4.passport import make_passport
 from yolov4.predict import make_detect
 
 SLOW = 1800.0  # seconds that compiling the step, or scoring an evaluation, may take at most
@@ -192,7 +185,7 @@ def train(
 
     # --- Data -------------------------------------------------------------------------------------
     source, eval_source = None, None
-    with ranks.door():
+    with ranks.raise_on_any_rank():
         coco_backends.check(coco_backend)
         check_dali_device(dali_device_id, pipeline_type, strategy)
         if pipeline_type == "synthetic":
@@ -246,7 +239,7 @@ def train(
 
     mixes = bool(config.mosaic_prob or config.mixup_prob or config.cutmix_prob)
     if mixes and config.epochs <= config.close_mosaic:
-        say(
+        log(
             f"no mosaic, MixUp or CutMix at all: close_mosaic={config.close_mosaic} of {config.epochs} epochs"
         )
 
@@ -276,7 +269,7 @@ def train(
         "seed": seed,
     }
     run = None
-    with ranks.door():
+    with ranks.raise_on_any_rank():
         distributed.check_agreement(ranks, identity)
         if ranks.rank == 0:
             may_change = ("freeze", *(("num_replicas", "num_ranks", "steps_per_epoch") if elastic else ()))
@@ -289,33 +282,33 @@ def train(
     with ranks.scope():
         model = build_model(model_name, num_classes, config=config, any_size=config.multi_scale > 1)
         optimizer = make_optimizer(config, schedule, precision=precision, accumulate_steps=accumulate_steps)
-        optimizer = ranks.adopt(optimizer)
+        optimizer = ranks.wrap_optimizer(optimizer)
         optimizer.build(model.trainable_variables)  # of all that can train: --freeze may change on the way
-    say(
+    log(
         f"{model_name} at {config.image_size[0]}x{config.image_size[1]}, {num_classes} classes, "
         f"{model.count_params():,} parameters; {loader.size} images by {loader.pipeline_type}"
     )
-    say(
+    log(
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
-    metadata = make_passport(config, categories, num_classes, source, eval_source, given)
+    metadata = make_metadata(config, categories, num_classes, source, eval_source, given)
     directory, origin = None, None
-    with ranks.door():
+    with ranks.raise_on_any_rank():
         if init_from and resumed:
-            say(f"--init_from={init_from} is not read again: this run goes on from its own checkpoint")
+            log(f"--init_from={init_from} is not read again: this run goes on from its own checkpoint")
         elif init_from and ranks.rank == 0:
             origin = init_from_lib.init_from(model, categories, init_from, config)
-            say(str(origin))
-            passport.explain_file(init_from, metadata, f"--init_from={init_from} was trained otherwise")
+            log(str(origin))
+            model_metadata.explain_file(init_from, metadata, f"--init_from={init_from} was trained otherwise")
         if freeze:
-            say(freeze_layers(model, freeze))
+            log(freeze_layers(model, freeze))
         if run:
             directory = run.claim()  # nothing was written before this line; the user can no longer be wrong
         if origin:
-            keep_going(origin.save, directory / "init_from.txt")
+            try_save(origin.save, directory / "init_from.txt")
     ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
-    distributed.vary_seeds(model, ranks.rank)
+    distributed.seed_per_rank(model, ranks.rank)
     with ranks.scope():
         averaged = AveragedWeights(model, config.ema_decay)
     saved = Checkpoints(
@@ -337,8 +330,8 @@ def train(
             " with --elastic it must lie where all hosts see it"
         )
     if run:
-        keep_going(shared_flags.write_flagfile, directory / "flags.txt", given)
-        log = RunLog(directory, done_epochs=state["epoch"])
+        try_save(shared_flags.write_flagfile, directory / "flags.txt", given)
+        train_log = RunLog(directory, done_epochs=state["epoch"])
 
     train_step = make_train_step(ranks, model, config, optimizer, averaged, precision=precision, xla=xla)
 
@@ -346,30 +339,30 @@ def train(
     def save() -> None:
         guard.flush()
         watchdog.beat("saving", epoch=epoch, step=state["step"])
-        with ranks.door():
-            guards.check_weights(model, state["step"])
+        with ranks.raise_on_any_rank():
+            step_guard.check_weights(model, state["step"])
         state["totals"] = totals.to_json()
         saved.save()
 
     metrics = None
     epochs = range(state["epoch"] + 1, config.epochs + 1)
     if patience_lib.is_over(state, patience):
-        say(f"{output_dir} {patience_lib.describe(state, patience)}: nothing left to train")
+        log(f"{output_dir} {patience_lib.describe(state, patience)}: nothing left to train")
         epochs = range(0)
     elif not epochs:
-        say(f"{output_dir} has its {state['epoch']} epochs: nothing left to train")
+        log(f"{output_dir} has its {state['epoch']} epochs: nothing left to train")
     if not epochs:
         metrics = coco_metrics.read_metrics(pathlib.Path(output_dir, "metrics.json"))
     eval_loader, detect, compiled = None, make_detect(model, config), False
-    guard = guards.StepGuard(
+    guard = step_guard.StepGuard(
         ranks,
         limit=max_skipped_steps,
-        save_batch=lambda *batch: replay.save_batch(
+        save_batch=lambda *batch: replay_step.save_batch(
             ranks, directory, model, metadata | {"precision": precision, "freeze": freeze}, *batch
         ),
     )
     with (
-        guards.StopSignals() as signals,
+        step_guard.StopSignals() as signals,
         Watchdog(ranks, step_timeout=step_timeout, on_loss="report" if on_epoch else "exit") as watchdog,
     ):
         for epoch in epochs:
@@ -378,7 +371,7 @@ def train(
             if (mixing_changes or not feed.saveable) and state["step_in_epoch"] == 0:
                 if mixing_changes:
                     word = "with" if planned["mosaic"] else "without"
-                    say(f"from epoch {epoch} on {word} mosaic, MixUp and CutMix")
+                    log(f"from epoch {epoch} on {word} mosaic, MixUp and CutMix")
                 feed.open(planned)
                 state["loader"], saved.iterators = feed.plan, feed.places
             bar = Bar(f"epoch {epoch}/{config.epochs}", steps_per_epoch, done=state["step_in_epoch"])
@@ -394,7 +387,7 @@ def train(
                 if state["step"] == 0 and run:
                     batch = ranks.first(images), ranks.first(targets)
                     path = directory / "first_batch.png"
-                    keep_going(lambda: say(inspect_batch.report(*batch, config, categories, path)))  # noqa: B023
+                    try_save(lambda: log(show_batch.report(*batch, config, categories, path)))  # noqa: B023
                 # The first step compiles, which takes as long as it takes.
                 with contextlib.nullcontext() if compiled else watchdog.allow(SLOW):
                     result = train_step(images, targets, signals.asked)
@@ -407,7 +400,7 @@ def train(
                     start, first = time.monotonic(), state["step_in_epoch"]
                 if state["step_in_epoch"] % SHOW_EVERY == 0 or state["step_in_epoch"] == steps_per_epoch:
                     shown = {name: totals.mean(name) for name in SHOWN}
-                    guards.check_loss_scale(optimizer)
+                    step_guard.check_loss_scale(optimizer)
                 bar.step(shown)
                 if guard.stop:
                     save()
@@ -466,23 +459,23 @@ def train(
                     )
                     best = metadata | {"epoch": epoch, "AP": metrics["AP"]}
                     if run:
-                        keep_going(saved.save_best, metrics["AP"], best)
+                        try_save(saved.save_best, metrics["AP"], best)
                 if run:
-                    keep_going(write_evaluation, directory, metrics, results, curves)
+                    try_save(write_evaluation, directory, metrics, results, curves)
                 row |= {name: metrics[name] for name in coco_metrics.NAMES}
-                say(f"epoch {epoch}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
+                log(f"epoch {epoch}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
                 patience_lib.note(state, metrics["AP"])
             with averaged.swapped_in(ranks):
                 if run:
-                    keep_going(log.add, epoch, state["step"], row)
-                    keep_going(saved.save_last, metadata | {"epoch": epoch})
+                    try_save(train_log.add, epoch, state["step"], row)
+                    try_save(saved.save_last, metadata | {"epoch": epoch})
             totals = Totals({})
             state.update(epoch=epoch, step_in_epoch=0)
             save()
             if on_epoch:
                 on_epoch(epoch)
             if patience_lib.is_over(state, patience):
-                say(patience_lib.describe(state, patience))
+                log(patience_lib.describe(state, patience))
                 break
 
     if run:
@@ -502,7 +495,7 @@ def make_train_step(
     *,
     precision: str,
     xla: bool,
-) -> Callable[[Any, Any, tf.Tensor], guards.StepResult]:
+) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
     """One step, compiled (guards.guarded_step). Where ranks matter is numbered, here and in the loop."""
 
     def forward_backward(images, targets):
@@ -526,7 +519,7 @@ def make_train_step(
         # Neither an accumulated batch nor an overflow under float16 is an update.
         averaged.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 
-    return guards.guarded_step(
+    return step_guard.guarded_step(
         ranks, gradients_of, update, model, every_gradient=precision != "mixed_float16"
     )
 
@@ -544,15 +537,15 @@ def loss_values(
 
 def run_again(file: str) -> None:
     """`--replay`: prints where the numbers of a skipped step stop being finite."""
-    skipped = replay.read_batch(file, app="yolov4")
+    skipped = replay_step.read_batch(file, app="yolov4")
     keras.mixed_precision.set_global_policy(skipped.metadata["precision"])
     config = hparams_lib.from_json(YOLOv4Config, skipped.metadata["config"])
     model = build_model(
         config.model_name, skipped.metadata["num_classes"], config=config, any_size=config.multi_scale > 1
     )
     if skipped.metadata["freeze"]:
-        say(freeze_layers(model, skipped.metadata["freeze"]))
-    print(replay.run(skipped, model, functools.partial(loss_values, model, config)))
+        log(freeze_layers(model, skipped.metadata["freeze"]))
+    print(replay_step.run(skipped, model, functools.partial(loss_values, model, config)))
 
 
 def _lasting(config: YOLOv4Config) -> dict:
@@ -563,11 +556,11 @@ def _lasting(config: YOLOv4Config) -> dict:
 
 def start(given: dict) -> dict | None:
     """What the flags ask for: a training, under Horovod Elastic or not, its rehearsal, or a replay."""
-    file, processes = given.pop("replay"), given.pop("rehearse")
+    file, processes = given.pop("replay"), given.pop("dry_run")
     if file:
         return run_again(file)
     if processes:
-        return rehearse.run("yolov4", processes, given)
+        return dry_run.run("yolov4", processes, given)
     if given["elastic"]:
         return elastic_lib.run(train, given)
     return train(**given)

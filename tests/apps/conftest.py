@@ -22,7 +22,7 @@ import yolov4.export
 import yolov4.infer
 import yolov4.predict
 import yolov4.train
-from common import flags as shared_flags
+from common import args as shared_flags
 from common.loading import Loader
 
 

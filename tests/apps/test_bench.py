@@ -14,12 +14,12 @@ import pytest
 import tensorflow as tf
 from absl import flags
 
-from common import flags as shared_flags
-from common.bench import inference, measuring, report, summary, worker
+from common import args as shared_flags
 from common.dali_ops import marked
 from common.errors import UserError
 from common.open_data import open_source
 from tests.apps.conftest import APPS
+from tools.benchmark import inference, measuring, report, summary, worker
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PEER = "import time; print('ready')\nwhile True: time.sleep(0.001); print('step 3')"

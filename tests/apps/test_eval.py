@@ -8,9 +8,9 @@ import shutil
 import numpy as np
 import pytest
 
-from common import coco_backends, coco_metrics
 from common.errors import UserError
-from common.evaluation import Evaluation, evaluate
+from common.evaluation import coco_backends, coco_metrics
+from common.evaluation.evaluate import Evaluation, evaluate
 from common.sources import CocoSource
 
 

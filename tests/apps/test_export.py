@@ -9,12 +9,14 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from common import hparams, passport, weight_files
+from common import hparams
 from common.errors import UserError
-from common.exporting import check
-from common.exporting import parts as parts_lib
 from common.labels import LabelMap
 from common.sources import CocoSource
+from common.training import model_metadata
+from common.training import weights as weight_files
+from tools.exporting import check
+from tools.exporting import export_graph as parts_lib
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def decided(app, drawn, tmp_path_factory):
         bias.assign((np.asarray(bias) - values.mean(axis=0)) * gain - np.where(is_score, 1, 0))
     path = tmp_path_factory.mktemp("decided") / "best.weights.h5"
     labels = CocoSource(str(drawn / "images"), str(drawn / "instances.json")).label_map
-    weight_files.save(model, path, app.package.passport.make_passport(config, labels, 3))
+    weight_files.save(model, path, app.package.passport.make_metadata(config, labels, 3))
     return path
 
 
@@ -122,7 +124,7 @@ def test_onnx(app, decided, command, drawn, by_weights, tmp_path, capsys):
     command("export", f"--weights={decided}", "--format=onnx", f"--output={file}", *images)
     assert "MORE" not in capsys.readouterr().out
 
-    about = passport.read(file)
+    about = model_metadata.read(file)
     assert about["app"] == app.name
     assert LabelMap.from_json(about["label_map"]).category_ids == (3, 17, 90)
     assert about["export"]["nms"] == "standard"
@@ -142,7 +144,7 @@ def test_onnx(app, decided, command, drawn, by_weights, tmp_path, capsys):
 def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weights, tmp_path):
     directory = tmp_path / "detector"
     command("export", f"--weights={decided}", "--format=saved_model", f"--output={directory}")
-    labels = LabelMap.from_json(passport.read(directory)["label_map"])
+    labels = LabelMap.from_json(model_metadata.read(directory)["label_map"])
     detect = tf.saved_model.load(str(directory)).signatures["serving_default"]
     document = json.loads((drawn / "instances.json").read_text())
     found = []

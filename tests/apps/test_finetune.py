@@ -15,9 +15,10 @@ import keras
 import numpy as np
 import pytest
 
-from common import freezing, hparams, passport, weight_files
+from common import hparams
 from common.batch_norm import BatchNormalization
 from common.sources import CocoSource
+from common.training import freezing, model_metadata, weights
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHORT = ["--steps_per_epoch=3", "--batch_size=4", "--ema_decay=0", "--eval_images=", "--eval_annotations="]
@@ -44,8 +45,8 @@ def earlier(app, source, tmp_path_factory) -> Earlier:
     model = app.package.train.build_model(app.model_name, 3, config=config)
     run = tmp_path_factory.mktemp("earlier") / "run"
     run.mkdir()
-    metadata = app.package.passport.make_passport(config, source.label_map, 3)
-    weight_files.save(model, run / weight_files.BEST, metadata)
+    metadata = app.package.passport.make_metadata(config, source.label_map, 3)
+    weights.save(model, run / weights.BEST, metadata)
     return Earlier(model, run)
 
 
@@ -151,12 +152,12 @@ def test_another_configuration_is_explained(heads, earlier, source):
     assert f"--init_from={earlier.run} was trained otherwise:" in said
     assert "  config.image_size: saved [64, 96], now [96, 64]: it runs, but objects have another size" in said
     assert "  config.epochs: saved 2, now 1: of training alone" in said
-    found = passport.read(heads.run)
+    found = model_metadata.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
     assert found["recipe"]["init_from"] == earlier.run.name  # the name alone: a passport names no directories
     assert found["train_data"] == source.fingerprint
-    assert passport.read(heads.run / "checkpoints")["state"]["step"] == 3
-    assert passport.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
+    assert model_metadata.read(heads.run / "checkpoints")["state"]["step"] == 3
+    assert model_metadata.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
 
 
 def test_weights_that_run_otherwise_say_so(app, heads, capsys):
@@ -171,10 +172,10 @@ def test_weights_that_run_otherwise_say_so(app, heads, capsys):
 
 def test_weights_of_an_earlier_version_load(app, earlier, source, tmp_path, capsys):
     """As files were written before there were passports."""
-    metadata = passport.read(earlier.run)
+    metadata = model_metadata.read(earlier.run)
     kept = ("app", "num_classes", "label_map", "config", "eval_data", "epoch")
     old = tmp_path / "old.weights.h5"
-    weight_files.save(earlier.model, old, {name: metadata[name] for name in kept if name in metadata})
+    weights.save(earlier.model, old, {name: metadata[name] for name in kept if name in metadata})
     model, _, label_map, _ = app.load_trained(old)
     assert label_map == source.label_map
     assert capsys.readouterr().err == ""

@@ -21,7 +21,7 @@ def test_flags_are_the_parameters(app, entry):
     ):  # `start` looks at two flags itself, and elastic.py passes two arguments that are none
         parameters = dict(inspect.signature(module.train).parameters)
         assert {parameters.pop("on_epoch").default, parameters.pop("epochs_behind").default} == {None, 0}
-        assert set(fv) == {"replay", "rehearse", *parameters}
+        assert set(fv) == {"replay", "dry_run", *parameters}
     else:
         parameters = inspect.signature(function).parameters
         assert set(fv) == set(parameters)

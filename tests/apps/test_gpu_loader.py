@@ -13,10 +13,10 @@ from tensorflow.python.eager import context
 import efficientdet.losses
 import efficientdet.train
 import yolov4.losses
-from common import feeding
-from common.distributed import Ranks
+from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.open_data import open_source
+from common.training import input_feed
 from efficientdet.model import build_model
 
 INPUT = (64, 96)
@@ -36,7 +36,7 @@ def feed(app, config, drawn):
     """feed(pipeline type) -> what train.py's loop takes its batches from."""
     source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
 
-    def run(pipeline_type: str) -> feeding.Feed:
+    def run(pipeline_type: str) -> input_feed.Feed:
         def open_loader(shard_id: int, num_shards: int, device_index: int):
             return app.make_loader(
                 pipeline_type,
@@ -51,7 +51,7 @@ def feed(app, config, drawn):
                 name_images=True,
             )
 
-        return feeding.Feed(Ranks(), open_loader, {})
+        return input_feed.Feed(Ranks(), open_loader, {})
 
     return run
 
@@ -153,7 +153,7 @@ def test_a_send_to_the_host_is_found():
 
 def test_the_loss_is_the_same_for_the_types_of_a_gpu_loader(app, feed, config):
     _, targets = next(feed("dali_cpu"))
-    _, as_on_gpu = feeding._without_int32((tf.zeros([]), targets))
+    _, as_on_gpu = input_feed._without_int32((tf.zeros([]), targets))
     assert tf.int32 in {x.dtype for x in targets.values()}
     assert {x.dtype for x in as_on_gpu.values()} == {tf.float32, tf.int64}
     one, other = (loss_of_noise(app, config, each) for each in (targets, as_on_gpu))
@@ -178,12 +178,12 @@ def loss_of_noise(app, config, targets) -> tf.Tensor:
 
 def test_only_a_gpu_loader_s_batches_lose_their_int32(monkeypatch):
     batch = tf.zeros([2, 4, 4, 3]), {"classes": tf.constant([3, -1]), "boxes": tf.zeros([2, 4])}
-    monkeypatch.setattr(feeding, "placement", lambda *_: tf.device("/cpu:0"))
+    monkeypatch.setattr(input_feed, "placement", lambda *_: tf.device("/cpu:0"))
     for pipeline_type, expected in (("dali_gpu", tf.int64), ("dali_cpu", tf.int32)):
         loader = types.SimpleNamespace(
             pipeline_type=pipeline_type, saveable=False, dataset=lambda: tf.data.Dataset.from_tensors(batch)
         )
-        _, targets = next(feeding.Feed(Ranks(), lambda loader=loader, **_: loader, {}))
+        _, targets = next(input_feed.Feed(Ranks(), lambda loader=loader, **_: loader, {}))
         assert targets["classes"].dtype == expected
         assert targets["classes"].numpy().tolist() == [3, -1]
         assert targets["boxes"].dtype == tf.float32

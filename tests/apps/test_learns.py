@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from common.coco_json import load_coco
+from common.datacheck.coco import load_coco
 from common.tfrecord import write_tfrecords
 
 NUM_IMAGES = 4

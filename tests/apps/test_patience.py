@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from common import patience
+from common.training import early_stopping
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ from common import patience
 def test_when_it_ends(metrics, limit, ends_after):
     state, ended = {"epoch": 0}, None
     for number, metric in enumerate(metrics, 1):
-        patience.note(state, metric)
+        early_stopping.note(state, metric)
         state["epoch"] = number
-        if patience.is_over(state, limit):
+        if early_stopping.is_over(state, limit):
             ended = number
-            assert f"after epoch {number}" in patience.describe(state, limit)
+            assert f"after epoch {number}" in early_stopping.describe(state, limit)
             break
     assert ended == ends_after
 

@@ -1,16 +1,16 @@
-"""What the apps' evaluation does to an image is what common/preprocess.py does when asked for it."""
+"""What the apps' evaluation does to an image is what tools/preprocess.py does when asked for it."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from common.preprocessing.image_source import open_image_source
-from common.preprocessing.work import Preprocessor
 from common.sources import ImageListSource
 from efficientdet import config as efficientdet_config
 from efficientdet import pipeline as efficientdet_pipeline
-from tests.common.preprocessing import pictures_on_disk
+from tests.tools.preprocessing import pictures_on_disk
+from tools.preprocessing.image_source import open_image_source
+from tools.preprocessing.preprocessor import Preprocessor
 from yolov4 import config as yolov4_config
 from yolov4 import pipeline as yolov4_pipeline
 

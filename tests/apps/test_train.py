@@ -13,11 +13,12 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common import hparams, weight_files
-from common.averaging import AveragedWeights
+from common import hparams
 from common.errors import UserError
 from common.labels import LabelMap
-from common.run_log import RunLog
+from common.training import weights
+from common.training.ema import AveragedWeights
+from common.training.train_log import RunLog
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -61,8 +62,8 @@ def test_what_a_run_leaves_behind(trained, drawn):
         assert np.asarray(PIL.Image.open(trained / name)).std() > 0
     assert list((trained / "tensorboard").glob("events*"))
     assert "--batch_size=4" in (trained / "flags.txt").read_text().splitlines()
-    for name in (weight_files.BEST, weight_files.LAST):
-        metadata = weight_files.read_metadata(trained / name)
+    for name in (weights.BEST, weights.LAST):
+        metadata = weights.read_metadata(trained / name)
         assert LabelMap.from_json(metadata["label_map"]).category_ids == (3, 17, 90)
         assert metadata["config"]["image_size"] == [64, 96]
 
@@ -99,7 +100,7 @@ def test_interrupted_and_resumed_equals_unbroken(
     assert len(rows_of(broken)) == 1
     # who counts may change on the way
     tiny_train(drawn, broken, f"--pipeline_type={pipeline_type}", "--coco_backend=faster")
-    assert_same_weights(app, unbroken / weight_files.LAST, broken / weight_files.LAST)
+    assert_same_weights(app, unbroken / weights.LAST, broken / weights.LAST)
     assert (unbroken / "metrics.json").read_bytes() == (broken / "metrics.json").read_bytes()
     assert [row["epoch"] for row in rows_of(broken)] == ["1", "2"]
 
@@ -109,7 +110,7 @@ def test_another_run_in_the_directory_is_refused(app, trained, tiny_train, drawn
     shutil.copytree(trained, copy)
     with pytest.raises(UserError, match=r"batch_size was 4 and is now 2.*--overwrite"):
         tiny_train(drawn, copy, "--batch_size=2")
-    assert_same_weights(app, trained / weight_files.LAST, copy / weight_files.LAST)  # nothing was touched
+    assert_same_weights(app, trained / weights.LAST, copy / weights.LAST)  # nothing was touched
 
 
 def test_overwrite_starts_anew(tiny_train, trained, drawn, tmp_path):
@@ -160,13 +161,13 @@ def test_every_way_to_train_takes_steps(app, tiny_train, drawn, tmp_path, way):
     tiny_train(drawn, tmp_path / "run", "--epochs=1", "--steps_per_epoch=3", "--seed=3", *arguments)
     (row,) = rows_of(tmp_path / "run")
     assert np.isfinite(float(row["loss"]))
-    assert weight_files.read_metadata(tmp_path / "run" / weight_files.LAST)["epoch"] == 1
+    assert weights.read_metadata(tmp_path / "run" / weights.LAST)["epoch"] == 1
 
 
 def test_freeze_keeps_the_named_layers_still(app, tiny_train, trained, drawn, tmp_path):
     run = tmp_path / "run"
     tiny_train(drawn, run, "--epochs=1", f"--init_from={trained}", "--freeze=^backbone", "--ema_decay=0")
-    before, after = weights_of(app, weight_files.find(trained)), weights_of(app, run / weight_files.LAST)
+    before, after = weights_of(app, weights.find(trained)), weights_of(app, run / weights.LAST)
     changed = [name for name in after if not np.array_equal(before[name], after[name])]
     same = [name for name in after if name not in changed]
     assert any("backbone" in name for name in same)
@@ -199,7 +200,7 @@ def test_init_from_copies_classes_by_name(app, tiny_train, trained, drawn, tmp_p
     assert "2 of 4 classes are new: new, newer" in report
     assert (run / "init_from.txt").read_text().startswith(f"{report}\n\ntaken: ")
 
-    before, after = weights_of(app, weight_files.find(trained)), weights_of(app, run / weight_files.LAST)
+    before, after = weights_of(app, weights.find(trained)), weights_of(app, run / weights.LAST)
     for was, now in zip(app.class_rows(before, 3), app.class_rows(after, 4), strict=True):
         # first, second, third; now third, new, first, newer
         np.testing.assert_array_equal(now[..., 0], was[..., 2])
@@ -213,7 +214,7 @@ def test_overwrite_destroys_nothing_before_all_else_is_right(app, tiny_train, tr
     shutil.copytree(trained, copy)
     with pytest.raises(UserError, match=r"nowhere"):
         tiny_train(drawn, copy, "--overwrite", "--init_from=/nowhere.weights.h5")
-    assert_same_weights(app, trained / weight_files.LAST, copy / weight_files.LAST)
+    assert_same_weights(app, trained / weights.LAST, copy / weights.LAST)
 
 
 def test_averages_move_once_an_update(tiny_train, drawn, tmp_path, monkeypatch):
@@ -273,7 +274,7 @@ def test_a_loader_that_cannot_save_its_place_goes_on_where_it_was(
     stop_at = None
     tiny_train(drawn, tmp_path / "broken", *options)
     assert seen == unbroken[6:]
-    files = [tmp_path / name / weight_files.LAST for name in ("unbroken", "broken")]
+    files = [tmp_path / name / weights.LAST for name in ("unbroken", "broken")]
     assert_same_weights(app, *files, atol=0)
 
 
@@ -443,7 +444,7 @@ def test_a_directory_with_other_files_is_not_taken(app, command, tmp_path):
 
 
 def test_config_survives_the_metadata(app, trained):
-    metadata = weight_files.read_metadata(trained / weight_files.BEST)
+    metadata = weights.read_metadata(trained / weights.BEST)
     published = app.package.config.get_config(app.model_name)
     config = hparams.from_json(type(published), metadata["config"])
     expected = hparams.override(published, f"{app.tiny},image_size=64x96,epochs=2")

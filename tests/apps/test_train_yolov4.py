@@ -5,8 +5,8 @@ import csv
 import numpy as np
 import pytest
 
-from common import weight_files
-from common.run_log import RunLog
+from common.training import weights
+from common.training.train_log import RunLog
 
 pytestmark = pytest.mark.parametrize("app", ["yolov4"], indirect=True, scope="session")
 
@@ -29,7 +29,7 @@ def opened(app, monkeypatch):
 
 
 def weights_of(app, run) -> dict[str, np.ndarray]:
-    return {w.path: np.asarray(w) for w in app.load_trained(run / weight_files.LAST)[0].weights}
+    return {w.path: np.asarray(w) for w in app.load_trained(run / weights.LAST)[0].weights}
 
 
 CLOSED = [MOSAIC, "--epochs=3", "--close_mosaic=1", "--eval_every=0", "--seed=5"]

@@ -1,4 +1,4 @@
-"""A small COCO document, ways to change it, and what a test asks of the result. For tests of coco_json.py."""
+"""A small COCO document, ways to change it, and what a test asks of the result. For tests of coco.py."""
 
 import copy
 import json
@@ -8,9 +8,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common.coco_json import load_coco
-from common.findings import DataError
-from common.image_files import ImagePolicy
+from common.datacheck.coco import load_coco
+from common.datacheck.images import ImagePolicy
+from common.issues import DataError
 
 SMALL = {
     "info": {"year": 2017},

@@ -13,8 +13,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from common.annotations import Annotations, clip_boxes
-from common.coco_json import load_coco
-from common.findings import KINDS, Findings
+from common.datacheck.coco import load_coco
+from common.issues import KINDS, Findings
 from common.labels import LabelMap
 
 

@@ -7,8 +7,8 @@ import pathlib
 
 import pytest
 
-from common.coco_json import load_coco
-from common.findings import DataError
+from common.datacheck.coco import load_coco
+from common.issues import DataError
 from tests.common.coco_documents import (
     LARGE,
     SMALL,

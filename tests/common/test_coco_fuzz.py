@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.coco_json import load_coco
-from common.findings import DataError
+from common.datacheck.coco import load_coco
+from common.issues import DataError
 from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, write_json
 
 

@@ -6,8 +6,8 @@ import onnxruntime
 import pytest
 import tensorflow as tf
 
-from common.exporting import onnx_graphs, onnx_nms
-from common.exporting.parts import Exportable
+from tools.exporting import onnx_graphs, onnx_nms
+from tools.exporting.export_graph import Exportable
 
 CANDIDATES, DETECTIONS, CLASSES, IOU, THRESHOLD = 40, 6, 5, 0.5, 0.1
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.exporting import check, options, tensorrt
+from tools.exporting import check, options, tensorrt
 
 GIVEN = {
     "format": "onnx",

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from common.errors import UserError
-from common.exporting import calibration, half, onnx_graphs, tensorrt
-from common.exporting.onnx_file import NETWORK_INPUT
+from tools.exporting import calibration, fp16, onnx_graphs, tensorrt
+from tools.exporting.onnx_file import NETWORK_INPUT
 
 SHAPE = (2, 16, 24, 3)
 
@@ -84,7 +84,7 @@ def test_a_table_of_something_else_is_refused(network, tmp_path):
 
 
 def test_fp16_keeps_the_ports(network, tmp_path):
-    half.quantize(network, tmp_path / "half.onnx")
+    fp16.quantize(network, tmp_path / "half.onnx")
     model = onnx.load(tmp_path / "half.onnx")
     ports = [*model.graph.input, *model.graph.output]
     assert {port.type.tensor_type.elem_type for port in ports} == {onnx.TensorProto.FLOAT}

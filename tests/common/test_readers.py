@@ -15,10 +15,10 @@ from nvidia import dali
 from nvidia.dali import fn
 
 from common import cache, readers
-from common.coco_json import load_coco
+from common.datacheck.coco import load_coco
+from common.datacheck.images import ImagePolicy
 from common.errors import UserError
-from common.findings import DataError
-from common.image_files import ImagePolicy
+from common.issues import DataError
 from common.readers import coco_reader, tfrecord_reader
 from common.tf_readers import tfrecord_examples
 from common.tfrecord import write_tfrecords

@@ -13,7 +13,7 @@ import pytest
 from nvidia import dali
 
 from common import readers
-from common.coco_json import load_coco
+from common.datacheck.coco import load_coco
 from common.dataset import steps_per_epoch
 from common.errors import UserError
 from common.sources import CocoSource, ImageListSource, Source, TFRecordSource

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from common.coco_json import load_coco
+from common.datacheck.coco import load_coco
+from common.datacheck.images import ImagePolicy
 from common.errors import UserError
-from common.image_files import ImagePolicy
 from common.labels import LabelMap
 from common.open_data import list_images, open_images, open_source, say_source
 from common.sources import CocoSource, ImageListSource, TFRecordSource

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from common import tfrecord_index
-from common.checks import tfrecord_walk
+from common.datacheck import tfrecord_walk
 from common.errors import UserError
-from common.findings import DataError, Findings
+from common.issues import DataError, Findings
 from tests.common.record_writing import write
 
 SIZES = (0, 1, 5, 300, 70_000)

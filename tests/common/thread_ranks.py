@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from common.distributed import Ranks
-from common.packing import pack, unpack
+from common.distributed.packing import pack, unpack
+from common.distributed.ranks import Ranks
 
 T = TypeVar("T")
 TIMEOUT = 60  # seconds for the slowest rank

@@ -21,9 +21,9 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn
 
-from common import distributed
-from common.averaging import AveragedWeights
-from common.checkpoints import Checkpoints
+from common.distributed import ranks as distributed
+from common.training.checkpoints import Checkpoints
+from common.training.ema import AveragedWeights
 
 BATCH = 4
 BEFORE, AFTER = 3, 2  # steps

@@ -23,9 +23,11 @@ import yolov4.config
 import yolov4.loaders
 import yolov4.model
 import yolov4.predict
-from common import distributed, evaluation, progress
-from common.distributed import Ranks
+from common import progress
+from common.distributed import ranks as distributed
+from common.distributed.ranks import Ranks
 from common.errors import UserError
+from common.evaluation import evaluate
 from common.sources import CocoSource
 from tests.distributed import exchange
 
@@ -39,7 +41,7 @@ BATCH_SIZE = 5  # of two ranks: twelve images, so each repeats four
 
 class Outcome(NamedTuple):
     """Attributes:
-    metrics: as common.evaluation.evaluate returns them; None where it raised.
+    metrics: as common.evaluation.evaluate.evaluate returns them; None where it raised.
     results: the same.
     found: image id -> (boxes, scores, classes) of one image of this rank, as the network gave them.
     problem: the line of the UserError.
@@ -86,7 +88,7 @@ class Evaluation:
             return boxes, scores, classes, finite & (not (broken and len(pending) == 2))
 
         try:
-            metrics, results, _ = evaluation.evaluate(
+            metrics, results, _ = evaluate.evaluate(
                 detect, loader, self.source, self.source.label_map, ranks=ranks
             )
         except UserError as error:

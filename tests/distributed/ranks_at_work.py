@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from common import errors
+from common.distributed.horovod import HorovodRanks
 from common.errors import UserError
-from common.horovod_ranks import HorovodRanks
 
 LARGE = 60_000_000  # bytes: what a checkpoint of one rank may be
 
@@ -77,9 +77,9 @@ def _look_and_leave_a_trace(rank: int) -> list[str]:
 def main() -> None:
     ranks = HorovodRanks()
     print(json.dumps(work(ranks)), flush=True)
-    with ranks.door():
+    with ranks.raise_on_any_rank():
         pass  # nobody has a problem
-    with ranks.door():
+    with ranks.raise_on_any_rank():
         if ranks.rank == 1:
             raise UserError("--batch_size=0 is none: give at least 1")
     ranks.close()

@@ -12,11 +12,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common import activations, distributed, guards
+from common import activations
 from common.activations import Mish, Swish
-from common.averaging import AveragedWeights
 from common.batch_norm import BatchNormalization, moving_statistics
-from common.optimizers import FusedAdam, FusedSGD
+from common.distributed import ranks as distributed
+from common.training import step_guard
+from common.training.ema import AveragedWeights
+from common.training.optimizers import FusedAdam, FusedSGD
 from tests.distributed import exchange
 
 STEPS = 10
@@ -74,7 +76,7 @@ def run_case(ranks, case):
     keras.utils.set_random_seed(1)
     with ranks.scope():
         model = make_model(frozen)
-        optimizer = ranks.adopt(make_optimizer())
+        optimizer = ranks.wrap_optimizer(make_optimizer())
         optimizer.build(model.trainable_variables)
         averaged = AveragedWeights(model, 0.9)
     weights = [v.value for v in model.trainable_variables]
@@ -95,7 +97,7 @@ def run_case(ranks, case):
         optimizer.apply(gradients, model.trainable_variables)
         averaged.update(moved=tf.convert_to_tensor(optimizer.iterations) > before)
 
-    step = guards.guarded_step(ranks, gradients_of, update, model, every_gradient=case != "overflow")
+    step = step_guard.guarded_step(ranks, gradients_of, update, model, every_gradient=case != "overflow")
     seen = {"losses": [], "finite": []}
     for number in range(1 if case == "overflow" else STEPS):
         if number == BAD_STEP:

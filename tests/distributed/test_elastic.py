@@ -120,7 +120,7 @@ class Cluster:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("elastic") / "data"
-    synthetic = [sys.executable, ROOT / "common/synthetic.py", f"--output_dir={path}"]
+    synthetic = [sys.executable, ROOT / "tools/synthetic.py", f"--output_dir={path}"]
     subprocess.run([*synthetic, f"--num_images={IMAGES}", "--seed=5"], check=True, capture_output=True)
     return path
 

@@ -48,7 +48,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.fixture(scope="module")
 def four_images(tmp_path_factory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("four")
-    draw = [sys.executable, ROOT / "common/synthetic.py", f"--output_dir={directory}", "--num_images=4"]
+    draw = [sys.executable, ROOT / "tools/synthetic.py", f"--output_dir={directory}", "--num_images=4"]
     subprocess.run([*draw, "--seed=3"], check=True, capture_output=True)
     return directory
 

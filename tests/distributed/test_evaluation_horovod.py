@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from common.distributed import Ranks
+from common.distributed.ranks import Ranks
 from tests.distributed import evaluate_on_ranks, exchange
 from tests.distributed.evaluate_on_ranks import APPS, BATCH_SIZE, Evaluation, Outcome
 

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from common import distributed
+from common.distributed import ranks
 from common.errors import UserError
 from tests.distributed import launching, ranks_at_work
 
@@ -109,7 +109,7 @@ def test_without_a_launcher_a_rank_is_alone(tmp_path):
 def test_without_horovod_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     with pytest.raises(UserError, match=r"^--strategy=horovod needs Horovod, .*run `make horovod`$"):
-        distributed.start("horovod")
+        ranks.start("horovod")
 
 
 STUBBORN = """

@@ -1,4 +1,4 @@
-"""`--rehearse`: both apps with real processes once, then every check against facts that are wrong."""
+"""`--dry_run`: both apps with real processes once, then every check against facts that are wrong."""
 
 import copy
 import importlib.util
@@ -16,9 +16,9 @@ from absl import flags
 import efficientdet.optimization
 import efficientdet.train
 import yolov4.train
-from common import flags as shared_flags
-from common import rehearsal_checks, rehearse
+from common import args as shared_flags
 from common.errors import UserError
+from tools import dry_run, dry_run_checks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY = {
@@ -76,10 +76,10 @@ def rehearsed(drawn_records, tmp_path_factory):
     kept, printed = [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(temporary))
-        all_checks = rehearsal_checks.all_checks
-        patch.setattr(rehearsal_checks, "all_checks", lambda r: kept.append(r) or all_checks(r))
+        all_checks = dry_run_checks.all_checks
+        patch.setattr(dry_run_checks, "all_checks", lambda r: kept.append(r) or all_checks(r))
         patch.setattr("builtins.print", lambda *a, **k: None if k.get("file") else printed.append(a[0]))
-        start("yolov4", *data, f"--output_dir={directory}/run", "--rehearse=2")
+        start("yolov4", *data, f"--output_dir={directory}/run", "--dry_run=2")
     (table,) = printed
     return kept[0], table, directory
 
@@ -115,7 +115,7 @@ def wrong(rehearsal, spoil) -> list[str]:
     spoiled.sittings = copy.deepcopy(rehearsal.sittings)
     spoiled.given = dict(rehearsal.given)
     spoil(spoiled)
-    return [check.name for check in rehearsal_checks.all_checks(spoiled) if not check.passed]
+    return [check.name for check in dry_run_checks.all_checks(spoiled) if not check.passed]
 
 
 def rank_1(rehearsal, sitting=0):
@@ -203,11 +203,11 @@ def test_a_schedule_that_forgets_the_ranks(rehearsed, monkeypatch, factor):
 
 
 def test_a_failed_check_ends_in_one_line(monkeypatch, drawn, tmp_path, capsys):
-    failing = rehearsal_checks.Check("steps", False, "rank 1 took 3 steps")
-    monkeypatch.setattr(rehearse, "_sit", lambda *_: None)
-    monkeypatch.setattr(rehearsal_checks, "all_checks", lambda _: [failing])
+    failing = dry_run_checks.Check("steps", False, "rank 1 took 3 steps")
+    monkeypatch.setattr(dry_run, "_sit", lambda *_: None)
+    monkeypatch.setattr(dry_run_checks, "all_checks", lambda _: [failing])
     with pytest.raises(UserError, match=r"^the rehearsal failed: steps \("):
-        start("efficientdet", *coco(drawn), f"--output_dir={tmp_path}/run", "--rehearse=2")
+        start("efficientdet", *coco(drawn), f"--output_dir={tmp_path}/run", "--dry_run=2")
     assert "FAILED  steps           rank 1 took 3 steps\n" in capsys.readouterr().out
 
 
@@ -223,16 +223,16 @@ def test_a_failed_check_ends_in_one_line(monkeypatch, drawn, tmp_path, capsys):
     ],
 )
 def test_bad_flags_are_said_before_anything_starts(monkeypatch, drawn, tmp_path, bad, said):
-    monkeypatch.setattr(rehearse, "_sit", lambda *_: pytest.fail("it started"))
+    monkeypatch.setattr(dry_run, "_sit", lambda *_: pytest.fail("it started"))
     with pytest.raises(UserError, match=re.escape(said)):
-        start("efficientdet", *coco(drawn), f"--output_dir={tmp_path}/run", "--rehearse=2", *bad)
+        start("efficientdet", *coco(drawn), f"--output_dir={tmp_path}/run", "--dry_run=2", *bad)
     assert not (tmp_path / "run").exists()
 
 
 def test_horovod_missing(monkeypatch, drawn, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="run `make horovod`"):
-        start("efficientdet", *coco(drawn), f"--output_dir={tmp_path}/run", "--rehearse=2")
+        start("efficientdet", *coco(drawn), f"--output_dir={tmp_path}/run", "--dry_run=2")
 
 
 def test_one_process_needs_no_horovod_and_its_problem_is_the_rehearsals(monkeypatch, drawn, tmp_path):
@@ -245,7 +245,7 @@ def test_one_process_needs_no_horovod_and_its_problem_is_the_rehearsals(monkeypa
             *coco(drawn),
             f"--output_dir={tmp_path}/run",
             "--freeze=nothing_like_it",
-            "--rehearse=1",
+            "--dry_run=1",
         )
     assert "\n" not in str(raised.value)
     assert not list(tmp_path.iterdir())
@@ -255,7 +255,7 @@ def test_interrupted_it_leaves_no_process_and_no_file(drawn, tmp_path):
     """SIGTERM once both ranks run: they are gone when the command is."""
     command = [
         *(sys.executable, "efficientdet/train.py", "--model_name=efficientdet-nano", *TINY["efficientdet"]),
-        *(*coco(drawn), f"--output_dir={tmp_path}/run", "--rehearse=2"),
+        *(*coco(drawn), f"--output_dir={tmp_path}/run", "--dry_run=2"),
     ]
     process = subprocess.Popen(
         command, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL
@@ -290,4 +290,4 @@ def _runs(pid: int) -> bool:
     [((512, 512), (128, 128)), ((384, 640), (128, 224)), ((64, 96), (64, 96)), ((2048, 256), (1024, 128))],
 )
 def test_small_image_size(real, small):
-    assert rehearse.small_image_size(real) == small
+    assert dry_run.small_image_size(real) == small

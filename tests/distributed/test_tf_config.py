@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from common import tf_config
+from common.distributed import tf_config
 from common.errors import UserError
 
 

@@ -13,8 +13,8 @@ WORKER = r"""
 import os, signal, sys, time
 import tensorflow as tf
 from common import errors
-from common.horovod_ranks import HorovodRanks
-from common.watchdog import Watchdog
+from common.distributed.horovod import HorovodRanks
+from common.training.watchdog import Watchdog
 
 
 def endless():

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from absl import flags
 
-from common import flags as shared_flags
-from common import weight_files
+from common import args as shared_flags
 from common.coco_classes import coco_label_map
 from common.errors import UserError
 from common.labels import LabelMap
+from common.training import weights
 from efficientdet import automl_weights
-from efficientdet.automl_checkpoints import read_automl
-from efficientdet.automl_names import automl_names, canonical
 from efficientdet.automl_weights import load_automl
 from efficientdet.config import get_config
-from efficientdet.foreign_weights import open_weights
+from efficientdet.import_weights.automl_checkpoints import read_automl
+from efficientdet.import_weights.automl_names import automl_names, canonical
+from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.init_from import init_from
 from efficientdet.model import build_model
 from efficientdet.predict import load_trained
@@ -329,7 +329,7 @@ def test_other_files_are_one_line(fresh, tmp_path):
     assert "neither of google/automl's" in refused(
         fresh, write_h5(tmp_path / "other.h5", {"a/b/kernel": np.ones(3)})
     )
-    weight_files.save(fresh, tmp_path / "their.weights.h5", {"app": "yolov4"})
+    weights.save(fresh, tmp_path / "their.weights.h5", {"app": "yolov4"})
     assert "saved by 'yolov4', not by efficientdet" in refused(fresh, tmp_path / "their.weights.h5")
     (tmp_path / "empty").mkdir()
     assert "neither a run of ours nor one checkpoint" in refused(fresh, tmp_path / "empty")

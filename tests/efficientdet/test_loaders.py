@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import loading, synthetic
+from common import loading
 from common.errors import UserError
 from common.open_data import open_source
 from efficientdet import loaders
 from efficientdet.config import get_config
+from tools import synthetic
 
 CONFIG = dataclasses.replace(get_config("efficientdet-nano"), image_size=(128, 192))
 

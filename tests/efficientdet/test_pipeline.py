@@ -15,7 +15,7 @@ from PIL import Image
 
 from common import box_encoder, boxes, letterbox, loading
 from common.open_data import open_source
-from efficientdet import pipeline, views
+from efficientdet import crops, pipeline
 from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline
 
@@ -195,14 +195,14 @@ def drawn_views(define, sizes, count=40):
 def test_whole_view_is_the_letterbox():
     random = np.random.default_rng(0)
     sizes = [(1, 1), (1, 5000), (4001, 3072), *SIZES, *random.integers(1, 4097, (300, 2)).tolist()]
-    for size, window, out in drawn_views(lambda s: views.whole_view(s, INPUT), sizes, 1):
+    for size, window, out in drawn_views(lambda s: crops.whole_view(s, INPUT), sizes, 1):
         assert list(window) == [0, 0, *size]
         assert (0, 0, *out) == letterbox.geometry(*size.tolist(), INPUT)
 
 
 def test_jittered_view_follows_automl():
     low, high = 0.1, 2.0
-    drawn = drawn_views(lambda s: views.jittered_view(s, INPUT, low, high), SIZES, 200)
+    drawn = drawn_views(lambda s: crops.jittered_view(s, INPUT, low, high), SIZES, 200)
     scales, starts = [], []
     for size, window, out in drawn:
         start, length = window[:2], window[2:]
@@ -230,7 +230,7 @@ def test_jittered_view_follows_automl():
 
 def test_resized_view_draws_the_shorter_side_and_fits():
     shorter = []
-    for size, window, out in drawn_views(lambda s: views.resized_view(s, INPUT, 60, 150), SIZES, 60):
+    for size, window, out in drawn_views(lambda s: crops.resized_view(s, INPUT, 60, 150), SIZES, 60):
         assert list(window) == [0, 0, *size]
         assert (out <= INPUT).all()
         slack = 0.5 / out
@@ -239,7 +239,7 @@ def test_resized_view_draws_the_shorter_side_and_fits():
             shorter.append(out.min())
     assert min(shorter) >= 60 and max(shorter) <= 150 and max(shorter) - min(shorter) > 70
     # An image that cannot have the smallest shorter side is as large as fits.
-    for _, _, out in drawn_views(lambda s: views.resized_view(s, INPUT, 60, 150), [(50, 700)], 5):
+    for _, _, out in drawn_views(lambda s: crops.resized_view(s, INPUT, 60, 150), [(50, 700)], 5):
         assert list(out) == [18, 256]
 
 
@@ -254,7 +254,7 @@ def test_min_iou_view_keeps_its_promise_on_non_square_images():
         samples.append((np.array((height, width), np.float32), box, np.array([5], np.int32)))
 
     def define(size, box, label):
-        view, box, label = views.min_iou_view(size, box, label, INPUT)
+        view, box, label = crops.min_iou_view(size, box, label, INPUT)
         return *view, box, label
 
     windows, _, kept, labels = run_stage(define, samples)
@@ -335,7 +335,7 @@ def test_decode_formats_and_exif():
     exif[0x0112] = 6
     rotated = encode(image, "JPEG", exif=exif, quality=95)
     np.testing.assert_array_equal(decode(rotated, window), decode(encode(image, "JPEG", quality=95), window))
-    ((size,),) = run_stage(lambda j: [views.source_size(j)], [(np.frombuffer(rotated, np.uint8),)])
+    ((size,),) = run_stage(lambda j: [crops.source_size(j)], [(np.frombuffer(rotated, np.uint8),)])
     assert list(size) == [40, 60]
 
 

@@ -9,7 +9,7 @@ import struct
 import tensorflow as tf
 
 from common.annotations import Annotations
-from common.coco_json import load_coco
+from common.datacheck.coco import load_coco
 from common.tfrecord import write_tfrecords
 from tests.faults.data_set import LFS_POINTER, DataSet, Fault, registry
 

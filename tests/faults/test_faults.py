@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 from common.annotations import Annotations
-from common.findings import KINDS, DataError, Finding, Findings, Severity
-from common.image_files import ImagePolicy
+from common.datacheck.images import ImagePolicy
+from common.issues import KINDS, DataError, Finding, Findings, Severity
 from common.open_data import DataFlags, check_sizes, open_source, open_splits
 from tests.faults import image_faults, json_faults, record_faults
 from tests.faults.data_set import DataSet, Fault
@@ -212,7 +212,7 @@ def test_no_false_alarm_on_real_data(coco128, bccd, decode):
 
 
 def test_no_false_alarm_on_drawn_data(tmp_path):
-    from common.synthetic import draw_dataset
+    from tools.synthetic import draw_dataset
 
     draw_dataset(tmp_path, num_images=20, seed=0)
     findings = annotations_of(tmp_path / "instances.json", ImagePolicy(decode=True)).findings

@@ -10,8 +10,8 @@ import pytest
 from tests.oracle import numpy_boxes, numpy_images
 from tests.oracle.fuzzed import NUM_IMAGES, Annotated
 from tests.oracle.watched import Batch, Draws, Watched
+from tests.yolov4.test_crops import darknet_axis
 from tests.yolov4.test_mosaic import darknet_mosaic
-from tests.yolov4.test_views import darknet_axis
 from yolov4.config import YOLOv4Config, get_config
 from yolov4.pipeline import YOLOv4Pipeline
 

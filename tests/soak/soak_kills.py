@@ -176,7 +176,7 @@ def stop_and_resume(
     """
     data = directory / "data"
     if not data.exists():
-        synthetic = [sys.executable, ROOT / "common/synthetic.py", f"--output_dir={data}"]
+        synthetic = [sys.executable, ROOT / "tools/synthetic.py", f"--output_dir={data}"]
         subprocess.run([*synthetic, "--num_images=37", "--seed=5"], check=True, capture_output=True)
     log = directory / "unbroken.log"
     unbroken = directory / "unbroken"

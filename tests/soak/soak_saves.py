@@ -27,10 +27,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common.averaging import AveragedWeights
-from common.checkpoint_files import saved as saved_checkpoints
-from common.checkpoints import Checkpoints
-from common.distributed import Ranks
+from common.distributed.ranks import Ranks
+from common.training.checkpoint_files import saved as saved_checkpoints
+from common.training.checkpoints import Checkpoints
+from common.training.ema import AveragedWeights
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS_PER_EPOCH = 3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.coco_json import load_coco
+from common.datacheck.coco import load_coco
 from tests.common.made_annotations import annotations, random_annotations
 from tests.yolov4 import darknet_rules
 from yolov4 import anchor_report

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from absl import flags
 
-from common import flags as shared_flags
-from common import weight_files
+from common import args as shared_flags
 from common.coco_classes import coco_label_map
 from common.errors import UserError
+from common.training import weights as weight_files
 from yolov4 import darknet_weights
 from yolov4.config import YOLOv4Config, get_config
-from yolov4.darknet_cfg import cfg_text
 from yolov4.darknet_weights import load_darknet, read_darknet, save_darknet
 from yolov4.decoding import decode_boxes
+from yolov4.import_weights.darknet_cfg import cfg_text
 from yolov4.model import build_model
 from yolov4.predict import load_trained
 

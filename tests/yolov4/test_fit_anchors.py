@@ -6,10 +6,10 @@ import re
 import numpy as np
 import pytest
 
-from common.coco_json import load_coco
+from common.datacheck.coco import load_coco
 from common.errors import UserError
 from common.hparams import override
-from common.report.anchor_fit import fit_anchors, mean_fit, shape_iou
+from tools.report.anchor_fit import fit_anchors, mean_fit, shape_iou
 from yolov4 import anchor_report
 from yolov4.config import get_config
 from yolov4.fit_anchors import box_sizes, suggest, trained_iou

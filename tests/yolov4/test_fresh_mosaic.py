@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from common import damaged_images
+from common.datacheck import damaged_images
 from common.errors import UserError
 from common.open_data import open_source
 from tests.oracle.watched import Batch, Watched

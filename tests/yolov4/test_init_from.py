@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from common import weight_files
 from common.coco_classes import coco_label_map
 from common.errors import UserError
 from common.labels import LabelMap
+from common.training import weights as weight_files
 from yolov4.config import get_config
 from yolov4.darknet_weights import save_darknet
 from yolov4.init_from import init_from

@@ -17,12 +17,14 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from common import coco_metrics, hparams, weight_files
-from common.averaging import AveragedWeights
+from common import hparams
 from common.errors import UserError
+from common.evaluation import coco_metrics
 from common.labels import LabelMap
 from common.open_data import list_images, open_source
 from common.sources import TFRecordSource
+from common.training import weights
+from common.training.ema import AveragedWeights
 from yolov4.config import MODEL_NAMES, get_config
 from yolov4.decoding import decode_boxes
 from yolov4.loaders import make_loader
@@ -267,7 +269,7 @@ def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_pat
         "label_map": LabelMap.numbered(2).to_json(),
         "config": dataclasses.asdict(config),
     }
-    weight_files.save(model, tmp_path / "start.weights.h5", metadata)
+    weights.save(model, tmp_path / "start.weights.h5", metadata)
     train(
         model_name="yolov4-tiny",
         image_size="64x96",
@@ -284,12 +286,12 @@ def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_pat
         output_dir=str(tmp_path / "run"),
     )
     start = [np.asarray(w) for w in model.weights if w.name == "kernel"]
-    saved = weight_files.load(model, tmp_path / "run" / weight_files.LAST)
+    saved = weights.load(model, tmp_path / "run" / weights.LAST)
     shrunk = [np.asarray(w) for w in model.weights if w.name == "kernel"]
 
     first = 1 - decay
     second = first - config.momentum * decay - decay * first
-    average = 0.1 + 0.9 * first  # the share of the old average is 1 / 10, then 2 / 11 (averaging.py)
+    average = 0.1 + 0.9 * first  # the share of the old average is 1 / 10, then 2 / 11 (ema.py)
     average = 2 / 11 * average + 9 / 11 * second
     for before, after in zip(start, shrunk, strict=True):
         np.testing.assert_allclose(after, average * before, rtol=2e-4, atol=1e-6)

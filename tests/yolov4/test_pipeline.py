@@ -15,7 +15,7 @@ from PIL import Image
 
 from common import letterbox
 from common.open_data import open_source
-from yolov4 import color, pipeline, views
+from yolov4 import color, crops, pipeline
 from yolov4.config import get_config
 from yolov4.pipeline import FILL, YOLOv4Pipeline
 
@@ -277,7 +277,7 @@ def test_decode_window_cuts_what_the_whole_image_shows_and_ignores_exif():
     whole = decode(jpeg, (0, 0, 246, 422))
     assert whole.shape == (246, 422, 3)
     np.testing.assert_array_equal(decode(jpeg, (31, 57, 100, 201)), whole[31:131, 57:258])
-    ((size,),) = run_stage(lambda j: [views.source_size(j)], [(np.frombuffer(jpeg, np.uint8),)])
+    ((size,),) = run_stage(lambda j: [crops.source_size(j)], [(np.frombuffer(jpeg, np.uint8),)])
     assert size.tolist() == [246, 422]
 
 

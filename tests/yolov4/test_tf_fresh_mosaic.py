@@ -11,10 +11,10 @@ from common import dataset
 from tests.yolov4.test_fresh_mosaic import FRESH, INPUT, cut_of, draw_flat
 from tests.yolov4.test_pipeline import PLAIN, encode, source_of
 from yolov4 import fresh_mosaic, tf_fresh_mosaic, tf_mosaic, tf_pipeline
+from yolov4.crops import View
 from yolov4.mosaic import TILES
 from yolov4.tf_mosaic import Canvases
 from yolov4.tf_pipeline import YOLOv4TFPipeline
-from yolov4.views import View
 
 FILL = 127
 

@@ -16,7 +16,7 @@ from PIL import Image
 from common import letterbox
 from common.open_data import open_source
 from common.tf_random import Random
-from yolov4 import color, pipeline, tf_pipeline, views
+from yolov4 import color, crops, pipeline, tf_pipeline
 from yolov4.config import get_config
 from yolov4.pipeline import YOLOv4Pipeline
 from yolov4.tf_pipeline import YOLOv4TFPipeline
@@ -271,7 +271,7 @@ def test_jittered_view_is_distributed_as_dali_s(size, keep_aspect):
 
     ours = np.array([np.concatenate(twin(i)) for i in tf.range(count)])
     samples = [(np.array(size, np.int32), np.array(INPUT, np.int32))] * count
-    windows, places = dali_stage(lambda s, i: views.jittered_view(s, i, jitter, keep_aspect), samples)
+    windows, places = dali_stage(lambda s, i: crops.jittered_view(s, i, jitter, keep_aspect), samples)
     theirs = np.concatenate([windows, places], 1)
 
     for drawn in (ours, theirs):

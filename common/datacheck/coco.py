@@ -1,0 +1,121 @@
+"""COCO annotations, checked before anything else sees them.
+
+DALI's own COCO reader takes a truncated json, an unknown category or a missing key without a word and trains
+on what is left, so it only ever gets a json that was written from what `load_coco` accepted (readers.py).
+Everything that is wrong is said at once, with the ids. A json that was accepted is remembered by its content:
+the next start does not decode it again.
+
+Format: https://cocodataset.org/#format-data
+"""
+
+import dataclasses
+import hashlib
+import os
+
+import numpy as np
+
+from common import cache
+from common.annotations import Annotations
+from common.datacheck import coco_checks, coco_columns, coco_parse
+from common.datacheck import images as image_files
+from common.datacheck.coco_columns import Images
+from common.datacheck.images import ImagePolicy
+from common.issues import Findings
+
+_VERSION = 2  # of the checks and of what is remembered: raise it when either changes
+
+
+def load_coco(
+    json_path: str | os.PathLike,
+    images_dir: str | os.PathLike | None = None,
+    *,
+    policy: ImagePolicy = ImagePolicy(),
+) -> Annotations:
+    """Reads and checks a COCO json of instances.
+
+    `area` (default: of the box), `iscrowd` (default: 0) and the annotations' `id` may be missing. Boxes that
+    reach outside or have no area are accepted and noted; boxes with a negative side are not.
+
+    Args:
+        json_path: the annotations.
+        images_dir: the directory that `file_name` refers to; None leaves the image files unchecked.
+        policy: about images that cannot be used.
+
+    Returns:
+        The annotations, of the usable images where the policy is to skip the others. Their `findings` say
+        what was mended, skipped or is remarkable.
+
+    Raises:
+        DataError: everything that would make training wrong, in the json and in the image files.
+    """
+    findings = Findings(os.fspath(json_path))
+    content = coco_parse.read(findings.origin, findings)
+    annotations, images = (None, None) if content is None else _decode(content, findings)
+    del content
+    usable = None
+    if images_dir is not None:
+        usable = _check_files(os.fspath(images_dir), images, policy, findings)
+    if policy.on_bad_image == "skip":
+        findings.skip_images()
+        if annotations is not None and usable is not None:
+            annotations = _select(annotations, usable)
+    findings.raise_if_stopping()
+    return annotations
+
+
+def _decode(content: bytes, findings: Findings) -> tuple[Annotations | None, Images | None]:
+    """The annotations, unless something stops, and the images as far as they are known."""
+    name = f"coco-{hashlib.sha256(content).hexdigest()}-{_VERSION}.npz"
+    saved = cache.load(name)
+    annotations = None if saved is None else Annotations.from_bytes(saved, findings.origin)
+    if annotations is not None:
+        findings.extend(annotations.findings)
+        annotations = dataclasses.replace(annotations, findings=findings)
+        return annotations, Images(annotations.image_ids, annotations.file_names, annotations.image_sizes)
+    records = coco_parse.cut(content, findings)
+    if records is None:
+        return None, None
+    images, objects, categories = records["images"], records["annotations"], records["categories"]
+    images = None if images is None else coco_columns.images_of(images, findings)
+    objects = None if objects is None else coco_columns.objects_of(objects, findings)
+    annotations = coco_checks.check(images, objects, categories, findings)
+    if annotations is not None:
+        cache.save(name, annotations.to_bytes())
+    return annotations, images
+
+
+def _check_files(
+    images_dir: str, images: Images | None, policy: ImagePolicy, findings: Findings
+) -> np.ndarray | None:
+    """Returns bool (I,), the images whose files can be used; None where no file was looked at."""
+    if not os.path.isdir(images_dir):
+        findings.add("no-image-directory", images_dir)
+        return None
+    if images is None:
+        return None
+    rows = []
+    for row, name in enumerate(images.file_names):
+        if name and image_files.path_fault(name):
+            findings.add("path-leaves-directory", f"{images.name(row)} is not below {images_dir}")
+        elif name:
+            rows.append(row)
+    names = [images.file_names[row] for row in rows]
+    facts = image_files.inspect_files(
+        images_dir, names, decode=policy.decode, max_megapixels=policy.max_megapixels
+    )
+    # A size that the json lacks was reported: here it is whatever the file says.
+    stored = np.array([(fact.height, fact.width) for fact in facts], np.int32).reshape(-1, 2)
+    sizes = np.where(images.sizes[rows] > 0, images.sizes[rows], stored)
+    usable = np.zeros(len(images.ids), np.bool_)
+    usable[rows] = image_files.check_images(facts, sizes, names, lambda i: images.name(rows[i]), findings)
+    return usable
+
+
+def _select(annotations: Annotations, usable: np.ndarray) -> Annotations:
+    """The annotations of usable images, with a finding where that leaves nothing."""
+    selected = annotations.select(usable)
+    if not selected.num_images:
+        annotations.findings.add("no-images", f"none of {annotations.num_images} images can be used")
+    elif not len(selected.target_boxes.boxes):
+        annotations.findings.add("no-boxes", f"no box is in one of the {selected.num_images} usable images")
+    return selected

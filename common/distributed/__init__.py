@@ -1,0 +1,1 @@
+"""Ranks: processes and devices that train together, by Horovod or tf.distribute."""

@@ -1,0 +1,121 @@
+"""`--elastic`: losing a host, or gaining one, does not end the run (Horovod Elastic).
+
+    horovodrun --gloo -np 8 --min-np 4 --max-np 8 --host-discovery-script ./hosts.sh \
+        python efficientdet/train.py --strategy=horovod --elastic ...
+
+hosts.sh prints a line `host:slots` for each host that is there now; Horovod asks it every second. A host
+whose process dies is left out from then on (--blacklist-cooldown-range lets it come back). A loss is noticed
+at once, a new host joins at the end of an epoch. Horovod then forms the ring anew, and every process in it
+enters training anew: it finds the checkpoint of the last whole epoch, as after any other interruption, and
+goes on with the ranks that there are. What was trained since that epoch is trained again. So the run
+directory must lie where all hosts see it.
+
+Only a death is a loss: an error in one process ends all of them, for it would come again.
+"""
+
+import contextlib
+import gc
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from common import progress
+from common.errors import OtherRankError, StoppedError, UserError
+
+# What a collective operation says when another rank is gone: Horovod's SHUT_DOWN_ERROR (common/common.h), the
+# errors of Gloo's transport (gloo/transport/tcp/pair.cc), and the names of Horovod's operations. Horovod's
+# own wrapper (tensorflow/elastic.py) does not know the grouped ones.
+_SIGNS_OF_LOSS = ("Horovod has been shut down", "gloo/transport", "{{node Horovod", "/Horovod", "_Horovod")
+_SCOPE, _KEY = "training", "failure"  # where a rank's failure is told, in the launcher's key-value store
+
+
+def run(train: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Trains under Horovod Elastic, again whenever the hosts change.
+
+    Without a launcher that is elastic it trains once: the flag then only lets a run go on with another number
+    of ranks than it had.
+
+    Args:
+        train: an app's `train`; it is given `arguments`, and `on_epoch`, which it calls when an epoch is
+            saved, with the number of epochs done: there the run takes in new hosts.
+        arguments: of `train`.
+
+    Returns:
+        What `train` returns.
+
+    Raises:
+        UserError: Horovod is not installed, or the strategy is not Horovod's.
+        OtherRankError: another rank failed, and says so itself.
+    """
+    if arguments["strategy"] != "horovod":
+        raise UserError("--elastic is Horovod's: it needs --strategy=horovod")
+    try:
+        import horovod.tensorflow as hvd
+        from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+    except ImportError as error:
+        raise UserError(
+            f"--elastic needs Horovod, which is not installed ({error}): run `make horovod`"
+        ) from error
+    if os.environ.get("HOROVOD_ELASTIC") != "1":  # set by horovodrun
+        return train(**arguments)
+    hvd.init()
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epochs=0, size=hvd.size(), begun=False)
+
+    def on_epoch(epochs: int) -> None:
+        state.epochs = epochs
+        state.commit()  # raises HostsUpdatedInterrupt where hosts have come or gone
+
+    @hvd.elastic.run
+    def attempt(state: Any) -> Any:
+        progress.be_quiet(hvd.rank() > 0)  # who was rank 1 may be rank 0 now
+        if hvd.size() != state.size:
+            event = "lost ranks" if hvd.size() < state.size else "new ranks"
+            progress.log(f"{event}: {hvd.size()} instead of {state.size} go on from the last whole epoch")
+        # --overwrite is for the first attempt: the others go on from it.
+        again = arguments | {"overwrite": False} if state.begun else arguments
+        state.size, state.begun = hvd.size(), True
+        state.save()
+        keras.backend.clear_session()
+        gc.collect()  # the attempt before: its model, its loaders and their threads
+        try:
+            return train(**again, on_epoch=on_epoch, epochs_behind=state.epochs)
+        except (HorovodInternalError, HostsUpdatedInterrupt, StoppedError, OtherRankError):
+            raise  # known to all ranks
+        except (tf.errors.OpError, RuntimeError) as error:
+            if not any(sign in str(error) for sign in _SIGNS_OF_LOSS):
+                _tell_failure(hvd.rank(), error)
+                raise
+            failure = _failure_of_another()
+            if failure:
+                raise OtherRankError(failure) from error
+            raise HorovodInternalError(str(error)) from error
+        except Exception as error:
+            _tell_failure(hvd.rank(), error)
+            raise
+
+    return attempt(state)
+
+
+# Horovod's key-value store is emptied when the ring is formed anew, which happens only after every process is
+# gone or has come back for it: whoever sees that another is gone still finds here what that one has told.
+def _store() -> tuple[str, str]:
+    return os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+
+
+def _tell_failure(rank: int, error: Exception) -> None:
+    from horovod.runner.http import http_client
+
+    with contextlib.suppress(RuntimeError, OSError):  # without a launcher nobody goes on
+        http_client.put_data_into_kvstore(*_store(), _SCOPE, _KEY, f"rank {rank}: {error}")
+
+
+def _failure_of_another() -> str | None:
+    from horovod.runner.http import http_client
+
+    try:
+        return http_client.read_data_from_kvstore(*_store(), _SCOPE, _KEY)
+    except (RuntimeError, OSError):  # nothing was told
+        return None

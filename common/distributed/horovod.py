@@ -1,0 +1,81 @@
+"""Ranks by Horovod: one process per device, gradients averaged by all-reduce.
+
+Horovod's own Keras 2 wrappers (DistributedOptimizer, DistributedGradientTape, broadcast callbacks) do not
+know Keras 3's variables, and they hide where ranks matter. Its operations work as they are.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from common.distributed.packing import pack, unpack
+from common.distributed.ranks import Ranks
+from common.errors import UserError
+
+
+class HorovodRanks(Ranks):
+    """This process among those that horovodrun (or mpirun, Slurm) started; on its own without a launcher.
+
+    Args:
+        compression: none or fp16, of gradients on their way.
+
+    Raises:
+        UserError: Horovod is not installed.
+    """
+
+    strategy = "horovod"
+
+    def __init__(self, compression: str = "none") -> None:
+        try:
+            import horovod.tensorflow as hvd
+        except ImportError as error:
+            raise UserError(
+                f"--strategy=horovod needs Horovod, which is not installed ({error}): run `make horovod`"
+            ) from error
+        self._hvd = hvd
+        hvd.init()
+        self.rank = hvd.rank()
+        self.local_rank = hvd.local_rank()
+        self.world_size = self.num_replicas = hvd.size()
+        self.local_replicas = (self.rank,)
+        self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
+
+    def mean(self, scalars: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        names = sorted(scalars)
+        message = tf.stack([tf.cast(scalars[name], tf.float32) for name in names])
+        means = tf.unstack(self._hvd.allreduce(message, op=self._hvd.Average))
+        return dict(zip(names, means, strict=True))
+
+    def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        return self._hvd.grouped_allreduce(gradients, op=self._hvd.Average, compression=self._compression)
+
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
+        self._hvd.broadcast_variables(list(variables), root_rank=0)
+
+    # Horovod's own broadcast_object and allgather_object count bytes in int32, which ends at 2 GiB of all
+    # ranks together, make a tensor of them element by element (a second for 60 MB), and use pickles.
+    def broadcast_object(self, value: Any) -> Any:
+        data = pack(value) if self.rank == 0 else np.zeros(0, np.uint8)
+        with tf.device("CPU"):
+            (size,) = self._hvd.broadcast(tf.constant([data.size], tf.int64), root_rank=0).numpy()
+            message = tf.constant(data) if self.rank == 0 else tf.zeros(size, tf.uint8)
+            received = self._hvd.broadcast(message, root_rank=0)
+        return value if self.rank == 0 else unpack(received.numpy())
+
+    def gather(self, value: Any) -> list[Any]:
+        data = pack(value)
+        with tf.device("CPU"):
+            sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy().tolist()
+            joined = self._hvd.allgather(tf.constant(data)).numpy()
+        ends = itertools.accumulate(sizes)
+        return [unpack(joined[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+    def mean_over_ranks(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        values = [tf.convert_to_tensor(variable) for variable in variables]
+        return self._hvd.grouped_allreduce(values, op=self._hvd.Average) if values else []
+
+    def close(self) -> None:
+        self._hvd.shutdown()

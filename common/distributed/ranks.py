@@ -1,0 +1,186 @@
+"""The processes and devices of one run: who is who, and what they do together.
+
+    ranks = distributed.start("horovod")
+
+none          one process, one device
+horovod       one process per device, started by horovodrun, mpirun or Slurm (horovod.py)
+mirrored      one process with all its devices: tf.distribute.MirroredStrategy (tf_distribute.py)
+multi_worker  one process per host with all its devices: tf.distribute.MultiWorkerMirroredStrategy
+
+Horovod and TensorFlow do the work; here they get one face, so that a training loop is written once. A rank is
+a process, a replica a device that trains; with Horovod they are the same.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import keras
+import tensorflow as tf
+
+from common.args import STRATEGIES
+from common.errors import OtherRankError, UserError, unknown
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """One process on its own. The other strategies override what differs.
+
+    Attributes:
+        strategy: the value of --strategy.
+        rank: index of this process; rank 0 writes.
+        local_rank: index of this process among those of its host: which GPU is its own.
+        world_size: number of processes.
+        num_replicas: devices that train, of all processes together.
+        local_replicas: indexes of this process' replicas among all: the shards of the data that it feeds.
+    """
+
+    strategy = "none"
+    rank = 0
+    local_rank = 0
+    world_size = 1
+    num_replicas = 1
+    local_replicas: Sequence[int] = (0,)
+
+    # --- where things are made, and run ---
+
+    def scope(self) -> contextlib.AbstractContextManager:
+        """The context in which to make the model, the optimizer and all variables that training changes."""
+        return contextlib.nullcontext()
+
+    def feed(self, batches: Sequence[T]) -> T:
+        """One batch for each of `local_replicas`, as `run` hands them out."""
+        (batch,) = batches
+        return batch
+
+    def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """`function` on every replica of this process, each with its own part of the arguments."""
+        return function(*arguments)
+
+    def local(self, value: T) -> list[T]:
+        """What each replica of this process returned from `run`, or was fed."""
+        return [value]
+
+    def first(self, value: T) -> T:
+        """What the first of them did."""
+        return self.local(value)[0]
+
+    # --- inside `run` ---
+
+    def mean(self, scalars: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Float scalars averaged over all replicas, in one message."""
+        return scalars
+
+    def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Gradients averaged over all replicas; `wrap_optimizer` keeps Keras from doing it again."""
+        return gradients
+
+    def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+        """The optimizer for gradients that `average` returned; call it before the optimizer is built."""
+        return optimizer
+
+    # --- outside `run`: every rank calls these together ---
+
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
+        """Gives the variables the values that they have on rank 0."""
+
+    def broadcast_object(self, value: T) -> T:
+        """What rank 0 gives, on every rank."""
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        """What each rank gives, in the order of the ranks, on every rank."""
+        return [value]
+
+    def mean_over_ranks(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        """The variables' values averaged over all replicas; the variables stay as they are."""
+        return [tf.convert_to_tensor(variable) for variable in variables]
+
+    def close(self) -> None:
+        """Leaves the others in good order, at the end of the work."""
+
+    # --- built on these ---
+
+    def describe(self) -> str:
+        """ " on 4 replicas (horovod)", for a message; nothing for one device on its own."""
+        return "" if self.strategy == "none" else f" on {self.num_replicas} replicas ({self.strategy})"
+
+    def first_on_host(self, work: Callable[[], T]) -> T:
+        """`work()` on every rank, but first on one of each host: the others then find its caches."""
+        result, problem = None, None
+        if self.local_rank == 0:
+            try:
+                result = work()
+            except UserError as error:  # the others wait below
+                problem = error
+        self.gather(None)
+        if problem:
+            raise problem
+        return result if self.local_rank == 0 else work()
+
+    @contextlib.contextmanager
+    def raise_on_any_rank(self) -> Iterator[None]:
+        """A problem with what the user gave, of any rank, ends all: the first that has one says so.
+
+        Raises:
+            UserError: on every rank, if any rank raised one inside; OtherRankError where another one says it.
+        """
+        own = None
+        try:
+            yield
+        except UserError as error:
+            own = error
+        said = self.gather(None if own is None else str(own))
+        culprit = next((rank for rank, text in enumerate(said) if text), None)
+        if culprit is None:
+            return
+        if culprit == self.rank:
+            raise own
+        raise OtherRankError(f"rank {culprit}: {said[culprit]}")
+
+
+def start(strategy: str, compression: str = "none") -> Ranks:
+    """Joins this process to its run.
+
+    Args:
+        strategy: one of flags.STRATEGIES.
+        compression: of gradients on their way between ranks, one of flags.COMPRESSIONS; Horovod only.
+
+    Raises:
+        UserError: no such strategy; Horovod is not installed; TF_CONFIG is missing or wrong; compression
+            where there is none.
+    """
+    if strategy not in STRATEGIES:
+        raise unknown("strategy", strategy, STRATEGIES)
+    if compression != "none" and strategy != "horovod":
+        raise UserError(f"--compression={compression} is Horovod's: it needs --strategy=horovod")
+    if strategy == "horovod":
+        from common.distributed.horovod import HorovodRanks  # Horovod is an optional package
+
+        return HorovodRanks(compression)
+    if strategy == "none":
+        return Ranks()
+    from common.distributed.tf_distribute import StrategyRanks
+
+    return StrategyRanks(strategy)
+
+
+def check_agreement(ranks: Ranks, identity: Mapping[str, Any]) -> None:
+    """UserError where the ranks were not given the same: other data on one host would train unnoticed."""
+    all_identities = ranks.gather(dict(identity))
+    for rank, other in enumerate(all_identities):
+        differing = [key for key in identity if other.get(key) != all_identities[0].get(key)]
+        if differing:
+            raise UserError(
+                f"rank {rank} and rank 0 do not have the same {', '.join(differing)}: give all ranks the "
+                "same flags and the same data"
+            )
+
+
+def seed_per_rank(model: keras.Model, rank: int) -> None:
+    """Gives each rank its own random numbers in dropout and stochastic depth; rank 0 keeps what it has."""
+    weights = {id(weight) for weight in model.weights}
+    for variable in model.variables:
+        if rank and id(variable) not in weights:  # the state of a Keras seed generator: (seed, counter)
+            variable.assign(variable + keras.ops.cast([rank, 0], variable.dtype))

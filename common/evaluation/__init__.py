@@ -1,0 +1,1 @@
+"""From detections to COCO's numbers and pictures."""

@@ -1,0 +1,304 @@
+"""Detections to COCO's numbers, by pycocotools, with the doors shut through which it lets nonsense pass.
+
+pycocotools gives AP 1.0 to boxes that are NaN, raises IndexError for an empty list, never matches the
+annotation whose id is 0, and counts an image twice that is reported twice. `to_results` and `score` let none
+of that through. Who counts is chosen in coco_backends.py.
+
+The numbers depend on the detections alone, not on the order in which ranks or batches delivered them, and the
+two files written here have the same bytes for the same detections.
+"""
+
+import collections
+import itertools
+import json
+import operator
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from common import atomic
+from common.errors import UserError
+from common.evaluation import coco_backends
+from common.labels import LabelMap
+
+# The order of COCOeval.stats (pycocotools cocoeval.py: _summarizeDets).
+NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+NO_TRUTH = -1.0  # pycocotools' value where no ground truth counts, say of APs without small boxes
+
+RECALLS = np.linspace(0, 1, 101)  # where COCO reads the precision-recall curve
+
+_BOX_DECIMALS = 2  # of a pixel
+_SCORE_DECIMALS = 6
+_METRIC_DECIMALS = 6
+
+
+def to_results(
+    boxes: np.ndarray,
+    scores: np.ndarray,
+    classes: np.ndarray,
+    image_ids: np.ndarray,
+    image_sizes: np.ndarray,
+    label_map: LabelMap,
+    seen: set[int],
+) -> list[dict[str, Any]]:
+    """One batch of detections -> COCO results: original category ids, ltwh boxes in original pixels.
+
+    An image whose id is in `seen` is skipped (evaluation shards are padded with repeated images), the others
+    are added to it. Boxes are clipped to the image; what is left without area is dropped. Boxes are rounded
+    to 0.01 pixel and scores to 6 decimals here, so that what is evaluated is exactly what is written.
+
+    Args:
+        boxes: (B, D, 4) float, ltrb normalised to the original image.
+        scores: (B, D) float.
+        classes: (B, D) int, 0-based; -1 is padding. Classes beyond the label map (rows that a larger
+            `--num_classes` added, of no category) are left out.
+        image_ids: (B,) int.
+        image_sizes: (B, 2) int, (height, width) of the original images in pixels.
+        label_map: gives the category ids.
+        seen: image ids that have been reported; updated.
+
+    Raises:
+        ValueError: a box or a score is NaN or infinite; the message names the image.
+    """
+    rows = []
+    for row, image_id in enumerate(image_ids.tolist()):
+        if image_id not in seen:
+            seen.add(image_id)
+            rows.append(row)
+    image_ids, image_sizes = np.asarray(image_ids)[rows], np.asarray(image_sizes)[rows]
+    boxes, scores, classes = boxes[rows], scores[rows], classes[rows]
+
+    real = (classes >= 0) & (classes < label_map.num_classes)
+    image = np.nonzero(real)[0]  # (N,), as all that follow
+    boxes, scores, classes = boxes[real].astype(np.float64), scores[real].astype(np.float64), classes[real]
+    finite = np.isfinite(boxes).all(axis=1) & np.isfinite(scores)
+    if not finite.all():
+        image_id = image_ids[image[finite.argmin()]]
+        raise ValueError(f"image {image_id}: a detection has a box or a score that is not finite")
+    left, top, right, bottom = (np.clip(boxes, 0, 1) * image_sizes[image][:, [1, 0, 1, 0]]).T
+    boxes_ltwh_px = np.round(np.stack([left, top, right - left, bottom - top], axis=-1), _BOX_DECIMALS)
+    shown = (boxes_ltwh_px[:, 2:] > 0).all(axis=1)
+    return [
+        {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
+        for image_id, category_id, box, score in zip(
+            image_ids[image[shown]].tolist(),
+            np.array(label_map.category_ids, np.int64)[classes[shown]].tolist(),
+            boxes_ltwh_px[shown].tolist(),
+            np.round(scores[shown], _SCORE_DECIMALS).tolist(),
+            strict=True,
+        )
+    ]
+
+
+class Score(NamedTuple):
+    """What `score` found.
+
+    Attributes:
+        metrics: NAMES -> float in 0..1, or NO_TRUTH where no ground truth counts; and `per_class`: class name
+            -> AP, AP50, and `num_boxes`, the number of boxes that are no crowds.
+        curves: class name -> the curve whose area is AP50: interpolated precision at RECALLS and IoU 0.50,
+            101 floats. Classes without ground truth are left out.
+    """
+
+    metrics: dict[str, Any]
+    curves: dict[str, list[float]]
+
+
+def score(
+    ground_truth: dict[str, Any], detections: list[dict[str, Any]], coco_backend: str = "pycocotools"
+) -> Score:
+    """COCO's box metrics of `detections`, and their precision-recall curves.
+
+    Args:
+        ground_truth: a COCO dict: images, annotations, categories. `iscrowd` and `area` may be missing (0,
+            and width times height). It is not changed.
+        detections: COCO results: image_id, category_id, bbox (ltwh, pixels), score. The list may be empty.
+            Those of categories that the ground truth does not have do not count.
+        coco_backend: who counts; see coco_backends.
+
+    Raises:
+        UserError: the ground truth holds no box at all; or the backend is not installed.
+        ValueError: a detection is not finite, or of an image that the ground truth does not have. The message
+            names the image.
+    """
+    annotations = ground_truth["annotations"]
+    categories = sorted(ground_truth["categories"], key=lambda category: category["id"])
+    image_ids = np.unique(_column(ground_truth["images"], "id", np.int64))
+    category_ids = _column(categories, "id", np.int64)
+    found = _found(detections, image_ids, category_ids)
+    num_boxes = collections.Counter(a["category_id"] for a in annotations if not a.get("iscrowd", 0))
+    if not num_boxes:
+        raise UserError(
+            "the evaluation data hold no box (crowds do not count): give other --eval_annotations"
+        )
+    stats, precision = coco_backends.count(  # (12,), (IoU thresholds, recalls, categories)
+        coco_backend,
+        _truth(annotations, image_ids, category_ids),
+        found,
+        num_images=len(image_ids),
+        num_categories=len(category_ids),
+    )
+    metrics: dict[str, Any] = dict(zip(NAMES, stats.tolist(), strict=True))
+    metrics["per_class"], curves = {}, {}
+    for k, category in enumerate(categories):
+        metrics["per_class"][category["name"]] = {
+            "AP": float(precision[:, :, k].mean()),
+            "AP50": float(precision[0, :, k].mean()),
+            "num_boxes": num_boxes[category["id"]],
+        }
+        if num_boxes[category["id"]]:
+            curves[category["name"]] = precision[0, :, k].tolist()
+    return Score(metrics, curves)
+
+
+def evaluate(
+    ground_truth: dict[str, Any], detections: list[dict[str, Any]], coco_backend: str = "pycocotools"
+) -> dict[str, Any]:
+    """The metrics of `score`, with its arguments and errors."""
+    return score(ground_truth, detections, coco_backend).metrics
+
+
+def format_table(metrics: dict[str, Any]) -> str:
+    """The 12 numbers and one line a class, for people. `-` stands where there is no ground truth."""
+    width = max(len(name) for name in [*metrics["per_class"], "class"])
+    lines = [f"{name:5} {_percent(metrics[name])}" for name in NAMES]
+    lines += ["", f"{'class':{width}}     AP   AP50   boxes"]
+    for name, row in metrics["per_class"].items():
+        lines.append(f"{name:{width}} {_percent(row['AP'])} {_percent(row['AP50'])} {row['num_boxes']:7d}")
+    return "\n".join(lines)
+
+
+def write_metrics(metrics: dict[str, Any], path: str | os.PathLike) -> None:
+    """Writes `metrics` as JSON with sorted keys, numbers to 6 decimals; atomic, the same bytes every time."""
+    text = json.dumps(_rounded(metrics), indent=2, sort_keys=True, allow_nan=False)
+    atomic.write_bytes(path, (text + "\n").encode())
+
+
+def read_metrics(path: str | os.PathLike) -> dict[str, Any] | None:
+    """What `write_metrics` wrote; None where there is no such file."""
+    path = pathlib.Path(path)
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write_detections(detections: list[dict[str, Any]], path: str | os.PathLike) -> None:
+    """Writes `encode_detections` atomically."""
+    atomic.write_bytes(path, encode_detections(detections))
+
+
+def encode_detections(detections: list[dict[str, Any]]) -> bytes:
+    """COCO results as JSON, one a line, ordered by image, category and falling score.
+
+    The bytes do not depend on the order of the list: any number of ranks writes the same file.
+    """
+    columns = _columns(detections)
+    _check_finite(detections, columns)
+    ordered = [detections[row] for row in _order(columns).tolist()]
+    encoder = msgspec.json.Encoder(order="sorted", enc_hook=np.generic.item)  # NumPy's numbers, too
+    lines = encoder.encode_lines(ordered).rstrip(b"\n")
+    return b"[\n" + lines.replace(b"\n", b",\n") + b"\n]\n"  # no other line ends are in JSON
+
+
+class _Columns(NamedTuple):
+    """Detections as they are in the list: int64 (N,) twice, float64 (N, 4) and (N,)."""
+
+    image_ids: np.ndarray
+    category_ids: np.ndarray
+    boxes_ltwh_px: np.ndarray
+    scores: np.ndarray
+
+
+def _columns(detections: list[dict[str, Any]]) -> _Columns:
+    return _Columns(
+        _column(detections, "image_id", np.int64),
+        _column(detections, "category_id", np.int64),
+        _boxes(detections),
+        _column(detections, "score", np.float64),
+    )
+
+
+def _column(rows: list[dict[str, Any]], key: str, dtype: type) -> np.ndarray:
+    return np.fromiter(map(operator.itemgetter(key), rows), dtype, len(rows))
+
+
+def _boxes(rows: list[dict[str, Any]]) -> np.ndarray:
+    """float64 (N, 4)."""
+    numbers = itertools.chain.from_iterable(map(operator.itemgetter("bbox"), rows))
+    return np.fromiter(numbers, np.float64, 4 * len(rows)).reshape(-1, 4)
+
+
+def _check_finite(detections: list[dict[str, Any]], columns: _Columns) -> None:
+    finite = np.isfinite(columns.boxes_ltwh_px).all(axis=1) & np.isfinite(columns.scores)
+    if not finite.all():
+        detection = detections[int(finite.argmin())]
+        raise ValueError(f"image {detection['image_id']}: the detection {detection} is not finite")
+
+
+def _order(columns: _Columns) -> np.ndarray:
+    """int64 (N,): by image, category, falling score, and box."""
+    keys = [-columns.scores, columns.category_ids, columns.image_ids]  # lexsort wants the first one last
+    order = np.lexsort(keys)
+    equal = np.logical_and.reduce([key[order[1:]] == key[order[:-1]] for key in keys])
+    tied = np.zeros(len(order), bool)
+    tied[1:] |= equal
+    tied[:-1] |= equal
+    # Few rows are tied: only they are sorted by their boxes, too, within the places that they have.
+    rows = order[tied]
+    boxes = columns.boxes_ltwh_px[rows].T[::-1]
+    order[tied] = rows[np.lexsort([*boxes, *(key[rows] for key in keys)])]
+    return order
+
+
+def _found(
+    detections: list[dict[str, Any]], image_ids: np.ndarray, category_ids: np.ndarray
+) -> coco_backends.Objects:
+    columns = _columns(detections)
+    _check_finite(detections, columns)
+    unknown = ~np.isin(columns.image_ids, image_ids)
+    if unknown.any():
+        raise ValueError(
+            f"image {columns.image_ids[unknown][0]} has a detection but is not in the ground truth"
+        )
+    order = _order(columns)
+    order = order[np.isin(columns.category_ids[order], category_ids)]
+    boxes = columns.boxes_ltwh_px[order]
+    return coco_backends.Objects(
+        images=np.searchsorted(image_ids, columns.image_ids[order]) + 1,
+        categories=np.searchsorted(category_ids, columns.category_ids[order]) + 1,
+        boxes_ltwh_px=boxes,
+        areas=boxes[:, 2] * boxes[:, 3],
+        is_crowd=np.zeros(len(order), np.int64),
+        scores=columns.scores[order],
+    )
+
+
+def _truth(
+    annotations: list[dict[str, Any]], image_ids: np.ndarray, category_ids: np.ndarray
+) -> coco_backends.Objects:
+    """Annotations of images and categories that the ground truth does not list are left out."""
+    images = _column(annotations, "image_id", np.int64)
+    categories = _column(annotations, "category_id", np.int64)
+    boxes = _boxes(annotations)
+    areas = [a.get("area", a["bbox"][2] * a["bbox"][3]) for a in annotations]
+    crowds = [int(bool(a.get("iscrowd", 0))) for a in annotations]
+    kept = np.isin(images, image_ids) & np.isin(categories, category_ids)
+    return coco_backends.Objects(
+        images=np.searchsorted(image_ids, images[kept]) + 1,
+        categories=np.searchsorted(category_ids, categories[kept]) + 1,
+        boxes_ltwh_px=boxes[kept],
+        areas=np.array(areas, np.float64)[kept],
+        is_crowd=np.array(crowds, np.int64)[kept],
+        scores=np.zeros(np.count_nonzero(kept)),
+    )
+
+
+def _percent(value: float) -> str:
+    return f"{'-':>6}" if value == NO_TRUTH else f"{100 * value:6.1f}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return round(value, _METRIC_DECIMALS) if isinstance(value, float) else value

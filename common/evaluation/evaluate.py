@@ -1,0 +1,215 @@
+"""From a network that detects to COCO's numbers: what training, eval.py and infer.py share.
+
+    loader = make_loader(..., training=False, shard_id=ranks.rank, num_shards=ranks.world_size)
+    metrics, results, curves = evaluate(detect, loader, source, label_map, ranks=ranks)
+
+Each rank detects in its own part of the images, the parts are put together on every rank, and what comes out
+is the same for any number of ranks and any batch size.
+"""
+
+import collections
+import itertools
+import operator
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from common import errors, progress
+from common.datacheck import damaged_images
+from common.distributed.ranks import Ranks
+from common.evaluation import coco_backends, coco_metrics, drawing
+from common.labels import LabelMap
+from common.loading import Loader, placement
+from common.sources import Source
+
+
+class Detect(Protocol):
+    """A compiled function from a batch of an evaluation loader to detections: each app's make_detect."""
+
+    def __call__(self, images: tf.Tensor, letterbox: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Detects in one batch.
+
+        Args:
+            images: (B, H, W, 3) as the loader gives them.
+            letterbox: (B, 4), place of each image in the network input.
+
+        Returns:
+            boxes (B, D, 4) ltrb, normalised to the original image and clipped to it; scores (B, D); classes
+            (B, D), 0-based, -1 in the padding; whether all outputs of the network were finite (B,).
+        """
+        ...
+
+
+OnBatch = Callable[[int, int], None]  # (batches done, batches in all)
+
+
+class Evaluation(NamedTuple):
+    """What `evaluate` found.
+
+    Attributes:
+        metrics: COCO's numbers: see coco_metrics.Score.
+        results: the detections: see `predict`.
+        curves: precision at recalls by class name: see coco_metrics.Score.
+    """
+
+    metrics: dict[str, Any]
+    results: list[dict[str, Any]]
+    curves: dict[str, list[float]]
+
+
+def predict(
+    detect: Detect,
+    loader: Loader,
+    source: Source,
+    label_map: LabelMap,
+    *,
+    title: str,
+    ranks: Ranks | None = None,
+    on_batch: OnBatch | None = None,
+) -> list[dict[str, Any]]:
+    """Runs `detect` over the source's images, each exactly once. All ranks call it together.
+
+    Args:
+        detect: what the app's make_detect returned.
+        loader: an evaluation loader of this rank's shard: shard_id is the rank, num_shards the world size.
+        source: what all the loaders read.
+        label_map: of the trained classes.
+        title: what the progress bar says.
+        ranks: who else detects; None for this process alone.
+        on_batch: called after every batch, on every rank for the same batches, also for those that a rank
+            leaves out because of a problem: it may do what needs all ranks. What it raises passes through, so
+            under several ranks it must raise on all of them at the same batch.
+
+    Returns:
+        Detections of all images in COCO results format, the same list on every rank: by rising image id, and
+        those of one image as `detect` gave them.
+
+    Raises:
+        UserError: an image cannot be decoded; or the network gives NaN or infinity: such an image would count
+            as one without detections (and pycocotools would give NaN boxes an AP of 1). On all ranks, once
+            they are through with their shards.
+    """
+    ranks = ranks or Ranks()
+    results, seen, problem = _predict_shard(detect, loader, source, label_map, title, on_batch)
+    with ranks.raise_on_any_rank():
+        if problem:
+            raise problem
+    parts = ranks.gather((results, sorted(seen)))
+    _check_complete([image_id for _, seen in parts for image_id in seen], source)
+    results = itertools.chain.from_iterable(results for results, _ in parts)
+    return sorted(results, key=operator.itemgetter("image_id"))
+
+
+def _predict_shard(
+    detect: Detect,
+    loader: Loader,
+    source: Source,
+    label_map: LabelMap,
+    title: str,
+    on_batch: OnBatch | None,
+) -> tuple[list[dict[str, Any]], set[int], errors.UserError | None]:
+    """(detections, image ids, what ended them early) of the loader's images."""
+    found: list[tuple[np.ndarray, ...]] = []
+    problem: errors.UserError | None = None
+    bar = progress.Bar(title, loader.steps_per_epoch)
+    batches = _batches(loader, source)
+    for done in range(1, loader.steps_per_epoch + 1):
+        if problem is None:
+            try:
+                images, extra = next(batches)
+                found.append(_to_arrays(detect(images, extra["letterbox"]), extra))
+            except errors.UserError as error:
+                problem = error  # the other ranks have on_batch to call until the end
+            bar.step()
+        if on_batch:
+            on_batch(done, loader.steps_per_epoch)
+    if problem:
+        return [], set(), problem
+    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
+    seen: set[int] = set()  # the last batch of a shard is filled up with repeats
+    with coco_backends.without_garbage_collection():
+        return coco_metrics.to_results(*columns, label_map, seen), seen, None
+
+
+def _batches(loader: Loader, source: Source) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
+    """The loader's, with a UserError that names the images where the loader stumbles."""
+    with placement(loader):
+        batches = iter(loader.dataset())
+    while True:
+        try:
+            batch = next(batches)
+        except tf.errors.OpError as error:
+            raise damaged_images.explain(error, source, loader.pipeline_type) from error
+        yield batch
+
+
+def _to_arrays(found: tuple[tf.Tensor, ...], extra: dict[str, tf.Tensor]) -> tuple[np.ndarray, ...]:
+    """One batch of what `detect` returned: boxes, scores, classes, image ids and sizes."""
+    boxes, scores, classes, finite = (np.asarray(tensor) for tensor in found)
+    image_ids = np.asarray(extra["image_ids"])
+    if not finite.all():
+        raise errors.UserError(
+            f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are "
+            "damaged, or training diverged"
+        )
+    return boxes, scores, classes, image_ids, np.asarray(extra["image_sizes"])
+
+
+def _check_complete(seen: list[int], source: Source) -> None:
+    """RuntimeError unless every image of the source was seen, on one rank only."""
+    annotations = source.annotations
+    expected = range(source.size) if annotations is None else annotations.image_ids.tolist()
+    missing = sorted(set(expected).difference(seen))
+    surplus = sorted((collections.Counter(seen) - collections.Counter(expected)).elements())
+    if missing or surplus:
+        raise RuntimeError(
+            f"of {source.size} images {len(missing)} were left out {missing[:5]} and {len(surplus)} came "
+            f"from another rank again {surplus[:5]}: is each rank's loader that of its own shard?"
+        )
+
+
+def evaluate(
+    detect: Detect,
+    loader: Loader,
+    source: Source,
+    label_map: LabelMap,
+    *,
+    ranks: Ranks | None = None,
+    on_batch: OnBatch | None = None,
+    coco_backend: str = "pycocotools",
+) -> Evaluation:
+    """Detects in the source's images and scores the detections. All ranks call it together.
+
+    Args:
+        detect: what the app's make_detect returned.
+        loader: an evaluation loader of this rank's shard.
+        source: what all the loaders read, with annotations.
+        label_map: of the trained classes.
+        ranks: who else detects; None for this process alone.
+        on_batch: see `predict`.
+        coco_backend: who counts: see coco_backends.
+
+    Returns:
+        The same on every rank. Rank 0 scores; meanwhile the others wait.
+
+    Raises:
+        UserError: see `predict`; or the data hold no box, or rank 0 lacks the backend. On all ranks.
+    """
+    ranks = ranks or Ranks()
+    results = predict(detect, loader, source, label_map, title="evaluating", ranks=ranks, on_batch=on_batch)
+    score = None
+    with ranks.raise_on_any_rank():
+        if ranks.rank == 0:
+            score = coco_metrics.score(source.annotations.ground_truth(), results, coco_backend)
+    metrics, curves = ranks.broadcast_object(score)
+    return Evaluation(metrics, results, curves)
+
+
+def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], curves: dict) -> None:
+    """metrics.json, detections.json and pr_curves.png; the same evaluation gives the same bytes."""
+    coco_metrics.write_metrics(metrics, directory / "metrics.json")
+    coco_metrics.write_detections(results, directory / "detections.json")
+    drawing.pr_curves(curves, directory / "pr_curves.png")

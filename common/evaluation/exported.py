@@ -1,0 +1,113 @@
+"""Runs exported files: saved_model by TensorFlow, .onnx by ONNX Runtime, .tflite by LiteRT.
+
+run = open_runner(pathlib.Path("detector.onnx"))
+found = run(images, image_sizes)  # what tools/exporting/export_graph.py, detect, says
+"""
+
+import os
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from common.errors import UserError
+from common.evaluation.evaluate import Detect
+from tools.exporting.saved_model import RESIZED
+
+Found = dict[str, np.ndarray]
+Run = Callable[[np.ndarray, np.ndarray], Found]  # images uint8 (B, H, W, 3), image_sizes int32 (B, 2)
+
+SUFFIXES = (".onnx", ".tflite")
+
+
+def is_exported(path: str | os.PathLike) -> bool:
+    """Whether `path` is a file or directory of an exported format, by its name and what is in it."""
+    path = pathlib.Path(path)
+    return path.suffix in SUFFIXES or (path / "saved_model.pb").is_file()
+
+
+def open_runner(path: pathlib.Path) -> Run:
+    """A function that runs the exported detector.
+
+    Raises:
+        UserError: the file is damaged, or the package that runs it is missing.
+    """
+    if path.is_dir():
+        opener, package = _open_saved_model, "tensorflow"
+    elif path.suffix == ".onnx":
+        opener, package = _open_onnx, "onnxruntime"
+    else:
+        opener, package = _open_litert, "ai-edge-litert"
+    try:
+        return opener(path)
+    except ImportError as error:
+        raise UserError(f"running {path} needs the package {package}: pip install {package}") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{path} cannot be opened, export it again: {reason}") from error
+
+
+def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Detect:
+    """An exported detector as common.evaluation.evaluate wants it.
+
+    Its second input is the original size, of which it needs no more than where the image lies in the network
+    input. That place has itself as its size, so boxes come back in pixels of the place.
+
+    Args:
+        run: of `open_runner`.
+        to_pixels: the app's: images of its loader, normalised, back to uint8.
+    """
+
+    def detect(images, letterbox):
+        sizes = np.asarray(letterbox)[:, 2:].astype(np.int32)
+        found = run(np.asarray(to_pixels(images)), sizes)
+        boxes = found["boxes"] / sizes[:, np.newaxis, [1, 0, 1, 0]].astype(np.float32)
+        # what is not finite became no detection inside: the outputs of the network are not among its own
+        return boxes, found["scores"], found["classes"], np.ones(len(sizes), bool)
+
+    return detect
+
+
+def _open_saved_model(path: pathlib.Path) -> Run:
+    loaded = tf.saved_model.load(str(path))
+    function = loaded.signatures[RESIZED]
+
+    def run(images, image_sizes):
+        found = function(images=tf.constant(images), image_sizes=tf.constant(image_sizes))
+        return {name: value.numpy() for name, value in found.items()}
+
+    run.loaded = loaded  # its variables live as long as this
+    return run
+
+
+def _open_onnx(path: pathlib.Path) -> Run:
+    import onnxruntime
+
+    try:
+        session = onnxruntime.InferenceSession(path, providers=onnxruntime.get_available_providers())
+    except Exception as error:  # its own classes of errors derive from nothing narrower
+        raise ValueError(str(error)) from error
+    names = [output.name for output in session.get_outputs()]
+
+    def run(images, image_sizes):
+        found = session.run(names, {"images": images, "image_sizes": image_sizes})
+        return dict(zip(names, found, strict=True))
+
+    return run
+
+
+def _open_litert(path: pathlib.Path) -> Run:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(path), num_threads=os.cpu_count())
+    function = interpreter.get_signature_runner()
+
+    def run(images, image_sizes):
+        found = []
+        for i in range(len(images)):
+            one = function(images=images[i : i + 1], image_sizes=image_sizes[i : i + 1])
+            found.append({name: value.copy() for name, value in one.items()})
+        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+
+    return run

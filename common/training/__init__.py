@@ -1,0 +1,1 @@
+"""The training loop's parts: checkpoints, EMA, step guard, logs, weights files."""

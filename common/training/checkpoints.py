@@ -1,0 +1,312 @@
+"""Checkpoints: everything that a run needs to go on as if it had never stopped, at any step.
+
+    runs/mine/
+        run.json               what this run is (run_directory.py)
+        checkpoints/00001200/  everything at step 1200 (checkpoint_files.py)
+        best.weights.h5        the weights of the best evaluation (weights.py)
+        last.weights.h5        the weights of the last epoch
+
+Each is written beside the old one and renamed into place, with checksums; a damaged checkpoint gives way to
+the one before it. Only rank 0 reads and writes: hosts need not share a disk. What the other ranks have of
+their own travels to it, and back.
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import pathlib
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from common import progress
+from common.batch_norm import moving_statistics
+from common.distributed.ranks import Ranks
+from common.errors import UserError
+from common.training import checkpoint_files
+from common.training import weights as weight_files
+from common.training.ema import AveragedWeights
+
+_SHARED = "state"
+_OWN = "rank"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_Part = dict[str, bytes]  # what tf.train.Checkpoint writes: the end of a file's name -> its content
+
+
+def try_save(save: Callable[..., Any], *arguments: Any) -> None:
+    """Calls `save(*arguments)`; a full disk costs this save, never the run nor what was saved before."""
+    try:
+        save(*arguments)
+    except (OSError, tf.errors.OpError) as error:  # TensorBoard's writer is TensorFlow's
+        progress.log(f"warning: {weight_files.reason(error)}; training goes on, what was saved before stands")
+
+
+class Checkpoints:
+    """Saves and restores the whole state of a run, and keeps the best and the last weights.
+
+    All ranks make one, and call `find`, `restore` and `save` together. Call `find` before the first `save`.
+
+    Args:
+        directory: the run directory; None on all ranks but rank 0.
+        ranks: of the run.
+        model: a built model.
+        optimizer: built for all the variables that ever train.
+        averaged: the model's averages.
+        state: the values at the start of a new run, as JSON can hold them. It must have a "step"; between two
+            epochs its "step_in_epoch" is 0.
+        metadata: what the manifest says besides: what the run is, its flags.
+        keep: how many checkpoints stay; the newest one between two epochs stays anyway.
+
+    Attributes:
+        state: counters and other plain values, to be read and changed in place.
+        iterators: the data's places, saveable tf.data iterators; empty where they cannot be saved.
+
+    Raises:
+        ValueError: the optimizer is not built: a restore would silently leave out its slots.
+        UserError: the directory cannot be written to.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike | None,
+        *,
+        ranks: Ranks,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        averaged: AveragedWeights,
+        state: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        keep: int = 2,
+    ):
+        if not optimizer.built:
+            raise ValueError("build the optimizer first: optimizer.build(model.trainable_variables)")
+        self.state = dict(state)
+        self.iterators: Sequence[tf.data.Iterator] = ()
+        self._ranks = ranks
+        self._metadata = dict(metadata)
+        self._keep = keep
+        self._model = model
+        self._optimizer = optimizer
+        self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]
+        self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=averaged)
+        # Keras' seed generators (dropout, stochastic depth) are no weights: tf.train.Checkpoint misses them.
+        weights = {id(weight) for weight in model.weights}
+        self._seeds = [variable.value for variable in model.variables if id(variable) not in weights]
+        # Rank 0's are among the shared ones.
+        statistics = moving_statistics(model) if ranks.rank else []
+        self._statistics = [*statistics, *averaged.averages_of(statistics)]
+        self._manifest: Mapping[str, Any] | None = None
+        self._path: pathlib.Path | None = None  # of the checkpoint from which the run goes on
+        self._passed_over: Sequence[pathlib.Path] = ()
+        with ranks.raise_on_any_rank():
+            if directory is not None:
+                self._run_directory = pathlib.Path(directory)
+                self._directory = self._run_directory / "checkpoints"
+                try:
+                    self._directory.mkdir(parents=True, exist_ok=True)
+                    checkpoint_files.tidy(self._directory)
+                except OSError as error:
+                    raise UserError(f"--output_dir={directory}: {error.strerror}") from error
+
+    def find(self, *, boundary: bool = False) -> dict[str, Any] | None:
+        """Looks for the checkpoint to go on from.
+
+        Args:
+            boundary: the newest that was saved between two epochs. That one it is, too, where the number of
+                ranks is another.
+
+        Returns:
+            The `state` in it, for what must be known before `restore`; None for a new run.
+
+        Raises:
+            UserError: there are checkpoints, and none can be used.
+        """
+        manifest = None
+        with self._ranks.raise_on_any_rank():
+            if self._ranks.rank == 0:
+                manifest = self._look(boundary)
+        self._manifest = self._ranks.broadcast_object(manifest)
+        return self._manifest and self._manifest["state"]
+
+    def changed(self) -> list[str]:
+        """What of the identity in `metadata` was another when the checkpoint that was found was saved."""
+        was = self._manifest.get("identity", {})
+        now = json.loads(json.dumps(self._metadata.get("identity", {})))
+        return sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
+
+    def restore(self) -> None:
+        """Restores what `find` found.
+
+        Where the number of ranks is another, what ranks had of their own is left: they start with the moving
+        statistics of rank 0, and their data where `iterators` are. So do data whose place was saved and is
+        not among `iterators`.
+
+        Raises:
+            UserError: it is of another model.
+        """
+        parts = None
+        with self._ranks.raise_on_any_rank():
+            if self._ranks.rank == 0:
+                for difference in checkpoint_files.version_differences(self._manifest):
+                    progress.log(f"warning: {difference}: the run goes on, but not to the last digit")
+                self._read(self._shared, self._path / _SHARED)
+                parts = [
+                    {file.suffix: file.read_bytes() for file in self._path.glob(f"{_OWN}_{rank}.*")}
+                    for rank in range(self._manifest["world_size"])
+                ]
+        self._ranks.broadcast(self._variables)
+        parts = self._ranks.broadcast_object(parts)
+        with self._ranks.raise_on_any_rank():
+            if len(parts) == self._ranks.world_size:
+                with _in_memory() as prefix:
+                    for suffix, content in parts[self._ranks.rank].items():
+                        tf.io.write_file(prefix + suffix, content)
+                    self._read(self._own(), prefix, whole=bool(self.iterators))
+        self.state.clear()
+        self.state.update(self._manifest["state"])
+
+    def set_updates(self, steps: int) -> None:
+        """Makes the learning rate go on from where it is after so many steps; all else stays."""
+        inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
+        for optimizer in {id(o): o for o in (self._optimizer, inner)}.values():
+            optimizer._iterations.assign(steps)  # with accumulation, `iterations` is another number
+
+    def save(self) -> bool:
+        """Writes the checkpoint of `state["step"]`.
+
+        A full disk costs this checkpoint, and neither the run nor those before: it is said, once.
+
+        Returns:
+            Whether it was written; the same on all ranks.
+        """
+        parts = self._ranks.gather(self._own_part())
+        problem = None
+        if self._ranks.rank == 0:
+            try:
+                self._write(parts)
+            except (OSError, tf.errors.OpError) as error:
+                problem = weight_files.reason(error)
+        problem = self._ranks.broadcast_object(problem)
+        if problem and self._ranks.rank == 0:
+            progress.log(
+                f"warning: the checkpoint of step {self.state['step']} cannot be written: {problem}; "
+                "training goes on, what was saved before stands"
+            )
+        return problem is None
+
+    def save_last(self, metadata: Mapping[str, Any]) -> None:
+        """Writes the model's present weights to last.weights.h5; OSError where that fails."""
+        weight_files.save(self._model, self._run_directory / weight_files.LAST, metadata)
+
+    def save_best(self, metric: float, metadata: Mapping[str, Any]) -> bool:
+        """Writes the model's present weights to best.weights.h5 if `metric` is higher than that file's own.
+
+        The metric travels in the file, so the two cannot disagree. One that is not finite is never the best,
+        and one that was measured on other data (`metadata["eval_data"]`) is no rival.
+
+        Returns:
+            Whether the weights were written.
+
+        Raises:
+            OSError: they could not be written; the old file stands.
+        """
+        path = self._run_directory / weight_files.BEST
+        if not math.isfinite(metric):
+            return False
+        if path.exists():
+            try:
+                best = weight_files.read_metadata(path)
+                if best.get("eval_data") == metadata.get("eval_data") and metric <= best["metric"]:
+                    return False
+            except UserError as error:
+                print(f"{error}; it is replaced", file=sys.stderr)
+        weight_files.save(self._model, path, {**metadata, "metric": float(metric)})
+        return True
+
+    def _own(self) -> tf.train.Checkpoint:
+        return tf.train.Checkpoint(
+            iterators=list(self.iterators), seeds=self._seeds, statistics=self._statistics
+        )
+
+    def _own_part(self) -> _Part:
+        with _in_memory() as prefix:
+            self._own().write(prefix)
+            return {
+                file.removeprefix(prefix): tf.io.read_file(file).numpy()
+                for file in tf.io.gfile.glob(f"{prefix}.*")
+            }
+
+    def _look(self, boundary: bool) -> dict[str, Any] | None:
+        found = checkpoint_files.newest(self._directory, boundary=boundary)
+        if found and not boundary:
+            saved_by = checkpoint_files.read_manifest(found.path)["world_size"]
+            if saved_by != self._ranks.world_size:
+                found = checkpoint_files.newest(self._directory, boundary=True)
+        self._path, self._passed_over = found or (None, ())
+        return found and checkpoint_files.read_manifest(found.path)
+
+    def _write(self, parts: Sequence[_Part]) -> None:
+        own = sum(len(content) for part in parts for content in part.values())
+        shared = sum(variable.dtype.size * variable.shape.num_elements() for variable in self._variables)
+        manifest = {
+            **self._metadata,
+            "state": self.state,
+            "world_size": self._ranks.world_size,
+            "versions": checkpoint_files.versions(),
+        }
+
+        def write_files(directory: pathlib.Path) -> None:
+            self._shared.write(str(directory / _SHARED))
+            for rank, part in enumerate(parts):
+                for suffix, content in part.items():
+                    (directory / f"{_OWN}_{rank}{suffix}").write_bytes(content)
+
+        def write() -> pathlib.Path:
+            return checkpoint_files.write(self._directory, self.state["step"], manifest, write_files)
+
+        checkpoint_files.make_room(self._directory, shared + own, self._path)
+        try:
+            path = write()
+        except (OSError, tf.errors.ResourceExhaustedError) as error:
+            # A quota: shutil.disk_usage knows nothing of it.
+            out_of_space = getattr(error, "errno", None) in (None, *_NO_SPACE)
+            if not (out_of_space and checkpoint_files.remove_oldest(self._directory, self._path)):
+                raise
+            path = write()
+        passed_over = [other for other in self._passed_over if other != path]
+        self._path, self._passed_over = path, ()
+        try:
+            checkpoint_files.prune(self._directory, self._keep, passed_over)
+        except OSError as error:
+            progress.log(f"warning: an old checkpoint cannot be removed: {weight_files.reason(error)}")
+
+    def _read(self, checkpoint: tf.train.Checkpoint, prefix: str | os.PathLike, whole: bool = True) -> None:
+        """Reads into `checkpoint` all that is in the files; or, if not `whole`, all that it has itself."""
+        try:
+            status = checkpoint.read(os.fspath(prefix))
+            if whole:
+                status.assert_consumed()
+            else:
+                status.assert_existing_objects_matched()
+        except (AssertionError, ValueError, tf.errors.OpError) as error:
+            raise UserError(
+                f"the checkpoint of step {self._manifest['state']['step']} does not fit this model: "
+                f"{weight_files.reason(error)}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _in_memory() -> Iterator[str]:
+    """A prefix for files of a tf.train.Checkpoint, in TensorFlow's file system in memory: no disk is full."""
+    directory = f"ram://{uuid.uuid4().hex}"
+    try:
+        yield f"{directory}/part"
+    finally:
+        if tf.io.gfile.exists(directory):
+            tf.io.gfile.rmtree(directory)

@@ -1,0 +1,260 @@
+"""What watches a training run: signals that ask it to stop, and steps that must not reach the weights.
+
+    step = guards.guarded_step(ranks, gradients_of, update, model, every_gradient=True)
+    with guards.StopSignals() as signals:
+        for ...:
+            result = step(images, targets, signals.asked)
+            guard.check(number, result, images, targets)
+
+A step whose loss or gradients are not finite changes nothing: neither weights nor optimizer, averages or
+moving statistics. It is named with its images; too many in a row end the run, with the checkpoint before them
+intact and the first of their batches saved for `--replay` (replay_step.py).
+"""
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from common import devices, progress
+from common.batch_norm import moving_statistics
+from common.distributed.ranks import Ranks
+from common.errors import UserError
+
+MIN_LOSS_SCALE = 2.0**-8  # gradients that overflow float16 even so are no matter of scale
+SHOWN_IDS = 16
+ASK_EVERY = 5  # batches of an evaluation: each question waits for the slowest rank
+
+
+class StopSignals:
+    """While this is entered, SIGTERM and SIGINT ask for a stop; a second SIGINT interrupts at once.
+
+    Attributes:
+        received: name of the signal that came, or None.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def agreed(self, ranks: Ranks, turn: int) -> bool:
+        """Between training steps: whether any rank was asked to stop, every few turns. All ask together."""
+        if ranks.world_size == 1:
+            return self.received is not None
+        return turn % ASK_EVERY == 0 and any(ranks.gather(self.received is not None))
+
+    def message(self, step: int) -> str:
+        """What to say when the run ends for it; another rank may have got the signal."""
+        by = f"by {self.received}" if self.received else "because another rank was"
+        return f"stopped {by}; saved after step {step}: run the same command to go on"
+
+    @property
+    def asked(self) -> tf.Tensor:
+        """1.0 once a signal came, else 0.0: what this rank tells the others in every step."""
+        return tf.constant(0.0 if self.received is None else 1.0)
+
+    def _handle(self, number: int, _: object) -> None:
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name
+        progress.log(f"\n{self.received}: stopping after this step")
+
+
+class StepResult(NamedTuple):
+    """What one step says, still on its device.
+
+    Attributes:
+        values: float32 scalars by name, averaged over the replicas; 0 in a step that was skipped.
+        finite: whether the step was taken; the same on all ranks.
+        own_finite: bool (R,), whether the loss of each of this rank's replicas was finite.
+        stop: whether any rank asked for a stop.
+    """
+
+    values: dict[str, tf.Tensor]
+    finite: tf.Tensor
+    own_finite: tf.Tensor
+    stop: tf.Tensor
+
+
+def guarded_step(
+    ranks: Ranks,
+    gradients_of: Callable[[Any, Any], tuple[list[tf.Tensor], dict[str, tf.Tensor]]],
+    update: Callable[[list[tf.Tensor]], None],
+    model: keras.Model,
+    *,
+    every_gradient: bool,
+) -> Callable[[Any, Any, tf.Tensor], StepResult]:
+    """The compiled training step: gradients of a batch, then the update if everything is finite.
+
+    Args:
+        ranks: of the run.
+        gradients_of: (images, targets) -> the gradients, averaged over the replicas, and float scalars of
+            this replica, "loss" among them. It runs on every replica.
+        update: applies the gradients, on every replica.
+        model: whose moving statistics a skipped step leaves as they were.
+        every_gradient: look at the gradients' norm too. Not under float16: its loss scale wants to see
+            overflows.
+
+    Returns:
+        step(images, targets, asked) -> StepResult; `asked` is StopSignals.asked.
+    """
+    statistics = moving_statistics(model)
+
+    def forward(images, targets, asked):
+        gradients, values = gradients_of(images, targets)
+        own_finite = tf.math.is_finite(values["loss"])
+        return gradients, ranks.mean(values | {"stop": asked}), own_finite
+
+    def put_back(before):
+        for variable, value in zip(statistics, before, strict=True):
+            variable.assign(value)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def step(images, targets, asked):
+        before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
+        gradients, values, own_finite = ranks.run(forward, images, targets, asked)
+        # Averages over the replicas: the same on all of them, and not finite where one of them is not.
+        values = ranks.first(values)
+        finite = tf.math.is_finite(values["loss"])
+        if every_gradient:
+            # Their norm, by which they are clipped, overflows before they do, and makes NaN of all of them.
+            finite &= tf.math.is_finite(tf.linalg.global_norm(ranks.first(gradients)))
+        tf.cond(
+            finite,
+            lambda: _nothing(ranks.run(update, gradients)),
+            lambda: _nothing(ranks.run(put_back, before)),
+        )
+        stop = values.pop("stop") > 0.0
+        values = {name: tf.where(finite, value, tf.zeros_like(value)) for name, value in values.items()}
+        return StepResult(values, finite, tf.stack(ranks.local(own_finite)), stop)
+
+    return step
+
+
+def _nothing(_: object) -> tf.Tensor:
+    return tf.zeros([])  # both branches of a tf.cond return alike
+
+
+class StepGuard:
+    """Looks at each step's result on the host, and counts the steps that were skipped.
+
+    Looking waits for the device. On a GPU it therefore looks one step late, so that the device always has
+    work; all ranks are late alike.
+
+    Args:
+        ranks: of the run.
+        limit: steps in a row that may be skipped; one more ends the run.
+        save_batch: writes the batch of a skipped step for `--replay`: (step, images, targets) -> what to
+            call it in a message. It is called for the first of a row, on every rank, with None where the
+            rank's own batch is not the one to blame.
+
+    Attributes:
+        skipped: steps that were skipped since this was made.
+        stop: whether a rank asked for a stop.
+    """
+
+    def __init__(
+        self, ranks: Ranks, *, limit: int, save_batch: Callable[[int, Any, Any], str | None]
+    ) -> None:
+        self.skipped = 0
+        self.stop = False
+        self._ranks = ranks
+        self._limit = limit
+        self._save_batch = save_batch
+        self._in_a_row = 0
+        self._batch_file: str | None = None
+        self._lag = 0 if devices.is_cpu_only() else 1
+        self._waiting: deque[tuple[int, StepResult, Any, Any]] = deque()
+
+    def check(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
+        """Looks at the result of a step (or, on a GPU, of the one before).
+
+        Raises:
+            UserError: more than `limit` steps in a row were skipped.
+        """
+        self._waiting.append((step, result, images, targets))
+        while len(self._waiting) > self._lag:
+            self._look(*self._waiting.popleft())
+
+    def flush(self) -> None:
+        """Looks at whatever was not looked at, before anything is saved or evaluated."""
+        while self._waiting:
+            self._look(*self._waiting.popleft())
+
+    def _look(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
+        self.stop = self.stop or bool(result.stop)
+        if bool(result.finite):
+            self._in_a_row = 0
+            return
+        self.skipped += 1
+        self._in_a_row += 1
+        # Where no loss is to blame, the gradients are, and nobody knows of which images.
+        bad = [i for i, finite in enumerate(result.own_finite.numpy().tolist()) if not finite]
+        own = _image_ids(self._ranks, targets, bad) if bad else None
+        blamed = {rank: ids for rank, ids in enumerate(self._ranks.gather(own)) if ids is not None}
+        if not blamed:
+            everyone = range(len(result.own_finite))
+            blamed = dict(enumerate(self._ranks.gather(_image_ids(self._ranks, targets, everyone))))
+            what = "a gradient is not finite"
+        else:
+            what = "the loss is not finite"
+        if self._in_a_row == 1:
+            mine = self._ranks.rank == min(blamed)
+            part = [self._ranks.local(part)[bad[0] if bad else 0] for part in (images, targets)]
+            self._batch_file = self._save_batch(step, *(part if mine else (None, None)))
+        of = "; ".join(f"rank {rank}: {_shorten(ids)}" for rank, ids in blamed.items())
+        of = of.split(": ", 1)[1] if self._ranks.world_size == 1 else of
+        if self._ranks.rank == 0:
+            progress.log(f"\nstep {step} is skipped: {what}; image ids {of}")
+        if self._in_a_row > self._limit:
+            replay = f"; --replay={self._batch_file} runs the first of them again" if self._batch_file else ""
+            raise UserError(
+                f"{self._in_a_row} steps in a row were skipped, the last is step {step}: {what}. The weights "
+                "and the checkpoints are those before them. Lower --learning_rate or check the data" + replay
+            )
+
+
+def check_loss_scale(optimizer: keras.optimizers.Optimizer) -> None:
+    """UserError if the loss scale of float16 has collapsed: no gradient is finite whatever it is."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return
+    scale = float(tf.convert_to_tensor(optimizer.dynamic_scale))
+    if scale < MIN_LOSS_SCALE:
+        raise UserError(
+            f"the loss scale has fallen to {scale:.3g}: the gradients overflow mixed_float16 whatever it is; "
+            "use --precision=mixed_bfloat16 or float32, or lower --learning_rate"
+        )
+
+
+def check_weights(model: keras.Model, step: int) -> None:
+    """UserError if a weight is not finite, so that such a model is never saved."""
+    for weight in model.weights:
+        if not bool(tf.reduce_all(tf.math.is_finite(tf.cast(weight.value, tf.float32)))):
+            raise UserError(
+                f"after step {step} the weight {weight.path} is not finite: lower --learning_rate; the "
+                "checkpoints before it stand"
+            )
+
+
+def _image_ids(ranks: Ranks, targets: Any, replicas: Iterable[int]) -> list[int]:
+    parts = ranks.local(targets)
+    return [int(image) for i in replicas for image in parts[i]["image_ids"].numpy()]
+
+
+def _shorten(ids: Sequence[int]) -> str:
+    more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
+    return ", ".join(map(str, ids[:SHOWN_IDS])) + more

@@ -1,0 +1,58 @@
+"""A trained EfficientDet, cut where exported formats need it; see tools/exporting/export_graph.py."""
+
+import keras
+import tensorflow as tf
+
+from common import letterbox
+from efficientdet import pipeline, postprocess, tf_pipeline
+from efficientdet.config import EfficientDetConfig
+from tools.exporting.export_graph import Exportable
+
+
+def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportable:
+    """The parts of `model`; preprocessing is that of the plain tf.data loader on evaluation images."""
+    height, width = config.image_size
+
+    def place(image_sizes):
+        sides = letterbox.fit(image_sizes[:, 0], image_sizes[:, 1], config.image_size, tf.minimum, tf.maximum)
+        top_left = tf.zeros_like(image_sizes)
+        return tf.concat([top_left, tf.stack(sides, axis=1)], axis=1)
+
+    def resize(images):
+        size = tf.cast(tf.shape(images)[1:3], tf.float32)
+        view = tf_pipeline.whole_view(size, config.image_size)
+        images = tf_pipeline.resize(images, view.size, config.antialias)
+        return tf.image.pad_to_bounding_box(images, 0, 0, height, width)
+
+    def normalize(images, inside):
+        normalized = (tf.cast(images, tf.float32) - pipeline.MEAN_RGB) / pipeline.STDDEV_RGB
+        return tf.where(inside, normalized, 0.0)
+
+    def network(images):
+        class_logits, box_offsets = model(images, training=False)
+        return [*class_logits, *box_offsets]
+
+    def halves(raw):
+        levels = len(raw) // 2
+        return raw[:levels], raw[levels:]
+
+    return Exportable(
+        model=model,
+        image_size=config.image_size,
+        num_classes=model.output[0][0].shape[-1] // config.anchors_per_location,
+        score_threshold=config.score_threshold,
+        nms_iou=config.nms_iou,
+        max_detections=config.max_detections,
+        resize=resize,
+        place=place,
+        normalize=normalize,
+        network=network,
+        candidates=lambda raw: postprocess.candidates(*halves(raw), config, config.anchors),
+        decode_all=lambda raw: postprocess.decode_all(*halves(raw), config.anchors),
+    )
+
+
+def to_pixels(images: tf.Tensor) -> tf.Tensor:
+    """The loader's images back to uint8; its padding, 0, comes out as the mean colour, near enough."""
+    pixels = tf.round(tf.cast(images, tf.float32) * pipeline.STDDEV_RGB + pipeline.MEAN_RGB)
+    return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)

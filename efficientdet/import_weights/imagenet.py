@@ -1,0 +1,111 @@
+"""EfficientNet trained on ImageNet, as a start for EfficientDet's backbone.
+
+Two public forms: Keras' (`efficientnetb0_notop.h5`, keras.applications, b0 to b7) and the checkpoints of its
+authors (tensorflow/tpu models/official/efficientnet), whose names are those of google/automl's EfficientDet.
+Both were trained on the input that ours gives, RGB normalised by ImageNet's mean and standard deviation; the
+AdvProp checkpoints were not.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import keras
+import numpy as np
+
+from common.errors import UserError
+from efficientdet.config import MODEL_NAMES, get_config
+from efficientdet.import_weights.automl_names import BACKBONE, automl_names, backbone_of, canonical
+from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
+
+# our layer within a block -> Keras' (keras/src/applications/efficientnet.py, block)
+_LAYERS = {
+    "expand.conv": "expand_conv",
+    "expand.bn": "expand_bn",
+    "depthwise.conv": "dwconv",
+    "depthwise.bn": "bn",
+    "se.reduce": "se_reduce",
+    "se.expand": "se_expand",
+    "project.conv": "project_conv",
+    "project.bn": "project_bn",
+}
+_BLOCK = re.compile(r"^(block\d[a-z])_")
+# blocks and filters of the last one: counted from the scaling rule of arXiv 1905.11946
+_SIZES = {
+    (16, 320): "efficientnet-b0",
+    (23, 320): "efficientnet-b1",
+    (23, 352): "efficientnet-b2",
+    (26, 384): "efficientnet-b3",
+    (32, 448): "efficientnet-b4",
+    (39, 512): "efficientnet-b5",
+    (45, 576): "efficientnet-b6",
+    (55, 640): "efficientnet-b7",
+}
+
+
+def is_backbone(file: ForeignWeights) -> bool:
+    """Whether a file is an EfficientNet in one of the two forms."""
+    return bool(_keras_blocks(file.shapes)) or backbone_of(file.shapes) is not None
+
+
+def read_backbone(file: ForeignWeights, model: keras.Model) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """The values for the backbone of a model.
+
+    Args:
+        file: of an EfficientNet, its classifier or not.
+        model: what `build_model` made; it is not changed.
+
+    Returns:
+        Path of a weight -> array, for every weight of the backbone; and what in the file is not used.
+
+    Raises:
+        UserError: the file is damaged, or of another backbone.
+    """
+    blocks = _keras_blocks(file.shapes)
+    if blocks:
+        wanted = _keras_names(model, blocks, file.shapes)
+        last = file.shapes.get(f"{blocks[-1]}_project_conv/kernel", (0,))
+    else:
+        file = file.renamed(canonical)
+        wanted = {path: names for path, names in automl_names(model).items() if path.startswith("backbone.")}
+        blocks = {name.split("/")[1] for name in file.shapes if name.startswith(f"{BACKBONE}/blocks_")}
+        last = file.shapes.get(f"{BACKBONE}/blocks_{len(blocks) - 1}/conv2d_1/kernel", (0,))
+    try:
+        return take(file, model, wanted), unused(file, wanted)
+    except ValueError as error:
+        kind = _SIZES.get((len(blocks), last[-1]))
+        models = [name for name in MODEL_NAMES if get_config(name).backbone == kind]
+        if not kind or model.name in models:
+            raise UserError(
+                f"weights {file.path} do not fit the backbone of {model.name}: {error}"
+            ) from error
+        raise UserError(
+            f"weights {file.path} do not fit {model.name}: they seem to be {kind}, the backbone of "
+            f"{' and '.join(models)} ({error})"
+        ) from error
+
+
+def _keras_blocks(names: Iterable[str]) -> list[str]:
+    """block1a, block2a, block2b, ...: in the order of the network."""
+    return sorted({match[1] for match in map(_BLOCK.match, names) if match})
+
+
+def _keras_names(
+    model: keras.Model, blocks: list[str], known: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Path of a weight of our backbone -> what Keras calls it; depthwise kernels have two names there."""
+    names = {}
+    for weight in model.weights:
+        layer, _, variable = weight.path.rpartition("/")
+        block = re.fullmatch(r"backbone\.block_(\d+)\.(.+)", layer)
+        if block:
+            number = int(block[1])
+            prefix = blocks[number] if number < len(blocks) else f"block {number}"
+            theirs = f"{prefix}_{_LAYERS[block[2]]}"
+        elif layer.startswith("backbone.stem."):
+            theirs = f"stem_{layer.removeprefix('backbone.stem.')}"
+        else:
+            continue
+        if theirs.endswith("_dwconv") and f"{theirs}/depthwise_kernel" in known:  # Keras 2; 3: kernel
+            variable = "depthwise_kernel"
+        names[weight.path] = (f"{theirs}/{variable}",)
+    return names

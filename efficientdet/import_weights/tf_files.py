@@ -1,0 +1,234 @@
+"""Weights that others have saved: TensorFlow's checkpoints and Keras 2's .h5 files, as names and arrays.
+
+Four layouts come to the same names, for example `efficientnet-b0/stem/conv2d/kernel`:
+
+- a checkpoint of TensorFlow 1's Saver has them as they are;
+- one of tf.train.Checkpoint (Keras' save_weights) has paths of attributes, and the names in the graph of its
+  objects (tensorflow/core/protobuf/trackable_object_graph.proto, full_name);
+- a .h5 file of Keras' save_weights has them below a group for each layer, with `:0` at the end;
+- one of Keras' model.save has all that below `model_weights`.
+
+Where a variable has an average over the training (`<name>/ExponentialMovingAverage`, or an optimizer's slot
+`average`), the average is what counts: it is what its authors evaluated.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import h5py
+import keras
+import numpy as np
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+from common.errors import UserError
+from common.training import weights as weight_files
+
+_AVERAGE = "/ExponentialMovingAverage"  # tf.train.ExponentialMovingAverage
+_AVERAGE_SLOT = "average"  # tensorflow_addons' MovingAverage, which automl's Keras training uses
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_SLOT = "/.OPTIMIZER_SLOT/"
+# what h5py and TensorFlow's reader raise at one time or another, beside TensorFlow's own errors
+_DAMAGED = (OSError, RuntimeError, LookupError, ValueError, TypeError)
+
+
+class ForeignWeights(NamedTuple):
+    """What a file or a checkpoint holds.
+
+    Attributes:
+        path: as it was given.
+        shapes: name of a variable -> its shape.
+        stored: name -> under which key its values stand, those of its average where there is one.
+        keys: of everything in the file, the state of the optimizer included.
+        aside: those that only a training needs: raw values beside averages, an optimizer's slots.
+        averaged: whether there are averages.
+        read: keys -> arrays in their order; raises UserError where the file is damaged.
+    """
+
+    path: str
+    shapes: Mapping[str, tuple[int, ...]]
+    stored: Mapping[str, str]
+    keys: tuple[str, ...]
+    aside: frozenset[str]
+    averaged: bool
+    read: Callable[[Iterable[str]], list[np.ndarray]]
+
+    def renamed(self, rename: Callable[[str], str | None]) -> "ForeignWeights":
+        """The same with other names of variables; those whose new name is None are left out."""
+        names = {name: rename(name) for name in self.shapes}
+        return self._replace(
+            shapes={new: self.shapes[name] for name, new in names.items() if new},
+            stored={new: self.stored[name] for name, new in names.items() if new},
+        )
+
+
+def open_weights(path: str | os.PathLike) -> ForeignWeights:
+    """Reads names and shapes; the values follow when they are asked for.
+
+    Args:
+        path: a .h5 file; or a checkpoint: its prefix (`efficientdet-d0/model`), one of its files, or a
+            directory with one.
+
+    Raises:
+        UserError: there is no such thing, or it is damaged.
+    """
+    path = os.fspath(path)
+    if pathlib.Path(path).is_file() and h5py.is_hdf5(path):
+        return _open_h5(path)
+    prefix = _find_prefix(pathlib.Path(path))
+    if prefix:
+        return _open_checkpoint(path, prefix)
+    if pathlib.Path(path).is_dir():
+        raise UserError(f"weights {path}: the directory holds neither a run of ours nor one checkpoint")
+    if pathlib.Path(path).exists():
+        raise UserError(f"weights {path}: the file is damaged, or neither a .h5 file nor a checkpoint")
+    raise UserError(f"weights {path}: no such file, run directory or checkpoint")
+
+
+def take(
+    file: ForeignWeights,
+    model: keras.Model,
+    wanted: Mapping[str, tuple[str, ...]],
+    *,
+    lengths: Mapping[str, int] | None = None,
+) -> dict[str, np.ndarray]:
+    """The values for some of a model's weights.
+
+    Args:
+        file: where they are.
+        model: gives the shapes; it is not changed.
+        wanted: path of a weight -> the name of its variable, or the names of those that it stacks.
+        lengths: path of a weight -> of its last axis in the file, where it is not the model's.
+
+    Returns:
+        Path of a weight -> float32 array.
+
+    Raises:
+        ValueError: one is missing or of another shape; the text says which, and how.
+        UserError: the file is damaged.
+    """
+    weights = [weight for weight in model.weights if weight.path in wanted]
+    for weight in weights:
+        names = wanted[weight.path]
+        for name in names:
+            if name not in file.shapes:
+                raise ValueError(f"{name} is not in it")
+        shape = file.shapes[names[0]] if len(names) == 1 else (len(names), *file.shapes[names[0]])
+        expected = tuple(weight.shape)
+        if lengths and weight.path in lengths:
+            expected = (*expected[:-1], lengths[weight.path])
+        if shape != expected:
+            raise ValueError(f"{names[0]} is {shape} in it and {expected} in the model")
+    arrays = iter(file.read(file.stored[name] for weight in weights for name in wanted[weight.path]))
+    values = {}
+    for weight in weights:
+        parts = [np.asarray(next(arrays), np.float32) for _ in wanted[weight.path]]
+        values[weight.path] = parts[0] if len(parts) == 1 else np.stack(parts)
+        _check_numbers(file.path, wanted[weight.path][0], values[weight.path])
+    return values
+
+
+def unused(file: ForeignWeights, wanted: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Keys of all that `wanted` leaves in the file, what only a training needs last."""
+    used = {file.stored[name] for names in wanted.values() for name in names}
+    return tuple(sorted(set(file.keys) - used, key=lambda key: (key in file.aside, key)))
+
+
+def _check_numbers(path: str, name: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise UserError(f"weights {path}: {name} is not finite: the file is damaged")
+    if name.endswith("/moving_variance") and values.min() < 0:
+        raise UserError(f"weights {path}: {name} is negative: the file is damaged")
+
+
+def _open_h5(path: str) -> ForeignWeights:
+    def read(keys: Iterable[str]) -> list[np.ndarray]:
+        try:
+            with h5py.File(path) as file:
+                return [file[key][()] for key in keys]
+        except _DAMAGED as error:
+            raise UserError(f"weights {path}: the file is damaged ({weight_files.reason(error)})") from error
+
+    shapes, stored = {}, {}
+
+    def note(key: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset):
+            name = key.removeprefix("model_weights/").partition("/")[2].removesuffix(":0")
+            shapes[name], stored[name] = tuple(item.shape), key
+
+    try:
+        with h5py.File(path) as file:
+            file.visititems(note)
+    except _DAMAGED as error:
+        raise UserError(f"weights {path}: the file is damaged ({weight_files.reason(error)})") from error
+    return ForeignWeights(path, shapes, stored, tuple(stored.values()), frozenset(), False, read)
+
+
+def _find_prefix(path: pathlib.Path) -> str | None:
+    """The prefix of a checkpoint's files (`<prefix>.index`, `<prefix>.data-00000-of-00001`)."""
+    if path.is_dir():
+        latest = tf.train.latest_checkpoint(path)
+        if latest:
+            return latest
+        found = sorted(path.glob("*.index"))
+        return str(found[0].with_suffix("")) if len(found) == 1 else None
+    for prefix in (path, path.with_suffix("")):
+        if prefix.name and pathlib.Path(f"{prefix}.index").is_file():
+            return str(prefix)
+    return None
+
+
+def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
+    def read(keys: Iterable[str]) -> list[np.ndarray]:
+        try:
+            return [reader.get_tensor(key) for key in keys]
+        except (tf.errors.OpError, *_DAMAGED) as error:
+            raise UserError(
+                f"weights {path}: the checkpoint is not whole ({weight_files.reason(error)})"
+            ) from error
+
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        by_key = reader.get_variable_to_shape_map()
+    except (tf.errors.OpError, *_DAMAGED) as error:
+        raise UserError(
+            f"weights {path}: the checkpoint is damaged ({weight_files.reason(error)})"
+        ) from error
+    if _GRAPH in by_key:
+        raw, averages = _names_of_objects(path, *read([_GRAPH]))
+        del by_key[_GRAPH]
+    else:
+        raw = {key: key for key in by_key if not key.endswith(_AVERAGE)}
+        averages = {key.removesuffix(_AVERAGE): key for key in by_key if key.endswith(_AVERAGE)}
+    for name, key in averages.items():
+        if key not in by_key:
+            raise UserError(
+                f"weights {path}: the checkpoint is not whole: the average of {name} over the training has "
+                "no values in it"
+            )
+    stored = {name: key for name, key in (raw | averages).items() if key in by_key}
+    shapes = {name: tuple(by_key[key]) for name, key in stored.items()}
+    aside = {raw[name] for name in averages if name in raw}
+    aside |= {key for key in by_key if _SLOT in key or key.rpartition("/")[0] in by_key}
+    return ForeignWeights(path, shapes, stored, tuple(by_key), frozenset(aside), bool(averages), read)
+
+
+def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str | None]]:
+    """Name of a variable -> key of its values, and of their average (None: lost), from the graph saved."""
+    try:
+        nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes
+    except DecodeError as error:
+        raise UserError(f"weights {path}: the checkpoint is damaged ({error})") from error
+    keys = [{a.full_name: a.checkpoint_key for a in node.attributes if a.full_name} for node in nodes]
+    raw = {name: key for of_node in keys for name, key in of_node.items()}
+    averages = {}
+    for node in nodes:
+        for slot in node.slot_variables:
+            if slot.slot_name != _AVERAGE_SLOT:
+                continue
+            values = next(iter(keys[slot.slot_variable_node_id].values()), None)
+            averages |= dict.fromkeys(keys[slot.original_variable_node_id], values)
+    return raw, averages

@@ -1,0 +1,149 @@
+r"""From images to targets to anchors to loss to detections, as pictures: a walk along the path of one batch.
+
+    python efficientdet/walkthrough.py --weights=runs/mine --images=my/images \
+        --annotations=my/instances.json --output_dir=runs/walk
+
+Reads like the training step it follows: each paragraph is one station, calls what train.py and eval.py call,
+writes one picture and says what it shows.
+"""
+
+import os
+import pathlib
+import sys
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+from absl import flags
+
+from common import args as shared_flags
+from common import box_encoder, errors
+from common import boxes as box_ops
+from common.evaluation import drawing
+from common.open_data import check_labels, open_source
+from common.training.run_directory import make_output_directory
+from efficientdet import losses, postprocess
+from efficientdet.loaders import make_loader
+from efficientdet.predict import load_trained
+from efficientdet.show_batch import to_pixels
+
+SHOWN = 4  # images of a batch
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    flags.DEFINE_string("weights", None, "A weights file or a run directory of ours.", flag_values=fv)
+    flags.DEFINE_string("images", None, "Directory of images.", flag_values=fv)
+    flags.DEFINE_string("annotations", None, "COCO json.", flag_values=fv)
+    flags.DEFINE_string("output_dir", None, "Where the pictures go.", flag_values=fv)
+    flags.DEFINE_integer("seed", 0, "Of order and augmentation.", lower_bound=0, flag_values=fv)
+
+
+def walk(
+    *,
+    weights: str | None,
+    images: str | None,
+    annotations: str | None,
+    output_dir: str | None,
+    seed: int = 0,
+) -> None:
+    """Writes the pictures; see the flags of the same names.
+
+    Raises:
+        UserError: flags missing, files that cannot be used.
+    """
+    if not output_dir:
+        raise errors.UserError("--output_dir is missing: name a directory for the pictures")
+    source = open_source(images, annotations, split="")
+    model, config, label_map, _ = load_trained(weights)
+    check_labels(label_map, source)
+    directory = make_output_directory(output_dir)
+    anchors, names = config.anchors, label_map.names
+    count = min(SHOWN, source.size)
+
+    def show(name: str, pictures: list[np.ndarray], says: str, columns: int = count) -> None:
+        drawing.save_png(drawing.contact_sheet(pictures, columns=columns), directory / name)
+        print(f"{directory / name}: {says}")
+
+    # --- 1. What the loader hands to the network: a random view, normalised, its boxes moved along ----
+    options = {"source": source, "config": config, "batch_size": count}
+    loader = make_loader("auto", training=True, seed=seed, **options)
+    batch, targets = next(iter(loader.dataset()))  # float32 (B, H, W, 3); name -> tensor
+    pixels = [to_pixels(image) for image in batch.numpy()]
+    boxes_px = [box_ops.denormalize(boxes, config.image_size) for boxes in targets["boxes"].numpy()]
+    truth = list(zip(pixels, boxes_px, targets["classes"].numpy(), strict=True))
+    show(
+        "1_network_input.png",
+        [drawing.draw_boxes(image, boxes, classes, names) for image, boxes, classes in truth],
+        f"{count} training images {tuple(batch.shape)} and their boxes, padded to "
+        f"{tuple(targets['boxes'].shape)}",
+    )
+
+    # --- 2. Anchors: those that a box made positive, in the colour of their level ---------------------
+    flat = np.concatenate(
+        [targets[f"class_targets_{level}"].numpy().reshape(count, -1) for level in anchors.levels], axis=1
+    )  # (B, A), in the order of anchors.boxes
+    level_of = np.repeat(
+        np.arange(len(anchors.levels)),
+        [rows * columns * anchors.anchors_per_location for rows, columns in anchors.feature_sizes],
+    )
+    levels = [f"level {level}" for level in anchors.levels]
+    pictures = []
+    for image, classes in zip(pixels, flat, strict=True):
+        positive = classes >= 0
+        anchors_px = box_ops.tlbr_to_ltrb(anchors.boxes[positive])
+        pictures.append(drawing.draw_boxes(image, anchors_px, level_of[positive], levels))
+    show(
+        "2_positive_anchors.png",
+        pictures,
+        f"of {flat.shape[1]} anchors an image, {(flat >= 0).sum(1).tolist()} are positive: IoU of "
+        f"{box_encoder.MATCH_IOU:g} with a box, or the best of one",
+    )
+
+    # --- 3. Targets, and what the network says, cell by cell: finest level left, coarsest right -------
+    class_logits, box_offsets = model(batch, training=False)
+    wanted, said = [], []
+    for image, row in zip(pixels, range(count), strict=True):
+        for level, logits in zip(anchors.levels, class_logits, strict=True):
+            positive = (targets[f"class_targets_{level}"][row].numpy() >= 0).any(-1)
+            wanted.append(drawing.heat_map(image, positive.astype(float)))
+            said.append(drawing.heat_map(image, tf.sigmoid(tf.reduce_max(logits[row], axis=-1)).numpy()))
+    per_row = len(anchors.levels)
+    show("3_targets.png", wanted, f"cells with a positive anchor, {', '.join(levels)}", per_row)
+    show("4_scores.png", said, "the best class score of each cell, where the loss compares", per_row)
+
+    # --- 4. The loss ----------------------------------------------------------------------------------
+    values = losses.detection_loss(class_logits, box_offsets, targets, config)
+    parts = ", ".join(f"{name} {float(value):.4f}" for name, value in values.items())
+    print(f"loss: {parts}; the box loss counts {config.box_loss_weight:g} times")
+
+    # --- 5. Candidates and detections, on whole images ------------------------------------------------
+    loader = make_loader("auto", training=False, with_targets=False, **options)
+    batch, _ = next(iter(loader.dataset()))
+    class_logits, box_offsets = model(batch, training=False)
+    best = postprocess.candidates(class_logits, box_offsets, config, anchors)
+    kept = postprocess.detect(class_logits, box_offsets, config, anchors)
+    for name, found, least_score, says in (
+        ("5_candidates.png", best, 0.0, "the best 100 predictions of each image, before suppression"),
+        ("6_detections.png", kept[:3], 0.3, f"after it ({config.nms_method}), with a score of 0.3 at least"),
+    ):
+        pictures = []
+        for image, *rows in zip(batch.numpy(), *(values.numpy() for values in found), strict=True):
+            boxes, scores, classes = (values[:100] for values in rows)
+            seen = scores >= least_score
+            found_px = box_ops.denormalize(boxes[seen], config.image_size)
+            pictures.append(
+                drawing.draw_boxes(to_pixels(image), found_px, classes[seen], names, scores[seen])
+            )
+        show(name, pictures, says)
+
+
+def main() -> None:
+    walk(**shared_flags.values(flags.FLAGS, define_flags))
+
+
+if __name__ == "__main__":
+    shared_flags.install(define_flags)
+    errors.run(main)

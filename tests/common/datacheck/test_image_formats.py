@@ -1,0 +1,503 @@
+"""Headers and ends of images, against the decoder that will read them: DALI's, on the CPU."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import PIL.Image
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nvidia.dali import fn, pipeline_def, types
+
+from common.datacheck.encoded_image import Encoded, Fault
+from common.datacheck.images import ImageFacts, inspect
+from common.issues import KINDS, Severity
+from tests.common.image_variants import (
+    BMPS,
+    GREY,
+    HEIGHT,
+    JPEG2000S,
+    JPEGS,
+    PNGS,
+    PNMS,
+    REFUSED,
+    RGB,
+    TIFFS,
+    WEBPS,
+    WIDTH,
+    bmp,
+    chunk,
+    exif,
+    expected,
+    pillow,
+    png,
+    tiff,
+)
+from tests.common.image_variants import VARIANTS as DECODED
+
+FLOATS = ("tiff-float", "tiff-float-rgb")  # DALI decodes them, if white is 1, which no header tells
+VARIANTS = {name: encoded for name, encoded in DECODED.items() if name not in FLOATS}
+FORMAT_OF = {
+    name: image_format
+    for image_format, names in (
+        ("JPEG", JPEGS),
+        ("PNG", PNGS),
+        ("WEBP", WEBPS),
+        ("BMP", BMPS),
+        ("TIFF", TIFFS),
+        ("JPEG2000", JPEG2000S),
+        ("PPM", PNMS),
+    )
+    for name in names
+}
+
+
+def decode_by_dali(*encoded: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Each image whole, and in the way of the pipelines: its size asked for, then the window of that size."""
+
+    @pipeline_def(batch_size=len(encoded), num_threads=2, device_id=None, prefetch_queue_depth=1)
+    def pipeline():
+        batch = [np.frombuffer(image, np.uint8) for image in encoded]
+        files = fn.external_source(source=lambda: batch, batch=True)
+        size = fn.cast(fn.peek_image_shape(files, adjust_orientation=False)[:2], dtype=types.INT32)
+        options = {"output_type": types.RGB, "adjust_orientation": False}
+        window = fn.decoders.image_slice(files, start=[0, 0], shape=size, axes=[0, 1], **options)
+        return fn.decoders.image(files, **options), window
+
+    whole, window = pipeline().run()
+    return [(np.array(whole[i]), np.array(window[i])) for i in range(len(encoded))]
+
+
+def test_what_passes_is_decoded_by_dali_into_what_it_means():
+    decoded = decode_by_dali(*VARIANTS.values())
+    for (name, encoded), (whole, window) in zip(VARIANTS.items(), decoded, strict=True):
+        facts = inspect(encoded)
+        assert facts == ImageFacts(FORMAT_OF[name], HEIGHT, WIDTH), name
+        assert whole.shape == (facts.height, facts.width, 3), name
+        np.testing.assert_array_equal(whole, window, err_msg=name)
+        difference = np.abs(whole.astype(int) - expected(name)).mean()
+        assert difference < 4, (name, difference)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_variant_is_a_false_alarm_at_any_depth(name):
+    encoded = VARIANTS[name]
+    facts = inspect(encoded)
+    assert not facts.fault
+    assert inspect(encoded, decode=True) == facts
+    assert inspect(memoryview(encoded), decode=True) == facts
+    assert inspect(memoryview(b"before" + encoded)[6:]) == facts
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_dali_refuses_or_changes_is_unsupported(name):
+    facts = inspect(REFUSED[name])
+    assert facts.fault == "unsupported-format" and facts.detail
+    try:
+        ((whole, _),) = decode_by_dali(REFUSED[name])
+    except RuntimeError:
+        return
+    assert np.abs(whole.astype(int) - expected(name)).mean() > 25
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_tiffs_of_floats_are_refused_since_dali_makes_0_to_255_white(name):
+    pixels = RGB if "rgb" in name else GREY[..., None]
+    to_255 = tiff(pixels.astype(np.float32), 2 if "rgb" in name else 1, bits=32, kind=3)
+    for encoded in (DECODED[name], to_255):
+        facts = inspect(encoded)
+        assert (facts.fault, facts.height, facts.width) == ("unsupported-format", HEIGHT, WIDTH)
+        assert "float" in facts.detail and "255" in facts.detail
+    ((whole, _),) = decode_by_dali(to_255)
+    assert (whole == 255).all()
+
+
+def _tiff_combination(photometric: int, samples: int, bits: int, planar: bool, tiled: bool) -> bytes:
+    values = np.arange(HEIGHT * WIDTH * samples).reshape(HEIGHT, WIDTH, samples) % 2**bits
+    palette = {"tag320": tuple(range(3 * 2**bits))} if photometric == 3 else {}
+    return tiff(values, photometric, bits=bits, planar=planar and samples > 1, tiled=tiled, **palette)
+
+
+@pytest.mark.parametrize(
+    ("photometric", "samples"),
+    [(0, 1), (1, 1), (2, 3), (2, 4), (2, 5), (3, 1), (5, 4), (5, 5), (6, 3), (8, 3)],
+)
+def test_no_tiff_passes_that_dali_refuses(photometric, samples):
+    combinations = [
+        _tiff_combination(photometric, samples, bits, planar, tiled)
+        for bits in (1, 2, 4, 8, 10, 12, 14, 16)
+        for planar, tiled in ((False, False), (True, False), (False, True))
+        if photometric != 3 or bits <= 8
+    ]
+    passing = [encoded for encoded in combinations if inspect(encoded).fault != "unsupported-format"]
+    assert bool(passing) == ((photometric, samples) != (5, 5))
+    assert not passing or all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*passing))
+
+
+# --- ends ---
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_cut_is_found_without_decoding(name):
+    encoded = VARIANTS[name]
+    end = len(encoded)
+    if name == "jpeg-several-pictures":
+        end = encoded.index(b"\xff\xd9") + 2  # DALI reads the first picture
+    harmless = []
+    for cut in sorted({*range(min(end, 700)), *range(0, end, 7), *range(end - 100, end)}):
+        facts = inspect(encoded[:cut])
+        if cut == 0:
+            assert facts.fault == "image-empty"
+        elif name == "ppm-text" and facts.fault == "image-damaged":
+            assert "space" in facts.detail  # a cut between the digits of a number
+        elif cut < 14 and facts.fault == "not-an-image":
+            assert not encoded[:cut].startswith((b"\xff\xd8", b"BM"))  # not even a signature
+        elif name in ("tiff-jpeg", "tiff-pages") and not facts.fault:
+            harmless.append(encoded[:cut])
+        else:
+            assert facts.fault == "image-truncated", (cut, facts)
+    # What is gone is a second picture, or the values of tags that nobody asks for.
+    for whole, _ in decode_by_dali(encoded, *harmless) if harmless else ():
+        assert np.abs(whole.astype(int) - RGB).mean() < 1
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "garbage", [bytes(33), b"\xff\xd8\xff\xe0 more", b"text\n"], ids=["zeros", "jpeg", "text"]
+)
+def test_bytes_behind_an_image_do_no_harm(name, garbage):
+    encoded = VARIANTS[name] + garbage
+    if name == "ppm-text" and not garbage.isspace():
+        return  # they would be numbers
+    facts = inspect(encoded, decode=True)
+    assert not facts.fault, facts
+    assert inspect(encoded) == facts
+
+
+def test_dali_does_not_mind_bytes_behind_an_image():
+    encoded = [
+        VARIANTS[name] + bytes(33) for name in ("jpeg", "png", "webp", "tiff", "bmp", "jpeg2000", "ppm")
+    ]
+    assert all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*encoded))
+
+
+def test_what_lies_behind_the_end_is_not_even_read():
+    counts = []
+
+    def read(offset: int, count: int) -> bytes:
+        counts.append(count)
+        return bytes(20_000)[offset : offset + count]
+
+    encoded = Encoded(20_000, read)
+    assert len(encoded.at(15_000, 4)) == 4 and len(encoded.whole()) == 20_000
+    for offset, count in ((19_999, 2), (0, 2**40), (2**40, 1)):
+        with pytest.raises(Fault):
+            encoded.at(offset, count)
+    assert max(counts) == 20_000 and len(counts) == 3
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_rows_of_a_bmp_are_filled_up(width):
+    for pixels in (RGB[:, :width], RGB[:, :width, 0]):
+        encoded = pillow("BMP", pixels)
+        assert not inspect(encoded).fault
+        assert inspect(encoded[:-1]).fault == "image-truncated"
+
+
+def _with_thumbnail(picture: bytes, thumbnail: bytes) -> bytes:
+    block = b"Exif\0\0" + exif(1) + thumbnail
+    return picture[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + picture[2:]
+
+
+def test_the_end_of_a_thumbnail_is_not_that_of_the_image():
+    whole = _with_thumbnail(JPEGS["jpeg"], JPEGS["jpeg-grey"])
+    assert whole.count(b"\xff\xd9") == 2
+    assert inspect(whole, decode=True) == ImageFacts("JPEG", HEIGHT, WIDTH)
+    assert inspect(whole[:-1]).fault == "image-truncated"
+    assert inspect(whole[:-1] + bytes(50)).fault == "image-truncated"
+    scan = whole.rindex(b"\xff\xda")
+    assert inspect(whole[: scan + 30]).fault == "image-truncated"
+    assert inspect(whole[: whole.index(b"\xff\xd9") + 2]).fault == "image-truncated"
+
+
+def test_an_end_inside_a_table_between_two_scans_does_not_count():
+    progressive = JPEGS["jpeg-progressive"]
+    second = progressive.index(b"\xff\xda", progressive.index(b"\xff\xda") + 2)
+    comment = b"\xff\xfe\0\x06\xff\xd9\xff\xd9"
+    whole = progressive[:second] + comment + progressive[second:]
+    assert not inspect(whole + b"garbage", decode=True).fault
+    assert inspect(whole[:-2]).fault == "image-truncated"
+    assert inspect(whole[:-2] + b"garbage").fault == "image-truncated"
+
+
+def test_a_file_whose_rest_was_never_written():
+    for name in ("jpeg", "png", "jpeg2000"):  # the others have no mark at the end, only a length
+        encoded = VARIANTS[name]
+        half = len(encoded) * 2 // 3
+        assert inspect(encoded[:half] + bytes(len(encoded) - half)).fault == "image-truncated", name
+
+
+# --- what headers say ---
+
+
+@pytest.mark.parametrize("orientation", [*range(1, 9), 0, 9])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_orientation(orientation, order):
+    block = exif(orientation, order)
+    turned = {
+        "JPEG": _with_exif(JPEGS["jpeg"], block),
+        "PNG": png(8, 0, [bytes(WIDTH)] * HEIGHT, (b"eXIf", block)),
+        "WEBP": pillow("WEBP", exif=block),
+        "TIFF": tiff(RGB, 2, order=order, tag274=(orientation,)),
+    }
+    said = orientation if 1 <= orientation <= 8 else 1
+    for image_format, encoded in turned.items():
+        assert inspect(encoded) == ImageFacts(image_format, HEIGHT, WIDTH, said)
+
+
+def _with_exif(jpeg: bytes, block: bytes) -> bytes:
+    block = b"Exif\0\0" + block
+    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + jpeg[2:]
+
+
+def test_pillow_finds_the_same_orientation():
+    encoded = _with_exif(JPEGS["jpeg"], exif(6))
+    assert PIL.Image.open(io.BytesIO(encoded)).getexif()[0x0112] == 6
+
+
+@pytest.mark.parametrize(
+    "block", [b"", b"II", b"II*\0", exif(6)[:15], b"XX*\0" + exif(6)[4:], exif(6)[:4] + b"\xff" * 4]
+)
+def test_damaged_exif_is_no_fault(block):
+    assert inspect(_with_exif(JPEGS["jpeg"], block)) == ImageFacts("JPEG", HEIGHT, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("encoded", "image_format"),
+    [
+        (pillow("GIF", RGB, "P"), "GIF"),
+        (pillow("AVIF"), "AVIF"),
+        (b"\0\0\0\x18ftypavis\0\0\0\0avismif1" + bytes(50), "AVIF"),
+        (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf" + bytes(50), "AVIF"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50), "HEIF"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(50), "HEIF"),
+        (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(50), "video of brand b'isom'"),
+        (b"\xff\x0a" + bytes(50), "JPEG XL"),
+        (pillow("ICO"), "ICO"),
+        (pillow("DDS"), "DDS"),
+        (pillow("QOI"), "QOI"),
+        (b"P7\nWIDTH 3\n", "PAM"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
+    ],
+)
+def test_formats_that_dali_does_not_decode_are_named(encoded, image_format):
+    facts = inspect(encoded)
+    assert (facts.image_format, facts.fault, facts.detail) == (
+        image_format,
+        "unsupported-format",
+        image_format,
+    )
+
+
+@pytest.mark.parametrize(
+    ("encoded", "kind"),
+    [
+        (b"", "image-empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n", "image-lfs-pointer"),
+        (b"<!DOCTYPE html>\n<html>", "not-an-image"),
+        (b"\0" * 100, "not-an-image"),
+        (b"RIFF\x24\0\0\0WAVEfmt " + bytes(50), "not-an-image"),
+        (b"x", "not-an-image"),
+        (b"P6x", "not-an-image"),
+    ],
+)
+def test_what_is_no_image(encoded, kind):
+    facts = inspect(encoded)
+    assert (facts.image_format, facts.fault) == ("", kind)
+    if kind == "not-an-image":
+        assert ("WAVE" if encoded.startswith(b"RIFF") else repr(encoded[:12])[2:-1]) in facts.detail
+
+
+def _jpeg_frame(position: int, value: bytes) -> bytes:
+    """The JPEG with other bytes in its frame header: 2 bits, 3 height, 5 width, 7 components."""
+    frame = JPEGS["jpeg"].index(b"\xff\xc0") + 2 + position
+    return JPEGS["jpeg"][:frame] + value + JPEGS["jpeg"][frame + len(value) :]
+
+
+def _changed(name: str, position: int, value: bytes) -> bytes:
+    encoded = VARIANTS[name]
+    return encoded[:position] + value + encoded[position + len(value) :]
+
+
+@pytest.mark.parametrize(
+    ("encoded", "kind", "words"),
+    [
+        (_jpeg_frame(2, b"\x0c"), "unsupported-format", "12 bits"),
+        (_jpeg_frame(7, b"\2"), "unsupported-format", "2 components"),
+        (_jpeg_frame(3, b"\0\0"), "unsupported-format", "without its height"),
+        (_jpeg_frame(5, b"\0\0"), "image-damaged", "without a picture"),
+        (_jpeg_frame(-1, b"\xc3"), "unsupported-format", "lossless JPEG"),
+        (_jpeg_frame(-1, b"\xf7"), "unsupported-format", "JPEG-LS"),
+        (JPEGS["jpeg"][:20] + b"abc" + JPEGS["jpeg"][20:], "image-damaged", "no JPEG marker at byte 20"),
+        (b"\xff\xd8\xff\xd9" + bytes(9), "image-damaged", "without a picture"),
+        (_changed("png", 12, b"CgBI"), "image-damaged", "CgBI"),
+        (_changed("png", 16, bytes(4)), "image-damaged", "0 x 36"),
+        (
+            PNGS["png"][:8] + chunk(b"IHDR", b"\xff" * 8 + PNGS["png"][24:29]) + PNGS["png"][33:],
+            "image-damaged",
+            "4294967295 x 4294967295",
+        ),
+        (_changed("png", 24, b"\3"), "image-damaged", "3 bits"),
+        (VARIANTS["png"][:33] + chunk(b"IEND", b""), "image-damaged", "without a picture"),
+        (_changed("webp", 12, b"VP9 "), "image-damaged", "VP9"),
+        (_changed("webp", 23, b"\0"), "image-damaged", "key frame"),
+        (_changed("webp-odd-chunk", 20, b"\x28"), "image-damaged", "announces EXIF"),
+        (_changed("bmp", 14, b"\x10"), "unsupported-format", "16 bytes"),
+        (_changed("bmp", 18, b"\xff" * 4), "image-damaged", "pixels"),
+        (_changed("bmp-grey", 46, b"\1\1"), "image-damaged", "257 colors"),
+        (bmp(32, [bytes(4 * WIDTH)] * HEIGHT, compression=6), "unsupported-format", "compression 6"),
+        (
+            bmp(16, [bytes(2 * WIDTH)] * HEIGHT, compression=3, masks=(0xF00, 0xF0, 0xF)),
+            "unsupported-format",
+            "16 bits",
+        ),
+        (tiff(RGB, 2, without=(256,)), "image-damaged", "without width"),
+        (tiff(RGB, 2, without=(279,), tag259=(5,)), "image-damaged", "0 of 1 strips"),
+        (tiff(RGB, 2, tag278=(5,)), "image-damaged", "1 of 8 strips"),
+        (tiff(RGB, 2, tag257=(HEIGHT + 1,)), "image-damaged", "of 2 strips"),
+        (tiff(RGB, 2, tag284=(7,)), "image-damaged", "planar configuration 7"),
+        (tiff(RGB, 2, tag284=(2,)), "image-damaged", "1 of 3 strips"),
+        (tiff(RGB, 2, tag256=(WIDTH, 9)), "image-damaged", "tag 256 has 2 values"),
+        (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format", "8/16 bits"),
+        (tiff(RGB, 2, tag259=(34712,)), "unsupported-format", "compression 34712"),
+        (_changed("jpeg2000", 48, b"\0\0\0\1"), "image-damaged", "whose box has"),
+        (VARIANTS["jpeg2000"].replace(b"ihdr", b"free"), "image-damaged", "image header"),
+        (VARIANTS["jpeg2000"].replace(b"\0\0\0\x16ihdr", b"\0\0\0\x02ihdr"), "image-damaged", "has 2 bytes"),
+        (
+            VARIANTS["jpeg2000"].replace(b"\xff\x4f\xff\x51", b"\xff\x4f\xff\x52"),
+            "image-damaged",
+            "no header",
+        ),
+        (b"P5\n0 7\n255\n", "image-damaged", "0 x 7"),
+        (b"P2\n2 1\n255\n1 x\n", "image-damaged", "no numbers"),
+    ],
+)
+def test_faults_of_headers(encoded, kind, words):
+    facts = inspect(encoded)
+    assert facts.fault == kind and words in facts.detail, facts
+    assert inspect(encoded, decode=True) == facts
+
+
+def _png_with(*chunks: bytes, methods=(0, 0, 0), color=2) -> bytes:
+    """A PNG whose chunks between IHDR and IEND are given, with the methods of IHDR's last three bytes."""
+    fields = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, color, *methods)
+    parts = (chunk(b"IHDR", fields), *chunks, chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+_DATA = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))
+_INDICES = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + WIDTH))))
+_PALETTE = chunk(b"PLTE", bytes(768))
+_QUANTIZATION = JPEGS["jpeg"].index(b"\xff\xdb") + 4
+
+
+def _jpeg_table(value: bytes) -> bytes:
+    """The JPEG with other bytes at the start of its quantization tables."""
+    return _changed("jpeg", _QUANTIZATION, value)
+
+
+BROKEN_HEADERS = {
+    "png-ihdr-checksum": (_changed("png", 29, b"abcd"), "checksum of chunk b'IHDR' at byte 8"),
+    "png-compression": (_png_with(_DATA, methods=(1, 0, 0)), "compression 1,"),
+    "png-filter": (_png_with(_DATA, methods=(0, 64, 0)), "filter 64,"),
+    "png-interlace": (_png_with(_DATA, methods=(0, 0, 2)), "interlace 2"),
+    "png-no-palette": (_png_with(_INDICES, color=3), "without its palette"),
+    "png-late-palette": (_png_with(_INDICES, _PALETTE, color=3), "without its palette"),
+    "png-two-palettes": (_png_with(_PALETTE, _PALETTE, _INDICES, color=3), "second palette"),
+    "png-palette-of-4": (_png_with(chunk(b"PLTE", bytes(4)), _INDICES, color=3), "4 bytes"),
+    "png-palette-of-0": (_png_with(chunk(b"PLTE", b""), _INDICES, color=3), "0 bytes"),
+    "png-palette-of-771": (_png_with(chunk(b"PLTE", bytes(771)), _INDICES, color=3), "771 bytes"),
+    "png-palette-checksum": (
+        _png_with(_PALETTE[:-1] + b"\0", _INDICES, color=3),
+        "checksum of chunk b'PLTE' at byte 33",
+    ),
+    "png-critical-chunk": (_png_with(chunk(b"ABCD", b""), _DATA), "b'ABCD' at byte 33"),
+    "png-two-headers": (_png_with(chunk(b"IHDR", bytes(13)), _DATA), "b'IHDR' at byte 33"),
+    "png-chunk-no-letter": (_png_with(chunk(b"a1CD", b""), _DATA), "b'a1CD'"),
+    "png-chunk-reserved": (_png_with(chunk(b"abcD", b""), _DATA), "b'abcD'"),
+    "png-empty": (_png_with(chunk(b"IDAT", b""), chunk(b"IDAT", b"")), "data are empty"),
+    "jpeg-sampling-0": (_jpeg_frame(9, b"\x02"), "component 1 has sampling factors 0 x 2"),
+    "jpeg-sampling-down-0": (_jpeg_frame(9, b"\x20"), "component 1 has sampling factors 2 x 0"),
+    "jpeg-sampling-5": (_jpeg_frame(12, b"\x51"), "component 2 has sampling factors 5 x 1"),
+    "jpeg-sampling-down-5": (_jpeg_frame(12, b"\x15"), "component 2 has sampling factors 1 x 5"),
+    "jpeg-blocks": (_jpeg_frame(9, b"\x33"), "11 blocks"),
+    "jpeg-components": (_jpeg_frame(0, b"\0\x12"), "3 components has 18 bytes"),
+    "jpeg-table-3": (_jpeg_frame(10, b"\3"), "without quantization table 3"),
+    "jpeg-no-tables": (JPEGS["jpeg"].replace(b"\xff\xdb", b"\xff\xfe"), "without quantization table 0"),
+    "jpeg-number-of-table": (_jpeg_table(b"\4"), "quantization table 4"),
+    "jpeg-table-cut-off": (_jpeg_table(b"\x10"), "quantization table 0 is cut off"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_HEADERS)
+def test_broken_headers_that_dali_refuses_are_found_without_decoding(name):
+    encoded, words = BROKEN_HEADERS[name]
+    facts = inspect(encoded)
+    assert facts.fault == "image-damaged" and words in facts.detail, facts
+    assert inspect(encoded, decode=True) == facts
+    with pytest.raises(RuntimeError):
+        decode_by_dali(encoded)
+
+
+def test_sides_that_libjpeg_does_not_take():
+    for position in (3, 5):
+        facts = inspect(_jpeg_frame(position, struct.pack(">H", 65501)))
+        assert facts.fault == "unsupported-format" and "65501" in facts.detail
+        assert not inspect(_jpeg_frame(position, struct.pack(">H", 65500))).fault
+    with pytest.raises(RuntimeError):
+        decode_by_dali(_jpeg_frame(5, struct.pack(">H", 65501)))
+
+
+def test_rare_headers_that_dali_decodes_are_no_faults():
+    jpeg = JPEGS["jpeg"]
+    start, frame = jpeg.index(b"\xff\xdb"), jpeg.index(b"\xff\xc0")
+    scan = jpeg.index(b"\xff\xc4")
+    tables = jpeg[start:frame]
+    values = jpeg[_QUANTIZATION + 1 : _QUANTIZATION + 65]
+    of_16_bits = b"\xff\xdb\0\x83\x10" + b"".join(bytes([0, value]) for value in values)
+    encoded = {
+        "tables behind the frame": jpeg[:start] + jpeg[frame:scan] + tables + jpeg[scan:],
+        "a table of 16 bits": jpeg[:frame] + of_16_bits + jpeg[frame:],
+        "a palette": _png_with(_PALETTE, _INDICES, color=3),
+        "a palette that is not needed": _png_with(chunk(b"PLTE", bytes(4)), _DATA),
+        "a palette that is not needed, and damaged": _png_with(_PALETTE[:-1] + b"\0", _DATA),
+        "an unknown chunk": _png_with(chunk(b"abCD", b""), _DATA),
+        "a damaged text": _png_with(chunk(b"tEXt", b"a\0b")[:-1] + b"\0", _DATA),
+        "a part without data": _png_with(chunk(b"IDAT", b""), _DATA),
+    }
+    for name, image in encoded.items():
+        assert not inspect(image).fault, name
+    assert all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*encoded.values()))
+
+
+def test_a_table_of_a_tiff_that_leads_back_to_itself():
+    encoded = tiff(RGB, 2)
+    (entries,) = struct.unpack("<H", encoded[8:10])
+    after = 10 + 12 * entries
+    facts = inspect(encoded[:after] + struct.pack("<I", 8) + encoded[after + 4 :])
+    assert facts.fault == "image-damaged" and "back to byte 8" in facts.detail
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_no_bytes_lead_to_an_exception(data):
+    encoded = bytearray(VARIANTS[data.draw(st.sampled_from(sorted(VARIANTS)))])
+    for _ in range(data.draw(st.integers(1, 4))):
+        # Most headers are short.
+        position = data.draw(st.integers(0, min(len(encoded) - 1, data.draw(st.sampled_from([150, 5000])))))
+        encoded[position] = data.draw(st.integers(0, 255))
+    facts = inspect(bytes(encoded), decode=True, max_megapixels=1)
+    assert not facts.fault or KINDS[facts.fault].severity is Severity.IMAGE
+    assert 0 <= facts.height < 2**31 and 0 <= facts.width < 2**31 and 1 <= facts.orientation <= 8

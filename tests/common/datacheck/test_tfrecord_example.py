@@ -1,0 +1,220 @@
+"""One record: what it says, and every way in which it can be wrong, with its place, key and value."""
+
+import math
+
+import pytest
+import tensorflow as tf
+
+from common.datacheck.tfrecord_example import (
+    BOX_KEYS,
+    CROWD_KEY,
+    DALI_KEYS,
+    LABEL_KEY,
+    absent_keys,
+    complete,
+    parse,
+)
+from common.issues import Findings
+from tests.common.record_writing import PNG, empty_record, record
+
+NAME = "x.tfrecord record 3"
+KNOWN = frozenset((3, 17, 90))
+
+
+def parsed(content):
+    findings = Findings("")
+    return *parse(content, NAME, KNOWN, findings), findings
+
+
+def test_what_a_record_says():
+    example, encoded, findings = parsed(
+        record(
+            filename=b"a/b.png",
+            object__bbox__xmin=[0.0, 0.25],
+            object__bbox__xmax=[0.5, 0.75],
+            object__bbox__ymin=[0.125, 0.0],
+            object__bbox__ymax=[0.25, 1.5],
+            object__class__label=[90, 3],
+            object__is_crowd=[0, 1],
+            object__area=[7.0, 0.0],
+        )
+    )
+    assert not list(findings)
+    assert encoded == PNG
+    assert (example.name, example.image_id) == (f"{NAME} (image 42)", 42)
+    assert (example.file_name, example.image_size) == ("a/b.png", (50, 100))
+    assert [list(side) for side in example.sides] == [[0, 0.25], [0.125, 0], [0.5, 0.75], [0.25, 1.5]]
+    assert (list(example.category_ids), list(example.is_crowd)) == ([90, 3], [0, 1])
+    assert list(example.areas) == [7, 0]
+    assert example.absent == 0
+
+
+def test_what_may_be_left_out():
+    example, _, findings = parsed(record())
+    assert not list(findings)
+    assert example.file_name == ""
+    assert list(example.is_crowd) == [0]
+    assert len(example.areas) == 1 and math.isnan(example.areas[0])
+    assert absent_keys(example.absent) == (CROWD_KEY,)
+
+    none = tf.train.Feature(int64_list=tf.train.Int64List())  # there, with nothing for the box
+    example, _, findings = parsed(record(object__is_crowd=none))
+    assert not list(findings)
+    assert list(example.is_crowd) == [0] and absent_keys(example.absent) == (CROWD_KEY,)
+
+    example, _, findings = parsed(empty_record(5))
+    assert not list(findings)
+    assert example.image_id == 5 and [len(side) for side in example.sides] == [0] * 4
+    assert absent_keys(example.absent) == DALI_KEYS
+
+    empty = {f"object__{key.removeprefix('image/object/').replace('/', '__')}": [] for key in BOX_KEYS}
+    example, _, findings = parsed(record(**empty, object__class__label=None, object__is_crowd=None))
+    assert not list(findings)
+    assert absent_keys(example.absent) == (LABEL_KEY, CROWD_KEY)
+
+
+@pytest.mark.parametrize(
+    ("content", "image_id"),
+    [(b"9223372036854775807", 2**63 - 1), (b"0000000000000000042", 42), (b"0", 0)],
+)
+def test_image_ids_have_up_to_19_digits(content, image_id):
+    example, _, findings = parsed(record(source_id=content))
+    assert example.image_id == image_id and not list(findings)
+
+
+@pytest.mark.parametrize(
+    ("content", "name"), [(b"\xe4.jpg", "\ufffd.jpg"), (b"a\0b", "a\ufffdb"), ([b"a", b"b"], "ab"), ([], "")]
+)
+def test_file_names_are_text(content, name):
+    assert parsed(record(filename=content))[0].file_name == name
+
+
+AREAS = {"object__area": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"encoded": None}, "record-key-missing", "lacks image/encoded"),
+        ({"encoded": 3}, "record-key-type", "has a int64_list in image/encoded, 3, instead of a bytes_list"),
+        (
+            {"encoded": [b"a", b"b"]},
+            "record-value",
+            "has 2 values in image/encoded instead of one: [b'a', b'b']",
+        ),
+        ({"source_id": None}, "record-key-missing", "lacks image/source_id"),
+        ({"source_id": b""}, "record-value", "has the image/source_id b'': image ids are decimal digits"),
+        ({"source_id": b"a.jpg"}, "record-value", "has the image/source_id b'a.jpg'"),
+        ({"source_id": b"-3"}, "record-value", "has the image/source_id b'-3'"),
+        ({"source_id": b"9223372036854775808"}, "record-value", "b'9223372036854775808': "),
+        ({"source_id": b"00000000000000000042"}, "record-value", "b'00000000000000000042': "),
+        ({"source_id": 42}, "record-key-type", "has a int64_list in image/source_id, 42, instead of"),
+        ({"height": None}, "record-key-missing", "lacks image/height"),
+        ({"height": 0}, "record-value", "has the image/height 0: it must be"),
+        ({"width": -5}, "record-value", "has the image/width -5: it must be"),
+        ({"width": 2**31}, "record-value", "has the image/width 2147483648: it must be"),
+        ({"width": [100, 100]}, "record-value", "has 2 values in image/width instead of one: [100, 100]"),
+        (
+            {"width": 100.0},
+            "record-key-type",
+            "has a float_list in image/width, 100.0, instead of a int64_list",
+        ),
+        ({"filename": 7}, "record-key-type", "has a int64_list in image/filename, 7, "),
+        (
+            {"object__class__label": [17.0]},
+            "record-key-type",
+            "has a float_list in image/object/class/label, 17.0, instead of a int64_list",
+        ),
+        (
+            {"object__class__label": [18]},
+            "unknown-category",
+            "has the label 18, which none of 3 categories from 3 to 90 has",
+        ),
+        (
+            {"object__class__label": [17, 3]},
+            "record-ragged",
+            "has lists of these lengths: image/object/class/label 2, image/object/bbox/xmin 1, ",
+        ),
+        (
+            {"object__class__label": None},
+            "record-key-missing",
+            "lacks image/object/class/label, but has 1 values in image/object/bbox/xmin",
+        ),
+        (
+            {"object__bbox__ymax": None},
+            "record-key-missing",
+            "lacks image/object/bbox/ymax, but has 1 values in image/object/class/label",
+        ),
+        ({"object__bbox__ymax": []}, "record-ragged", "image/object/bbox/ymax 0"),
+        ({"object__bbox__ymax": [0.5, 0.6]}, "record-ragged", "image/object/bbox/ymax 2"),
+        ({"object__bbox__ymax": [1]}, "record-key-type", "has a int64_list in image/object/bbox/ymax, 1, "),
+        ({"object__is_crowd": [0, 0]}, "record-ragged", "image/object/is_crowd 2"),
+        ({"object__is_crowd": [2]}, "record-value", "has image/object/is_crowd 2: it must be 0 or 1"),
+        ({"object__is_crowd": [0.0]}, "record-key-type", "has a float_list in image/object/is_crowd"),
+        ({"object__area": [-1.0]}, "record-value", "has image/object/area -1.0: "),
+        ({"object__area": [math.nan]}, "record-value", "has image/object/area nan: "),
+        ({"object__area": [math.inf]}, "record-value", "has image/object/area inf: "),
+        ({"object__area": [5]}, "record-key-type", "has a int64_list in image/object/area, 5, "),
+        ({"object__area": [5.0, 6.0]}, "record-ragged", "image/object/area 2"),
+    ],
+)
+def test_records_outside_the_schema(changes, kind, message):
+    _, _, findings = parsed(record(**changes))
+    (finding,) = findings
+    (text,) = finding.offenders
+    assert finding.kind == kind
+    name = NAME if "source_id" in changes else f"{NAME} (image 42)"
+    assert text.startswith(f"{name} ") and message in text
+
+
+def test_values_of_any_length_make_short_messages():
+    for changes in ({"source_id": b"x" * 10**6}, {"width": list(range(10**5))}, {"height": b"y" * 10**6}):
+        _, _, findings = parsed(record(**changes))
+        assert all(len(text) < 200 for finding in findings for text in finding.offenders)
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    changes = {"height": 0, "encoded": None, "object__class__label": [5, 18], "object__is_crowd": [0, 3]}
+    sides = {f"object__bbox__{side}": [0.1, 0.2] for side in ("xmin", "ymin", "xmax", "ymax")}
+    _, _, findings = parsed(record(**changes, **sides, object__area=[-1.0, 2.0]))
+    assert {finding.kind: finding.count for finding in findings} == {
+        "record-key-missing": 1,
+        "record-value": 3,
+        "unknown-category": 2,
+    }
+
+
+def test_nothing_but_areas_is_there():
+    _, _, findings = parsed(empty_record(1, **AREAS))
+    (finding,) = findings
+    assert (finding.kind, finding.count) == ("record-key-missing", 5)
+    assert finding.offenders[0] == (
+        f"{NAME} (image 1) lacks image/object/class/label, but has 1 values in image/object/area"
+    )
+
+
+@pytest.mark.parametrize("content", [b"\xff\xff\xff", b"", b"\x12\x03abc"])
+def test_what_is_no_example(content):
+    """The last two are messages without any field that an Example has."""
+    example, encoded, findings = parsed(content)
+    (finding,) = findings
+    assert finding.kind == "not-an-example"
+    assert finding.offenders[0].startswith(f"{NAME} ({len(content)} bytes)")
+    assert example.image_id == -1 and encoded is None
+
+
+def test_a_record_is_completed():
+    for content, keys in (
+        (empty_record(5), DALI_KEYS),
+        (record(), (CROWD_KEY,)),
+        (record(object__is_crowd=[]), (CROWD_KEY,)),
+    ):
+        before = tf.train.Example.FromString(content).features.feature
+        after = tf.train.Example.FromString(complete(content, keys)).features.feature
+        assert set(after) == set(before) | set(DALI_KEYS)
+        assert all(after[key] == before[key] for key in before if key not in keys)
+        count = len(after[LABEL_KEY].int64_list.value)
+        assert list(after[CROWD_KEY].int64_list.value) == [0] * count
+        assert all(after[key].WhichOneof("kind") == "float_list" for key in BOX_KEYS)
+        example, _, findings = parsed(complete(content, keys))
+        assert example.absent == 0 and not list(findings)

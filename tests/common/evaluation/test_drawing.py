@@ -1,0 +1,187 @@
+import hashlib
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.evaluation import drawing
+
+NAMES = ("disk", "ring", "a rather long name of a class")
+
+
+def blank(height=120, width=200, value=0):
+    return np.full((height, width, 3), value, np.uint8)
+
+
+def pixels_of(image, colour):
+    """Rows and columns of the pixels that have exactly this colour."""
+    return np.nonzero((image == np.array(colour, np.uint8)).all(axis=-1))
+
+
+def without_labels(monkeypatch):
+    monkeypatch.setattr(drawing, "_draw_label", lambda *args: None)
+
+
+def test_the_drawn_rectangle_is_found_where_the_box_is(monkeypatch):
+    without_labels(monkeypatch)
+    image = blank()
+    picture = drawing.draw_boxes(image, np.array([[30, 40, 150, 100]]), np.array([1]), NAMES)
+    rows, columns = pixels_of(picture, drawing.class_colour(1))
+    assert (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1) == (30, 40, 150, 100)
+    assert (picture[50:90, 40:140] == 0).all()  # the border only
+    assert (picture[:, :30] == 0).all()
+    assert (image == 0).all()  # the input is not changed
+
+
+def test_boxes_reaching_outside_are_shown_along_the_edge(monkeypatch):
+    without_labels(monkeypatch)
+    boxes = np.array([[-50.0, -1e9, 250.0, 60.0]])
+    rows, columns = pixels_of(
+        drawing.draw_boxes(blank(), boxes, np.array([0]), NAMES), drawing.class_colour(0)
+    )
+    assert (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1) == (0, 0, 200, 60)
+
+
+@pytest.mark.parametrize(
+    "box", [[50, 60, 50, 100], [50, 60, 50, 60], [50, 60, 40, 30], [200, 120, 200, 120], [-9, -9, -3, -3]]
+)
+def test_degenerate_boxes_are_drawn_not_fatal(box):
+    picture = drawing.draw_boxes(blank(), np.array([box]), np.array([0]), NAMES)
+    assert len(pixels_of(picture, drawing.class_colour(0))[0]) > 0
+
+
+def test_padding_is_not_drawn_whatever_it_holds():
+    boxes = np.array([[-1, -1, -1, -1], [np.nan] * 4])
+    assert (drawing.draw_boxes(blank(), boxes, np.array([-1, -1]), NAMES) == 0).all()
+    assert (drawing.draw_boxes(blank(), np.zeros((0, 4)), np.zeros(0, int), NAMES) == 0).all()
+
+
+def test_a_box_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="not finite"):
+        drawing.draw_boxes(blank(), np.array([[0, 0, np.inf, 5]]), np.array([0]), NAMES)
+
+
+@pytest.mark.parametrize("box", [[30, 50, 90, 90], [0, 0, 40, 40], [190, 110, 200, 120], [60, 3, 199, 60]])
+def test_names_are_written_whole_and_inside_the_image(box):
+    def ink(where):  # the white letters, wherever they are
+        picture = drawing.draw_boxes(blank(), np.array([where]), np.array([2]), NAMES)
+        return (picture > 200).all(axis=-1).sum()
+
+    assert ink(box) == ink([5, 60, 20, 80]) > 50
+
+
+def test_a_name_above_the_box_does_not_cover_it():
+    picture = drawing.draw_boxes(blank(), np.array([[30, 50, 90, 90]]), np.array([0]), NAMES)
+    assert (picture[55:85, 35:85] == 0).all()
+    assert (picture[35:49, 30:50] > 0).any()
+
+
+def test_a_class_without_a_name_is_shown_as_its_number():
+    with_number = drawing.draw_boxes(blank(), np.array([[30, 50, 90, 90]]), np.array([7]), NAMES)
+    named = drawing.draw_boxes(blank(), np.array([[30, 50, 90, 90]]), np.array([7]), [*NAMES, *"3456", "7"])
+    np.testing.assert_array_equal(with_number, named)
+
+
+def test_the_best_box_is_on_top(monkeypatch):
+    without_labels(monkeypatch)
+    boxes = np.array([[30, 40, 150, 100], [30, 40, 150, 100]])
+    for scores, top in (([0.9, 0.2], 0), ([0.2, 0.9], 1)):
+        picture = drawing.draw_boxes(blank(), boxes, np.array([0, 1]), NAMES, np.array(scores))
+        assert tuple(picture[40, 60]) == drawing.class_colour(top)
+
+
+def test_scores_are_written():
+    def label_width(scores):
+        picture = drawing.draw_boxes(blank(), np.array([[30, 50, 40, 90]]), np.array([0]), NAMES, scores)
+        return pixels_of(picture[:49], drawing.class_colour(0))[1].max()
+
+    assert label_width(np.array([0.5])) > label_width(None) + 10
+
+
+def test_colours_of_many_classes_differ():
+    colours = np.array([drawing.class_colour(i) for i in range(20)], int)
+    distances = np.abs(colours[:, None] - colours[None]).sum(axis=-1) + 1000 * np.eye(20, dtype=int)
+    assert distances.min() > 20
+    assert min(np.abs(colours[i] - colours[i + 1]).sum() for i in range(19)) > 150
+
+
+def test_images_of_all_sizes_lie_on_the_sheet_in_order_without_distortion():
+    sizes = [(100, 200), (200, 100), (50, 50), (480, 640), (31, 77)]
+    greys = [40, 80, 120, 160, 200]
+    images = [blank(*size, value=grey) for size, grey in zip(sizes, greys, strict=True)]
+    sheet = drawing.contact_sheet(images, columns=3, width=900, gap=10)
+    assert sheet.dtype == np.uint8
+    assert sheet.shape[1:] == (900, 3)
+    boxes = {}
+    for size, grey in zip(sizes, greys, strict=True):
+        rows, columns = pixels_of(sheet, (grey,) * 3)
+        boxes[grey] = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+        left, top, right, bottom = boxes[grey]
+        assert len(rows) == (right - left) * (bottom - top)  # a full rectangle
+        assert (right - left) / (bottom - top) == pytest.approx(size[1] / size[0], rel=0.03)
+    assert boxes[40][0] == 0
+    assert boxes[120][2] == 900  # a full row fills the width
+    assert boxes[40][2] < boxes[80][0] < boxes[80][2] < boxes[120][0]
+    assert boxes[40][1] == boxes[80][1] == boxes[120][1] < boxes[160][1] == boxes[200][1]
+    assert boxes[200][2] <= 900
+
+
+def test_a_sheet_of_one_and_a_sheet_of_none():
+    assert drawing.contact_sheet([blank(10, 20)], columns=4, width=100).shape == (50, 100, 3)
+    with pytest.raises(ValueError, match="at least one"):
+        drawing.contact_sheet([])
+
+
+def test_side_by_side_keeps_both_pictures_whole():
+    left, right = blank(50, 80, value=50), blank(50, 80, value=150)
+    sheet = drawing.side_by_side(left, right)
+    for value, first_column in ((50, 0), (150, 86)):
+        rows, columns = pixels_of(sheet, (value,) * 3)
+        assert columns.min() == first_column
+        assert len(rows) >= 50 * 80
+    with pytest.raises(ValueError, match="sizes"):
+        drawing.side_by_side(left, blank(50, 81))
+
+
+def test_png_keeps_every_pixel(tmp_path):
+    image = np.random.default_rng(0).integers(0, 256, (31, 47, 3), np.uint8)
+    drawing.save_png(image, tmp_path / "x.png")
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "x.png")), image)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
+
+
+@pytest.mark.parametrize("num_classes", [1, 5, 80])
+def test_precision_recall_curves_are_drawn(tmp_path, num_classes):
+    falling = np.clip(1.2 - np.linspace(0, 1, 101), 0, 1)
+    curves = {f"class {k}": falling ** (k + 1) for k in range(num_classes)}
+    drawing.pr_curves(curves, tmp_path / "a.png")
+    drawing.pr_curves(curves, tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    picture = np.asarray(Image.open(tmp_path / "a.png").convert("RGB"))
+    assert (np.ptp(picture.astype(int), axis=-1) > 60).sum() > 300  # coloured lines, not only black axes
+
+
+def test_loss_curves_are_drawn_with_gaps_and_without_evaluation(tmp_path):
+    full = "epoch,step,loss,box_loss,learning_rate,AP,AP50\n1,10,3,1,0.1,,\n2,20,2,,0.1,0.2,0.4\n"
+    bare = "epoch,step,loss\n1,10,3\n"
+    digests = set()
+    for text in (full, bare, "epoch,step,loss\n"):
+        (tmp_path / "results.csv").write_text(text)
+        drawing.loss_curves(tmp_path / "results.csv", tmp_path / "curves.png")
+        picture = np.asarray(Image.open(tmp_path / "curves.png"))
+        digests.add(hashlib.sha256(picture.tobytes()).hexdigest())
+    assert len(digests) == 3
+
+
+def test_no_global_figure_is_left_behind(tmp_path):
+    drawing.pr_curves({"disk": np.ones(101)}, tmp_path / "a.png")
+    assert matplotlib._pylab_helpers.Gcf.get_all_fig_managers() == []
+
+
+def test_heat_map_shines_where_its_cells_do():
+    image = np.full((40, 60, 3), 100, np.uint8)
+    found = drawing.heat_map(image, np.array([[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]))
+    assert np.all(found[:20, 20:40] == (255, 200, 0))
+    assert np.all(found[20:] == 45)
+    assert np.all(found[:20, 40:] == np.rint((45 + np.array([255, 200, 0])) / 2))

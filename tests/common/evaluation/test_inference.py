@@ -1,0 +1,74 @@
+"""Where infer.py's results may go, and what a full disk costs. No network: detections are given."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from common.datacheck.images import ImagePolicy
+from common.errors import UserError
+from common.evaluation.inference import open_job
+from common.labels import LabelMap
+
+LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
+FOUND = [{"image_id": 1, "category_id": 17, "bbox": [5.0, 6.0, 20.0, 10.0], "score": 0.5}]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    cv2 = pytest.importorskip("cv2")
+    path = tmp_path_factory.mktemp("clip") / "clip.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"FFV1"), 5, (96, 64))
+    for level in (10, 200):
+        writer.write(np.full((64, 96, 3), level, np.uint8))
+    writer.release()
+    return path
+
+
+@pytest.fixture(params=["images", "video"])
+def images(request, drawn):
+    return drawn / "images" if request.param == "images" else request.getfixturevalue("clip")
+
+
+def open_it(images, output_dir, *, draw):
+    return open_job(
+        str(images),
+        output_dir=str(output_dir),
+        annotations=None,
+        image_info=None,
+        submission_file=None,
+        score_threshold=0.3,
+        draw=draw,
+        pipeline_type="auto",
+        policy=ImagePolicy("stop", 178.0),
+    )
+
+
+def test_beside_the_images_only_what_replaces_none(images):
+    directory = images if images.is_dir() else images.parent
+    with pytest.raises(UserError, match="holds the images: pictures would replace them"):
+        open_it(images, directory, draw=True)
+    before = {path: path.stat().st_mtime_ns for path in directory.iterdir()}
+    written = directory / "detections.json"
+    try:
+        (result,) = open_it(images, directory, draw=False).write(FOUND, LABELS)
+        assert result["category_id"] == 17
+        assert {path: path.stat().st_mtime_ns for path in directory.iterdir() if path != written} == before
+    finally:
+        written.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("draw", [True, False])
+def test_a_full_disk_is_one_line_and_earlier_results_stand(images, draw, tmp_path, monkeypatch):
+    job = open_it(images, tmp_path, draw=draw)
+    (tmp_path / "detections.json").write_text("earlier")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"^--output_dir=.*: No space left on device$"):
+        job.write(FOUND, LABELS)
+    assert [path.name for path in tmp_path.iterdir()] == ["detections.json"]
+    assert (tmp_path / "detections.json").read_text() == "earlier"

@@ -1,0 +1,119 @@
+"""Results files for the COCO server: what is in them, and what is refused."""
+
+import json
+import zipfile
+
+import pytest
+from pycocotools.coco import COCO
+
+from common.errors import UserError
+from common.evaluation import submission
+from common.labels import LabelMap
+
+CATEGORIES = [{"id": 3, "name": "car", "supercategory": "vehicle"}, {"id": 17, "name": "cat"}]
+
+
+def image_info(tmp_path, images, **more):
+    path = tmp_path / "image_info.json"
+    path.write_text(json.dumps({"info": {"year": 2017}, "images": images, **more}))
+    return str(path)
+
+
+def detection(row, score, category_id=17):
+    return {"image_id": row, "category_id": category_id, "bbox": [1.25, 2, 30.5, 40], "score": score}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".zip"])
+def test_the_best_hundred_of_each_image_with_its_own_id(tmp_path, suffix):
+    path = tmp_path / f"detections_test-dev2017_ours_results{suffix}"
+    found = [detection(row, (score + row) / 1000) for score in range(130) for row in (1, 0)]
+    assert submission.write(path, found, [5_000_000_007, 42]) == 200
+    content = path.read_bytes()
+    if suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            assert archive.namelist() == ["detections_test-dev2017_ours_results.json"]
+            content = archive.read(archive.namelist()[0])
+    written = json.loads(content)
+    assert {tuple(sorted(result)) for result in written} == {("bbox", "category_id", "image_id", "score")}
+    assert sorted({result["image_id"] for result in written}) == [42, 5_000_000_007]
+    scores = [result["score"] for result in written if result["image_id"] == 42]
+    assert sorted(scores) == [(score + 1) / 1000 for score in range(30, 130)]
+
+
+def test_pycocotools_reads_it(tmp_path):
+    path = tmp_path / "detections_val2017_ours_results.json"
+    submission.write(path, [detection(0, 0.5), detection(1, 0.25)], [7, 9])
+    truth = COCO()
+    truth.dataset = {"images": [{"id": 7}, {"id": 9}], "annotations": [], "categories": CATEGORIES}
+    truth.createIndex()
+    assert len(truth.loadRes(str(path)).getAnnIds(imgIds=[9])) == 1
+
+
+def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
+    images = [{"id": 9, "file_name": "b.jpg", "height": 3, "width": 4}, {"id": 4, "file_name": "a/c.jpg"}]
+    info = submission.read_image_info(image_info(tmp_path, images, categories=CATEGORIES))
+    assert submission.rows_in_info(["a/c.jpg", "x/b.jpg"], info, "f") == {0: 4, 1: 9}
+    assert capsys.readouterr().err == ""
+    assert submission.rows_in_info(["d.jpg", "b.jpg", "e.jpg"], info, "f") == {1: 9}
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "2 images are not in f and are left out, 'd.jpg' the first",
+        "warning: 1 of the 2 images of f are not among --images",
+    ]
+    with pytest.raises(UserError, match=r"f knows none of the 2 images, not even 'd\.jpg'"):
+        submission.rows_in_info(["d.jpg", "e.jpg"], info, "f")
+    with pytest.raises(UserError, match=r"'b\.jpg' and 'x/b\.jpg' are both image 9"):
+        submission.rows_in_info(["b.jpg", "x/b.jpg"], info, "f")
+
+
+def test_categories_must_be_those_of_the_list(tmp_path):
+    images = [{"id": 9, "file_name": "b.jpg"}]
+    info = submission.read_image_info(image_info(tmp_path, images, categories=CATEGORIES))
+    submission.check_categories(info.categories, LabelMap((17,), ("cat",)), "f")
+    with pytest.raises(UserError, match="category 17 is 'cat' there and 'dog' in the weights"):
+        submission.check_categories(info.categories, LabelMap((17,), ("dog",)), "f")
+    with pytest.raises(UserError, match="category 1 is not known there and 'cat' in the weights"):
+        submission.check_categories(info.categories, LabelMap((1,), ("cat",)), "f")
+
+
+def test_ids_from_names_that_are_numbers():
+    assert submission.ids_by_name(["000000000139.jpg", "d/7.png"]) == [139, 7]
+    with pytest.raises(UserError, match=r"'frog\.jpg' is no number: give --image_info=FILE"):
+        submission.ids_by_name(["1.jpg", "frog.jpg"])
+    with pytest.raises(UserError, match=r"'007\.jpg' and '7\.jpg' are both image 7"):
+        submission.ids_by_name(["007.jpg", "7.jpg"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"images": [{"id": "1", "file_name": "a.jpg"}]}', r"is no json with COCO's images: .*id"),
+        ('{"images": [{"id": 1}]}', "file_name"),
+        ("[1, 2", "is no json"),
+        ('{"images": [{"id": 1, "file_name": "a"}, {"id": 1, "file_name": "b"}]}', "2 images have the id 1"),
+        ('{"images": [{"id": 1, "file_name": "a"}, {"id": 2, "file_name": "a"}]}', "the file_name 'a'"),
+        (None, "No such file"),
+    ],
+)
+def test_a_bad_image_list_is_one_line(tmp_path, text, message):
+    path = tmp_path / "info.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        submission.read_image_info(path)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_places(tmp_path, capsys):
+    with pytest.raises(UserError, match=r"must end in \.json or \.zip"):
+        submission.check_path(tmp_path / "results.txt")
+    with pytest.raises(UserError, match=r"there is no directory /nowhere"):
+        submission.check_path("/nowhere/detections_test-dev2017_x_results.zip")
+    submission.check_path(tmp_path / "detections_test-dev2017_x_results.zip")
+    assert capsys.readouterr().err == ""
+    submission.check_path(tmp_path / "mine.zip")
+    assert "expects a name like" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"info\.json and .*info\.json are one file"):
+        submission.check_path(
+            tmp_path / "info.json", [tmp_path / "x.json", tmp_path / "d" / ".." / "info.json"]
+        )

@@ -1,0 +1,84 @@
+"""Videos, drawn and written here by OpenCV."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.evaluation import video
+
+cv2 = pytest.importorskip("cv2")
+
+SIZE = (64, 96)  # (height, width)
+COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200)]  # RGB
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    """Five frames of one colour each, Motion JPEG."""
+    path = tmp_path_factory.mktemp("video") / "clip.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, SIZE[::-1])
+    for colour in COLOURS:
+        writer.write(np.full((*SIZE, 3), colour[::-1], np.uint8))
+    writer.release()
+    return path
+
+
+def test_frames_come_in_order_and_as_rgb(clip):
+    source = video.open_video(str(clip))
+    assert (source.size, source.height, source.width, source.frame_rate) == (5, 64, 96, 10)
+    for frame, colour in zip(source.frames(), COLOURS, strict=True):
+        np.testing.assert_allclose(frame.mean((0, 1)), colour, atol=12)
+
+
+def test_examples_are_the_frames_without_loss(clip):
+    source = video.open_video(str(clip))
+    examples = list(source.examples(shard_id=0, num_shards=1, training=False, seed=0))
+    assert [int(example["image_id"]) for example in examples] == [0, 1, 2, 3, 4]
+    for example, frame in zip(examples, source.frames(), strict=True):
+        png = cv2.imdecode(np.frombuffer(example["encoded"].numpy(), np.uint8), cv2.IMREAD_COLOR)
+        np.testing.assert_array_equal(png[..., ::-1], frame)
+        assert example["boxes"].shape == (0, 4)
+    assert source.encoded(3) == examples[3]["encoded"].numpy()
+
+
+def test_what_is_written_can_be_read(clip, tmp_path):
+    source = video.open_video(str(clip))
+    writer = video.VideoWriter(tmp_path / "out.mp4", source)
+    for frame in source.frames():
+        writer.add(frame)
+    writer.close()
+    again = video.open_video(str(tmp_path / "out.mp4"))
+    assert (again.size, again.height, again.width, again.frame_rate) == (5, 64, 96, 10)
+    for frame, colour in zip(again.frames(), COLOURS, strict=True):
+        np.testing.assert_allclose(frame.mean((0, 1)), colour, atol=20)
+
+
+@pytest.mark.parametrize("content", [b"", b"no video at all" * 99, "half"])
+def test_a_damaged_video_is_one_line(clip, tmp_path, content):
+    path = tmp_path / "bad.avi"
+    path.write_bytes(clip.read_bytes()[:300] if content == "half" else content)
+    with pytest.raises(UserError, match=r"bad\.avi: no frame of it can be decoded") as error:
+        video.open_video(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_video_that_is_cut_short_says_how_many_frames_are_left(clip, tmp_path):
+    path = tmp_path / "short.avi"
+    content = clip.read_bytes()
+    path.write_bytes(content[: content.rindex(b"00dc", 0, content.index(b"idx1"))])  # the last frame is gone
+    source = video.open_video(str(path))
+    assert source.size == 4
+    assert source.promised == 5
+
+
+def test_without_a_decoder_it_says_what_to_install(clip, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(UserError, match="pip install opencv-python-headless"):
+        video.open_video(str(clip))
+
+
+def test_no_such_file():
+    with pytest.raises(UserError, match=r"nowhere\.mp4: there is no such file"):
+        video.open_video("/nowhere.mp4")

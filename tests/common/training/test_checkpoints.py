@@ -1,0 +1,771 @@
+import contextlib
+import errno
+import itertools
+import json
+import multiprocessing
+import os
+import pathlib
+import re
+import resource
+import shutil
+import signal
+import subprocess
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from nvidia import dali
+from nvidia.dali import fn
+from nvidia.dali.plugin import tf as dali_tf
+from PIL import Image
+
+from common import atomic
+from common.batch_norm import moving_statistics
+from common.distributed.ranks import Ranks
+from common.errors import OtherRankError, UserError
+from common.training import checkpoint_files, weights
+from common.training.checkpoints import Checkpoints
+from common.training.ema import AveragedWeights
+from tests.common.thread_ranks import together
+from tests.soak import soak_saves
+
+
+def make_model(units=6, seed=0):
+    """Convolution, batch norm and dropout: trainable weights, statistics, and random state."""
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            keras.layers.Conv2D(units, 3),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
+def make_optimizer(model, kind="momentum"):
+    optimizer = {
+        "momentum": lambda: keras.optimizers.SGD(
+            keras.optimizers.schedules.CosineDecay(0.1, 100), momentum=0.9
+        ),
+        "accumulating": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3),
+        "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
+    }[kind]()
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def values(*objects):
+    return [np.asarray(variable) for thing in objects for variable in thing.variables]
+
+
+def assert_same(left, right):
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@contextlib.contextmanager
+def files_end_at(size):
+    """Every file ends at `size` bytes: a real error of the real file system, in TensorFlow's writer too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def fail_at_call(monkeypatch, owner, name, number):
+    """From its call `number` on, counted from 0, a function finds the disk broken. Returns its calls."""
+    real, calls = getattr(owner, name), []
+
+    def call(*args, **kwargs):
+        calls.append(args)
+        if len(calls) > number:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+@pytest.fixture
+def jpegs(tmp_path):
+    directory = tmp_path / "jpegs" / "0"
+    directory.mkdir(parents=True)
+    for index in range(7):
+        pixels = np.random.default_rng(index).integers(0, 256, (16, 20, 3), np.uint8)
+        Image.fromarray(pixels).save(directory / f"{index}.jpg")
+    return directory.parent
+
+
+def dali_batches(directory):
+    """Random batches of random crops: the reader's position, its shuffling and the operators' seeds count."""
+
+    @dali.pipeline_def(batch_size=3, num_threads=2, device_id=None, seed=5, enable_checkpointing=True)
+    def pipeline():
+        encoded, _ = fn.readers.file(file_root=directory, random_shuffle=True, name="reader")
+        images = fn.decoders.image(encoded, device="cpu")
+        crops = fn.crop(
+            images,
+            crop=(8, 8),
+            crop_pos_x=fn.random.uniform(range=(0, 1)),
+            crop_pos_y=fn.random.uniform(range=(0, 1)),
+        )
+        return fn.cast(crops, dtype=dali.types.FLOAT) / 255
+
+    return dali_tf.DALIDataset(
+        pipeline=pipeline(),
+        batch_size=3,
+        output_shapes=((3, 8, 8, 3),),
+        output_dtypes=(tf.float32,),
+        device_id=None,
+    ).prefetch(2)
+
+
+class Training:
+    """A run in small: model, optimizer, averaged weights, data, and what is restored of them.
+
+    Without `jpegs` it counts instead of reading: the data of rank r are r, r + 100, r + 200, ...
+    """
+
+    def __init__(
+        self, directory, jpegs=None, *, kind="momentum", units=6, keep=2, decay=0.9, ranks=None, **metadata
+    ):
+        self.ranks = ranks or Ranks()
+        self.model = make_model(units)
+        self.optimizer = make_optimizer(self.model, kind)
+        self.averaged = AveragedWeights(self.model, decay)
+        counter = tf.data.Dataset.range(self.ranks.rank, 10**9, 100)
+        self.batches = iter(dali_batches(jpegs) if jpegs else counter)
+        self._directory = directory
+        self._options = {"metadata": metadata, "keep": keep}
+        self.start()
+
+    def start(self):
+        """As a new process would, but for the time that takes."""
+        self.saved = Checkpoints(
+            self._directory if self.ranks.rank == 0 else None,
+            ranks=self.ranks,
+            model=self.model,
+            optimizer=self.optimizer,
+            averaged=self.averaged,
+            state={"epoch": 0, "step": 0, "step_in_epoch": 0, "note": None},
+            **self._options,
+        )
+        self.saved.iterators = [self.batches]
+        return self
+
+    def resume(self, **how):
+        """The step from which it goes on, None for a new run."""
+        if self.saved.find(**how) is None:
+            return None
+        self.saved.restore()
+        return self.saved.state["step"]
+
+    def step(self):
+        (images,) = next(self.batches)
+        with tf.GradientTape() as tape:
+            loss = self.optimizer.scale_loss(tf.reduce_mean((self.model(images, training=True) - 1.0) ** 2))
+        self.optimizer.apply(tape.gradient(loss, self.model.trainable_variables))
+        self.averaged.update()
+        self.go_to(self.saved.state["step"] + 1)
+        return images.numpy()
+
+    def go_to(self, step, step_in_epoch=None):
+        self.saved.state["step"] = step
+        self.saved.state["step_in_epoch"] = step % 4 if step_in_epoch is None else step_in_epoch
+        return self
+
+    def set_all(self, number):
+        """Every variable that is saved becomes `number`: what is restored tells when it was saved."""
+        for variable in [*self.model.weights, *self.optimizer.variables, *self.averaged.variables]:
+            variable.assign(tf.cast(tf.fill(variable.shape, number), variable.dtype))
+        return self
+
+    def save(self, step, step_in_epoch=None):
+        return self.set_all(step).go_to(step, step_in_epoch).saved.save()
+
+    def everything(self):
+        return values(self.model, self.optimizer, self.averaged)
+
+
+def steps(directory):
+    return sorted(path.name for path in (directory / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["momentum", "accumulating", "loss scale"])
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, jpegs, kind):
+    """In the middle of an epoch of three images a batch and seven in all."""
+    through = Training(tmp_path / "run", jpegs, kind=kind)
+    for _ in range(3):
+        through.step()
+    through.saved.state["note"] = {"best": 0.25, "names": ["a"]}
+    assert through.saved.save()
+    expected_batches = [through.step() for _ in range(5)]
+
+    resumed = Training(tmp_path / "run", jpegs, kind=kind)
+    resumed.step()  # whatever happened before is overwritten
+    state = {"epoch": 0, "step": 3, "step_in_epoch": 3, "note": {"best": 0.25, "names": ["a"]}}
+    assert resumed.saved.find() == state
+    assert resumed.saved.state["step"] == 1
+    resumed.saved.restore()
+    assert resumed.saved.state == state
+    assert_same([resumed.step() for _ in range(5)], expected_batches)
+    assert_same(resumed.everything(), through.everything())
+
+
+def test_without_a_checkpoint_nothing_is_found(tmp_path):
+    training = Training(tmp_path)
+    assert training.saved.find() is None
+    assert training.saved.find(boundary=True) is None
+
+
+# --- which stay, and which is found ---
+
+
+@pytest.mark.parametrize(
+    "saved, staying",
+    [
+        (
+            (7, 99_999_999, 100_000_001, 100_000_002),
+            ("100000001", "100000002"),
+        ),  # a digit more than padded to
+        ((1, 2, 3), ("00000002", "00000003")),  # no whole epoch yet
+        ((3, 4, 5, 6, 7), ("00000004", "00000006", "00000007")),  # the newest whole epoch, besides two
+        ((3, 4, 5, 8, 9), ("00000008", "00000009")),  # which is one of the two
+    ],
+)
+def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
+    training = Training(tmp_path)
+    for step in saved:
+        assert training.save(step)
+    assert steps(tmp_path) == sorted(staying)
+    assert Training(tmp_path).resume() == saved[-1]
+    boundaries = [int(name) for name in staying if int(name) % 4 == 0]
+    again = Training(tmp_path)
+    if boundaries:
+        assert again.resume(boundary=True) == max(boundaries)
+        assert (again.model.weights[0].numpy() == max(boundaries)).all()
+    else:
+        with pytest.raises(UserError, match=r"no checkpoint in .* was saved between two epochs"):
+            again.saved.find(boundary=True)
+
+
+def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_path):
+    """Its steps may be lower than those that were saved before."""
+    first = Training(tmp_path)
+    for step in (4, 6, 7):
+        assert first.save(step)
+    back = Training(tmp_path)
+    assert back.resume(boundary=True) == 4
+    with files_end_at(1000):
+        assert not back.save(5)
+    assert steps(tmp_path) == ["00000004", "00000006", "00000007"]  # not before there is a new one
+    assert back.save(5)
+    assert steps(tmp_path) == ["00000004", "00000005"]
+    again = Training(tmp_path)
+    assert again.resume() == 5
+    assert again.save(6)
+    assert Training(tmp_path).resume() == 6
+
+
+def test_the_last_to_be_saved_is_the_newest_whatever_its_step(tmp_path):
+    """As when a killed process did not come to removing what it had left behind."""
+    training = Training(tmp_path, keep=3)
+    for step in (300, 350, 170):
+        assert training.save(step, step_in_epoch=1)
+    assert Training(tmp_path).resume() == 170
+
+
+def test_going_back_and_saving_a_step_that_was_saved_before(tmp_path):
+    training = Training(tmp_path)
+    for step in (4, 6):
+        assert training.save(step)
+    back = Training(tmp_path)
+    assert back.resume(boundary=True) == 4
+    assert back.set_all(60).go_to(6).saved.save()
+    again = Training(tmp_path)
+    assert again.resume() == 6
+    assert (again.model.weights[0].numpy() == 60).all()
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize("how", ["bit", "cut", "lost"])
+@pytest.mark.parametrize(
+    "what", ["state.data*", "state.index", "rank_0.data*", "manifest.json", "SHA256SUMS"]
+)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capfd, what, how):
+    training = Training(tmp_path)
+    for step in (1, 2):
+        assert training.save(step)
+    (file,) = (tmp_path / "checkpoints" / "00000002").glob(what)
+    content = bytearray(file.read_bytes())
+    if how == "lost":
+        file.unlink()
+    elif how == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 3] ^= 4
+        file.write_bytes(content)
+    resumed = Training(tmp_path)
+    assert resumed.resume() == 1
+    assert (resumed.model.weights[0].numpy() == 1).all()
+    said = capfd.readouterr().err
+    assert "00000002 is damaged (" in said
+    assert how == "lost" or what == "SHA256SUMS" or f"({what.rstrip('*')}" in said
+    assert resumed.save(3)
+    assert steps(tmp_path) == ["00000001", "00000003"]
+    for path in (tmp_path / "checkpoints").iterdir():
+        (path / "state.index").write_bytes(b"")
+    untouched = Training(tmp_path)
+    before = untouched.everything()
+    with pytest.raises(UserError, match=r"all checkpoints in .* are damaged"):
+        untouched.resume()
+    assert_same(untouched.everything(), before)
+
+
+def test_the_checksums_are_those_of_sha256sum(tmp_path):
+    assert Training(tmp_path).save(0)
+    directory = tmp_path / "checkpoints" / "00000000"
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=directory, check=True)
+    assert len((directory / "SHA256SUMS").read_text().splitlines()) == len(list(directory.iterdir())) - 1 == 5
+
+
+# --- what fits ---
+
+
+@pytest.mark.parametrize("change", [{"units": 7}, {"kind": "accumulating"}, {"decay": 0.0}])
+def test_a_checkpoint_of_another_structure_is_refused(tmp_path, change):
+    assert Training(tmp_path).save(1)
+    with pytest.raises(UserError, match="the checkpoint of step 1 does not fit this model"):
+        Training(tmp_path, **change).resume()
+
+
+def test_an_optimizer_that_is_not_built_is_refused(tmp_path):
+    model = make_model()
+    averaged = AveragedWeights(model, 0.0)
+    with pytest.raises(ValueError, match="build the optimizer first"):
+        Checkpoints(
+            tmp_path,
+            ranks=Ranks(),
+            model=model,
+            optimizer=keras.optimizers.SGD(),
+            averaged=averaged,
+            state={"step": 0},
+            metadata={},
+        )
+
+
+@pytest.mark.parametrize("frozen_before", [False, True])
+def test_which_layers_are_frozen_has_no_part_in_where_things_are(tmp_path, frozen_before):
+    def freeze(training, frozen):
+        for layer in training.model.layers[:2]:  # convolution and batch norm
+            layer.trainable = not frozen
+        return training
+
+    def variables(training):  # the model's by layer and name
+        in_order = [getattr(layer, "variables", []) for layer in training.model.layers]
+        by_name = [sorted(layer, key=lambda variable: variable.name) for layer in in_order]
+        return [*itertools.chain(*by_name), *training.optimizer.variables, *training.averaged.variables]
+
+    written = freeze(Training(tmp_path), frozen_before)
+    for number, variable in enumerate(variables(written)):
+        variable.assign(tf.cast(tf.fill(variable.shape, number), variable.dtype))
+    assert written.go_to(4).saved.save()
+    read = freeze(Training(tmp_path), not frozen_before)
+    assert read.resume(boundary=True) == 4
+    for number, variable in enumerate(variables(read)):
+        assert (np.asarray(variable) == number).all()
+
+
+def test_data_that_start_anew_leave_their_saved_place_alone(tmp_path):
+    """As when the number of devices of one process has changed, and with them what each reads."""
+    training = Training(tmp_path)
+    next(training.batches)
+    assert training.save(4)
+    resumed = Training(tmp_path)
+    resumed.saved.iterators = ()
+    assert resumed.resume(boundary=True) == 4
+    assert int(next(resumed.batches)) == 0
+    exact = Training(tmp_path)
+    assert exact.resume() == 4
+    assert int(next(exact.batches)) == 100
+
+
+def test_other_versions_are_named_and_restored(tmp_path, monkeypatch, capfd):
+    assert Training(tmp_path).save(1)
+    assert Training(tmp_path).resume() == 1
+    assert "warning" not in capfd.readouterr().err
+    now = checkpoint_files.versions()
+    assert {"tensorflow", "keras", "nvidia-dali-cuda120"} <= now.keys() and "absent" not in now.values()
+    monkeypatch.setattr(checkpoint_files, "versions", lambda: now | {"keras": "9.9"})
+    assert Training(tmp_path).resume() == 1
+    assert f"warning: keras was {now['keras']} and is now 9.9" in capfd.readouterr().err
+
+
+def test_the_manifest_is_for_people_too(tmp_path):
+    assert Training(tmp_path, flags={"batch_size": 4}, label_map=[3, 17]).save(5)
+    manifest = json.loads((tmp_path / "checkpoints" / "00000005" / "manifest.json").read_text())
+    assert manifest["flags"] == {"batch_size": 4} and manifest["label_map"] == [3, 17]
+    assert manifest["state"]["step"] == 5 and manifest["state"]["step_in_epoch"] == 1
+    assert manifest["world_size"] == 1
+
+
+# --- disks in trouble ---
+
+PLACES = [
+    (os, "mkdir"),
+    (os, "open"),
+    (os, "fsync"),
+    (os, "replace"),
+    (os, "scandir"),
+    (shutil, "disk_usage"),
+    (shutil, "rmtree"),
+    (pathlib.Path, "iterdir"),
+    (pathlib.Path, "open"),
+    (pathlib.Path, "write_bytes"),
+    (pathlib.Path, "write_text"),
+]
+
+
+@pytest.mark.parametrize(
+    "step, places",
+    [(2, [(os, "replace"), (os, "fsync"), (shutil, "rmtree")]), (3, PLACES)],
+    ids=["a step once more", "a new step"],
+)
+def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, step, places):
+    """Every function that touches the disk fails at its n-th call and ever after, for every n."""
+    failed = 0
+    training = Training(tmp_path)
+    for owner, name in places:
+        for number in range(30):
+            shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+            training.start()
+            assert training.save(1) and training.save(2)
+            capfd.readouterr()
+            with pytest.MonkeyPatch.context() as patch:
+                calls = fail_at_call(patch, owner, name, number)
+                worked = training.set_all(30).go_to(step).saved.save()
+            said = capfd.readouterr().err
+            assert said.count("warning: ") == (len(calls) > number), (name, number, said)
+            found = training.set_all(0).start().resume()
+            content = float(training.model.weights[0].numpy().flat[0])
+            # Whatever it says, what is found is whole; and a save that says it worked is found.
+            assert (found, content) == (step, 30) if worked else (found, content) in ((2, 2), (step, 30))
+            assert training.save(4)  # the run goes on, and so do the saves
+            assert training.start().resume() == 4
+            assert not list((tmp_path / "checkpoints").glob(f"*{checkpoint_files._NEW}"))
+            if len(calls) <= number:
+                break
+            failed += 1
+        assert worked, f"{name} was called more than {number} times"
+    assert failed >= 4 * len(places)
+
+
+def test_a_real_error_of_the_file_system(tmp_path, capfd):
+    training = Training(tmp_path)
+    assert training.save(1)
+    with files_end_at(1000):
+        assert not training.save(2)
+    said = capfd.readouterr().err
+    assert said.startswith("warning: the checkpoint of step 2 cannot be written: ")
+    assert said.endswith("File too large; training goes on, what was saved before stands\n")
+    assert steps(tmp_path) == ["00000001"]
+    assert Training(tmp_path).resume() == 1
+
+
+def free_space(monkeypatch, num_bytes):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**40, 0, num_bytes))
+
+
+def size(path):
+    return sum(file.stat().st_size for file in path.iterdir())
+
+
+def test_space_is_looked_at_before_anything_is_written(tmp_path, monkeypatch, capfd):
+    training = Training(tmp_path)
+    assert training.save(1) and training.save(2)
+    free_space(monkeypatch, 1000)
+    monkeypatch.setattr(checkpoint_files, "_SPARE", 10)
+    calls = fail_at_call(monkeypatch, os, "mkdir", 99)
+    assert not training.save(3)
+    assert not calls
+    assert re.search(r"it needs 0\.\d\d MB and 0\.00 MB are free", capfd.readouterr().err)
+    assert steps(tmp_path) == ["00000001", "00000002"]  # removing one would have made no room
+
+
+@pytest.mark.parametrize(
+    "saved, removed",
+    [
+        ((1, 2), "00000001"),
+        ((4, 5, 6), "00000005"),  # the whole epoch is the last to go
+        ((4, 5), "00000004"),
+        ((1,), None),  # never the last one
+    ],
+)
+def test_the_oldest_makes_room_where_there_is_none(tmp_path, monkeypatch, saved, removed):
+    training = Training(tmp_path)
+    for step in saved:
+        assert training.save(step)
+    before = steps(tmp_path)
+    needed = size(tmp_path / "checkpoints" / before[-1])
+    free_space(monkeypatch, int(0.5 * needed))
+    fail_at_call(monkeypatch, tf.train.Checkpoint, "write", 1)  # the shared part: after the look at the space
+    assert not training.save(7)
+    assert set(before) - set(steps(tmp_path)) == ({removed} if removed else set())
+    assert Training(tmp_path).resume() == saved[-1]
+
+
+def test_what_the_run_goes_on_from_never_makes_room(tmp_path, monkeypatch):
+    """It went back to a whole epoch: the newest one is not of its own past."""
+    training = Training(tmp_path)
+    assert training.save(4) and training.save(6)
+    back = Training(tmp_path)
+    assert back.resume(boundary=True) == 4
+    free_space(monkeypatch, int(0.5 * size(tmp_path / "checkpoints" / "00000004")))
+    with files_end_at(1000):
+        assert not back.save(5)
+    assert steps(tmp_path) == ["00000004"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_quota_that_ends_the_save_costs_the_oldest_and_not_the_save(tmp_path, monkeypatch, number):
+    """The disk has room and the user has not: there is room once a checkpoint is gone."""
+    training = Training(tmp_path)
+    assert training.save(1) and training.save(2)
+    real = checkpoint_files.write
+
+    def write(*arguments):
+        if len(checkpoint_files.saved(tmp_path / "checkpoints")) > 1:
+            raise OSError(number, os.strerror(number))
+        return real(*arguments)
+
+    monkeypatch.setattr(checkpoint_files, "write", write)
+    assert training.save(3)
+    assert steps(tmp_path) == ["00000002", "00000003"]
+
+
+def test_a_quota_never_costs_the_last_checkpoint(tmp_path, monkeypatch):
+    training = Training(tmp_path)
+    assert training.save(1)
+
+    def write(*_):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(checkpoint_files, "write", write)
+    assert not training.save(2)
+    assert Training(tmp_path).resume() == 1
+
+
+def test_a_directory_that_cannot_be_used_is_the_users_problem(tmp_path):
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(UserError, match=r"--output_dir=.*: File exists"):
+        Training(tmp_path)
+
+
+def test_leftovers_of_a_killed_save_are_cleared_away(tmp_path):
+    directory = tmp_path / "checkpoints"
+    assert Training(tmp_path).save(1)
+    assert Training(tmp_path).save(2)
+    (directory / f"{atomic.TEMPORARY}1234-00000003").mkdir()
+    (directory / "00000002").rename(directory / "00000001.new")  # written, and not yet in place
+    shutil.copytree(directory / "00000001", directory / "00000009.new")
+    (directory / "00000009.new" / "state.index").write_bytes(b"")
+    again = Training(tmp_path)
+    assert steps(tmp_path) == ["00000001"]
+    assert again.resume() == 2
+
+
+# --- several ranks ---
+
+
+def see_own_images(training):
+    """Statistics, averages of them, seeds and data: what a rank has of its own becomes its rank's."""
+    training.set_all(1)
+    number = training.ranks.rank + 5
+    for statistic in moving_statistics(training.model):
+        statistic.assign(tf.fill(statistic.shape, float(number)))
+    for average in training.averaged.averages_of(moving_statistics(training.model)):
+        average.assign(tf.fill(average.shape, 10.0 * number))
+    for variable in training.model.variables:
+        if "seed" in variable.path:
+            variable.assign(tf.fill(variable.shape, tf.cast(number, variable.dtype)))
+    for _ in range(number):
+        next(training.batches)
+
+
+def own_things(training):
+    statistics = moving_statistics(training.model)
+    variables = [*statistics, *training.averaged.averages_of(statistics)]
+    seeds = [v for v in training.model.variables if "seed" in v.path]
+    return {
+        "statistics": sorted({float(v) for variable in variables for v in variable.numpy().flat}),
+        "seed": {int(v) for seed in seeds for v in np.asarray(seed).flat},
+        "next": int(next(training.batches)),
+    }
+
+
+def save_on(directory, world_size, step, step_in_epoch=None):
+    trainings = [None] * world_size
+
+    def save(ranks):
+        trainings[ranks.rank] = training = Training(directory, ranks=ranks)
+        training.saved.find()
+        see_own_images(training)
+        return training.go_to(step, step_in_epoch).saved.save()
+
+    assert together(world_size, save) == [True] * world_size
+
+
+def test_each_rank_gets_back_what_it_had_of_its_own(tmp_path):
+    save_on(tmp_path, 3, 2)
+    assert len(list((tmp_path / "checkpoints" / "00000002").glob("rank_*"))) == 6
+
+    def resume(ranks):
+        training = Training(tmp_path, ranks=ranks)
+        assert training.resume() == 2
+        assert all((v.numpy() == 1).all() for v in training.model.trainable_variables)
+        return own_things(training), values(training.optimizer)
+
+    results = together(3, resume)
+    for rank, (own, slots) in enumerate(results):
+        number = rank + 5
+        expected = {"statistics": [number, 10 * number], "seed": {number}, "next": rank + 100 * number}
+        assert own == expected
+        assert_same(slots, results[0][1])
+
+
+def test_nothing_is_saved_twice_for_a_single_rank(tmp_path):
+    assert Training(tmp_path).save(1)
+    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "00000001" / "rank_0"))
+    names = {name.split("/")[0] for name in reader.get_variable_to_shape_map()}
+    assert names == {"iterators", "seeds", "_CHECKPOINTABLE_OBJECT_GRAPH"}
+
+
+@pytest.mark.parametrize("before, now", [(2, 3), (3, 1), (1, 2)])
+def test_another_number_of_ranks_goes_on_from_a_whole_epoch(tmp_path, before, now):
+    save_on(tmp_path, before, 4)
+    save_on(tmp_path, before, 6)
+
+    def resume(ranks):
+        training = Training(tmp_path, ranks=ranks)
+        training.saved.iterators = ()
+        assert training.resume() == 4
+        return own_things(training)
+
+    for rank, own in enumerate(together(now, resume)):
+        assert own["statistics"] == [5, 50]  # those of rank 0
+        assert own["next"] == rank  # from the start
+
+
+def test_a_failed_save_is_known_to_all_ranks_and_said_once(tmp_path, capfd):
+    save_on(tmp_path, 2, 1)
+
+    def fail(ranks):
+        training = Training(tmp_path, ranks=ranks)
+        training.resume()
+        ranks.gather(None)
+        with pytest.MonkeyPatch.context() as patch:
+            if ranks.rank == 0:
+                fail_at_call(patch, os, "replace", 0)
+            first = training.go_to(2).saved.save()
+        return first, training.go_to(3).saved.save()
+
+    assert together(2, fail) == [(False, True)] * 2
+    assert capfd.readouterr().err.count("warning: the checkpoint of step 2 cannot be written") == 1
+    assert steps(tmp_path) == ["00000001", "00000003"]
+
+
+def test_what_rank_0_cannot_read_ends_all(tmp_path):
+    save_on(tmp_path, 2, 1)
+
+    def resume(ranks):
+        training = Training(tmp_path, ranks=ranks, units=7)
+        with pytest.raises(UserError, match="does not fit this model") as raised:
+            training.resume()
+        return type(raised.value)
+
+    assert together(2, resume) == [UserError, OtherRankError]
+
+
+# --- the best ---
+
+
+def test_best_is_the_highest_finite_metric_and_survives_a_restart(tmp_path):
+    saved = Training(tmp_path).saved
+    metrics = [float("nan"), 0.2, 0.2, float("inf"), 0.1, float("nan"), 0.3]
+    kept = [saved.save_best(metric, {"epoch": epoch}) for epoch, metric in enumerate(metrics)]
+    assert kept == [False, True, False, False, False, False, True]
+    assert weights.read_metadata(tmp_path / "best.weights.h5") == {"epoch": 6, "metric": 0.3}
+    assert not Training(tmp_path).saved.save_best(0.25, {"epoch": 7})
+    assert Training(tmp_path).saved.save_best(0.25, {"epoch": 7, "eval_data": "other"})
+    (tmp_path / "best.weights.h5").write_bytes(b"damaged")
+    assert Training(tmp_path).saved.save_best(0.1, {"epoch": 8})
+    saved.save_last({"epoch": 9})
+    assert weights.read_metadata(tmp_path / "last.weights.h5") == {"epoch": 9}
+
+
+# --- kill -9 and full disks ---
+
+
+def test_kills_at_random_moments_lose_nothing_that_was_saved(tmp_path):
+    lines = soak_saves.kills(tmp_path, rounds=5, seed=1)
+    assert sum("killed in a save" in line for line in lines) >= 1
+
+
+def _die_at_call(directory, function, number, pipe):
+    """Saves step 2 once more, in a process of its own that kills itself at its n-th call of a function."""
+    subject = soak_saves.Subject(directory, units=9)
+    subject.restore()
+    real, left = getattr(os, function), number
+
+    def dying(*args, **kwargs):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+
+    setattr(os, function, dying)
+    subject.saved.state["note"] = "second"
+    pipe.send(subject.saved.save())
+
+
+@pytest.mark.parametrize("function", ["replace", "fsync", "rmdir"])
+def test_a_kill_at_any_call_leaves_one_of_each_step(tmp_path, function):
+    """The step is saved once more, as before and after an evaluation: the only one before it may not go."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.soak.soak_saves"])
+    for number in range(20):
+        shutil.rmtree(tmp_path)
+        subject = soak_saves.Subject(tmp_path, units=9)
+        subject.step()
+        assert subject.saved.save()
+        ours, its = context.Pipe()
+        victim = context.Process(target=_die_at_call, args=(tmp_path, function, number, its))
+        victim.start()
+        its.close()
+        victim.join()
+        again = soak_saves.Subject(tmp_path, units=9)
+        state = again.saved.find()
+        assert state and state["step"] == 1
+        assert steps(tmp_path) == ["00000001"]
+        if victim.exitcode == 0:
+            break
+        assert victim.exitcode == -signal.SIGKILL
+    assert victim.exitcode == 0 and ours.recv() and state["note"] == "second"
+    assert number >= 1
+
+
+def test_a_disk_that_fills_up_while_a_save_is_written(tmp_path):
+    lines = soak_saves.full_disks(tmp_path, rounds=5, seed=1)
+    if lines is None:
+        pytest.skip("this user may not mount a disk in memory")
+    assert len(lines) == 5
+    assert {"failed" in line for line in lines} == {True, False}

@@ -1,0 +1,243 @@
+"""What files say about themselves: made, read back from every kind of file, compared, printed."""
+
+import dataclasses
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import keras
+import pytest
+
+import common
+from common.errors import UserError
+from common.labels import LabelMap
+from common.training import checkpoint_files, metadata_files, model_metadata
+from common.training import weights as weight_files
+from common.training.metadata_differences import differences
+from tools import describe_weights
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+LABELS = LabelMap((3, 17, 90), ("car", "Katze", "toothbrush"))
+APPS = {"efficientdet": "efficientdet-nano", "yolov4": "yolov4-nano"}
+
+
+def of_app(app, **changes):
+    """The passport of an app's smallest model, some fields of its config replaced."""
+    config = importlib.import_module(f"{app}.config").get_config(APPS[app])
+    make = importlib.import_module(f"{app}.model_metadata").make_metadata
+    return make(dataclasses.replace(config, **changes), LABELS, 3)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return of_app("efficientdet")
+
+
+@pytest.fixture
+def weights(made, tmp_path):
+    path = tmp_path / "best.weights.h5"
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    weight_files.save(model, path, made | {"epoch": 4, "AP": 0.251})
+    return path
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_it_holds_what_is_needed_to_run_the_model_elsewhere(app):
+    found = of_app(app, image_size=(64, 96))
+    config = found["config"]
+    assert (found["app"], config["model_name"], config["image_size"]) == (app, APPS[app], [64, 96])
+    assert LabelMap.from_json(found["label_map"]) == LABELS
+    assert {"python", "tensorflow", "keras", "nvidia-dali-cuda120"} <= found["versions"].keys()
+    assert found["project"]["version"] == common.__version__
+    pixels = found["preprocessing"]
+    assert len(pixels["mean_rgb"]) == len(pixels["stddev_rgb"]) == len(pixels["fill_rgb"]) == 3
+    red = {"efficientdet": (123.675, 58.395), "yolov4": (0, 255)}[app]  # of ImageNet: torchvision's times 255
+    assert (pixels["mean_rgb"][0], pixels["stddev_rgb"][0]) == pytest.approx(red)
+    # levels 3..7: 8x12, 4x6, 2x3, 1x2, 1x1 cells of nine anchors; strides 16 and 32: 4x6, 2x3 of three
+    count = {"efficientdet": 9 * (96 + 24 + 6 + 2 + 1), "yolov4": 3 * (24 + 6)}[app]
+    assert found["anchors"]["count"] == count
+
+
+def test_the_version_is_that_of_the_project():
+    assert common.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def test_the_flags_of_a_run_are_part_of_it():
+    flags = {"batch_size": 4, "freeze": "^backbone", "train_images": "/secret", "init_from": None}
+    found = model_metadata.make(
+        app="x",
+        config=LABELS,
+        label_map=LABELS,
+        num_classes=3,
+        anchors={},
+        preprocessing={},
+        train_data="f00",
+        recipe=flags,
+    )
+    assert found["recipe"] == {"batch_size": 4, "freeze": "^backbone"}
+    assert found["train_data"] == "f00"
+    assert "eval_data" not in found
+
+
+def test_weights_and_run_directories(weights, made):
+    assert (
+        model_metadata.read(weights)
+        == model_metadata.read(weights.parent)
+        == made | {"epoch": 4, "AP": 0.251}
+    )
+
+
+def test_checkpoints(made, tmp_path):
+    directory = tmp_path / "run" / "checkpoints"
+    directory.mkdir(parents=True)
+    for step in (5, 10):
+        manifest = made | {"state": {"step": step, "epoch": 1}}
+        checkpoint_files.write(directory, step, manifest, lambda path: None)
+    for path, step in ((directory / "00000005", 5), (directory, 10), (tmp_path / "run", 10)):
+        assert model_metadata.read(path)["state"]["step"] == step
+        assert model_metadata.read(path)["label_map"] == made["label_map"]
+    assert "step 10, 1 whole epochs" in describe_weights.describe(model_metadata.read(directory))
+    (directory / "00000010" / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match=r"00000010 is damaged: manifest\.json"):
+        model_metadata.read(directory / "00000010")
+
+
+def test_exported_files(made, tmp_path):
+    saved_model = tmp_path / "exported"
+    (saved_model / "assets.extra").mkdir(parents=True)
+    (saved_model / "saved_model.pb").touch()
+    (saved_model / "assets.extra" / "passport.json").write_text(json.dumps(made))
+    lite = tmp_path / "model.tflite"
+    lite.write_bytes(b"\x20\0\0\0TFL3 and so on")
+    with zipfile.ZipFile(lite, "a") as archive:
+        archive.writestr("passport.json", json.dumps(made))
+    assert model_metadata.read(saved_model) == model_metadata.read(lite) == made
+
+
+def test_onnx(made, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
+    onnx.save(model, tmp_path / "plain.onnx")
+    onnx.helper.set_model_props(model, {"author": "x", "passport": json.dumps(made)})
+    onnx.save(model, tmp_path / "model.onnx")
+    assert model_metadata.read(tmp_path / "model.onnx") == made
+    with pytest.raises(UserError, match=r"plain\.onnx has no passport"):
+        model_metadata.read(tmp_path / "plain.onnx")
+    (tmp_path / "bad.onnx").write_bytes(b"\xff\xff no protobuf")
+    with pytest.raises(UserError, match=r"bad\.onnx is no ONNX file"):
+        model_metadata.read(tmp_path / "bad.onnx")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("nothing", None, "no such file"),
+        ("a.txt", b"text", "no file with a passport"),
+        ("a.tflite", b"TFL3", "has no passport: it is cut short or otherwise damaged, or was not"),
+        ("a.weights.h5", b"x" * 99, "not written by this project"),
+        ("folder/x", b"", "no run directory, no checkpoint and no saved_model"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(tmp_path, name, content, message):
+    path = tmp_path / name
+    if content is not None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        model_metadata.read(path.parent if "/" in name else path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_passport_is_refused(tmp_path):
+    for text in ("{cut", "[1]"):
+        with zipfile.ZipFile(tmp_path / "a.tflite", "w") as archive:
+            archive.writestr("passport.json", text)
+        with pytest.raises(UserError, match=r"its passport is no JSON"):
+            metadata_files.read(tmp_path / "a.tflite")
+
+
+def test_what_differs_is_named_with_both_values_and_what_follows(made):
+    assert differences(made, of_app("efficientdet")) == []
+    now = of_app("efficientdet", image_size=(64, 96), anchor_scale=4.0, nms_iou=0.6, learning_rate=0.1)
+    now["versions"] = {**now["versions"], "keras": "4.0"}
+    now["label_map"] = LabelMap((1, 2), ("car", "dog")).to_json()
+    lines = {line.partition(":")[0]: line.partition(": ")[2] for line in differences(made, now)}
+    assert set(lines) == {
+        "classes",
+        "category_ids",
+        "config.image_size",
+        "config.anchor_scale",
+        "config.nms_iou",
+        "config.learning_rate",
+        "versions.keras",
+    }
+    assert lines["config.image_size"].startswith("saved [256, 256], now [64, 96]: it runs, but objects")
+    assert lines["config.anchor_scale"].startswith("saved 2.0, now 4.0: box outputs are relative to other")
+    assert lines["config.nms_iou"].startswith("saved 0.5, now 0.6: other detections from the same outputs")
+    assert lines["config.learning_rate"].startswith("saved 0.024, now 0.1: of training alone")
+    assert lines["classes"].startswith("saved Katze, car, toothbrush, now car, dog: outputs of classes")
+    assert lines["versions.keras"].endswith("now 4.0: results may differ in their last digits")
+
+
+def test_pixels_differ_once():
+    saved = of_app("yolov4")
+    lines = differences(saved, of_app("yolov4", letterbox=True))
+    assert len(lines) == 1
+    assert lines[0].startswith("config.letterbox: saved false, now true: the network sees other pixels")
+    now = json.loads(json.dumps(saved))
+    now["preprocessing"]["mean_rgb"] = [1, 2, 3]
+    (line,) = differences(saved, now)
+    assert line.startswith("preprocessing.mean_rgb: saved [0.0, 0.0, 0.0], now [1, 2, 3]: the network sees")
+
+
+def test_every_field_of_the_table_is_one_of_a_config():
+    """A renamed field would be explained as a choice of training."""
+    from common.training.metadata_differences import _FOLLOWS
+
+    fields = {f"config.{name}" for other in APPS for name in of_app(other)["config"]}
+    assert {name for name in _FOLLOWS if name.startswith("config.")} <= fields
+
+
+def test_a_file_of_an_earlier_version_is_read_and_compared(made):
+    old = {name: made[name] for name in ("app", "num_classes", "label_map")}
+    old["config"] = {k: v for k, v in made["config"].items() if k != "nms_iou"}
+    text = describe_weights.describe(old)
+    for name in ("trained", "preprocessing", "anchors", "training data", "recipe", "versions", "project"):
+        assert any(line.split("  ")[0] == name and "not recorded" in line for line in text.splitlines()), name
+    assert differences(old, made) == []
+    assert "category 17, Katze" in text
+    assert describe_weights.describe({}).count("not recorded") > 7
+
+
+def test_it_is_printed_for_people_and_for_programs(weights, made, capsys):
+    describe_weights.show(str(weights))
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{weights}\n")
+    for fact in ("efficientdet-nano", "256x256", "epoch 4, AP 25.1", "category 90, toothbrush"):
+        assert fact in shown
+    describe_weights.show(str(weights), json=True)
+    assert json.loads(capsys.readouterr().out)["config"] == made["config"]
+
+
+def test_the_command(weights, tmp_path):
+    program = [sys.executable, ROOT / "tools" / "describe_weights.py", weights, tmp_path / "nothing"]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"error: {tmp_path / 'nothing'}: no such file or directory"
+    assert "Traceback" not in done.stderr
+
+
+def test_two_files_are_compared(weights, made, tmp_path, capsys):
+    other = tmp_path / "other.weights.h5"
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    weight_files.save(model, other, of_app("efficientdet", nms_iou=0.6))
+    describe_weights.show(str(weights), str(other))
+    assert capsys.readouterr().out.startswith("config.nms_iou: first 0.5, second 0.6: ")
+    describe_weights.show(str(other), str(other))
+    assert capsys.readouterr().out == "nothing differs\n"
+    with pytest.raises(UserError, match="name a weights file"):
+        describe_weights.show()

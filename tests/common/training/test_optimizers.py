@@ -1,0 +1,90 @@
+"""What the options build; what the built optimizers do is tested with each app's recipe."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from common.training.optimizers import FusedAdam, FusedSGD, make_optimizer
+
+
+def test_options():
+    plain = make_optimizer("sgd", 0.5, momentum=0.9, clip_norm=0.0, precision="float32")
+    assert isinstance(plain, keras.optimizers.SGD)
+    assert (plain.momentum, plain.global_clipnorm, plain.gradient_accumulation_steps) == (0.9, None, None)
+    scaled = make_optimizer(
+        "adam", 0.5, momentum=0.8, clip_norm=3.0, precision="mixed_float16", accumulate_steps=4
+    )
+    assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
+    inner = scaled.inner_optimizer
+    assert isinstance(inner, keras.optimizers.Adam)
+    assert (inner.beta_1, inner.global_clipnorm, inner.gradient_accumulation_steps) == (0.8, 3.0, 4)
+
+
+def test_unknown_optimizer():
+    with pytest.raises(ValueError, match="sgdd"):
+        make_optimizer("sgdd", 0.5, momentum=0.9, clip_norm=0.0, precision="float32")
+
+
+def make_step(optimizer, variables):
+    return lambda gradients: optimizer.apply(gradients, variables)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("fused", "reference", "options"),
+    [
+        (FusedSGD, keras.optimizers.SGD, {"momentum": 0.9}),
+        (FusedSGD, keras.optimizers.SGD, {"momentum": 0.9, "gradient_accumulation_steps": 3}),
+        (FusedSGD, keras.optimizers.SGD, {"momentum": 0.9, "nesterov": True}),
+        (FusedSGD, keras.optimizers.SGD, {}),
+        (FusedAdam, keras.optimizers.Adam, {"beta_1": 0.8}),
+        (FusedAdam, keras.optimizers.Adam, {"gradient_accumulation_steps": 3}),
+        (FusedAdam, keras.optimizers.Adam, {"amsgrad": True}),
+        (FusedAdam, keras.optimizers.Adam, {"learning_rate": 0.1}),
+        (FusedAdam, keras.optimizers.Adam, {"global_clipnorm": None}),
+        (FusedSGD, keras.optimizers.SGD, {"momentum": 0.9, "global_clipnorm": None, "clipnorm": 1.0}),
+        (FusedSGD, keras.optimizers.SGD, {"momentum": 0.9, "global_clipnorm": None, "clipvalue": 0.3}),
+    ],
+)
+def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, compiled):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+    results = []
+    for optimizer_class in (fused, reference):
+        rng = np.random.default_rng(0)
+        variables = [keras.Variable(rng.normal(size=shape).astype("f4")) for shape in [(30, 4), (7,), ()]]
+        optimizer = optimizer_class(**({"learning_rate": schedule, "global_clipnorm": 3.0} | options))
+        optimizer.build(variables)
+        step = make_step(optimizer, variables)
+        if compiled:
+            step = tf.function(step)
+        for _ in range(12):
+            step([tf.constant(rng.normal(size=v.shape).astype("f4")) for v in variables])
+        results.append([np.array(v) for v in (*variables, *optimizer.variables)])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert abs(results[0][0]).max() > 1
+
+
+@pytest.mark.parametrize("fused", [FusedSGD, FusedAdam])
+def test_a_constant_learning_rate_in_one_function_traced_twice(fused):
+    """What the variables of an update share must not outlive the graph that it is in."""
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = fused(0.5, 0.9)
+    optimizer.build([variable])
+    step = tf.function(lambda gradient, twice: optimizer.apply([gradient], [variable]))
+    for twice in (False, True):
+        step(tf.constant([1.0, 1.0]), twice)
+    assert int(optimizer.iterations) == 2
+    assert np.all(np.array(variable) < [0.1, 1.1])  # either step takes half or more
+
+
+def test_a_norm_that_is_infinite_makes_nan_of_all_as_in_keras():
+    results = []
+    for optimizer_class in (FusedSGD, keras.optimizers.SGD):
+        variables = [keras.Variable([1.0]), keras.Variable([1.0])]
+        optimizer = optimizer_class(0.1, momentum=0.9, global_clipnorm=1.0)
+        optimizer.apply([tf.constant([1.0]), tf.constant([np.inf])], variables)
+        results.append([np.array(v) for v in variables])
+    np.testing.assert_array_equal(*results)
+    assert np.isnan(results[0]).all()

@@ -1,0 +1,92 @@
+import json
+
+import pytest
+
+from common.errors import UserError
+from common.training.run_directory import RunDirectory
+
+IDENTITY = {"app": "efficientdet", "config": {"image_size": (512, 512), "momentum": 0.9}, "seed": 0}
+
+
+def test_the_same_run_is_taken_up_again(tmp_path):
+    path = tmp_path / "runs" / "mine"
+    new = RunDirectory(path, identity=IDENTITY)
+    assert not new.resumed
+    assert not (path / "run.json").exists()  # looking leaves no trace
+    new.claim()
+    (path / "results.csv").write_text("epoch\n")
+    run = RunDirectory(path, identity=IDENTITY)
+    assert run.resumed
+    assert run.claim() == path
+    assert (path / "results.csv").exists()
+
+
+def test_another_run_is_refused_with_what_differs(tmp_path):
+    RunDirectory(tmp_path, identity=IDENTITY).claim()
+    other = {"app": "efficientdet", "config": {"image_size": (640, 512), "momentum": 0.9}, "batch_size": 8}
+    with pytest.raises(UserError) as caught:
+        RunDirectory(tmp_path, identity=other)
+    message = str(caught.value)
+    assert "config.image_size was [512, 512] and is now [640, 512]" in message
+    assert "seed was 0 and is now absent" in message
+    assert "batch_size was absent and is now 8" in message
+    assert "momentum" not in message
+    assert str(tmp_path) in message
+    assert "--overwrite" in message
+    assert "\n" not in message
+
+
+def test_other_data_are_said_without_fingerprints(tmp_path):
+    RunDirectory(tmp_path, identity={"data": "864dbb", "seed": 1}).claim()
+    with pytest.raises(UserError, match=r"holds another run: the training data are not the same\. Name"):
+        RunDirectory(tmp_path, identity={"data": "241152", "seed": 1})
+
+
+def test_long_values_are_shown_where_they_differ(tmp_path):
+    names = [f"class {i}" for i in range(1000)]
+    RunDirectory(tmp_path, identity={"names": names}).claim()
+    with pytest.raises(UserError) as caught:
+        RunDirectory(tmp_path, identity={"names": [*names[:700], "changed", *names[701:]]})
+    assert "class 700" in str(caught.value)
+    assert "changed" in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_directory_with_other_files_is_refused_and_they_survive_overwrite(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"not empty \(thesis\.tex\)"):
+        RunDirectory(tmp_path, identity=IDENTITY)
+    RunDirectory(tmp_path, identity=IDENTITY, overwrite=True).claim()
+    (tmp_path / "checkpoints" / "00000001").mkdir(parents=True)
+    (tmp_path / "best.weights.h5").write_text("")
+    other = RunDirectory(tmp_path, identity={"seed": 1}, overwrite=True)
+    assert not other.resumed
+    assert (tmp_path / "best.weights.h5").exists()  # only `claim` removes
+    other.claim()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json", "thesis.tex"]
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    assert json.loads((tmp_path / "run.json").read_text()) == {"seed": 1}
+
+
+def test_a_damaged_identity_and_a_path_that_is_a_file_are_said(tmp_path):
+    RunDirectory(tmp_path / "run", identity=IDENTITY).claim()
+    for content in ("{", "[]", '"x"'):
+        (tmp_path / "run" / "run.json").write_text(content)
+        with pytest.raises(UserError, match=r"run\.json is damaged"):
+            RunDirectory(tmp_path / "run", identity=IDENTITY)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--output_dir=.*file"):
+        RunDirectory(tmp_path / "file", identity=IDENTITY)
+
+
+def test_overwrite_spares_what_no_run_made(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "other_model.pt").write_text("precious")
+    (tmp_path / "resnet.weights.h5").write_text("precious")
+    with pytest.raises(UserError, match=r"holds checkpoints that no run of ours made"):
+        RunDirectory(tmp_path, identity=IDENTITY, overwrite=True)
+    assert (tmp_path / "checkpoints" / "other_model.pt").exists()
+    (tmp_path / "checkpoints").rename(tmp_path / "mine")
+    RunDirectory(tmp_path, identity=IDENTITY, overwrite=True).claim()
+    RunDirectory(tmp_path, identity=IDENTITY, overwrite=True).claim()
+    assert (tmp_path / "resnet.weights.h5").exists()

@@ -1,0 +1,222 @@
+"""Guards on a small network: what a step that is not finite leaves behind is nothing."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from common.batch_norm import BatchNormalization
+from common.distributed.ranks import Ranks
+from common.errors import UserError
+from common.training import step_guard
+from common.training.ema import AveragedWeights
+
+
+class Pair(Ranks):
+    """Rank 0 of two, whose other rank has what the test gives it."""
+
+    world_size = num_replicas = 2
+
+    def __init__(self, other):
+        self.other = other
+        self.gathered = []
+
+    def gather(self, value):
+        self.gathered.append(value)
+        return [value, self.other(value)]
+
+
+class Training:
+    """A convolution and a batch norm that learn the mean of an image, as the apps' train.py trains."""
+
+    def __init__(self, *, ranks=None, precision="float32", every_gradient=True, accumulate_steps=None):
+        keras.utils.set_random_seed(3)
+        self.ranks = ranks or Ranks()
+        inputs = keras.Input((8, 8, 3))
+        x = keras.layers.Conv2D(4, 3, use_bias=False, name="conv")(inputs)
+        x = BatchNormalization(name="bn")(x)
+        self.model = keras.Model(inputs, keras.layers.Conv2D(1, 6, name="out")(x))
+        inner = keras.optimizers.Adam(0.01, gradient_accumulation_steps=accumulate_steps)
+        self.optimizer = inner
+        if precision == "mixed_float16":
+            self.optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=4.0)
+        self.optimizer.build(self.model.trainable_variables)
+        self.averaged = AveragedWeights(self.model, 0.9)
+        self.step = step_guard.guarded_step(
+            self.ranks, self.gradients_of, self.update, self.model, every_gradient=every_gradient
+        )
+
+    def gradients_of(self, images, targets):
+        with tf.GradientTape() as tape:
+            outputs = self.model(images, training=True)[:, 0, 0, 0]
+            loss = tf.reduce_mean(tf.square(outputs - targets["wanted"]))
+            scaled = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, self.model.trainable_variables)
+        broken = targets["breaks_gradient"][0]
+        return [g + broken for g in gradients], {"loss": loss, "twice": 2 * loss}
+
+    def update(self, gradients):
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        self.averaged.update()
+
+    def everything(self):
+        parts = [*self.model.variables, *self.optimizer.variables]
+        return [np.array(v.value) for v in parts] + [v.numpy() for v in self.averaged.variables]
+
+
+def batch(*, wanted=1.0, image=0.5, gradient=0.0, size=4):
+    random = np.random.default_rng(0)
+    images = tf.constant(random.random((size, 8, 8, 3), np.float32) * image)
+    targets = {
+        "wanted": tf.fill([size], tf.constant(wanted, tf.float32)),
+        "breaks_gradient": tf.fill([size], tf.constant(gradient, tf.float32)),
+        "image_ids": tf.range(10, 10 + size, dtype=tf.int64),
+    }
+    return images, targets
+
+
+GO_ON = tf.constant(0.0)
+BAD = {
+    "nan_target": {"wanted": np.nan},
+    "infinite_image": {"image": np.inf},
+    "nan_gradient": {"gradient": np.nan},
+    "infinite_gradient": {"gradient": np.inf},
+    "gradient_whose_norm_overflows": {"gradient": 1e25},
+}
+
+
+@pytest.mark.parametrize("accumulate_steps", [None, 2])
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_step_that_is_not_finite_changes_nothing(bad, accumulate_steps):
+    training = Training(accumulate_steps=accumulate_steps)
+    for _ in range(3):
+        assert training.step(*batch(), GO_ON).finite
+    before = training.everything()
+    result = training.step(*batch(**bad), GO_ON)
+    assert not result.finite
+    assert all(float(value) == 0.0 for value in result.values.values())  # sums over an epoch stay finite
+    after = training.everything()
+    for was, now in zip(before, after, strict=True):
+        np.testing.assert_array_equal(was, now)
+    assert training.step(*batch(), GO_ON).finite
+    changed = [not np.array_equal(a, b) for a, b in zip(after, training.everything(), strict=True)]
+    assert sum(changed) > len(changed) // 2
+
+
+def test_a_finite_step_is_the_plain_one():
+    training, plain = Training(), Training()
+    for _ in range(4):
+        result = training.step(*batch(), GO_ON)
+        gradients, values = plain.gradients_of(*batch())
+        plain.update(gradients)
+        np.testing.assert_allclose(float(result.values["loss"]), float(values["loss"]), rtol=1e-5)
+        assert float(result.values["twice"]) == 2 * float(result.values["loss"])
+    for own, other in zip(training.everything(), plain.everything(), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-6)
+
+
+def test_float16_leaves_overflowing_gradients_to_the_loss_scale():
+    training = Training(precision="mixed_float16", every_gradient=False)
+    assert training.step(*batch(gradient=np.inf), GO_ON).finite
+    assert float(training.optimizer.dynamic_scale) == 2.0
+    assert not training.step(*batch(wanted=np.nan), GO_ON).finite
+    assert float(training.optimizer.dynamic_scale) == 2.0  # the scale is not to blame
+
+
+def test_a_collapsed_loss_scale_is_named():
+    training = Training(precision="mixed_float16", every_gradient=False)
+    step_guard.check_loss_scale(training.optimizer)
+    for _ in range(12):
+        training.step(*batch(gradient=np.inf), GO_ON)
+    with pytest.raises(UserError, match=r"loss scale has fallen to 0\.000977.*mixed_bfloat16"):
+        step_guard.check_loss_scale(training.optimizer)
+    step_guard.check_loss_scale(keras.optimizers.SGD())
+
+
+def test_weights_that_are_not_finite_are_named():
+    training = Training()
+    step_guard.check_weights(training.model, 7)
+    training.model.get_layer("bn").moving_variance.assign([1.0, np.inf, 1.0, 1.0])
+    with pytest.raises(UserError, match="after step 7 the weight bn/moving_variance is not finite"):
+        step_guard.check_weights(training.model, 7)
+
+
+def run(guard, training, *batches):
+    for number, (images, targets) in enumerate(batches, 1):
+        guard.check(number, training.step(images, targets, GO_ON), images, targets)
+    guard.flush()
+
+
+def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
+    training, saved = Training(), []
+
+    def save_batch(step, images, targets):
+        saved.append((step, images is not None))
+        return f"file_{step}"
+
+    guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=save_batch)
+    bad, good = batch(wanted=np.nan), batch()
+    run(guard, training, bad, bad, good, bad, bad, good)  # never more than two in a row
+    assert guard.skipped == 4
+    assert saved == [(1, True), (4, True)]  # the first of each row
+    said = capsys.readouterr().err
+    assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13\n" in said
+    guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=save_batch)
+    with pytest.raises(UserError, match=r"3 steps in a row .* step 4: a gradient .* --replay=file_2 runs"):
+        run(guard, training, good, *[batch(gradient=np.nan)] * 3)
+
+
+def test_the_rank_whose_loss_it_was_is_named(capsys):
+    saved = []
+
+    def save_batch(step, images, targets):
+        saved.append(images is not None)
+
+    ranks = Pair(other=lambda own: [77, 78] if own is None else None)
+    training = Training(ranks=ranks)
+    guard = step_guard.StepGuard(ranks, limit=5, save_batch=save_batch)
+    images, targets = batch()
+    # This rank's own loss is finite, the average over both is not.
+    result = step_guard.StepResult(
+        {}, finite=tf.constant(False), own_finite=tf.constant([True]), stop=tf.constant(False)
+    )
+    guard.check(5, result, images, targets)
+    guard.flush()
+    assert "image ids rank 1: 77, 78\n" in capsys.readouterr().err
+    assert saved == [False]
+    ranks.other = lambda own: None
+    guard = step_guard.StepGuard(ranks, limit=5, save_batch=save_batch)
+    run(guard, training, batch(wanted=np.nan))
+    assert "image ids rank 0: 10, 11, 12, 13\n" in capsys.readouterr().err
+    assert saved == [False, True]
+
+
+def test_any_rank_may_ask_for_a_stop():
+    training = Training()
+    guard = step_guard.StepGuard(training.ranks, limit=0, save_batch=lambda *_: None)
+    images, targets = batch()
+    guard.check(1, training.step(images, targets, GO_ON), images, targets)
+    guard.flush()
+    assert not guard.stop
+    half = tf.constant(0.5)  # the mean, where one of two asks
+    guard.check(2, training.step(images, targets, half), images, targets)
+    guard.flush()
+    assert guard.stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_ask_for_a_stop_and_leave_no_trace(number):
+    before = signal.getsignal(number)
+    with step_guard.StopSignals() as signals:
+        assert float(signals.asked) == 0.0
+        os.kill(os.getpid(), number)
+        assert float(signals.asked) == 1.0
+        assert signals.received == signal.Signals(number).name
+        assert "saved after step 9: run the same command" in signals.message(9)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            signals.received  # noqa: B018  the handler runs between two instructions
+    assert signal.getsignal(number) is before

@@ -1,0 +1,154 @@
+"""EfficientNets trained on ImageNet: against keras.applications' own network, and the authors' names."""
+
+import dataclasses
+import re
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.labels import LabelMap
+from efficientdet.config import get_config
+from efficientdet.import_weights.imagenet import read_backbone
+from efficientdet.import_weights.tf_files import open_weights
+from efficientdet.init_from import init_from
+from efficientdet.model import build_model
+from tests.efficientdet.automl_files import SHAPES, number, write_h5, write_tensors
+
+IMAGE_SIZE = (72, 104)
+SMALL = dataclasses.replace(get_config("efficientdet-d0"), fpn_cells=1, head_repeats=1, image_size=IMAGE_SIZE)
+CLASSES = LabelMap((1, 2, 3), ("cat", "dog", "cow"))
+# last blocks of levels 1 to 5, ours and Keras'
+TAPS = {
+    "backbone.block_0.project.bn": "block1a_project_bn",
+    "backbone.block_2.add": "block2b_add",
+    "backbone.block_4.add": "block3b_add",
+    "backbone.block_10.add": "block5c_add",
+    "backbone.block_15.project.bn": "block7a_project_bn",
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_model("efficientdet-d0", 3, config=SMALL)
+
+
+@pytest.fixture
+def fresh(model):
+    for weight in model.weights:
+        weight.assign(np.full(weight.shape, 0.5))
+    return model
+
+
+def values_of(model):
+    return {weight.path: np.array(weight) for weight in model.weights}
+
+
+@pytest.fixture(scope="module")
+def b0():
+    """Keras' own network with numbers everywhere; its own normalisation does nothing but divide by 255."""
+    network = keras.applications.EfficientNetB0(
+        weights=None, include_top=False, input_shape=(*IMAGE_SIZE, 3), name="b0"
+    )
+    for weight in network.weights:
+        if not weight.path.startswith("normalization"):
+            name = weight.path.replace("dwconv/kernel", "dwconv/depthwise_kernel")
+            weight.assign(number(name, tuple(weight.shape)))
+    return network
+
+
+def write_keras(path, network, form):
+    """As efficientnetb0_notop.h5 is laid out: a group for each layer, `:0`, depthwise_kernel."""
+    with h5py.File(path, "w") as file:
+        root = file.create_group("model_weights") if form == "whole model" else file
+        for weight in network.weights:
+            layer, _, variable = weight.path.rpartition("/")
+            if layer.endswith("_dwconv") and form != "keras 3":
+                variable = "depthwise_kernel"
+            root[f"{layer}/{layer}/{variable}" + (":0" if form != "keras 3" else "")] = np.asarray(weight)
+    return path
+
+
+@pytest.fixture(scope="module")
+def notop(b0, tmp_path_factory):
+    return write_keras(tmp_path_factory.mktemp("backbone") / "efficientnetb0_notop.h5", b0, "notop")
+
+
+def test_features_are_those_of_keras_own_network(fresh, b0, notop):
+    before = values_of(fresh)
+    report = init_from(fresh, CLASSES, str(notop))
+    assert set(report.taken) == {path for path in before if path.startswith("backbone.")}
+    assert set(report.made_anew) == before.keys() - set(report.taken)
+    unused = {key.removesuffix(":0").rpartition("/")[0].rpartition("/")[2] for key in report.unused}
+    # Keras numbers its normalization, which has no name there, if it made one before in this process
+    assert {re.sub(r"^normalization_\d+$", "normalization", name) for name in unused} == {
+        "normalization",
+        "top_conv",
+        "top_bn",
+    }
+    for path in report.made_anew:
+        np.testing.assert_array_equal(values_of(fresh)[path], before[path])
+    images = np.float32(np.random.default_rng(0).normal(size=(1, *IMAGE_SIZE, 3)))
+    ours = keras.Model(fresh.input, [fresh.get_layer(name).output for name in TAPS])(images)
+    theirs = keras.Model(b0.input, [b0.get_layer(name).output for name in TAPS.values()])(images * 255)
+    for found, expected in zip(ours, theirs, strict=True):
+        assert np.std(expected) > 0.1  # or there would be little to compare
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("form", ["whole model", "keras 3"])
+def test_other_files_of_keras_have_the_same_numbers(fresh, b0, notop, tmp_path, form):
+    values, unused = read_backbone(open_weights(notop), fresh)
+    others, left = read_backbone(open_weights(write_keras(tmp_path / "other.h5", b0, form)), fresh)
+    assert len(unused) == len(left)
+    assert values.keys() == others.keys()
+    for path, value in values.items():
+        np.testing.assert_array_equal(others[path], value)
+
+
+@pytest.mark.parametrize("prefix", ["efficientnet-b0", "efficientnet-b0/model"])
+def test_the_authors_checkpoint_has_the_names_of_automl(fresh, tmp_path, prefix):
+    """tensorflow/tpu models/official/efficientnet: averages, RMSProp's slots and a classifier beside."""
+    names = {name: shape for name, shape in SHAPES.items() if name.startswith("efficientnet-b0/")}
+    variables = {name: number(name, shape) for name, shape in names.items()}
+    tensors = {"global_step": np.int64(3), f"{prefix}/head/dense/bias": np.zeros(1000, np.float32)}
+    for name, values in variables.items():
+        name = name.replace("efficientnet-b0", prefix)
+        tensors |= {name: values + 1, f"{name}/ExponentialMovingAverage": values, f"{name}/RMSProp": values}
+    checkpoint = write_tensors(tmp_path / "authors" / "model.ckpt", tensors)
+    report = init_from(fresh, CLASSES, str(checkpoint))
+    assert report.unused[:2] == (f"{prefix}/head/dense/bias", "global_step")
+    assert len(report.taken) == len(names)
+    found = values_of(fresh)
+
+    rest = {name: number(name, shape) for name, shape in SHAPES.items() if name not in names}
+    init_from(fresh, CLASSES, str(write_h5(tmp_path / "d0.h5", variables | rest)))
+    for path, value in values_of(fresh).items():
+        assert np.array_equal(value, found[path]) == path.startswith("backbone."), path
+
+
+def test_another_backbone_is_named(fresh, notop):
+    file = open_weights(notop)
+    shapes = dict(file.shapes)
+    for block in ("2c", "3c", "4d", "5d", "6e", "7b", "1b"):  # B1 has 23 blocks
+        shapes[f"block{block}_project_conv/kernel"] = (1, 1, 8, 320)
+    with pytest.raises(UserError, match="seem to be efficientnet-b1, the backbone of efficientdet-d1 \\("):
+        read_backbone(file._replace(shapes=shapes), fresh)
+
+
+def test_a_backbone_that_is_not_whole_is_refused(fresh, notop):
+    file = open_weights(notop)
+    shapes = {name: shape for name, shape in file.shapes.items() if name != "block6a_se_expand/bias"}
+    before = values_of(fresh)
+    with pytest.raises(UserError, match=r"do not fit the backbone of .*: block6a_se_expand/bias is not"):
+        read_backbone(file._replace(shapes=shapes), fresh)
+    for path, value in values_of(fresh).items():
+        np.testing.assert_array_equal(value, before[path])
+
+
+def test_a_model_with_another_backbone_is_refused(notop):
+    nano = build_model("efficientdet-nano", 3, (32, 32))
+    with pytest.raises(UserError, match="do not fit efficientdet-nano: they seem to be efficientnet-b0"):
+        init_from(nano, CLASSES, str(notop))

@@ -1,0 +1,186 @@
+"""Candidates here are small Python programs that keep to the protocol, as a peer's would."""
+
+import itertools
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tools.benchmark import rounds, usage
+from tools.benchmark.rounds import Command
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+# Writes down the time of each of its steps.
+LOGGING = """
+import sys, time
+print("some library's chatter"); print("ready", flush=True)
+with open(sys.argv[1], "w") as log:
+    while True:
+        time.sleep(0.002)
+        print(time.monotonic(), file=log, flush=True)
+        print("step 4", flush=True)
+"""
+
+
+def python(code: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-u", "-c", code, *map(str, arguments)]
+
+
+def measure(tmp_path: pathlib.Path, commands: list[Command], **options) -> dict[str, rounds.Measured]:
+    options = {"rounds": 2, "seconds": 0.1, "logs": tmp_path, "say": lambda _: None} | options
+    return rounds.measure(commands, **options)
+
+
+def alive(word: str) -> list[str]:
+    """Processes whose command line holds a word."""
+    found = []
+    for process in pathlib.Path("/proc").iterdir():
+        try:
+            if process.name.isdecimal() and word in (process / "cmdline").read_text():
+                found.append((process / "stat").read_text().rpartition(")")[2].split()[0])
+        except OSError:
+            continue
+    return [state for state in found if state != "Z"]
+
+
+def test_one_runs_while_the_others_stand_still(tmp_path):
+    logs = [tmp_path / name for name in ("a", "b", "c")]
+    measured = measure(tmp_path, [Command(log.name, python(LOGGING, log)) for log in logs], rounds=3)
+    assert list(measured) == ["a", "b", "c"]
+    steps = sorted((float(line), log.name) for log in logs for line in log.read_text().splitlines()[:-1])
+    turns = [steps[0][1]]
+    turns += [name for (_, before), (_, name) in itertools.pairwise(steps) if name != before]
+    # Perhaps a step each before it is first stopped; then the rounds, every second one backwards, so that two
+    # turns of c meet, and then two of a.
+    assert re.fullmatch("a?b?c?abcbabc", "".join(turns))
+    for name, log in zip("abc", logs, strict=True):
+        windows = measured[name].windows
+        assert len(windows) == 3 and measured[name].error == ""
+        assert all(window.images % 4 == 0 and window.images > 0 for window in windows)
+        assert sum(window.images for window in windows) <= 4 * len(log.read_text().splitlines())
+        assert all(window.seconds >= 0.1 for window in windows)
+
+
+def test_steps_that_were_ready_before_are_not_counted(tmp_path):
+    code = """
+import signal, time
+def hand_out(*_):
+    for _ in range(3): print("step 1000000")
+signal.signal(signal.SIGCONT, hand_out)
+print("ready")
+while True: time.sleep(0.001); print("step 1")
+"""
+    (window,) = measure(tmp_path, [Command("a", python(code), settle=4)], rounds=1)["a"].windows
+    assert 0 < window.images < 1000000
+
+
+def test_cpu_time_and_memory_are_those_of_all_its_processes(tmp_path):
+    code = """
+import os, time
+read, write = os.pipe()
+if os.fork() == 0:  # the child does the work
+    ballast = b"x" * 100_000_000
+    while True:
+        start = time.process_time()
+        while time.process_time() - start < 0.02: pass
+        os.write(write, b".")
+os.read(read, 1)
+print("ready")
+while True: os.read(read, 1); print("step 2")
+"""
+    measured = measure(tmp_path, [Command("a", python(code))], rounds=1, seconds=0.5)["a"]
+    (window,) = measured.windows
+    assert window.cpu_seconds / window.images == pytest.approx(0.01, rel=0.5)
+    assert measured.peak_bytes > 100_000_000
+    assert 0 <= window.other_cpu_seconds <= os.cpu_count() * (window.seconds + 1)
+
+
+def test_work_of_others_is_seen(tmp_path):
+    busy = subprocess.Popen(python("while True: pass"))
+    try:
+        (window,) = measure(tmp_path, [Command("a", python(LOGGING, tmp_path / "log"))], rounds=1, seconds=1)[
+            "a"
+        ].windows
+    finally:
+        busy.kill()
+        busy.wait()
+    assert window.other_cpu_seconds > 0.3
+
+
+FAILURES = {
+    "says why": ("import sys; print('nonsense', file=sys.stderr); sys.exit('error: no data')", "1: no data"),
+    "traceback": ("raise KeyError('boxes')", "exit code 1: KeyError: 'boxes'"),
+    "killed": ("import os; os.kill(os.getpid(), 9)", "killed, as the system does where memory runs out"),
+    "crashed": ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV: it said nothing"),
+    "later": ("print('ready')\nfor _ in range(20): print('step 1')", "exit code 0: it said nothing"),
+    "silent": ("import time; print('ready'); time.sleep(100)", "no word from it for 0 s"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_one_that_fails_is_a_line_and_the_others_go_on(tmp_path, monkeypatch, failure):
+    monkeypatch.setattr(rounds, "STEP_TIMEOUT", 0.4)
+    code, line = FAILURES[failure]
+    commands = [Command("bad", python(code)), Command("good", python(LOGGING, tmp_path / "log"))]
+    measured = measure(tmp_path, commands)
+    assert line in measured["bad"].error and "\n" not in measured["bad"].error
+    assert measured["bad"].windows == []
+    assert len(measured["good"].windows) == 2 and measured["good"].error == ""
+
+
+def test_one_that_memory_has_no_room_for_is_not_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(usage, "available_bytes", lambda: 5_000_000)
+    small, large = "print('ready')\nwhile True: print('step 1')", LOGGING
+    commands = [
+        Command("small", python(small)),
+        Command("large", python(large, tmp_path / "log"), like="small"),
+        Command("other", python(small), like="no candidate"),
+    ]
+    measured = measure(tmp_path, commands)
+    assert "not started: 0.0 GB of memory are free, and small took" in measured["large"].error
+    assert not (tmp_path / "log").exists()
+    assert len(measured["other"].windows) == len(measured["small"].windows) == 2
+    monkeypatch.undo()
+    assert 10e6 < usage.available_bytes() < 1e15
+
+
+def test_one_that_cannot_be_started_is_a_line(tmp_path):
+    measured = measure(tmp_path, [Command("a", ["/no/such/program"])])
+    assert measured["a"].error == "cannot be started: No such file or directory: /no/such/program"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_nobody_is_left_behind(tmp_path, number):
+    mark = f"mark-{os.getpid()}-{number}"
+    candidate = "import time; print('ready')\nwhile True: time.sleep(0.05); print('step 1')"
+    program = tmp_path / "measure.py"
+    program.write_text(f"""
+import pathlib, sys
+from tools.benchmark import rounds
+commands = [rounds.Command(name, [sys.executable, "-uc", {candidate!r}, {mark!r}]) for name in "abc"]
+rounds.measure(commands, rounds=1000, seconds=1, logs=pathlib.Path({str(tmp_path)!r}), say=print)
+""")
+    process = subprocess.Popen(
+        [sys.executable, "-u", program],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    for line in process.stdout:
+        if b"starting c" in line:
+            break
+    deadline = time.monotonic() + 60
+    while sorted(alive(mark)) != ["S", "T", "T"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 60
+    while alive(mark) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert alive(mark) == []

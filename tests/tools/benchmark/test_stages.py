@@ -1,0 +1,38 @@
+import queue
+import threading
+import time
+
+import pytest
+
+from tools.benchmark import stages
+
+
+def burn(seconds: float) -> None:
+    start = time.thread_time()
+    while time.thread_time() - start < seconds:
+        pass
+
+
+def test_the_cost_of_a_batch_is_that_of_making_it_wherever_it_is_made():
+    """A loader with a queue makes batches while nobody asks: as many as were taken are counted, no more."""
+    ready: queue.Queue = queue.Queue(maxsize=3)
+    made = []
+
+    def make() -> None:
+        while True:
+            burn(0.02)
+            made.append(None)
+            if ready.put(None) or len(made) > 1000:
+                return
+
+    threading.Thread(target=make, daemon=True).start()
+    cut = stages.Cut("all", ready.get)
+    cost = stages.cost(cut, batch_size=4, seconds=0.2, settle=4)
+    assert cost.stage == "all"
+    assert cost.cpu_ms == pytest.approx(5.0, rel=0.25)
+    assert cost.ms >= 4.5  # those that lay in the queue would look free
+
+
+def test_work_of_the_caller_counts():
+    cost = stages.cost(stages.Cut("x", lambda: burn(0.01)), batch_size=1, seconds=0.1, settle=1)
+    assert cost.cpu_ms == pytest.approx(10.0, rel=0.25)

@@ -1,0 +1,360 @@
+"""Pascal VOC: BCCD's own json, drawn boxes found again, the devkit's arithmetic, and what is refused."""
+
+import json
+import os
+import pathlib
+import shutil
+import time
+
+import numpy as np
+import PIL.Image
+import pytest
+from pycocotools import mask
+
+from common.datacheck.coco import load_coco
+from common.datacheck.images import ImagePolicy
+from common.issues import DataError
+from common.labels import LabelMap
+from tools.conversion.voc import read_voc
+from tools.conversion.voc_xml import parse_xml
+
+SKIP = ImagePolicy(on_bad_image="skip")
+
+
+def xml_of(filename="a.png", size=(20, 30), objects=(), extra=""):
+    """An annotation file: size is (height, width), objects are (name, xmin, ymin, xmax, ymax, difficult)."""
+    lines = ["<annotation>", f"<filename>{filename}</filename>", extra]
+    if size is not None:
+        lines.append(f"<size><width>{size[1]}</width><height>{size[0]}</height><depth>3</depth></size>")
+    for name, *box, difficult in objects:
+        sides = "".join(
+            f"<{side}>{value}</{side}>"
+            for side, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+        )
+        lines.append("<object>")
+        lines.append(
+            f"<name>{name}</name><difficult>{difficult}</difficult><bndbox>{sides}</bndbox></object>"
+        )
+    return "\n".join([*lines, "</annotation>"])
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A set of two images of 20 x 30 pixels, a and b, one object in each: cat, dog."""
+    for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (tmp_path / folder).mkdir(parents=True)
+    for stem, name in (("a", "cat"), ("b", "dog")):
+        PIL.Image.new("RGB", (30, 20)).save(tmp_path / "JPEGImages" / f"{stem}.png")
+        write(tmp_path, stem, xml_of(f"{stem}.png", objects=[(name, 3, 4, 10, 12, 0)]))
+    return tmp_path
+
+
+def write(directory, stem, text):
+    (directory / "Annotations" / f"{stem}.xml").write_text(text)
+
+
+def refusal(directory, **options):
+    with pytest.raises(DataError) as refused:
+        read_voc(directory, **options)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_bccd_is_what_its_own_json_says(bccd, split):
+    expected = load_coco(bccd / f"instances_{split}.json")
+    found, images_dir = read_voc(
+        bccd / "annotations_voc",
+        bccd / "images",
+        split=os.fspath(bccd / f"{split}.txt"),
+        label_map=LabelMap.load(bccd / "instances_train.json"),
+        pixels="zero_based",
+    )
+    assert found.fingerprint() == expected.fingerprint()  # ids, names, sizes, boxes, areas, order: everything
+    assert images_dir == os.fspath(bccd / "images")
+
+
+def test_drawn_boxes_are_found_again(drawn, tmp_path):
+    """Written as VOC defines it, 1-based with the last pixel, by other hands than those that read."""
+    document = json.loads((drawn / "instances.json").read_text())
+    names = {c["id"]: c["name"] for c in document["categories"]}
+    shutil.copytree(drawn / "images", tmp_path / "JPEGImages")
+    (tmp_path / "Annotations").mkdir()
+    # VOC has no box without pixels. Crowds are written as difficult, and the option makes crowds of these.
+    objects = [o for o in document["annotations"] if o["bbox"][2] > 0]
+    for image in document["images"]:
+        own = [
+            (names[o["category_id"]], x + 1, y + 1, x + w, y + h, o["iscrowd"])
+            for o in objects
+            if o["image_id"] == image["id"]
+            for x, y, w, h in [o["bbox"]]
+        ]
+        text = xml_of(image["file_name"], (image["height"], image["width"]), own)
+        write(tmp_path, pathlib.Path(image["file_name"]).stem, text)
+    label_map = LabelMap.from_categories(document["categories"])
+    found, _ = read_voc(tmp_path, label_map=label_map, difficult="crowd")
+
+    expected = load_coco(drawn / "instances.json")
+    kept = expected.boxes_ltwh_px[:, 2] > 0
+    assert found.file_names == expected.file_names
+    np.testing.assert_array_equal(found.image_sizes, expected.image_sizes)
+    np.testing.assert_array_equal(found.box_image, expected.box_image[kept])
+    np.testing.assert_allclose(found.boxes_ltwh_px, expected.boxes_ltwh_px[kept], atol=1e-9)
+    np.testing.assert_array_equal(found.category_ids, expected.category_ids[kept])
+    np.testing.assert_array_equal(found.is_crowd, expected.is_crowd[kept])
+    assert found.is_crowd.any()
+
+
+def test_painted_pixels_are_the_box(made):
+    """The definition itself: the first pixel painted and the last one, counted from 1."""
+    pixels = np.zeros((20, 30), np.uint8)
+    pixels[6:11, 0:30] = 255
+    PIL.Image.fromarray(pixels).convert("RGB").save(made / "JPEGImages" / "a.png")
+    rows, columns = np.nonzero(pixels)
+    box = (columns.min() + 1, rows.min() + 1, columns.max() + 1, rows.max() + 1)
+    write(made, "a", xml_of(objects=[("cat", *box, 0)]))
+    found, _ = read_voc(made)
+    left, top, width, height = found.boxes_ltwh_px[0]
+    assert [left, top, left + width, top + height] == [0, 6, 30, 11]
+    assert found.areas[0] == np.count_nonzero(pixels)
+    found, _ = read_voc(made, pixels="zero_based")
+    assert found.boxes_ltwh_px[0].tolist() == [1, 7, 29, 4]
+
+
+def test_overlaps_are_those_of_the_devkit(made):
+    """VOCevaldet.m counts pixels (max - min + 1); pycocotools multiplies sides."""
+    boxes = np.random.default_rng(3).integers(1, 20, (12, 4))
+    boxes = np.concatenate(
+        [np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], 1
+    )
+    write(made, "a", xml_of(objects=[("cat", *box, 0) for box in boxes.tolist()]))
+    found, _ = read_voc(made)
+    ours = found.boxes_ltwh_px[found.box_image == 0]
+    overlap = (
+        np.minimum(boxes[:, None, 2:], boxes[None, :, 2:]) - np.maximum(boxes[:, None, :2], boxes[:, :2]) + 1
+    )
+    shared = np.prod(np.maximum(overlap, 0), axis=2)
+    areas = np.prod(boxes[:, 2:] - boxes[:, :2] + 1, axis=1)
+    expected = shared / (areas[:, None] + areas - shared)
+    np.testing.assert_allclose(mask.iou(ours, ours, [0] * len(ours)), expected, atol=1e-12)
+
+
+def test_ids_of_classes_are_alphabetic_and_the_same_in_every_split(made):
+    write(made, "a", xml_of("a.png", objects=[("zebra", 1, 1, 5, 5, 0), ("an ape", 2, 2, 5, 5, 0)]))
+    (made / "ImageSets/Main/one.txt").write_text("b\n")
+    everything, _ = read_voc(made)
+    one, _ = read_voc(made, split="one")
+    assert everything.label_map == one.label_map == LabelMap((1, 2, 3), ("an ape", "dog", "zebra"))
+    assert everything.category_ids.tolist() == [3, 1, 2]
+    assert (one.file_names, one.category_ids.tolist()) == (["b.png"], [2])
+
+
+def test_a_label_map_fixes_ids_and_refuses_other_names(made):
+    found, _ = read_voc(made, label_map=LabelMap((5, 9), ("dog", "cat")))
+    assert found.category_ids.tolist() == [9, 5]
+    message = refusal(made, label_map=LabelMap((5,), ("dog",)))
+    assert "Annotations/a.xml line 5: object 'cat' is none of 1 categories" in message
+
+
+@pytest.mark.parametrize(("difficult", "boxes", "crowds"), [("keep", 2, 0), ("crowd", 2, 1), ("drop", 1, 0)])
+def test_difficult_objects(made, difficult, boxes, crowds):
+    write(made, "a", xml_of(objects=[("cat", 3, 4, 10, 12, 1)]))
+    found, _ = read_voc(made, difficult=difficult)
+    assert (found.num_boxes, int(found.is_crowd.sum())) == (boxes, crowds)
+    assert found.label_map.names == ("cat", "dog")  # whatever becomes of its objects
+    (offender,) = found.findings["difficult"].offenders
+    assert offender.endswith(f"a.xml line 5: object 'cat': {difficult}")
+
+
+def test_parts_and_other_keys_are_left_out(made):
+    box = "<bndbox><xmin>4</xmin><ymin>4</ymin><xmax>6</xmax><ymax>6</ymax></bndbox>"
+    part = f"<part><name>head</name>{box}</part>"
+    text = xml_of(objects=[("person", 3, 4, 10, 12, 0)])
+    text = text.replace("</bndbox>", f"</bndbox>{part}{part}<actions><jumping>1</jumping></actions>")
+    write(made, "a", text.replace("<bndbox>", "<pose>Left</pose><bndbox>", 1))
+    found, _ = read_voc(made)
+    assert found.label_map.names == ("dog", "person")
+    assert found.boxes_ltwh_px[0].tolist() == [2, 3, 8, 9]
+
+
+def test_fractions_and_surrounding_blanks(made):
+    write(made, "a", xml_of(objects=[(" traffic light\n", " 3.25 ", 4.5, 10.75, "\n12.0", 0)]))
+    found, _ = read_voc(made)
+    assert found.label_map.names == ("dog", "traffic light")
+    assert found.boxes_ltwh_px[0].tolist() == [2.25, 3.5, 8.5, 8.5]
+
+
+@pytest.mark.parametrize("filename", ["a.png", "a", "", "C:\\data\\gone.jpg", "/tmp/../gone.jpg"])
+def test_the_image_of_the_same_name(made, filename):
+    write(made, "a", xml_of(filename, objects=[("cat", 3, 4, 10, 12, 0)]))
+    found, _ = read_voc(made)
+    assert found.file_names == ["a.png", "b.png"]
+    assert not found.findings["voc-filename"].count
+
+
+@pytest.mark.parametrize("filename", ["photo.v2.png", "photo.v2", "photo.v2.jpg", "..\\x\\photo.v2.png"])
+def test_the_filename_counts_where_no_image_has_the_name_of_the_xml(made, filename):
+    (made / "JPEGImages" / "a.png").rename(made / "JPEGImages" / "photo.v2.png")
+    write(made, "a", xml_of(filename, objects=[("cat", 3, 4, 10, 12, 0)]))
+    found, _ = read_voc(made)
+    assert found.file_names == ["photo.v2.png", "b.png"]
+
+
+def test_a_filename_left_from_a_copy_is_told(made):
+    write(made, "a", xml_of("b.png", objects=[("cat", 3, 4, 10, 12, 0)]))
+    found, _ = read_voc(made)
+    assert found.file_names == ["a.png", "b.png"]
+    (offender,) = found.findings["voc-filename"].offenders
+    assert offender.endswith("a.xml says 'b.png', taken is 'a.png'")
+
+
+@pytest.mark.parametrize("size", [None, (0, 0), (0, 30), ("", "")])
+def test_a_missing_size_is_that_of_the_header(made, size):
+    write(made, "a", xml_of(size=size, objects=[("cat", 3, 4, 10, 12, 0)]))
+    found, _ = read_voc(made)
+    assert found.image_sizes.tolist() == [[20, 30], [20, 30]]
+    (offender,) = found.findings["size-missing"].offenders
+    assert offender.startswith("image 'a.png' (") and offender.endswith("a.xml)")
+
+
+def test_coordinates_from_0_are_told(made):
+    write(made, "a", xml_of(objects=[("cat", 0, 4, 10, 12, 0)]))
+    found, _ = read_voc(made)
+    (offender,) = found.findings["voc-zero"].offenders
+    assert offender.endswith("a.xml line 5: object 'cat' begins at 0, 4")
+    write(made, "a", xml_of(objects=[("cat", -2, 4, 10, 12, 0)]))
+    found, _ = read_voc(made, pixels="zero_based")
+    assert not found.findings["voc-zero"].count
+
+
+def test_images_without_objects_stay(made):
+    write(made, "a", xml_of())
+    found, _ = read_voc(made)
+    assert found.box_image.tolist() == [1] and found.num_images == 2
+
+
+def test_lists_of_names(made):
+    (made / "ImageSets/Main/cat_train.txt").write_text("b -1\n\na  1\n")  # as in VOC, per class
+    found, _ = read_voc(made, split="cat_train")
+    assert found.file_names == ["b.png", "a.png"]
+    (made / "mine.txt").write_text("a.jpg\r\n")
+    found, _ = read_voc(made, split=os.fspath(made / "mine.txt"))
+    assert found.file_names == ["a.png"]
+    for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "png")):
+        shutil.copy(made / folder / f"a.{suffix}", made / folder / f"a 1.{suffix}")
+    (made / "mine.txt").write_text("a 1\n")  # a name with a blank, not a flag
+    found, _ = read_voc(made, split=os.fspath(made / "mine.txt"))
+    assert found.file_names == ["a 1.png"]
+    (made / "mine.txt").write_text("a\nmissing 1\nb\na\n")
+    message = refusal(made, split=os.fspath(made / "mine.txt"))
+    assert "mine.txt line 2: there is no missing 1.xml" in message
+    assert "mine.txt line 4: 'a' stands in line 1 already" in message
+
+
+def test_a_fault_outside_the_split_stops_only_where_the_classes_depend_on_it(made):
+    write(made, "a", "<annotation>")
+    (made / "ImageSets/Main/one.txt").write_text("b\n")
+    assert "a.xml line 1: is no valid xml: no element found" in refusal(made, split="one")
+    found, _ = read_voc(made, split="one", label_map=LabelMap((1,), ("dog",)))
+    assert found.file_names == ["b.png"]
+
+
+def spoil_box(old, new):
+    return xml_of(objects=[("cat", 3, 4, 10, 12, 0)]).replace(old, new)
+
+
+BOMB = "<!DOCTYPE annotation [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
+    f"<!ENTITY {name} '{f'&{inner};' * 50}'>" for inner, name in zip("abcdefg", "bcdefgh", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a.xml line 1: is no valid xml: no element found"),
+        ("<annotation><object>\n<name></annotation>", "a.xml line 2: is no valid xml: mismatched tag"),
+        ("<html></html>", "a.xml is no annotation of Pascal VOC: it begins with <html>"),
+        ("version https://git-lfs.github.com/spec/v1\n", "a.xml line 1: is no valid xml"),
+        (
+            '<?xml version="1.0" encoding="klingon"?><annotation/>',
+            "a.xml is in an encoding that is not known",
+        ),
+        (f"{BOMB}]><annotation><filename>&h;</filename></annotation>", "a.xml declares a document type"),
+        (
+            '<!DOCTYPE annotation [<!ENTITY x SYSTEM "file:///etc/passwd">]>'
+            "<annotation><filename>&x;</filename></annotation>",
+            "a.xml declares a document type",
+        ),
+        (xml_of(size=("tall", 30)), "a.xml has the size '30' x 'tall'"),
+        (xml_of(size=(20.5, 30)), "a.xml has the size '30' x '20.5'"),
+        (xml_of(size=(-20, 30)), "a.xml has the size '30' x '-20'"),
+        (xml_of(size=(21, 30)), r"image whose size is not the one in the annotations: image 'a.png' \("),
+        (spoil_box("<bndbox>", "<box>").replace("</bndbox>", "</box>"), "object 'cat' has no bndbox/xmin"),
+        (spoil_box("<ymax>12</ymax>", ""), "a.xml line 5: object 'cat' has no bndbox/ymax"),
+        (spoil_box(">12<", ">twelve<"), "object 'cat' has ymax 'twelve', which is no number"),
+        (spoil_box(">12<", "><"), "object 'cat' has ymax '', which is no number"),
+        (spoil_box(">12<", ">nan<"), "object 'cat' has ymax 'nan'"),
+        (spoil_box(">12<", ">inf<"), "object 'cat' has ymax 'inf'"),
+        (spoil_box(">12<", ">2<"), "object 'cat' has xmin, ymin, xmax, ymax = 3, 4, 10, 2"),
+        (spoil_box(">10<", ">1<"), "object 'cat' has xmin, ymin, xmax, ymax = 3, 4, 1, 12"),
+        (spoil_box("<name>cat</name>", ""), "a.xml line 5: object '' has no name"),
+        (spoil_box("<name>", "<name>dog</name><name>"), "object 'cat' has more than one name"),
+        (spoil_box("<xmin>", "<xmin>1</xmin><xmin>"), "object 'cat' has more than one bndbox/xmin"),
+    ],
+)
+def test_what_is_refused(made, text, message):
+    write(made, "a", text)
+    started = time.monotonic()
+    with pytest.raises(DataError, match=message):
+        read_voc(made)
+    assert time.monotonic() - started < 2  # the entities are not expanded
+
+
+def test_everything_is_listed_at_once(made):
+    write(made, "a", xml_of(objects=[("cat", 9, 4, 3, 12, 0), ("dog", 1, 2, "x", 4, 0)]))
+    write(made, "c", "<annotation>")
+    (made / "JPEGImages" / "b.png").write_bytes(b"")
+    message = refusal(made)
+    for expected in (
+        "line 5: object 'cat' has",
+        "line 7: object 'dog' has xmax 'x'",
+        "c.xml line 1:",
+        "b.png",
+    ):
+        assert expected in message, message
+
+
+def test_images_that_cannot_be_read_are_left_out_on_demand(made):
+    (made / "JPEGImages" / "a.png").unlink()
+    assert "a.xml: no image 'a' in " in refusal(made)
+    found, _ = read_voc(made, policy=SKIP)
+    assert found.file_names == ["b.png"] and found.findings["image-missing"].skipped
+    (made / "JPEGImages" / "b.png").write_bytes(b"no image")
+    assert "no usable image" in refusal(made, policy=SKIP)
+
+
+def test_two_files_for_one_image_and_two_images_for_one_file(made):
+    write(made, "z", xml_of("a.png", objects=[("cat", 3, 4, 10, 12, 0)]))
+    shutil.copy(made / "JPEGImages" / "b.png", made / "JPEGImages" / "b.JPG")
+    write(made, "b", xml_of("other.png", objects=[("cat", 3, 4, 10, 12, 0)]))
+    message = refusal(made)
+    assert "z.xml: its image 'a.png' is that of " in message
+    assert "b.xml: its image may be any of b.JPG, b.png" in message
+
+
+def test_no_box_at_all(made):
+    write(made, "a", xml_of())
+    write(made, "b", xml_of("b.png"))
+    assert "no usable box: 2 images, none with an object" in refusal(made)
+
+
+def test_a_pipe_in_place_of_an_xml_file_does_not_hang(made):
+    os.mkfifo(made / "Annotations" / "c.xml")
+    found, _ = read_voc(made)
+    assert found.num_images == 2
+
+
+def test_the_line_of_an_object():
+    document = parse_xml(
+        "x.xml", b"<annotation>\n\n<object>\n<name>a</name></object>\n<object/></annotation>"
+    )
+    assert [(o.line, o.name) for o in document.objects] == [(3, "a"), (5, "")]

@@ -1,0 +1,123 @@
+"""--ops as text: what is read, what is refused and how."""
+
+import pytest
+from nvidia.dali import types
+
+from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
+from common.errors import UserError
+from tools.preprocessing import chain
+from tools.preprocessing.arguments import Range
+
+
+def test_a_chain():
+    found = chain.parse(
+        "resize:short=256 | crop:224x112 |color_twist:brightness=0.8..1.2,hue=-5| "
+        "rotate:angle=-10..10,fill=114| flip:p=0.5 | crop_mirror_normalize:mean=imagenet"
+    )
+    names = ["resize", "crop", "color_twist", "rotate", "flip", "crop_mirror_normalize"]
+    assert [step.operator.name for step in found.steps] == names
+    assert [step.arguments for step in found.steps] == [
+        {"resize_shorter": 256},
+        {"crop": (224, 112)},
+        {"brightness": Range(0.8, 1.2), "hue": -5},
+        {"angle": Range(-10, 10), "fill_value": 114},
+        {"p": 0.5},
+        {"mean": IMAGENET_MEAN, "std": IMAGENET_STD},
+    ]
+    assert found.decoder.operator.name == "decode"
+    assert found.is_random
+    assert found.layout == "HWC"
+
+
+def test_decoding_may_be_left_out_or_said():
+    assert chain.parse("").decoder.arguments == {}
+    assert chain.parse("decode:gray").color == types.GRAY
+    said = chain.parse("decode_random_crop:area=0.1..0.5,exif=ignore | crop_mirror_normalize:layout=chw")
+    assert said.decoder.arguments == {"random_area": (0.1, 0.5), "exif": False}
+    assert said.is_random
+    assert said.layout == "CHW"
+
+
+@pytest.mark.parametrize(
+    ("ops", "is_random"),
+    [
+        ("resize:10", False),
+        ("resize:10..20", True),
+        ("resize:10..10x20", False),
+        ("crop:10x10..12", True),
+        ("flip", False),
+        ("flip:1", False),
+        ("flip:0.5", True),
+        ("random_resized_crop:8", True),
+    ],
+)
+def test_whether_it_is_random(ops, is_random):
+    assert chain.parse(ops).is_random == is_random
+
+
+@pytest.mark.parametrize(
+    ("ops", "said"),
+    [
+        ("resise:3", "unknown operator 'resise': did you mean 'resize'?"),
+        ("resize:3 |", "there is no operator before, after or between two |"),
+        ("resize:shrt=3", "resize: unknown argument 'shrt': did you mean 'short'?"),
+        ("resize:short=abc", "resize:short: 'abc' is no number or a range of them"),
+        ("resize:short=nan", "resize:short: 'nan' is no number"),
+        ("resize", "give size or short or long, and just one of them"),
+        ("resize:5,short=4", "give size or short or long, and just one of them"),
+        ("resize:5x5x5", "'5x5x5' is not HEIGHTxWIDTH in pixels"),
+        ("resize:2.5", "'2.5' is no whole number"),
+        ("resize:100000000x1", "out of range: it must be 1 to 65535"),
+        ("resize:short=-5", "out of range: it must be 1 to 65535"),
+        ("resize:mode=foo,short=3", "resize:mode: unknown value 'foo'"),
+        ("resize:3,interp=bilinear", "resize:interp: unknown value 'bilinear': did you mean"),
+        ("resize:short=3,short=4", "short is given twice"),
+        ("resize:short=3,resize_shorter=4", "resize_shorter is given twice"),
+        ("resize:3,4", "'4' is not name=value"),
+        ("color_twist:1.2", "'1.2' is not name=value"),
+        ("crop:0x3", "0 is out of range: it must be 1 to 65535"),
+        ("flip:2", "2 is out of range: it must be 0 to 1"),
+        ("color_twist:brightness=2..1", "the range 2..1 runs backwards: write 1..2"),
+        ("letterbox:100..200", "cannot be drawn at random"),
+        ("letterbox", "size is missing, as in letterbox:224x224"),
+        ("rotate:fill=3", "angle is missing, as in rotate:10"),
+        ("cast:uint9", "cast: unknown value 'uint9': did you mean 'uint8'?"),
+        ("warp_affine:matrix=1/2", "'1/2' has 2 numbers, and 6 are needed"),
+        ("warp_affine", "give matrix or angle or shear or scale or translate"),
+        ("warp_affine:angle=3,matrix=1/0/0/0/1/0", "matrix and angle exclude each other"),
+        ("warp_affine:scale=2,inverse_map=1", "inverse_map and scale exclude each other"),
+        ("flip:p=0.5,horizontal=1", "p and horizontal exclude each other"),
+        ("crop_mirror_normalize:p=0.5,mirror=1", "p and mirror exclude each other"),
+        ("crop_mirror_normalize:std=0/1/1", "0 is out of range"),
+        ("crop:x=0..1", "give size or crop_h or crop_w"),
+        ("gaussian_blur", "give sigma or window_size"),
+        ("decode_region:exif=ignore", "give start or shape or rel_start or rel_shape"),
+        ("jpeg_compression_distortion:0..50", "it must be 1 to 100"),
+        ("decode:gray | hue:3", "hue needs colour images, and they are decoded to gray"),
+        ("decode:gray | crop_mirror_normalize:mean=imagenet", "is of three colours"),
+        ("crop:3 | decode", "decode must be the first operator"),
+        ("decode | decode", "decode must be the first operator"),
+        ("layout:CHW | crop:3", "crop comes after the channels went first"),
+        ("layout:HWC", "images are HWC already"),
+        ("crop_mirror_normalize:layout=xyz", "unknown value 'xyz'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(ops, said):
+    with pytest.raises(UserError) as caught:
+        chain.parse(ops)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("--ops")
+    assert "\n" not in str(caught.value)
+
+
+def test_arrays_are_not_decoded():
+    with pytest.raises(UserError, match="nothing to decode"):
+        chain.parse("decode:bgr", is_decoded=True)
+
+
+def test_the_list_of_operators_names_all_with_their_arguments():
+    text = chain.describe()
+    for name in ("decode_random_crop", "resize", "letterbox", "crop_mirror_normalize", "warp_affine"):
+        assert f"\n{name}: " in f"\n{text}"
+    assert "    short, resize_shorter: number, may be a range" in text
+    assert "    fill, fill_value: number" in text

@@ -1,0 +1,135 @@
+"""Records of preprocessed images, read back by tf.data, by DALI and by this project's own checks."""
+
+import io
+
+import numpy as np
+import nvidia.dali.tfrecord as dali_tfrecord
+import PIL.Image
+import pytest
+import tensorflow as tf
+from nvidia import dali
+from nvidia.dali import fn, types
+
+from common import tfrecord_index
+from common.errors import UserError
+from tests.tools.preprocessing.samples import images, left, output, samples
+from tools.preprocessing.image_source import open_image_source
+
+NAMES = ["cats/a.jpg", "../b ü.png", "cats/a.jpg", "key", "\udcff.jpg"]
+
+
+def written(directory, of, **options):
+    """Writes records of labelled images; returns the files."""
+    out = output(directory / "x.tfrecord", has_labels=True, label_names=["cat", "dog"], **options)
+    out.write(samples(of, NAMES[: len(of)], [0, 1, -1, 5, 0][: len(of)]), len(of))
+    return sorted(str(file) for file in directory.glob("*.tfrecord"))
+
+
+def test_tf_data_reads_what_was_written(tmp_path):
+    of = [images(1, (20 + i, 31, 3))[0] for i in range(5)]
+    files = written(tmp_path, of)
+    features = {
+        "image/encoded": tf.io.FixedLenFeature((), tf.string),
+        "image/format": tf.io.FixedLenFeature((), tf.string),
+        "image/filename": tf.io.FixedLenFeature((), tf.string),
+        "image/height": tf.io.FixedLenFeature((), tf.int64),
+        "image/width": tf.io.FixedLenFeature((), tf.int64),
+        "image/class/label": tf.io.FixedLenFeature((), tf.int64),
+        "image/class/text": tf.io.FixedLenFeature((), tf.string),
+    }
+    records = [tf.io.parse_single_example(r, features) for r in tf.data.TFRecordDataset(files)]
+    for image, record in zip(of, records, strict=True):
+        np.testing.assert_array_equal(tf.io.decode_png(record["image/encoded"]), image)
+        assert (record["image/height"], record["image/width"]) == image.shape[:2]
+        assert record["image/format"] == b"png"
+    assert [r["image/class/label"].numpy() for r in records] == [0, 1, -1, 5, 0]
+    assert [r["image/class/text"].numpy() for r in records] == [b"cat", b"dog", b"", b"", b"cat"]
+    expected = [b"cats/a.jpg", "../b ü.png".encode(), b"cats/a.jpg", b"key", b"\xff.jpg"]
+    assert [r["image/filename"].numpy() for r in records] == expected
+
+
+@pytest.mark.parametrize(("image_format", "tolerance"), [("png", 0), ("jpeg", 6)])
+def test_dali_reads_what_was_written_by_the_index_beside_it(tmp_path, image_format, tolerance):
+    ramp = np.arange(24, dtype=np.uint8)[:, None, None] + np.array([0, 60, 120], np.uint8)
+    of = [np.repeat(ramp + np.uint8(20 * i), 40, axis=1) for i in range(5)]  # smooth, as JPEG likes it
+    files = written(tmp_path, of, num_shards=2, image_format=image_format)
+    pipeline = dali.Pipeline(batch_size=5, num_threads=1, device_id=None)
+    with pipeline:
+        record = fn.readers.tfrecord(
+            path=files,
+            index_path=[f"{file}.idx" for file in files],
+            features={
+                "image/encoded": dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, ""),
+                "image/class/label": dali_tfrecord.FixedLenFeature((1,), dali_tfrecord.int64, -1),
+            },
+        )
+        decoded = fn.decoders.image(record["image/encoded"], output_type=types.RGB)
+        pipeline.set_outputs(decoded, record["image/class/label"])
+    found, labels = pipeline.run()
+    for i, image in enumerate(of):
+        np.testing.assert_allclose(found.at(i).astype(int), image, atol=tolerance)
+    assert np.ravel(labels.as_array()).tolist() == [0, 1, -1, 5, 0]
+
+
+def test_grey_images_stay_grey(tmp_path):
+    of = images(2, (20, 31, 1))
+    (file,) = written(tmp_path, of)
+    for record, image in zip(tf.data.TFRecordDataset(file), of, strict=True):
+        example = tf.train.Example.FromString(record.numpy())
+        encoded = example.features.feature["image/encoded"].bytes_list.value[0]
+        np.testing.assert_array_equal(tf.io.decode_png(encoded, channels=0), image)
+
+
+@pytest.mark.parametrize(("num_shards", "sizes"), [(None, [5]), (1, [5]), (2, [2, 3]), (5, [1] * 5)])
+def test_shards_are_equal_parts_in_order(tmp_path, num_shards, sizes):
+    files = written(tmp_path, images(5), num_shards=num_shards)
+    assert [len(tfrecord_index.record_spans(file)) for file in files] == sizes
+    for file in files:
+        with open(f"{file}.idx", "rb") as index:
+            assert index.read() == tfrecord_index.format_index(tfrecord_index.record_spans(file))
+    ids = [
+        tf.train.Example.FromString(record.numpy()).features.feature["image/source_id"].bytes_list.value[0]
+        for record in tf.data.TFRecordDataset(files)
+    ]
+    assert ids == [b"0", b"1", b"2", b"3", b"4"]
+    if num_shards == 2:
+        assert left(tmp_path) == [
+            f"x-0000{shard}-of-00002.tfrecord{suffix}" for shard in (0, 1) for suffix in ("", ".idx")
+        ]
+
+
+def test_a_prefix_with_num_shards_needs_no_suffix(tmp_path):
+    output(tmp_path / "train", num_shards=1).write(samples(images(1)), 1)
+    assert left(tmp_path) == ["train-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord.idx"]
+
+
+def test_without_labels_records_have_none(tmp_path):
+    output(tmp_path / "x.tfrecord").write(samples(images(1)), 1)
+    (record,) = tf.data.TFRecordDataset(str(tmp_path / "x.tfrecord"))
+    keys = set(tf.train.Example.FromString(record.numpy()).features.feature)
+    names = ("encoded", "format", "filename", "source_id", "height", "width")
+    assert keys == {f"image/{name}" for name in names}
+
+
+def test_the_preprocessing_itself_can_read_them(tmp_path):
+    of = images(5)
+    written(tmp_path, of, num_shards=2)
+    source = open_image_source("tfrecord", str(tmp_path / "x-*.tfrecord"))
+    assert source.labels.tolist() == [0, 1, -1, 5, 0]
+    assert list(source.names[:4]) == NAMES[:4]
+    for i, image in enumerate(of):
+        np.testing.assert_array_equal(PIL.Image.open(io.BytesIO(source.encoded(i))), image)
+
+
+def test_more_shards_than_images_are_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"--output_shards=3 is not in 1\.\.2"):
+        output(tmp_path / "x", num_shards=3).write(samples(images(2)), 2)
+    assert left(tmp_path) == []
+
+
+def test_another_set_of_this_prefix_is_in_the_way(tmp_path):
+    output(tmp_path / "x", num_shards=2).write(samples(images(2)), 2)
+    with pytest.raises(UserError, match="another set"):
+        output(tmp_path / "x", num_shards=1)
+    with pytest.raises(UserError, match="--overwrite"):
+        output(tmp_path / "x", num_shards=2)

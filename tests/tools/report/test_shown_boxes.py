@@ -1,0 +1,94 @@
+"""Boxes in the network input are those of the loaders, and those that training drops are known."""
+
+import numpy as np
+import pytest
+
+from common import box_encoder
+from common.letterbox import boxes_to_letterbox, geometry
+from tests.common.made_annotations import annotations, random_annotations
+from tools.report import shown_boxes
+
+PLAIN = {"keep_aspect": True, "centered": False, "max_instances": 100, "min_box_size": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("keep_aspect", "centered"), [(True, False), (True, True), (False, True)], ids=["corner", "middle", "all"]
+)
+def test_boxes_go_where_the_image_goes(keep_aspect, centered):
+    truth = random_annotations(np.random.default_rng(0), 20, 6)
+    image_size = (96, 160)
+    shown = shown_boxes.show(truth, image_size, **PLAIN | {"keep_aspect": keep_aspect, "centered": centered})
+    targets = truth.target_boxes
+    for i, (height, width) in enumerate(truth.image_sizes.tolist()):
+        place = geometry(height, width, image_size, centered) if keep_aspect else (0, 0, *image_size)
+        assert shown.places[i].tolist() == list(place)
+        mine = shown.image == i
+        original = targets.boxes[targets.row_splits[i] : targets.row_splits[i + 1]]
+        np.testing.assert_allclose(
+            shown.boxes[mine], np.asarray(boxes_to_letterbox(original, place, image_size)), atol=1e-7
+        )
+    np.testing.assert_allclose(shown.in_original(shown.boxes, shown.image), targets.boxes, atol=1e-6)
+
+
+@pytest.mark.parametrize("max_instances", [1, 7, 100])
+def test_what_is_kept_is_what_the_encoder_keeps(max_instances):
+    truth = random_annotations(np.random.default_rng(1), 12, 30, smallest=0.004)
+    shown = shown_boxes.show(
+        truth, (128, 64), **PLAIN | {"max_instances": max_instances, "min_box_size": 1.5}
+    )
+    assert shown.too_small.any()
+    assert shown.truncated.any() == (max_instances < 30)
+    assert not (shown.too_small & shown.truncated).any()
+    for i in range(12):
+        mine = np.flatnonzero(shown.image == i)
+        boxes, numbers = box_encoder.drop_small_boxes_tf(
+            shown.boxes[mine], mine.astype(np.int32), (1.5 / 128, 1.5 / 64)
+        )
+        _, numbers = box_encoder.keep_largest_tf(boxes, numbers, max_instances)
+        np.testing.assert_array_equal(shown.kept[np.isin(shown.kept, mine)], numbers)
+
+
+def test_of_equally_large_boxes_the_first_stay():
+    boxes = np.float32([[0, 0, 0.5, 0.5], [0.5, 0.5, 1, 1], [0, 0.5, 0.5, 1], [0, 0, 0.1, 0.1]])
+    kept = shown_boxes.largest(boxes, np.array([0, 0, 0, 3]), 2)
+    assert kept.tolist() == [True, True, False, True]
+
+
+def test_offenders_name_image_class_and_both_sizes():
+    truth = annotations(
+        [(200, 100), (100, 100)], [(0, 0, 1, 1, 2, 2), (1, 2, 10, 20, 30, 40), (1, 1, 50, 60, 4, 9)]
+    )
+    shown = shown_boxes.show(truth, (50, 50), **PLAIN)
+    group = shown.group(np.array([1, 2]))
+    assert (group.count, group.images) == (2, 1)
+    assert group.offenders == (
+        "image 102 ('2.jpg') has 'cow' at [10.0, 20.0, 30.0, 40.0], 15.00 x 20.00 pixels in the network",
+        "image 102 ('2.jpg') has 'dog' at [50.0, 60.0, 4.0, 9.0], 2.00 x 4.50 pixels in the network",
+    )
+    np.testing.assert_allclose([group.sides.minimum, group.sides.maximum], [3, np.sqrt(300)], rtol=1e-5)
+    assert shown.group(np.zeros(0, np.int64)).count == 0
+
+
+def test_only_so_many_offenders_are_named():
+    truth = annotations([(200, 100)], [(0, 0, 1, 1, 20, 20)] * 1100)
+    group = shown_boxes.show(truth, (50, 50), **PLAIN).group(np.arange(1100))
+    assert (group.count, len(group.offenders)) == (1100, 1000)
+
+
+def test_images_without_a_true_box_are_no_part_of_the_sample():
+    truth = annotations(
+        [(50, 50)] * 5, [(1, 0, 1, 1, 9, 9), (2, 0, 1, 1, 9, 9), (4, 0, 1, 1, 0, 9)], crowds=[1]
+    )
+    sample = shown_boxes.sample_images(truth, 10, np.random.default_rng(0))
+    assert sample.image_ids.tolist() == [102, 105]  # the last one's box has no area, but it is judged
+
+
+def test_a_sample_is_drawn_by_seed():
+    truth = annotations([(50, 50)] * 300, [(i, 0, 1, 1, 9, 9) for i in range(300)])
+    first, again, other = (
+        shown_boxes.sample_images(truth, 40, np.random.default_rng(seed)).image_ids.tolist()
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+    assert len(set(first)) == 40
+    assert max(first) - min(first) > 200

@@ -1,0 +1,65 @@
+"""The 80 classes against a real COCO json, and .names files."""
+
+import json
+
+import pytest
+
+from common.coco_classes import coco_label_map
+from common.errors import UserError
+from common.labels import LabelMap
+from yolov4.import_weights.darknet_classes import read_label_map
+
+
+def test_classes_are_those_of_coco(coco128):
+    document = json.loads((coco128 / "instances.json").read_text())
+    assert coco_label_map() == LabelMap.from_categories(document["categories"])
+
+
+def test_order_is_that_of_darknet():
+    """Lines of data/coco.names, counted from 0."""
+    label_map = coco_label_map()
+    assert label_map.num_classes == 80
+    lines = {0: "person", 11: "stop sign", 39: "bottle", 59: "bed", 61: "toilet", 79: "toothbrush"}
+    assert {number: label_map.names[number] for number in lines} == lines
+    assert label_map.category_of(79) == 90
+
+
+def test_without_a_names_file_80_classes_are_coco(tmp_path):
+    assert read_label_map(tmp_path / "yolov4.weights", 80) == coco_label_map()
+    assert read_label_map(tmp_path / "yolov4.weights", 79) is None
+
+
+@pytest.mark.parametrize("spelling", ["coco", "voc"])
+def test_a_names_file_of_the_80_gives_cocos_ids(tmp_path, spelling):
+    names = list(coco_label_map().names)
+    if spelling == "voc":
+        voc = {
+            3: "motorbike",
+            4: "aeroplane",
+            57: "sofa",
+            58: "pottedplant",
+            60: "diningtable",
+            62: "tvmonitor",
+        }
+        for number, name in voc.items():
+            names[number] = name
+    (tmp_path / "my.names").write_text("\n".join(names))
+    assert read_label_map(tmp_path / "my.weights", 80) == coco_label_map()
+
+
+def test_other_names_are_numbered(tmp_path):
+    names = ["a thing", *coco_label_map().names[1:]]
+    (tmp_path / "my.names").write_text("".join(f"{name}\r\n" for name in names))
+    label_map = read_label_map(tmp_path / "my.weights", 80)
+    assert label_map.names == tuple(names)
+    assert label_map.category_ids == tuple(range(1, 81))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"a\nb\n", "2 names for the 3 classes"), (b"a\nb\na\n", "same name 'a'"), (b"a\n\xff\nb\n", "decode")],
+)
+def test_names_that_do_not_fit_are_refused(tmp_path, content, message):
+    (tmp_path / "my.names").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_label_map(tmp_path / "my.weights", 3)

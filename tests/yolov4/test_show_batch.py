@@ -1,0 +1,79 @@
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from common.labels import LabelMap
+from yolov4 import show_batch
+from yolov4.config import get_config
+
+# 64 pixels high, 96 wide: 4 x 6 cells at stride 16, 2 x 3 at stride 32.
+TINY = dataclasses.replace(get_config("yolov4-tiny"), image_size=(64, 96))
+LABELS = LabelMap((1, 2), ("cat", "dog"))
+SCALE = np.array([96, 64, 96, 64])
+
+
+def batch(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Boxes in pixels by image; their classes take turns."""
+    boxes = np.full((len(boxes_px), 5, 4), -1, np.float32)
+    classes = np.full((len(boxes_px), 5), -1, np.int32)
+    for i, rows in enumerate(boxes_px):
+        for j, box in enumerate(rows):
+            boxes[i, j], classes[i, j] = box / SCALE, j % 2
+    images = np.full((len(boxes_px), 64, 96, 3), 0.5, np.float32)
+    targets = {"boxes": boxes, "classes": classes, "num_boxes": (classes >= 0).sum(1).astype(np.int32)}
+    return tf.constant(images), {name: tf.constant(value) for name, value in targets.items()}
+
+
+def test_the_line_counts_what_boxes_train(tmp_path):
+    # yolov4-tiny's anchors: 10,14 trains nothing, 81,82 both heads, 23,27 the finer one
+    images, targets = batch(
+        [
+            [(20, 20, 30, 34), (0, 0, 81, 64), (40, 10, 63, 37)],
+            [(40, 10, 63, 37), (41, 10, 62, 37)],  # both in one cell and anchor: one prediction
+            [],
+        ]
+    )
+    path = tmp_path / "sheet.png"
+    line = show_batch.report(images, targets, TINY, LABELS, path)
+    assert line == (
+        "first batch: 3 images, 5 boxes, predictions to train: 3 at stride 16, 1 at stride 32; "
+        f"1 boxes without any prediction; look at {path}"
+    )
+
+
+def test_other_anchors_count_too(tmp_path):
+    """With iou_thresh a box trains every anchor that fits well enough."""
+    images, targets = batch([[(40, 10, 63, 37)]])
+    config = dataclasses.replace(TINY, iou_thresh=0.2)
+    line = show_batch.report(images, targets, config, LABELS, tmp_path / "sheet.png")
+    # by shape 23 x 27 overlaps 10 x 14 by 0.23, 37 x 58 by 0.29, 81 x 82 by 0.09; the first is in no mask
+    assert "2 at stride 16, 0 at stride 32; 0 boxes without" in line
+
+
+def test_the_sheet_shows_images_of_any_size_with_their_boxes(tmp_path):
+    images, targets = batch([[(24, 16, 72, 48)]] * 20)
+    path = tmp_path / "sheet.png"
+    assert show_batch.report(images, targets, TINY, LABELS, path).startswith("first batch: 20 images, 20 b")
+    sheet = np.asarray(Image.open(path)).astype(int)
+    assert sheet.shape[1] == 1280
+    first = sheet[: round(314 * 64 / 96), :314]  # the first of four columns
+    coloured = np.ptp(first, axis=-1) > 40
+    ys, xs = np.nonzero(coloured)
+    assert abs(xs.min() - 314 / 4) < 6 and abs(xs.max() - 314 * 3 / 4) < 6
+    assert abs(ys.max() - 314 * 64 / 96 * 3 / 4) < 6
+    assert np.abs(first[~coloured & (first.min(-1) > 60)] - 128).mean() < 8  # the grey of the image
+
+    # multi-scale: the sheet and the counts follow the batch's size, not the configured one
+    line = show_batch.report(
+        tf.zeros([2, 128, 192, 3]), {k: v[:2] for k, v in targets.items()}, TINY, LABELS, path
+    )
+    assert "2 images, 2 boxes" in line
+
+
+def test_to_pixels():
+    image = np.array([[[0.0, 1.0, 127 / 255]], [[-0.2, 1.3, 0.5]]], np.float32)
+    assert show_batch.to_pixels(image).tolist() == [[[0, 255, 127]], [[0, 255, 128]]]
+    every = np.arange(256, dtype=np.uint8).reshape(-1, 1, 1).repeat(3, 2)
+    np.testing.assert_array_equal(show_batch.to_pixels(every.astype(np.float32) / 255), every)

@@ -1,0 +1,152 @@
+"""Decode, resize and crop made into one step, where they stand next to each other at the head of a chain:
+
+    resize:short=256 | crop:224x224
+    resize:short=256..320 | crop_mirror_normalize:crop=224x224,x=0..1,y=0..1,mean=imagenet
+
+Of each image no more is decoded than the crop will show, and no more is resized. The arithmetic is DALI's
+own (AdjustOutputSize and CalculateSampleParams in dali/operators/image/resize/resize_attr_base.cc,
+CalculateAnchor in dali/operators/image/crop/crop_attr.h), so that the pixels are those of the separate steps,
+but for levels that rounding moves by one.
+"""
+
+import dataclasses
+from typing import Any
+
+from nvidia.dali import types
+
+from common.dali_api import Api, Data
+from tools.preprocessing.arguments import Range
+from tools.preprocessing.chain import Chain, Step
+from tools.preprocessing.decoding import DECODERS
+from tools.preprocessing.operators import OPERATORS, Operator
+
+# Output pixels that an interpolation looks at to either side; nearest is left out, for its pixels jump.
+_RADIUS = {
+    types.INTERP_LINEAR: 1,
+    types.INTERP_TRIANGULAR: 1,
+    types.INTERP_CUBIC: 2,
+    types.INTERP_LANCZOS3: 3,
+}
+_MARGIN = 3.0  # source pixels more: chroma is interpolated, too
+_RESIZE = ("resize_shorter", "antialias", "interp_type")
+_CROP = ("crop", "crop_pos_x", "crop_pos_y")
+_OTHERS_OF_CROP = ("out_of_bounds_policy", "fill_values", "rounding")
+
+
+def fuse(chain: Chain, *, is_decoded: bool = False, device: str = "cpu") -> Chain:
+    """The same chain in fewer steps; the chain itself where nothing can be made one.
+
+    Args:
+        chain: what `chain.parse` returns.
+        is_decoded: the source has arrays; resize and crop become one.
+        device: "gpu": left as it is, for there is no measurement that says otherwise.
+    """
+    if device != "cpu" or len(chain.steps) < 2:
+        return chain
+    resize, crop, *rest = chain.steps
+    if not _fits(chain.decoder, resize, crop):
+        return chain
+    window = {name: value for name, value in crop.arguments.items() if name in _CROP}
+    if crop.operator.name == "crop_mirror_normalize":
+        left = {name: value for name, value in crop.arguments.items() if name not in _CROP}
+        rest = [Step(crop.operator, left), *rest]
+    resize = Step(_RESIZE_CROP, resize.arguments | window)
+    if is_decoded:
+        return dataclasses.replace(chain, steps=(resize, *rest))
+    decoder = Step(_DECODE_RESIZE_CROP, chain.decoder.arguments | resize.arguments)
+    return Chain(decoder, tuple(rest))
+
+
+def _fits(decoder: Step, resize: Step, crop: Step) -> bool:
+    """Whether these can be one step: the window lies within any image so resized."""
+    if (decoder.operator.name, resize.operator.name) != ("decode", "resize"):
+        return False
+    if crop.operator.name not in ("crop", "crop_mirror_normalize"):
+        return False
+    if "resize_shorter" not in resize.arguments or not resize.arguments.keys() <= set(_RESIZE):
+        return False
+    if resize.arguments.get("interp_type", types.INTERP_LINEAR) not in _RADIUS:
+        return False
+    size = crop.arguments.get("crop")
+    if size is None or len(size) != 2 or any(isinstance(side, Range) for side in size):
+        return False
+    if crop.operator.name == "crop" and not crop.arguments.keys() <= set(_CROP):
+        return False
+    if crop.arguments.keys() & set(_OTHERS_OF_CROP):
+        return False
+    short = resize.arguments["resize_shorter"]
+    return max(size) <= (short.low if isinstance(short, Range) else short)
+
+
+def _decode_resize_crop(api: Api, encoded: Data, arguments: dict[str, Any]) -> Data:
+    """uint8 (bytes,) -> uint8 (height, width, C) of the window."""
+    how = {name: value for name, value in arguments.items() if name not in (*_RESIZE, *_CROP)}
+    shape = api.ops.peek_image_shape(encoded, adjust_orientation=how.get("exif", True))
+    size = api.ops.cast(api.part(shape, slice(0, 2)), dtype=types.FLOAT)
+    start, end, pixel = _window(api, size, arguments)
+    radius = _RADIUS[arguments.get("interp_type", types.INTERP_LINEAR)]
+    margin = pixel * radius + (radius + _MARGIN)  # where it is enlarged, a pixel of the image counts
+    low = api.ops.cast(api.math.max(start - margin, 0.0), dtype=types.INT32)
+    high = api.ops.cast(api.math.min(end + margin, size), dtype=types.INT32)
+    images = DECODERS["decode_region"].apply(api, encoded, how | {"start": low, "end": high})
+    return _resized(api, images, start - low, end - low, arguments)
+
+
+def _resize_crop(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
+    """(H, W, C) -> (height, width, C) of the window."""
+    start, end, _ = _window(api, api.ops.cast(api.size(images), dtype=types.FLOAT), arguments)
+    return _resized(api, images, start, end, arguments)
+
+
+def _window(api: Api, size: Data, arguments: dict[str, Any]) -> tuple[Data, Data, Data]:
+    """The part of an image that will show.
+
+    Args:
+        api: of `size`.
+        size: float32 (2,), height and width of the image.
+        arguments: of resize and crop.
+
+    Returns:
+        Its first and last corner, float32 (2,), row and column in the image's pixels; how many of these an
+        output pixel spans, float32 ().
+    """
+    height, width = arguments["crop"]
+    crop = height if height == width else api.ops.stack(api.constant(height), api.constant(width))
+    top, left = (arguments.get(name, 0.5) for name in ("crop_pos_y", "crop_pos_x"))
+    place = top
+    if not (isinstance(top, float) and top == left):
+        both = [api.constant(each) if isinstance(each, float) else each for each in (top, left)]
+        place = api.ops.stack(*both)
+    shorter = api.math.min(api.part(size, 0), api.part(size, 1))
+    scale = arguments["resize_shorter"] / shorter
+    resized = api.math.floor(size * scale + 0.5)
+    pixel = 1.0 / scale
+    # Where a side came out as a fraction, resize keeps the scale and the centre, and moves both ends.
+    outer = (size - resized * pixel) * 0.5
+    room = api.ops.cast(resized - crop, dtype=types.FLOAT64)  # as crop does; of float32 a half may come out
+    corner = api.ops.cast(api.math.floor(room * place + 0.5), dtype=types.FLOAT)
+    start = outer + corner * pixel
+    return start, start + crop * pixel, pixel
+
+
+def _resized(api: Api, images: Data, start: Data, end: Data, arguments: dict[str, Any]) -> Data:
+    options = {name: arguments[name] for name in ("antialias", "interp_type") if name in arguments}
+    return api.ops.resize(images, roi_start=start, roi_end=end, size=arguments["crop"], **options)
+
+
+def _arguments(name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
+    return {key: OPERATORS[name].arguments[key] for key in wanted}
+
+
+_RESIZE_CROP = Operator(
+    "resize | crop",
+    "resizes no more than the crop shows",
+    _arguments("resize", _RESIZE) | _arguments("crop", _CROP),
+    _resize_crop,
+)
+_DECODE_RESIZE_CROP = Operator(
+    "decode | resize | crop",
+    "decodes and resizes no more than the crop shows",
+    {**DECODERS["decode"].arguments, **_RESIZE_CROP.arguments},
+    _decode_resize_crop,
+)

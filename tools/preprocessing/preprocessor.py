@@ -1,0 +1,238 @@
+"""A source and a chain of operators put to work: by a pipeline, imperatively, as NumPy, or as tf.data.
+
+work = Preprocessor(source=open_image_source("files", "photos"), ops="resize:short=256 | crop:224x224")
+images, labels = work.pipeline.run()        # DALI's Pipeline API
+for images, labels in work.dynamic(): ...   # DALI's Dynamic API
+for sample in work.samples(): ...           # NumPy, one epoch in the source's order
+for images, labels in work.dataset(): ...   # TensorFlow
+"""
+
+import contextlib
+import copy
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import nvidia.dali.experimental.dynamic as ndd
+import nvidia.dali.plugin.tf as dali_tf
+import tensorflow as tf
+from nvidia import dali
+
+from common import dali_api, reader_calls
+from common.errors import UserError, unknown
+from common.shards import shard_range
+from tools.preprocessing import chain
+from tools.preprocessing.dali_dynamic import Dynamic
+from tools.preprocessing.fusion import fuse
+from tools.preprocessing.image_source import ImageSource
+from tools.preprocessing.outputs import Sample
+from tools.preprocessing.tf_inputs import tf_inputs
+
+APIS = ("pipeline", "dynamic")
+
+
+class Preprocessor:
+    """Images of a source, preprocessed.
+
+    Attributes:
+        source: where they come from.
+        chain: what is done to them.
+        size: images of this shard in one epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: ImageSource,
+        ops: str = "",
+        batch_size: int = 8,
+        training: bool = False,
+        device: str = "cpu",
+        device_id: int | None = None,
+        num_threads: int = 2,
+        prefetch: int = 2,
+        shard_id: int = 0,
+        num_shards: int = 1,
+        seed: int = 0,
+    ) -> None:
+        """
+        Args:
+            source: what `open_image_source` returns.
+            ops: a chain of operators; chain.py says how it is written.
+            batch_size: images of a batch.
+            training: shuffled without end; otherwise in order, as common/readers.py says.
+            device: "cpu", or "gpu": images are there from the decoder on.
+            device_id: the GPU; None on a CPU.
+            num_threads, prefetch: DALI's CPU threads; batches made ahead, in a pipeline.
+            shard_id, num_shards: this rank's share of the source.
+            seed: of order and random draws; 0 is one.
+
+        Raises:
+            UserError: --ops cannot be read; fewer images than shards.
+        """
+        if device not in ("cpu", "gpu") or (device == "gpu") != (device_id is not None):
+            raise ValueError(
+                f"device={device!r}, device_id={device_id!r}: need 'cpu' and None, or 'gpu' and a number"
+            )
+        self.source = source
+        parsed = chain.parse(ops, is_decoded=source.is_decoded)
+        self.chain = fuse(parsed, is_decoded=source.is_decoded, device=device)
+        self.batch_size = batch_size
+        self._first, end = shard_range(source.size, shard_id, num_shards)
+        self.size = end - self._first
+        self._training = training
+        self._device, self._device_id = device, device_id
+        self._num_threads, self._prefetch = num_threads, prefetch
+        self._call = source.call(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
+        # Other draws on every rank; the order is the same on all.
+        self._seed = int(np.random.SeedSequence([seed, shard_id]).generate_state(1)[0])
+
+    # --- DALI ---
+
+    @functools.cached_property
+    def pipeline(self) -> dali.Pipeline:
+        """Built; its outputs are images, and labels int32 (). It never ends: `size` is one epoch."""
+        return self._build(functools.partial(reader_calls.in_graph, self._call), checkpointing=True)
+
+    def restored(self, checkpoint: str) -> dali.Pipeline:
+        """A pipeline that goes on where `pipeline.checkpoint()` of one like it was taken: order and draws."""
+        read = functools.partial(reader_calls.in_graph, self._call)
+        return self._build(read, checkpointing=True, checkpoint=checkpoint)
+
+    def dynamic(self, *, epochs: int = 1) -> Iterator[tuple[ndd.Batch, ndd.Batch]]:
+        """Batches of images and labels, made as they are asked for; the last of an epoch may be shorter."""
+        ndd.set_num_threads(self._num_threads)
+        api = Dynamic(self.batch_size, self._seed)
+        for encoded, labels in reader_calls.in_dynamic(self._call, self.batch_size, epochs=epochs):
+            api.batch_size = encoded.batch_size
+            yield self._apply(api, encoded), labels
+
+    # --- NumPy ---
+
+    def samples(self, api: str = "pipeline") -> Iterator[Sample]:
+        """Every image of this shard once, in the source's order.
+
+        Args:
+            api: "pipeline" or "dynamic".
+
+        Raises:
+            UserError: no such api; an image that an operator refuses, by its name.
+        """
+        if api not in APIS:
+            raise unknown("api", api, APIS)
+        if self._training:
+            raise ValueError("training order has no positions: read `pipeline` or `dynamic`")
+        batches = self._run_pipeline() if api == "pipeline" else self._run_dynamic()
+        position = self._first
+        try:
+            for image in batches:
+                yield Sample(
+                    position,
+                    self.source.names[position],
+                    int(self.source.labels[position]),
+                    image,
+                    self.chain.layout,
+                )
+                position += 1
+        except (RuntimeError, ValueError, MemoryError) as error:  # as DALI and NumPy call it
+            raise self._explain(error, position) from error
+
+    def _run_pipeline(self) -> Iterator[np.ndarray]:
+        left = self.size
+        # Not `self.pipeline`, which may stand anywhere in its epoch.
+        pipeline = self._build(functools.partial(reader_calls.in_graph, self._call), checkpointing=False)
+        while left:
+            images, _ = pipeline.run()
+            images = images.as_cpu()
+            for i in range(min(len(images), left)):
+                yield np.array(images[i])
+            left -= min(len(images), left)
+
+    def _run_dynamic(self) -> Iterator[np.ndarray]:
+        for images, _ in self.dynamic():
+            for image in images.cpu().tensors:
+                yield np.array(image)
+
+    # --- TensorFlow ---
+
+    def dataset(self) -> tf.data.Dataset:
+        """(images, labels) as tf.data; it never ends. All images of a batch must come out equally large.
+
+        A source of Python's (--source=external) goes through DALIDatasetWithInputs; of such a dataset the
+        position cannot be saved.
+        """
+        inputs: dict[str, Any] = {}
+        make = dali_tf.DALIDataset
+        read = functools.partial(reader_calls.in_graph, self._call)
+        if isinstance(self._call, reader_calls.ExternalCall):
+            make = dali_tf.experimental.DALIDatasetWithInputs
+            read, inputs["input_datasets"] = tf_inputs(self._call, self.batch_size)
+        pipeline = self._build(read, checkpointing=self._device == "cpu" and not inputs)
+        with tf.device("/cpu:0") if self._device == "cpu" else contextlib.nullcontext():
+            return make(
+                pipeline=pipeline,
+                batch_size=self.batch_size,
+                output_shapes=((self.batch_size, None, None, None), (self.batch_size,)),
+                output_dtypes=(tf.as_dtype(self._alone(self._first).dtype), tf.int32),
+                num_threads=self._num_threads,
+                device_id=self._device_id,
+                prefetch_queue_depth=self._prefetch,
+                **inputs,
+            )
+
+    # --- inside ---
+
+    def _build(
+        self, read: Callable[[], tuple[Any, Any]], *, checkpointing: bool, checkpoint: str | None = None
+    ) -> dali.Pipeline:
+        pipeline = dali.Pipeline(
+            batch_size=self.batch_size,
+            num_threads=self._num_threads,
+            device_id=self._device_id,
+            prefetch_queue_depth=self._prefetch,
+            seed=self._seed,
+            exec_dynamic=True,  # the older executor writes over a batch that somebody may still hold
+            enable_checkpointing=checkpointing,
+            checkpoint=checkpoint,
+        )
+        with pipeline:
+            encoded, labels = read()
+            images = self._apply(dali_api.GRAPH, encoded)
+            pipeline.set_outputs(images, labels.gpu() if self._device == "gpu" else labels)
+        pipeline.build()
+        return pipeline
+
+    def _apply(self, api: dali_api.Api, encoded: dali_api.Data) -> dali_api.Data:
+        return self.chain.apply(api, encoded, is_decoded=self.source.is_decoded, device=self._device)
+
+    def _alone(self, position: int) -> np.ndarray:
+        """One image by itself."""
+        call = self.source.call(shard_id=position, num_shards=self.source.size, training=False, seed=0)
+        single = copy.copy(self)
+        single.batch_size = 1
+        images, _ = single._build(functools.partial(reader_calls.in_graph, call), checkpointing=False).run()
+        return np.array(images.as_cpu()[0])
+
+    def _explain(self, error: Exception, position: int) -> UserError:
+        """Which image of the batch that begins at `position` it is, found by running each by itself."""
+        for suspect in range(position, min(position + self.batch_size, self._first + self.size)):
+            try:
+                self._alone(suspect)
+            except (RuntimeError, ValueError, MemoryError) as found:
+                name = self.source.names[suspect]
+                return UserError(f"image {suspect} ({name!r}): {_reason(found)}")
+        return UserError(f"one of the images from {position} on, or what was drawn for it: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """What DALI says, without tracebacks and places in its own source, and what helps."""
+    text = str(error.__cause__ or error)  # the Dynamic API's own words are in the cause
+    operator = re.search(r"operator `nvidia\.dali\.fn\.([\w.]+)`", text)
+    _, _, said = text.removeprefix("Multiple exceptions:").rpartition("encountered:")
+    first = next((line.strip() for line in said.splitlines() if line.strip()), "")
+    first = re.sub(r'^(N4dali\w+: )?(Assert on ".*?" failed: )?', "", first).rstrip(".")
+    if operator and operator[1].startswith("crop") and first.startswith("Slice can't be placed"):
+        first = "the window reaches beyond the image; fill=0 pads smaller images"
+    return f"{operator[1]}: {first}" if operator else first

@@ -1,0 +1,369 @@
+"""Draws a small data set in COCO format: the default data, so that nothing has to be downloaded.
+
+    python tools/synthetic.py --output_dir=data/shapes --num_images=300 --seed=0
+
+writes `images/*.jpg` and `instances.json`. Five shapes of any colour and texture lie on textured backgrounds,
+cover each other and reach over the border, in images of different sizes; some images are empty. It holds what
+makes real data awkward, and takes seconds: category ids with gaps, small and large boxes, non-square images,
+occlusion.
+
+The truth of an object is the box around its full extent, hidden parts included, clipped to the image. Every
+object has one: none is drawn that would leave less than MIN_VISIBLE of itself, or of an object below it, in
+sight. `area` is the number of visible pixels.
+
+Image i depends on the seed and on i alone, so a shorter data set is the beginning of a longer one.
+"""
+
+import dataclasses
+import io
+import json
+import math
+import pathlib
+import sys
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+import numpy as np
+from absl import flags
+from PIL import Image, ImageDraw, ImageFilter
+
+from common import atomic, errors
+
+CATEGORIES = {2: "disk", 3: "ring", 5: "triangle", 8: "cross", 13: "star"}  # ids with gaps, as in COCO
+MIN_OBJECT, MAX_OBJECT = 12, 250  # sides of an object, pixels
+MAX_OBJECTS = 10  # an image
+EMPTY_IMAGES = 0.05  # share of images without objects
+MIN_VISIBLE = 0.4  # share of an object's pixels that stay visible
+JPEG_QUALITY = 90
+
+_MAX_ASPECT = 4 / 3
+_ATTEMPTS = 20  # at placing an object before it is left out
+_OVERSAMPLING = 4  # of the masks, for smooth edges
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """How large images are, and how much of the camera's noise is on them."""
+
+    heights: tuple[int, int]  # smallest and largest, pixels
+    widths: tuple[int, int]
+    noise: float  # standard deviation, levels
+
+
+STYLES = {
+    "small": Style((240, 640), (240, 640), 2.0),
+    # As many pixels as photographs of COCO, and with its noise nearly as many bytes: for timing.
+    "photo": Style((480, 768), (640, 1024), 8.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """One drawn image and its truth."""
+
+    image: np.ndarray  # uint8 (H, W, 3) RGB
+    boxes_ltwh_px: np.ndarray  # int32 (N, 4), inside the image
+    category_ids: np.ndarray  # int32 (N,)
+    areas: np.ndarray  # int32 (N,), visible pixels
+
+
+def draw_dataset(
+    output_dir: str | pathlib.Path, num_images: int, seed: int, style: str = "small"
+) -> pathlib.Path:
+    """Draws `num_images` images into `output_dir`/images and their truth into `output_dir`/instances.json.
+
+    Returns:
+        The path of instances.json. It is written last: where it stands, the images do.
+
+    Raises:
+        UserError: `num_images` below 1, negative seed, or an output directory that cannot be written.
+    """
+    if num_images < 1:
+        raise errors.UserError(f"num_images={num_images}: must be at least 1")
+    if seed < 0:
+        raise errors.UserError(f"seed={seed}: must not be negative")
+    output_dir = pathlib.Path(output_dir)
+    images, annotations = [], []
+    try:
+        (output_dir / "images").mkdir(parents=True, exist_ok=True)
+        for index in range(num_images):
+            picture = draw_picture(seed, index, STYLES[style])
+            file_name = f"{index + 1:06d}.jpg"
+            (output_dir / "images" / file_name).write_bytes(_jpeg(picture.image))
+            height, width = picture.image.shape[:2]
+            images.append({"id": index + 1, "file_name": file_name, "height": height, "width": width})
+            for box, category_id, area in zip(
+                picture.boxes_ltwh_px.tolist(),
+                picture.category_ids.tolist(),
+                picture.areas.tolist(),
+                strict=True,
+            ):
+                annotations.append(
+                    {
+                        "id": len(annotations) + 1,
+                        "image_id": index + 1,
+                        "category_id": category_id,
+                        "bbox": box,
+                        "area": area,
+                        "iscrowd": 0,
+                    }
+                )
+        categories = [{"id": key, "name": name, "supercategory": "shape"} for key, name in CATEGORIES.items()]
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        path = output_dir / "instances.json"
+        atomic.write_bytes(path, json.dumps(content).encode())
+    except OSError as error:
+        raise errors.UserError(f"output_dir={output_dir}: cannot be written ({error})") from error
+    return path
+
+
+def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Picture:
+    """Draws image number `index` of the data set of `seed`; the same arguments give the same picture."""
+    rng = np.random.default_rng((seed, index))
+    height, width = (int(rng.integers(low, high + 1)) for low, high in (style.heights, style.widths))
+    canvas = _background(rng, height, width)
+    owner = np.full((height, width), -1, np.int16)  # which object each pixel shows
+    full_areas, boxes, category_ids = [], [], []
+
+    num_objects = 0 if rng.random() < EMPTY_IMAGES else int(rng.integers(1, MAX_OBJECTS + 1))
+    for _ in range(num_objects):
+        category_id = int(rng.choice(list(CATEGORIES)))
+        mask = _shape_mask(rng, CATEGORIES[category_id], min(height, width))
+        placed = _find_place(rng, mask > 127, owner, full_areas)
+        if placed is None:
+            continue
+        top, left = placed
+        view, part = _overlap(canvas.shape, mask.shape, top, left)
+        box = _clipped_box(mask > 127, top, left, height, width)
+        fill = _fill(rng, mask, canvas[view].mean(axis=(0, 1)))
+        _cast_shadow(canvas, mask, top, left)
+        alpha = mask[part].astype(np.float32)[..., None] / 255
+        canvas[view] += alpha * (fill[part] - canvas[view])
+        owner[view][mask[part] > 127] = len(boxes)
+        full_areas.append(int((mask > 127).sum()))
+        boxes.append(box)
+        category_ids.append(category_id)
+
+    canvas += rng.normal(0, style.noise, canvas.shape[:2])[..., None]  # the camera's noise lies on everything
+    return Picture(
+        image=np.clip(canvas, 0, 255).astype(np.uint8),
+        boxes_ltwh_px=np.array(boxes, np.int32).reshape(-1, 4),
+        category_ids=np.array(category_ids, np.int32),
+        areas=_visible_areas(owner, len(boxes)).astype(np.int32),
+    )
+
+
+# --- shapes ---
+
+
+def _outlines(name: str) -> list[np.ndarray]:
+    """Polygons (points, 2) of (x, y) about the origin: the shape, then its hole where it has one."""
+    circle = _on_circle(np.linspace(0, 2 * math.pi, 96, endpoint=False))
+    if name == "disk":
+        return [circle]
+    if name == "ring":
+        return [circle, 0.55 * circle]
+    if name == "triangle":
+        return [_on_circle(2 * math.pi * (np.arange(3) / 3 - 0.25))]  # a corner on top
+    if name == "star":
+        radii = np.tile([1.0, 0.42], 5)
+        return [radii[:, None] * _on_circle(2 * math.pi * (np.arange(10) / 10 - 0.25))]
+    if name == "cross":
+        arm = 0.3
+        quarter = np.array([[arm, -1], [arm, -arm], [1, -arm]])
+        turns = [quarter @ _rotation(turn * math.pi / 2) for turn in range(4)]
+        return [np.concatenate(turns)]
+    raise errors.unknown("shape", name, CATEGORIES.values())
+
+
+def _on_circle(angles: np.ndarray) -> np.ndarray:
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+
+
+def _rotation(angle: float) -> np.ndarray:
+    """Turns row vectors (x, y) clockwise on the screen, where y points down."""
+    return np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+
+
+def _shape_mask(rng: np.random.Generator, name: str, shorter_side: int) -> np.ndarray:
+    """The coverage of one slightly turned and stretched shape, uint8 (h, w), tight around it."""
+    largest = min(MAX_OBJECT, 0.7 * shorter_side) / math.sqrt(_MAX_ASPECT)
+    size = _log_uniform(rng, MIN_OBJECT * math.sqrt(_MAX_ASPECT), largest)
+    aspect = _log_uniform(rng, 1 / _MAX_ASPECT, _MAX_ASPECT)
+    extent = np.round([size * math.sqrt(aspect), size / math.sqrt(aspect)])  # width, height
+    turn = _rotation(math.radians(rng.uniform(-20, 20)))
+    outlines = [outline @ turn for outline in _outlines(name)]
+    low, high = outlines[0].min(axis=0), outlines[0].max(axis=0)
+    mask = Image.new("L", tuple((extent * _OVERSAMPLING).astype(int).tolist()))
+    draw = ImageDraw.Draw(mask)
+    for outline, ink in zip(outlines, (255, 0), strict=False):
+        points = (outline - low) / (high - low) * extent * _OVERSAMPLING
+        draw.polygon([tuple(point) for point in points.tolist()], fill=ink)
+    return np.asarray(mask.reduce(_OVERSAMPLING))
+
+
+def _find_place(
+    rng: np.random.Generator, solid: np.ndarray, owner: np.ndarray, full_areas: list[int]
+) -> tuple[int, int] | None:
+    """A (top, left) where the object shows enough of itself and hides no other too much, or None."""
+    for _ in range(_ATTEMPTS):
+        # Up to a third of each side may lie outside the image.
+        top, left = (
+            int(rng.integers(-(side // 3), space - side + side // 3 + 1))
+            for side, space in zip(solid.shape, owner.shape, strict=True)
+        )
+        view, part = _overlap(owner.shape, solid.shape, top, left)
+        if solid[part].sum() < MIN_VISIBLE * solid.sum():
+            continue
+        remaining = owner.copy()
+        remaining[view][solid[part]] = -1
+        visible = _visible_areas(remaining, len(full_areas))
+        if np.all(visible >= MIN_VISIBLE * np.array(full_areas)):
+            return top, left
+    return None
+
+
+def _visible_areas(owner: np.ndarray, num_objects: int) -> np.ndarray:
+    return np.bincount(owner.ravel() + 1, minlength=num_objects + 1)[1:]
+
+
+def _overlap(
+    image_shape: tuple[int, ...], patch_shape: tuple[int, ...], top: int, left: int
+) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+    """The slices of the image and of the patch at (top, left) that lie on each other."""
+    bottom = min(top + patch_shape[0], image_shape[0])
+    right = min(left + patch_shape[1], image_shape[1])
+    view = slice(max(top, 0), bottom), slice(max(left, 0), right)
+    part = slice(max(-top, 0), bottom - top), slice(max(-left, 0), right - left)
+    return view, part
+
+
+def _clipped_box(
+    solid: np.ndarray, top: int, left: int, height: int, width: int
+) -> tuple[int, int, int, int]:
+    """The ltwh box, in pixels of the image, around the object's full extent, clipped to the image."""
+    rows, columns = np.flatnonzero(solid.any(axis=1)), np.flatnonzero(solid.any(axis=0))
+    y0, y1 = max(top + rows[0], 0), min(top + rows[-1] + 1, height)
+    x0, x1 = max(left + columns[0], 0), min(left + columns[-1] + 1, width)
+    return x0, y0, x1 - x0, y1 - y0
+
+
+# --- colours and textures ---
+
+
+def _background(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """A colour gradient under several octaves of noise and, at times, stripes; float32 (H, W, 3)."""
+    first, second = (_colour(rng, saturation=(0.05, 0.45), value=(0.25, 0.9)) for _ in range(2))
+    canvas = _gradient(rng, height, width, first, second)
+    strength = rng.uniform(10, 35)
+    for octave in range(rng.integers(2, 6)):
+        cells = 3 * 2**octave
+        canvas += (strength / 2**octave) * _smooth_noise(rng, height, width, cells)[..., None]
+    if rng.random() < 0.3:
+        canvas += rng.uniform(5, 20) * _stripes(rng, height, width, period=rng.uniform(8, 60))[..., None]
+    canvas += rng.uniform(0, 6) * rng.standard_normal((height, width), dtype=np.float32)[..., None]
+    return canvas
+
+
+def _fill(rng: np.random.Generator, mask: np.ndarray, surroundings: np.ndarray) -> np.ndarray:
+    """The paint of one object, float32 (h, w, 3): a gradient, perhaps a texture, and a darker rim."""
+    height, width = mask.shape
+    candidates = [_colour(rng, saturation=(0.45, 1), value=(0.45, 1)) for _ in range(4)]
+    distances = [np.abs(candidate - surroundings).sum() for candidate in candidates]
+    colour = candidates[int(np.argmax(distances))]  # it has to be seen on what it lies on
+    paint = _gradient(rng, height, width, colour, colour * rng.uniform(0.5, 0.95))
+    kind = rng.choice(["plain", "stripes", "noise", "checks"], p=[0.4, 0.25, 0.2, 0.15])
+    contrast = rng.uniform(15, 45)
+    period = rng.uniform(5, 8) + min(height, width) / 10
+    if kind == "stripes":
+        paint += contrast * _stripes(rng, height, width, period)[..., None]
+    elif kind == "noise":
+        paint += 1.5 * contrast * _smooth_noise(rng, height, width, 8)[..., None]
+    elif kind == "checks":
+        crossing = _stripes(rng, height, width, period) + _stripes(rng, height, width, period)
+        paint += contrast * np.sign(crossing)[..., None]
+    rim = 3 if min(height, width) < 48 else 5
+    padded = Image.fromarray(np.pad(mask, rim))  # the image's edge is the object's edge
+    inside = np.asarray(padded.filter(ImageFilter.MinFilter(rim)))[rim:-rim, rim:-rim, None] / np.float32(255)
+    return np.clip(paint * (0.45 + 0.55 * inside), 0, 255)
+
+
+def _cast_shadow(canvas: np.ndarray, mask: np.ndarray, top: int, left: int) -> None:
+    """Darkens the canvas softly, below and to the right of the object that will lie at (top, left)."""
+    blur = 1 + min(mask.shape) // 25
+    margin = 3 * blur
+    soft = Image.fromarray(np.pad(mask, margin)).filter(ImageFilter.GaussianBlur(blur))
+    view, part = _overlap(canvas.shape, (soft.height, soft.width), top - margin + blur, left - margin + blur)
+    canvas[view] *= 1 - 0.4 * np.asarray(soft, np.float32)[part][..., None] / 255
+
+
+def _gradient(
+    rng: np.random.Generator, height: int, width: int, first: np.ndarray, second: np.ndarray
+) -> np.ndarray:
+    position = _ramp(height, width, rng.uniform(0, 2 * math.pi))
+    position -= position.min()
+    position /= max(float(position.max()), 1e-6)
+    return first + position[..., None] * (second - first)
+
+
+def _stripes(rng: np.random.Generator, height: int, width: int, period: float) -> np.ndarray:
+    ramp = _ramp(height, width, rng.uniform(0, math.pi))
+    return np.sin(ramp * np.float32(2 * math.pi / period) + np.float32(rng.uniform(0, 2 * math.pi)))
+
+
+def _ramp(height: int, width: int, angle: float) -> np.ndarray:
+    """Distance in pixels along the direction `angle`, float32 (height, width)."""
+    y = np.arange(height, dtype=np.float32)[:, None] * np.float32(math.sin(angle))
+    return y + np.arange(width, dtype=np.float32) * np.float32(math.cos(angle))
+
+
+def _smooth_noise(rng: np.random.Generator, height: int, width: int, cells: int) -> np.ndarray:
+    """Standard normal values on a `cells` x `cells` grid, interpolated to float32 (height, width)."""
+    grid = Image.fromarray(rng.standard_normal((cells, cells), dtype=np.float32))
+    return np.asarray(grid.resize((width, height), Image.Resampling.BILINEAR))
+
+
+def _colour(
+    rng: np.random.Generator, saturation: tuple[float, float], value: tuple[float, float]
+) -> np.ndarray:
+    """A random colour of any hue, float32 (3,) RGB in 0..255."""
+    offsets = np.array([0, 2 / 3, 1 / 3])
+    hue = np.clip(np.abs((rng.random() + offsets) % 1 * 6 - 3) - 1, 0, 1)  # HSV's hue as RGB
+    mixed = 1 - rng.uniform(*saturation) * (1 - hue)
+    return (255 * rng.uniform(*value) * mixed).astype(np.float32)
+
+
+def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+
+def _jpeg(image: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(image).save(stream, "JPEG", quality=JPEG_QUALITY)
+    return stream.getvalue()
+
+
+# --- the command ---
+
+
+def define_flags(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "output_dir", None, "Where to write images/ and instances.json.", flag_values=flag_values
+    )
+    flags.DEFINE_integer("num_images", 300, "How many images to draw.", flag_values=flag_values)
+    flags.DEFINE_integer("seed", 0, "The same seed draws the same images.", flag_values=flag_values)
+    flags.DEFINE_enum(
+        "style", "small", STYLES, "small, or photo: as large as COCO's photographs.", flag_values=flag_values
+    )
+    flags.mark_flag_as_required("output_dir", flag_values=flag_values)
+
+
+def main() -> None:
+    path = draw_dataset(flags.FLAGS.output_dir, flags.FLAGS.num_images, flags.FLAGS.seed, flags.FLAGS.style)
+    print(f"drew {flags.FLAGS.num_images} images: {path}")
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    errors.run(main)

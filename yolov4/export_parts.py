@@ -1,0 +1,52 @@
+"""A trained YOLOv4, cut where exported formats need it; see tools/exporting/export_graph.py."""
+
+import keras
+import tensorflow as tf
+
+from common import letterbox
+from tools.exporting.export_graph import Exportable
+from yolov4 import pipeline, postprocess, tf_pipeline
+from yolov4.config import YOLOv4Config
+
+
+def make_exportable(model: keras.Model, config: YOLOv4Config) -> Exportable:
+    """The parts of `model`; preprocessing is that of the plain tf.data loader on evaluation images."""
+    image_size = config.image_size  # numbers: a tensor from outside would be one more input
+
+    def place(image_sizes):
+        if config.letterbox:
+            height, width = image_sizes[:, 0], image_sizes[:, 1]
+            fitted = letterbox.fit(height, width, config.image_size, tf.minimum, tf.maximum)
+            sides = tf.stack(fitted, axis=1)
+        else:
+            sides = tf.zeros_like(image_sizes) + image_size
+        return tf.concat([(image_size - sides) // 2, sides], axis=1)
+
+    def resize(images):
+        size = tf.shape(images)[1:3]
+        place = tf_pipeline.whole_view(size, tf.constant(image_size), config.letterbox).place
+        images = tf_pipeline.resize(images, place[2:], config.antialias)
+        return tf.image.pad_to_bounding_box(images, place[0], place[1], *config.image_size)
+
+    def normalize(images, inside):
+        return tf.where(inside, tf.cast(images, tf.float32), pipeline.FILL) / 255
+
+    return Exportable(
+        model=model,
+        image_size=config.image_size,
+        num_classes=model.output[0].shape[-1] - 5,
+        score_threshold=config.score_threshold,
+        nms_iou=config.nms_iou,
+        max_detections=config.max_detections,
+        resize=resize,
+        place=place,
+        normalize=normalize,
+        network=lambda images: model(images, training=False),
+        candidates=lambda raw: postprocess.candidates(raw, config),
+        decode_all=lambda raw: postprocess.decode_all(raw, config),
+    )
+
+
+def to_pixels(images: tf.Tensor) -> tf.Tensor:
+    """The loader's images back to uint8."""
+    return tf.cast(tf.clip_by_value(tf.round(tf.cast(images, tf.float32) * 255), 0.0, 255.0), tf.uint8)

@@ -1,0 +1,1 @@
+"""Published weights in: Darknet's files."""
