@@ -17,7 +17,7 @@ import math
 
 import keras
 
-from common.activations import Swish
+from common.layers import Swish
 from efficientdet import retinanet
 from efficientdet.backbone import batch_norm, extract_features
 from efficientdet.config import EfficientDetConfig, get_config
