@@ -13,10 +13,10 @@ tests/fixtures/6eb6d8f, made by tests/fixtures/make_fixture.py at that commit:
 
 Only the command line and files are used, but for tests/fixtures/calculations.py.
 
-At 6eb6d8f, where the fixture was made, all of it was equal bit for bit. Another processor has other kernels,
-whose sums differ in the last digit, so floating-point numbers are compared with a tolerance and the tests print
-whether they were equal to the bit. What does not depend on the processor has to be equal: the order of images,
-the number of boxes that each epoch dropped, which only the same random augmentation gives, and the schedule.
+At 6eb6d8f, on the machine that made the fixture, every test finds equal bits. Another processor has other
+kernels, whose sums differ in the last digits. So floating-point numbers are compared with a tolerance, and
+each test prints whether the bits were equal. Three things do not depend on the processor and have to be
+equal: the order of images, the schedule, and how many boxes each epoch dropped, which the random crops decide.
 """
 
 import concurrent.futures
@@ -49,9 +49,9 @@ EVALUATIONS = {
 # Columns of results.csv that no kernel has a part in. Speed is in neither of the two.
 EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_truncated", "skipped_steps")
 
-# How far the numbers may be from those of 6eb6d8f: about five times as far as they were at 6eb6d8f itself with
-# TF_ENABLE_ONEDNN_OPTS=0, which replaces the kernels of convolutions and matrix products by others. Most are sums
-# of up to 1e5 float32 terms, whose order decides the last digits, and the layers carry that on.
+# How far the numbers may be from those of 6eb6d8f: about five times as far as they were at 6eb6d8f itself
+# with TF_ENABLE_ONEDNN_OPTS=0, which replaces the kernels of convolutions and matrix products by others.
+# Most are sums of up to 1e5 float32 terms, whose order decides the last digits.
 LOSS_RTOL = 2e-5
 GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # leaky ReLU and maxima: a rounding error can choose another branch
 OTHER_GRADIENT_RTOL = 1e-3
