@@ -16,7 +16,7 @@ Only the command line and files are used, but for tests/fixtures/calculations.py
 At 6eb6d8f, on the machine that made the fixture, every test finds equal bits. Another processor has other
 kernels, whose sums differ in the last digits. So floating-point numbers are compared with a tolerance, and
 each test prints whether the bits were equal. Three things do not depend on the processor and have to be
-equal: the order of images, the schedule, and how many boxes each epoch dropped, which the random crops decide.
+equal: the order of images, the schedule, and how many boxes each epoch dropped, which the crops decide.
 """
 
 import concurrent.futures
