@@ -55,7 +55,7 @@ $(DEMO_DATA)/eval/instances.json: common/synthetic.py | setup
 demo-clean:  ## forgets the demos' data and runs, so that the next one starts anew
 	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)
 
-check: horovod  ## what a change must not break: older runs, equal bits, resuming, two ranks (about 5 minutes on two idle cores)
+check: horovod  ## what a change must not break: older runs, equal bits, resuming, two ranks (7 minutes on two cores that others use, too)
 	$(RUN) -m pytest $(CHECKS) -k 'not three_times or yolov4'
 
 test: lint horovod  ## lint, then all tests, in JOBS=2 processes of up to 5 GB each
