@@ -4,8 +4,8 @@
     train(args, Hooks(on_epoch=commit, lost_ranks="report"))        # distributed/elastic.py
     train(args, Hooks(on_start=..., on_step=..., wrap_eval_loader=...))   # tools/dry_run_process.py
 
-`args` is the app's frozen `Args`: `dataclasses.asdict(args)` is what JSON can hold, `train.Args(**values)` makes
-it again, and `dataclasses.replace(args, overwrite=False)` changes a flag.
+`args` is the app's frozen `Args`: `dataclasses.asdict(args)` is what JSON can hold, `train.Args(**values)`
+makes it again, and `dataclasses.replace(args, overwrite=False)` changes a flag.
 """
 
 import dataclasses
