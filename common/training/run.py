@@ -63,7 +63,7 @@ class Run:
         open_loader: see InputFeed.
         loader_kwargs: epochs done -> arguments of the loaders that are opened after them.
         explain: error of a loader -> the UserError that names the images.
-        show_batch: (images, targets, path=path) -> writes a picture of the first batch, returns one line on it.
+        show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
 
     Attributes:
         resumed: whether the run continues from a checkpoint.
