@@ -83,7 +83,7 @@ class Checkpoints:
         averaged: AveragedWeights,
         state: Mapping[str, Any],
         metadata: Mapping[str, Any],
-        identity: Identity,
+        identity: Identity | None = None,
         keep: int = 2,
     ):
         if not optimizer.built:
@@ -91,8 +91,8 @@ class Checkpoints:
         self.state = dict(state)
         self.iterators: Sequence[tf.data.Iterator] = ()
         self._ranks = ranks
-        self._metadata = {**metadata, "identity": dict(identity.values)}
-        self._identity = identity
+        self._identity = identity or Identity({})
+        self._metadata = {**metadata, "identity": dict(self._identity.values)}
         self._keep = keep
         self._model = model
         self._optimizer = optimizer

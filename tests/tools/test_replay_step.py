@@ -109,14 +109,14 @@ def test_other_files_are_refused(tmp_path):
     path = save(tmp_path, model, 1, batch())
     with pytest.raises(UserError, match="is of 'efficientdet', not of yolov4"):
         skipped_batch.read_batch(path, "yolov4")
-    with pytest.raises(UserError, match="no file of a skipped step"):
+    with pytest.raises(UserError, match="is not the file of a skipped step"):
         skipped_batch.read_batch(tmp_path / "absent.npz", "efficientdet")
     for content in (b"", b"PK\3\4 nothing", (tmp_path / "skipped" / "step_00000001.npz").read_bytes()[:900]):
         (tmp_path / "bad.npz").write_bytes(content)
-        with pytest.raises(UserError, match="no file of a skipped step"):
+        with pytest.raises(UserError, match="is not the file of a skipped step"):
             skipped_batch.read_batch(tmp_path / "bad.npz", "efficientdet")
     np.savez(tmp_path / "other.npz", metadata="{}")
-    with pytest.raises(UserError, match="no file of a skipped step"):
+    with pytest.raises(UserError, match="is not the file of a skipped step"):
         skipped_batch.read_batch(tmp_path / "other.npz", "efficientdet")
     inputs = keras.Input((4, 4, 3))
     small = keras.Model(inputs, keras.layers.Conv2D(1, 3)(inputs))
