@@ -1,7 +1,6 @@
 """--init_from and --freeze."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import keras
 
@@ -14,15 +13,14 @@ from common.training.weight_transfer import Report
 
 
 def set_initial_weights(
-    a: Args, run: Run, model: keras.Model, metadata: Mapping[str, Any], init_from: Callable[[], Report]
+    a: Args, run: Run, model: keras.Model, init_from: Callable[[], Report]
 ) -> Report | None:
     """Loads --init_from on rank 0 of a new run, whose weights `run.start` broadcasts, and freezes --freeze.
 
     Args:
         a: the flags.
-        run: says whether the run continues from a checkpoint.
+        run: whether it continues from a checkpoint; its metadata, to explain how that of the file differs.
         model: with all layers trainable.
-        metadata: of this run, to explain how that of the file differs.
         init_from: loads the file into the model.
 
     Returns:
@@ -39,7 +37,7 @@ def set_initial_weights(
             report = init_from()
             log(str(report))
             title = f"--init_from={a.init_from} was trained otherwise"
-            model_metadata.explain_file(a.init_from, metadata, title)
+            model_metadata.explain_file(a.init_from, run.metadata, title)
         if a.freeze:
             log(freeze(model, a.freeze))
     return report
