@@ -5,9 +5,8 @@ r"""Trains EfficientDet (arXiv 1911.09070): DALI loads, Keras trains, pycocotool
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/d0
 
-The same command on the same directory resumes, from any step. Recipes are flag files:
---flagfile=efficientdet/flags/d0_coco.txt. Many GPUs (docs/many_gpus.md): horovodrun -np 8 python
-efficientdet/train.py --strategy=horovod ...
+The same command on the same directory resumes. Recipes: --flagfile=efficientdet/flags/d0_coco.txt.
+Many GPUs (docs/many_gpus.md): horovodrun -np 8 python efficientdet/train.py --strategy=horovod ...
 """
 
 import dataclasses
@@ -164,10 +163,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """One step, compiled; see step_guard.guarded_step, which leaves out steps that are not finite.
-
-    Every scalar in `values` is logged by its name, see train_log.EpochLog.
-    """
+    """One step, compiled; guarded_step skips it if it is not finite. All of `values` is logged by name."""
 
     def forward_backward(images, targets, num_positives):
         with tf.GradientTape() as tape:

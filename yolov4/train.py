@@ -5,9 +5,8 @@ r"""Trains YOLOv4 (arXiv 2004.10934): DALI loads, Keras trains, pycocotools eval
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/yolov4
 
-The same command on the same directory resumes, from any step. Recipes are flag files:
---flagfile=yolov4/flags/yolov4_coco.txt. Many GPUs (docs/many_gpus.md): horovodrun -np 8 python
-yolov4/train.py --strategy=horovod ...
+The same command on the same directory resumes. Recipes: --flagfile=yolov4/flags/yolov4_coco.txt.
+Many GPUs (docs/many_gpus.md): horovodrun -np 8 python yolov4/train.py --strategy=horovod ...
 """
 
 import dataclasses
@@ -171,10 +170,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """One step, compiled; see step_guard.guarded_step, which leaves out steps that are not finite.
-
-    Every scalar in `values` is logged by its name, see train_log.EpochLog.
-    """
+    """One step, compiled; guarded_step skips it if it is not finite. All of `values` is logged by name."""
 
     def forward_backward(images, targets):
         with tf.GradientTape() as tape:
