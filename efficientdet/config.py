@@ -146,16 +146,6 @@ DETECTION_FIELDS = (
     "nms_candidates",
     "max_detections",
 )
-# Younger than the first runs, whose run.json lacks them. Their defaults are what those runs had.
-LATER_FIELDS = (
-    "architecture",
-    "antialias",
-    "lr_schedule",
-    "iterations",
-    "milestones",
-    "warmup_iterations",
-    "lr_step_factor",
-)
 
 
 # model: image side, backbone, BiFPN channels, BiFPN cells, head repeats, and what else differs.
