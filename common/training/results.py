@@ -20,8 +20,8 @@ from common.args import write_flagfile
 from common.errors import UserError
 from common.evaluation.evaluate import Evaluation, write_evaluation
 from common.training import weights as weight_files
+from common.training.fine_tuning import Report
 from common.training.train_log import RunLog
-from common.training.weight_transfer import Report
 
 
 class Results:

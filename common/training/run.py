@@ -25,6 +25,7 @@ from common.progress import log
 from common.training import early_stopping, skipped_batch, step_guard
 from common.training.checkpoints import Checkpoints
 from common.training.ema import AveragedWeights
+from common.training.fine_tuning import Report
 from common.training.hooks import Hooks
 from common.training.input_feed import OpenLoader, resume
 from common.training.optimizers import last_learning_rate
@@ -34,7 +35,6 @@ from common.training.run_directory import Identity, RunDirectory
 from common.training.step_guard import StepGuard, StepResult
 from common.training.train_log import EpochLog
 from common.training.watchdog import Watchdog
-from common.training.weight_transfer import Report
 
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
 COMPILE_SECONDS = SCORE_SECONDS = 1800.0  # that compiling a step, or scoring an evaluation, may take at most
