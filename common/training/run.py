@@ -1,6 +1,6 @@
 """The state that every training run has: directory, checkpoints, log, EMA, step guard, signals, watchdog.
 
-The loop itself stands in each app's train.py. Saving, averaging and evaluating are collective operations, so
+The loop itself is in each app's train.py. Saving, averaging and evaluating are collective operations, so
 every rank calls these methods in the same order. What decides it (steps, --save_every, a stop, --patience) is
 the same on all ranks.
 """

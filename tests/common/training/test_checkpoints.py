@@ -473,7 +473,7 @@ def test_a_real_error_of_the_file_system(tmp_path, capfd):
         assert not training.save(2)
     said = capfd.readouterr().err
     assert said.startswith("warning: the checkpoint of step 2 cannot be written: ")
-    assert said.endswith("File too large; training goes on, what was saved before stands\n")
+    assert said.endswith("File too large; training continues, what was saved before is intact\n")
     assert steps(tmp_path) == ["00000001"]
     assert Training(tmp_path).resume() == 1
 

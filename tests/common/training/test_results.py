@@ -34,7 +34,7 @@ def test_a_full_disk_costs_one_file_and_not_the_run(tmp_path, monkeypatch, capfd
 
         patch.setattr(results.weight_files, "save", full)
         files.save_last(1, 5)
-    assert "No space left on device; training goes on" in capfd.readouterr().err
+    assert "No space left on device; training continues" in capfd.readouterr().err
     files.save_last(2, 10)
     assert weights.read_metadata(tmp_path / weights.LAST) == {"app": "a", "epoch": 2, "step": 10}
 
