@@ -158,10 +158,8 @@ def train(
     """
     given = {k: v for k, v in locals().items() if k not in ("on_epoch", "epochs_behind")}
     devices.reproducible()
-    devices.share_gpu_memory()
     ranks = distributed.start(strategy, compression)
     progress.be_quiet(ranks.rank > 0)
-    devices.use_own_gpu(ranks)
     keras.utils.set_random_seed(seed)
     keras.mixed_precision.set_global_policy(precision)
 
@@ -224,7 +222,7 @@ def train(
             config=config,
             batch_size=batch_size,
             training=True,
-            device_id=devices.gpu_number(ranks, device_index),
+            device_id=ranks.gpu_number(device_index),
             dali_device_id=dali_device_id,
             shard_id=shard_id,
             num_shards=num_shards,
@@ -427,7 +425,7 @@ def train(
                     config=config,
                     batch_size=batch_size,
                     training=False,
-                    device_id=devices.gpu_number(ranks, 0),
+                    device_id=ranks.gpu_number(0),
                     dali_device_id=dali_device_id,
                     shard_id=ranks.rank,
                     num_shards=ranks.world_size,

@@ -159,7 +159,11 @@ class Watchdog:
             self._restart()
             return  # Horovod notices their death
         faulthandler.dump_traceback(file=2)
-        why = f"{lost} is stopped or dead" if lost else "its stacks are above; if it waits, so are the late rank's"
+        why = (
+            f"{lost} is stopped or dead"
+            if lost
+            else "its stacks are above; if it waits, so are the late rank's"
+        )
         _print(f"error: {self._own}, has not moved for {limit:g} s (--step_timeout): {why}; {CONTINUE}")
         os._exit(1)  # sys.exit would end this thread only
 
