@@ -13,6 +13,7 @@ and assigning to it sets all copies of the process.
 """
 
 import contextlib
+import faulthandler
 import os
 import signal
 import socket
@@ -47,14 +48,15 @@ _ACROSS_REPLICAS = ("_backend_update_step", "_apply_weight_decay", "_backend_inc
 class StrategyRanks(Ranks):
     """This process' devices, with those of the other processes of the cluster.
 
-    A single device, or a cluster of one worker, is no mistake: it trains as one replica.
+    A single device, or a cluster of one worker, trains as one replica. Where not all workers have come after
+    START_SECONDS, the others exit with 1.
 
     Args:
         strategy: mirrored or multi_worker. The latter waits until all workers are there.
 
     Raises:
-        UserError: TF_CONFIG is missing, wrong or not the same on all workers, its port is taken, or a
-            worker does not come.
+        UserError: TF_CONFIG is missing, wrong or not the same on all workers, or its port is taken, or
+            worker 0 does not answer.
         RuntimeError: TensorFlow was already at work before multi_worker.
     """
 
@@ -175,36 +177,36 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
     """TensorFlow's server at this worker's address, and the strategy with all others.
 
     Raises:
-        UserError: the port is taken, or not all workers have come after START_SECONDS.
+        UserError: the port is taken, or worker 0 does not answer.
         RuntimeError: TensorFlow was already at work.
     """
-    if len(workers) > 1:
-        if rank:
-            _wait_for_leader(workers[0], time.monotonic() + START_SECONDS)
-        _configure_coordination_service()
     numbers = (signal.SIGTERM, signal.SIGINT)
     main_thread = threading.current_thread() is threading.main_thread()  # Python allows handlers nowhere else
     handlers = {number: signal.getsignal(number) for number in numbers} if main_thread else {}
+    deadline = time.monotonic() + START_SECONDS
     try:
+        if len(workers) > 1:
+            progress.log(f"waiting for all workers, at most {START_SECONDS:g} s: {', '.join(workers)}")
+            if rank:
+                _wait_for_leader(workers[0], deadline)
+            _configure_coordination_service()
+        # TensorFlow waits in C++ and holds Python's lock: neither a thread nor a handler of ours can run.
+        faulthandler.dump_traceback_later(START_SECONDS, exit=True, file=2)
         if main_thread:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # TensorFlow waits for the others in C++
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         return tf.distribute.MultiWorkerMirroredStrategy()
-    except tf.errors.DeadlineExceededError as error:
-        raise UserError(
-            f"TF_CONFIG: not all workers have come in {START_SECONDS:g} s: {', '.join(workers)}"
-        ) from error
     except tf.errors.OpError as error:  # "Could not start gRPC server", for example
         reason = error.message.partition("\n")[0]
         raise UserError(f"TF_CONFIG gives this worker {workers[rank]}: {reason}") from error
     finally:
+        faulthandler.cancel_dump_traceback_later()
         for number, handler in handlers.items():  # TensorFlow's notifier of preemptions swallows SIGTERM
             signal.signal(number, handler)
 
 
 def _wait_for_leader(address: str, deadline: float) -> None:
-    """Waits until worker 0 listens; TensorFlow would wait without end."""
+    """Waits until worker 0 listens."""
     host, _, port = address.rpartition(":")
-    progress.log(f"waiting for worker 0 at {address}")
     while True:
         try:
             return socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
@@ -215,12 +217,12 @@ def _wait_for_leader(address: str, deadline: float) -> None:
 
 
 def _configure_coordination_service() -> None:
-    """As MultiWorkerMirroredStrategy does where nobody has, but with time limits."""
+    """As MultiWorkerMirroredStrategy does, but with time limits."""
     cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader=multi_worker_util.coordination_leader(cluster),
-        cluster_register_timeout_in_ms=int(1000 * START_SECONDS),
+        cluster_register_timeout_in_ms=int(2000 * START_SECONDS),
         heartbeat_timeout_in_ms=int(1000 * HEARTBEAT_SECONDS),
         coordinated_jobs=[
             coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster.num_tasks(job))
