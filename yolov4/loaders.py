@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from common import dataset
+from common.args import Args
+from common.distributed.ranks import Ranks
 from common.loading import SYNTHETIC_BOXES, SYNTHETIC_IMAGES, Loader, resolve_type, synthetic_boxes
 from common.sources import Source
 from yolov4 import pipeline
@@ -70,6 +72,57 @@ def make_loader(
         device = {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
         return YOLOv4Pipeline(**options, **device)
     return YOLOv4Pipeline(**options)
+
+
+def open_training_loader(
+    a: Args,
+    config: YOLOv4Config,
+    source: Source | None,
+    num_classes: int,
+    ranks: Ranks,
+    shard_id: int,
+    num_shards: int,
+    device_index: int,
+    seed: int,
+    mosaic: bool,
+) -> Loader:
+    """The training loader of one shard, for the replica `device_index` of this process."""
+    return make_loader(
+        a.pipeline_type,
+        source=source,
+        config=config,
+        batch_size=a.batch_size,
+        training=True,
+        device_id=ranks.gpu_number(device_index),
+        dali_device_id=a.dali_device_id,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        num_threads=a.num_threads,
+        prefetch=a.prefetch,
+        seed=seed,
+        count_lost=True,
+        name_images=True,
+        num_classes=num_classes,
+        mosaic=mosaic,
+    )
+
+
+def open_eval_loader(a: Args, config: YOLOv4Config, source: Source | None, ranks: Ranks) -> Loader:
+    """The evaluation loader of this rank's images."""
+    return make_loader(
+        a.pipeline_type,
+        source=source,
+        config=config,
+        batch_size=a.batch_size,
+        training=False,
+        device_id=ranks.gpu_number(0),
+        dali_device_id=a.dali_device_id,
+        shard_id=ranks.rank,
+        num_shards=ranks.world_size,
+        num_threads=a.num_threads,
+        prefetch=a.prefetch,
+        with_targets=False,
+    )
 
 
 class SyntheticLoader:

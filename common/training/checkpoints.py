@@ -13,7 +13,6 @@ their own travels to it, and back.
 
 import contextlib
 import errno
-import json
 import math
 import os
 import pathlib
@@ -26,12 +25,13 @@ import keras
 import tensorflow as tf
 
 from common import progress
-from common.batch_norm import moving_statistics
 from common.distributed.ranks import Ranks
 from common.errors import UserError
+from common.layers import moving_statistics
 from common.training import checkpoint_files
 from common.training import weights as weight_files
 from common.training.ema import AveragedWeights
+from common.training.run_directory import Identity
 
 _SHARED = "state"
 _OWN = "rank"
@@ -60,7 +60,8 @@ class Checkpoints:
         averaged: the model's averages.
         state: the values at the start of a new run, as JSON can hold them. It must have a "step"; between two
             epochs its "step_in_epoch" is 0.
-        metadata: what the manifest says besides: what the run is, its flags.
+        metadata: what the manifest holds besides: that of the weights files, the flags.
+        identity: of the run; in the manifest, too.
         keep: how many checkpoints stay; the newest one between two epochs stays anyway.
 
     Attributes:
@@ -82,6 +83,7 @@ class Checkpoints:
         averaged: AveragedWeights,
         state: Mapping[str, Any],
         metadata: Mapping[str, Any],
+        identity: Identity | None = None,
         keep: int = 2,
     ):
         if not optimizer.built:
@@ -89,7 +91,8 @@ class Checkpoints:
         self.state = dict(state)
         self.iterators: Sequence[tf.data.Iterator] = ()
         self._ranks = ranks
-        self._metadata = dict(metadata)
+        self._identity = identity or Identity({})
+        self._metadata = {**metadata, "identity": dict(self._identity.values)}
         self._keep = keep
         self._model = model
         self._optimizer = optimizer
@@ -135,10 +138,9 @@ class Checkpoints:
         return self._manifest and self._manifest["state"]
 
     def changed(self) -> list[str]:
-        """What of the identity in `metadata` was another when the checkpoint that was found was saved."""
-        was = self._manifest.get("identity", {})
-        now = json.loads(json.dumps(self._metadata.get("identity", {})))
-        return sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
+        """The names in the identity that had other values when the checkpoint that was found was saved."""
+        differences = self._identity.differences(self._manifest.get("identity", {}))
+        return sorted({name.partition(".")[0] for name in differences})
 
     def restore(self) -> None:
         """Restores what `find` found.

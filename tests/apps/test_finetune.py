@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common import hparams
-from common.batch_norm import BatchNormalization
+from common.layers import BatchNormalization
 from common.sources import CocoSource
 from common.training import freezing, model_metadata, weights
 
@@ -45,7 +45,7 @@ def earlier(app, source, tmp_path_factory) -> Earlier:
     model = app.package.train.build_model(app.model_name, 3, config=config)
     run = tmp_path_factory.mktemp("earlier") / "run"
     run.mkdir()
-    metadata = app.package.passport.make_metadata(config, source.label_map, 3)
+    metadata = app.package.model_metadata.make_metadata(config, source.label_map, 3)
     weights.save(model, run / weights.BEST, metadata)
     return Earlier(model, run)
 
