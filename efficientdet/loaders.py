@@ -3,11 +3,13 @@
 The types are those of common/loading.py. Targets of synthetic data are encoded for real.
 """
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
 from common import box_encoder, dataset
-from common.args import Args
+from common.args import MAX_SEED, Args
 from common.distributed.ranks import Ranks
 from common.loading import SYNTHETIC_IMAGES, Loader, resolve_type, synthetic_boxes
 from common.sources import Source
@@ -68,6 +70,11 @@ def make_loader(
         device = {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
         return EfficientDetPipeline(source=source, **options, **threads, **device)
     return EfficientDetPipeline(source=source, **options, **threads)
+
+
+def epoch_kwargs(config: EfficientDetConfig, seed: int, epochs_done: int) -> dict[str, Any]:
+    """Arguments of `open_training_loader` for a loader that is opened after so many epochs."""
+    return {"seed": (seed + epochs_done) % (MAX_SEED + 1)}
 
 
 def open_training_loader(

@@ -4,7 +4,7 @@
 
 Stage for stage the twin of pipeline.py: the same rules, other random numbers. On evaluation images, where
 nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and targets
-are equal. Colour uses other colour spaces than DALI's and is alike in kind and range only.
+are equal. It has what the published recipes need: GridMask and colour are DALI's only.
 
 All random numbers are functions of (seed, shard, running index of the image), so that a saved and restored
 iterator goes on exactly as it would have.
@@ -15,16 +15,18 @@ import tensorflow as tf
 
 from common import box_encoder, dataset, letterbox
 from common import boxes as box_ops
+from common.errors import UserError
 from common.sources import Source
 from common.tf_random import Random
 from efficientdet import pipeline
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import CROP_ASPECT, CROP_SCALING, CROP_THRESHOLDS, CropResize
 
+COLOR_FIELDS = ("brightness", "contrast", "saturation", "hue")
 CROP_CANDIDATES = 200  # min_iou_crop: drawn at once, where DALI draws until one fits
 
 
-# --- 1. where to look; a View holds float32 tensors here ---
+# --- 1. crop; CropResize holds float32 tensors here ---
 
 
 def whole_image(size: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
@@ -124,7 +126,7 @@ def _wh_twice(hw: tf.Tensor) -> tf.Tensor:
     return tf.gather(hw, [1, 0, 1, 0])
 
 
-# --- 3. flip, GridMask, colour ---
+# --- 3. flip ---
 
 
 def random_flip(
@@ -135,34 +137,6 @@ def random_flip(
     mirrored = tf.stack([1 - right, top, 1 - left, bottom], axis=1)
     chosen = random.uniform(0.0, 1.0) < prob
     return tf.where(chosen, image[:, ::-1], image), tf.where(chosen, mirrored, boxes)
-
-
-def random_grid_mask(image: tf.Tensor, image_size: tuple[int, int], prob: float, random: Random) -> tf.Tensor:
-    """Blacks out a randomly turned and shifted grid of squares; boxes stay."""
-    tile = random.uniform(*pipeline.GRID_MASK_TILE) * min(image_size)
-    angle = random.uniform(-pipeline.GRID_MASK_ANGLE, pipeline.GRID_MASK_ANGLE)
-    shift = random.uniform(0.0, 1.0, (2,)) * tile
-    rows = tf.range(tf.shape(image)[0], dtype=tf.int32)[:, tf.newaxis]
-    columns = tf.range(tf.shape(image)[1], dtype=tf.int32)[tf.newaxis]
-    y, x = tf.cast(rows, tf.float32), tf.cast(columns, tf.float32)
-    u = tf.math.floormod(x * tf.cos(angle) - y * tf.sin(angle) + shift[0], tile)
-    v = tf.math.floormod(x * tf.sin(angle) + y * tf.cos(angle) + shift[1], tile)
-    square = pipeline.GRID_MASK_RATIO * tile
-    masked = (u < square) & (v < square) & (random.uniform(0.0, 1.0) < prob)
-    return tf.where(masked[..., tf.newaxis], tf.zeros_like(image), image)
-
-
-def random_color(
-    image: tf.Tensor, brightness: float, contrast: float, saturation: float, hue: float, random: Random
-) -> tf.Tensor:
-    """Factors drawn from 1 - x .. 1 + x, hue turned by -hue .. hue degrees."""
-    pixels = tf.cast(image, tf.float32) / 255
-    pixels = pixels * random.uniform(1 - brightness, 1 + brightness)
-    pixels = (pixels - 0.5) * random.uniform(1 - contrast, 1 + contrast) + 0.5
-    pixels = tf.clip_by_value(pixels, 0.0, 1.0)
-    pixels = tf.image.adjust_saturation(pixels, random.uniform(1 - saturation, 1 + saturation))
-    pixels = tf.image.adjust_hue(pixels, random.uniform(-hue, hue) / 360)
-    return tf.cast(tf.round(tf.clip_by_value(pixels, 0.0, 1.0) * 255), tf.uint8)
 
 
 # --- 4. the network input ---
@@ -195,19 +169,6 @@ def random_crop(
     else:
         crop = whole_image(size, config.image_size)
     return crop, boxes, labels
-
-
-def augment(
-    config: EfficientDetConfig, image: tf.Tensor, boxes: tf.Tensor, random: Random
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Flip, GridMask and colour, each absent where it is off."""
-    if config.flip_prob:
-        image, boxes = random_flip(image, boxes, config.flip_prob, random)
-    if config.grid_mask_prob:
-        image = random_grid_mask(image, config.image_size, config.grid_mask_prob, random)
-    if config.brightness or config.contrast or config.saturation or config.hue:
-        image = random_color(image, config.brightness, config.contrast, config.saturation, config.hue, random)
-    return image, boxes
 
 
 class EfficientDetTFPipeline:
@@ -247,6 +208,11 @@ class EfficientDetTFPipeline:
             count_lost=count_lost,
             name_images=name_images,
         )
+        if training and (config.grid_mask_prob or any(getattr(config, name) for name in COLOR_FIELDS)):
+            raise UserError(
+                "--pipeline_type=tensorflow has no GridMask and no colour augmentation: use dali_cpu, or"
+                f" --hparams=grid_mask_prob=0,{','.join(f'{name}=0' for name in COLOR_FIELDS)}"
+            )
         self._examples = source.examples(
             shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
         )
@@ -285,8 +251,8 @@ class EfficientDetTFPipeline:
         image = dataset.decode_image_tf(encoded, tf.cast(crop.window, tf.int32))
         image = resize(image, crop.size, config.antialias)
         boxes = boxes_to_window(boxes, size, crop.window)
-        if self.training:
-            image, boxes = augment(config, image, boxes, random)
+        if self.training and config.flip_prob:
+            image, boxes = random_flip(image, boxes, config.flip_prob, random)
         image = pad_and_normalize(image, config.image_size)
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 

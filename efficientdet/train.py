@@ -5,9 +5,8 @@ r"""Trains EfficientDet (arXiv 1911.09070): DALI loads, Keras trains, pycocotool
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/d0
 
-The same command on the same directory resumes, from any step. Recipes are flag files:
---flagfile=efficientdet/flags/d0_coco.txt. Many GPUs (docs/many_gpus.md): horovodrun -np 8 python
-efficientdet/train.py --strategy=horovod ...
+The same command on the same directory resumes. Recipes: --flagfile=efficientdet/flags/d0_coco.txt.
+Many GPUs (docs/many_gpus.md): horovodrun -np 8 python efficientdet/train.py --strategy=horovod ...
 """
 
 import dataclasses
@@ -33,17 +32,15 @@ from common.distributed.ranks import Ranks
 from common.evaluation.evaluate import evaluate
 from common.progress import log
 from common.training import step_guard
-from common.training.data import open_data
 from common.training.ema import AveragedWeights
-from common.training.fine_tuning import set_initial_weights
 from common.training.hooks import Hooks
-from common.training.process import start_process
 from common.training.run import Run
 from common.training.run_directory import Identity
+from common.training.setup import open_data, set_initial_weights, start_process
 from efficientdet import losses, show_batch
 from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
 from efficientdet.init_from import init_from
-from efficientdet.loaders import open_eval_loader, open_training_loader
+from efficientdet.loaders import epoch_kwargs, open_eval_loader, open_training_loader
 from efficientdet.model import build_model
 from efficientdet.model_metadata import make_metadata
 from efficientdet.optimization import make_optimizer, make_schedule, num_epochs
@@ -77,8 +74,12 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     # --- Data -------------------------------------------------------------------------------------
     data = open_data(a, ranks, max_instances=config.max_instances, synthetic_classes=90)
+    loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_loader = functools.partial(open_training_loader, a, config, data.train, data.num_classes, ranks)
-    loader = open_loader(ranks.local_replicas[0], ranks.num_replicas, 0, a.seed)  # for its size
+    eval_loader = functools.cache(
+        lambda: hooks.wrap_eval_loader(open_eval_loader(a, config, data.evaluation, ranks))
+    )
+    loader = open_loader(ranks.local_replicas[0], ranks.num_replicas, 0, **loader_kwargs(0))  # for its size
     steps_per_epoch = a.steps_per_epoch or loader.steps_per_epoch
     accumulate_steps = max(a.accumulate_steps, 1)
     effective_batch = ranks.num_replicas * a.batch_size * accumulate_steps
@@ -86,9 +87,6 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     config = hparams.replace(config, {"epochs": epochs})  # a recipe may count them in iterations
 
     # --- Run: new, resumed at any step, or refused. Nothing is written before run.start --------------
-    metadata = make_metadata(
-        config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
-    )
     run = Run(
         a,
         ranks,
@@ -102,11 +100,13 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
             data=data.train.fingerprint if data.train else "synthetic",
             pipeline_type=loader.pipeline_type,
         ),
-        metadata=metadata,
+        metadata=make_metadata(
+            config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
+        ),
         steps_per_epoch=steps_per_epoch,
         evaluates=data.evaluation is not None,
         open_loader=open_loader,
-        loader_kwargs=lambda epochs_done: {"seed": (a.seed + epochs_done) % (args.MAX_SEED + 1)},
+        loader_kwargs=loader_kwargs,
         explain=lambda error: damaged_images.explain(error, data.train, loader.pipeline_type),
         show_batch=functools.partial(show_batch.report, config=config, label_map=data.label_map),
     )
@@ -115,10 +115,9 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     schedule = make_schedule(config, effective_batch, steps_per_epoch)
     with ranks.scope():
         model = make_model(config, data.num_classes)
-        optimizer = make_optimizer(
-            config, schedule, precision=a.precision, accumulate_steps=a.accumulate_steps
+        optimizer = ranks.wrap_optimizer(
+            make_optimizer(config, schedule, precision=a.precision, accumulate_steps=a.accumulate_steps)
         )
-        optimizer = ranks.wrap_optimizer(optimizer)
         optimizer.build(model.trainable_variables)  # of all that can train: --freeze may change on the way
     log(
         f"{a.model_name} at {config.image_size[0]}x{config.image_size[1]}, {data.num_classes} classes, "
@@ -126,36 +125,28 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
-    report = set_initial_weights(
-        a, run, model, metadata, init_from=lambda: init_from(model, data.label_map, a.init_from)
-    )
+    report = set_initial_weights(a, run, model, lambda: init_from(model, data.label_map, a.init_from))
     run.start(model, optimizer, ema_decay=config.ema_decay, init_report=report)
     train_step = make_train_step(ranks, model, config, optimizer, run.ema, precision=a.precision, xla=a.xla)
-    detect, eval_loader = make_detect(model, config), None
+    evaluate_model = functools.partial(
+        evaluate,
+        make_detect(model, config),
+        source=data.evaluation,
+        label_map=data.label_map,
+        ranks=ranks,
+        coco_backend=a.coco_backend,
+    )
 
     # --- The loop: every rank makes the same calls in the same order -----------------------------------
     with run:  # signals, watchdog
-        for _ in run.epochs(config.epochs):  # --patience may end it
+        for _ in run.epochs(config.epochs):  # from the resumed one on; --patience may end them
             while run.epoch_is_unfinished():  # once, or once for each of --eval_every_steps
                 for images, targets in run.batches():
                     result = train_step(images, targets, run.stop_requested)
-                    run.after_step(result, images, targets)  # skips bad steps, saves, shows progress, stops
+                    run.after_step(result, images, targets)  # shows progress, saves, stops
                 if run.is_evaluation_due():
-                    eval_loader = eval_loader or hooks.wrap_eval_loader(
-                        open_eval_loader(a, config, data.evaluation, ranks)
-                    )
                     with run.evaluating() as on_batch:  # the model has its averaged weights
-                        run.save_evaluation(
-                            evaluate(
-                                detect,
-                                eval_loader,
-                                data.evaluation,
-                                data.label_map,
-                                ranks=ranks,
-                                on_batch=on_batch,
-                                coco_backend=a.coco_backend,
-                            )
-                        )
+                        run.save_evaluation(evaluate_model(eval_loader(), on_batch=on_batch))
             run.end_epoch()  # results.csv, last weights, checkpoint
     return run.metrics
 
@@ -170,10 +161,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """One step, compiled; see step_guard.guarded_step, which leaves out steps that are not finite.
-
-    Every scalar in `values` is logged by its name, see train_log.EpochLog.
-    """
+    """One step, compiled; guarded_step skips it if it is not finite. All of `values` is logged by name."""
 
     def forward_backward(images, targets, num_positives):
         with tf.GradientTape() as tape:

@@ -4,12 +4,13 @@ The types are those of common/loading.py.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from common import dataset
-from common.args import Args
+from common.args import MAX_SEED, Args
 from common.distributed.ranks import Ranks
 from common.loading import SYNTHETIC_BOXES, SYNTHETIC_IMAGES, Loader, resolve_type, synthetic_boxes
 from common.sources import Source
@@ -72,6 +73,16 @@ def make_loader(
         device = {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
         return YOLOv4Pipeline(**options, **device)
     return YOLOv4Pipeline(**options)
+
+
+def epoch_kwargs(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str, Any]:
+    """Arguments of `open_training_loader` for a loader that is opened after so many epochs.
+
+    The last `config.close_mosaic` epochs have no mosaic, MixUp and CutMix.
+    """
+    mixes = bool(config.mosaic_prob or config.mixup_prob or config.cutmix_prob)
+    mosaic = mixes and epochs_done < config.epochs - config.close_mosaic
+    return {"seed": (seed + epochs_done) % (MAX_SEED + 1), "mosaic": mosaic}
 
 
 def open_training_loader(

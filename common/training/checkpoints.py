@@ -13,12 +13,10 @@ their own travels to it, and back.
 
 import contextlib
 import errno
-import math
 import os
 import pathlib
-import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -39,16 +37,8 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _Part = dict[str, bytes]  # what tf.train.Checkpoint writes: the end of a file's name -> its content
 
 
-def try_save(save: Callable[..., Any], *arguments: Any) -> None:
-    """Calls `save(*arguments)`; a full disk costs this save, never the run nor what was saved before."""
-    try:
-        save(*arguments)
-    except (OSError, tf.errors.OpError) as error:  # TensorBoard's writer is TensorFlow's
-        progress.log(f"warning: {weight_files.reason(error)}; training goes on, what was saved before stands")
-
-
 class Checkpoints:
-    """Saves and restores the whole state of a run, and keeps the best and the last weights.
+    """Saves and restores the whole state of a run.
 
     All ranks make one, and call `find`, `restore` and `save` together. Call `find` before the first `save`.
 
@@ -202,35 +192,6 @@ class Checkpoints:
             )
         return problem is None
 
-    def save_last(self, metadata: Mapping[str, Any]) -> None:
-        """Writes the model's present weights to last.weights.h5; OSError where that fails."""
-        weight_files.save(self._model, self._run_directory / weight_files.LAST, metadata)
-
-    def save_best(self, metric: float, metadata: Mapping[str, Any]) -> bool:
-        """Writes the model's present weights to best.weights.h5 if `metric` is higher than that file's own.
-
-        The metric travels in the file, so the two cannot disagree. One that is not finite is never the best,
-        and one that was measured on other data (`metadata["eval_data"]`) is no rival.
-
-        Returns:
-            Whether the weights were written.
-
-        Raises:
-            OSError: they could not be written; the old file stands.
-        """
-        path = self._run_directory / weight_files.BEST
-        if not math.isfinite(metric):
-            return False
-        if path.exists():
-            try:
-                best = weight_files.read_metadata(path)
-                if best.get("eval_data") == metadata.get("eval_data") and metric <= best["metric"]:
-                    return False
-            except UserError as error:
-                print(f"{error}; it is replaced", file=sys.stderr)
-        weight_files.save(self._model, path, {**metadata, "metric": float(metric)})
-        return True
-
     def _own(self) -> tf.train.Checkpoint:
         return tf.train.Checkpoint(
             iterators=list(self.iterators), seeds=self._seeds, statistics=self._statistics
@@ -254,8 +215,6 @@ class Checkpoints:
         return found and checkpoint_files.read_manifest(found.path)
 
     def _write(self, parts: Sequence[_Part]) -> None:
-        own = sum(len(content) for part in parts for content in part.values())
-        shared = sum(variable.dtype.size * variable.shape.num_elements() for variable in self._variables)
         manifest = {
             **self._metadata,
             "state": self.state,
@@ -272,13 +231,11 @@ class Checkpoints:
         def write() -> pathlib.Path:
             return checkpoint_files.write(self._directory, self.state["step"], manifest, write_files)
 
-        checkpoint_files.make_room(self._directory, shared + own, self._path)
         try:
             path = write()
         except (OSError, tf.errors.ResourceExhaustedError) as error:
-            # A quota: shutil.disk_usage knows nothing of it.
-            out_of_space = getattr(error, "errno", None) in (None, *_NO_SPACE)
-            if not (out_of_space and checkpoint_files.remove_oldest(self._directory, self._path)):
+            full = getattr(error, "errno", errno.ENOSPC) in _NO_SPACE
+            if not (full and checkpoint_files.make_room(self._directory, self._path)):
                 raise
             path = write()
         passed_over = [other for other in self._passed_over if other != path]

@@ -60,6 +60,15 @@ class InputFeed:
         self._iterators = [_iterate(loader, i) for i, loader in enumerate(loaders)]
         self.iterators: Sequence[tf.data.Iterator] = self._iterators if self.saveable else ()
 
+    def begin_epoch(self, epoch: int, loader_kwargs: Mapping[str, Any]) -> None:
+        """Opens the loaders anew where they cannot go on, or where the epoch wants more than another seed."""
+        old = self.loader_kwargs
+        changed = {k: v for k, v in loader_kwargs.items() if k != "seed" and v != old.get(k)}
+        if changed:
+            log(f"from epoch {epoch} on: {', '.join(f'{name}={value}' for name, value in changed.items())}")
+        if changed or not self.saveable:
+            self.open(loader_kwargs)
+
     def skip(self, steps: int) -> None:
         """Reads and drops so many batches."""
         for _ in range(steps):

@@ -1,19 +1,8 @@
 """The state that every training run has: directory, checkpoints, log, EMA, step guard, signals, watchdog.
 
-    run = Run(a, ranks, hooks, identity=..., ...)     # looks: new, resumed or refused
-    run.start(model, optimizer, ema_decay=...)        # claims the directory, restores
-    with run:
-        for epoch in run.epochs(num_epochs):
-            while run.epoch_is_unfinished():
-                for images, targets in run.batches():
-                    run.after_step(train_step(images, targets, run.stop_requested), images, targets)
-                if run.is_evaluation_due():
-                    with run.evaluating() as on_batch:
-                        run.save_evaluation(evaluate(..., on_batch=on_batch))
-            run.end_epoch()
-
-Saving, averaging and evaluating are collective operations: every rank calls these methods in the same order.
-What decides it (steps, --save_every, a stop, --patience) is the same on all ranks.
+The loop itself stands in each app's train.py. Saving, averaging and evaluating are collective operations, so
+every rank calls these methods in the same order. What decides it (steps, --save_every, a stop, --patience) is
+the same on all ranks.
 """
 
 import contextlib
@@ -26,26 +15,28 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from common import args as shared_args
+from common.args import Args
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
-from common.evaluation.evaluate import Evaluation, OnBatch, write_evaluation
+from common.evaluation.evaluate import Evaluation, OnBatch
 from common.progress import log
 from common.training import early_stopping, skipped_batch, step_guard
-from common.training.checkpoints import Checkpoints, try_save
+from common.training.checkpoints import Checkpoints
 from common.training.ema import AveragedWeights
+from common.training.fine_tuning import Report
 from common.training.hooks import Hooks
 from common.training.input_feed import OpenLoader, resume
 from common.training.optimizers import last_learning_rate
 from common.training.preemption import StopSignals
+from common.training.results import Results
 from common.training.run_directory import Identity, RunDirectory
 from common.training.step_guard import StepGuard, StepResult
-from common.training.train_log import EpochLog, RunLog
+from common.training.train_log import EpochLog
 from common.training.watchdog import Watchdog
-from common.training.weight_transfer import Report
 
+IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
 COMPILE_SECONDS = SCORE_SECONDS = 1800.0  # that compiling a step, or scoring an evaluation, may take at most
 
 
@@ -66,6 +57,7 @@ class Run:
         show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
 
     Attributes:
+        metadata: of the weights files.
         resumed: whether the run continues from a checkpoint.
         directory: the run directory, on rank 0; None elsewhere.
         model, optimizer, ema: what is trained.
@@ -78,7 +70,7 @@ class Run:
 
     def __init__(
         self,
-        a: shared_args.Args,
+        a: Args,
         ranks: Ranks,
         hooks: Hooks,
         *,
@@ -95,32 +87,23 @@ class Run:
         self.directory: pathlib.Path | None = None
         self.metrics: dict[str, Any] | None = None
         self._a, self._hooks = a, hooks
-        self._steps_per_epoch = steps_per_epoch
-        self._evaluates = evaluates
+        self._steps_per_epoch, self._evaluates = steps_per_epoch, evaluates
         self._open_loader, self._loader_kwargs = open_loader, loader_kwargs
         self._explain, self._show_batch = explain, show_batch
-        self._metadata = dict(metadata)
+        self.metadata = dict(metadata)
         self._identity = identity.extended(
-            batch_size=a.batch_size,
             num_replicas=ranks.num_replicas,
             num_ranks=ranks.world_size,
             steps_per_epoch=steps_per_epoch,
-            accumulate_steps=a.accumulate_steps,
-            precision=a.precision,
-            freeze=a.freeze,
-            seed=a.seed,
+            **{name: getattr(a, name) for name in IDENTITY_FLAGS},
         )
         self._found: RunDirectory | None = None  # rank 0's alone: hosts need not share a disk
         with ranks.raise_on_any_rank():
             distributed.check_agreement(ranks, self._identity.values)
             if ranks.rank == 0:
                 elastic = ("num_replicas", "num_ranks", "steps_per_epoch") if a.elastic else ()
-                self._found = RunDirectory(
-                    a.output_dir,
-                    identity=self._identity,
-                    overwrite=a.overwrite,
-                    may_change=("freeze", *elastic),
-                )
+                about = {"overwrite": a.overwrite, "may_change": ("freeze", *elastic)}
+                self._found = RunDirectory(a.output_dir, identity=self._identity, **about)
         self.resumed: bool = ranks.broadcast_object(self._found and self._found.begun)
 
     def start(
@@ -147,8 +130,6 @@ class Run:
         with ranks.raise_on_any_rank():
             if self._found:
                 self.directory = self._found.claim()  # before this line nothing was written or overwritten
-        if init_report and self.directory:
-            try_save(init_report.save, self.directory / "init_from.txt")
         ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
         distributed.seed_per_rank(model, ranks.rank)
         with ranks.scope():
@@ -161,14 +142,12 @@ class Run:
             optimizer=optimizer,
             averaged=self.ema,
             state={"epoch": 0, "step": 0, "step_in_epoch": 0, "totals": {}, "loader": self._loader_kwargs(0)},
-            metadata=self._metadata | {"flags": flags},
+            metadata=self.metadata | {"flags": flags},
             identity=self._identity,
         )
-        steps = self._steps_per_epoch
-        self._feed = resume(
-            self._checkpoints, ranks, self._open_loader, self._loader_kwargs, steps_per_epoch=steps
-        )
-        self.state = self._checkpoints.state
+        steps, saved = self._steps_per_epoch, self._checkpoints
+        self._feed = resume(saved, ranks, self._open_loader, self._loader_kwargs, steps_per_epoch=steps)
+        self.state = saved.state
         if a.elastic and self.state["step"] == 0:
             self._checkpoints.save()  # where to go back to when a host is lost in the first epoch
         if self.state["epoch"] < self._hooks.expected_epochs:
@@ -176,17 +155,14 @@ class Run:
                 f"--output_dir={a.output_dir} has {self.state['epoch']} of the {self._hooks.expected_epochs} "
                 "epochs that were trained: with --elastic it must lie where all hosts see it"
             )
-        if self.directory:
-            try_save(shared_args.write_flagfile, self.directory / "flags.txt", flags)
-            done = max(self.state["epoch"], self.state.get("evaluated", 0))
-            self._log = RunLog(self.directory, done_epochs=done)
-        about = self._metadata | {"precision": a.precision, "freeze": a.freeze}
+        done = max(self.state["epoch"], self.state.get("evaluated", 0))
+        self._results = Results(self.directory, model, self.metadata, done)
+        self._results.save_start(flags, init_report)
+        about = self.metadata | {"precision": a.precision, "freeze": a.freeze}
         save_batch = functools.partial(skipped_batch.save_batch, ranks, self.directory, model, about)
         self._guard = StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
         self._compiled = self._unsaved = False
         self._hooks.on_start(self)
-
-    # --- with run: --------------------------------------------------------------------------------
 
     def __enter__(self) -> "Run":
         with contextlib.ExitStack() as stack:
@@ -194,9 +170,7 @@ class Run:
             self._watchdog = stack.enter_context(
                 Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
             )
-            self._longer = stack.enter_context(
-                contextlib.ExitStack()
-            )  # holds Watchdog.allow while it is open
+            self._extra_time = stack.enter_context(contextlib.ExitStack())  # holds Watchdog.allow
             self._exit_stack = stack.pop_all()
         return self
 
@@ -251,11 +225,11 @@ class Run:
                 images, targets = next(self._feed)
             except tf.errors.OpError as error:
                 raise self._explain(error) from error
-            if state["step"] == 0 and self.directory:
+            if state["step"] == 0:
                 batch = self.ranks.first(images), self.ranks.first(targets)
-                try_save(self._write_first_batch, *batch, self.directory / "first_batch.png")
+                self._results.save_first_batch(self._show_batch, *batch)
             if not self._compiled:
-                self._longer.enter_context(self._watchdog.allow(COMPILE_SECONDS))
+                self._extra_time.enter_context(self._watchdog.allow(COMPILE_SECONDS))
             yield images, targets
 
     def after_step(self, result: StepResult, images: Any, targets: Any) -> None:
@@ -266,7 +240,7 @@ class Run:
             StoppedError: a signal came to any rank; everything is saved.
         """
         state, a = self.state, self._a
-        self._longer.close()
+        self._extra_time.close()
         self._compiled = self._unsaved = True
         state["step"] += 1
         state["step_in_epoch"] += 1
@@ -306,17 +280,17 @@ class Run:
             self._save()  # an evaluation is long: stopping it must not cost training
 
         def on_batch(done: int, total: int) -> None:
-            self._longer.close()
+            self._extra_time.close()
             self._watchdog.beat("evaluating", epoch=state["epoch"] + 1, step=state["step"])
             if done == total:
-                self._longer.enter_context(self._watchdog.allow(SCORE_SECONDS))
+                self._extra_time.enter_context(self._watchdog.allow(SCORE_SECONDS))
             if self._signals.agreed(self.ranks, done):
                 raise StoppedError(self._signals.message(state["step"]))
 
-        self._longer.enter_context(self._watchdog.allow(COMPILE_SECONDS))
+        self._extra_time.enter_context(self._watchdog.allow(COMPILE_SECONDS))
         with self.ema.swapped_in(self.ranks):  # every rank: moving statistics are averaged over them
             yield on_batch
-        self._longer.close()
+        self._extra_time.close()
         if state["step_in_epoch"] < self._steps_per_epoch:
             self._epoch.restart_clock()  # images_per_second is the rate of the steps after this evaluation
             self._save()  # the evaluation, too, is done
@@ -325,52 +299,37 @@ class Run:
         """Keeps an evaluation: its files, its row in the log, the weights if they are the best so far."""
         state, metrics = self.state, evaluation.metrics
         self.metrics = metrics
-        scores = {name: metrics[name] for name in coco_metrics.NAMES}
         state["evaluated"] = self._progress()
         early_stopping.note(state, metrics["AP"])
-        if self.directory:
-            about = {"epoch": state["epoch"] + 1, "step": state["step"], "AP": metrics["AP"]}
-            try_save(self._checkpoints.save_best, metrics["AP"], self._metadata | about)
-            try_save(write_evaluation, self.directory, *evaluation)
+        self._results.save_evaluation(evaluation, state["epoch"] + 1, state["step"])
+        scores = {name: metrics[name] for name in coco_metrics.NAMES}
         if state["step_in_epoch"] < self._steps_per_epoch:
-            at = f"step {state['step']}"
-            if self.directory:
-                try_save(self._log.add, self._progress(), state["step"], scores)
+            when = f"step {state['step']}"
+            self._results.save_row(self._progress(), state["step"], scores)
         else:
-            at = f"epoch {state['epoch'] + 1}"
-            self._scores = scores  # end_epoch logs them, in the epoch's row
-        log(f"{at}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
+            when = f"epoch {state['epoch'] + 1}"
+            self._scores = scores  # for the epoch's row
+        log(f"{when}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
 
     def end_epoch(self) -> None:
         """Ends an epoch: its row in the log, its weights, its checkpoint."""
-        state = self.state
-        epoch = state["epoch"] + 1
+        state, epoch = self.state, self.state["epoch"] + 1
         replicas, rate = self.ranks.num_replicas, last_learning_rate(self.optimizer)
         row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
         with self.ema.swapped_in(self.ranks):  # every rank, as in `evaluating`
-            if self.directory:
-                try_save(self._log.add, epoch, state["step"], row)
-                about = {"epoch": epoch, "step": state["step"]}
-                try_save(self._checkpoints.save_last, self._metadata | about)
+            self._results.save_row(epoch, state["step"], row)
+            self._results.save_last(epoch, state["step"])
         self._epoch.clear()
         state.update(epoch=epoch, step_in_epoch=0)
         self._save()
         self._hooks.on_epoch(epoch)
 
-    # --- parts ------------------------------------------------------------------------------------
-
     def _begin_epoch(self) -> None:
         """Opens the loaders anew where the epoch wants other ones; starts its totals and progress bar."""
-        state, feed = self.state, self._feed
-        epoch = state["epoch"] + 1
+        state, epoch = self.state, self.state["epoch"] + 1
         if state["step_in_epoch"] == 0:
-            wanted = self._loader_kwargs(state["epoch"])
-            changed = {k: v for k, v in wanted.items() if k != "seed" and v != feed.loader_kwargs.get(k)}
-            if changed or not feed.saveable:
-                if changed:
-                    log(f"from epoch {epoch} on: {', '.join(f'{k}={v}' for k, v in changed.items())}")
-                feed.open(wanted)
-                state["loader"], self._checkpoints.iterators = feed.loader_kwargs, feed.iterators
+            self._feed.begin_epoch(epoch, self._loader_kwargs(state["epoch"]))
+            state["loader"], self._checkpoints.iterators = self._feed.loader_kwargs, self._feed.iterators
         title = f"epoch {epoch}/{self._num_epochs}"
         self._epoch = EpochLog(title, self._steps_per_epoch, state["step_in_epoch"], state["totals"])
         self._scores: dict[str, float] = {}
@@ -378,9 +337,6 @@ class Run:
     def _progress(self) -> float:
         """Epochs done, with the part of the present one."""
         return round(self.state["epoch"] + self.state["step_in_epoch"] / self._steps_per_epoch, 6)
-
-    def _write_first_batch(self, images: Any, targets: Any, path: pathlib.Path) -> None:
-        log(self._show_batch(images, targets, path=path))
 
     def _save(self) -> None:
         """Writes a checkpoint. Every rank: each has its data position and random seeds in it."""

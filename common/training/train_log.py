@@ -15,7 +15,7 @@ from common.progress import Bar
 SHOW_EVERY = 10  # steps
 _STEPS, _SKIPPED = "steps", "skipped_steps"
 _COUNTED = "boxes_"  # how the names of counts begin: their sum is logged; of other scalars the mean
-_RENAMED = {"boxes_truncated": "boxes_over_limit"}  # in checkpoints of earlier versions
+_RENAMED = {"boxes_truncated": "boxes_over_limit"}  # in checkpoints and logs of earlier versions
 
 
 class EpochLog:
@@ -141,4 +141,4 @@ class RunLog:
         if not self._csv.exists():
             return []
         with self._csv.open(newline="") as file:
-            return list(csv.DictReader(file))
+            return [{_RENAMED.get(k, k): v for k, v in row.items()} for row in csv.DictReader(file)]
