@@ -33,10 +33,8 @@ def start_process(a: Args) -> Ranks:
     if not a.output_dir:
         raise UserError("--output_dir is missing: name a directory for checkpoints and results")
     devices.reproducible()
-    devices.share_gpu_memory()
     ranks = distributed.start(a.strategy, a.compression)
     progress.be_quiet(ranks.rank > 0)
-    devices.use_own_gpu(ranks)
     keras.utils.set_random_seed(a.seed)
     keras.mixed_precision.set_global_policy(a.precision)
     return ranks
