@@ -36,7 +36,7 @@ from common.loading import SYNTHETIC_IMAGES
 from common.progress import log
 from common.sources import Source
 from common.training import checkpoint_files
-from common.training.data import open_data
+from common.training.setup import open_data
 from tools.conversion.coco_writer import write_coco
 from tools.dry_run_checks import DryRun, Session, report
 
