@@ -19,9 +19,9 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
 import numpy as np
 
 from common import errors
+from common.distributed.hooks import Hooks
 from common.loading import Loader
 from common.training import checkpoint_files, weights
-from common.training.hooks import Hooks
 from common.training.optimizers import last_learning_rate
 from common.training.run import Run
 

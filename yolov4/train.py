@@ -28,12 +28,12 @@ from absl import flags
 from common import args, errors, hparams
 from common.datacheck import damaged_images
 from common.distributed import elastic
+from common.distributed.hooks import Hooks
 from common.distributed.ranks import Ranks
 from common.evaluation.evaluate import evaluate
 from common.progress import log
 from common.training import step_guard
 from common.training.ema import AveragedWeights
-from common.training.hooks import Hooks
 from common.training.run import Run
 from common.training.run_directory import Identity
 from common.training.setup import open_data, set_initial_weights, start_process

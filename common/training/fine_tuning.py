@@ -94,7 +94,7 @@ def transfer(
     """Copies every weight whose path and shape agree; the others keep their initial values.
 
     The weights of `rows` are taken class by class: the rows of classes with the same name (in COCO's or in
-    Pascal VOC's spelling) are copied, wherever they stand in either model; those of new classes keep their
+    Pascal VOC's spelling) are copied, at whatever place in either model; those of new classes keep their
     initial values.
 
     Args:
@@ -148,7 +148,7 @@ def freeze(model: keras.Model, pattern: str) -> str:
         pattern: a regular expression that is searched for in the names of the layers.
 
     Returns:
-        One line that says which.
+        One line that names them.
 
     Raises:
         UserError: the pattern is none, matches no layer, or leaves nothing to train.

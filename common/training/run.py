@@ -1,6 +1,6 @@
 """The state that every training run has: directory, checkpoints, log, EMA, step guard, signals, watchdog.
 
-The loop itself stands in each app's train.py. Saving, averaging and evaluating are collective operations, so
+The loop itself is in each app's train.py. Saving, averaging and evaluating are collective operations, so
 every rank calls these methods in the same order. What decides it (steps, --save_every, a stop, --patience) is
 the same on all ranks.
 """
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from common.args import Args
 from common.distributed import ranks as distributed
+from common.distributed.hooks import Hooks
 from common.distributed.ranks import Ranks
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
@@ -26,7 +27,6 @@ from common.training import early_stopping, skipped_batch, step_guard
 from common.training.checkpoints import Checkpoints
 from common.training.ema import AveragedWeights
 from common.training.fine_tuning import Report
-from common.training.hooks import Hooks
 from common.training.input_feed import OpenLoader, resume
 from common.training.optimizers import last_learning_rate
 from common.training.preemption import StopSignals

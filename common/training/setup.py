@@ -120,7 +120,7 @@ def set_initial_weights(
     report = None
     with run.ranks.raise_on_any_rank():
         if a.init_from and run.resumed:
-            log(f"--init_from={a.init_from} is not read again: this run goes on from its own checkpoint")
+            log(f"--init_from={a.init_from} is not read again: this run continues from its checkpoint")
         elif a.init_from and run.ranks.rank == 0:
             report = init_from()
             log(str(report))

@@ -77,7 +77,7 @@ def save_batch(
         for old in sorted(path.parent.glob("step_*.npz"))[:-KEPT]:
             old.unlink()
     except OSError as error:
-        progress.log(f"warning: {path} cannot be written: {error.strerror}; training goes on")
+        progress.log(f"warning: {path} cannot be written: {error.strerror}; training continues")
         return None
     return str(path)
 
