@@ -97,13 +97,15 @@ class Run:
             steps_per_epoch=steps_per_epoch,
             **{name: getattr(a, name) for name in IDENTITY_FLAGS},
         )
+        elastic = ("num_replicas", "num_ranks", "steps_per_epoch") if a.elastic else ()
+        may_change = ("freeze", *elastic)
         self._found: RunDirectory | None = None  # rank 0's alone: hosts need not share a disk
         with ranks.raise_on_any_rank():
             distributed.check_agreement(ranks, self._identity.values)
             if ranks.rank == 0:
-                elastic = ("num_replicas", "num_ranks", "steps_per_epoch") if a.elastic else ()
-                about = {"overwrite": a.overwrite, "may_change": ("freeze", *elastic)}
-                self._found = RunDirectory(a.output_dir, identity=self._identity, **about)
+                self._found = RunDirectory(
+                    a.output_dir, identity=self._identity, overwrite=a.overwrite, may_change=may_change
+                )
         self.resumed: bool = ranks.broadcast_object(self._found and self._found.begun)
 
     def start(
