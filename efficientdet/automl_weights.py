@@ -26,7 +26,7 @@ from common.coco_classes import NUM_COCO_CLASSES, coco_label_map
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import weights as weight_files
-from common.training.weight_transfer import Report
+from common.training.fine_tuning import Report
 from efficientdet.config import EfficientDetConfig, get_config
 from efficientdet.import_weights.automl_checkpoints import (
     anchors_of,

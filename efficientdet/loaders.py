@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from common import box_encoder, dataset, devices
+from common import box_encoder, dataset
 from common.args import MAX_SEED, Args
 from common.distributed.ranks import Ranks
 from common.loading import SYNTHETIC_IMAGES, Loader, resolve_type, synthetic_boxes
@@ -95,7 +95,7 @@ def open_training_loader(
         config=config,
         batch_size=a.batch_size,
         training=True,
-        device_id=devices.gpu_number(ranks, device_index),
+        device_id=ranks.gpu_number(device_index),
         dali_device_id=a.dali_device_id,
         shard_id=shard_id,
         num_shards=num_shards,
@@ -116,7 +116,7 @@ def open_eval_loader(a: Args, config: EfficientDetConfig, source: Source | None,
         config=config,
         batch_size=a.batch_size,
         training=False,
-        device_id=devices.gpu_number(ranks, 0),
+        device_id=ranks.gpu_number(0),
         dali_device_id=a.dali_device_id,
         shard_id=ranks.rank,
         num_shards=ranks.world_size,

@@ -48,7 +48,7 @@ EVALUATIONS = {
 }
 # Columns of results.csv that no kernel has a part in. Speed is in neither of the two.
 EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_over_limit", "skipped_steps")
-RENAMED = {"boxes_truncated": "boxes_over_limit"}  # columns of results.csv since 6eb6d8f
+RENAMED = {"boxes_truncated": "boxes_over_limit"}  # since then
 
 # How far the numbers may be from those of 6eb6d8f: about five times as far as they were at 6eb6d8f itself
 # with TF_ENABLE_ONEDNN_OPTS=0, which replaces the kernels of convolutions and matrix products by others.

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training.weight_transfer import ClassRows, Report, transfer
+from common.training.fine_tuning import ClassRows, Report, transfer
 from yolov4.config import YOLOv4Config
 from yolov4.darknet_weights import read_darknet
 from yolov4.import_weights.darknet_classes import read_label_map

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from common import dataset, devices
+from common import dataset
 from common.args import MAX_SEED, Args
 from common.distributed.ranks import Ranks
 from common.loading import SYNTHETIC_BOXES, SYNTHETIC_IMAGES, Loader, resolve_type, synthetic_boxes
@@ -104,7 +104,7 @@ def open_training_loader(
         config=config,
         batch_size=a.batch_size,
         training=True,
-        device_id=devices.gpu_number(ranks, device_index),
+        device_id=ranks.gpu_number(device_index),
         dali_device_id=a.dali_device_id,
         shard_id=shard_id,
         num_shards=num_shards,
@@ -126,7 +126,7 @@ def open_eval_loader(a: Args, config: YOLOv4Config, source: Source | None, ranks
         config=config,
         batch_size=a.batch_size,
         training=False,
-        device_id=devices.gpu_number(ranks, 0),
+        device_id=ranks.gpu_number(0),
         dali_device_id=a.dali_device_id,
         shard_id=ranks.rank,
         num_shards=ranks.world_size,

@@ -28,17 +28,15 @@ from absl import flags
 from common import args, errors, hparams
 from common.datacheck import damaged_images
 from common.distributed import elastic
+from common.distributed.hooks import Hooks
 from common.distributed.ranks import Ranks
 from common.evaluation.evaluate import evaluate
 from common.progress import log
 from common.training import step_guard
-from common.training.data import open_data
 from common.training.ema import AveragedWeights
-from common.training.fine_tuning import set_initial_weights
-from common.training.hooks import Hooks
-from common.training.process import start_process
 from common.training.run import Run
 from common.training.run_directory import Identity
+from common.training.setup import open_data, set_initial_weights, start_process
 from tools import dry_run
 from yolov4 import losses, show_batch
 from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, YOLOv4Config, get_config

@@ -24,13 +24,10 @@ import keras
 import tensorflow as tf
 
 from common import progress
-from common.errors import OtherRankError, StoppedError, UserError
-from common.training.hooks import Hooks
+from common.distributed.hooks import Hooks
+from common.distributed.horovod import initialize
+from common.errors import OtherRankError, StoppedError, UserError, is_lost_rank
 
-# What a collective operation says when another rank is gone: Horovod's SHUT_DOWN_ERROR (common/common.h), the
-# errors of Gloo's transport (gloo/transport/tcp/pair.cc), and the names of Horovod's operations. Horovod's
-# own wrapper (tensorflow/elastic.py) does not know the grouped ones.
-_SIGNS_OF_LOSS = ("Horovod has been shut down", "gloo/transport", "{{node Horovod", "/Horovod", "_Horovod")
 _SCOPE, _KEY = "training", "failure"  # where a rank's failure is told, in the launcher's key-value store
 
 
@@ -53,16 +50,11 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
     """
     if a.strategy != "horovod":
         raise UserError("--elastic is Horovod's: it needs --strategy=horovod")
-    try:
-        import horovod.tensorflow as hvd
-        from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-    except ImportError as error:
-        raise UserError(
-            f"--elastic needs Horovod, which is not installed ({error}): run `make horovod`"
-        ) from error
     if os.environ.get("HOROVOD_ELASTIC") != "1":  # set by horovodrun
         return train(a, Hooks())
-    hvd.init()
+    hvd = initialize()  # before the state below runs anything on a GPU
+    from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
     state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epochs=0, size=hvd.size(), begun=False)
 
     def on_epoch(epochs: int) -> None:
@@ -86,7 +78,7 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
         except (HorovodInternalError, HostsUpdatedInterrupt, StoppedError, OtherRankError):
             raise  # known to all ranks
         except (tf.errors.OpError, RuntimeError) as error:
-            if not any(sign in str(error) for sign in _SIGNS_OF_LOSS):
+            if not is_lost_rank(error):
                 _tell_failure(hvd.rank(), error)
                 raise
             failure = _failure_of_another()

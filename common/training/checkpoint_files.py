@@ -1,11 +1,11 @@
-"""The directory of checkpoints: which are whole, which is the one to go on from, which may go.
+"""The directory of checkpoints: which are whole, from which one a run continues, which are removed.
 
     checkpoints/00001200/
         manifest.json     step, epoch, counters; what the run is; versions of the libraries
         state.*           weights, averages, optimizer, loss scale: the same on all ranks
-        rank_0.* ...      what each rank has of its own: data position, random seeds, and on ranks above 0
-                          moving statistics; like state.* by tf.train.Checkpoint
-        SHA256SUMS        the last to be written; `sha256sum -c` understands it
+        rank_0.* ...      what differs between ranks: data position, random seeds, and on ranks above 0
+                          moving statistics; by tf.train.Checkpoint, as state.* is
+        SHA256SUMS        written last; `sha256sum -c` reads it
 
 The newest is the one that was saved last, whatever its step: a run that went back to the end of an epoch may
 save lower steps than before. A checkpoint that replaces one of the same step is called 00001200.new until the
@@ -52,7 +52,7 @@ def saved(directory: pathlib.Path) -> list[pathlib.Path]:
     Those whose manifest is damaged come last.
 
     Raises:
-        OSError: a manifest is there and cannot be read: nothing can be said about the order.
+        OSError: a manifest exists and cannot be read, so the order is unknown.
     """
     numbered = [path for path in directory.glob("*") if path.name.isdecimal()]
     return sorted(numbered, key=lambda path: (_serial(path), int(path.name)))
@@ -126,7 +126,7 @@ def write(
     """Makes the checkpoint of a step: all of it or nothing. `writer` writes all but manifest and checksums.
 
     Raises:
-        OSError: the disk is full, ...; what stood before stands.
+        OSError: the disk is full, ...; what was there before is kept.
     """
     serial = 1 + max((s for s in map(_serial, saved(directory)) if math.isfinite(s)), default=0)
 

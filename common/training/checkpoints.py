@@ -95,7 +95,7 @@ class Checkpoints:
         statistics = moving_statistics(model) if ranks.rank else []
         self._statistics = [*statistics, *averaged.averages_of(statistics)]
         self._manifest: Mapping[str, Any] | None = None
-        self._path: pathlib.Path | None = None  # of the checkpoint from which the run goes on
+        self._path: pathlib.Path | None = None  # of the checkpoint from which the run continues
         self._passed_over: Sequence[pathlib.Path] = ()
         with ranks.raise_on_any_rank():
             if directory is not None:
@@ -146,7 +146,7 @@ class Checkpoints:
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
                 for difference in checkpoint_files.version_differences(self._manifest):
-                    progress.log(f"warning: {difference}: the run goes on, but not to the last digit")
+                    progress.log(f"warning: {difference}: the run continues, but not to the last digit")
                 self._read(self._shared, self._path / _SHARED)
                 parts = [
                     {file.suffix: file.read_bytes() for file in self._path.glob(f"{_OWN}_{rank}.*")}
@@ -172,7 +172,7 @@ class Checkpoints:
     def save(self) -> bool:
         """Writes the checkpoint of `state["step"]`.
 
-        A full disk costs this checkpoint, and neither the run nor those before: it is said, once.
+        A full disk costs this checkpoint, with one warning, and neither the run nor those before.
 
         Returns:
             Whether it was written; the same on all ranks.
@@ -188,7 +188,7 @@ class Checkpoints:
         if problem and self._ranks.rank == 0:
             progress.log(
                 f"warning: the checkpoint of step {self.state['step']} cannot be written: {problem}; "
-                "training goes on, what was saved before stands"
+                "training continues, what was saved before is intact"
             )
         return problem is None
 

@@ -20,8 +20,8 @@ from common.args import write_flagfile
 from common.errors import UserError
 from common.evaluation.evaluate import Evaluation, write_evaluation
 from common.training import weights as weight_files
+from common.training.fine_tuning import Report
 from common.training.train_log import RunLog
-from common.training.weight_transfer import Report
 
 
 class Results:
@@ -79,7 +79,7 @@ class Results:
             save(self._directory)
         except (OSError, tf.errors.OpError) as error:  # TensorBoard's writer is TensorFlow's
             reason = weight_files.reason(error)
-            progress.log(f"warning: {reason}; training goes on, what was saved before stands")
+            progress.log(f"warning: {reason}; training continues, what was saved before is intact")
 
 
 def save_best(model: keras.Model, path: pathlib.Path, metric: float, metadata: Mapping[str, Any]) -> bool:
@@ -92,7 +92,7 @@ def save_best(model: keras.Model, path: pathlib.Path, metric: float, metadata: M
         Whether the weights were written.
 
     Raises:
-        OSError: they could not be written; the old file stands.
+        OSError: they could not be written; the old file is kept.
     """
     if not math.isfinite(metric):
         return False

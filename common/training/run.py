@@ -1,6 +1,6 @@
 """The state that every training run has: directory, checkpoints, log, EMA, step guard, signals, watchdog.
 
-The loop itself stands in each app's train.py. Saving, averaging and evaluating are collective operations, so
+The loop itself is in each app's train.py. Saving, averaging and evaluating are collective operations, so
 every rank calls these methods in the same order. What decides it (steps, --save_every, a stop, --patience) is
 the same on all ranks.
 """
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from common.args import Args
 from common.distributed import ranks as distributed
+from common.distributed.hooks import Hooks
 from common.distributed.ranks import Ranks
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
@@ -25,7 +26,7 @@ from common.progress import log
 from common.training import early_stopping, skipped_batch, step_guard
 from common.training.checkpoints import Checkpoints
 from common.training.ema import AveragedWeights
-from common.training.hooks import Hooks
+from common.training.fine_tuning import Report
 from common.training.input_feed import OpenLoader, resume
 from common.training.optimizers import last_learning_rate
 from common.training.preemption import StopSignals
@@ -34,7 +35,6 @@ from common.training.run_directory import Identity, RunDirectory
 from common.training.step_guard import StepGuard, StepResult
 from common.training.train_log import EpochLog
 from common.training.watchdog import Watchdog
-from common.training.weight_transfer import Report
 
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
 COMPILE_SECONDS = SCORE_SECONDS = 1800.0  # that compiling a step, or scoring an evaluation, may take at most
@@ -97,13 +97,15 @@ class Run:
             steps_per_epoch=steps_per_epoch,
             **{name: getattr(a, name) for name in IDENTITY_FLAGS},
         )
+        elastic = ("num_replicas", "num_ranks", "steps_per_epoch") if a.elastic else ()
+        may_change = ("freeze", *elastic)
         self._found: RunDirectory | None = None  # rank 0's alone: hosts need not share a disk
         with ranks.raise_on_any_rank():
             distributed.check_agreement(ranks, self._identity.values)
             if ranks.rank == 0:
-                elastic = ("num_replicas", "num_ranks", "steps_per_epoch") if a.elastic else ()
-                about = {"overwrite": a.overwrite, "may_change": ("freeze", *elastic)}
-                self._found = RunDirectory(a.output_dir, identity=self._identity, **about)
+                self._found = RunDirectory(
+                    a.output_dir, identity=self._identity, overwrite=a.overwrite, may_change=may_change
+                )
         self.resumed: bool = ranks.broadcast_object(self._found and self._found.begun)
 
     def start(

@@ -11,8 +11,8 @@ from typing import Any
 from common import atomic
 from common.errors import UserError
 
-# What a run makes in its directory. --overwrite removes this and no more, and only where run.json says that a
-# run made it: a mistyped directory survives.
+# What a run makes in its directory. --overwrite removes only this, and only where there is a run.json: a
+# mistyped directory survives.
 RUN_FILES = (
     "best.weights.h5",
     "last.weights.h5",
@@ -27,7 +27,7 @@ RUN_FILES = (
     "results.csv",
     "skipped",
     "tensorboard",
-    "run.json",  # the last: while it stands, an interrupted removal can be repeated
+    "run.json",  # the last: until then an interrupted removal can be repeated
 )
 _ABSENT = "absent"
 _SHOWN_CHARACTERS = 60
@@ -99,8 +99,8 @@ class RunDirectory:
 
     Attributes:
         path: the directory.
-        resumed: whether the same run was here before and goes on.
-        changed: those of `may_change` that do differ: the run goes on, but not exactly.
+        resumed: whether the same run was here before and continues.
+        changed: those of `may_change` that differ: the run continues, but not bit for bit.
 
     Raises:
         UserError: the directory holds another run, or files of something else, or cannot be made.
@@ -132,7 +132,7 @@ class RunDirectory:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a checkpoint from which the same run goes on."""
+        """Whether there is a checkpoint from which the same run continues."""
         return self.resumed and any((self.path / "checkpoints").glob("[0-9]*"))
 
     def claim(self) -> pathlib.Path:

@@ -77,16 +77,16 @@ def save_batch(
         for old in sorted(path.parent.glob("step_*.npz"))[:-KEPT]:
             old.unlink()
     except OSError as error:
-        progress.log(f"warning: {path} cannot be written: {error.strerror}; training goes on")
+        progress.log(f"warning: {path} cannot be written: {error.strerror}; training continues")
         return None
     return str(path)
 
 
-def read_batch(path: str | os.PathLike, app: str) -> SkippedStep:
+def read_batch(path: str | os.PathLike) -> SkippedStep:
     """Reads a file of `save_batch`.
 
     Raises:
-        UserError: it is missing, damaged, or of another app.
+        UserError: it is missing or damaged.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -100,8 +100,6 @@ def read_batch(path: str | os.PathLike, app: str) -> SkippedStep:
         )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is not the file of a skipped step: {error}") from error
-    if metadata.get("app") != app:
-        raise UserError(f"{path} is of {metadata.get('app')!r}, not of {app}")
     return found
 
 

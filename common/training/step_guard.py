@@ -23,12 +23,12 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.layers import moving_statistics
 
-MIN_LOSS_SCALE = 2.0**-8  # gradients that overflow float16 even so are no matter of scale
+MIN_LOSS_SCALE = 2.0**-8  # gradients that overflow float16 even so do not depend on its scale
 SHOWN_IDS = 16
 
 
 class StepResult(NamedTuple):
-    """What one step says, still on its device.
+    """The result of one step, still on its device.
 
     Attributes:
         values: float32 scalars by name, in the order of the app, averaged over the replicas; 0 in a step that
@@ -156,7 +156,7 @@ class StepGuard:
             return
         self.skipped += 1
         self._in_a_row += 1
-        # Where no loss is to blame, the gradients are, and nobody knows of which images.
+        # Where no loss is to blame, the gradients are, and which images caused it is unknown.
         bad = [i for i, finite in enumerate(result.own_finite.numpy().tolist()) if not finite]
         own = _image_ids(self._ranks, targets, bad) if bad else None
         blamed = {rank: ids for rank, ids in enumerate(self._ranks.gather(own)) if ids is not None}
@@ -201,7 +201,7 @@ def check_weights(model: keras.Model, step: int) -> None:
         if not bool(tf.reduce_all(tf.math.is_finite(tf.cast(weight.value, tf.float32)))):
             raise UserError(
                 f"after step {step} the weight {weight.path} is not finite: lower --learning_rate; the "
-                "checkpoints before it stand"
+                "checkpoints before it are intact"
             )
 
 

@@ -102,7 +102,7 @@ class RunLog:
         directory: the run directory.
         done_epochs: epochs that the resumed run has behind it, with the fraction at which it was last
             evaluated. Later rows (written by a run that was stopped between its row and its checkpoint) are
-            dropped, so that no epoch stands twice.
+            dropped, so that no epoch has two rows.
     """
 
     def __init__(self, directory: pathlib.Path, done_epochs: float):

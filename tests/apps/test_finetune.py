@@ -18,7 +18,7 @@ import pytest
 from common import hparams
 from common.layers import BatchNormalization
 from common.sources import CocoSource
-from common.training import freezing, model_metadata, weights
+from common.training import fine_tuning, model_metadata, weights
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHORT = ["--steps_per_epoch=3", "--batch_size=4", "--ema_decay=0", "--eval_images=", "--eval_annotations="]
@@ -109,7 +109,7 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
     config = app.package.config.get_config(app.model_name)
     config = hparams.override(config, f"{app.tiny},image_size=64x96")
     model = app.package.train.build_model(app.model_name, 3, config=config)
-    freezing.freeze(model, "^backbone")
+    fine_tuning.freeze(model, "^backbone")
     layers = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
     frozen = [layer for layer in layers if layer.name.startswith("backbone")]
     free = [layer for layer in layers if layer not in frozen]

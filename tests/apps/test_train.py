@@ -1,7 +1,6 @@
 """The training command: what it leaves behind, resuming, every flag, and what it refuses."""
 
 import csv
-import functools
 import json
 import pathlib
 import re
@@ -17,7 +16,7 @@ import pytest
 from common import hparams
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training import model_metadata, skipped_batch, weights
+from common.training import model_metadata, weights
 from common.training import run as run_module
 from common.training.ema import AveragedWeights
 from common.training.train_log import RunLog
@@ -400,11 +399,8 @@ def test_a_diverging_run_stops_with_one_line_and_its_step_can_be_run_again(
     said = capsys.readouterr().err
     assert re.search(r"step \d+ is skipped: the loss is not finite; image ids \d+", said)
     file = re.search(r"replay_step\.py (\S+)", str(error.value))[1]
-    skipped = skipped_batch.read_batch(file, app.name)
-    published = app.package.config.get_config(app.model_name)
-    config = hparams.from_json(type(published), skipped.metadata["config"])
-    model = app.package.train.make_model(config, skipped.metadata["num_classes"])
-    report = replay_step.run(skipped, model, functools.partial(app.package.train.loss_values, model, config))
+    replay_step.main(file)
+    report = capsys.readouterr().out
     assert "image ids" in report
     assert re.search(r"(output of layer|weight|gradient of) \S+: \d+ of \d+ numbers are not finite", report)
 

@@ -1,16 +1,43 @@
-"""From the data flags of train.py to checked sources with their classes."""
+"""What comes before the loop of train.py: the process, the data, the initial weights."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
+import keras
+
+from common import devices, progress
 from common.args import Args
 from common.datacheck.images import ImagePolicy
+from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_backends
 from common.labels import LabelMap
 from common.loading import check_dali_device
 from common.open_data import DataFlags, check_sizes, open_splits, say_source
+from common.progress import log
 from common.sources import Source
+from common.training import model_metadata
+from common.training.fine_tuning import Report, freeze
+
+if TYPE_CHECKING:
+    from common.training.run import Run
+
+
+def start_process(a: Args) -> Ranks:
+    """Joins this process to its run. Call it before TensorFlow does anything else.
+
+    Raises:
+        UserError: --output_dir is missing; or see distributed.start.
+    """
+    if not a.output_dir:
+        raise UserError("--output_dir is missing: name a directory for checkpoints and results")
+    devices.reproducible()
+    ranks = distributed.start(a.strategy, a.compression)
+    progress.be_quiet(ranks.rank > 0)
+    keras.utils.set_random_seed(a.seed)
+    keras.mixed_precision.set_global_policy(a.precision)
+    return ranks
 
 
 class Data(NamedTuple):
@@ -71,3 +98,34 @@ def open_data(a: Args, ranks: Ranks, *, max_instances: int, synthetic_classes: i
                 "flag out"
             )
     return Data(train_set, eval_set, label_map, num_classes)
+
+
+def set_initial_weights(
+    a: Args, run: "Run", model: keras.Model, init_from: Callable[[], Report]
+) -> Report | None:
+    """Loads --init_from on rank 0 of a new run, whose weights `run.start` broadcasts, and freezes --freeze.
+
+    Args:
+        a: the flags.
+        run: whether it continues from a checkpoint; its metadata, to explain how that of the file differs.
+        model: with all layers trainable.
+        init_from: loads the file into the model.
+
+    Returns:
+        What was taken from the file; None where nothing was.
+
+    Raises:
+        UserError: on every rank: the file cannot be used, or the pattern fits no layer or all.
+    """
+    report = None
+    with run.ranks.raise_on_any_rank():
+        if a.init_from and run.resumed:
+            log(f"--init_from={a.init_from} is not read again: this run continues from its checkpoint")
+        elif a.init_from and run.ranks.rank == 0:
+            report = init_from()
+            log(str(report))
+            title = f"--init_from={a.init_from} was trained otherwise"
+            model_metadata.explain_file(a.init_from, run.metadata, title)
+        if a.freeze:
+            log(freeze(model, a.freeze))
+    return report

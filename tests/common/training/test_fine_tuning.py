@@ -7,7 +7,7 @@ import pytest
 from common.coco_classes import VOC_SPELLINGS, coco_label_map
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training.weight_transfer import ClassRows, Report, transfer
+from common.training.fine_tuning import ClassRows, Report, transfer
 
 PATHS = ("head/kernel", "head/bias")
 # the 20 classes of Pascal VOC as COCO spells them

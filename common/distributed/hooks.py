@@ -1,7 +1,7 @@
 """What elastic training and the dry run add to a training run, without changing `train`.
 
     train(args)                                                     # a plain run
-    train(args, Hooks(on_epoch=commit, lost_ranks="report"))        # distributed/elastic.py
+    train(args, Hooks(on_epoch=commit, lost_ranks="report"))        # elastic.py
     train(args, Hooks(on_start=..., on_step=..., wrap_eval_loader=...))   # tools/dry_run_process.py
 
 `args` is the app's frozen `Args`: `dataclasses.asdict(args)` is what JSON can hold, `train.Args(**values)`
