@@ -1,4 +1,4 @@
-"""What a file of this app says about itself; see common/training/model_metadata.py."""
+"""Metadata of this app's models; see common/training/model_metadata.py."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def make_metadata(
     eval_source: Source | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The passport of a model.
+    """The metadata of a model.
 
     Args:
         config: of the model as it runs.

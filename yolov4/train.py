@@ -455,6 +455,7 @@ def train(
                         categories,
                         ranks=ranks,
                         on_batch=on_batch,
+                        explain=damaged_images.explain,
                         coco_backend=coco_backend,
                     )
                     best = metadata | {"epoch": epoch, "AP": metrics["AP"]}

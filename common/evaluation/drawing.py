@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,6 +18,8 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 from common import atomic
+from common import boxes as box_ops
+from common.labels import LabelMap
 
 BACKGROUND = (255, 255, 255)
 _CAPTION_HEIGHT = 28
@@ -76,6 +79,32 @@ def draw_boxes(
         text = name if scores is None else f"{name} {scores[row]:.2f}"
         _draw_label(draw, text, font, class_colour(index), clipped[row, :2], picture.size)
     return np.asarray(picture)
+
+
+def draw_results(image: np.ndarray, results: Sequence[Mapping[str, Any]], label_map: LabelMap) -> np.ndarray:
+    """`draw_boxes` for one image's detections in COCO results format."""
+    boxes_ltwh_px = np.array([result["bbox"] for result in results], np.float32).reshape(-1, 4)
+    classes = np.array([label_map.class_of(result["category_id"]) for result in results], int)
+    scores = np.array([result["score"] for result in results])
+    return draw_boxes(image, box_ops.ltwh_to_ltrb(boxes_ltwh_px), classes, label_map.names, scores)
+
+
+def save_batch(
+    images: np.ndarray, boxes: np.ndarray, classes: np.ndarray, names: Sequence[str], path: str | os.PathLike
+) -> None:
+    """Writes a contact sheet of the first 16 images of a batch with their boxes.
+
+    Args:
+        images: uint8 (B, H, W, 3).
+        boxes: float (B, N, 4), ltrb normalised.
+        classes: int (B, N), 0-based; -1 in the padding.
+        names: by class.
+        path: a .png file.
+    """
+    height, width = images.shape[1:3]
+    boxes_px = boxes * np.float32([width, height, width, height])
+    batch = zip(images[:16], boxes_px, classes, strict=False)
+    save_png(contact_sheet([draw_boxes(*image, names) for image in batch], columns=4), path)
 
 
 def heat_map(image: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -73,29 +73,30 @@ def read_image_info(path: str | os.PathLike) -> ImageInfo:
     return ImageInfo({image.file_name: image.id for image in document.images}, categories)
 
 
-def rows_in_info(names: Sequence[str], info: ImageInfo, path: str) -> dict[int, int]:
-    """Which files the list names, by their path below their common directory or by their name.
+def check_listed(names: Sequence[str], image_ids: Sequence[int | None], info: ImageInfo, path: str) -> None:
+    """Reports files that are not listed, and listed images that are absent.
 
-    A directory may hold more: test2017 has 40,670 images, of which test-dev is a half.
+    A directory may hold more files: test2017 has 40,670 images, of which test-dev is a half.
 
-    Returns:
-        Position in `names` -> id, for those that the list names.
+    Args:
+        names: of files.
+        image_ids: of the same files; None where the list does not name the file.
+        info: the list.
+        path: of the list.
 
     Raises:
-        UserError: it names none of them, or two are the same image.
+        UserError: it names none of the files, or two files are the same image.
     """
-    ids = [info.image_ids.get(name, info.image_ids.get(os.path.basename(name))) for name in names]
-    found = {row: image_id for row, image_id in enumerate(ids) if image_id is not None}
-    if not found:
+    left_out = [name for name, image_id in zip(names, image_ids, strict=True) if image_id is None]
+    count = len(names) - len(left_out)
+    if not count:
         raise UserError(f"--image_info={path} knows none of the {len(names)} images, not even {names[0]!r}")
-    if len(found) < len(names):
-        left_out = next(name for name, image_id in zip(names, ids, strict=True) if image_id is None)
-        log(f"{len(names) - len(found)} images are not in {path} and are left out, {left_out!r} the first")
-    if len(found) < len(info.image_ids):
-        absent = len(info.image_ids) - len(found)
+    if left_out:
+        log(f"{len(left_out)} images are not in {path} and are left out, {left_out[0]!r} the first")
+    if count < len(info.image_ids):
+        absent = len(info.image_ids) - count
         log(f"warning: {absent} of the {len(info.image_ids)} images of {path} are not among --images")
-    _refuse_repeated([names[row] for row in found], list(found.values()))
-    return found
+    _refuse_repeated(names, image_ids)
 
 
 def ids_by_name(names: Sequence[str]) -> list[int]:
@@ -116,12 +117,11 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
     return ids
 
 
-def _refuse_repeated(names: Sequence[str], ids: Sequence[int]) -> None:
-    first: dict[int, str] = {}
-    for name, image_id in zip(names, ids, strict=True):
-        if image_id in first:
+def _refuse_repeated(names: Sequence[str], image_ids: Sequence[int | None]) -> None:
+    first: dict[int | None, str] = {}
+    for name, image_id in zip(names, image_ids, strict=True):
+        if first.setdefault(image_id, name) != name and image_id is not None:
             raise UserError(f"--submission: {first[image_id]!r} and {name!r} are both image {image_id}")
-        first[image_id] = name
 
 
 def check_path(path: str | os.PathLike, others: Iterable[str | os.PathLike] = ()) -> pathlib.Path:

@@ -1,10 +1,9 @@
 """The directory of one run: the same command resumes it, another one is refused."""
 
-import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common import atomic
@@ -30,24 +29,6 @@ RUN_FILES = (
 )
 _ABSENT = "absent"
 _SHOWN_CHARACTERS = 60
-
-
-def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
-    """Makes a directory for results, before the work whose results go there; UserError where that fails."""
-    try:
-        pathlib.Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir={path}: {error.strerror}") from error
-    return pathlib.Path(path)
-
-
-@contextlib.contextmanager
-def writing(directory: str | os.PathLike) -> Iterator[None]:
-    """Around the writing of results: UserError where it fails, for example because the disk is full."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--output_dir={directory}: {error.strerror or error}") from error
 
 
 class RunDirectory:

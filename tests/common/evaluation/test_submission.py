@@ -8,6 +8,7 @@ from pycocotools.coco import COCO
 
 from common.errors import UserError
 from common.evaluation import submission
+from common.evaluation.inference import look_up
 from common.labels import LabelMap
 
 CATEGORIES = [{"id": 3, "name": "car", "supercategory": "vehicle"}, {"id": 17, "name": "cat"}]
@@ -52,18 +53,24 @@ def test_pycocotools_reads_it(tmp_path):
 def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
     images = [{"id": 9, "file_name": "b.jpg", "height": 3, "width": 4}, {"id": 4, "file_name": "a/c.jpg"}]
     info = submission.read_image_info(image_info(tmp_path, images, categories=CATEGORIES))
-    assert submission.rows_in_info(["a/c.jpg", "x/b.jpg"], info, "f") == {0: 4, 1: 9}
+
+    def ids(*names):
+        found = look_up(list(names), info.image_ids)
+        submission.check_listed(names, found, info, "f")
+        return found
+
+    assert ids("a/c.jpg", "x/b.jpg") == [4, 9]
     assert capsys.readouterr().err == ""
-    assert submission.rows_in_info(["d.jpg", "b.jpg", "e.jpg"], info, "f") == {1: 9}
+    assert ids("d.jpg", "b.jpg", "e.jpg") == [None, 9, None]
     said = capsys.readouterr().err.splitlines()
     assert said == [
         "2 images are not in f and are left out, 'd.jpg' the first",
         "warning: 1 of the 2 images of f are not among --images",
     ]
     with pytest.raises(UserError, match=r"f knows none of the 2 images, not even 'd\.jpg'"):
-        submission.rows_in_info(["d.jpg", "e.jpg"], info, "f")
+        ids("d.jpg", "e.jpg")
     with pytest.raises(UserError, match=r"'b\.jpg' and 'x/b\.jpg' are both image 9"):
-        submission.rows_in_info(["b.jpg", "x/b.jpg"], info, "f")
+        ids("b.jpg", "x/b.jpg")
 
 
 def test_categories_must_be_those_of_the_list(tmp_path):
