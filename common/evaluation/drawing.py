@@ -1,7 +1,6 @@
-"""Pictures for people: boxes on images, sheets of images, precision-recall and loss curves.
+"""Pictures: boxes on images, sheets of images, precision-recall and loss curves.
 
-Images are uint8 (H, W, 3) RGB NumPy arrays. Nothing here touches pyplot, so it works without a display and in
-threads, and draws nothing into anybody else's figure.
+Images are uint8 (H, W, 3) RGB NumPy arrays. Without pyplot it works without a display and in threads.
 """
 
 import csv
@@ -221,24 +220,19 @@ def loss_curves(csv_path: str | os.PathLike, path: str | os.PathLike) -> None:
     """
     with pathlib.Path(csv_path).open(newline="") as file:
         rows = list(csv.DictReader(file))
-    columns = list(rows[0]) if rows else []
-    panels = {
-        "loss": [name for name in columns if name.endswith("loss")],
-        "AP": [name for name in columns if name in ("AP", "AP50")],
-    }
-    points = {
-        name: [(float(row["epoch"]), float(row[name])) for row in rows if row[name]]
-        for names in panels.values()
-        for name in names
-    }
-    panels = {title: [n for n in names if points[n]] for title, names in panels.items()}
-    panels = {title: names for title, names in panels.items() if names}
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {"loss": {}, "AP": {}}
+    for name in rows[0] if rows else ():
+        points = [(float(row["epoch"]), float(row[name])) for row in rows if row[name]]
+        if points and name.endswith("loss"):
+            panels["loss"][name] = points
+        elif points and name in ("AP", "AP50"):
+            panels["AP"][name] = points
     figure = _figure()
-    for position, (title, names) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(1, len(panels), position)
-        for name in names:
-            marker = "." if len(points[name]) < 50 else None
-            axes.plot(*zip(*points[name], strict=True), label=name, marker=marker)
+    drawn = [panel for panel in panels.items() if panel[1]]
+    for position, (title, curves) in enumerate(drawn, start=1):
+        axes = figure.add_subplot(1, len(drawn), position)
+        for name, points in curves.items():
+            axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 50 else None)
         axes.set(xlabel="epoch", title=title)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")

@@ -1,4 +1,4 @@
-"""A results file as the COCO server wants it, for test-dev and for any other image list without annotations.
+"""A results file for the COCO server, for test-dev and for any other image list without annotations.
 
     python efficientdet/infer.py --weights=d0.weights.h5 --images=coco/test2017 --nodraw --output_dir=found \
         --image_info=coco/annotations/image_info_test-dev2017.json \
@@ -64,12 +64,12 @@ def read_image_info(path: str | os.PathLike) -> ImageInfo:
     except OSError as error:
         raise UserError(f"--image_info={path}: {error.strerror}") from error
     except (msgspec.DecodeError, UserError) as error:
-        raise UserError(f"--image_info={path} is no json with COCO's images: {error}") from error
+        raise UserError(f"--image_info={path} is not a json with COCO's images: {error}") from error
     for key in ("id", "file_name"):
-        counts = collections.Counter(map(operator.attrgetter(key), document.images))
-        value, times = counts.most_common(1)[0] if counts else (None, 0)
-        if times > 1:
-            raise UserError(f"--image_info={path}: {times} images have the {key} {value!r}")
+        counts = collections.Counter(getattr(image, key) for image in document.images)
+        for value, times in counts.most_common(1):
+            if times > 1:
+                raise UserError(f"--image_info={path}: {times} images have the {key} {value!r}")
     return ImageInfo({image.file_name: image.id for image in document.images}, categories)
 
 
@@ -109,8 +109,8 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
     for name, stem in zip(names, stems, strict=True):
         if not (stem.isascii() and stem.isdecimal() and int(stem) < _END_OF_IDS):
             raise UserError(
-                f"--submission needs the ids of images, and {name!r} is no number: give --image_info=FILE, a "
-                "json that lists images with id and file_name"
+                f"--submission needs the ids of images, and {name!r} is not a number: give --image_info=FILE, "
+                "a json that lists images with id and file_name"
             )
     ids = [int(stem) for stem in stems]
     _refuse_repeated(names, ids)

@@ -85,7 +85,7 @@ def test_categories_must_be_those_of_the_list(tmp_path):
 
 def test_ids_from_names_that_are_numbers():
     assert submission.ids_by_name(["000000000139.jpg", "d/7.png"]) == [139, 7]
-    with pytest.raises(UserError, match=r"'frog\.jpg' is no number: give --image_info=FILE"):
+    with pytest.raises(UserError, match=r"'frog\.jpg' is not a number: give --image_info=FILE"):
         submission.ids_by_name(["1.jpg", "frog.jpg"])
     with pytest.raises(UserError, match=r"'007\.jpg' and '7\.jpg' are both image 7"):
         submission.ids_by_name(["007.jpg", "7.jpg"])
@@ -94,9 +94,9 @@ def test_ids_from_names_that_are_numbers():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"images": [{"id": "1", "file_name": "a.jpg"}]}', r"is no json with COCO's images: .*id"),
+        ('{"images": [{"id": "1", "file_name": "a.jpg"}]}', r"is not a json with COCO's images: .*id"),
         ('{"images": [{"id": 1}]}', "file_name"),
-        ("[1, 2", "is no json"),
+        ("[1, 2", "is not a json"),
         ('{"images": [{"id": 1, "file_name": "a"}, {"id": 1, "file_name": "b"}]}', "2 images have the id 1"),
         ('{"images": [{"id": 1, "file_name": "a"}, {"id": 2, "file_name": "a"}]}', "the file_name 'a'"),
         (None, "No such file"),
