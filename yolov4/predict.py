@@ -30,7 +30,7 @@ def load_trained(
     """The model that `weights` was saved from, with them in it.
 
     Args:
-        weights: a `.weights.h5` file of ours, or a run directory.
+        weights: a `.weights.h5` file of this project, or a run directory.
         image_size: N or HxW to run it at another size.
         hparams_spec: how to detect, for example `nms_method=diou`; what was trained cannot change any more.
         nms_iou: instead of that of the weights; `hparams_spec` goes before it.
@@ -69,8 +69,8 @@ def open_detector(
     """A detector from weights or from an exported file, ready for the evaluation loader.
 
     Args:
-        weights: a `.weights.h5` file of ours or a run directory; or what export.py wrote: a saved_model
-            directory, an .onnx or a .tflite file.
+        weights: a `.weights.h5` file of this project or a run directory; or what export.py wrote: a
+            saved_model directory, an .onnx or a .tflite file.
         image_size: N or HxW to run it at another size.
         hparams_spec: how to detect; of an exported file neither this nor the size can change any more.
         nms_iou: instead of that of the weights; `hparams_spec` goes before it. Exported files keep theirs.

@@ -26,7 +26,7 @@ from common.labels import LabelMap
 
 # The order of COCOeval.stats (pycocotools cocoeval.py: _summarizeDets).
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-NO_TRUTH = -1.0  # pycocotools' value where no ground truth counts, say of APs without small boxes
+NO_TRUTH = -1.0  # pycocotools' value where no ground truth counts, for example APs without small boxes
 
 RECALLS = np.linspace(0, 1, 101)  # where COCO reads the precision-recall curve
 
@@ -117,7 +117,7 @@ def score(
             and width times height). It is not changed.
         detections: COCO results: image_id, category_id, bbox (ltwh, pixels), score. The list may be empty.
             Those of categories that the ground truth does not have do not count.
-        coco_backend: who counts; see coco_backends.
+        coco_backend: see coco_backends.
 
     Raises:
         UserError: the ground truth holds no box at all; or the backend is not installed.
@@ -164,7 +164,7 @@ def evaluate(
 
 
 def format_table(metrics: dict[str, Any]) -> str:
-    """The 12 numbers and one line a class, for people. `-` stands where there is no ground truth."""
+    """The 12 numbers and one line per class as text; `-` where there is no ground truth."""
     width = max(len(name) for name in [*metrics["per_class"], "class"])
     lines = [f"{name:5} {_percent(metrics[name])}" for name in NAMES]
     lines += ["", f"{'class':{width}}     AP   AP50   boxes"]

@@ -107,7 +107,7 @@ def save_batch(
 
 
 def heat_map(image: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """An image, darkened, where the cells of a grid over it shine as their values say.
+    """A darkened image, overlaid with the values of a grid of cells, 1 brightest.
 
     Args:
         image: uint8 (H, W, 3).
@@ -163,23 +163,23 @@ def contact_sheet(
 
 
 def side_by_side(
-    truth: np.ndarray, detections: np.ndarray, captions: tuple[str, str] = ("truth", "detections")
+    left: np.ndarray, right: np.ndarray, captions: tuple[str, str] = ("ground truth", "detections")
 ) -> np.ndarray:
     """Two pictures of one image beside each other, uint8 (H, W, 3) each, with a line of text above each.
 
     Raises:
         ValueError: their sizes differ.
     """
-    if truth.shape != detections.shape:
-        raise ValueError(f"two pictures of one image have sizes {truth.shape} and {detections.shape}")
-    height, width = truth.shape[:2]
+    if left.shape != right.shape:
+        raise ValueError(f"two pictures of one image have sizes {left.shape} and {right.shape}")
+    height, width = left.shape[:2]
     gap = 6
     sheet = Image.new("RGB", (2 * width + gap, height + _CAPTION_HEIGHT), BACKGROUND)
     draw = ImageDraw.Draw(sheet)
     font = _font(_CAPTION_HEIGHT - 10)
-    for left, picture, caption in ((0, truth, captions[0]), (width + gap, detections, captions[1])):
-        draw.text((left + 4, 2), caption, fill=(0, 0, 0), font=font)
-        sheet.paste(Image.fromarray(picture), (left, _CAPTION_HEIGHT))
+    for x, picture, caption in ((0, left, captions[0]), (width + gap, right, captions[1])):
+        draw.text((x + 4, 2), caption, fill=(0, 0, 0), font=font)
+        sheet.paste(Image.fromarray(picture), (x, _CAPTION_HEIGHT))
     return np.asarray(sheet)
 
 

@@ -99,9 +99,8 @@ def predict(
             they are through with their shards.
     """
     ranks = ranks or Ranks()
-    results, seen, problem = _predict_shard(
-        detect, loader, label_map, _batches(loader, source, explain), title, on_batch
-    )
+    batches = _detect_batches(detect, loader, source, explain)
+    results, seen, problem = _collect(batches, loader.steps_per_epoch, label_map, title, on_batch)
     with ranks.raise_on_any_rank():
         if problem:
             raise problem
@@ -111,28 +110,26 @@ def predict(
     return sorted(results, key=operator.itemgetter("image_id"))
 
 
-def _predict_shard(
-    detect: Detect,
-    loader: Loader,
+def _collect(
+    batches: Iterator[tuple[np.ndarray, ...]],
+    count: int,
     label_map: LabelMap,
-    batches: Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]],
     title: str,
     on_batch: OnBatch | None,
 ) -> tuple[list[dict[str, Any]], set[int], errors.UserError | None]:
-    """(detections, image ids, what ended them early) of the loader's images."""
+    """(detections, image ids, error that ended them early) of `count` batches."""
     found: list[tuple[np.ndarray, ...]] = []
     problem: errors.UserError | None = None
-    bar = progress.Bar(title, loader.steps_per_epoch)
-    for done in range(1, loader.steps_per_epoch + 1):
+    bar = progress.Bar(title, count)
+    for done in range(1, count + 1):
         if problem is None:
             try:
-                images, extra = next(batches)
-                found.append(_to_arrays(detect(images, extra["letterbox"]), extra))
+                found.append(next(batches))
             except errors.UserError as error:
-                problem = error  # the other ranks have on_batch to call until the end
+                problem = error  # on_batch must still be called as often as on the other ranks
             bar.step()
         if on_batch:
-            on_batch(done, loader.steps_per_epoch)
+            on_batch(done, count)
     if problem:
         return [], set(), problem
     columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
@@ -141,33 +138,28 @@ def _predict_shard(
         return coco_metrics.to_results(*columns, label_map, seen), seen, None
 
 
-def _batches(
-    loader: Loader, source: "Source", explain: Explain | None
-) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
-    """The loader's batches; its errors become UserErrors."""
+def _detect_batches(
+    detect: Detect, loader: Loader, source: "Source", explain: Explain | None
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """(boxes, scores, classes, image ids, image sizes) of each batch; what can be wrong is a UserError."""
     with placement(loader):
         batches = iter(loader.dataset())
     while True:
         try:
-            batch = next(batches)
+            images, extra = next(batches)
         except tf.errors.OpError as error:
             if explain:
                 raise explain(error, source, loader.pipeline_type) from error
             reason = str(error).splitlines()[0]
             raise errors.UserError(f"the loader ({loader.pipeline_type}) stopped: {reason}") from error
-        yield batch
-
-
-def _to_arrays(found: tuple[tf.Tensor, ...], extra: dict[str, tf.Tensor]) -> tuple[np.ndarray, ...]:
-    """One batch of what `detect` returned: boxes, scores, classes, image ids and sizes."""
-    boxes, scores, classes, finite = (np.asarray(tensor) for tensor in found)
-    image_ids = np.asarray(extra["image_ids"])
-    if not finite.all():
-        raise errors.UserError(
-            f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are "
-            "damaged, or training diverged"
-        )
-    return boxes, scores, classes, image_ids, np.asarray(extra["image_sizes"])
+        *columns, finite = map(np.asarray, detect(images, extra["letterbox"]))
+        image_ids, image_sizes = np.asarray(extra["image_ids"]), np.asarray(extra["image_sizes"])
+        if not finite.all():
+            raise errors.UserError(
+                f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are "
+                "damaged, or training diverged"
+            )
+        yield *columns, image_ids, image_sizes
 
 
 def _check_complete(seen: list[int], source: "Source") -> None:

@@ -97,7 +97,9 @@ class PicturesJob:
 
     def __init__(self, a: InferArgs, load_annotations: Callable[[str], Annotations]) -> None:
         if a.annotations and a.image_info:
-            raise UserError("--annotations and --image_info both say which image has which id: give one")
+            raise UserError(
+                "--annotations and --image_info both give the ids of the images: give one of them"
+            )
         self.pipeline_type = a.pipeline_type
         self._a = a
         self._truth = load_annotations(a.annotations) if a.annotations else None

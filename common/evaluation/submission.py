@@ -109,8 +109,8 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
     for name, stem in zip(names, stems, strict=True):
         if not (stem.isascii() and stem.isdecimal() and int(stem) < _END_OF_IDS):
             raise UserError(
-                f"--submission needs the ids of images, and {name!r} is not a number: give --image_info=FILE, "
-                "a json that lists images with id and file_name"
+                f"--submission needs the ids of images, and {name!r} is not a number: give "
+                "--image_info=FILE, a json that lists images with id and file_name"
             )
     ids = [int(stem) for stem in stems]
     _refuse_repeated(names, ids)
@@ -125,7 +125,7 @@ def _refuse_repeated(names: Sequence[str], image_ids: Sequence[int | None]) -> N
 
 
 def check_path(path: str | os.PathLike, others: Iterable[str | os.PathLike] = ()) -> pathlib.Path:
-    """Where the submission goes; says so where the server would not take the name.
+    """The file of --submission; logs a name that the server would not take.
 
     Args:
         path: as it was given.

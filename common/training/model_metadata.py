@@ -292,7 +292,7 @@ def differences(
 ) -> list[str]:
     """`config.nms_iou: saved 0.5, now 0.6: ...`, one line for each field that both have and that differs.
 
-    Anchors follow from the config, and so does how images are resized: the config's own lines say it.
+    Anchors and resizing follow from the config, whose fields are compared instead.
 
     Args:
         saved, now: metadata.

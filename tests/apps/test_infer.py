@@ -245,7 +245,7 @@ REFUSED = {
     ),
     "two lists of ids": (
         ["--images={tmp}/frog.png", "--annotations={tmp}/info.json", "--image_info={tmp}/info.json"],
-        "give one",
+        "give one of them",
     ),
     "other categories": (
         ["--images={clip}/frames/3.png", "--image_info={tmp}/other.json"],
