@@ -11,9 +11,11 @@ DEMO_FLAGS :=
 BENCH := runs/bench
 BENCH_FLAGS := --rounds=3
 JOBS := 2
+CHECKS := tests/test_older_versions.py tests/apps/test_determinism.py tests/distributed/test_stop_and_resume.py \
+  tests/distributed/test_checkpoints_horovod.py
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod demo demo-yolov4 demo-clean test test-gpu bench soak docker docker-test lint format clean
+.PHONY: help setup horovod demo demo-yolov4 demo-clean check test test-gpu bench soak docker docker-test lint format clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +54,9 @@ $(DEMO_DATA)/eval/instances.json: tools/synthetic.py | setup
 
 demo-clean:  ## forgets the demos' data and runs, so that the next one starts anew
 	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)
+
+check: horovod  ## what a change must not break: older runs, equal bits, resuming, two ranks (7 minutes on two cores that others use, too)
+	$(RUN) -m pytest $(CHECKS) -k 'not three_times or yolov4'
 
 test: lint horovod  ## lint, then all tests, in JOBS=2 processes of up to 5 GB each
 	$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile

@@ -1,8 +1,7 @@
-"""Mosaic, MixUp and CutMix in plain TensorFlow: the twin of mosaic.py and mixing.py.
+"""Mosaic in plain TensorFlow: the twin of mosaic.py.
 
-Everything is made of the finished canvases of one batch, and only for the samples that were chosen. Rows of
-boxes without any area are padding, as in `tf.data.Dataset.padded_batch`; what is covered or cut away becomes
-such a row.
+Mosaics are made of the finished canvases of one batch, for the samples that were drawn. Rows of boxes without
+any area are padding, as in `tf.data.Dataset.padded_batch`; boxes that are cut away become such rows.
 """
 
 from typing import NamedTuple
@@ -10,11 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from common.tf_random import Random
-from yolov4.config import YOLOv4Config
-from yolov4.mixing import COVERED
 from yolov4.mosaic import MIN_OFFSET, TILES
-
-OWN, MOSAIC, MIXUP, CUTMIX = range(4)  # what becomes of a sample
 
 
 class Canvases(NamedTuple):
@@ -34,40 +29,31 @@ class Mixed(NamedTuple):
     labels: tf.Tensor  # int32 (M,)
 
 
-def mix(
-    canvases: Canvases, config: YOLOv4Config, random: Random, taken: tf.Tensor | None = None
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Makes mosaics, MixUps and CutMixes of the samples that chance chooses; the others stay.
+def mix(canvases: Canvases, mosaic_prob: float, random: Random) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Makes mosaics of randomly drawn samples; the others stay.
+
+    A sample alone in its batch becomes a mosaic of four pieces of itself.
 
     Args:
         canvases: of the batch.
-        config: decides how often.
+        mosaic_prob: share of the samples that become a mosaic.
         random: for everything that is drawn here.
-        taken: bool (B,), samples that are to stay; others may show a part of them.
 
     Returns:
         uint8 (B, H, W, 3), images; float32 (B, 4 N, 4), boxes in pixels; int32 (B, 4 N), their labels.
     """
     batch_size, num_boxes = canvases.labels.shape[0], tf.shape(canvases.labels)[1]
     size = tf.shape(canvases.images)[1:3]
-    kinds = random_kinds(batch_size, config, random)
-    if taken is not None:
-        kinds = tf.where(taken, OWN, kinds)
+    is_mosaic = random.uniform(0.0, 1.0, (batch_size,)) < mosaic_prob
     tiles = [tf.range(batch_size)] + [random_others(batch_size, random) for _ in range(TILES - 1)]
     tiles = tf.stack(tiles)  # (4, B)
     cuts = random_cuts(batch_size, size, random)
-    rectangles = random_rectangles(batch_size, size, random)
 
     def make(index: tf.Tensor) -> Mixed:
-        own, other = index, tiles[1, index]
-        mixed = tf.switch_case(
-            kinds[index],
-            {
-                OWN: lambda: Mixed(canvases.images[own], canvases.boxes_px[own], canvases.labels[own]),
-                MOSAIC: lambda: mosaic(canvases, tiles[:, index], cuts[index]),
-                MIXUP: lambda: mixup(canvases, own, other),
-                CUTMIX: lambda: cutmix(canvases, own, other, rectangles[index]),
-            },
+        mixed = tf.cond(
+            is_mosaic[index],
+            lambda: mosaic(canvases, tiles[:, index], cuts[index]),
+            lambda: Mixed(canvases.images[index], canvases.boxes_px[index], canvases.labels[index]),
         )
         padding = [[0, TILES * num_boxes - tf.shape(mixed.labels)[0]]]
         return Mixed(
@@ -84,23 +70,6 @@ def mix(
     return tuple(tf.map_fn(make, tf.range(batch_size), fn_output_signature=signature))
 
 
-# --- what chance decides ---
-
-
-def random_kinds(batch_size: int, config: YOLOv4Config, random: Random) -> tf.Tensor:
-    """int32 (B,), what becomes of each sample. Mosaic goes before MixUp, and MixUp before CutMix.
-
-    A sample alone in its batch has nobody to be mixed with: a mosaic is then made of four pieces of it.
-    """
-    probs = {MOSAIC: config.mosaic_prob}
-    if batch_size > 1:
-        probs = {CUTMIX: config.cutmix_prob, MIXUP: config.mixup_prob} | probs
-    kinds = tf.fill([batch_size], OWN)
-    for kind, prob in probs.items():  # the later one wins
-        kinds = tf.where(random.uniform(0.0, 1.0, (batch_size,)) < prob, kind, kinds)
-    return kinds
-
-
 def random_others(batch_size: int, random: Random) -> tf.Tensor:
     """int32 (B,): another canvas for each sample, its own only where the batch has no other."""
     order = random.permutation(batch_size)
@@ -111,22 +80,6 @@ def random_cuts(batch_size: int, size: tf.Tensor, random: Random) -> tf.Tensor:
     """int32 (B, 2): the row and the column at which the tiles of each mosaic meet."""
     shares = random.uniform(MIN_OFFSET, 1.0 - MIN_OFFSET, (batch_size, 2))
     return tf.cast(tf.round(shares * tf.cast(size, tf.float32)), tf.int32)
-
-
-def random_rectangles(batch_size: int, size: tf.Tensor, random: Random) -> tf.Tensor:
-    """int32 (B, 4): ltrb in pixels of what CutMix pastes (arXiv 1905.04899 section 3.1); may be empty.
-
-    Its share of the area is uniform, the share of either side the root of that, the centre is anywhere; what
-    would lie outside is cut off.
-    """
-    size = tf.cast(size, tf.float32)[::-1]  # width, height
-    sides = tf.sqrt(random.uniform(0.0, 1.0, (batch_size, 1))) * size
-    centers = random.uniform(0.0, 1.0, (batch_size, 2)) * size
-    corners = tf.concat([centers - sides / 2, centers + sides / 2], 1)
-    return tf.cast(tf.round(tf.clip_by_value(corners, 0.0, tf.tile(size, [2]))), tf.int32)
-
-
-# --- one sample ---
 
 
 def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor) -> Mixed:
@@ -169,41 +122,7 @@ def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor) -> Mixed:
     return Mixed(tf.concat([upper, lower], 0), tf.concat(boxes_px, 0), labels)
 
 
-def mixup(canvases: Canvases, own: tf.Tensor, other: tf.Tensor) -> Mixed:
-    """Half of one canvas and half of another, with the boxes of both (Darknet src/data.c, blend_truth)."""
-    total = tf.cast(canvases.images[own], tf.int32) + tf.cast(canvases.images[other], tf.int32)
-    return Mixed(
-        tf.cast((total + 1) // 2, tf.uint8),
-        tf.concat([canvases.boxes_px[own], canvases.boxes_px[other]], 0),
-        tf.concat([canvases.labels[own], canvases.labels[other]], 0),
-    )
-
-
-def cutmix(canvases: Canvases, own: tf.Tensor, other: tf.Tensor, rectangle: tf.Tensor) -> Mixed:
-    """A rectangle of another canvas pasted at the same place (arXiv 1905.04899).
-
-    Boxes of the other end at the rectangle; own ones of which a larger share than COVERED is hidden go.
-
-    Args:
-        rectangle: int32 (4,), ltrb in pixels.
-    """
-    height, width = tf.unstack(tf.shape(canvases.images)[1:3])
-    left, top, right, bottom = tf.unstack(rectangle)
-    rows, columns = tf.range(height)[:, tf.newaxis], tf.range(width)
-    pasted = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
-    image = tf.where(pasted[..., tf.newaxis], canvases.images[other], canvases.images[own])
-
-    own_px, other_px = canvases.boxes_px[own], _clip(canvases.boxes_px[other], rectangle)
-    covered = _areas(_clip(own_px, rectangle)) > COVERED * _areas(own_px)
-    boxes_px = tf.concat([tf.where(covered[:, tf.newaxis], 0.0, own_px), other_px], 0)
-    return Mixed(image, boxes_px, tf.concat([canvases.labels[own], canvases.labels[other]], 0))
-
-
 def _clip(boxes_px: tf.Tensor, rectangle: tf.Tensor) -> tf.Tensor:
     left, top, right, bottom = tf.unstack(tf.cast(rectangle, tf.float32))
     low, high = tf.stack([left, top, left, top]), tf.stack([right, bottom, right, bottom])
     return tf.clip_by_value(boxes_px, low, high)
-
-
-def _areas(boxes_px: tf.Tensor) -> tf.Tensor:
-    return (boxes_px[:, 2] - boxes_px[:, 0]) * (boxes_px[:, 3] - boxes_px[:, 1])

@@ -6,24 +6,24 @@ Stage for stage the twin of pipeline.py: the same rules, other random numbers. O
 nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and boxes
 are equal. Colour is turned in true HSV, as Darknet does; DALI's is a linear approximation of it.
 
+It has what Darknet's recipe needs: MixUp, CutMix and mosaics of freshly read images are DALI's only.
+
 All random numbers are functions of (seed, shard, running index of the image or the batch), so that a saved
 and restored iterator goes on exactly as it would have.
 """
-
-import dataclasses
-import functools
 
 import numpy as np
 import tensorflow as tf
 
 from common import box_encoder, dataset, letterbox
+from common.errors import UserError
 from common.sources import Source
 from common.tf_random import Random
-from yolov4 import fresh_mosaic, pipeline, tf_fresh_mosaic, tf_mosaic
+from yolov4 import pipeline, tf_mosaic
 from yolov4.config import YOLOv4Config
-from yolov4.crops import View
+from yolov4.crops import CropResize
 
-# --- 1. how large, and where to look; a View holds int32 tensors here, image_size is an int32 (2,) one ---
+# --- 1. input size and crop; CropResize and image_size are int32 tensors here ---
 
 
 def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tensor:
@@ -35,7 +35,7 @@ def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tenso
     return sizes[tf.cast(random.uniform(0.0, len(sizes)), tf.int32)]
 
 
-def whole_view(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> View:
+def whole_image(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> CropResize:
     """The whole image: as large as fits and in the middle, or stretched over the network input.
 
     Args:
@@ -43,14 +43,14 @@ def whole_view(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> Vie
     """
     window = tf.concat([[0, 0], size], 0)
     if not keep_aspect:
-        return View(window, tf.concat([[0, 0], image_size], 0))
+        return CropResize(window, tf.concat([[0, 0], image_size], 0))
     fitted = tf.stack(letterbox.fit(size[0], size[1], tf.unstack(image_size), tf.minimum, tf.maximum))
-    return View(window, tf.concat([(image_size - fitted) // 2, fitted], 0))
+    return CropResize(window, tf.concat([(image_size - fitted) // 2, fitted], 0))
 
 
-def jittered_view(
+def jittered_crop(
     size: tf.Tensor, image_size: tf.Tensor, jitter: float, keep_aspect: bool, random: Random
-) -> View:
+) -> CropResize:
     """A random crop of the image, inwards or outwards, stretched over the network input.
 
     As in crops.py, with the same roundings.
@@ -69,17 +69,17 @@ def jittered_view(
 
     place = tf.minimum(to_input(first), image_size - 1)
     place_size = tf.maximum(to_input(last) - place, 1)
-    return View(tf.concat([first, last - first], 0), tf.concat([place, place_size], 0))
+    return CropResize(tf.concat([first, last - first], 0), tf.concat([place, place_size], 0))
 
 
-def training_view(config: YOLOv4Config, size: tf.Tensor, image_size: tf.Tensor, random: Random) -> View:
-    """The view of a training image: jittered, unless config.jitter is 0."""
+def training_crop(config: YOLOv4Config, size: tf.Tensor, image_size: tf.Tensor, random: Random) -> CropResize:
+    """The crop of a training image: jittered, unless config.jitter is 0."""
     if config.jitter:
-        return jittered_view(size, image_size, config.jitter, config.letterbox, random)
-    return whole_view(size, image_size, config.letterbox)
+        return jittered_crop(size, image_size, config.jitter, config.letterbox, random)
+    return whole_image(size, image_size, config.letterbox)
 
 
-# --- 2. pixels and boxes of the view ---
+# --- 2. pixels and boxes of the crop ---
 
 
 def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
@@ -222,11 +222,15 @@ class YOLOv4TFPipeline:
             count_lost=count_lost,
             name_images=name_images,
         )
-        self._mixed = pipeline.mixed_config(config, batch_size, on=training and mosaic)
-        self._fresh = fresh_mosaic.is_wanted(self._mixed)
-        self._examples = tuple(
-            source.examples(shard_id=shard_id, num_shards=num_shards, training=training, seed=one)
-            for one in (fresh_mosaic.reader_seeds(seed) if self._fresh else [seed])
+        mixed = pipeline.mixed_config(config, batch_size, on=training and mosaic)
+        if mixed.mixup_prob or mixed.cutmix_prob or (mixed.mosaic_prob and mixed.mosaic_tiles == "fresh"):
+            raise UserError(
+                "--pipeline_type=tensorflow has no MixUp, CutMix or freshly read mosaics: use dali_cpu,"
+                " or --hparams=mixup_prob=0,cutmix_prob=0,mosaic_tiles=batch"
+            )
+        self._mosaic_prob = mixed.mosaic_prob
+        self._examples = source.examples(
+            shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
         )
         self._num_threads = num_threads
         self._prefetch = prefetch
@@ -236,7 +240,7 @@ class YOLOv4TFPipeline:
 
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
-        examples = tf.data.Dataset.zip(self._examples)
+        examples = self._examples
         if not self.training:  # a shorter shard repeats images to fill its steps; their ids tell
             examples = examples.repeat().take(self.steps_per_epoch * self.batch_size).repeat()
         options = tf.data.Options()
@@ -252,29 +256,25 @@ class YOLOv4TFPipeline:
             .with_options(options)
         )
 
-    def _preprocess(
-        self, index: tf.Tensor, examples: tuple[dict[str, tf.Tensor], ...]
-    ) -> dict[str, tf.Tensor]:
-        """One image and its boxes on their canvas; or a mosaic of four."""
-        if self._fresh:
-            return self._fresh_mosaic(index, examples)
-        config, (example,) = self.config, examples
+    def _preprocess(self, index: tf.Tensor, example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """One image and its boxes on their canvas."""
+        config = self.config
         encoded, boxes = example["encoded"], example["boxes"]
         size = dataset.image_size_tf(encoded)
         image_size = self._input_size(index // self.batch_size)
         random = Random(tf.random.fold_in(self._image_seed, index))
         if self.training:
-            view = training_view(config, size, image_size, random)
+            crop = training_crop(config, size, image_size, random)
         else:
-            view = whole_view(size, image_size, config.letterbox)
+            crop = whole_image(size, image_size, config.letterbox)
 
-        place = view.place
-        image = dataset.decode_image_tf(encoded, view.window)
+        place = crop.place
+        image = dataset.decode_image_tf(encoded, crop.window)
         image = resize(image, place[2:], config.antialias)
         if self.training:
             image = random_color(image, config, random)
         image = pad(image, place, image_size)
-        boxes_px = boxes_to_input(boxes_to_window(boxes, size, view.window), place)
+        boxes_px = boxes_to_input(boxes_to_window(boxes, size, crop.window), place)
         if self.training and config.flip_prob:
             image, boxes_px, place = random_flip(image, boxes_px, place, config.flip_prob, random)
         return {
@@ -286,42 +286,15 @@ class YOLOv4TFPipeline:
             "image_sizes": size,
         }
 
-    def _fresh_mosaic(
-        self, index: tf.Tensor, examples: tuple[dict[str, tf.Tensor], ...]
-    ) -> dict[str, tf.Tensor]:
-        """A mosaic, or one image, on its canvas, which nothing is known about any more."""
-        config, image_size = self._mixed, self._input_size(index // self.batch_size)
-        random = Random(tf.random.fold_in(self._image_seed, index))
-        made, is_mosaic = tf_fresh_mosaic.make(
-            examples,
-            config,
-            image_size,
-            random,
-            draw_view=lambda size: training_view(config, size, image_size, random),
-            color=functools.partial(random_color, config=config, random=random),
-            fill=pipeline.FILL,
-        )
-        return {
-            "images": made.image,
-            "boxes_px": made.boxes_px,
-            "labels": made.labels,
-            "places": tf.concat([[0, 0], image_size], 0),
-            "taken": is_mosaic,
-            "image_ids": examples[0]["image_id"],
-        }
-
     def _finish(
         self, index: tf.Tensor, batch: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """What is made of the batch as a whole, and its last form."""
         images, boxes_px, labels = batch["images"], batch["boxes_px"], batch["labels"]
-        mixed, taken = self._mixed, None
-        if self._fresh:  # its mosaics are there already
-            mixed, taken = dataclasses.replace(mixed, mosaic_prob=0.0), batch["taken"]
-        if mixed.mosaic_prob or mixed.mixup_prob or mixed.cutmix_prob:
+        if self._mosaic_prob:
             random = Random(tf.random.fold_in(self._batch_seed, index))
             canvases = tf_mosaic.Canvases(images, boxes_px, labels, batch["places"])
-            images, boxes_px, labels = tf_mosaic.mix(canvases, mixed, random, taken)
+            images, boxes_px, labels = tf_mosaic.mix(canvases, self._mosaic_prob, random)
         image_size = self._input_size(index)
         selected = tf.map_fn(
             lambda sample: select_boxes(*sample, image_size, self.config),

@@ -43,7 +43,7 @@ def decided(app, drawn, tmp_path_factory):
         bias.assign((np.asarray(bias) - values.mean(axis=0)) * gain - np.where(is_score, 1, 0))
     path = tmp_path_factory.mktemp("decided") / "best.weights.h5"
     labels = CocoSource(str(drawn / "images"), str(drawn / "instances.json")).label_map
-    weight_files.save(model, path, app.package.passport.make_metadata(config, labels, 3))
+    weight_files.save(model, path, app.package.model_metadata.make_metadata(config, labels, 3))
     return path
 
 
@@ -191,9 +191,9 @@ def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
     _check_damage_is_noticed(command, drawn, file, file)
 
 
-def test_a_file_without_a_passport_is_refused(app, command, drawn, tmp_path):
+def test_a_file_without_metadata_is_refused(app, command, drawn, tmp_path):
     (tmp_path / "x.tflite").write_bytes(b"no model")
-    with pytest.raises(UserError, match="has no passport"):
+    with pytest.raises(UserError, match="has no metadata"):
         command("eval", f"--weights={tmp_path}/x.tflite", *_data(drawn))
     with pytest.raises(UserError, match="--weights is missing"):
         command("export", "--format=onnx", f"--output={tmp_path}/x.onnx")

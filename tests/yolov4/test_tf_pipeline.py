@@ -14,6 +14,7 @@ from nvidia.dali import fn
 from PIL import Image
 
 from common import letterbox
+from common.errors import UserError
 from common.open_data import open_source
 from common.tf_random import Random
 from yolov4 import color, crops, pipeline, tf_pipeline
@@ -183,9 +184,6 @@ VIEWS = {
     "multi-scale": {"multi_scale": 1.5, "jitter": 0.2, "flip_prob": 0.5},
     "mosaic": {"mosaic_prob": 1.0},
     "mosaic of jittered": {"mosaic_prob": 1.0, "jitter": 0.3, "letterbox": True, "flip_prob": 0.5},
-    "fresh mosaic": {"mosaic_prob": 1.0, "mosaic_tiles": "fresh", "letterbox": True},
-    "fresh mosaic, all": {"mosaic_prob": 0.7, "mosaic_tiles": "fresh", "jitter": 0.3, "flip_prob": 0.5}
-    | {"multi_scale": 1.5},
     "mosaic, multi-scale": {"mosaic_prob": 0.5, "jitter": 0.3, "multi_scale": 1.5},
 }
 
@@ -198,55 +196,8 @@ def test_boxes_and_pixels_move_together(rectangles, name):
     assert sum(found) >= (30 if "mosaic" not in name else 50)
 
 
-def mixed_and_not(source, **probs) -> list[tuple[dict, dict]]:
-    """Batches of mixed images, and the same without mixing."""
-    config = dataclasses.replace(NANO, jitter=0.2, flip_prob=0.5, min_box_size=0.01, **probs)
-    return list(
-        zip(batches(make(source, config), 4), batches(make(source, config, mosaic=False), 4), strict=True)
-    )
-
-
-def test_mixup_of_two_of_the_batch(rectangles):
-    for mixed, single in mixed_and_not(rectangles, mixup_prob=1.0):
-        canvases = np.rint(single["images"] * 255)
-        for i, image in enumerate(np.rint(mixed["images"] * 255)):
-            partners = [
-                j for j, c in enumerate(canvases) if np.abs(image - (canvases[i] + c) / 2).max() < 0.6
-            ]
-            assert len(partners) == 1 and partners != [i]
-            pair = [i, *partners]
-            expected = np.column_stack([single["classes"][pair, 0], single["boxes"][pair, 0]])
-            assert mixed["num_boxes"][i] == 2
-            got = np.column_stack([mixed["classes"][i, :2], mixed["boxes"][i, :2]])
-            np.testing.assert_allclose(got, expected, atol=1e-6)
-
-
-def test_cutmix_of_two_of_the_batch(rectangles):
-    pasted_areas, own_gone = [], 0
-    for mixed, single in mixed_and_not(rectangles, cutmix_prob=1.0):
-        for i, image in enumerate(mixed["images"]):
-            count = mixed["num_boxes"][i]
-            assert count <= 2
-            for box, index in zip(mixed["boxes"][i, :count], mixed["classes"][i, :count], strict=True):
-                inside = painted(INPUT, box[np.newaxis], [index], -1.5)[index]
-                if inside.sum() > 50:  # at most half of it hidden
-                    assert (nearest_color(image)[inside] == index).mean() > 0.45
-            differs = (image != single["images"][i]).any(-1)
-            ys, xs = np.nonzero(differs)
-            if len(ys):
-                pasted = slice(ys.min(), ys.max() + 1), slice(xs.min(), xs.max() + 1)
-                others = [j for j, c in enumerate(single["images"]) if (c[pasted] == image[pasted]).all()]
-                assert others and i not in others
-                pasted_areas.append(differs.mean())
-            own_gone += (
-                single["num_boxes"][i] == 1 and not (mixed["classes"][i] == single["classes"][i, 0]).any()
-            )
-    assert len(pasted_areas) > 15 and np.ptp(pasted_areas) > 0.4
-    assert own_gone > 0
-
-
 def test_mosaic_false_closes_all_mixing(rectangles):
-    config = dataclasses.replace(NANO, mosaic_prob=1.0, mixup_prob=1.0, cutmix_prob=1.0)
+    config = dataclasses.replace(NANO, mosaic_prob=1.0)
     (closed,) = batches(make(rectangles, config, mosaic=False), 1)
     (plain,) = batches(make(rectangles), 1)
     np.testing.assert_array_equal(closed["images"], plain["images"])
@@ -267,11 +218,11 @@ def test_jittered_view_is_distributed_as_dali_s(size, keep_aspect):
     @tf.function
     def twin(i):
         random = Random(tf.stack([i, 7]))
-        return tf_pipeline.jittered_view(tf.constant(size), tf.constant(INPUT), jitter, keep_aspect, random)
+        return tf_pipeline.jittered_crop(tf.constant(size), tf.constant(INPUT), jitter, keep_aspect, random)
 
     ours = np.array([np.concatenate(twin(i)) for i in tf.range(count)])
     samples = [(np.array(size, np.int32), np.array(INPUT, np.int32))] * count
-    windows, places = dali_stage(lambda s, i: crops.jittered_view(s, i, jitter, keep_aspect), samples)
+    windows, places = dali_stage(lambda s, i: crops.jittered_crop(s, i, jitter, keep_aspect), samples)
     theirs = np.concatenate([windows, places], 1)
 
     for drawn in (ours, theirs):
@@ -290,7 +241,7 @@ def test_jittered_view_follows_darknet():
     edges = []
     for i in range(300):
         random = Random(tf.constant([i, 7]))
-        window, place = tf_pipeline.jittered_view(
+        window, place = tf_pipeline.jittered_crop(
             tf.constant(size), tf.constant(INPUT), jitter, False, random
         )
         window, place = window.numpy(), place.numpy()
@@ -309,10 +260,10 @@ def test_jittered_view_follows_darknet():
 def test_whole_view_is_the_letterbox():
     random = np.random.default_rng(0)
     for size in [(1, 1), (1, 5000), (4001, 3072), *SIZES, *random.integers(1, 4097, (60, 2)).tolist()]:
-        window, place = tf_pipeline.whole_view(tf.constant(size), tf.constant(INPUT), True)
+        window, place = tf_pipeline.whole_image(tf.constant(size), tf.constant(INPUT), True)
         assert window.numpy().tolist() == [0, 0, *size]
         assert tuple(place.numpy()) == letterbox.geometry(*size, INPUT, centered=True)
-        window, place = tf_pipeline.whole_view(tf.constant(size), tf.constant(INPUT), False)
+        window, place = tf_pipeline.whole_image(tf.constant(size), tf.constant(INPUT), False)
         assert place.numpy().tolist() == [0, 0, *INPUT]
 
 
@@ -460,7 +411,7 @@ def test_no_boxes_and_500_boxes(tmp_path):
     np.testing.assert_allclose(areas, np.sort(np.prod(sides, 1))[-limit:] / (300 * 200), rtol=1e-4)
     np.testing.assert_allclose(batch["boxes"][2, 0], [250 / 300, 0.25, 1, 0.75], atol=1e-6)
 
-    everything = dataclasses.replace(NANO, mosaic_prob=0.4, mixup_prob=0.4, cutmix_prob=0.5, jitter=0.3)
+    everything = dataclasses.replace(NANO, mosaic_prob=0.4, jitter=0.3)
     for batch in batches(make(source, everything, batch_size=3, count_lost=True), 6):
         assert np.isfinite(batch["boxes"]).all() and (batch["num_boxes"] <= limit).all()
         real = batch["classes"] >= 0
@@ -480,8 +431,6 @@ EVERYTHING = {
     "saturation": 1.5,
     "exposure": 1.5,
     "mosaic_prob": 0.5,
-    "mixup_prob": 0.5,
-    "cutmix_prob": 0.5,
     "multi_scale": 1.5,
 }
 
@@ -512,9 +461,8 @@ def test_every_image_is_augmented_anew(tmp_path):
     assert len(set(pictures)) == 16  # of one and the same image
 
 
-@pytest.mark.parametrize("tiles", ["batch", "fresh"])
-def test_iterator_resumes_bit_exactly(rectangles, tmp_path, tiles):
-    config = dataclasses.replace(NANO, **EVERYTHING, mosaic_tiles=tiles)
+def test_iterator_resumes_bit_exactly(rectangles, tmp_path):
+    config = dataclasses.replace(NANO, **EVERYTHING)
     iterator = iter(make(rectangles, config, seed=3).dataset())
     for _ in range(3):
         next(iterator)
@@ -527,3 +475,16 @@ def test_iterator_resumes_bit_exactly(rectangles, tmp_path, tiles):
         np.testing.assert_array_equal(got_images, images)
         for name, tensor in targets.items():
             np.testing.assert_array_equal(got_targets[name], tensor)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mixup_prob": 0.1}, {"cutmix_prob": 0.1}, {"mosaic_prob": 0.5, "mosaic_tiles": "fresh"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_only_dali_has_is_refused(rectangles, change):
+    config = dataclasses.replace(NANO, **change)
+    with pytest.raises(UserError, match="--pipeline_type=tensorflow has no MixUp"):
+        make(rectangles, config)
+    make(rectangles, config, mosaic=False)
+    make(rectangles, config, training=False)

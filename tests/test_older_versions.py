@@ -1,0 +1,204 @@
+"""What commit 6eb6d8f wrote still resumes, loads and evaluates, and what it computed is still computed.
+
+tests/fixtures/6eb6d8f, made by tests/fixtures/make_fixture.py at that commit:
+
+    data/                       16 drawn images with instances.json, and the same as TFRecords with index
+    <app>.tar.xz                runs/<app>: a run of three epochs that SIGTERM stopped within the second one
+                                (EfficientDet: COCO files; YOLOv4: TFRecords), with the settings it read;
+                                runs/<app>-whole: the last weights of the same run, never stopped;
+                                weights/: weights of a longer run, of YOLOv4 an exported ONNX file, too
+    expected.json               what the run that never stopped ended with, and what eval.py found
+    fixed.json, fixed.npz       losses, gradients, targets and detections of four models with fixed weights on
+                                a fixed batch, and the first batches of both loaders; every setting is in it
+
+Only the command line and files are used, but for tests/fixtures/calculations.py.
+
+At 6eb6d8f, on the machine that made the fixture, every test finds equal bits. Another processor has other
+kernels, whose sums differ in the last digits. So floating-point numbers are compared with a tolerance, and
+each test prints whether the bits were equal. Three things do not depend on the processor and have to be
+equal: the order of images, the schedule, and how many boxes each epoch dropped, which the crops decide.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+
+from tests.fixtures import calculations
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FIXTURE = ROOT / "tests" / "fixtures" / "6eb6d8f"
+EXPECTED = json.loads((FIXTURE / "expected.json").read_text())
+FIXED = json.loads((FIXTURE / "fixed.json").read_text())
+COCO = ("--eval_images=data/images", "--eval_annotations=data/instances.json")
+RECORDS = ("--eval_file_pattern=data/records/shapes*.tfrecord",)
+# name -> app, weights, data
+EVALUATIONS = {
+    "efficientdet weights": ("efficientdet", "weights/efficientdet.weights.h5", COCO),
+    "yolov4 weights": ("yolov4", "weights/yolov4.weights.h5", RECORDS),
+    "yolov4 onnx": ("yolov4", "weights/yolov4.onnx", COCO),
+}
+# Columns of results.csv that no kernel has a part in. Speed is in neither of the two.
+EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_truncated", "skipped_steps")
+
+# How far the numbers may be from those of 6eb6d8f: about five times as far as they were at 6eb6d8f itself
+# with TF_ENABLE_ONEDNN_OPTS=0, which replaces the kernels of convolutions and matrix products by others.
+# Most are sums of up to 1e5 float32 terms, whose order decides the last digits.
+LOSS_RTOL = 2e-5
+GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # leaky ReLU and maxima: a rounding error can choose another branch
+OTHER_GRADIENT_RTOL = 1e-3
+FIXED_BOX_ATOL, FIXED_SCORE_ATOL = 2e-3, 2e-4  # after batch norms with the statistics of four images
+RUN_RTOL = 1e-3  # a dozen updates on batches of two images
+WEIGHT_ATOL = 1e-3  # relative to the largest weight of the array
+SCORE_ATOL, BOX_ATOL_PX, METRIC_ATOL = 2e-5, 1e-2, 1e-6
+PIXEL_ATOL = 1e-3  # mean difference of normalised pixels: one grey level is 0.004 to 0.017
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A copy of the fixture in which its runs can go on: their flags name files relative to it."""
+    directory = tmp_path_factory.mktemp("older")
+    shutil.copytree(FIXTURE / "data", directory / "data")
+    for archive in FIXTURE.glob("*.tar.xz"):
+        with tarfile.open(archive) as file:
+            file.extractall(directory, filter="data")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def said(copy: pathlib.Path) -> dict[str, subprocess.CompletedProcess]:
+    """All entry points' processes by name, two at a time: most of each is imports and compilation."""
+    commands = {
+        f"{app} run": [f"{app}/train.py", f"--flagfile=runs/{app}/flags.txt"]
+        for app in ("efficientdet", "yolov4")
+    }
+    for name, (app, weights, data) in EVALUATIONS.items():
+        flags = [f"--weights={weights}", *data, f"--output_dir={name.replace(' ', '-')}", "--num_threads=1"]
+        commands[name] = [f"{app}/eval.py", *flags]
+
+    def run(command: list[str]) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, ROOT / command[0], *command[1:]],
+            cwd=copy,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return dict(zip(commands, pool.map(run, commands.values()), strict=True))
+
+
+@pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
+def test_a_run_that_was_stopped_in_an_epoch_goes_on(app, copy, said):
+    done, run, expected = said[f"{app} run"], copy / "runs" / app, EXPECTED[app]["run"]
+    assert done.returncode == 0, done.stdout + done.stderr
+    header, *rows = (line.split(",") for line in (run / "results.csv").read_text().splitlines())
+    wanted_header, *wanted_rows = expected["results.csv"]
+    assert set(wanted_header) <= set(header)
+    assert len(rows) == len(wanted_rows) == 3
+    for row, wanted_row in zip(rows, wanted_rows, strict=True):
+        found, wanted = (
+            dict(zip(h, r, strict=True)) for h, r in ((header, row), (wanted_header, wanted_row))
+        )
+        for name, value in wanted.items():
+            if name in EXACT or not value:
+                assert found[name] == value, (name, row)
+            elif name not in EXPECTED[app]["weights"]["metrics"]:
+                assert float(found[name]) == pytest.approx(float(value), rel=RUN_RTOL), (name, row)
+
+    weights = calculations.weights_of(run / "last.weights.h5")
+    wanted = calculations.weights_of(copy / "runs" / f"{app}-whole" / "last.weights.h5")
+    assert weights.keys() == wanted.keys()
+    largest = 0.0
+    for name, value in wanted.items():
+        difference = float(np.abs(weights[name] - value).max() / max(np.abs(value).max(), 1e-2))
+        largest = max(largest, difference)
+        assert difference <= WEIGHT_ATOL, name
+    hashes = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in weights.items()}
+    _print_equality(f"{app}, resumed", hashes == expected["sha256"], largest)
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_weights_and_exported_files_give_the_same_detections(name, copy, said):
+    done, output = said[name], copy / name.replace(" ", "-")
+    assert done.returncode == 0, done.stdout + done.stderr
+    app, kind = name.split()
+    expected = EXPECTED[app][kind]
+    found = json.loads((output / "detections.json").read_text())
+    assert len(found) == len(expected["detections"]) > 50
+    largest = 0.0
+    for image_id in {detection["image_id"] for detection in expected["detections"]}:
+        left = [detection for detection in found if detection["image_id"] == image_id]
+        for wanted in expected["detections"]:
+            if wanted["image_id"] == image_id:
+                difference, nearest = min(((_difference(wanted, d), i) for i, d in enumerate(left)))
+                assert difference <= 1, (wanted, left[nearest])
+                largest = max(largest, difference)
+                del left[nearest]
+        assert not left
+    metrics = json.loads((output / "metrics.json").read_text())
+    for key, value in expected["metrics"].items():
+        if key != "per_class":
+            assert metrics[key] == pytest.approx(value, abs=METRIC_ATOL, nan_ok=True), key
+    equal = found == expected["detections"] and metrics == expected["metrics"]
+    _print_equality(name, equal, largest * SCORE_ATOL)
+
+
+@pytest.mark.parametrize("model_name", calculations.TABLE_MODELS)
+def test_a_fixed_batch_gives_the_same_numbers(model_name):
+    expected = dict(FIXED[f"table {model_name}"])
+    numbers, arrays = calculations.fixed_batch(model_name, expected.pop("config"))
+    equal = numbers == expected
+    assert numbers["losses"] == pytest.approx(expected["losses"], rel=LOSS_RTOL)
+    tolerance = GRADIENT_RTOL.get(model_name, OTHER_GRADIENT_RTOL)
+    assert numbers["gradients"] == pytest.approx(expected["gradients"], rel=tolerance)
+    assert numbers["targets"].keys() == expected["targets"].keys()
+    for level, sums in expected["targets"].items():
+        assert numbers["targets"][level] == pytest.approx(sums, rel=1e-5, abs=1e-5), level
+    for part, wanted in _stored(f"table {model_name}").items():
+        tolerance = {"boxes": FIXED_BOX_ATOL, "scores": FIXED_SCORE_ATOL, "classes": 0}[part]
+        np.testing.assert_allclose(arrays[part], wanted, rtol=0, atol=tolerance, err_msg=part)
+        equal = equal and np.array_equal(arrays[part], wanted)
+    _print_equality(model_name, equal)
+
+
+@pytest.mark.parametrize("model_name", calculations.BATCH_MODELS)
+def test_the_first_batch_is_the_same(model_name, copy):
+    expected = FIXED[f"batch {model_name}"]
+    numbers, arrays = calculations.first_batch(model_name, expected["config"], copy / "data")
+    assert numbers["image_ids"] == expected["image_ids"]
+    wanted = _stored(f"batch {model_name}")
+    np.testing.assert_array_equal(arrays["classes"], wanted["classes"])
+    np.testing.assert_allclose(arrays["boxes"], wanted["boxes"], rtol=0, atol=1e-5)
+    difference = float(np.abs(arrays["images"] - wanted["images"]).mean())
+    assert difference <= PIXEL_ATOL
+    _print_equality(f"{model_name}'s first batch", numbers["sha256"] == expected["sha256"], difference)
+
+
+def _stored(prefix: str) -> dict[str, np.ndarray]:
+    with np.load(FIXTURE / "fixed.npz") as arrays:
+        return {n.removeprefix(f"{prefix} "): arrays[n] for n in arrays.files if n.startswith(f"{prefix} ")}
+
+
+def _difference(wanted: dict, found: dict) -> float:
+    """Of two detections in units of the tolerance; 1 is as much as may be."""
+    if wanted["category_id"] != found["category_id"]:
+        return np.inf
+    score = abs(wanted["score"] - found["score"]) / SCORE_ATOL
+    return max(score, float(np.abs(np.subtract(wanted["bbox"], found["bbox"])).max()) / BOX_ATOL_PX)
+
+
+def _print_equality(what: str, equal: bool, difference: float | None = None) -> None:
+    """Shown by `pytest -rP`; a difference is no failure, see above."""
+    by = "" if equal or difference is None else f", by up to {difference:.1g}"
+    print(f"{what}: {'bit-equal to 6eb6d8f' if equal else f'not bit-equal to 6eb6d8f{by}'}")
