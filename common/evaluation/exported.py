@@ -43,7 +43,7 @@ def open_runner(path: pathlib.Path) -> Run:
         return opener(path)
     except ImportError as error:
         raise UserError(f"running {path} needs the package {package}: pip install {package}") from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, tf.errors.OpError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{path} cannot be opened, export it again: {reason}") from error
 
