@@ -45,7 +45,7 @@ def decided(app, drawn, tmp_path_factory):
         bias.assign((np.asarray(bias) - values.mean(axis=0)) * gain - np.where(is_score, 1, 0))
     path = tmp_path_factory.mktemp("decided") / "best.weights.h5"
     labels = CocoSource(str(drawn / "images"), str(drawn / "instances.json")).label_map
-    weight_files.save(model, path, app.package.model_metadata.make_metadata(config, labels, 3))
+    weight_files.save(model, path, app.package.passport.make_metadata(config, labels, 3))
     return path
 
 
