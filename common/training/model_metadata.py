@@ -24,8 +24,8 @@ import pathlib
 import subprocess
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -34,6 +34,9 @@ from common.errors import UserError
 from common.labels import LabelMap
 from common.progress import log
 from common.training import checkpoint_files, weights
+
+if TYPE_CHECKING:
+    from common.sources import Source
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -77,27 +80,25 @@ _CONSEQUENCES = {
 
 
 def make(
-    *,
     app: str,
+    describe: Callable[[Any], dict[str, Any]],
     config: Any,
     label_map: LabelMap,
     num_classes: int,
-    anchors: Mapping[str, Any],
-    preprocessing: Mapping[str, Any],
-    train_data: str | None = None,
-    eval_data: str | None = None,
+    source: "Source | None" = None,
+    eval_source: "Source | None" = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The metadata of a model of this process; called by each app's model_metadata.py.
+    """The metadata of a model of this process; each app's model_metadata.py gives the first two arguments.
 
     Args:
         app: "efficientdet" or "yolov4".
-        config: the app's config, a dataclass.
+        describe: config -> `anchors` (what a box output is relative to) and `preprocessing` (what is done to
+            the pixels of an image before the network sees them), in words and numbers.
+        config: of the model as it runs, a dataclass.
         label_map: of the trained classes.
         num_classes: rows of the class outputs; at least those of the label map.
-        anchors: what a box output is relative to, in words and numbers.
-        preprocessing: what is done to the pixels of an image before the network sees them.
-        train_data, eval_data: fingerprints (Source.fingerprint); None where there are no data.
+        source, eval_source: the data, where they are known.
         recipe: flags of train.py; those of RECIPE_FLAGS are kept.
 
     Returns:
@@ -111,10 +112,9 @@ def make(
         "num_classes": num_classes,
         "label_map": label_map.to_json(),
         "config": dataclasses.asdict(config),
-        "anchors": dict(anchors),
-        "preprocessing": dict(preprocessing),
-        "train_data": train_data,
-        "eval_data": eval_data,
+        **describe(config),
+        "train_data": source and source.fingerprint,
+        "eval_data": eval_source and eval_source.fingerprint,
         "recipe": recipe,
         "versions": checkpoint_files.versions(),
         "project": {"version": __version__} | ({"commit": commit()} if commit() else {}),

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import tomllib
+import types
 import zipfile
 
 import keras
@@ -68,16 +69,8 @@ def test_the_version_is_that_of_the_project():
 
 def test_the_flags_of_a_run_are_part_of_it():
     flags = {"batch_size": 4, "freeze": "^backbone", "train_images": "/secret", "init_from": None}
-    found = model_metadata.make(
-        app="x",
-        config=LABELS,
-        label_map=LABELS,
-        num_classes=3,
-        anchors={},
-        preprocessing={},
-        train_data="f00",
-        recipe=flags,
-    )
+    source = types.SimpleNamespace(fingerprint="f00")
+    found = model_metadata.make("x", lambda config: {}, LABELS, LABELS, 3, source, recipe=flags)
     assert found["recipe"] == {"batch_size": 4, "freeze": "^backbone"}
     assert found["train_data"] == "f00"
     assert "eval_data" not in found
