@@ -218,14 +218,15 @@ def _objects(
     """Annotations or detections as columns, without those of unknown images and categories."""
     images, categories = (_column(rows, key, np.int64) for key in ("image_id", "category_id"))
     known = np.isin(images, image_ids) & np.isin(categories, category_ids)
-    areas = [row.get("area", row["bbox"][2] * row["bbox"][3]) for row in rows]
+    boxes = _boxes(rows)
+    areas = np.fromiter((row.get("area", np.nan) for row in rows), np.float64, len(rows))
     return coco_backends.Objects(
         images=np.searchsorted(image_ids, images[known]) + 1,
         categories=np.searchsorted(category_ids, categories[known]) + 1,
-        boxes_ltwh_px=_boxes(rows)[known],
-        areas=np.array(areas, np.float64)[known],
-        is_crowd=np.array([bool(row.get("iscrowd", 0)) for row in rows], np.int64)[known],
-        scores=np.array([row.get("score", 0.0) for row in rows], np.float64)[known],
+        boxes_ltwh_px=boxes[known],
+        areas=np.where(np.isnan(areas), boxes[:, 2] * boxes[:, 3], areas)[known],
+        is_crowd=np.fromiter((bool(row.get("iscrowd", 0)) for row in rows), np.int64, len(rows))[known],
+        scores=np.fromiter((row.get("score", 0.0) for row in rows), np.float64, len(rows))[known],
     )
 
 

@@ -43,7 +43,8 @@ def open_runner(path: pathlib.Path) -> Run:
         return opener(path)
     except ImportError as error:
         raise UserError(f"running {path} needs the package {package}: pip install {package}") from error
-    except (OSError, ValueError, RuntimeError, tf.errors.OpError) as error:
+    except (OSError, ValueError, RuntimeError, IndexError, tf.errors.OpError) as error:
+        # IndexError: what TensorFlow raises where the file of a saved_model's variables is too short
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{path} cannot be opened, export it again: {reason}") from error
 
