@@ -8,6 +8,7 @@ ids; images in sorted order). With --annotations the ground truth is drawn besid
 writes a results file for the COCO server (common/evaluation/submission.py).
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -28,12 +29,16 @@ def infer(**given) -> list[dict]:
     """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
     from common.datacheck import damaged_images
     from common.datacheck.coco import load_coco
+    from common.datacheck.images import ImagePolicy
     from common.evaluation import commands
+    from common.open_data import open_images
     from efficientdet.loaders import make_loader
     from efficientdet.predict import open_detector
 
     a = InferArgs(**given)
-    return commands.infer(a, open_detector, make_loader, load_coco, damaged_images.explain)
+    policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
+    images_opener = functools.partial(open_images, policy=policy)
+    return commands.infer(a, open_detector, make_loader, images_opener, load_coco, damaged_images.explain)
 
 
 def main() -> None:

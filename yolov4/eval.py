@@ -27,10 +27,13 @@ def evaluate_weights(**given) -> dict:
     """Evaluates weights; `given`: fields of EvalArgs. Returns COCO's numbers: see coco_metrics.Score."""
     from common.datacheck import damaged_images
     from common.evaluation import commands
+    from common.open_data import open_evaluation
     from yolov4.loaders import make_loader
     from yolov4.predict import open_detector
 
-    return commands.evaluate_weights(EvalArgs(**given), open_detector, make_loader, damaged_images.explain)
+    return commands.evaluate_weights(
+        EvalArgs(**given), open_detector, make_loader, open_evaluation, damaged_images.explain
+    )
 
 
 def main() -> None:

@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from common import devices, open_data
+from common import devices
 from common.annotations import Annotations
 from common.atomic import make_output_directory, writing
 from common.evaluation import coco_backends, coco_metrics
 from common.evaluation.args import DetectArgs, EvalArgs, InferArgs
 from common.evaluation.detector import Detector
 from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write_evaluation
-from common.evaluation.inference import open_job
+from common.evaluation.inference import OpenImages, open_job
+from common.labels import LabelMap
 from common.loading import Loader, refuse_synthetic
-from common.sources import ImagePolicy, Source
+from common.sources import Source
 
 OpenDetector = Callable[
     [str | None, str | None, str | None], Detector
@@ -24,13 +25,18 @@ MakeLoader = Callable[..., Loader]
 
 
 def evaluate_weights(
-    a: EvalArgs, open_detector: OpenDetector, make_loader: MakeLoader, explain: Explain
+    a: EvalArgs,
+    open_detector: OpenDetector,
+    make_loader: MakeLoader,
+    open_source: Callable[[EvalArgs, LabelMap], Source],
+    explain: Explain,
 ) -> dict[str, Any]:
     """Evaluates weights on the given data, prints and writes the result.
 
     Args:
         a: the flags.
         open_detector, make_loader: the app's.
+        open_source: opens and checks the evaluation data, for a network that was trained on these classes.
         explain: see `evaluate.predict`.
 
     Returns:
@@ -41,17 +47,7 @@ def evaluate_weights(
     coco_backends.check(a.coco_backend)
     detector = open_detector(a.weights, a.image_size, a.hparams)
     directory = make_output_directory(a.output_dir or detector.results_directory)
-    source = open_data.open_source(
-        images=a.eval_images,
-        annotations=a.eval_annotations,
-        file_pattern=a.eval_file_pattern,
-        input_type=a.input_type,
-        label_map=a.label_map,
-        policy=ImagePolicy(a.on_bad_image, a.max_megapixels),
-        split="eval",
-    )
-    open_data.check_labels(detector.label_map, source)
-    open_data.say_source("evaluation", source)
+    source = open_source(a, detector.label_map)
     loader = _open_loader(a, make_loader, a.pipeline_type, source, detector)
     throughput = Throughput(source.size, a.batch_size, a.prefetch)
     metrics, results, curves = evaluate(
@@ -75,6 +71,7 @@ def infer(
     a: InferArgs,
     open_detector: OpenDetector,
     make_loader: MakeLoader,
+    open_images: OpenImages,
     load_annotations: Callable[[str], Annotations],
     explain: Explain,
 ) -> list[dict[str, Any]]:
@@ -83,6 +80,7 @@ def infer(
     Args:
         a: the flags.
         open_detector, make_loader: the app's.
+        open_images: opens and checks the images that --images names.
         load_annotations: reads a COCO json without its images.
         explain: see `evaluate.predict`.
 
@@ -90,7 +88,7 @@ def infer(
         The detections in COCO results format, as in detections.json.
     """
     devices.share_gpu_memory()
-    job = open_job(a, load_annotations)
+    job = open_job(a, open_images, load_annotations)
     detector = open_detector(a.weights, a.image_size, a.hparams)
     job.check_labels(detector.label_map)
     loader = _open_loader(a, make_loader, job.pipeline_type, job.source, detector)

@@ -6,6 +6,7 @@ results = job.write(found, label_map)
 """
 
 import collections
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -22,12 +23,14 @@ from common.evaluation import coco_metrics, drawing, submission, video
 from common.evaluation.args import InferArgs
 from common.labels import LabelMap
 from common.loading import refuse_synthetic
-from common.open_data import open_images
 from common.progress import Bar
-from common.sources import ImageListSource, ImagePolicy, Source
+from common.sources import ImageListSource, Source
 
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
+
+
+OpenImages = Callable[[str], ImageListSource]
 
 
 class Job(Protocol):
@@ -52,8 +55,13 @@ class Job(Protocol):
         ...
 
 
-def open_job(a: InferArgs, load_annotations: Callable[[str], Annotations]) -> Job:
+def open_job(a: InferArgs, open_images: OpenImages, load_annotations: Callable[[str], Annotations]) -> Job:
     """The job that the flags of infer.py describe.
+
+    Args:
+        a: the flags.
+        open_images: opens and checks the images that --images names.
+        load_annotations: reads a COCO json without its images.
 
     Raises:
         UserError: flags missing, or that do not go together; files that cannot be used.
@@ -63,8 +71,10 @@ def open_job(a: InferArgs, load_annotations: Callable[[str], Annotations]) -> Jo
     if not a.output_dir:
         raise UserError("--output_dir is missing: name a directory for the pictures")
     refuse_synthetic(a.pipeline_type)
+    if a.annotations and a.image_info:
+        raise UserError("--annotations and --image_info both give the ids of the images: give one of them")
     if not video.is_video(a.images):
-        return PicturesJob(a, load_annotations)
+        return PicturesJob(a, open_images(a.images), load_annotations)
     for name in ("annotations", "image_info", "submission"):
         if getattr(a, name):
             raise UserError(f"--{name} is for images, and --images={a.images} is a video")
@@ -95,7 +105,9 @@ class _Image(NamedTuple):
 class PicturesJob:
     """Images: a picture of each, a contact sheet, detections.json, and a submission file on demand."""
 
-    def __init__(self, a: InferArgs, load_annotations: Callable[[str], Annotations]) -> None:
+    def __init__(
+        self, a: InferArgs, source: ImageListSource, load_annotations: Callable[[str], Annotations]
+    ) -> None:
         if a.annotations and a.image_info:
             raise UserError(
                 "--annotations and --image_info both give the ids of the images: give one of them"
@@ -104,10 +116,8 @@ class PicturesJob:
         self._a = a
         self._truth = load_annotations(a.annotations) if a.annotations else None
         self._info = submission.read_image_info(a.image_info) if a.image_info else None
-        policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
-        files = [pathlib.Path(file) for file in open_images(a.images, policy).files]
-        self._images = self._with_ids(files)
-        self.source = ImageListSource([image.file for image in self._images], policy)
+        self._images = self._with_ids([pathlib.Path(file) for file in source.files])
+        self.source = dataclasses.replace(source, files=tuple(image.file for image in self._images))
         self.least_score = 0.0 if a.submission else a.score_threshold
         if a.draw:
             check_not_over_images(a.output_dir, [image.file for image in self._images])

@@ -11,6 +11,7 @@ from common.errors import UserError
 from common.evaluation.args import InferArgs
 from common.evaluation.inference import open_job
 from common.labels import LabelMap
+from common.open_data import open_images
 
 LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
 FOUND = [{"image_id": 1, "category_id": 17, "bbox": [5.0, 6.0, 20.0, 10.0], "score": 0.5}]
@@ -34,7 +35,7 @@ def images(request, drawn):
 
 def open_it(images, output_dir, *, draw):
     args = InferArgs(weights=None, images=str(images), output_dir=str(output_dir), draw=draw)
-    return open_job(args, load_coco)
+    return open_job(args, open_images, load_coco)
 
 
 def test_beside_the_images_only_what_replaces_none(images):
