@@ -6,7 +6,7 @@ r"""Writes a trained EfficientDet as a file that runs without this project, and 
 
 Formats: saved_model (images of any size), onnx, litert and tensorrt (images at their places in the network
 input, as the loaders make them, and the sizes of the originals). Out come boxes (ltrb, in pixels of the
-original), scores, classes (0-based, named in the passport) and how many there are. Inside is hard suppression
+original), scores, classes (0-based, named in the metadata) and how many there are. Inside is hard suppression
 per class, whatever was trained: no format has the Gaussian one, and --verify_annotations says what that
 costs. A file of float32 that finds something else than the weights, by more than 1e-4, is an error.
 """
@@ -28,10 +28,10 @@ from common import devices, errors
 from common.loading import Loader
 from common.sources import Source
 from common.training import weights as weight_files
-from efficientdet.export_parts import make_exportable, to_pixels
+from efficientdet.export_parts import make_exportable
 from efficientdet.loaders import make_loader
 from efficientdet.model_metadata import make_metadata
-from efficientdet.predict import load_trained, make_detect
+from efficientdet.predict import load_trained, make_detect, to_pixels
 from tools.exporting import job, options
 
 EXPORTED_NMS = "hard"
@@ -91,7 +91,7 @@ def export(
         make_loader=make_evaluation_loader,
         to_pixels=to_pixels,
         label_map=label_map,
-        passport=metadata | make_metadata(config, label_map, metadata["num_classes"]),
+        metadata=metadata | make_metadata(config, label_map, metadata["num_classes"]),
     )
     return job.export(trained, wanted, verify_images, verify_annotations)
 

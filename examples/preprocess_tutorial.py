@@ -31,9 +31,9 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.data_node import DataNode
 
 from common import errors, readers, tfrecord
+from common.atomic import make_output_directory
 from common.datacheck.coco import load_coco
 from common.labels import LabelMap
-from common.training.run_directory import make_output_directory
 from tools import synthetic
 from tools.preprocess import Preprocessor, open_image_source
 from tools.preprocessing.outputs import check_output

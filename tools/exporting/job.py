@@ -39,7 +39,7 @@ class Trained(NamedTuple):
         make_loader: evaluation loader of (source, pipeline_type, batch_size).
         to_pixels: images of that loader -> uint8.
         label_map: of the trained classes.
-        passport: of the weights, with the config that is exported.
+        metadata: of the weights, with the config that is exported.
     """
 
     parts: Exportable
@@ -48,7 +48,7 @@ class Trained(NamedTuple):
     make_loader: Callable[[Source, str, int], Loader]
     to_pixels: Callable[[tf.Tensor], tf.Tensor]
     label_map: LabelMap
-    passport: dict[str, Any]
+    metadata: dict[str, Any]
 
 
 def export(
@@ -103,9 +103,9 @@ def _open_evaluation(trained: Trained, images: str | None, annotations: str | No
 
 
 def _write(trained: Trained, options: Options) -> None:
-    parts, about = trained.parts, _passport(trained, options)
+    parts, about = trained.parts, _metadata(trained, options)
     log(f"writing {_compared_file(options)}")
-    common = {"nms": options.nms, "passport": about}
+    common = {"nms": options.nms, "metadata": about}
     try:
         if options.format == "saved_model":
             atomic.write_directory(options.output, lambda path: saved_model.write(parts, path, **common))
@@ -128,7 +128,7 @@ def _write(trained: Trained, options: Options) -> None:
         raise UserError(f"--output={options.output}: {error.strerror or error}") from error
 
 
-def _passport(trained: Trained, options: Options) -> str:
+def _metadata(trained: Trained, options: Options) -> str:
     facts = {
         "format": options.format,
         "quantize": options.quantize,
@@ -140,7 +140,7 @@ def _passport(trained: Trained, options: Options) -> str:
     }
     if options.format in ("onnx", "tensorrt"):
         facts["opset"] = options.opset
-    return json.dumps(trained.passport | {"export": facts})
+    return json.dumps(trained.metadata | {"export": facts})
 
 
 def _quantizer(trained: Trained, options: Options) -> onnx_file.Quantizer | None:
