@@ -60,7 +60,6 @@ def write(
         sizes = [(f"{h} x {w}", f"{count:,}") for h, w, count in statistics.frequent_sizes[:SIZES]]
         content = _page(
             found=[annotations.findings],
-            origin=statistics.origin,
             overview=[tables.overview(statistics), tables.spreads(statistics)],
             pictures=[base64.b64encode(_png([part])).decode() for part in parts],
             anchor_lines=tables.anchor_heading(anchors),
@@ -77,7 +76,7 @@ def write(
 def write_faults(path: str | os.PathLike, found: Sequence[Findings]) -> None:
     """Writes what was found in data that cannot be used, data set by data set; as `write` otherwise."""
     if check_suffix(path) == ".html":
-        content = _page(found=found, origin=None)
+        content = _page(found=found, overview=None)
     else:
         parts = [f"{tables.printable(of.origin)}\n{tables.findings_text(of)}" for of in found]
         content = _png([pictures.written("\n\n".join(parts), figures.WIDTH)])

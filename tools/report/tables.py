@@ -15,7 +15,7 @@ from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import QUANTILES, DataStatistics
 
 COLUMNS = 100
-CLASS_ROWS = 20  # classes in the text; the page has all
+CLASS_ROWS = 12  # classes in the text; the page has all
 FINDINGS = 10  # kinds of findings in the text
 _FINDING_LENGTH = 180  # characters, about two lines
 
@@ -33,7 +33,7 @@ class Table(NamedTuple):
 
 
 def format_text(statistics: DataStatistics, anchors: AnchorReport, findings: Iterable[Finding]) -> str:
-    """The report: at most about 70 lines of COLUMNS letters."""
+    """The report: at most about 90 lines of COLUMNS letters."""
     counts = class_table(statistics)
     with_boxes = [row for row, of in zip(counts.rows, statistics.classes, strict=True) if of.boxes]
     parts: list[str | Table] = [
