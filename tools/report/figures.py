@@ -38,6 +38,7 @@ def draw(statistics: DataStatistics, anchors: AnchorReport) -> np.ndarray:
     class_rows = -(-len(shown) // -(-len(shown) // CLASS_ROWS))
     heights = [1.1 + _BAR_HEIGHT * class_rows, 3 * _HEIGHT]
     figure = Figure(figsize=(WIDTH / _DPI, sum(heights)), dpi=_DPI, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # inches
     canvas = FigureCanvasAgg(figure)
     top, bottom = figure.subfigures(2, 1, height_ratios=heights)
     _classes(top, shown, title)

@@ -1,4 +1,4 @@
-"""Images with a label file each, as Pascal VOC and YOLO have them, on their way to Annotations.
+"""Images with a label file each, as Pascal VOC and YOLO have them, made into Annotations.
 
 The two formats name no image ids. An image's id is the number that the digits of its name make
 (2007_000027.jpg: 2007000027), so that it is the same in every split; unless two images would share one or a
@@ -42,6 +42,12 @@ class LabelledImage:
     boxes_ltwh_px: list[Sequence[float]] = dataclasses.field(default_factory=list)
     category_ids: list[int] = dataclasses.field(default_factory=list)
     is_crowd: list[bool] = dataclasses.field(default_factory=list)
+
+    def add(self, box_ltwh_px: Sequence[float], category_id: int, *, is_crowd: bool = False) -> None:
+        """Adds an object."""
+        self.boxes_ltwh_px.append(box_ltwh_px)
+        self.category_ids.append(category_id)
+        self.is_crowd.append(is_crowd)
 
     def __str__(self) -> str:
         return f"image {self.file_name!r} ({self.label_file})"
@@ -97,7 +103,7 @@ def inspect_images(
     for image in images:
         if image_files.path_fault(image.file_name):
             findings.add("path-leaves-directory", str(image))
-        elif not _is_text(image.file_name):
+        elif any("\ud800" <= letter <= "\udfff" for letter in image.file_name):
             findings.add("image-unreadable", f"{image}: its name is no UTF-8, which json requires")
         else:
             sound.append(image)
@@ -150,11 +156,3 @@ def as_annotations(
         origin=findings.origin,
         findings=findings,
     )
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
