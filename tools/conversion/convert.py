@@ -12,7 +12,7 @@ from common.datacheck.images import ImagePolicy
 from common.errors import UserError
 from common.labels import LabelMap
 from common.sources import TFRecordSource
-from tools.conversion.coco import extract_images, round_boxes, write_coco
+from tools.conversion.coco_writer import extract_images, round_boxes, write_coco
 from tools.conversion.voc import read_voc
 from tools.conversion.yolo import read_yolo
 

@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.issues import Findings
 from common.labels import LabelMap
 from common.tfrecord_index import expand_pattern
-from tools.conversion.coco import extract_images, file_names, round_boxes, write_coco
+from tools.conversion.coco_writer import extract_images, file_names, round_boxes, write_coco
 
 
 def annotations_of(names, *, sizes=None, boxes=(), areas=None):
