@@ -9,7 +9,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -88,6 +88,30 @@ def read_list(path: str | os.PathLike) -> list[tuple[int, str]]:
         raise UserError(f"{os.fspath(path)} is no UTF-8 text: {error}") from error
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
     return [(number, line) for number, line in lines if line]
+
+
+def find_listed(
+    path: str | os.PathLike, find: Callable[[str], str | None], missing: str, findings: Findings
+) -> list[str]:
+    """What the lines of a list name, each once, in their order.
+
+    Args:
+        path: of the list.
+        find: what a line names; None where there is no such thing.
+        missing: kind of finding for these lines.
+        findings: gets them, and lines that name the same again.
+    """
+    found: dict[str, int] = {}
+    for number, line in read_list(path):
+        item = find(line)
+        if item is None:
+            findings.add(missing, f"{path} line {number}: there is no {line!r}")
+        elif item in found:
+            first = found[item]
+            findings.add("label-line", f"{path} line {number}: {line!r} stands in line {first} already")
+        else:
+            found[item] = number
+    return list(found)
 
 
 def inspect_images(

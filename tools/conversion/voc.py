@@ -18,17 +18,16 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from common.annotations import Annotations
-from common.datacheck.images import ImagePolicy
+from common.datacheck.images import IMAGE_SUFFIXES, ImagePolicy
 from common.errors import UserError
 from common.issues import Findings
 from common.labels import LabelMap
-from common.open_data import IMAGE_SUFFIXES
 from tools.conversion.labels import (
     LabelledImage,
     as_annotations,
+    find_listed,
     inspect_images,
     read_label_file,
-    read_list,
 )
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -139,18 +138,12 @@ def _read_split(directory: str, split: str, stems: set[str], findings: Findings)
         if not os.path.isfile(split):
             raise UserError(f"--split={split}: neither {path} nor {split} is a file")
         path = split
-    wanted: dict[str, int] = {}
-    for number, line in read_list(path):
+
+    def find(line: str) -> str | None:
         choices = (line, re.sub(r"\s+(-1|0|1)$", "", line), os.path.splitext(line)[0])
-        stem = next((choice for choice in choices if choice in stems), None)
-        if stem is None:
-            findings.add("label-file", f"{path} line {number}: there is no {line}.xml")
-        elif stem in wanted:
-            first = wanted[stem]
-            findings.add("label-line", f"{path} line {number}: {stem!r} stands in line {first} already")
-        else:
-            wanted[stem] = number
-    return list(wanted)
+        return next((choice for choice in choices if choice in stems), None)
+
+    return find_listed(path, find, "label-file", findings)
 
 
 class _NoDoctype(ElementTree.TreeBuilder):

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from common.datacheck.images import IMAGE_SUFFIXES
 from common.errors import UserError, unknown
 from common.issues import Findings
-from common.open_data import IMAGE_SUFFIXES
-from tools.conversion.labels import read_list
+from tools.conversion.labels import find_listed, read_list
 
 _YAML = (".yaml", ".yml")
 _NAME_FILES = ("data.yaml", "classes.txt", "obj.names", "labels/classes.txt")
@@ -127,21 +127,14 @@ def _walk(directory: str) -> list[str]:
 
 
 def _read_images(path: str, findings: Findings) -> list[str]:
-    """The images of a list; relative paths are looked for beside the list, then, as Darknet does, here."""
-    images: dict[str, int] = {}
-    for number, line in read_list(path):
-        choices = [
-            os.path.normpath(os.path.join(base, line)) for base in (os.path.dirname(path), os.getcwd())
-        ]
-        image = next((choice for choice in choices if os.path.exists(choice)), None)
-        if image is None:
-            findings.add("image-missing", f"{path} line {number}: {line!r}")
-        elif image in images:
-            first = images[image]
-            findings.add("label-line", f"{path} line {number}: {line!r} stands in line {first} already")
-        else:
-            images[image] = number
-    return list(images)
+    """The images of a list; relative paths start at the list or, as in Darknet, at the working directory."""
+
+    def find(line: str) -> str | None:
+        places = (os.path.dirname(path), os.getcwd())
+        choices = [os.path.normpath(os.path.join(place, line)) for place in places]
+        return next(filter(os.path.exists, choices), None)
+
+    return find_listed(path, find, "image-missing", findings)
 
 
 def _read_yaml(path: str) -> dict[str, Any]:
@@ -172,7 +165,7 @@ def _yaml_places(path: str, document: dict[str, Any], split: str) -> list[str]:
         # Roboflow writes ../train/images in a data.yaml that stands beside train/.
         spellings = [str(entry), str(entry).removeprefix("../")]
         choices = [os.path.normpath(os.path.join(root, spelt)) for spelt in spellings for root in roots]
-        place = next((choice for choice in choices if os.path.exists(choice)), None)
+        place = next(filter(os.path.exists, choices), None)
         if place is None:
             raise UserError(f"{path}: {split} is {entry!r}, but {choices[0]} does not exist")
         places.append(place)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import rich.padding
 import rich.table
 from rich.console import Console
 from rich.text import Text

@@ -245,7 +245,7 @@ def test_lists_of_names(made):
     assert found.file_names == ["a 1.png"]
     (made / "mine.txt").write_text("a\nmissing 1\nb\na\n")
     message = refusal(made, split=os.fspath(made / "mine.txt"))
-    assert "mine.txt line 2: there is no missing 1.xml" in message
+    assert "mine.txt line 2: there is no 'missing 1'" in message
     assert "mine.txt line 4: 'a' stands in line 1 already" in message
 
 

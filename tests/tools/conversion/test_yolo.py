@@ -273,7 +273,7 @@ def test_darknet_lists(made, monkeypatch):
     put(made, "labels/other.txt", "0 0.5 0.5 1 1")  # of another list
     put(made, "lists/train.txt", f"images/b.png\n{made}/images/a.png\nimages/c.png\nimages/../images/b.png\n")
     message = refusal("lists/train.txt", names="classes.txt")
-    assert "train.txt line 3: 'images/c.png'" in message and "other.txt" not in message
+    assert "train.txt line 3: there is no 'images/c.png'" in message and "other.txt" not in message
     assert "train.txt line 4: 'images/../images/b.png' stands in line 1 already" in message
 
 
