@@ -128,7 +128,7 @@ def level_table(anchors: AnchorReport) -> Table:
         "stride",
         "anchors",
         "side in pixels",
-        "reached at 0.5",
+        "IoU > 0.5",
         "of all",
         "best here",
         "own a box",
