@@ -13,7 +13,7 @@ from common.annotations import Annotations
 from common.datacheck.coco import load_coco
 from common.labels import LabelMap
 from tests.common.made_annotations import annotations
-from tools.report.data_statistics import ClassCount, Histogram, Spread, describe
+from tools.report.statistics import ClassCount, describe
 
 
 def coco_of(path):
@@ -40,9 +40,9 @@ def test_counts_on_the_drawn_set_are_those_of_a_plain_loop(drawn):
         ClassCount(i, name, sum(of.count(i) for of in boxes.values()), sum(i in of for of in boxes.values()))
         for i, name in ((3, "car"), (17, "cat"), (90, "toothbrush"))
     ]
-    assert list(found.classes) == expected
+    assert sorted(found.classes, key=lambda of: of.category_id) == expected
     assert sum(of.boxes for of in found.classes) == found.boxes
-    assert found.boxes_per_image.maximum == max(map(len, boxes.values()))
+    assert found.boxes_per_image.max() == max(map(len, boxes.values()))
 
 
 @pytest.mark.parametrize("name", ["instances_train", "instances_val"])
@@ -57,9 +57,9 @@ def test_areas_and_classes_are_those_of_pycocotools_on_coco128(coco128):
     found = describe(load_coco(path, None))
     check_against_pycocotools(path, found)
     assert (found.images, found.boxes, found.crowds) == (128, 929, 10)
-    assert (found.images_without_boxes, found.num_image_sizes) == (2, 58)
+    assert (found.images_without_boxes, len(found.frequent_sizes)) == (2, 58)
     assert sum(not of.boxes for of in found.classes) == 9
-    assert sum(count for *_, count in found.image_sizes) == 128
+    assert sum(count for *_, count in found.frequent_sizes) == 128
 
 
 def check_against_pycocotools(path, found):
@@ -69,8 +69,8 @@ def check_against_pycocotools(path, found):
             annotation["area"], annotation["iscrowd"] = -1.0, 1
     ranges = {"small": (-0.5, 32**2), "medium": (32**2 - 1e-9, 96**2), "large": (96**2 - 1e-9, 1e10)}
     for size, area_range in ranges.items():  # getAnnIds leaves both limits out
-        assert getattr(found, size) == len(coco.getAnnIds(areaRng=area_range, iscrowd=False)), size
-    assert found.small + found.medium + found.large == found.boxes
+        assert found.by_area[size] == len(coco.getAnnIds(areaRng=area_range, iscrowd=False)), size
+    assert sum(found.by_area.values()) == found.boxes
     for of in found.classes:
         ids = coco.getAnnIds(catIds=[of.category_id], iscrowd=False)
         assert of.name == coco.cats[of.category_id]["name"]
@@ -85,31 +85,25 @@ def test_shapes_by_hand():
             [(0, 0, 10, 10, 40, 10), (0, 1, 0, 0, 200, 100), (2, 1, 20, 30, 30, 120)],
         )
     )
-    assert (found.heights, found.widths) == (Spread.of([100, 100, 300]), Spread.of([200, 200, 150]))
-    assert found.image_aspects == Spread.of([2, 2, 0.5])
-    assert found.image_sizes == ((100, 200, 2), (300, 150, 1))
-    np.testing.assert_allclose(found.box_aspects.minimum, 0.25)
-    np.testing.assert_allclose([found.box_aspects.median, found.box_aspects.maximum], [2, 4], rtol=1e-6)
-    sides = np.sqrt([400, 20_000, 3600])
-    np.testing.assert_allclose(found.box_sides_px.mean, sides.mean(), rtol=1e-6)
-    np.testing.assert_allclose(found.box_sides_px.p25, np.quantile(sides, 0.25), rtol=1e-6)
-    np.testing.assert_allclose(found.box_sides.maximum, 1, rtol=1e-6)
-    np.testing.assert_allclose(found.box_sides.median, np.sqrt(3600 / 45_000), rtol=1e-6)
-    np.testing.assert_allclose(found.box_sides.minimum, np.sqrt(400 / 20_000), rtol=1e-6)
+    assert found.image_sizes.tolist() == [[100, 200], [100, 200], [300, 150]]
+    assert found.frequent_sizes == [(100, 200, 2), (300, 150, 1)]
+    np.testing.assert_allclose(found.box_aspects, [4, 2, 0.25], rtol=1e-6)
+    np.testing.assert_allclose(found.box_sides_px, np.sqrt([400, 20_000, 3600]), rtol=1e-6)
+    np.testing.assert_allclose(found.box_sides, np.sqrt([400 / 20_000, 1, 3600 / 45_000]), rtol=1e-6)
 
 
 def test_a_clipped_box_counts_with_what_is_left_of_it():
     found = describe(annotations([(100, 100)], [(0, 0, -30, 20, 50, 20)]))
     assert (found.boxes, found.clipped) == (1, 1)
-    np.testing.assert_allclose(found.box_sides_px.median, 20, rtol=1e-6)
-    np.testing.assert_allclose(found.box_aspects.median, 1, rtol=1e-6)
+    np.testing.assert_allclose(found.box_sides_px, [20], rtol=1e-6)
+    np.testing.assert_allclose(found.box_aspects, [1], rtol=1e-6)
 
 
 def test_limits_of_cocos_areas():
     areas = [1023.9, 1024, 9215.9, 9216, 1, 90_000]
     boxes = [(0, 0, 5, 5, 300, 300)] * 6
     found = describe(annotations([(400, 400)], boxes, areas=areas))
-    assert (found.small, found.medium, found.large) == (2, 2, 2)
+    assert found.by_area == {"small": 2, "medium": 2, "large": 2}
 
 
 def test_boxes_per_image_by_hand():
@@ -119,50 +113,34 @@ def test_boxes_per_image_by_hand():
     assert found.crowding == (
         (0, 0, 2), (1, 1, 1), (2, 2, 1), (3, 4, 2), (5, 8, 2), (9, 16, 2), (17, 32, 1), (33, 40, 1)
     )  # fmt: skip
-    assert found.boxes_per_image == Spread.of(counts)
+    assert found.boxes_per_image.tolist() == counts
     assert found.images_without_boxes == 2
 
 
 def test_the_most_frequent_sizes_come_first_and_the_smallest_of_equals():
     sizes = [(5, 7)] * 2 + [(4, 9)] * 3 + [(4, 2)] * 2 + [(70000, 80000)]
     found = describe(annotations(sizes, []))
-    assert found.image_sizes == ((4, 9, 3), (4, 2, 2), (5, 7, 2), (70000, 80000, 1))
-
-
-def test_only_so_many_sizes_are_listed_and_all_are_counted():
-    found = describe(annotations([(i, 3) for i in range(1, 1500)], []))
-    assert (len(found.image_sizes), found.num_image_sizes) == (1000, 1499)
-
-
-@pytest.mark.parametrize("values", [[1.0], [0.5, 64.0], [3.0, 3.0, 3.1], [1.0, 2.0, 4.0, 8.0], [1e-4, 5e3]])
-def test_no_value_falls_out_of_the_histogram(values):
-    histogram = Histogram.of_logarithm(np.array(values), 4)
-    assert sum(histogram.counts) == len(values)
-    assert len(histogram.edges) == len(histogram.counts) + 1
-    np.testing.assert_allclose(np.diff(np.log2(histogram.edges)), 0.25)
-    position = np.searchsorted(histogram.edges, min(values), side="right") - 1
-    assert histogram.counts[position] >= 1
+    assert found.frequent_sizes == [(4, 9, 3), (4, 2, 2), (5, 7, 2), (70000, 80000, 1)]
 
 
 def test_without_boxes_without_images_and_with_crowds_alone():
     empty = describe(annotations([(50, 60)] * 2, []))
-    assert (empty.boxes, empty.images_without_boxes, empty.sides_histogram) == (0, 2, Histogram())
-    assert empty.box_sides_px == Spread()
+    assert (empty.boxes, empty.images_without_boxes, len(empty.box_sides_px)) == (0, 2, 0)
     assert [of.boxes for of in empty.classes] == [0, 0, 0]
     crowd = describe(annotations([(50, 60)], [(0, 1, 1, 1, 20, 20)], crowds=[0]))
     assert (crowd.boxes, crowd.crowds, crowd.images_without_boxes) == (0, 1, 1)
-    assert crowd.small + crowd.medium + crowd.large == 0
+    assert sum(crowd.by_area.values()) == 0
     nothing = describe(annotations([], []))
-    assert (nothing.images, nothing.image_sizes, nothing.boxes_per_image) == (0, (), Spread())
+    assert (nothing.images, nothing.frequent_sizes, len(nothing.boxes_per_image)) == (0, [], 0)
 
 
-def test_json_holds_everything():
-    found = describe(annotations([(50, 60)], [(0, 1, 1, 1, 20, 20)]), {"JPEG": 1})
-    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert document["classes"][1] == {"category_id": 20, "name": "dog", "boxes": 1, "images": 1}
-    assert document["formats"] == {"JPEG": 1}
-    assert document["image_sizes"] == [[50, 60, 1]]
-    assert describe(annotations([(5, 5)], [])).to_json()["formats"] is None
+def test_classes_are_ordered_by_frequency_then_by_id():
+    rows = [(0, c, 1, 1, 20, 20) for c in (1, 2, 2, 0)]
+    found = describe(annotations([(50, 60)], rows), {"JPEG": 1})
+    assert [(of.name, of.boxes, of.images) for of in found.classes] == [
+        ("cow", 2, 1), ("cat", 1, 1), ("dog", 1, 1)
+    ]  # fmt: skip
+    assert found.formats == {"JPEG": 1}
 
 
 def test_as_large_as_coco_in_seconds():

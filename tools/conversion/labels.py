@@ -1,4 +1,4 @@
-"""Images with a label file each, as Pascal VOC and YOLO have them, on their way to Annotations.
+"""Images with a label file each, as Pascal VOC and YOLO have them, made into Annotations.
 
 The two formats name no image ids. An image's id is the number that the digits of its name make
 (2007_000027.jpg: 2007000027), so that it is the same in every split; unless two images would share one or a
@@ -9,7 +9,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -42,6 +42,12 @@ class LabelledImage:
     boxes_ltwh_px: list[Sequence[float]] = dataclasses.field(default_factory=list)
     category_ids: list[int] = dataclasses.field(default_factory=list)
     is_crowd: list[bool] = dataclasses.field(default_factory=list)
+
+    def add(self, box_ltwh_px: Sequence[float], category_id: int, *, is_crowd: bool = False) -> None:
+        """Adds an object."""
+        self.boxes_ltwh_px.append(box_ltwh_px)
+        self.category_ids.append(category_id)
+        self.is_crowd.append(is_crowd)
 
     def __str__(self) -> str:
         return f"image {self.file_name!r} ({self.label_file})"
@@ -84,6 +90,30 @@ def read_list(path: str | os.PathLike) -> list[tuple[int, str]]:
     return [(number, line) for number, line in lines if line]
 
 
+def find_listed(
+    path: str | os.PathLike, find: Callable[[str], str | None], missing: str, findings: Findings
+) -> list[str]:
+    """What the lines of a list name, each once, in their order.
+
+    Args:
+        path: of the list.
+        find: what a line names; None where there is no such thing.
+        missing: kind of finding for these lines.
+        findings: gets them, and lines that name the same again.
+    """
+    found: dict[str, int] = {}
+    for number, line in read_list(path):
+        item = find(line)
+        if item is None:
+            findings.add(missing, f"{path} line {number}: there is no {line!r}")
+        elif item in found:
+            first = found[item]
+            findings.add("label-line", f"{path} line {number}: {line!r} stands in line {first} already")
+        else:
+            found[item] = number
+    return list(found)
+
+
 def inspect_images(
     images: Sequence[LabelledImage], images_dir: str, policy: ImagePolicy, findings: Findings
 ) -> tuple[list[LabelledImage], list[ImageFacts]]:
@@ -97,7 +127,7 @@ def inspect_images(
     for image in images:
         if image_files.path_fault(image.file_name):
             findings.add("path-leaves-directory", str(image))
-        elif not _is_text(image.file_name):
+        elif any("\ud800" <= letter <= "\udfff" for letter in image.file_name):
             findings.add("image-unreadable", f"{image}: its name is no UTF-8, which json requires")
         else:
             sound.append(image)
@@ -150,11 +180,3 @@ def as_annotations(
         origin=findings.origin,
         findings=findings,
     )
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

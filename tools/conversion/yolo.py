@@ -7,9 +7,9 @@ in `labels` where the image's path has `images` (or `JPEGImages`), else beside t
 A line with more numbers is read as a polygon, `class x1 y1 x2 y2 x3 y3 ...` (Ultralytics' segmentation and
 oriented boxes), and gives its bounding box. Six numbers are a detection with its confidence, and no label.
 
-Labels do not say how large their image is, so the headers of the images do; nor whether an EXIF turn had been
-applied when they were drawn: Ultralytics and OpenCV apply it, others do not. So such images are refused until
-`pixels` says it.
+Labels do not contain the size of their image; its header does. Nor do they tell whether an EXIF turn had been
+applied when they were drawn: Ultralytics and OpenCV apply it, others do not. Such images are refused unless
+`pixels` is given.
 
 Source: AlexeyAB/darknet README "How to train"; https://docs.ultralytics.com/datasets/detect/ and
 ultralytics/data/utils.py (verify_image_label).
@@ -17,24 +17,21 @@ ultralytics/data/utils.py (verify_image_label).
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from common import progress
 from common.annotations import Annotations
 from common.datacheck.images import ImageFacts, ImagePolicy
 from common.errors import UserError
 from common.issues import Findings
 from common.labels import LabelMap
-from tools.conversion.labelled_images import LabelledImage, as_annotations, inspect_images, read_label_file
+from tools.conversion.labels import LabelledImage, as_annotations, inspect_images, read_label_file
 from tools.conversion.yolo_layout import YoloFiles, find_files
 
-PIXELS = ("stored", "turned")
 _SHOWN = 60  # characters of a line that a message shows
 _FARTHEST = 1.0  # how far outside a box may reach, in images: farther are pixels that nobody normalised
 _DECIMALS = 6  # of pixels: what is beyond comes from multiplying, files have six decimals of a whole image
-_SHOW_PROGRESS = 20000  # files, which take about a second
 # EXIF orientations that, undone, mirror left and right, or top and bottom; from 5 on after a transposition.
 _MIRROR_X = (2, 3, 7, 8)
 _MIRROR_Y = (3, 4, 6, 7)
@@ -56,7 +53,7 @@ def read_yolo(
         split: which part of a directory or of a data.yaml.
         names: a file with one class name a line, or a data.yaml. Default: those of yolo_layout.py.
         label_map: ids of the names. Default: class 0 is category 1, class 1 category 2, and so on.
-        pixels: of images with an EXIF turn, the ones that labels refer to: one of PIXELS; None refuses them.
+        pixels: of images with an EXIF turn, those that labels refer to: stored or turned; None refuses them.
         policy: about images that cannot be used.
 
     Returns:
@@ -71,7 +68,6 @@ def read_yolo(
     label_map, category_ids = _categories(files.names, files.names_origin, label_map)
     images = []
     label_files: dict[str, str] = {}
-    bar = progress.Bar("Reading labels", len(files.images)) if len(files.images) > _SHOW_PROGRESS else None
     for name in files.images:
         image = LabelledImage(name, files.label_file(name))
         other = label_files.setdefault(image.label_file, name)
@@ -79,8 +75,6 @@ def read_yolo(
             findings.add("label-file", f"{image.label_file} is of both {other!r} and {name!r}")
         _read_labels(image, category_ids, findings)
         images.append(image)
-        if bar:
-            bar.step()
     _find_orphans(files, label_files, findings)
     sound, facts = inspect_images(images, files.images_dir, policy, findings)
     for image, fact in zip(sound, facts, strict=True):
@@ -133,9 +127,7 @@ def _read_labels(image: LabelledImage, category_ids: Mapping[int, int], findings
             continue
         if len(words) > 5:
             findings.add("polygon", where)
-        image.boxes_ltwh_px.append(box)
-        image.category_ids.append(category_ids[class_index])
-        image.is_crowd.append(False)
+        image.add(box, category_ids[class_index])
 
 
 def parse_line(words: Sequence[str]) -> tuple[int, tuple[float, float, float, float]]:
@@ -196,11 +188,12 @@ def turn_back(boxes_ltwh: np.ndarray, orientation: int) -> np.ndarray:
     return np.stack([left, top, width, height], axis=1)
 
 
-def _find_orphans(files: YoloFiles, label_files: Iterable[str], findings: Findings) -> None:
-    """Label files whose image is not there, in directories that hold label files alone."""
-    known = set(label_files)
-    for directory in files.only_labels:
-        for name in sorted(os.listdir(directory)):
-            path = os.path.join(directory, name)
-            if name.endswith(".txt") and name != "classes.txt" and path not in known:
+def _find_orphans(files: YoloFiles, label_files: Collection[str], findings: Findings) -> None:
+    """Label files whose image is not there, in directories that hold nothing but labels of these images."""
+    folders = {os.path.dirname(label) for label in label_files}
+    folders -= {os.path.dirname(os.path.join(files.images_dir, image)) for image in files.images}
+    for folder in [] if files.listed else sorted(filter(os.path.isdir, folders)):
+        for name in sorted(os.listdir(folder)):
+            path = os.path.join(folder, name)
+            if name.endswith(".txt") and name != "classes.txt" and path not in label_files:
                 findings.add("image-missing", f"{path} has no image")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.conversion.labelled_images import image_ids
+from tools.conversion.labels import image_ids
 
 
 @pytest.mark.parametrize(
