@@ -4,6 +4,7 @@ Parts that are separate can be quantised separately, and what TensorFlow has no 
 written by hand.
 """
 
+import collections
 import contextlib
 import io
 import logging
@@ -103,12 +104,17 @@ def canonical(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = model.graph
     ports = {port.name for port in [*graph.input, *graph.output]}
     nodes = _in_order_of_need(graph)
+    biases = collections.Counter(
+        node.input[2] for node in nodes if node.op_type == "Conv" and len(node.input) > 2
+    )
     names: dict[str, str] = {}
     for number, node in enumerate(nodes):
         node.name = f"{node.op_type}_{number}"
         for name in filter(None, [*node.input, *node.output]):
             if name not in ports:
-                names.setdefault(name, f"tensor_{len(names)}")
+                # ONNX Runtime makes copies of a shared bias: tensor_6 and a number could be called tensor_69.
+                end = "_" if biases[name] > 1 else ""
+                names.setdefault(name, f"tensor_{len(names)}{end}")
     constants = {constant.name: constant for constant in graph.initializer}
     ordered = onnx.helper.make_graph(
         nodes,

@@ -62,6 +62,34 @@ def test_int8_is_near(network, tmp_path):
     assert _relative_error(tmp_path / "int8.onnx", tmp_path / "again.onnx").max() == 0
 
 
+def test_convolutions_may_share_a_bias(tmp_path):
+    """ONNX Runtime makes copies of it, whose names must not be those of other tensors."""
+    random = np.random.default_rng(4)
+    kernels = [random.standard_normal((3, 3, 1, 1)).astype(np.float32) for _ in range(8)]
+    tensors = [NETWORK_INPUT, *(f"x{number}" for number in range(9)), "raw_0"]
+    nodes = [
+        onnx.helper.make_node("Conv", [tensors[number], f"kernel{number}", "bias"], [tensors[number + 1]])
+        for number in range(8)
+    ]
+    nodes += [onnx.helper.make_node("Relu", [tensors[i]], [tensors[i + 1]]) for i in (8, 9)]
+    constants = {"bias": np.zeros(3, np.float32)} | {f"kernel{i}": each for i, each in enumerate(kernels)}
+    ports = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 3, 4, 4])
+        for name in ("network_input", "raw_0")
+    ]
+    model = onnx_graphs.by_hand(nodes, ports[:1], ports[1:], constants, 17)
+    model.ir_version = 8
+    onnx.save(onnx_graphs.canonical(model), tmp_path / "float.onnx")
+    images = random.standard_normal((2, 3, 4, 4)).astype(np.float32)
+    quantize = quantization.make_int8(iter([images]), 1, tmp_path / "table.json", symmetric=False)
+    quantize(tmp_path / "float.onnx", tmp_path / "int8.onnx")
+    found = [
+        onnxruntime.InferenceSession(tmp_path / name).run(None, {NETWORK_INPUT: images})[0]
+        for name in ("float.onnx", "int8.onnx")
+    ]
+    assert np.abs(found[0] - found[1]).mean() < 0.1 * np.abs(found[0]).mean()
+
+
 def test_tensorrt_wants_no_zero_points(network, tmp_path):
     quantize = quantization.make_int8(iter([_images(0)]), 1, tmp_path / "table.json", symmetric=True)
     quantize(network, tmp_path / "int8.onnx")
