@@ -23,6 +23,7 @@ from common.loading import Loader, placement
 Network = Callable[[tf.Tensor], Any]  # images -> outputs of the network
 ToDetections = Callable[[Any, tf.Tensor], tuple[tf.Tensor, ...]]  # those, letterbox -> what Detect returns
 Draw = Callable[[list[int], list[dict[str, Any]]], None]  # image ids, their detections as COCO results
+Stage = Callable[[Any, dict], Any]  # (result of the stage before, the batch's other tensors) -> result
 Window = tuple[float, float]  # milliseconds a batch: by the clock, of all CPUs of this process
 
 
@@ -59,7 +60,7 @@ def measure(
         found = (*detections[:3], extra["image_ids"], extra["image_sizes"])
         return coco_metrics.to_results(*map(np.asarray, found), label_map, set())
 
-    stages = {  # stage -> function of the result of the stage before it
+    stages = {
         "network": lambda images, extra: network(images),
         "post-processing": lambda outputs, extra: to_detections(outputs, extra["letterbox"]),
         "results": results_of,
@@ -70,21 +71,11 @@ def measure(
     windows: dict[str, list[Window]] = {}
     rates = []
     for number in range(num_rounds + 1):
-        round_windows = {}
-        batches, loading = _load(loader, prefetch, num_batches)
-        if decode:
-            decoding = _decode(decode, prefetch, num_batches)
-            round_windows["read and decode"] = decoding
-            round_windows["letterbox"] = (loading[0] - decoding[0], loading[1] - decoding[1])
-        else:
-            round_windows["load"] = loading
-        values, extras = zip(*batches, strict=True)
-        for stage, function in stages.items():
-            values, round_windows[stage] = _run(function, values, extras)
+        batches, found = _round(loader, decode, stages, prefetch, num_batches)
         rate = _rate(loader, prefetch, num_batches, stages)
         if number:  # the first round compiled
             rates.append(rate)
-            for stage, window in round_windows.items():
+            for stage, window in found.items():
                 windows.setdefault(stage, []).append(window)
     times = {stage: _stage_time(windows) for stage, windows in windows.items()}
     return {
@@ -120,6 +111,27 @@ def drawer(files: Sequence[pathlib.Path], label_map: LabelMap, score_threshold: 
     return draw
 
 
+def _round(
+    loader: Loader,
+    decode: dali.Pipeline | None,
+    stages: dict[str, Stage],
+    prefetch: int,
+    num_batches: int,
+) -> tuple[list[tuple[tf.Tensor, dict]], dict[str, Window]]:
+    """One round of all stages: its batches, and the time of each stage."""
+    batches, loading = _load(loader, prefetch, num_batches)
+    if decode:
+        decoding = _decode(decode, prefetch, num_batches)
+        letterbox = (loading[0] - decoding[0], loading[1] - decoding[1])
+        windows = {"read and decode": decoding, "letterbox": letterbox}
+    else:
+        windows = {"load": loading}
+    values, extras = zip(*batches, strict=True)
+    for stage, function in stages.items():
+        values, windows[stage] = _run(function, values, extras)
+    return batches, windows
+
+
 def _load(loader: Loader, prefetch: int, count: int) -> tuple[list[tuple[tf.Tensor, dict]], Window]:
     """So many batches, one right after another, and their time."""
     batches = _batches(loader, prefetch)
@@ -137,9 +149,7 @@ def _decode(pipeline: dali.Pipeline, prefetch: int, count: int) -> Window:
     return _window(start, count)
 
 
-def _run(
-    function: Callable[[Any, dict], Any], values: Sequence[Any], extras: Sequence[dict]
-) -> tuple[list[Any], Window]:
+def _run(function: Stage, values: Sequence[Any], extras: Sequence[dict]) -> tuple[list[Any], Window]:
     """One stage for every batch, after one call with the first batch that is not timed."""
     function(values[0], extras[0])
     start = _now()
@@ -150,7 +160,7 @@ def _run(
     return results, _window(start, len(values))
 
 
-def _rate(loader: Loader, prefetch: int, count: int, stages: dict[str, Callable[[Any, dict], Any]]) -> float:
+def _rate(loader: Loader, prefetch: int, count: int, stages: dict[str, Stage]) -> float:
     """Images a second of everything together, with the loader ahead."""
     batches = _batches(loader, prefetch)
     start = time.perf_counter()
