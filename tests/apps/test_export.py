@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import importlib
 import io
 import json
 
@@ -17,8 +18,7 @@ from common.labels import LabelMap
 from common.sources import CocoSource
 from common.training import model_metadata
 from common.training import weights as weight_files
-from tools.exporting import check
-from tools.exporting import export_graph as parts_lib
+from tools.exporting import export_graph, verify
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +27,16 @@ def decided(app, drawn, tmp_path_factory):
 
     Where all scores are about 0.01, rounding decides which of two boxes suppresses the other.
     """
-    config = app.package.config.get_config(app.model_name)
+    config = _module(app, "config").get_config(app.model_name)
     config = hparams.override(config, f"{app.tiny},image_size=64x96")
     keras.utils.set_random_seed(0)
-    model = app.package.train.build_model(app.model_name, 3, config=config)
+    model = _module(app, "model").build_model(app.model_name, 3, config=config)
     random = np.random.default_rng(3)
     for weight in model.weights:
         # YOLOv4's features hardly differ between places yet; in EfficientDet rounding would grow to 1e-3
         if app.name == "yolov4" and weight.path.endswith("bn/gamma"):
             weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
-    parts = app.package.exportable.make_exportable(model, config)
+    parts = _module(app, "export_parts").make_exportable(model, config)
     raw = parts.network(_network_input(parts, drawn))
     for kernel, bias, outputs, is_score in _last_layers(app, model, raw):
         values = np.concatenate([np.asarray(output).reshape(-1, bias.shape[0]) for output in outputs])
@@ -45,15 +45,19 @@ def decided(app, drawn, tmp_path_factory):
         bias.assign((np.asarray(bias) - values.mean(axis=0)) * gain - np.where(is_score, 1, 0))
     path = tmp_path_factory.mktemp("decided") / "best.weights.h5"
     labels = CocoSource(str(drawn / "images"), str(drawn / "instances.json")).label_map
-    weight_files.save(model, path, app.package.passport.make_metadata(config, labels, 3))
+    weight_files.save(model, path, _module(app, "model_metadata").make_metadata(config, labels, 3))
     return path
+
+
+def _module(app, name):
+    return importlib.import_module(f"{app.name}.{name}")
 
 
 def _network_input(parts, drawn):
     pictures = [PIL.Image.open(file).convert("RGB") for file in sorted((drawn / "images").iterdir())]
     images = [parts.resize(tf.constant(np.asarray(picture)[None])) for picture in pictures]
     sizes = tf.constant([[picture.height, picture.width] for picture in pictures], tf.int32)
-    return parts_lib.network_input(parts, tf.concat(images, axis=0), sizes)
+    return export_graph.network_input(parts, tf.concat(images, axis=0), sizes)
 
 
 def _last_layers(app, model, raw):
@@ -174,7 +178,7 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
             )
     _check_same(found, by_weights[1])
 
-    with pytest.raises(UserError, match="is there and is no saved_model"):
+    with pytest.raises(UserError, match="exists and is not a saved_model"):
         command("export", f"--weights={decided}", "--format=saved_model", f"--output={tmp_path}")
     (variables,) = (directory / "variables").glob("*.data-*")
     _check_damage_is_noticed(command, drawn, directory, variables)
@@ -187,7 +191,7 @@ def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
     """
     file = tmp_path / "detector.tflite"
     flags = ["--format=litert", f"--output={file}", f"--verify_images={drawn}/images/0[01].jpg"]
-    monkeypatch.setattr(check, "FLOAT_LIMIT", 1e-12)
+    monkeypatch.setattr(verify, "FLOAT_LIMIT", 1e-12)
     with pytest.raises(UserError, match=r"is written, but differs from the weights by") as caught:
         command("export", f"--weights={decided}", *flags)
     assert "\n" not in str(caught.value)

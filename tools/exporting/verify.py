@@ -10,8 +10,7 @@ from common.evaluation.exported import Run
 from common.loading import Loader, placement
 
 FLOAT_LIMIT = 1e-4  # for boxes as shares of the image, and for scores
-AP_LIMIT = 1e-3
-INT8_AP_LIMIT = 0.01
+AP_LIMITS = {"none": 1e-3, "int8": 0.01}
 
 Detections = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4), scores (D,), classes (D,) of one image
 
@@ -22,11 +21,11 @@ def largest_difference(
     """The largest difference over the loader's images, and how many detections were compared."""
     largest, count = 0.0, 0
     for images, extra in batches(loader):
-        ours = detect(images, extra["letterbox"])
-        theirs = exported(images, extra["letterbox"])
-        for one, other in zip(_by_image(ours), _by_image(theirs), strict=True):
-            for wanted, found in ((one, other), (other, one)):
-                largest = max(largest, difference(wanted, found, max_detections))
+        pair = (_by_image(each(images, extra["letterbox"])) for each in (detect, exported))
+        for one, other in zip(*pair, strict=True):
+            largest = max(
+                largest, difference(one, other, max_detections), difference(other, one, max_detections)
+            )
             count += len(one[1])
     return largest, count
 
@@ -34,7 +33,7 @@ def largest_difference(
 def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
     """The largest distance of a wanted detection from the nearest found one of its class.
 
-    The order does not matter: equal scores may change places. What is not there counts with its score,
+    The order does not matter: equal scores may change places. A missing detection counts with its score,
     unless a full list has no room for a score like it.
 
     Returns:
@@ -56,15 +55,16 @@ def difference(wanted: Detections, found: Detections, max_detections: int) -> fl
 def largest_raw_difference(
     reference: Run, exported: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor], loader: Loader
 ) -> tuple[float, int]:
-    """The same without suppression, where the order is fixed: place by place."""
+    """The same without suppression, where the order is fixed: row by row."""
     largest, count = 0.0, 0
     for images, extra in batches(loader):
         sizes = np.asarray(extra["letterbox"])[:, 2:].astype(np.int32)
         pixels = to_pixels(images).numpy()
-        ours, theirs = reference(pixels, sizes), exported(pixels, sizes)
+        wanted, found = reference(pixels, sizes), exported(pixels, sizes)
         sides = sizes[:, np.newaxis, [1, 0, 1, 0]]
-        apart = np.abs(ours["boxes"] - theirs["boxes"]) / sides
-        largest = np.max([largest, apart.max(), np.abs(ours["scores"] - theirs["scores"]).max()])  # keeps NaN
+        apart = np.abs(wanted["boxes"] - found["boxes"]) / sides
+        scores = np.abs(wanted["scores"] - found["scores"])
+        largest = np.max([largest, apart.max(), scores.max()])  # np.max keeps NaN
         count += apart.shape[0] * apart.shape[1]
     return float(largest), count
 
@@ -76,6 +76,6 @@ def batches(loader: Loader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
 
 
 def _by_image(found: tuple[tf.Tensor, ...]) -> Iterator[Detections]:
-    for boxes, scores, classes in zip(*(np.asarray(part) for part in found[:3]), strict=True):
+    for boxes, scores, classes in zip(*map(np.asarray, found[:3]), strict=True):
         real = classes >= 0
         yield boxes[real], scores[real], classes[real]

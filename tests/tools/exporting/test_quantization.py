@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from common.errors import UserError
-from tools.exporting import calibration, fp16, onnx_graphs, tensorrt
+from tools.exporting import onnx_graphs, quantization, tensorrt
 from tools.exporting.onnx_file import NETWORK_INPUT
 
 SHAPE = (2, 16, 24, 3)
@@ -47,7 +47,7 @@ def _relative_error(network, other):
 
 def test_int8_is_near(network, tmp_path):
     table = tmp_path / "table.json"
-    quantize = calibration.make_quantizer(iter([_images(0), _images(1)]), 2, table, symmetric=False)
+    quantize = quantization.make_int8(iter([_images(0), _images(1)]), 2, table, symmetric=False)
     quantize(network, tmp_path / "int8.onnx")
     error = _relative_error(network, tmp_path / "int8.onnx")
     assert 1e-4 < error.max() < 0.05  # INT8, and near
@@ -57,13 +57,41 @@ def test_int8_is_near(network, tmp_path):
     assert set(first.input[:2]) <= quantized
     assert not set(last.input) & quantized  # it gives the scores
 
-    again = calibration.make_quantizer(iter(()), 0, table, symmetric=False)  # without images
+    again = quantization.make_int8(iter(()), 0, table, symmetric=False)  # without images
     again(network, tmp_path / "again.onnx")
     assert _relative_error(tmp_path / "int8.onnx", tmp_path / "again.onnx").max() == 0
 
 
+def test_convolutions_may_share_a_bias(tmp_path):
+    """ONNX Runtime makes copies of it, whose names must not be those of other tensors."""
+    random = np.random.default_rng(4)
+    kernels = [random.standard_normal((3, 3, 1, 1)).astype(np.float32) for _ in range(8)]
+    tensors = [NETWORK_INPUT, *(f"x{number}" for number in range(9)), "raw_0"]
+    nodes = [
+        onnx.helper.make_node("Conv", [tensors[number], f"kernel{number}", "bias"], [tensors[number + 1]])
+        for number in range(8)
+    ]
+    nodes += [onnx.helper.make_node("Relu", [tensors[i]], [tensors[i + 1]]) for i in (8, 9)]
+    constants = {"bias": np.zeros(3, np.float32)} | {f"kernel{i}": each for i, each in enumerate(kernels)}
+    ports = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 3, 4, 4])
+        for name in ("network_input", "raw_0")
+    ]
+    model = onnx_graphs.by_hand(nodes, ports[:1], ports[1:], constants, 17)
+    model.ir_version = 8
+    onnx.save(onnx_graphs.canonical(model), tmp_path / "float.onnx")
+    images = random.standard_normal((2, 3, 4, 4)).astype(np.float32)
+    quantize = quantization.make_int8(iter([images]), 1, tmp_path / "table.json", symmetric=False)
+    quantize(tmp_path / "float.onnx", tmp_path / "int8.onnx")
+    found = [
+        onnxruntime.InferenceSession(tmp_path / name).run(None, {NETWORK_INPUT: images})[0]
+        for name in ("float.onnx", "int8.onnx")
+    ]
+    assert np.abs(found[0] - found[1]).mean() < 0.1 * np.abs(found[0]).mean()
+
+
 def test_tensorrt_wants_no_zero_points(network, tmp_path):
-    quantize = calibration.make_quantizer(iter([_images(0)]), 1, tmp_path / "table.json", symmetric=True)
+    quantize = quantization.make_int8(iter([_images(0)]), 1, tmp_path / "table.json", symmetric=True)
     quantize(network, tmp_path / "int8.onnx")
     graph = onnx.load(tmp_path / "int8.onnx").graph
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -76,15 +104,15 @@ def test_a_table_of_something_else_is_refused(network, tmp_path):
     table = tmp_path / "table.json"
     table.write_text(json.dumps({"network_sha256": "of another", "ranges": {}}))
     with pytest.raises(UserError, match="measured for another network"):
-        calibration.make_quantizer(iter(()), 0, table, symmetric=True)(network, tmp_path / "x.onnx")
+        quantization.make_int8(iter(()), 0, table, symmetric=True)(network, tmp_path / "x.onnx")
     table.write_text("no JSON")
-    with pytest.raises(UserError, match="is no calibration table"):
-        calibration.make_quantizer(iter(()), 0, table, symmetric=True)(network, tmp_path / "x.onnx")
+    with pytest.raises(UserError, match="is not a calibration table"):
+        quantization.make_int8(iter(()), 0, table, symmetric=True)(network, tmp_path / "x.onnx")
     assert not (tmp_path / "x.onnx").exists()
 
 
 def test_fp16_keeps_the_ports(network, tmp_path):
-    fp16.quantize(network, tmp_path / "half.onnx")
+    quantization.to_fp16(network, tmp_path / "half.onnx")
     model = onnx.load(tmp_path / "half.onnx")
     ports = [*model.graph.input, *model.graph.output]
     assert {port.type.tensor_type.elem_type for port in ports} == {onnx.TensorProto.FLOAT}

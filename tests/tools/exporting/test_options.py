@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from tools.exporting import check, options, tensorrt
+from tools.exporting import tensorrt, verify
+from tools.exporting.options import Options
 
 GIVEN = {
+    "weights": "w",
     "format": "onnx",
     "output": "a.onnx",
     "quantize": "none",
@@ -40,18 +42,19 @@ GIVEN = {
 )
 def test_what_makes_no_sense_is_one_line(flags, message):
     with pytest.raises(UserError, match=message) as caught:
-        options.check(**GIVEN | flags)
+        Options(**GIVEN | flags).check()
     assert "\n" not in str(caught.value)
 
 
 def test_defaults_follow_from_the_format():
-    assert options.check(**GIVEN).nms == "standard"
+    assert Options(**GIVEN).suppression == "standard"
     engine = {"format": "tensorrt", "output": "a.engine"}
-    made = options.check(**GIVEN | engine)
-    assert made.nms == "efficientnms_trt"
+    made = Options(**GIVEN | engine)
+    assert made.suppression == "efficientnms_trt"
     assert str(made.onnx_file) == "a.onnx"
-    int8 = options.check(**GIVEN | engine | {"quantize": "int8", "calibration_images": "x"})
-    assert str(int8.calibration_table) == "a.engine.calibration.json"
+    int8 = Options(**GIVEN | engine | {"quantize": "int8", "calibration_images": "x"})
+    int8.check()
+    assert str(int8.table) == "a.engine.calibration.json"
 
 
 def test_the_command_for_tensorrt(tmp_path):
@@ -69,7 +72,7 @@ A, B = (0.1, 0.1, 0.4, 0.5, 0.9, 0), (0.2, 0.3, 0.9, 0.8, 0.9, 1)
 
 
 def _difference(wanted, found, max_detections=100):
-    return check.difference(_detections(*wanted), _detections(*found), max_detections)
+    return verify.difference(_detections(*wanted), _detections(*found), max_detections)
 
 
 def test_order_is_no_difference():

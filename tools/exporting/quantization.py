@@ -1,12 +1,13 @@
-"""INT8 for ONNX Runtime and TensorRT: ranges measured on the user's images, written as Q and DQ nodes.
+"""FP16 and INT8 of the network inside an ONNX file; what surrounds it stays in float32.
 
-Only convolutions and matrix products of the network become INT8, weights by channel, activations by tensor
+INT8, for ONNX Runtime and TensorRT: ranges measured on the user's images, written as Q and DQ nodes. Only
+convolutions and matrix products become INT8, weights by channel, activations by tensor
 (https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html). Those that give the raw
-outputs do not: 256 values are too few to order boxes by their scores. Normalising, decoding and suppression
-stay in float32, too.
+outputs do not: 256 values are too few to order boxes by their scores.
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import pathlib
@@ -23,16 +24,23 @@ from tools.exporting.onnx_file import NETWORK_INPUT, Quantizer
 _QUANTIZED = ["Conv", "MatMul"]
 
 
-def make_quantizer(
+def to_fp16(before: pathlib.Path, after: pathlib.Path) -> None:
+    """A Quantizer of onnx_file.py that needs no images: half precision for weights and arithmetic."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(onnx.load(before), keep_io_types=True), after)
+
+
+def make_int8(
     batches: Iterator[np.ndarray], count: int, table: pathlib.Path, *, symmetric: bool
 ) -> Quantizer:
-    """A quantiser of networks.
+    """A Quantizer of onnx_file.py.
 
     Args:
         batches: of network input, float32 (B, H, W, 3).
         count: how many of them.
-        table: file of the measured ranges. One of the very same network is used instead of the images, any
-            other is refused, none is written.
+        table: file of the measured ranges. That of the same network replaces the images, another is refused,
+            and a missing one is written.
         symmetric: activations around 0, which TensorRT wants; it wastes range where they are mostly positive.
     """
 
@@ -42,21 +50,15 @@ def make_quantizer(
 
         class Reader(CalibrationDataReader):
             def __init__(self):
-                self.left = count
+                self.inputs = ({NETWORK_INPUT: images} for images in itertools.islice(batches, count))
 
             def get_next(self):
-                if not self.left:
-                    return None
-                self.left -= 1
-                return {NETWORK_INPUT: next(batches)}
+                return next(self.inputs, None)
 
         logging.getLogger().setLevel(logging.ERROR)  # onnxruntime.quantization writes to the root
         digest = hashlib.sha256(before.read_bytes()).hexdigest()
         with tempfile.TemporaryDirectory() as folder:
-            simplified, ranges = (
-                pathlib.Path(folder) / "simplified.onnx",
-                pathlib.Path(folder) / "ranges.json",
-            )
+            simplified, ranges = (pathlib.Path(folder) / name for name in ("simplified.onnx", "ranges.json"))
             quant_pre_process(before, simplified, skip_symbolic_shape=True)
             known = _read_table(table, digest)
             if known is not None:
@@ -106,7 +108,9 @@ def _read_table(table: pathlib.Path, digest: str) -> dict | None:
         content = json.loads(table.read_text())
         is_same, ranges = content["network_sha256"] == digest, content["ranges"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"--calibration_table={table} is no calibration table: name another file") from error
+        raise UserError(
+            f"--calibration_table={table} is not a calibration table: name another file"
+        ) from error
     if not is_same:
         raise UserError(
             f"--calibration_table={table} was measured for another network, size or opset: name another "
