@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from nvidia import dali
 
+from common import tf_readers
 from common.errors import OtherRankError, StoppedError, UserError
 from common.readers import shard_range
 from common.sources import CocoSource, Source
@@ -169,7 +170,9 @@ def _read_shard(source: Source, ranks: Any, flags: dict[str, Any]) -> list[int]:
     begin, end = shard_range(source.size, ranks.rank, ranks.world_size)
     place = {"shard_id": ranks.rank, "num_shards": ranks.world_size, "training": True, "seed": flags["seed"]}
     if flags["pipeline_type"] == "tensorflow":
-        return [int(example["image_id"]) for example in source.examples(**place).take(end - begin)]
+        return [
+            int(example["image_id"]) for example in tf_readers.examples(source, **place).take(end - begin)
+        ]
     pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
     with pipeline:
         *_, image_ids = source.read(**place)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from nvidia.dali import types
 
 from common import dali_ops, letterbox
-from common.dali_api import Api, Data
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
+from tools.preprocessing.apis import Api, Data
 from tools.preprocessing.arguments import MAX_SIDE, Argument, of_schema
 
 Apply = Callable[[Api, Data, dict[str, Any]], Data]

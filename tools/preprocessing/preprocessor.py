@@ -20,15 +20,13 @@ import nvidia.dali.plugin.tf as dali_tf
 import tensorflow as tf
 from nvidia import dali
 
-from common import dali_api, reader_calls
 from common.errors import UserError, unknown
-from common.shards import shard_range
-from tools.preprocessing import chain
-from tools.preprocessing.dali_dynamic import Dynamic
+from common.readers import shard_range
+from tools.preprocessing import chain, reading
+from tools.preprocessing.apis import GRAPH, Api, Data, Dynamic
 from tools.preprocessing.fusion import fuse
 from tools.preprocessing.image_source import ImageSource
 from tools.preprocessing.outputs import Sample
-from tools.preprocessing.tf_inputs import tf_inputs
 
 APIS = ("pipeline", "dynamic")
 
@@ -94,18 +92,18 @@ class Preprocessor:
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
         """Built; its outputs are images, and labels int32 (). It never ends: `size` is one epoch."""
-        return self._build(functools.partial(reader_calls.in_graph, self._call), checkpointing=True)
+        return self._build(functools.partial(reading.in_graph, self._call), checkpointing=True)
 
     def restored(self, checkpoint: str) -> dali.Pipeline:
         """A pipeline that goes on where `pipeline.checkpoint()` of one like it was taken: order and draws."""
-        read = functools.partial(reader_calls.in_graph, self._call)
+        read = functools.partial(reading.in_graph, self._call)
         return self._build(read, checkpointing=True, checkpoint=checkpoint)
 
     def dynamic(self, *, epochs: int = 1) -> Iterator[tuple[ndd.Batch, ndd.Batch]]:
         """Batches of images and labels, made as they are asked for; the last of an epoch may be shorter."""
         ndd.set_num_threads(self._num_threads)
         api = Dynamic(self.batch_size, self._seed)
-        for encoded, labels in reader_calls.in_dynamic(self._call, self.batch_size, epochs=epochs):
+        for encoded, labels in reading.in_dynamic(self._call, self.batch_size, epochs=epochs):
             api.batch_size = encoded.batch_size
             yield self._apply(api, encoded), labels
 
@@ -142,7 +140,7 @@ class Preprocessor:
     def _run_pipeline(self) -> Iterator[np.ndarray]:
         left = self.size
         # Not `self.pipeline`, which may stand anywhere in its epoch.
-        pipeline = self._build(functools.partial(reader_calls.in_graph, self._call), checkpointing=False)
+        pipeline = self._build(functools.partial(reading.in_graph, self._call), checkpointing=False)
         while left:
             images, _ = pipeline.run()
             images = images.as_cpu()
@@ -165,10 +163,10 @@ class Preprocessor:
         """
         inputs: dict[str, Any] = {}
         make = dali_tf.DALIDataset
-        read = functools.partial(reader_calls.in_graph, self._call)
-        if isinstance(self._call, reader_calls.ExternalCall):
+        read = functools.partial(reading.in_graph, self._call)
+        if isinstance(self._call, reading.PythonCall):
             make = dali_tf.experimental.DALIDatasetWithInputs
-            read, inputs["input_datasets"] = tf_inputs(self._call, self.batch_size)
+            read, inputs["input_datasets"] = reading.tf_inputs(self._call, self.batch_size)
         pipeline = self._build(read, checkpointing=self._device == "cpu" and not inputs)
         with tf.device("/cpu:0") if self._device == "cpu" else contextlib.nullcontext():
             return make(
@@ -199,12 +197,12 @@ class Preprocessor:
         )
         with pipeline:
             encoded, labels = read()
-            images = self._apply(dali_api.GRAPH, encoded)
+            images = self._apply(GRAPH, encoded)
             pipeline.set_outputs(images, labels.gpu() if self._device == "gpu" else labels)
         pipeline.build()
         return pipeline
 
-    def _apply(self, api: dali_api.Api, encoded: dali_api.Data) -> dali_api.Data:
+    def _apply(self, api: Api, encoded: Data) -> Data:
         return self.chain.apply(api, encoded, is_decoded=self.source.is_decoded, device=self._device)
 
     def _alone(self, position: int) -> np.ndarray:
@@ -212,7 +210,7 @@ class Preprocessor:
         call = self.source.call(shard_id=position, num_shards=self.source.size, training=False, seed=0)
         single = copy.copy(self)
         single.batch_size = 1
-        images, _ = single._build(functools.partial(reader_calls.in_graph, call), checkpointing=False).run()
+        images, _ = single._build(functools.partial(reading.in_graph, call), checkpointing=False).run()
         return np.array(images.as_cpu()[0])
 
     def _explain(self, error: Exception, position: int) -> UserError:
