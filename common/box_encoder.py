@@ -81,7 +81,7 @@ def encode_boxes(
         boxes, labels = boxes.gpu(), labels.gpu()
         padded_boxes, padded_classes = padded_boxes.gpu(), padded_classes.gpu()
 
-    offsets, targets = fn.box_encoder(
+    deltas, targets = fn.box_encoder(
         boxes,
         labels,
         anchors=anchors.boxes_normalized.ravel().tolist(),
@@ -90,13 +90,13 @@ def encode_boxes(
     )  # (A, 4) dx dy dw dh, (A,) 1-based with 0 for background
     num_positives = fn.reductions.sum(fn.cast(targets != 0, dtype=types.FLOAT))
     targets -= 1
-    offsets = fn.coord_transform(offsets, M=_SWAP_XY)
+    deltas = fn.coord_transform(deltas, M=_SWAP_XY)
 
     class_targets, box_targets = [], []
     for start, size, (height, width) in _level_slices(anchors):
         k = anchors.anchors_per_location
         level_targets = fn.slice(targets, start, size, axes=[0])
-        level_offsets = fn.slice(offsets, start, size, axes=[0])
+        level_offsets = fn.slice(deltas, start, size, axes=[0])
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))
         box_targets.append(fn.reshape(level_offsets, shape=[height, width, k * 4]))
     return EncodedBoxes(num_positives, padded_boxes, padded_classes, tuple(class_targets), tuple(box_targets))
@@ -224,19 +224,19 @@ def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> E
     centers, sizes = (prior[:, :2] + prior[:, 2:]) * 0.5, prior[:, 2:] - prior[:, :2]
     box_centers, box_sizes = (matched[:, :2] + matched[:, 2:]) * 0.5, matched[:, 2:] - matched[:, :2]
     shifts, scales = (box_centers - centers) / sizes, tf.math.log(box_sizes / sizes)
-    offsets = tf.concat([shifts[:, ::-1], scales[:, ::-1]], axis=1)  # dy dx dh dw
+    deltas = tf.concat([shifts[:, ::-1], scales[:, ::-1]], axis=1)  # dy dx dh dw
 
     places = owned[:, tf.newaxis]
     labels = tf.gather(tf.gather_nd(classes, rows), owners) + 1
-    offsets = tf.scatter_nd(places, offsets, [batch_size * num_anchors, 4])
+    deltas = tf.scatter_nd(places, deltas, [batch_size * num_anchors, 4])
     targets = tf.scatter_nd(places, labels, [batch_size * num_anchors]) - 1
-    offsets = tf.reshape(offsets, [batch_size, num_anchors * 4])
+    deltas = tf.reshape(deltas, [batch_size, num_anchors * 4])
     targets = tf.reshape(targets, [batch_size, num_anchors])
 
     k = anchors.anchors_per_location
     class_targets, box_targets = [], []
     for start, size, (height, width) in _level_slices(anchors):
-        level_offsets = offsets[:, 4 * start : 4 * (start + size)]
+        level_offsets = deltas[:, 4 * start : 4 * (start + size)]
         class_targets.append(tf.reshape(targets[:, start : start + size], [batch_size, height, width, k]))
         box_targets.append(tf.reshape(level_offsets, [batch_size, height, width, k * 4]))
     num_positives = tf.math.bincount(owned // num_anchors, minlength=batch_size, dtype=tf.float32)
@@ -290,7 +290,7 @@ def _level_slices(anchors: Anchors) -> list[tuple[int, int, tuple[int, int]]]:
 # --- back from head outputs ---
 
 
-def decode_boxes(offsets: Any, anchors: Anchors) -> Any:
+def decode_boxes(deltas: Any, anchors: Anchors) -> Any:
     """The inverse of the encoding: the boxes that the heads' offsets stand for.
 
     Args:
@@ -300,14 +300,14 @@ def decode_boxes(offsets: Any, anchors: Anchors) -> Any:
     Returns:
         float32 (..., A, 4) ltrb, normalised, not clipped to the image.
     """
-    if isinstance(offsets, list | tuple):
-        offsets = flatten_levels(offsets, 4)
-    return decode_offsets(offsets, anchors.boxes_normalized)
+    if isinstance(deltas, list | tuple):
+        deltas = flatten_levels(deltas, 4)
+    return decode_offsets(deltas, anchors.boxes_normalized)
 
 
-def decode_offsets(offsets: Any, prior: Any) -> Any:
+def decode_offsets(deltas: Any, prior: Any) -> Any:
     """`decode_boxes` of single anchors: offsets (..., 4) and the anchors, ltrb normalised, (..., 4)."""
-    dy, dx, dh, dw = ops.unstack(ops.cast(offsets, "float32"), 4, axis=-1)
+    dy, dx, dh, dw = ops.unstack(ops.cast(deltas, "float32"), 4, axis=-1)
     left, top, right, bottom = ops.unstack(prior, 4, axis=-1)
     width, height = right - left, bottom - top
     x, y = dx * width + (left + right) / 2, dy * height + (top + bottom) / 2
@@ -346,8 +346,8 @@ def boxes_without_anchor(
     is_positive = np.concatenate([np.ravel(level) for level in class_targets]) >= 0
     if not is_positive.any():
         return len(boxes)
-    offsets = np.concatenate([np.reshape(level, (-1, 4)) for level in box_targets])
-    owned = ops.convert_to_numpy(decode_boxes(offsets, anchors))[is_positive]  # (P, 4), up to rounding
+    deltas = np.concatenate([np.reshape(level, (-1, 4)) for level in box_targets])
+    owned = ops.convert_to_numpy(decode_boxes(deltas, anchors))[is_positive]  # (P, 4), up to rounding
     distinct = np.unique(boxes, axis=0)  # of identical boxes only one can own anchors
     distance = np.abs(owned[:, np.newaxis] - distinct).max(axis=-1)  # (P, distinct boxes)
     return len(boxes) - len(np.unique(distance.argmin(axis=1)))

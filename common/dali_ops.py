@@ -29,7 +29,7 @@ def marked(pipeline: dali.Pipeline) -> dict[str, list[DataNode]]:
     return vars(pipeline).get("marks", {})
 
 
-def decode_window(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
+def decode_crop(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
     """Decodes a part of an image, and no more than its format demands.
 
     Args:

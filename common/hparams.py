@@ -3,7 +3,8 @@
     --hparams=learning_rate=0.02,image_size=320x512,nms_method=hard
     --hparams=my_recipe.yaml
 
-A key that is no field is an error that suggests the nearest one; a value must fit the field's type.
+An unknown key is an error that suggests the nearest one. A value must fit the field's annotation, which holds
+its type and its range: `flip_prob: Share = 0.5`, `optimizer: Literal["sgd", "adam"] = "sgd"`.
 """
 
 import dataclasses
@@ -13,13 +14,23 @@ import re
 import types
 import typing
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import yaml
 
 from common.errors import UserError, unknown
 
 Config = TypeVar("Config")
+
+# Annotations of config fields: type and range.
+Count = Annotated[int, msgspec.Meta(ge=1)]
+CountOrZero = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+ShareBelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
 def override(config: Config, spec: str | None, only: Collection[str] | None = None) -> Config:
@@ -37,7 +48,7 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
     if not spec:
         return config
     pairs = _read_yaml(spec) if spec.endswith((".yaml", ".yml")) else _split_pairs(spec)
-    field_types = typing.get_type_hints(type(config))
+    field_types = typing.get_type_hints(type(config), include_extras=True)
     values = {}
     for key, text in pairs:
         if key not in field_types:
@@ -58,46 +69,28 @@ def replace(config: Config, values: Mapping[str, Any]) -> Config:
         raise UserError(str(error)) from error
 
 
-def check(
-    config: Any,
-    *,
-    choices: Mapping[str, Collection[str]],
-    at_least_one: Collection[str],
-    not_negative: Collection[str],
-    shares: Collection[str],
-    below_one: Collection[str],
-) -> None:
-    """Raises ValueError with the first field of `config` that is out of its range.
+def check(config: Any) -> None:
+    """Raises ValueError for the first field of a dataclass instance that does not fit its annotation.
 
-    NaN and infinity always are, in any field.
-
-    Args:
-        config: a dataclass instance with the fields that follow.
-        choices: field -> the words it may hold.
-        at_least_one: fields that must be 1 or more.
-        not_negative: fields that must be finite and 0 or more.
-        shares: fields that must be 0 to 1.
-        below_one: those of them that must not be 1.
+    NaN and infinity fit no field. Lists are no tuples here, and an int is a float.
     """
-    for name, value in vars(config).items():
+    for name, annotation in typing.get_type_hints(type(config), include_extras=True).items():
+        value = getattr(config, name)
+        try:
+            msgspec.convert(value, annotation)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name}={value}: {_reason(error, annotation)}") from error
         numbers = value if isinstance(value, tuple) else (value,)
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
             raise ValueError(f"{name}={value}: need finite numbers")
-    for field, words in choices.items():
-        if getattr(config, field) not in words:
-            raise ValueError(f"{field}={getattr(config, field)!r} is not one of {', '.join(words)}")
-    for field in at_least_one:
-        if not 1 <= getattr(config, field) < math.inf:
-            raise ValueError(f"{field}={getattr(config, field)}: need at least 1")
-    for field in not_negative:
-        if not 0 <= getattr(config, field) < math.inf:
-            raise ValueError(f"{field}={getattr(config, field)}: need 0 or more")
-    for field in shares:
-        if not 0 <= getattr(config, field) <= 1:
-            raise ValueError(f"{field}={getattr(config, field)}: need 0 to 1")
-    for field in below_one:
-        if getattr(config, field) == 1:
-            raise ValueError(f"{field}=1: need less than 1")
+
+
+def _reason(error: msgspec.ValidationError, annotation: Any) -> str:
+    """What was expected, without msgspec's path to the value: "expected float <= 1.0"."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return f"expected one of {', '.join(map(str, typing.get_args(annotation)))}"
+    text = re.split(" - at `|, got `", str(error))[0].replace("`", "")
+    return text[:1].lower() + text[1:]
 
 
 def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:
@@ -113,11 +106,10 @@ def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:
     if surplus or missing:
         difference = f"had the setting {surplus[0]!r}" if surplus else f"had no setting {missing[0]!r}"
         raise UserError(f"the weights were saved by another version: it {difference}")
-    return config_type(**{name: _tuples(value) for name, value in fields.items()})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+    try:
+        return msgspec.convert(dict(fields), config_type)
+    except msgspec.ValidationError as error:
+        raise UserError(f"the weights were saved with a setting that does not fit: {error}") from error
 
 
 def parse_image_size(text: str | int | tuple[int, int] | list[int]) -> tuple[int, int]:
@@ -138,27 +130,16 @@ def parse_value(key: str, value: Any, field_type: Any) -> Any:
     """Converts text (or a YAML scalar or list) to `field_type`; raises UserError naming the key."""
     if key == "image_size":
         return parse_image_size(value)
-    if isinstance(field_type, types.UnionType):  # X | None
-        if value is None or str(value).lower() == "none":
-            return None
-        (field_type,) = [t for t in typing.get_args(field_type) if t is not types.NoneType]
+    members = typing.get_args(field_type) if isinstance(field_type, types.UnionType) else ()
+    if types.NoneType in members and str(value).lower() == "none":
+        return None
+    if isinstance(value, str) and typing.get_origin(field_type) is tuple:
+        value = [item for item in re.split(r"[,\s]+", value) if item]
     try:
-        if typing.get_origin(field_type) is tuple:
-            items = value if isinstance(value, list | tuple) else [v for v in re.split(r"[,\s]+", value) if v]
-            item_type = typing.get_args(field_type)[0]
-            return tuple(parse_value(key, item, item_type) for item in items)
-        if field_type is bool:
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
-                str(value).lower()
-            ]
-        if isinstance(value, bool):  # YAML's yes and no are no numbers and no names
-            raise ValueError(value)
-        if field_type is int and isinstance(value, float) and not value.is_integer():
-            raise ValueError(value)
-        return field_type(value)  # float("1e-3") works, where PyYAML alone would leave a string
-    except (KeyError, ValueError, TypeError) as error:
-        wanted = getattr(field_type, "__name__", str(field_type))
-        raise UserError(f"hyper-parameter {key}={value!r} is not a {wanted}") from error
+        # Not strict: text becomes numbers, "1e-3" included, which PyYAML leaves as text.
+        return msgspec.convert(value, field_type, strict=False)
+    except msgspec.ValidationError as error:
+        raise UserError(f"hyper-parameter {key}={value!r}: {_reason(error, field_type)}") from error
 
 
 def _split_pairs(spec: str) -> list[tuple[str, str]]:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import keras
 
-from common.activations import Swish
-from common.batch_norm import BatchNormalization
 from common.errors import unknown
+from common.layers import BatchNormalization, Swish
 from efficientdet import mobilenet, resnet
 
 

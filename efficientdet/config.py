@@ -6,10 +6,12 @@ Any field can be changed from the command line: --hparams=jitter_min=0.5,nms_met
 """
 
 import dataclasses
+from typing import Literal
 
 from common import hparams
 from common.anchors import Anchors
 from common.errors import unknown
+from common.hparams import Count, CountOrZero, NotNegative, Share, ShareBelowOne
 from efficientdet.retinanet_rows import RETINANETS
 
 
@@ -21,24 +23,23 @@ class EfficientDetConfig:
     model_name: str
     image_size: tuple[int, int]
     backbone: str  # one of backbone.NAMES
-    fpn_channels: int
-    fpn_cells: int  # of efficientdet's pyramid; retinanet has one way down
-    head_repeats: int
-    architecture: str = "efficientdet"  # efficientdet: model.py; retinanet: retinanet.py, heads without norm
-    fpn_fusion: str = (
-        "fast"  # fast: learned, normalised weights; sum: unweighted (d6 and above, for stability)
-    )
-    bn_momentum: float = 0.99  # of the moving statistics: google/automl efficientdet/tf2/util_keras.py
+    fpn_channels: Count
+    fpn_cells: Count  # of efficientdet's pyramid; retinanet has one way down
+    head_repeats: Count
+    architecture: Literal["efficientdet", "retinanet"] = "efficientdet"  # model.py, retinanet.py
+    # fast: learned, normalised weights; sum: no weights (d6 and above, for stability)
+    fpn_fusion: Literal["fast", "sum"] = "fast"
+    bn_momentum: ShareBelowOne = 0.99  # google/automl efficientdet/tf2/util_keras.py
     min_level: int = 3
     max_level: int = 7
 
     # --- anchors ---
-    num_scales: int = 3
+    num_scales: Count = 3
     aspect_ratios: tuple[float, ...] = (1.0, 2.0, 0.5)  # width / height
     anchor_scale: float = 4.0
 
     # --- what the loader does to a training image ---
-    augmentation: str = "scale_jitter"  # scale_jitter, min_iou_crop, resize_range, none
+    augmentation: Literal["scale_jitter", "min_iou_crop", "resize_range", "none"] = "scale_jitter"
     jitter_min: float = 0.1  # scale_jitter: image scale relative to the network input
     jitter_max: float = 2.0
     antialias: bool = True  # where an image shrinks, in training and test; google/automl's resizing does not
@@ -46,57 +47,50 @@ class EfficientDetConfig:
     # have 640 to 1024 for inputs of 1280; this is about that for inputs half as large.
     resize_min: int = 320
     resize_max: int = 512
-    flip_prob: float = 0.5
-    grid_mask_prob: float = 0.0  # GridMask (arXiv 2001.04086); automl leaves it off
-    brightness: float = 0.0  # each colour factor is drawn from 1 - x .. 1 + x
-    contrast: float = 0.0
-    saturation: float = 0.0
-    hue: float = 0.0  # degrees, drawn from -x .. x
-    min_box_size: float = 1.0  # pixels of the network input; smaller boxes are dropped and counted
-    max_instances: int = 100  # boxes kept per image, the largest first; the rest are dropped and counted
+    flip_prob: Share = 0.5
+    grid_mask_prob: Share = 0.0  # GridMask (arXiv 2001.04086); automl leaves it off
+    brightness: Share = 0.0  # each colour factor is drawn from 1 - x .. 1 + x
+    contrast: Share = 0.0
+    saturation: Share = 0.0
+    hue: NotNegative = 0.0  # degrees, drawn from -x .. x
+    min_box_size: NotNegative = 1.0  # pixels of the network input; smaller boxes are dropped and counted
+    max_instances: Count = 100  # boxes kept per image, the largest first; the rest are dropped and counted
 
     # --- loss ---
-    focal_alpha: float = 0.25
-    focal_gamma: float = 1.5
-    label_smoothing: float = 0.0
-    huber_delta: float = 0.1
-    box_loss_weight: float = 50.0
-    weight_decay: float = 4e-5  # times half the sum of squares of the kernels (automl tf2/train_lib.py)
+    focal_alpha: Share = 0.25
+    focal_gamma: NotNegative = 1.5
+    label_smoothing: Share = 0.0
+    huber_delta: NotNegative = 0.1
+    box_loss_weight: NotNegative = 50.0
+    weight_decay: NotNegative = 4e-5  # times half the sum of squares of the kernels (automl tf2/train_lib.py)
 
     # --- optimisation ---
-    optimizer: str = "sgd"  # sgd, adam
-    momentum: float = 0.9  # adam: beta_1
-    learning_rate: float = 0.08  # per reference_batch images, scaled linearly
-    reference_batch: int = 64
-    warmup_learning_rate: float = 0.008  # where the warm-up starts, scaled like learning_rate
-    warmup_epochs: float = 1.0
-    epochs: int = 300  # 0: as many as come nearest to `iterations`
-    lr_schedule: str = "cosine"  # cosine, milestones
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: ShareBelowOne = 0.9  # adam: beta_1
+    learning_rate: NotNegative = 0.08  # per reference_batch images, scaled linearly
+    reference_batch: Count = 64
+    warmup_learning_rate: NotNegative = 0.008  # where the warm-up starts, scaled like learning_rate
+    warmup_epochs: NotNegative = 1.0
+    epochs: CountOrZero = 300  # 0: as many as come nearest to `iterations`
+    lr_schedule: Literal["cosine", "milestones"] = "cosine"
     # Updates of reference_batch images. A run of another length stretches all three (odtk's --schedule).
-    iterations: int = 0  # of the whole run
+    iterations: CountOrZero = 0  # of the whole run
     milestones: tuple[int, ...] = ()  # after which the rate falls
-    warmup_iterations: int = 0  # above 0: in place of warmup_epochs
-    lr_step_factor: float = 0.1  # milestones
-    clip_norm: float = 10.0  # global norm; 0: off
-    ema_decay: float = 0.9998  # 0: off
+    warmup_iterations: CountOrZero = 0  # above 0: in place of warmup_epochs
+    lr_step_factor: NotNegative = 0.1  # milestones
+    clip_norm: NotNegative = 10.0  # global norm; 0: off
+    ema_decay: ShareBelowOne = 0.9998  # 0: off
 
     # --- detections ---
-    nms_method: str = "gaussian"  # gaussian, hard
-    nms_iou: float = 0.5  # hard
-    nms_sigma: float = 0.5  # gaussian
-    score_threshold: float = 0.001
-    nms_candidates: int = 1000
-    max_detections: int = 100
+    nms_method: Literal["gaussian", "hard"] = "gaussian"
+    nms_iou: Share = 0.5  # hard
+    nms_sigma: NotNegative = 0.5  # gaussian
+    score_threshold: Share = 0.001
+    nms_candidates: Count = 1000
+    max_detections: Count = 100
 
     def __post_init__(self) -> None:
-        hparams.check(
-            self,
-            choices=_CHOICES,
-            at_least_one=_AT_LEAST_ONE,
-            not_negative=_NOT_NEGATIVE,
-            shares=_SHARES,
-            below_one=("ema_decay", "bn_momentum", "momentum"),
-        )
+        hparams.check(self)
         if not 1 <= self.min_level <= 5 <= self.max_level:
             raise ValueError(
                 f"min_level={self.min_level}, max_level={self.max_level}: need 1 <= min <= 5 <= max"
@@ -162,56 +156,6 @@ LATER_FIELDS = (
     "warmup_iterations",
     "lr_step_factor",
 )
-
-_AT_LEAST_ONE = (
-    "fpn_channels",
-    "fpn_cells",
-    "head_repeats",
-    "num_scales",
-    "max_instances",
-    "reference_batch",
-    "nms_candidates",
-    "max_detections",
-)
-_NOT_NEGATIVE = (
-    "hue",
-    "min_box_size",
-    "focal_gamma",
-    "huber_delta",
-    "box_loss_weight",
-    "weight_decay",
-    "learning_rate",
-    "warmup_learning_rate",
-    "warmup_epochs",
-    "epochs",
-    "iterations",
-    "warmup_iterations",
-    "lr_step_factor",
-    "clip_norm",
-    "nms_sigma",
-)
-_SHARES = (
-    "bn_momentum",
-    "flip_prob",
-    "grid_mask_prob",
-    "brightness",
-    "contrast",
-    "saturation",
-    "focal_alpha",
-    "label_smoothing",
-    "momentum",
-    "ema_decay",
-    "nms_iou",
-    "score_threshold",
-)
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "architecture": ("efficientdet", "retinanet"),
-    "fpn_fusion": ("fast", "sum"),
-    "augmentation": ("scale_jitter", "min_iou_crop", "resize_range", "none"),
-    "optimizer": ("sgd", "adam"),
-    "lr_schedule": ("cosine", "milestones"),
-    "nms_method": ("gaussian", "hard"),
-}
 
 
 # model: image side, backbone, BiFPN channels, BiFPN cells, head repeats, and what else differs.

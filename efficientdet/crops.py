@@ -1,8 +1,8 @@
-"""Which part of an image is shown, and how large: the views of the EfficientDet pipeline, in DALI.
+"""Crops of EfficientDet's training images, in DALI: which window of an image is used, and at which size.
 
-The scale jitter is that of google/automl efficientdet/dataloader.py; the other two views are those of
-NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py. All end in whole pixels of the stored image, so that
-just these are decoded and boxes move by the very map that the pixels move by.
+Scale jitter follows google/automl efficientdet/dataloader.py; the other two follow NVIDIA/retinanet-examples
+odtk/dali.py and odtk/data.py. Windows are whole pixels of the stored image: only these are decoded, and boxes
+are mapped exactly as the pixels are.
 """
 
 from typing import NamedTuple
@@ -22,8 +22,8 @@ CROP_ASPECT = (0.5, 2.0)  # width / height in pixels, as SSD (arXiv 1512.02325 s
 CROP_ATTEMPTS = 20  # at one threshold, before another one, or no crop at all, is drawn
 
 
-class View(NamedTuple):
-    """Which part of the stored image is shown, and how large it is in the network input. int32 nodes."""
+class CropResize(NamedTuple):
+    """The window of the stored image that is used, and its size in the network input. int32 nodes."""
 
     window: DataNode  # (4,): top, left, height, width in pixels of the stored image
     size: DataNode  # (2,): height, width in pixels of the network input, at most image_size
@@ -34,12 +34,14 @@ def source_size(jpegs: DataNode) -> DataNode:
     return fn.cast(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2], dtype=types.FLOAT)
 
 
-def whole_view(size: DataNode, image_size: tuple[int, int]) -> View:
+def whole_image(size: DataNode, image_size: tuple[int, int]) -> CropResize:
     """The whole image, as large as fits: the letterbox of evaluation and inference."""
     return _fit(fn.cat([0, 0], int32(size)), image_size)
 
 
-def jittered_view(size: DataNode, image_size: tuple[int, int], jitter_min: float, jitter_max: float) -> View:
+def jittered_crop(
+    size: DataNode, image_size: tuple[int, int], jitter_min: float, jitter_max: float
+) -> CropResize:
     """Scale jitter: the image at a random scale; what is larger than the network input is cropped at random.
 
     A scale of 1 is the letterbox. automl crops the resized image; the window here is the same crop in pixels
@@ -50,7 +52,7 @@ def jittered_view(size: DataNode, image_size: tuple[int, int], jitter_min: float
     top, height, out_height = _jittered_side(size[0], scale, image_size[0])
     left, width, out_width = _jittered_side(size[1], scale, image_size[1])
     window = fn.stack(top, left, height, width)
-    return View(int32(window), int32(fn.stack(out_height, out_width)))
+    return CropResize(int32(window), int32(fn.stack(out_height, out_width)))
 
 
 def _jittered_side(side: DataNode, scale: DataNode, limit: int) -> tuple[DataNode, DataNode, DataNode]:
@@ -62,24 +64,26 @@ def _jittered_side(side: DataNode, scale: DataNode, limit: int) -> tuple[DataNod
     return start, length, shown
 
 
-def resized_view(size: DataNode, image_size: tuple[int, int], resize_min: int, resize_max: int) -> View:
+def resize_range_crop(
+    size: DataNode, image_size: tuple[int, int], resize_min: int, resize_max: int
+) -> CropResize:
     """The whole image with its shorter side at a random number of pixels, at most as large as fits."""
     shorter = dali_math.floor(uniform(float(resize_min), resize_max + 1.0))
     scale = shorter / dali_math.min(size[0], size[1])
-    whole = whole_view(size, image_size)
+    whole = whole_image(size, image_size)
     return whole._replace(size=dali_math.min(whole.size, int32(dali_math.floor(size * scale + 0.5))))
 
 
-def min_iou_view(
+def min_iou_crop(
     size: DataNode, boxes: DataNode, labels: DataNode, image_size: tuple[int, int]
-) -> tuple[View, DataNode, DataNode]:
+) -> tuple[CropResize, DataNode, DataNode]:
     """A random crop, shown as large as fits (SSD, arXiv 1512.02325 section 2.2).
 
     Every box overlaps it by one of CROP_THRESHOLDS, drawn at random, or the image is not cropped: of images
     with more than a handful of boxes, hardly any is.
 
     Returns:
-        The view; the boxes whose centre is in the crop, still normalised by the image; their labels.
+        The crop; the boxes whose centre is in it, still normalised by the image; their labels.
     """
     anchor, shape, boxes, labels = fn.random_bbox_crop(
         boxes,
@@ -107,21 +111,21 @@ def _whole_pixels(start: DataNode, length: DataNode, side: DataNode) -> tuple[Da
     return first, last - first
 
 
-def _fit(window: DataNode, image_size: tuple[int, int]) -> View:
+def _fit(window: DataNode, image_size: tuple[int, int]) -> CropResize:
     sides = letterbox.fit(window[2], window[3], image_size, dali_math.min, dali_math.max)
-    return View(window, int32(fn.stack(*sides)))
+    return CropResize(window, int32(fn.stack(*sides)))
 
 
-def random_view(
+def random_crop(
     config: EfficientDetConfig, size: DataNode, boxes: DataNode, labels: DataNode
-) -> tuple[View, DataNode, DataNode]:
-    """The view that `config.augmentation` names, as (view, boxes, labels); boxes still refer to the image."""
+) -> tuple[CropResize, DataNode, DataNode]:
+    """The crop that `config.augmentation` names; its boxes, still normalised by the image; their labels."""
     if config.augmentation == "min_iou_crop":
-        return min_iou_view(size, boxes, labels, config.image_size)
+        return min_iou_crop(size, boxes, labels, config.image_size)
     if config.augmentation == "scale_jitter":
-        view = jittered_view(size, config.image_size, config.jitter_min, config.jitter_max)
+        crop = jittered_crop(size, config.image_size, config.jitter_min, config.jitter_max)
     elif config.augmentation == "resize_range":
-        view = resized_view(size, config.image_size, config.resize_min, config.resize_max)
+        crop = resize_range_crop(size, config.image_size, config.resize_min, config.resize_max)
     else:
-        view = whole_view(size, config.image_size)
-    return view, boxes, labels
+        crop = whole_image(size, config.image_size)
+    return crop, boxes, labels

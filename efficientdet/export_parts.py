@@ -20,8 +20,8 @@ def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportabl
 
     def resize(images):
         size = tf.cast(tf.shape(images)[1:3], tf.float32)
-        view = tf_pipeline.whole_view(size, config.image_size)
-        images = tf_pipeline.resize(images, view.size, config.antialias)
+        crop = tf_pipeline.whole_image(size, config.image_size)
+        images = tf_pipeline.resize(images, crop.size, config.antialias)
         return tf.image.pad_to_bounding_box(images, 0, 0, height, width)
 
     def normalize(images, inside):
@@ -29,8 +29,8 @@ def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportabl
         return tf.where(inside, normalized, 0.0)
 
     def network(images):
-        class_logits, box_offsets = model(images, training=False)
-        return [*class_logits, *box_offsets]
+        class_logits, box_deltas = model(images, training=False)
+        return [*class_logits, *box_deltas]
 
     def halves(raw):
         levels = len(raw) // 2

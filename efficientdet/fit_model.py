@@ -30,8 +30,8 @@ class FitModel(keras.Model):
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """The scalar loss of one replica's batch; `y` is the loader's dict of targets."""
-        class_logits, box_offsets = y_pred[: self._num_levels], y_pred[self._num_levels :]
-        loss = losses.detection_loss(class_logits, box_offsets, y, self._config)["detection_loss"]
+        class_logits, box_deltas = y_pred[: self._num_levels], y_pred[self._num_levels :]
+        loss = losses.detection_loss(class_logits, box_deltas, y, self._config)["detection_loss"]
         loss += losses.l2_loss(self.trainable_variables, self._config.weight_decay)
         # Keras sums the gradients of the replicas of a tf.distribute strategy.
         return loss / tf.distribute.get_strategy().num_replicas_in_sync

@@ -87,7 +87,7 @@ def _loss_and_gradient(logits, class_targets, alpha, gamma, label_smoothing):
 
 
 def box_loss(
-    offsets: tf.Tensor, box_targets: tf.Tensor, class_targets: tf.Tensor, *, delta: float
+    deltas: tf.Tensor, box_targets: tf.Tensor, class_targets: tf.Tensor, *, delta: float
 ) -> tf.Tensor:
     """Sum of the Huber loss over the four offsets of every positive anchor of one level.
 
@@ -103,7 +103,7 @@ def box_loss(
     positive = tf.cast(
         tf.cast(tf.reshape(class_targets, [-1, 1]), tf.float32) >= 0, tf.float32
     )  # (B h w k, 1)
-    error = tf.abs(tf.cast(offsets, tf.float32) - tf.cast(box_targets, tf.float32))
+    error = tf.abs(tf.cast(deltas, tf.float32) - tf.cast(box_targets, tf.float32))
     error = tf.reshape(error, [-1, 4])
     quadratic = tf.minimum(error, delta)
     huber = quadratic * (error - 0.5 * quadratic)
@@ -135,7 +135,7 @@ def num_positives_share(targets: dict[str, tf.Tensor], num_replicas: int = 1) ->
 
 def detection_loss(
     class_logits: Sequence[tf.Tensor],
-    box_offsets: Sequence[tf.Tensor],
+    box_deltas: Sequence[tf.Tensor],
     targets: dict[str, tf.Tensor],
     config: EfficientDetConfig,
     num_positives: tf.Tensor | None = None,
@@ -166,7 +166,7 @@ def detection_loss(
             label_smoothing=config.label_smoothing,
         )
         box_sum += box_loss(
-            box_offsets[i], targets[f"box_targets_{level}"], class_targets, delta=config.huber_delta
+            box_deltas[i], targets[f"box_targets_{level}"], class_targets, delta=config.huber_delta
         )
     class_term = class_sum / num_positives
     box_term = box_sum / (4.0 * num_positives)

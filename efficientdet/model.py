@@ -17,7 +17,7 @@ import math
 
 import keras
 
-from common.activations import Swish
+from common.layers import Swish
 from efficientdet import retinanet
 from efficientdet.backbone import batch_norm, extract_features
 from efficientdet.config import EfficientDetConfig, get_config
@@ -67,8 +67,8 @@ def build_model(
         bias=-math.log((1 - CLASS_PRIOR) / CLASS_PRIOR),
         name="class_net",
     )
-    box_offsets = _head(features, config, filters=config.anchors_per_location * 4, bias=0.0, name="box_net")
-    return keras.Model(images, (class_logits, box_offsets), name=model_name)
+    box_deltas = _head(features, config, filters=config.anchors_per_location * 4, bias=0.0, name="box_net")
+    return keras.Model(images, (class_logits, box_deltas), name=model_name)
 
 
 def _pyramid(

@@ -3,10 +3,9 @@
     pipeline = EfficientDetPipeline(source=source, config=config, batch_size=16, training=True)
     images, targets = next(iter(pipeline.dataset()))
 
-A training image goes through a random view (which part is shown, and how large), flip, GridMask and colour;
-an evaluation image is shown whole and never changes. Both end in the same place: the view at the top left of
-the network input, the rest in the mean colour, normalised. Boxes pass through the very map that the pixels
-pass through.
+A training image goes through a random crop, a resize, flip, GridMask and colour; an evaluation image is used
+whole and never changes. Both end at the top left of the network input, the rest in the mean colour,
+normalised. Boxes are mapped exactly as the pixels are.
 
 The graph is a sequence of the functions below and in crops.py, which see one sample each (DALI's convention).
 EfficientDet: arXiv 1911.09070.
@@ -29,7 +28,7 @@ from common.dali_ops import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     count_visible,
-    decode_window,
+    decode_crop,
     int32,
     mark,
     marked,
@@ -39,7 +38,7 @@ from common.dali_ops import (
 )
 from common.sources import Source
 from efficientdet.config import EfficientDetConfig
-from efficientdet.crops import random_view, source_size, whole_view
+from efficientdet.crops import random_crop, source_size, whole_image
 
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
@@ -51,7 +50,7 @@ GRID_MASK_TILE = (0.2, 0.6)
 GRID_MASK_ANGLE = math.radians(10)
 
 
-# --- 1. pixels and boxes of the view ---
+# --- 1. crop ---
 
 
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
@@ -108,7 +107,7 @@ def random_color(
 
 
 def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode:
-    """uint8 (h, w, 3) -> float32 (H, W, 3): the view at the top left, 0 (the mean colour) elsewhere."""
+    """uint8 (h, w, 3) -> float32 (H, W, 3): the crop at the top left, 0 (the mean colour) elsewhere."""
     return normalize(images, MEAN_RGB, STDDEV_RGB, image_size=image_size)
 
 
@@ -122,7 +121,7 @@ def preprocess_ops(config: EfficientDetConfig) -> str:
 
 
 def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int]) -> DataNode:
-    """Boxes normalised by the view -> normalised by the network input, whose top left the view fills."""
+    """Boxes normalised by the crop -> normalised by the network input, whose top left the crop fills."""
     height, width = size[0] / float(image_size[0]), size[1] / float(image_size[1])
     return boxes * fn.stack(width, height, width, height)
 
@@ -281,20 +280,20 @@ class EfficientDetPipeline:
         mark("read", jpegs, boxes, labels)
         size = source_size(jpegs)
         if self.training:
-            view, boxes, labels = random_view(config, size, boxes, labels)
+            crop, boxes, labels = random_crop(config, size, boxes, labels)
         else:
-            view = whole_view(size, config.image_size)
+            crop = whole_image(size, config.image_size)
 
-        images = decode_window(jpegs, view.window, self._device)
+        images = decode_crop(jpegs, crop.window, self._device)
         mark("decode", images, boxes, labels)
-        images = resize(images, view.size, antialias=config.antialias)
-        boxes = boxes_to_window(boxes, size, view.window)
+        images = resize(images, crop.size, antialias=config.antialias)
+        boxes = boxes_to_window(boxes, size, crop.window)
         mark("resize", images, boxes, labels)
         if self.training:
             images, boxes = augment(config, images, boxes)
         mark("augment", images, boxes, labels)
         images = pad_and_normalize(images, config.image_size)
-        boxes = boxes_to_input(boxes, view.size, config.image_size)
+        boxes = boxes_to_input(boxes, crop.size, config.image_size)
         mark("normalize", images, boxes, labels)
 
         visible = count_visible(boxes)
@@ -314,7 +313,7 @@ class EfficientDetPipeline:
             **targets,
             "image_ids": image_ids,
             "image_sizes": int32(size),
-            "letterbox": fn.cast(fn.cat([0, 0], view.size), dtype=types.FLOAT),
+            "letterbox": fn.cast(fn.cat([0, 0], crop.size), dtype=types.FLOAT),
             "lost": fn.stack(visible - large, dali_math.max(large - config.max_instances, 0)),
         }
 

@@ -13,7 +13,7 @@ from efficientdet.config import EfficientDetConfig
 
 def detect(
     class_logits: list[tf.Tensor],
-    box_offsets: list[tf.Tensor],
+    box_deltas: list[tf.Tensor],
     config: EfficientDetConfig,
     anchors: Anchors,
 ) -> nms.Detections:
@@ -28,7 +28,7 @@ def detect(
         anchors: those of the images that went into the model.
     """
     num_classes = class_logits[0].shape[-1] // anchors.anchors_per_location
-    boxes, scores, classes = candidates(class_logits, box_offsets, config, anchors)
+    boxes, scores, classes = candidates(class_logits, box_deltas, config, anchors)
     return nms.suppress(
         boxes,
         scores,
@@ -44,7 +44,7 @@ def detect(
 
 def candidates(
     class_logits: list[tf.Tensor],
-    box_offsets: list[tf.Tensor],
+    box_deltas: list[tf.Tensor],
     config: EfficientDetConfig,
     anchors: Anchors,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -58,13 +58,13 @@ def candidates(
     logits, rows, classes = nms.top_candidates(  # (B, K)
         box_encoder.split_anchors(class_logits, num_classes), config.nms_candidates
     )
-    offsets = nms.take_rows(box_encoder.split_anchors(box_offsets, 4), rows)  # (B, K, 4)
-    boxes = box_encoder.decode_offsets(offsets, tf.gather(anchors.boxes_normalized, rows))
+    deltas = nms.take_rows(box_encoder.split_anchors(box_deltas, 4), rows)  # (B, K, 4)
+    boxes = box_encoder.decode_offsets(deltas, tf.gather(anchors.boxes_normalized, rows))
     return boxes, tf.sigmoid(logits), classes
 
 
 def decode_all(
-    class_logits: list[tf.Tensor], box_offsets: list[tf.Tensor], anchors: Anchors
+    class_logits: list[tf.Tensor], box_deltas: list[tf.Tensor], anchors: Anchors
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Every anchor's box and scores, for whoever suppresses elsewhere.
 
@@ -73,7 +73,7 @@ def decode_all(
         Anchors are ordered as in Anchors.boxes.
     """
     num_classes = class_logits[0].shape[-1] // anchors.anchors_per_location
-    offsets = tf.concat(box_encoder.split_anchors(box_offsets, 4), axis=1)
+    deltas = tf.concat(box_encoder.split_anchors(box_deltas, 4), axis=1)
     logits = tf.concat(box_encoder.split_anchors(class_logits, num_classes), axis=1)
-    boxes = box_encoder.decode_offsets(tf.cast(offsets, tf.float32), anchors.boxes_normalized)
+    boxes = box_encoder.decode_offsets(tf.cast(deltas, tf.float32), anchors.boxes_normalized)
     return boxes, tf.sigmoid(tf.cast(logits, tf.float32))

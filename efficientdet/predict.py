@@ -99,11 +99,11 @@ def make_halves(model: keras.Model, config: EfficientDetConfig) -> tuple[Callabl
 
     @tf.function(reduce_retracing=True)
     def to_detections(outputs, letterbox_px):
-        class_logits, box_offsets = outputs
-        boxes, scores, classes, _ = postprocess.detect(class_logits, box_offsets, config, anchors)
+        class_logits, box_deltas = outputs
+        boxes, scores, classes, _ = postprocess.detect(class_logits, box_deltas, config, anchors)
         boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
         # a sum is finite only if all its terms are, and costs less than asking each of them
-        sums = [tf.reduce_sum(output, axis=[1, 2, 3]) for output in [*class_logits, *box_offsets]]
+        sums = [tf.reduce_sum(output, axis=[1, 2, 3]) for output in [*class_logits, *box_deltas]]
         return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
 
     return network, to_detections

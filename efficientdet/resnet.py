@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import keras
 
-from common.batch_norm import BatchNormalization
+from common.layers import BatchNormalization
 
 
 class Depth(NamedTuple):

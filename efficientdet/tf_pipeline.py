@@ -17,10 +17,9 @@ from common import box_encoder, dataset, letterbox, tf_readers
 from common import boxes as box_ops
 from common.sources import Source
 from common.tf_readers import Random
-from efficientdet import crops as views
 from efficientdet import pipeline
 from efficientdet.config import EfficientDetConfig
-from efficientdet.crops import View
+from efficientdet.crops import CROP_ASPECT, CROP_SCALING, CROP_THRESHOLDS, CropResize
 
 CROP_CANDIDATES = 200  # min_iou_crop: drawn at once, where DALI draws until one fits
 
@@ -28,14 +27,14 @@ CROP_CANDIDATES = 200  # min_iou_crop: drawn at once, where DALI draws until one
 # --- 1. where to look; a View holds float32 tensors here ---
 
 
-def whole_view(size: tf.Tensor, image_size: tuple[int, int]) -> View:
+def whole_image(size: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
     """The whole image, as large as fits."""
     return _fit(tf.concat([[0.0, 0.0], size], 0), image_size)
 
 
-def jittered_view(
+def jittered_crop(
     size: tf.Tensor, image_size: tuple[int, int], jitter_min: float, jitter_max: float, random: Random
-) -> View:
+) -> CropResize:
     """The image at a random scale; what is larger than the network input is cropped at random."""
     limit = tf.constant(image_size, tf.float32)
     scale = random.uniform(jitter_min, jitter_max) * tf.reduce_min(limit / size)
@@ -43,45 +42,45 @@ def jittered_view(
     shown = tf.minimum(scaled, limit)
     length = tf.clip_by_value(tf.floor(size * shown / scaled + 0.5), 1.0, size)
     start = tf.minimum(tf.floor(random.uniform(0.0, 1.0, (2,)) * (size - length + 1.0)), size - length)
-    return View(tf.concat([start, length], 0), shown)
+    return CropResize(tf.concat([start, length], 0), shown)
 
 
-def resized_view(
+def resize_range_crop(
     size: tf.Tensor, image_size: tuple[int, int], resize_min: int, resize_max: int, random: Random
-) -> View:
+) -> CropResize:
     """The whole image with its shorter side at a random number of pixels, at most as large as fits."""
     shorter = tf.floor(random.uniform(resize_min, resize_max + 1.0))
-    whole = whole_view(size, image_size)
+    whole = whole_image(size, image_size)
     return whole._replace(size=tf.minimum(whole.size, tf.floor(size * shorter / tf.reduce_min(size) + 0.5)))
 
 
-def min_iou_view(
+def min_iou_crop(
     size: tf.Tensor, boxes: tf.Tensor, labels: tf.Tensor, image_size: tuple[int, int], random: Random
-) -> tuple[View, tf.Tensor, tf.Tensor]:
+) -> tuple[CropResize, tf.Tensor, tf.Tensor]:
     """A random crop, as large as fits: the first candidate that overlaps every box by what it owes.
 
     Returns:
-        The view; the boxes whose centre is in the crop, still normalised by the image; their labels.
+        The crop; the boxes whose centre is in it, still normalised by the image; their labels.
     """
-    crops, thresholds = _candidate_crops(random)
+    candidates, thresholds = _candidate_crops(random)
     centers = (boxes[:, :2] + boxes[:, 2:]) / 2
-    inside = (centers >= crops[:, tf.newaxis, :2]) & (centers <= crops[:, tf.newaxis, 2:])
+    inside = (centers >= candidates[:, tf.newaxis, :2]) & (centers <= candidates[:, tf.newaxis, 2:])
     inside = tf.reduce_all(inside, -1)  # (n, N)
     has_object = tf.reduce_any(inside, 1) | (tf.shape(boxes)[0] == 0)
-    overlaps = tf.reduce_all(box_ops.pairwise_iou(crops, boxes) >= thresholds[:, tf.newaxis], 1)
-    widths, heights = tf.unstack((crops[:, 2:] - crops[:, :2]) * size[::-1], axis=1)
-    low, high = views.CROP_ASPECT
+    overlaps = tf.reduce_all(box_ops.pairwise_iou(candidates, boxes) >= thresholds[:, tf.newaxis], 1)
+    widths, heights = tf.unstack((candidates[:, 2:] - candidates[:, :2]) * size[::-1], axis=1)
+    low, high = CROP_ASPECT
     shaped = (widths >= low * heights) & (widths <= high * heights)
     is_whole = thresholds == 0
     valid = is_whole | (has_object & overlaps & shaped)
     chosen = tf.argmax(tf.cast(valid, tf.int32))  # the first of the valid ones
 
-    first = tf.math.ceil(crops[chosen, 1::-1] * size - 1e-3)  # whole pixels inside the crop; y, x
+    first = tf.math.ceil(candidates[chosen, 1::-1] * size - 1e-3)  # whole pixels inside the crop; y, x
     first = tf.clip_by_value(first, 0.0, size - 1.0)
-    last = tf.clip_by_value(tf.floor(crops[chosen, 3:1:-1] * size + 1e-3), first + 1.0, size)
-    view = _fit(tf.concat([first, last - first], 0), image_size)
+    last = tf.clip_by_value(tf.floor(candidates[chosen, 3:1:-1] * size + 1e-3), first + 1.0, size)
+    crop = _fit(tf.concat([first, last - first], 0), image_size)
     kept = inside[chosen]
-    return view, boxes[kept], labels[kept]
+    return crop, boxes[kept], labels[kept]
 
 
 def _candidate_crops(random: Random) -> tuple[tf.Tensor, tf.Tensor]:
@@ -90,23 +89,23 @@ def _candidate_crops(random: Random) -> tuple[tf.Tensor, tf.Tensor]:
     Some owe nothing: they are the whole image. So is the last one.
     """
     n = CROP_CANDIDATES
-    choices = tf.constant([0.0, *views.CROP_THRESHOLDS])
+    choices = tf.constant([0.0, *CROP_THRESHOLDS])
     thresholds = tf.gather(choices, tf.cast(random.uniform(0.0, len(choices), (n,)), tf.int32))
-    sides = random.uniform(*views.CROP_SCALING, (n, 2))
+    sides = random.uniform(*CROP_SCALING, (n, 2))
     left_top = random.uniform(0.0, 1.0, (n, 2)) * (1.0 - sides)
-    crops = tf.concat([left_top, left_top + sides], 1)
+    candidates = tf.concat([left_top, left_top + sides], 1)
     whole = tf.constant([0.0, 0.0, 1.0, 1.0])
-    crops = tf.where(thresholds[:, tf.newaxis] == 0, whole, crops)
-    return tf.concat([crops, whole[tf.newaxis]], 0), tf.concat([thresholds, [0.0]], 0)
+    candidates = tf.where(thresholds[:, tf.newaxis] == 0, whole, candidates)
+    return tf.concat([candidates, whole[tf.newaxis]], 0), tf.concat([thresholds, [0.0]], 0)
 
 
-def _fit(window: tf.Tensor, image_size: tuple[int, int]) -> View:
+def _fit(window: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
     height, width = tf.unstack(tf.cast(window[2:], tf.int32), 2)
     sides = letterbox.fit(height, width, image_size, tf.minimum, tf.maximum)
-    return View(window, tf.cast(tf.stack(sides), tf.float32))
+    return CropResize(window, tf.cast(tf.stack(sides), tf.float32))
 
 
-# --- 2. pixels and boxes of the view ---
+# --- 2. pixels and boxes of the crop ---
 
 
 def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
@@ -170,32 +169,32 @@ def random_color(
 
 
 def pad_and_normalize(image: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
-    """uint8 (h, w, 3) -> float32 (H, W, 3): the view at the top left, 0 (the mean colour) elsewhere."""
+    """uint8 (h, w, 3) -> float32 (H, W, 3): the crop at the top left, 0 (the mean colour) elsewhere."""
     normalized = (tf.cast(image, tf.float32) - pipeline.MEAN_RGB) / pipeline.STDDEV_RGB
     return tf.image.pad_to_bounding_box(normalized, 0, 0, *image_size)
 
 
 def boxes_to_input(boxes: tf.Tensor, size: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
-    """Boxes normalised by the view -> normalised by the network input, whose top left the view fills."""
+    """Boxes normalised by the crop -> normalised by the network input, whose top left the crop fills."""
     return boxes * _wh_twice(size / tf.constant(image_size, tf.float32))
 
 
 # --- 5. the whole pipeline ---
 
 
-def random_view(
+def random_crop(
     config: EfficientDetConfig, size: tf.Tensor, boxes: tf.Tensor, labels: tf.Tensor, random: Random
-) -> tuple[View, tf.Tensor, tf.Tensor]:
-    """The view that `config.augmentation` names, as (view, boxes, labels); boxes still refer to the image."""
+) -> tuple[CropResize, tf.Tensor, tf.Tensor]:
+    """The crop that `config.augmentation` names; its boxes, still normalised by the image; their labels."""
     if config.augmentation == "min_iou_crop":
-        return min_iou_view(size, boxes, labels, config.image_size, random)
+        return min_iou_crop(size, boxes, labels, config.image_size, random)
     if config.augmentation == "scale_jitter":
-        view = jittered_view(size, config.image_size, config.jitter_min, config.jitter_max, random)
+        crop = jittered_crop(size, config.image_size, config.jitter_min, config.jitter_max, random)
     elif config.augmentation == "resize_range":
-        view = resized_view(size, config.image_size, config.resize_min, config.resize_max, random)
+        crop = resize_range_crop(size, config.image_size, config.resize_min, config.resize_max, random)
     else:
-        view = whole_view(size, config.image_size)
-    return view, boxes, labels
+        crop = whole_image(size, config.image_size)
+    return crop, boxes, labels
 
 
 def augment(
@@ -279,17 +278,17 @@ class EfficientDetTFPipeline:
         size = tf.cast(dataset.image_size_tf(encoded), tf.float32)
         random = Random(tf.random.fold_in(tf.constant(self._seed), index))
         if self.training:
-            view, boxes, labels = random_view(config, size, boxes, labels, random)
+            crop, boxes, labels = random_crop(config, size, boxes, labels, random)
         else:
-            view = whole_view(size, config.image_size)
+            crop = whole_image(size, config.image_size)
 
-        image = dataset.decode_image_tf(encoded, tf.cast(view.window, tf.int32))
-        image = resize(image, view.size, config.antialias)
-        boxes = boxes_to_window(boxes, size, view.window)
+        image = dataset.decode_image_tf(encoded, tf.cast(crop.window, tf.int32))
+        image = resize(image, crop.size, config.antialias)
+        boxes = boxes_to_window(boxes, size, crop.window)
         if self.training:
             image, boxes = augment(config, image, boxes, random)
         image = pad_and_normalize(image, config.image_size)
-        boxes = boxes_to_input(boxes, view.size, config.image_size)
+        boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
         visible = tf.math.count_nonzero(
             (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]), dtype=tf.int32
@@ -303,7 +302,7 @@ class EfficientDetTFPipeline:
             "classes": classes,
             "image_ids": example["image_id"],
             "image_sizes": tf.cast(size, tf.int32),
-            "letterbox": tf.concat([[0.0, 0.0], view.size], 0),
+            "letterbox": tf.concat([[0.0, 0.0], crop.size], 0),
             "lost": tf.stack([visible - large, tf.maximum(large - config.max_instances, 0)]),
         }
 

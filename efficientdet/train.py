@@ -385,7 +385,7 @@ def train(
                 * batch_size
                 * ranks.num_replicas,
                 "boxes_dropped": totals.sum("boxes_dropped") * ranks.num_replicas,
-                "boxes_truncated": totals.sum("boxes_truncated") * ranks.num_replicas,
+                "boxes_over_limit": totals.sum("boxes_over_limit") * ranks.num_replicas,
                 "skipped_steps": totals.sum("skipped_steps"),
             }
 
@@ -483,7 +483,7 @@ def make_train_step(
         share = losses.num_positives_share(targets, ranks.num_replicas)
         num_positives = ranks.mean({"share": share})["share"]  # 1. objects lie unevenly
         gradients, values = forward_backward(images, targets, num_positives)
-        values |= {"boxes_dropped": lost[0], "boxes_truncated": lost[1]}
+        values |= {"boxes_dropped": lost[0], "boxes_over_limit": lost[1]}
         return ranks.average(gradients), values  # 2. before they are unscaled and clipped
 
     def update(gradients):
@@ -505,8 +505,8 @@ def loss_values(
     num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
     """One training forward pass: "loss" and what it is made of; see losses.detection_loss."""
-    class_logits, box_offsets = model(images, training=True)
-    values = losses.detection_loss(class_logits, box_offsets, targets, config, num_positives)
+    class_logits, box_deltas = model(images, training=True)
+    values = losses.detection_loss(class_logits, box_deltas, targets, config, num_positives)
     values["l2_loss"] = losses.l2_loss(model.trainable_variables, config.weight_decay)
     values["loss"] = values["detection_loss"] + values["l2_loss"]
     return values

@@ -103,7 +103,7 @@ def walk(
     )
 
     # --- 3. Targets, and what the network says, cell by cell: finest level left, coarsest right -------
-    class_logits, box_offsets = model(batch, training=False)
+    class_logits, box_deltas = model(batch, training=False)
     wanted, said = [], []
     for image, row in zip(pixels, range(count), strict=True):
         for level, logits in zip(anchors.levels, class_logits, strict=True):
@@ -115,16 +115,16 @@ def walk(
     show("4_scores.png", said, "the best class score of each cell, where the loss compares", per_row)
 
     # --- 4. The loss ----------------------------------------------------------------------------------
-    values = losses.detection_loss(class_logits, box_offsets, targets, config)
+    values = losses.detection_loss(class_logits, box_deltas, targets, config)
     parts = ", ".join(f"{name} {float(value):.4f}" for name, value in values.items())
     print(f"loss: {parts}; the box loss counts {config.box_loss_weight:g} times")
 
     # --- 5. Candidates and detections, on whole images ------------------------------------------------
     loader = make_loader("auto", training=False, with_targets=False, **options)
     batch, _ = next(iter(loader.dataset()))
-    class_logits, box_offsets = model(batch, training=False)
-    best = postprocess.candidates(class_logits, box_offsets, config, anchors)
-    kept = postprocess.detect(class_logits, box_offsets, config, anchors)
+    class_logits, box_deltas = model(batch, training=False)
+    best = postprocess.candidates(class_logits, box_deltas, config, anchors)
+    kept = postprocess.detect(class_logits, box_deltas, config, anchors)
     for name, found, least_score, says in (
         ("5_candidates.png", best, 0.0, "the best 100 predictions of each image, before suppression"),
         ("6_detections.png", kept[:3], 0.3, f"after it ({config.nms_method}), with a score of 0.3 at least"),

@@ -6,9 +6,11 @@ Any field can be changed from the command line: --hparams=jitter=0.2,nms_method=
 
 import dataclasses
 import math
+from typing import Literal
 
 from common import hparams
 from common.errors import unknown
+from common.hparams import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
 
 MAX_MULTI_SCALE = 4.0  # sixteen times the pixels: more is a typing error
 STRIDE = 32  # of the coarsest head: both sides of the network input are multiples of it
@@ -21,76 +23,71 @@ class YOLOv4Config:
     # --- the network ---
     model_name: str
     image_size: tuple[int, int]
-    backbone: str  # csp_darknet53 (with SPP and PANet, three heads), csp_darknet_tiny (two heads)
-    width: float = 1.0  # factor on the number of channels
-    bn_momentum: float = 0.99  # of the moving statistics: src/batchnorm_layer.c, forward_batchnorm_layer_gpu
+    # csp_darknet53: with SPP and PANet, three heads; csp_darknet_tiny: two heads
+    backbone: Literal["csp_darknet53", "csp_darknet_tiny"]
+    width: Positive = 1.0  # factor on the number of channels
+    bn_momentum: ShareBelowOne = 0.99  # src/batchnorm_layer.c, forward_batchnorm_layer_gpu
     objectness_bias: float = 0.0  # initial bias of the objectness logits; Darknet's biases all start at 0
 
     # --- heads: one row of masks and one scale_xy for each, finest stride first ---
     anchors: tuple[float, ...] = ()  # width, height, width, height, ... in pixels of the network input
     masks: tuple[tuple[int, ...], ...] = ()  # which anchors each head predicts
     scale_xy: tuple[float, ...] = ()  # centres reach (scale - 1) / 2 beyond their cell
-    iou_thresh: float = 1.0  # shape IoU above which other anchors train a box as well; 1: only the best one
-    ignore_thresh: float = 0.7  # IoU with any box above which a free prediction is not called background
+    iou_thresh: Share = 1.0  # shape IoU above which other anchors train a box as well; 1: only the best one
+    ignore_thresh: Share = 0.7  # IoU with any box above which a free prediction is not called background
 
     # --- what the loader does to a training image ---
     antialias: bool = True  # where an image shrinks, in training and test; Darknet's resizing does not
     letterbox: bool = False  # keep the aspect ratio and pad; False: stretch, as Darknet's letter_box=0
-    jitter: float = 0.3  # each edge of the crop moves by up to this share of the image, inwards or outwards
-    flip_prob: float = 0.5
-    hue: float = 36.0  # degrees, drawn from -x .. x; Darknet's 0.1 of the circle
-    saturation: float = 1.5  # factor drawn from 1 .. x, or one over it, each half of the time
-    exposure: float = 1.5  # of the brightness, likewise
-    mosaic_prob: float = 0.5  # src/data.c, load_data_detection: every second batch; here every second image
-    mosaic_tiles: str = "batch"  # batch, fresh: others of the batch, or three more images read for each
-    close_mosaic: int = 0  # the last epochs without mosaic, MixUp and CutMix
-    mixup_prob: float = 0.0
-    cutmix_prob: float = 0.0
-    multi_scale: float = 1.0  # another size each batch, from image_size / x to image_size * x; 1: one size
-    min_box_size: float = 1.0  # pixels of the network input; smaller boxes are dropped and counted
-    max_instances: int = 200  # boxes kept per image, the largest first (src/parser.c, parse_yolo: max)
+    jitter: NotNegative = 0.3  # each edge of the crop moves in or out by up to this share of the image
+    flip_prob: Share = 0.5
+    hue: NotNegative = 36.0  # degrees, drawn from -x .. x; Darknet's 0.1 of the circle
+    saturation: AtLeastOne = 1.5  # factor drawn from 1 .. x, or one over it, each half of the time
+    exposure: AtLeastOne = 1.5  # of the brightness, likewise
+    mosaic_prob: Share = 0.5  # src/data.c, load_data_detection: every second batch; here every second image
+    # batch: tiles are other images of the batch; fresh: three more images are read for each mosaic
+    mosaic_tiles: Literal["batch", "fresh"] = "batch"
+    close_mosaic: CountOrZero = 0  # the last epochs without mosaic, MixUp and CutMix
+    mixup_prob: Share = 0.0
+    cutmix_prob: Share = 0.0
+    multi_scale: AtLeastOne = 1.0  # each batch has a size from image_size / x to image_size * x
+    min_box_size: NotNegative = 1.0  # pixels of the network input; smaller boxes are dropped and counted
+    max_instances: Count = 200  # boxes kept per image, the largest first (src/parser.c, parse_yolo: max)
 
     # --- loss ---
-    iou_normalizer: float = 0.07
-    obj_normalizer: float = 1.0
-    cls_normalizer: float = 1.0
-    box_gradient: str = "darknet"  # exact, darknet: what the box loss hands back (losses.py)
+    iou_normalizer: NotNegative = 0.07
+    obj_normalizer: NotNegative = 1.0
+    cls_normalizer: NotNegative = 1.0
+    box_gradient: Literal["exact", "darknet"] = "darknet"  # gradient of the box loss (losses.py)
     size_weighting: bool = False  # the box loss of each box times 2 - its share of the image (losses.py)
-    max_delta: float = 0.0  # largest gradient of the box loss by a raw output; 0: no limit
-    label_smoothing: float = 0.0
-    weight_decay: float = 5e-4  # times half the sum of squares of the kernels
+    max_delta: NotNegative = 0.0  # largest gradient of the box loss by a raw output; 0: no limit
+    label_smoothing: Share = 0.0
+    weight_decay: NotNegative = 5e-4  # times half the sum of squares of the kernels
 
     # --- optimisation ---
-    optimizer: str = "sgd"  # sgd, adam
-    momentum: float = 0.949  # adam: beta_1
-    learning_rate: float = 0.0013  # per reference_batch images, scaled linearly
-    reference_batch: int = 64
-    lr_schedule: str = "steps"  # steps, cosine
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: ShareBelowOne = 0.949  # adam: beta_1
+    learning_rate: NotNegative = 0.0013  # per reference_batch images, scaled linearly
+    reference_batch: Count = 64
+    lr_schedule: Literal["steps", "cosine"] = "steps"
     lr_steps: tuple[float, ...] = (0.8, 0.9)  # shares of the run after which the rate falls
-    lr_step_factor: float = 0.1
-    burn_in_steps: int = 1000  # updates; no longer than a tenth of the run
-    burn_in_power: float = 4.0
-    epochs: int = 271  # 500,500 batches of 64 images of the 118,287 of COCO train2017
-    clip_norm: float = 0.0  # global norm; 0: off
-    ema_decay: float = 0.0  # 0: off
+    lr_step_factor: NotNegative = 0.1
+    burn_in_steps: CountOrZero = 1000  # updates; no longer than a tenth of the run
+    burn_in_power: NotNegative = 4.0
+    epochs: Count = 271  # 500,500 batches of 64 images of the 118,287 of COCO train2017
+    clip_norm: NotNegative = 0.0  # global norm; 0: off
+    ema_decay: ShareBelowOne = 0.0  # 0: off
 
     # --- detections ---
-    nms_method: str = "greedy"  # greedy, diou
-    nms_iou: float = 0.6
-    diou_beta: float = 0.6  # src/parser.c, parse_yolo: beta_nms
-    score_threshold: float = 0.001
-    nms_candidates: int = 1000
-    max_detections: int = 100
+    nms_method: Literal["greedy", "diou"] = "greedy"
+    nms_iou: Share = 0.6
+    diou_beta: Positive = 0.6  # src/parser.c, parse_yolo: beta_nms
+    score_threshold: Share = 0.001
+    nms_candidates: Count = 1000
+    max_detections: Count = 100
 
     def __post_init__(self) -> None:
-        hparams.check(
-            self,
-            choices=_CHOICES,
-            at_least_one=_AT_LEAST_ONE,
-            not_negative=_NOT_NEGATIVE,
-            shares=_SHARES,
-            below_one=("ema_decay", "bn_momentum", "momentum"),
-        )
+        hparams.check(self)
         if any(side % STRIDE for side in self.image_size):
             height, width = self.image_size
             raise ValueError(f"image_size={height}x{width}: both sides must be multiples of {STRIDE}")
@@ -109,8 +106,6 @@ class YOLOv4Config:
             raise ValueError(
                 f"masks={self.masks} must name some of the {self.num_anchors} anchors, and these be positive"
             )
-        if self.width <= 0 or self.diou_beta <= 0:
-            raise ValueError("width and diou_beta must be above 0")
         if min(self.scale_xy) < 1 or self.multi_scale > MAX_MULTI_SCALE:
             raise ValueError(f"need scale_xy of at least 1 and multi_scale of at most {MAX_MULTI_SCALE}")
         if list(self.lr_steps) != sorted(self.lr_steps) or not all(0 < step <= 1 for step in self.lr_steps):
@@ -161,54 +156,6 @@ DETECTION_FIELDS = (
     "max_detections",
 )
 
-_AT_LEAST_ONE = (
-    "multi_scale",
-    "saturation",
-    "exposure",
-    "max_instances",
-    "reference_batch",
-    "epochs",
-    "nms_candidates",
-    "max_detections",
-)
-_NOT_NEGATIVE = (
-    "jitter",
-    "hue",
-    "close_mosaic",
-    "min_box_size",
-    "iou_normalizer",
-    "obj_normalizer",
-    "cls_normalizer",
-    "max_delta",
-    "weight_decay",
-    "learning_rate",
-    "lr_step_factor",
-    "burn_in_steps",
-    "burn_in_power",
-    "clip_norm",
-)
-_SHARES = (
-    "bn_momentum",
-    "iou_thresh",
-    "ignore_thresh",
-    "flip_prob",
-    "mosaic_prob",
-    "mixup_prob",
-    "cutmix_prob",
-    "label_smoothing",
-    "momentum",
-    "ema_decay",
-    "nms_iou",
-    "score_threshold",
-)
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "backbone": tuple(HEAD_STRIDES),
-    "mosaic_tiles": ("batch", "fresh"),
-    "box_gradient": ("exact", "darknet"),
-    "optimizer": ("sgd", "adam"),
-    "lr_schedule": ("steps", "cosine"),
-    "nms_method": ("greedy", "diou"),
-}
 
 # cfg/yolov4-tiny.cfg. Its masks name anchor 3 twice and anchor 0 never: a box that fits anchor 3 best trains
 # both heads, one that fits anchor 0 best trains none.

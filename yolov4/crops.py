@@ -1,11 +1,10 @@
-"""Which part of an image is shown, and where it goes in the network input: the views of YOLOv4, in DALI.
+"""Crops of YOLOv4's images, in DALI: which window of an image is used, and where in the network input.
 
-The jitter is that of AlexeyAB/darknet src/data.c, load_data_detection. Everything is whole pixels, of the
-stored image and of the network input: just these are decoded, and boxes move by the very map that the pixels
-move by. Sizes are int32 nodes (height, width), those of the network input too, for it may change from batch
-to batch.
+The jitter follows AlexeyAB/darknet src/data.c, load_data_detection. Windows and places are whole pixels: only
+these are decoded, and boxes are mapped exactly as the pixels are. Sizes are int32 nodes (height, width). That
+of the network input is a node too, because it may change from batch to batch.
 
-The views of several images at once are columns: (2, N) sizes, (2, 1) for the network input, (4, N) views.
+The crops of several images at once are columns: (2, N) sizes, (2, 1) for the network input, (4, N) crops.
 """
 
 from typing import NamedTuple
@@ -20,8 +19,8 @@ from common.dali_ops import int32
 from yolov4.config import YOLOv4Config
 
 
-class View(NamedTuple):
-    """Which part of the stored image is shown, and where in the network input. int32 nodes.
+class CropResize(NamedTuple):
+    """The window of the stored image that is used, and its place in the network input. int32 nodes.
 
     Everything outside `place` is padding. Boxes are clipped to the window and go through the map that takes
     the window to the place.
@@ -62,20 +61,20 @@ def input_size(config: YOLOv4Config, training: bool, seed: int) -> DataNode:
     return types.Constant(sizes, device="cpu")[drawn]
 
 
-def whole_view(size: DataNode, image_size: DataNode, keep_aspect: bool) -> View:
+def whole_image(size: DataNode, image_size: DataNode, keep_aspect: bool) -> CropResize:
     """The whole image: as large as fits and in the middle, or stretched over the network input."""
     zero = 0 * size
     window = fn.cat(zero, size)
     if not keep_aspect:
-        return View(window, fn.cat(zero, zero + image_size))
+        return CropResize(window, fn.cat(zero, zero + image_size))
     limits = image_size[0], image_size[1]
     fitted = fn.stack(*letterbox.fit(size[0], size[1], limits, dali_math.min, dali_math.max))
-    return View(window, fn.cat((image_size - fitted) // 2, fitted))
+    return CropResize(window, fn.cat((image_size - fitted) // 2, fitted))
 
 
-def jittered_view(
+def jittered_crop(
     size: DataNode, image_size: DataNode, jitter: float, keep_aspect: bool, count: int | None = None
-) -> View:
+) -> CropResize:
     """A random crop of the image, inwards or outwards, stretched over the network input.
 
     Each edge moves by up to `jitter` times the image's side, each on its own; what the crop has outside the
@@ -97,16 +96,16 @@ def jittered_view(
 
     place = dali_math.min(to_input(first), image_size - 1)
     place_size = dali_math.max(to_input(last) - place, 1)
-    return View(fn.cat(first, last - first), fn.cat(place, place_size))
+    return CropResize(fn.cat(first, last - first), fn.cat(place, place_size))
 
 
-def training_view(
+def training_crop(
     config: YOLOv4Config, size: DataNode, image_size: DataNode, count: int | None = None
-) -> View:
-    """The view of a training image: jittered, unless config.jitter is 0."""
+) -> CropResize:
+    """The crop of a training image: jittered, unless config.jitter is 0."""
     if config.jitter:
-        return jittered_view(size, image_size, config.jitter, config.letterbox, count)
-    return whole_view(size, image_size, config.letterbox)
+        return jittered_crop(size, image_size, config.jitter, config.letterbox, count)
+    return whole_image(size, image_size, config.letterbox)
 
 
 def xyxy(yx: DataNode) -> DataNode:

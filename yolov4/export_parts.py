@@ -24,7 +24,7 @@ def make_exportable(model: keras.Model, config: YOLOv4Config) -> Exportable:
 
     def resize(images):
         size = tf.shape(images)[1:3]
-        place = tf_pipeline.whole_view(size, tf.constant(image_size), config.letterbox).place
+        place = tf_pipeline.whole_image(size, tf.constant(image_size), config.letterbox).place
         images = tf_pipeline.resize(images, place[2:], config.antialias)
         return tf.image.pad_to_bounding_box(images, place[0], place[1], *config.image_size)
 

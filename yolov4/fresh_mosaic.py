@@ -1,6 +1,6 @@
 """Mosaics of four freshly read images, in DALI: --hparams=mosaic_tiles=fresh, as Darknet makes them.
 
-The same mosaic as in mosaic.py, with the same views, flips, colours and cut points; but its four canvases are
+The same mosaic as in mosaic.py, with the same crops, flips, colours and cut points; but its four canvases are
 of four images of its own, read by four readers, and none of these canvases is ever made. A tile is a
 rectangle of one, so it is known before anything is decoded which pixels of the stored image it shows: just
 these, and what the filter of the resize reaches beyond them, are decoded, resized and coloured. All four
@@ -27,10 +27,10 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common.args import MAX_SEED
-from common.dali_ops import decode_window, int32, mark
+from common.dali_ops import decode_crop, int32, mark
 from yolov4.color import random_color
 from yolov4.config import YOLOv4Config
-from yolov4.crops import View, source_sizes, training_view
+from yolov4.crops import CropResize, source_sizes, training_crop
 from yolov4.mixing import Objects
 from yolov4.mosaic import IS_FIRST, TILES, random_cut, tile_starts
 
@@ -51,7 +51,7 @@ class Example(NamedTuple):
 class Tiles(NamedTuple):
     """Which part of each image is decoded and resized, where it goes, and the map of its boxes.
 
-    A box b, normalised by its image, is first clipped to what the view shows of that, and flipped if the
+    A box b, normalised by its image, is first clipped to the crop, and flipped if the
     image is; then it goes to b * scale + shift in pixels of the mosaic, and is clipped to its tile, which is
     empty if it is not there.
     """
@@ -61,7 +61,7 @@ class Tiles(NamedTuple):
     roi_end: DataNode  # float32 (2, 4): where it ends, if it is flipped
     size: DataNode  # float32 (2, 4): height, width in the mosaic, at least 1
     target: DataNode  # int32 (2, 4): top, left in the mosaic
-    # float32 (6, 4, 4): low and high ends of the view, scale, shift, low and high ends of the tile; of each a
+    # float32 (6, 4, 4): low and high ends of the crop, scale, shift, low and high ends of the tile; of each a
     # column x, y, x, y for every tile
     boxes: DataNode
 
@@ -105,14 +105,14 @@ def make(
 
     sizes = source_sizes(jpegs)  # (2, 4)
     image_sizes = fn.expand_dims(image_size, axes=[1])  # (2, 1)
-    view = training_view(config, sizes, image_sizes, count=TILES)
+    crop = training_crop(config, sizes, image_sizes, count=TILES)
     flips = None
     if config.flip_prob:
         coins = fn.random.coin_flip(probability=config.flip_prob, shape=[TILES])
         flips = fn.stack(0 * coins, coins)  # (2, 4)
-    tiles = tiles_of(sizes, view, flips, fn.expand_dims(cut, axes=[1]), image_sizes, chosen)
+    tiles = tiles_of(sizes, crop, flips, fn.expand_dims(cut, axes=[1]), image_sizes, chosen)
 
-    windows = [decode_window(image, tiles.window[:, i], device) for i, image in enumerate(jpegs)]
+    windows = [decode_crop(image, tiles.window[:, i], device) for i, image in enumerate(jpegs)]
     mark("decode", *windows)
     images = [_resize(window, tiles, i, config.antialias) for i, window in enumerate(windows)]
     mark("resize", *images)
@@ -120,8 +120,8 @@ def make(
     mark("color", *images)
     boxes_px = []
     for number, example in enumerate(examples):
-        view_low, view_high, scale, shift, tile_low, tile_high = (tiles.boxes[i, :, number] for i in range(6))
-        boxes = dali_math.clamp(example.boxes, view_low, view_high)
+        crop_low, crop_high, scale, shift, tile_low, tile_high = (tiles.boxes[i, :, number] for i in range(6))
+        boxes = dali_math.clamp(example.boxes, crop_low, crop_high)
         if flips is not None:
             boxes = fn.bb_flip(boxes, horizontal=flips[1, number], ltrb=True)
         boxes_px.append(dali_math.clamp(boxes * scale + shift, tile_low, tile_high))
@@ -132,7 +132,7 @@ def make(
 
 def tiles_of(
     sizes: DataNode,
-    view: View,
+    crop: CropResize,
     flips: DataNode | None,
     cut: DataNode,
     image_size: DataNode,
@@ -142,7 +142,7 @@ def tiles_of(
 
     Args:
         sizes: int32 (2, 4), of the stored images.
-        view: of each image, (4, 4), before it is flipped.
+        crop: of each image, (4, 4), before it is flipped.
         flips: int32 (2, 4), 1 for x where an image is flipped; None: none is.
         cut: int32 (2, 1), from `random_cut`.
         image_size: int32 (2, 1).
@@ -151,8 +151,8 @@ def tiles_of(
     first = types.Constant(IS_FIRST.T.copy(), device="cpu")
     cut = cut * chosen + image_size * (1 - chosen)
     rest = image_size - cut
-    window_start, window_size, place_size = view.window[0:2], view.window[2:4], view.place[2:4]
-    before = view.place[0:2]
+    window_start, window_size, place_size = crop.window[0:2], crop.window[2:4], crop.place[2:4]
+    before = crop.place[0:2]
     if flips is not None:
         before = before + flips * (image_size - place_size - 2 * before)
     after = image_size - before - place_size

@@ -13,8 +13,7 @@ import dataclasses
 import keras
 import numpy as np
 
-from common.activations import Mish
-from common.batch_norm import BatchNormalization
+from common.layers import BatchNormalization, Mish
 from yolov4.config import YOLOv4Config, get_config
 from yolov4.network import IMAGE_CHANNELS, Conv, MaxPool, Route, Shortcut, Upsample, Yolo, describe
 

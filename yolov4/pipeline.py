@@ -3,7 +3,7 @@
     pipeline = YOLOv4Pipeline(source=source, config=config, batch_size=16, training=True)
     images, targets = next(iter(pipeline.dataset()))
 
-A training image goes through a random view (which part is shown, and where), colour and flip, as in Darknet;
+A training image goes through a random crop, colour and flip, as in Darknet;
 then some become mosaics, MixUps or CutMixes with others of their batch (mixing.py, mosaic.py). A mosaic can
 also be of three more images that are read for it (fresh_mosaic.py). An evaluation image is shown whole,
 stretched or letterboxed, and never changes. Boxes pass through the very map that the pixels pass through.
@@ -24,12 +24,12 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common import box_encoder, dali_ops, dataset, readers
-from common.dali_ops import count_visible, decode_window, mark, marked, resize
+from common.dali_ops import count_visible, decode_crop, mark, marked, resize
 from common.sources import Source
 from yolov4 import fresh_mosaic
 from yolov4.color import random_color, to_unit
 from yolov4.config import YOLOv4Config
-from yolov4.crops import input_size, source_size, training_view, whole_view, xyxy
+from yolov4.crops import input_size, source_size, training_crop, whole_image, xyxy
 from yolov4.mixing import Objects, mix
 
 # Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
@@ -37,7 +37,7 @@ from yolov4.mixing import Objects, mix
 FILL = 127
 
 
-# --- 1. pixels and boxes of the view ---
+# --- 1. crop ---
 
 
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
@@ -252,17 +252,17 @@ class YOLOv4Pipeline:
         jpegs, boxes, labels, image_ids = self._read(self._seed)
         size = source_size(jpegs)
         if self.training:
-            view = training_view(config, size, image_size)
+            crop = training_crop(config, size, image_size)
         else:
-            view = whole_view(size, image_size, config.letterbox)
+            crop = whole_image(size, image_size, config.letterbox)
 
-        place, mirrored = view.place, None
+        place, mirrored = crop.place, None
         if self.training and config.flip_prob:
             mirrored, place = random_flip(place, image_size, config.flip_prob)
-        images = decode_window(jpegs, view.window, self._device)
+        images = decode_crop(jpegs, crop.window, self._device)
         mark("decode", images, boxes, labels)
         images = resize(images, place[2:4], mirrored, config.antialias)
-        boxes = boxes_to_window(boxes, size, view.window)
+        boxes = boxes_to_window(boxes, size, crop.window)
         if mirrored is not None:
             boxes = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True)
         mark("resize", images, boxes, labels)
@@ -278,7 +278,7 @@ class YOLOv4Pipeline:
         facts = {
             "image_ids": image_ids,
             "image_sizes": size,
-            "letterbox": fn.cast(view.place, dtype=types.FLOAT),
+            "letterbox": fn.cast(crop.place, dtype=types.FLOAT),
         }
         return images, objects, facts
 

@@ -12,7 +12,7 @@ from common import dataset
 from common.tf_readers import Random
 from yolov4 import tf_mosaic
 from yolov4.config import YOLOv4Config
-from yolov4.crops import View
+from yolov4.crops import CropResize
 from yolov4.mosaic import IS_FIRST, TILES
 from yolov4.tf_mosaic import Mixed
 
@@ -33,7 +33,7 @@ def make(
     image_size: tf.Tensor,
     random: Random,
     *,
-    draw_view: Callable[[tf.Tensor], View],
+    draw_crop: Callable[[tf.Tensor], CropResize],
     color: Callable[[tf.Tensor], tf.Tensor],
     fill: int,
 ) -> tuple[Mixed, tf.Tensor]:
@@ -44,7 +44,7 @@ def make(
         config: decides how often, and whether images are flipped.
         image_size: int32 (2,), (H, W) of the network input.
         random: for everything that is drawn here.
-        draw_view: the view of a stored image of the given size, int32 (2,).
+        draw_crop: the crop of a stored image of the given size, int32 (2,).
         color: changes the colours of an image, uint8 (h, w, 3).
         fill: the level around the images.
 
@@ -57,12 +57,12 @@ def make(
     def show(number: int) -> Mixed:
         example = examples[number]
         size = dataset.image_size_tf(example["encoded"])
-        view, flip = draw_view(size), random.uniform(0.0, 1.0) < config.flip_prob
-        place = tf.where(flip, mirrored(view.place, image_size), view.place)
+        crop, flip = draw_crop(size), random.uniform(0.0, 1.0) < config.flip_prob
+        place = tf.where(flip, mirrored(crop.place, image_size), crop.place)
         piece = piece_of(number, place, cut, image_size)
         return Mixed(
-            tile_pixels(example["encoded"], view, place, flip, piece, color, fill, config.antialias),
-            tile_boxes(example["boxes"], size, view, flip, piece, image_size),
+            tile_pixels(example["encoded"], crop, place, flip, piece, color, fill, config.antialias),
+            tile_boxes(example["boxes"], size, crop, flip, piece, image_size),
             example["labels"],
         )
 
@@ -97,7 +97,7 @@ def piece_of(number: int, place: tf.Tensor, cut: tf.Tensor, image_size: tf.Tenso
 
 def tile_pixels(
     encoded: tf.Tensor,
-    view: View,
+    crop: CropResize,
     place: tf.Tensor,
     flip: tf.Tensor,
     piece: Piece,
@@ -109,7 +109,7 @@ def tile_pixels(
 
     Args:
         encoded: the file.
-        view: of the image before it is flipped.
+        crop: of the image before it is flipped.
         place: where it is afterwards.
         flip: bool ().
     """
@@ -117,12 +117,12 @@ def tile_pixels(
     shown = tf.minimum(piece.start + piece.size, place[:2] + place[2:]) - first
     part = first - place[:2]
     part = tf.where([False, flip], place[2:] - shown - part, part)
-    scale = tf.cast(place[2:], tf.float32) / tf.cast(view.window[2:], tf.float32)  # pixels of the canvas
+    scale = tf.cast(place[2:], tf.float32) / tf.cast(crop.window[2:], tf.float32)  # pixels of the canvas
     roi_start, roi_end = tf.cast(part, tf.float32) / scale, tf.cast(part + shown, tf.float32) / scale
     reach = tf.maximum(1 / scale, 1.0) + 1.0  # of the filter
     low = tf.maximum(tf.cast(tf.floor(roi_start - reach), tf.int32), 0)
-    high = tf.minimum(tf.cast(tf.math.ceil(roi_end + reach), tf.int32), view.window[2:])
-    image = dataset.decode_image_tf(encoded, tf.concat([view.window[:2] + low, high - low], 0))
+    high = tf.minimum(tf.cast(tf.math.ceil(roi_end + reach), tf.int32), crop.window[2:])
+    image = dataset.decode_image_tf(encoded, tf.concat([crop.window[:2] + low, high - low], 0))
     image = tf.raw_ops.ScaleAndTranslate(  # what tf.image.resize calls to antialias, of a part
         images=tf.cast(image, tf.float32)[tf.newaxis],
         size=shown,
@@ -142,14 +142,14 @@ def tile_pixels(
 def tile_boxes(
     boxes: tf.Tensor,
     size: tf.Tensor,
-    view: View,
+    crop: CropResize,
     flip: tf.Tensor,
     piece: Piece,
     image_size: tf.Tensor,
 ) -> tf.Tensor:
     """Boxes (N, 4) normalised by the image of that size -> in pixels of the mosaic, clipped to the tile."""
-    moved = (boxes * _xyxy(size) - _xyxy(view.window[:2])) / _xyxy(view.window[2:])
-    boxes_px = tf.clip_by_value(moved, 0.0, 1.0) * _xyxy(view.place[2:]) + _xyxy(view.place[:2])
+    moved = (boxes * _xyxy(size) - _xyxy(crop.window[:2])) / _xyxy(crop.window[2:])
+    boxes_px = tf.clip_by_value(moved, 0.0, 1.0) * _xyxy(crop.place[2:]) + _xyxy(crop.place[:2])
     left, top, right, bottom = tf.unstack(boxes_px, axis=1)
     width = tf.cast(image_size[1], tf.float32)
     left, right = tf.where(flip, width - right, left), tf.where(flip, width - left, right)

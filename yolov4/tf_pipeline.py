@@ -21,7 +21,7 @@ from common.sources import Source
 from common.tf_readers import Random
 from yolov4 import fresh_mosaic, pipeline, tf_fresh_mosaic, tf_mosaic
 from yolov4.config import YOLOv4Config
-from yolov4.crops import View
+from yolov4.crops import CropResize
 
 # --- 1. how large, and where to look; a View holds int32 tensors here, image_size is an int32 (2,) one ---
 
@@ -35,7 +35,7 @@ def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tenso
     return sizes[tf.cast(random.uniform(0.0, len(sizes)), tf.int32)]
 
 
-def whole_view(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> View:
+def whole_image(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> CropResize:
     """The whole image: as large as fits and in the middle, or stretched over the network input.
 
     Args:
@@ -43,14 +43,14 @@ def whole_view(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> Vie
     """
     window = tf.concat([[0, 0], size], 0)
     if not keep_aspect:
-        return View(window, tf.concat([[0, 0], image_size], 0))
+        return CropResize(window, tf.concat([[0, 0], image_size], 0))
     fitted = tf.stack(letterbox.fit(size[0], size[1], tf.unstack(image_size), tf.minimum, tf.maximum))
-    return View(window, tf.concat([(image_size - fitted) // 2, fitted], 0))
+    return CropResize(window, tf.concat([(image_size - fitted) // 2, fitted], 0))
 
 
-def jittered_view(
+def jittered_crop(
     size: tf.Tensor, image_size: tf.Tensor, jitter: float, keep_aspect: bool, random: Random
-) -> View:
+) -> CropResize:
     """A random crop of the image, inwards or outwards, stretched over the network input.
 
     As in crops.py, with the same roundings.
@@ -69,17 +69,17 @@ def jittered_view(
 
     place = tf.minimum(to_input(first), image_size - 1)
     place_size = tf.maximum(to_input(last) - place, 1)
-    return View(tf.concat([first, last - first], 0), tf.concat([place, place_size], 0))
+    return CropResize(tf.concat([first, last - first], 0), tf.concat([place, place_size], 0))
 
 
-def training_view(config: YOLOv4Config, size: tf.Tensor, image_size: tf.Tensor, random: Random) -> View:
-    """The view of a training image: jittered, unless config.jitter is 0."""
+def training_crop(config: YOLOv4Config, size: tf.Tensor, image_size: tf.Tensor, random: Random) -> CropResize:
+    """The crop of a training image: jittered, unless config.jitter is 0."""
     if config.jitter:
-        return jittered_view(size, image_size, config.jitter, config.letterbox, random)
-    return whole_view(size, image_size, config.letterbox)
+        return jittered_crop(size, image_size, config.jitter, config.letterbox, random)
+    return whole_image(size, image_size, config.letterbox)
 
 
-# --- 2. pixels and boxes of the view ---
+# --- 2. pixels and boxes of the crop ---
 
 
 def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
@@ -264,17 +264,17 @@ class YOLOv4TFPipeline:
         image_size = self._input_size(index // self.batch_size)
         random = Random(tf.random.fold_in(self._image_seed, index))
         if self.training:
-            view = training_view(config, size, image_size, random)
+            crop = training_crop(config, size, image_size, random)
         else:
-            view = whole_view(size, image_size, config.letterbox)
+            crop = whole_image(size, image_size, config.letterbox)
 
-        place = view.place
-        image = dataset.decode_image_tf(encoded, view.window)
+        place = crop.place
+        image = dataset.decode_image_tf(encoded, crop.window)
         image = resize(image, place[2:], config.antialias)
         if self.training:
             image = random_color(image, config, random)
         image = pad(image, place, image_size)
-        boxes_px = boxes_to_input(boxes_to_window(boxes, size, view.window), place)
+        boxes_px = boxes_to_input(boxes_to_window(boxes, size, crop.window), place)
         if self.training and config.flip_prob:
             image, boxes_px, place = random_flip(image, boxes_px, place, config.flip_prob, random)
         return {
@@ -297,7 +297,7 @@ class YOLOv4TFPipeline:
             config,
             image_size,
             random,
-            draw_view=lambda size: training_view(config, size, image_size, random),
+            draw_crop=lambda size: training_crop(config, size, image_size, random),
             color=functools.partial(random_color, config=config, random=random),
             fill=pipeline.FILL,
         )

@@ -414,7 +414,7 @@ def train(
                 * batch_size
                 * ranks.num_replicas,
                 "boxes_dropped": totals.sum("boxes_dropped") * ranks.num_replicas,
-                "boxes_truncated": totals.sum("boxes_truncated") * ranks.num_replicas,
+                "boxes_over_limit": totals.sum("boxes_over_limit") * ranks.num_replicas,
                 "skipped_steps": totals.sum("skipped_steps"),
             }
 
@@ -510,7 +510,7 @@ def make_train_step(
     def gradients_of(images, targets):
         lost = tf.cast(tf.reduce_sum(targets["lost"], axis=0), tf.float32)
         gradients, values = forward_backward(images, targets)  # a mean over images: no matter where they are
-        values |= {"boxes_dropped": lost[0], "boxes_truncated": lost[1]}
+        values |= {"boxes_dropped": lost[0], "boxes_over_limit": lost[1]}
         return ranks.average(gradients), values  # 1. before they are unscaled and clipped
 
     def update(gradients):

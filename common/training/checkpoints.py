@@ -26,9 +26,9 @@ import keras
 import tensorflow as tf
 
 from common import progress
-from common.batch_norm import moving_statistics
 from common.distributed.ranks import Ranks
 from common.errors import UserError
+from common.layers import moving_statistics
 from common.training import checkpoint_files
 from common.training import weights as weight_files
 from common.training.ema import AveragedWeights

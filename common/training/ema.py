@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from common.batch_norm import moving_statistics
 from common.distributed.ranks import Ranks
+from common.layers import moving_statistics
 
 _ALONE = Ranks()
 

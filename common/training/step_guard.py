@@ -21,9 +21,9 @@ import keras
 import tensorflow as tf
 
 from common import devices, progress
-from common.batch_norm import moving_statistics
 from common.distributed.ranks import Ranks
 from common.errors import UserError
+from common.layers import moving_statistics
 
 MIN_LOSS_SCALE = 2.0**-8  # gradients that overflow float16 even so are no matter of scale
 SHOWN_IDS = 16

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common import hparams
-from common.batch_norm import BatchNormalization
+from common.layers import BatchNormalization
 from common.sources import CocoSource
 from common.training import freezing, model_metadata, weights
 

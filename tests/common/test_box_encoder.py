@@ -95,15 +95,15 @@ def targets_by_the_rule(boxes, labels, anchors):
     positive = owners >= 0
     classes = np.full(anchors.num_anchors, -1)
     classes[positive] = labels[owners[positive]] - 1
-    offsets = np.zeros((anchors.num_anchors, 4))
+    deltas = np.zeros((anchors.num_anchors, 4))
     left, top, right, bottom = boxes[owners[positive]].astype(np.float64).T
     prior_left, prior_top, prior_right, prior_bottom = anchors.boxes_normalized[positive].astype(np.float64).T
     height, width = prior_bottom - prior_top, prior_right - prior_left
-    offsets[positive, 0] = ((top + bottom) - (prior_top + prior_bottom)) / 2 / height
-    offsets[positive, 1] = ((left + right) - (prior_left + prior_right)) / 2 / width
-    offsets[positive, 2] = np.log((bottom - top) / height)
-    offsets[positive, 3] = np.log((right - left) / width)
-    return classes, offsets
+    deltas[positive, 0] = ((top + bottom) - (prior_top + prior_bottom)) / 2 / height
+    deltas[positive, 1] = ((left + right) - (prior_left + prior_right)) / 2 / width
+    deltas[positive, 2] = np.log((bottom - top) / height)
+    deltas[positive, 3] = np.log((right - left) / width)
+    return classes, deltas
 
 
 # --- running the code ---
@@ -171,8 +171,8 @@ def expected_shapes(anchors, max_instances):
 
 def flat_targets(encoded):
     classes = np.concatenate([level.reshape(-1) for level in encoded.class_targets])
-    offsets = np.concatenate([level.reshape(-1, 4) for level in encoded.box_targets])
-    return classes, offsets
+    deltas = np.concatenate([level.reshape(-1, 4) for level in encoded.box_targets])
+    return classes, deltas
 
 
 # --- encoding ---
@@ -194,9 +194,9 @@ def test_targets_follow_the_rule(run, anchors):
         assert [a.dtype for a in arrays] == [np.int32 if integer else np.float32 for integer in is_integer]
 
         expected_classes, expected_offsets = targets_by_the_rule(boxes, boxes_labels, anchors)
-        classes, offsets = flat_targets(encoded)
+        classes, deltas = flat_targets(encoded)
         np.testing.assert_array_equal(classes, expected_classes)
-        np.testing.assert_allclose(offsets, expected_offsets, rtol=1e-5, atol=2e-6)
+        np.testing.assert_allclose(deltas, expected_offsets, rtol=1e-5, atol=2e-6)
         assert encoded.num_positives == np.sum(expected_classes >= 0)
 
         np.testing.assert_array_equal(encoded.boxes[: len(boxes)], boxes)
@@ -244,8 +244,8 @@ def test_each_target_stands_at_the_place_of_its_anchor(run):
     labels = [np.int32([7 + level]) for level, *_ in places]
     for (level, row, column, anchor), encoded in zip(places, run(images, labels, D7X), strict=True):
         assert encoded.class_targets[level][row, column, anchor] == 7 + level - 1
-        offsets = encoded.box_targets[level][row, column, 4 * anchor : 4 * anchor + 4]
-        np.testing.assert_allclose(offsets, 0, atol=1e-6)
+        deltas = encoded.box_targets[level][row, column, 4 * anchor : 4 * anchor + 4]
+        np.testing.assert_allclose(deltas, 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("run", [encode, encode_tf], ids=["dali", "tensorflow"])
@@ -279,9 +279,9 @@ def test_a_batch_without_any_box(run):
         arrays = [*encoded[:3], *encoded.class_targets, *encoded.box_targets]
         assert [array.shape for array in arrays] == expected_shapes(WIDE, 100)
         assert encoded.num_positives == 0
-        classes, offsets = flat_targets(encoded)
+        classes, deltas = flat_targets(encoded)
         assert (classes == -1).all()
-        assert (offsets == 0).all()
+        assert (deltas == 0).all()
         assert (encoded.boxes == -1).all()
         assert (encoded.classes == -1).all()
 
@@ -422,12 +422,10 @@ def test_decoding_undoes_encoding(anchors):
 
 
 def test_decoding_takes_any_leading_shape_and_computes_in_float32():
-    offsets = np.random.default_rng(5).normal(size=(2, 3, WIDE.num_anchors, 4)).astype(np.float16)
-    decoded = box_encoder.decode_boxes(offsets, WIDE)
+    deltas = np.random.default_rng(5).normal(size=(2, 3, WIDE.num_anchors, 4)).astype(np.float16)
+    decoded = box_encoder.decode_boxes(deltas, WIDE)
     assert decoded.dtype == tf.float32
-    np.testing.assert_allclose(
-        decoded[1, 2], box_encoder.decode_boxes(offsets[1, 2].astype(np.float32), WIDE)
-    )
+    np.testing.assert_allclose(decoded[1, 2], box_encoder.decode_boxes(deltas[1, 2].astype(np.float32), WIDE))
 
 
 def test_flatten_levels_keeps_each_anchors_values_together():

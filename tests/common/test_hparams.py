@@ -55,8 +55,8 @@ def test_yaml_numbers_that_pyyaml_reads_as_text(tmp_path):
         ("epochs: 1\nepochs: 2\n", "'epochs' is given twice"),
         ("epochs: [\n", "not YAML"),
         ("- epochs\n", "no key: value mapping"),
-        ("epochs: yes\n", "epochs=True is not a int"),
-        ("epochs: 12.7\n", "epochs=12.7 is not a int"),
+        ("epochs: yes\n", "epochs=True: expected int"),
+        ("epochs: 12.7\n", "epochs=12.7: expected int"),
         ("!!python/object/apply:os.system ['true']\n", "not YAML"),
     ],
 )
@@ -72,9 +72,9 @@ def test_bad_yaml(tmp_path, text, message):
     ("spec", "message"),
     [
         ("learning_rat=1", "did you mean 'learning_rate'"),
-        ("epochs=many", "epochs='many' is not a int"),
+        ("epochs=many", "epochs='many': expected int"),
         ("epochs=0", "need at least 1"),
-        ("flip=maybe", "flip='maybe' is not a bool"),
+        ("flip=maybe", "flip='maybe': expected bool"),
         ("epochs", "is not key=value"),
         ("epochs=1,epochs=2", "given twice"),
         ("image_size=12by3", "12by3"),

@@ -12,10 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common import activations
-from common.activations import Mish, Swish
-from common.batch_norm import BatchNormalization, moving_statistics
+from common import layers
 from common.distributed import ranks as distributed
+from common.layers import BatchNormalization, Mish, Swish, moving_statistics
 from common.training import step_guard
 from common.training.ema import AveragedWeights
 from common.training.optimizers import FusedAdam, FusedSGD
@@ -25,7 +24,7 @@ STEPS = 10
 GLOBAL_BATCH = 8
 BAD_STEP = 5  # of the case "skip": one image of the last replica is not finite
 
-activations.FUSE_FROM = 1  # a small model, but what large ones run on
+layers.FUSE_FROM = 1  # a small model, but what large ones run on
 sgd, adam, scaled = FusedSGD, FusedAdam, keras.optimizers.LossScaleOptimizer
 CASES = {  # name: (the optimizer, whether batch normalisation is frozen)
     "sgd": (lambda: sgd(0.003, momentum=0.9), True),

@@ -25,16 +25,16 @@ def numpy_focal(logits, classes, alpha, gamma, smoothing=0.0):
     return np.sum((y * alpha + (1 - y) * (1 - alpha)) * (1 - p_t) ** gamma * cross_entropy)
 
 
-def numpy_huber(offsets, targets, classes, delta):
-    error = np.abs(offsets.astype(np.float64) - targets).reshape(-1, 4)[classes.reshape(-1) >= 0]
+def numpy_huber(deltas, targets, classes, delta):
+    error = np.abs(deltas.astype(np.float64) - targets).reshape(-1, 4)[classes.reshape(-1) >= 0]
     return np.sum(np.where(error <= delta, 0.5 * error**2, delta * error - 0.5 * delta**2))
 
 
 def random_level(rng, num_classes=7, size=(2, 5, 3), anchors=9):
     logits = rng.normal(scale=4, size=(*size, anchors * num_classes)).astype(np.float32)
     classes = rng.integers(-1, num_classes, size=(*size, anchors)).astype(np.int32)
-    offsets, targets = rng.normal(scale=0.2, size=(2, *size, anchors * 4)).astype(np.float32)
-    return logits, classes, offsets, targets
+    deltas, targets = rng.normal(scale=0.2, size=(2, *size, anchors * 4)).astype(np.float32)
+    return logits, classes, deltas, targets
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -67,31 +67,31 @@ def test_focal_loss_is_finite_for_extreme_logits():
 
 
 def test_box_loss_is_huber_on_positive_anchors_only():
-    _, classes, offsets, targets = random_level(np.random.default_rng(2))
-    ours = losses.box_loss(offsets, targets, classes, delta=0.1)
-    np.testing.assert_allclose(ours, numpy_huber(offsets, targets, classes, 0.1), rtol=1e-5)
+    _, classes, deltas, targets = random_level(np.random.default_rng(2))
+    ours = losses.box_loss(deltas, targets, classes, delta=0.1)
+    np.testing.assert_allclose(ours, numpy_huber(deltas, targets, classes, 0.1), rtol=1e-5)
 
 
 def test_an_exactly_aligned_positive_is_trained():
     """automl's mask `box_targets != 0` would give 0 here: its fault, not ours."""
-    offsets = np.full((1, 1, 1, 4), 0.3, np.float32)
+    deltas = np.full((1, 1, 1, 4), 0.3, np.float32)
     targets = np.zeros((1, 1, 1, 4), np.float32)
-    positive = losses.box_loss(offsets, targets, np.zeros((1, 1, 1, 1), np.int32), delta=0.1)
+    positive = losses.box_loss(deltas, targets, np.zeros((1, 1, 1, 1), np.int32), delta=0.1)
     np.testing.assert_allclose(positive, 4 * (0.1 * 0.3 - 0.5 * 0.1**2), rtol=1e-6)
-    background = losses.box_loss(offsets, targets, np.full((1, 1, 1, 1), -1, np.int32), delta=0.1)
+    background = losses.box_loss(deltas, targets, np.full((1, 1, 1, 1), -1, np.int32), delta=0.1)
     assert float(background) == 0.0
 
 
 def test_gradients_match_finite_differences():
     rng = np.random.default_rng(3)
-    logits, classes, offsets, targets = random_level(rng, num_classes=2, size=(1, 1, 2), anchors=2)
+    logits, classes, deltas, targets = random_level(rng, num_classes=2, size=(1, 1, 2), anchors=2)
 
-    def value(logits, offsets):
+    def value(logits, deltas):
         return losses.focal_loss(logits, classes, alpha=0.25, gamma=1.5) + losses.box_loss(
-            offsets, targets, classes, delta=0.1
+            deltas, targets, classes, delta=0.1
         )
 
-    theory, numeric = tf.test.compute_gradient(value, [tf.constant(logits), tf.constant(offsets)], delta=1e-2)
+    theory, numeric = tf.test.compute_gradient(value, [tf.constant(logits), tf.constant(deltas)], delta=1e-2)
     for a, b in zip(theory, numeric, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-2)
 
@@ -111,21 +111,21 @@ def test_l2_is_half_the_sum_of_squares_of_the_kernels():
 
 
 def make_targets(rng, config, num_classes):
-    logits, offsets, targets, arrays = [], [], {"num_positives": np.array([3.0, 0.0], np.float32)}, []
+    logits, deltas, targets, arrays = [], [], {"num_positives": np.array([3.0, 0.0], np.float32)}, []
     for level, (height, width) in zip(config.anchors.levels, config.anchors.feature_sizes, strict=True):
         values = random_level(rng, num_classes, (2, height, width), config.anchors_per_location)
         logits.append(values[0])
-        offsets.append(values[2])
+        deltas.append(values[2])
         targets[f"class_targets_{level}"] = values[1]
         targets[f"box_targets_{level}"] = values[3]
         arrays.append(values)
-    return logits, offsets, {k: tf.constant(v) for k, v in targets.items()}, arrays
+    return logits, deltas, {k: tf.constant(v) for k, v in targets.items()}, arrays
 
 
 def test_detection_loss_sums_levels_and_normalises_by_the_positives():
     config = dataclasses.replace(CONFIG, image_size=(64, 128), label_smoothing=0.05)
-    logits, offsets, targets, arrays = make_targets(np.random.default_rng(4), config, 3)
-    values = losses.detection_loss(logits, offsets, targets, config)
+    logits, deltas, targets, arrays = make_targets(np.random.default_rng(4), config, 3)
+    values = losses.detection_loss(logits, deltas, targets, config)
     normaliser = 3.0 + 0.0 + 1.0
     class_loss = sum(numpy_focal(a[0], a[1], 0.25, 1.5, 0.05) for a in arrays) / normaliser
     box_loss = sum(numpy_huber(a[2], a[3], a[1], 0.1) for a in arrays) / (4 * normaliser)
@@ -135,12 +135,12 @@ def test_detection_loss_sums_levels_and_normalises_by_the_positives():
 
 
 def test_half_precision_logits_give_a_float32_loss():
-    logits, classes, offsets, targets = random_level(np.random.default_rng(5))
+    logits, classes, deltas, targets = random_level(np.random.default_rng(5))
     half = tf.cast(logits, tf.float16)
     loss = losses.focal_loss(half, classes, alpha=0.25, gamma=1.5)
     assert loss.dtype == tf.float32
     np.testing.assert_allclose(loss, numpy_focal(half.numpy(), classes, 0.25, 1.5), rtol=1e-4)
-    assert losses.box_loss(tf.cast(offsets, tf.float16), targets, classes, delta=0.1).dtype == tf.float32
+    assert losses.box_loss(tf.cast(deltas, tf.float16), targets, classes, delta=0.1).dtype == tf.float32
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])

@@ -74,8 +74,8 @@ def test_outputs_equal_automl(config, expected):
         elif weight.name in ("gamma", "fusion_weights"):
             value += 1
         weight.assign(value)
-    class_logits, box_offsets = model(4 * pseudo_random((2, 256, 371, 3), 0), training=True)
-    outputs = [np.asarray(output) for output in class_logits + box_offsets]
+    class_logits, box_deltas = model(4 * pseudo_random((2, 256, 371, 3), 0), training=True)
+    outputs = [np.asarray(output) for output in class_logits + box_deltas]
     actual = [(np.abs(output).mean(), output[1, -1, -1, 5]) for output in outputs]
     np.testing.assert_allclose(actual, expected, atol=2e-4)
 
@@ -113,9 +113,9 @@ def test_operations_of_d0_as_published():
 def test_outputs_fit_the_anchors_at_any_image_size(image_size):
     config = dataclasses.replace(NANO, image_size=image_size)
     model = build_model("efficientdet-nano", 3, image_size)
-    class_logits, box_offsets = model(np.zeros((2, *image_size, 3), np.float32))
+    class_logits, box_deltas = model(np.zeros((2, *image_size, 3), np.float32))
     assert [tuple(x.shape) for x in class_logits] == [(2, *size, 27) for size in config.anchors.feature_sizes]
-    assert [tuple(x.shape) for x in box_offsets] == [(2, *size, 36) for size in config.anchors.feature_sizes]
+    assert [tuple(x.shape) for x in box_deltas] == [(2, *size, 36) for size in config.anchors.feature_sizes]
 
 
 def test_image_size_defaults_to_the_config():
@@ -136,11 +136,11 @@ def test_unknown_model_suggests_the_nearest():
 
 
 def test_fresh_model_gives_every_class_one_percent():
-    class_logits, box_offsets = build_model("efficientdet-nano", 3)(np.zeros((1, 256, 256, 3), np.float32))
+    class_logits, box_deltas = build_model("efficientdet-nano", 3)(np.zeros((1, 256, 256, 3), np.float32))
     for logits in class_logits:
         np.testing.assert_allclose(tf.sigmoid(logits), 0.01, rtol=1e-3)
-    for offsets in box_offsets:
-        np.testing.assert_allclose(offsets, 0.0, atol=1e-3)
+    for deltas in box_deltas:
+        np.testing.assert_allclose(deltas, 0.0, atol=1e-3)
 
 
 def test_heads_share_convolutions_but_not_batch_norm():

@@ -168,11 +168,11 @@ def test_targets_decode_to_the_padded_boxes(rectangles, name):
     config = dataclasses.replace(NANO, **AUGMENTATIONS[name])
     loader = make(rectangles, config)
     (batch,) = batches(loader, 1)
-    offsets = [batch[f"box_targets_{level}"] for level in config.anchors.levels]
+    deltas = [batch[f"box_targets_{level}"] for level in config.anchors.levels]
     classes = np.concatenate(
         [batch[f"class_targets_{level}"].reshape(8, -1) for level in config.anchors.levels], axis=1
     )
-    decoded = np.asarray(box_encoder.decode_boxes(offsets, config.anchors))
+    decoded = np.asarray(box_encoder.decode_boxes(deltas, config.anchors))
     for i in range(8):
         positive = classes[i] >= 0
         assert positive.sum() == batch["num_positives"][i]
@@ -195,14 +195,14 @@ def drawn_views(define, sizes, count=40):
 def test_whole_view_is_the_letterbox():
     random = np.random.default_rng(0)
     sizes = [(1, 1), (1, 5000), (4001, 3072), *SIZES, *random.integers(1, 4097, (300, 2)).tolist()]
-    for size, window, out in drawn_views(lambda s: crops.whole_view(s, INPUT), sizes, 1):
+    for size, window, out in drawn_views(lambda s: crops.whole_image(s, INPUT), sizes, 1):
         assert list(window) == [0, 0, *size]
         assert (0, 0, *out) == letterbox.geometry(*size.tolist(), INPUT)
 
 
 def test_jittered_view_follows_automl():
     low, high = 0.1, 2.0
-    drawn = drawn_views(lambda s: crops.jittered_view(s, INPUT, low, high), SIZES, 200)
+    drawn = drawn_views(lambda s: crops.jittered_crop(s, INPUT, low, high), SIZES, 200)
     scales, starts = [], []
     for size, window, out in drawn:
         start, length = window[:2], window[2:]
@@ -230,7 +230,7 @@ def test_jittered_view_follows_automl():
 
 def test_resized_view_draws_the_shorter_side_and_fits():
     shorter = []
-    for size, window, out in drawn_views(lambda s: crops.resized_view(s, INPUT, 60, 150), SIZES, 60):
+    for size, window, out in drawn_views(lambda s: crops.resize_range_crop(s, INPUT, 60, 150), SIZES, 60):
         assert list(window) == [0, 0, *size]
         assert (out <= INPUT).all()
         slack = 0.5 / out
@@ -239,7 +239,7 @@ def test_resized_view_draws_the_shorter_side_and_fits():
             shorter.append(out.min())
     assert min(shorter) >= 60 and max(shorter) <= 150 and max(shorter) - min(shorter) > 70
     # An image that cannot have the smallest shorter side is as large as fits.
-    for _, _, out in drawn_views(lambda s: crops.resized_view(s, INPUT, 60, 150), [(50, 700)], 5):
+    for _, _, out in drawn_views(lambda s: crops.resize_range_crop(s, INPUT, 60, 150), [(50, 700)], 5):
         assert list(out) == [18, 256]
 
 
@@ -254,8 +254,8 @@ def test_min_iou_view_keeps_its_promise_on_non_square_images():
         samples.append((np.array((height, width), np.float32), box, np.array([5], np.int32)))
 
     def define(size, box, label):
-        view, box, label = crops.min_iou_view(size, box, label, INPUT)
-        return *view, box, label
+        crop, box, label = crops.min_iou_crop(size, box, label, INPUT)
+        return *crop, box, label
 
     windows, _, kept, labels = run_stage(define, samples)
     whole = 0
@@ -312,7 +312,7 @@ def encode(image: Image.Image, format: str, **options) -> bytes:
 
 def decode(encoded: bytes, window) -> np.ndarray:
     samples = [(np.frombuffer(encoded, np.uint8), np.array(window, np.int32))]
-    ((image,),) = run_stage(lambda j, w: [pipeline.decode_window(j, w, "cpu")], samples)
+    ((image,),) = run_stage(lambda j, w: [pipeline.decode_crop(j, w, "cpu")], samples)
     return image
 
 

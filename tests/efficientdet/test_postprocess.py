@@ -48,15 +48,15 @@ def per_level(flat):
     return levels
 
 
-def run(logits, offsets, config):
-    detections = detect(per_level(logits), per_level(offsets), config, ANCHORS)
+def run(logits, deltas, config):
+    detections = detect(per_level(logits), per_level(deltas), config, ANCHORS)
     return type(detections)(*(np.asarray(x) for x in detections))
 
 
-def decode_numpy(offsets):
+def decode_numpy(deltas):
     """Offsets (A, 4) dy dx dh dw -> float64 (A, 4) ltrb normalised, from the anchors in tlbr pixels."""
     top, left, bottom, right = ANCHORS.boxes.T.astype(np.float64)
-    dy, dx, dh, dw = offsets.T.astype(np.float64)
+    dy, dx, dh, dw = deltas.T.astype(np.float64)
     height, width = np.exp(dh) * (bottom - top), np.exp(dw) * (right - left)
     y, x = dy * (bottom - top) + (top + bottom) / 2, dx * (right - left) + (left + right) / 2
     boxes_px = np.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=1)
@@ -71,13 +71,13 @@ def iou_numpy(box, boxes):
     )
 
 
-def detect_numpy(logits, offsets, config):
+def detect_numpy(logits, deltas, config):
     """One image: list of (score, class, box) in descending order of score."""
     flat = logits.ravel()
     top = np.argsort(-flat, kind="stable")[: config.nms_candidates]
     scores, boxes = (
         1 / (1 + np.exp(-flat[top].astype(np.float64))),
-        decode_numpy(offsets)[top // logits.shape[1]],
+        decode_numpy(deltas)[top // logits.shape[1]],
     )
     detections = []
     for class_ in range(logits.shape[1]):
@@ -99,10 +99,10 @@ def detect_numpy(logits, offsets, config):
 @pytest.mark.parametrize("config", [HARD, GAUSSIAN], ids=["hard", "gaussian"])
 def test_equals_brute_force_per_class(config, max_detections):
     config = dataclasses.replace(config, max_detections=max_detections, score_threshold=0.3)
-    logits, offsets = random_outputs()
-    actual = run(logits, offsets, config)
+    logits, deltas = random_outputs()
+    actual = run(logits, deltas, config)
     for i in range(len(logits)):
-        expected = detect_numpy(logits[i], offsets[i], config)
+        expected = detect_numpy(logits[i], deltas[i], config)
         count = len(expected)
         if max_detections > 40:
             assert 500 < count < config.nms_candidates - 200  # enough suppressed, and enough left
@@ -120,18 +120,18 @@ def test_equals_brute_force_per_class(config, max_detections):
 
 @pytest.mark.parametrize("count", [1, 37, 2000, 30_000])  # 30,000 is more than all anchors and classes
 def test_candidates_are_those_of_a_top_k_over_everything_ties_included(count):
-    logits, offsets = random_outputs()
+    logits, deltas = random_outputs()
     logits = np.round(logits)  # about ten different values: almost everything is tied
     rows = min(count, 2000)
     config = dataclasses.replace(NO_SUPPRESSION, nms_candidates=count, max_detections=rows)
-    actual = run(logits, offsets, config)
+    actual = run(logits, deltas, config)
     for i in range(len(logits)):
         flat = logits[i].ravel()
         top = np.argsort(-flat, kind="stable")[:rows]
         assert actual.count[i] == rows
         np.testing.assert_allclose(actual.scores[i], 1 / (1 + np.exp(-flat[top])), rtol=1e-5)
         np.testing.assert_array_equal(actual.classes[i], top % CLASSES)
-        expected = np.clip(decode_numpy(offsets[i])[top // CLASSES], 0, 1)
+        expected = np.clip(decode_numpy(deltas[i])[top // CLASSES], 0, 1)
         np.testing.assert_allclose(actual.boxes[i], expected, atol=1e-5)
 
 
@@ -140,52 +140,52 @@ def test_candidates_are_those_of_a_top_k_over_everything_ties_included(count):
 )  # 6: four hundred times the anchor, far outside the image
 @pytest.mark.parametrize("config", [HARD, GAUSSIAN], ids=["hard", "gaussian"])
 def test_classes_do_not_suppress_each_other(config, log_size):
-    logits, offsets = silent_outputs(num_classes=90)
+    logits, deltas = silent_outputs(num_classes=90)
     logits[0, 100] = np.linspace(-1, 1, 90)
-    offsets[0, 100, 2:] = log_size
-    actual = run(logits, offsets, config)
+    deltas[0, 100, 2:] = log_size
+    actual = run(logits, deltas, config)
     assert actual.count == [90]
     np.testing.assert_array_equal(actual.classes[0, :90], np.arange(90)[::-1])
     np.testing.assert_allclose(actual.scores[0, :90], 1 / (1 + np.exp(-logits[0, 100, ::-1])), rtol=1e-5)
 
 
 def test_equal_boxes_of_one_class_become_one():
-    logits, offsets = silent_outputs()
-    offsets[0, 9] = [0, 0, 0, 0]
+    logits, deltas = silent_outputs()
+    deltas[0, 9] = [0, 0, 0, 0]
     stride = ANCHORS.boxes[9] - ANCHORS.boxes[0]  # anchor 9 is anchor 0 one cell further
     size = ANCHORS.boxes[0, 2:] - ANCHORS.boxes[0, :2]
-    offsets[0, 0, :2] = stride[:2] / size  # so that both decode to the same box
+    deltas[0, 0, :2] = stride[:2] / size  # so that both decode to the same box
     logits[0, [0, 9], 3] = [0.5, 1.0]
-    actual = run(logits, offsets, HARD)
+    actual = run(logits, deltas, HARD)
     assert actual.count == [1]
     np.testing.assert_allclose(actual.scores[0, 0], 1 / (1 + np.exp(-1.0)), rtol=1e-6)
-    soft = run(logits, offsets, GAUSSIAN)
+    soft = run(logits, deltas, GAUSSIAN)
     np.testing.assert_allclose(soft.scores[0, 1], np.exp(-1 / 0.5) / (1 + np.exp(-0.5)), rtol=1e-3)
 
 
 @pytest.mark.parametrize("config", [HARD, GAUSSIAN], ids=["hard", "gaussian"])
 def test_what_is_not_finite_is_no_detection_and_harms_no_other(config):
-    logits, offsets = random_outputs(batch_size=1)
+    logits, deltas = random_outputs(batch_size=1)
     bad = np.arange(0, ANCHORS.num_anchors, 3)
-    quiet_logits, quiet_offsets = logits.copy(), offsets.copy()
+    quiet_logits, quiet_offsets = logits.copy(), deltas.copy()
     quiet_logits[0, bad] = -np.inf
     logits[0, bad[0::5]] = np.nan
     logits[0, bad[1::5], 2] = np.nan
     logits[0, bad[1::5], :2] = logits[0, bad[1::5], 3:] = -np.inf
     logits[0, bad[2::5]] = np.inf
-    offsets[0, bad[3::5], 1] = np.nan
-    offsets[0, bad[4::5], 2] = 1000  # exp overflows
+    deltas[0, bad[3::5], 1] = np.nan
+    deltas[0, bad[4::5], 2] = 1000  # exp overflows
     # Boxes are known only after the candidates are chosen: let all be candidates.
     config = dataclasses.replace(config, nms_candidates=ANCHORS.num_anchors * CLASSES)
     for actual, expected in zip(
-        run(logits, offsets, config), run(quiet_logits, quiet_offsets, config), strict=True
+        run(logits, deltas, config), run(quiet_logits, quiet_offsets, config), strict=True
     ):
         np.testing.assert_array_equal(actual, expected)
 
 
 def test_nothing_but_nan_gives_nothing():
-    logits, offsets = silent_outputs()
-    actual = run(logits * np.nan, offsets * np.nan, GAUSSIAN)
+    logits, deltas = silent_outputs()
+    actual = run(logits * np.nan, deltas * np.nan, GAUSSIAN)
     assert actual.count == [0]
     assert (actual.classes == -1).all()
     assert (actual.scores == 0).all()
@@ -193,18 +193,18 @@ def test_nothing_but_nan_gives_nothing():
 
 
 def test_scores_at_or_below_the_threshold_are_dropped():
-    logits, offsets = silent_outputs()
+    logits, deltas = silent_outputs()
     logits[0, [0, 400, 900], 0] = [0.0, -2.0, -4.0]
-    assert run(logits, offsets, dataclasses.replace(HARD, score_threshold=0.05)).count == [2]
-    assert run(logits, offsets, dataclasses.replace(HARD, score_threshold=0.5)).count == [
+    assert run(logits, deltas, dataclasses.replace(HARD, score_threshold=0.05)).count == [2]
+    assert run(logits, deltas, dataclasses.replace(HARD, score_threshold=0.5)).count == [
         0
     ]  # sigmoid(0) = 0.5
 
 
 def test_half_precision_outputs_are_computed_with_in_float32():
-    logits, offsets = (array.astype(np.float16) for array in random_outputs())
-    half = run(logits, offsets, GAUSSIAN)
-    single = run(logits.astype(np.float32), offsets.astype(np.float32), GAUSSIAN)
+    logits, deltas = (array.astype(np.float16) for array in random_outputs())
+    half = run(logits, deltas, GAUSSIAN)
+    single = run(logits.astype(np.float32), deltas.astype(np.float32), GAUSSIAN)
     for actual, expected in zip(half, single, strict=True):
         np.testing.assert_array_equal(actual, expected)
 
@@ -216,12 +216,12 @@ def test_graph_of_any_batch_size():
         [tf.TensorSpec((*shape[:3], 36), tf.float32) for shape in shapes],
     ]
     compiled = tf.function(
-        lambda logits, offsets: detect(logits, offsets, GAUSSIAN, ANCHORS), input_signature=specs
+        lambda logits, deltas: detect(logits, deltas, GAUSSIAN, ANCHORS), input_signature=specs
     )
-    logits, offsets = random_outputs(batch_size=3)
-    together = compiled(per_level(logits), per_level(offsets))
+    logits, deltas = random_outputs(batch_size=3)
+    together = compiled(per_level(logits), per_level(deltas))
     assert together.boxes.shape == (3, 100, 4)
     for i in range(3):
-        alone = compiled(per_level(logits[i : i + 1]), per_level(offsets[i : i + 1]))
+        alone = compiled(per_level(logits[i : i + 1]), per_level(deltas[i : i + 1]))
         for actual, expected in zip(together, alone, strict=True):
             np.testing.assert_array_equal(actual[i], expected[0])

@@ -71,8 +71,8 @@ def test_outputs_equal_another_implementation(published):
         elif weight.name in ("gamma", "moving_variance"):
             value += 1
         weight.assign(value)
-    class_logits, box_offsets = model(4 * pseudo_random((2, 160, 288, 3), 0))
-    outputs = [np.asarray(output) for output in class_logits + box_offsets]
+    class_logits, box_deltas = model(4 * pseudo_random((2, 160, 288, 3), 0))
+    outputs = [np.asarray(output) for output in class_logits + box_deltas]
     actual = [(np.abs(output).mean(), output[1, -1, -1, 5]) for output in outputs]
     np.testing.assert_allclose(actual, KERAS_HUB[model.name], atol=5e-5)
 
@@ -208,9 +208,9 @@ def test_mobilenet_equals_keras_applications_with_the_same_weights():
 def test_outputs_fit_the_anchors_at_any_image_size(image_size):
     config = dataclasses.replace(NANO, image_size=image_size)
     model = build_model("retinanet-nano", 3, image_size)
-    class_logits, box_offsets = model(np.zeros((2, *image_size, 3), np.float32))
+    class_logits, box_deltas = model(np.zeros((2, *image_size, 3), np.float32))
     assert [tuple(x.shape) for x in class_logits] == [(2, *size, 27) for size in config.anchors.feature_sizes]
-    assert [tuple(x.shape) for x in box_offsets] == [(2, *size, 36) for size in config.anchors.feature_sizes]
+    assert [tuple(x.shape) for x in box_deltas] == [(2, *size, 36) for size in config.anchors.feature_sizes]
     for logits in class_logits:
         np.testing.assert_allclose(tf.sigmoid(logits), 0.01, rtol=0.1)
 
@@ -241,20 +241,20 @@ def test_loss_is_odtks_but_for_one_more_positive():
     rng = np.random.default_rng(3)
     logits = rng.normal(scale=2, size=(2, 3, 5, 9 * 4)).astype(np.float32)
     classes = rng.integers(-1, 4, (2, 3, 5, 9)).astype(np.int32)
-    offsets, box_targets = rng.normal(scale=0.2, size=(2, 2, 3, 5, 36)).astype(np.float32)
+    deltas, box_targets = rng.normal(scale=0.2, size=(2, 2, 3, 5, 36)).astype(np.float32)
     positive = classes >= 0
     targets = {
         "num_positives": tf.constant(positive.sum((1, 2, 3)), tf.float32),
         "class_targets_5": tf.constant(classes),
         "box_targets_5": tf.constant(box_targets),
     }
-    values = losses.detection_loss([logits], [offsets], targets, config)
+    values = losses.detection_loss([logits], [deltas], targets, config)
 
     p = 1 / (1 + np.exp(-logits.astype(np.float64).reshape(-1, 4)))
     is_class = classes.reshape(-1, 1) == np.arange(4)
     p_t, alpha = np.where(is_class, p, 1 - p), np.where(is_class, 0.25, 0.75)
     focal = (alpha * (1 - p_t) ** 2 * -np.log(p_t)).sum()
-    x = np.abs(offsets.astype(np.float64) - box_targets).reshape(-1, 4)
+    x = np.abs(deltas.astype(np.float64) - box_targets).reshape(-1, 4)
     smooth_l1 = np.where(x >= 0.11, x - 0.5 * 0.11, 0.5 * x**2 / 0.11)[positive.reshape(-1)].sum()
     expected = (focal + smooth_l1) / (positive.sum() + 1)
     np.testing.assert_allclose(values["detection_loss"], expected, rtol=1e-5)

@@ -170,13 +170,13 @@ def test_boxes_and_pixels_move_together(rectangles, name):
 def draw(function, sizes, count) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(size, window, out_size) of `count` draws for each size."""
     run = tf.function(lambda size, i: function(size, Random(tf.stack([i, 7]))))
-    views = [(size, run(tf.constant(size, tf.float32), i)) for size in sizes for i in tf.range(count)]
-    return [(np.array(size), view.window.numpy(), view.size.numpy()) for size, view in views]
+    crops = [(size, run(tf.constant(size, tf.float32), i)) for size in sizes for i in tf.range(count)]
+    return [(np.array(size), crop.window.numpy(), crop.size.numpy()) for size, crop in crops]
 
 
 def test_jittered_view_has_the_range_of_dali_s():
     scales, starts = [], []
-    for size, window, out in draw(lambda s, r: tf_pipeline.jittered_view(s, INPUT, 0.1, 2.0, r), SIZES, 60):
+    for size, window, out in draw(lambda s, r: tf_pipeline.jittered_crop(s, INPUT, 0.1, 2.0, r), SIZES, 60):
         start, length = window[:2], window[2:]
         assert (start >= 0).all() and (start + length <= size).all() and (length >= 1).all()
         assert (out >= 1).all() and (out <= INPUT).all() and (out == np.round(out)).all()
@@ -197,14 +197,14 @@ def test_min_iou_view_overlaps_every_box():
     labels = tf.constant([1, 2])
     whole = 0
     run = tf.function(
-        lambda size, i: tf_pipeline.min_iou_view(
+        lambda size, i: tf_pipeline.min_iou_crop(
             size, tf.constant(boxes), labels, INPUT, Random(tf.stack([i, 3]))
         )
     )
     for i in tf.range(120):
         size = np.array(SIZES[i % 3])
-        view, kept, kept_labels = run(tf.constant(size, tf.float32), i)
-        (top, left, height, width), scale = view.window.numpy(), size[[1, 0, 1, 0]]
+        crop, kept, kept_labels = run(tf.constant(size, tf.float32), i)
+        (top, left, height, width), scale = crop.window.numpy(), size[[1, 0, 1, 0]]
         crop = np.array([left, top, left + width, top + height]) / scale
         overlap = np.prod(
             np.maximum(np.minimum(boxes[:, 2:], crop[2:]) - np.maximum(boxes[:, :2], crop[:2]), 0), 1

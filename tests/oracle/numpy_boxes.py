@@ -128,7 +128,7 @@ def match(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
     return owners
 
 
-def offsets(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
+def deltas(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
     """(P, 4) dy, dx, dh, dw of boxes relative to anchors (arXiv 1506.01497 section 3.1.2), ltrb each."""
     boxes, anchors = boxes.astype(np.float64), anchors.astype(np.float64)
     sizes = anchors[:, 2:] - anchors[:, :2]

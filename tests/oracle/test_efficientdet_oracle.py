@@ -50,12 +50,12 @@ def nearest(value: float) -> int:
     return math.floor(value + 0.5)
 
 
-def whole_view(size: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, int]]:
+def whole_image(size: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, int]]:
     """All of the image, as large as fits."""
     return (0, 0, *size), numpy_images.letterbox(size, INPUT, centered=False)[2:]
 
 
-def jittered_view(size, jitter, shares) -> tuple[tuple[int, ...], tuple[int, int]]:
+def jittered_crop(size, jitter, shares) -> tuple[tuple[int, ...], tuple[int, int]]:
     """google/automl efficientdet/dataloader.py: resize to `jitter` times what fits, crop what is too large.
 
     The crop is the nearest one that consists of whole pixels of the stored image.
@@ -71,16 +71,16 @@ def jittered_view(size, jitter, shares) -> tuple[tuple[int, ...], tuple[int, int
     return (*starts, *lengths), tuple(shown)
 
 
-def resized_view(size, drawn) -> tuple[tuple[int, ...], tuple[int, int]]:
+def resize_range_crop(size, drawn) -> tuple[tuple[int, ...], tuple[int, int]]:
     """The shorter side has the drawn number of whole pixels, unless that does not fit."""
-    window, largest = whole_view(size)
+    window, largest = whole_image(size)
     # Halves are frequent here, and where they go is a matter of rounding: hence float32, as in the graph.
     scale = np.float32(math.floor(drawn)) / np.float32(min(size))
     scaled = [nearest(np.float32(side) * scale) for side in size]
     return window, tuple(map(min, scaled, largest))
 
 
-def cropped_view(size, anchor, shape) -> tuple[tuple[int, ...], tuple[int, int]]:
+def cropped(size, anchor, shape) -> tuple[tuple[int, ...], tuple[int, int]]:
     """The whole pixels within the drawn crop (x, y, shares of the image), as large as fits."""
     starts, lengths = [], []
     for side, start, length in zip(size, anchor[::-1], shape[::-1], strict=True):
@@ -111,26 +111,26 @@ def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
     assert 0.5 - 1e-3 <= aspect <= 2 + 1e-3 and (shape >= 0.3 - 1e-3).all()
 
 
-def batch_views(config: EfficientDetConfig, images: list[Annotated], draws: Draws) -> list[tuple]:
+def batch_crops(config: EfficientDetConfig, images: list[Annotated], draws: Draws) -> list[tuple]:
     """[(window, size in the network input, boxes that stay)] of a training batch."""
     everything = [np.ones(len(image.boxes_px), bool) for image in images]
     if config.augmentation == "scale_jitter":
         jitters = np.broadcast_to(draws.uniform(config.jitter_min, config.jitter_max), len(images))
         shares = np.stack([draws.uniform(0.0, 1.0), draws.uniform(0.0, 1.0)], axis=1)
-        views = [jittered_view(i.size, *drawn) for i, *drawn in zip(images, jitters, shares, strict=True)]
+        crops = [jittered_crop(i.size, *drawn) for i, *drawn in zip(images, jitters, shares, strict=True)]
     elif config.augmentation == "min_iou_crop":
-        crops = list(zip(*draws.take("random_bbox_crop"), strict=True))
-        views = [cropped_view(image.size, *crop) for image, crop in zip(images, crops, strict=True)]
-        for row, (image, crop) in enumerate(zip(images, crops, strict=True)):
+        drawn = list(zip(*draws.take("random_bbox_crop"), strict=True))
+        crops = [cropped(image.size, *crop) for image, crop in zip(images, drawn, strict=True)]
+        for row, (image, crop) in enumerate(zip(images, drawn, strict=True)):
             if (crop[1] < 1).any():
                 assert_promise_of_crop(image.boxes_px, image.size, *crop)
                 everything[row] = shows_center(image.boxes_px, image.size, *crop)
     elif config.augmentation == "resize_range":
         drawn = draws.uniform(float(config.resize_min), config.resize_max + 1.0)
-        views = [resized_view(image.size, one) for image, one in zip(images, drawn, strict=True)]
+        crops = [resize_range_crop(image.size, one) for image, one in zip(images, drawn, strict=True)]
     else:
-        views = [whole_view(image.size) for image in images]
-    return [(*view, kept) for view, kept in zip(views, everything, strict=True)]
+        crops = [whole_image(image.size) for image in images]
+    return [(*crop, kept) for crop, kept in zip(crops, everything, strict=True)]
 
 
 def batch_changes(config: EfficientDetConfig, count: int, draws: Draws) -> list[dict]:
@@ -212,7 +212,7 @@ def check_targets(batch: Batch, row: int, where: str) -> None:
     np.testing.assert_array_equal(got_classes[positive], classes[owners[positive]], err_msg=where)
     assert outputs["num_positives"].reshape(-1)[row] == positive.sum(), where
     assert not got_offsets[~positive].any(), where
-    expected = numpy_boxes.offsets(boxes[owners[positive]], ANCHORS.boxes_normalized[positive])
+    expected = numpy_boxes.deltas(boxes[owners[positive]], ANCHORS.boxes_normalized[positive])
     np.testing.assert_allclose(got_offsets[positive], expected, rtol=1e-4, atol=1e-4, err_msg=where)
 
 
@@ -226,10 +226,10 @@ def test_training(fuzzed, name):
     for _ in range(NUM_IMAGES // BATCH):
         batch = watched.run()
         images = [fuzzed.images[image_id] for image_id in batch.image_ids]
-        views = batch_views(config, images, batch.draws)
+        crops = batch_crops(config, images, batch.draws)
         changes = batch_changes(config, BATCH, batch.draws)
         batch.draws.finish()
-        for row, (image, (window, size, kept)) in enumerate(zip(images, views, strict=True)):
+        for row, (image, (window, size, kept)) in enumerate(zip(images, crops, strict=True)):
             where = f"image {image.image_id} {image.size}, window {window}, size {size}, {changes[row]}"
             expected = view_pixels(image, window, size, config.antialias, changes[row])
             check_pixels(batch.outputs["images"][row], expected, config, where)
@@ -257,7 +257,7 @@ def test_evaluation(fuzzed):
         batch.draws.finish()
         for row, image_id in enumerate(batch.image_ids):
             image = fuzzed.images[image_id]
-            window, size = whole_view(image.size)
+            window, size = whole_image(image.size)
             where = f"image {image_id} {image.size}"
             assert batch.outputs["image_ids"].reshape(-1)[row] == image_id
             assert tuple(batch.outputs["image_sizes"][row]) == image.size, where

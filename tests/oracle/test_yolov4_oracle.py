@@ -80,14 +80,14 @@ def batch_size(config: YOLOv4Config, draws: Draws) -> tuple[int, int]:
     return tuple(32 * nearest(shorter * side / min(INPUT)) for side in INPUT)
 
 
-def whole_view(size, image_size, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def whole_image(size, image_size, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(window, place) of all of the image: letterboxed in the middle, or stretched."""
     if keep_aspect:
         return (0, 0, *size), numpy_images.letterbox(size, image_size, centered=True)
     return (0, 0, *size), (0, 0, *image_size)
 
 
-def jittered_view(size, image_size, first, last, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Darknet's crop, moved by the drawn shares (y, x) at its first and at its last edges."""
     axes = [
         darknet_axis(
@@ -127,17 +127,17 @@ def batch_canvases(
     """View, colour, padding and flip of every image of a training batch."""
     if config.jitter:
         edges = [draws.uniform(-config.jitter, config.jitter, shape=[2]) for _ in range(2)]
-        views = [
-            jittered_view(image.size, image_size, *drawn, config.letterbox)
+        crops = [
+            jittered_crop(image.size, image_size, *drawn, config.letterbox)
             for image, *drawn in zip(images, *edges, strict=True)
         ]
     else:
-        views = [whole_view(image.size, image_size, config.letterbox) for image in images]
+        crops = [whole_image(image.size, image_size, config.letterbox) for image in images]
     flips = draws.coin(config.flip_prob) if config.flip_prob else np.zeros(len(images))
     colors = draw_colors(config, draws, 1)
     return [
-        canvas_of(image, *view, config, image_size, None if colors is None else colors[row, 0], flips[row])
-        for row, (image, view) in enumerate(zip(images, views, strict=True))
+        canvas_of(image, *crop, config, image_size, None if colors is None else colors[row, 0], flips[row])
+        for row, (image, crop) in enumerate(zip(images, crops, strict=True))
     ]
 
 
@@ -154,15 +154,15 @@ def fresh_canvases(
     sizes = [[image.size for image in of_reader] for of_reader in images]  # (4, B) pairs
     if config.jitter:
         edges = [draws.uniform(-config.jitter, config.jitter, shape=[2, 4]) for _ in range(2)]  # (B, 2, 4)
-        views = [
+        crops = [
             [
-                jittered_view(size, image_size, *(edge[row, :, tile] for edge in edges), config.letterbox)
+                jittered_crop(size, image_size, *(edge[row, :, tile] for edge in edges), config.letterbox)
                 for row, size in enumerate(sizes[tile])
             ]
             for tile in range(4)
         ]
     else:
-        views = [[whole_view(size, image_size, config.letterbox) for size in ones] for ones in sizes]
+        crops = [[whole_image(size, image_size, config.letterbox) for size in ones] for ones in sizes]
     flips = np.zeros((len(mosaics), 4))
     if config.flip_prob:
         flips = draws.take("coin_flip", probability=config.flip_prob, shape=[4])
@@ -173,7 +173,7 @@ def fresh_canvases(
         shown = [
             canvas_of(
                 images[tile][row],
-                *views[tile][row],
+                *crops[tile][row],
                 config,
                 image_size,
                 None if colors is None else colors[row, tile],
@@ -343,7 +343,7 @@ def test_evaluation(fuzzed, keep_aspect):
         batch.draws.finish()
         for row, image_id in enumerate(batch.image_ids):
             image = fuzzed.images[image_id]
-            window, place = whole_view(image.size, INPUT, keep_aspect)
+            window, place = whole_image(image.size, INPUT, keep_aspect)
             assert batch.outputs["image_ids"].reshape(-1)[row] == image_id
             assert tuple(batch.outputs["image_sizes"][row]) == image.size
             assert tuple(batch.outputs["letterbox"][row]) == place

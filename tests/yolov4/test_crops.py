@@ -35,7 +35,7 @@ def int32(*values) -> np.ndarray:
 
 def whole_views(sizes, keep_aspect, image_size=INPUT):
     samples = [(int32(*size), int32(*image_size)) for size in sizes]
-    return zip(*run_stage(lambda s, i: crops.whole_view(s, i, keep_aspect), samples), strict=True)
+    return zip(*run_stage(lambda s, i: crops.whole_image(s, i, keep_aspect), samples), strict=True)
 
 
 def test_whole_view_is_the_centred_letterbox():
@@ -86,7 +86,7 @@ def test_jittered_view_is_darknets(monkeypatch, keep_aspect):
     def define(size, image_size, first, last):
         nodes = iter([first, last])
         monkeypatch.setattr(crops, "_jitter", lambda limit, count: next(nodes))
-        return crops.jittered_view(size, image_size, 0.3, keep_aspect)
+        return crops.jittered_crop(size, image_size, 0.3, keep_aspect)
 
     windows, places = run_stage(define, samples)
     differences = 0
@@ -110,7 +110,7 @@ def test_views_of_several_images_are_columns(monkeypatch, keep_aspect, jitter):
     def define(size, image_size, first, last, count=None):
         nodes = iter([first, last])
         monkeypatch.setattr(crops, "_jitter", lambda limit, number: next(nodes))
-        return crops.training_view(config, size, image_size, count)
+        return crops.training_crop(config, size, image_size, count)
 
     singles = [(int32(*size), int32(*INPUT), *draws[..., i].copy()) for i, size in enumerate(SIZES)]
     sizes = np.ascontiguousarray(np.array(SIZES, np.int32).T)
@@ -122,7 +122,7 @@ def test_views_of_several_images_are_columns(monkeypatch, keep_aspect, jitter):
 
 def drawn_views(size, count, keep_aspect=False, jitter=0.3):
     samples = [(int32(*size), int32(*INPUT))] * count
-    views_ = run_stage(lambda s, i: crops.jittered_view(s, i, jitter, keep_aspect), samples)
+    views_ = run_stage(lambda s, i: crops.jittered_crop(s, i, jitter, keep_aspect), samples)
     return [np.array(values) for values in views_]  # (count, 4) each
 
 
@@ -174,7 +174,7 @@ def test_training_view_without_jitter_is_the_whole_image():
     for letterboxed in (False, True):
         config = dataclasses.replace(YOLOV4, jitter=0.0, letterbox=letterboxed)
         samples = [(int32(*size), int32(*INPUT)) for size in SIZES]
-        got = run_stage(lambda s, i, c=config: crops.training_view(c, s, i), samples)
+        got = run_stage(lambda s, i, c=config: crops.training_crop(c, s, i), samples)
         for one, other in zip(zip(*got, strict=True), whole_views(SIZES, letterboxed), strict=True):
             np.testing.assert_array_equal(one, other)
 

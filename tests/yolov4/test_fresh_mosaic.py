@@ -174,5 +174,5 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path):
 
 @pytest.mark.parametrize("value", ["new", "Fresh", ""])
 def test_tiles_must_be_of_a_known_kind(value):
-    with pytest.raises(ValueError, match=r"mosaic_tiles.*is not one of batch, fresh"):
+    with pytest.raises(ValueError, match=r"mosaic_tiles.*expected one of batch, fresh"):
         dataclasses.replace(PLAIN, mosaic_tiles=value)

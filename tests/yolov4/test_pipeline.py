@@ -265,7 +265,7 @@ def encode(image: Image.Image, format: str, **options) -> bytes:
 
 def decode(encoded: bytes, window) -> np.ndarray:
     samples = [(np.frombuffer(encoded, np.uint8), np.array(window, np.int32))]
-    ((image,),) = run_stage(lambda j, w: [pipeline.decode_window(j, w, "cpu")], samples)
+    ((image,),) = run_stage(lambda j, w: [pipeline.decode_crop(j, w, "cpu")], samples)
     return image
 
 

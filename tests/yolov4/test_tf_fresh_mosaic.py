@@ -11,7 +11,7 @@ from common import dataset
 from tests.yolov4.test_fresh_mosaic import FRESH, INPUT, cut_of, draw_flat
 from tests.yolov4.test_pipeline import PLAIN, encode, source_of
 from yolov4 import fresh_mosaic, tf_fresh_mosaic, tf_mosaic, tf_pipeline
-from yolov4.crops import View
+from yolov4.crops import CropResize
 from yolov4.mosaic import TILES
 from yolov4.tf_mosaic import Canvases
 from yolov4.tf_pipeline import YOLOv4TFPipeline
@@ -31,14 +31,14 @@ def batches(directory, config=FRESH, count=12, **options):
         yield np.rint(images.numpy() * 255).astype(int), {k: v.numpy() for k, v in targets.items()}
 
 
-def random_view(random, size) -> tuple[View, bool]:
+def random_crop(random, size) -> tuple[CropResize, bool]:
     """Any part of an image of that size, anywhere; whether it is flipped."""
     spans = []
     for side in (*size, *INPUT):
         length = random.integers(1, side + 1)
         spans.append((random.integers(0, side - length + 1), length))
     window, place = (np.array(spans[i : i + 2], np.int32).T.ravel() for i in (0, 2))
-    return View(tf.constant(window), tf.constant(place)), bool(random.integers(2))
+    return CropResize(tf.constant(window), tf.constant(place)), bool(random.integers(2))
 
 
 def test_a_tile_is_cut_out_of_the_whole_canvas():
@@ -52,11 +52,11 @@ def test_a_tile_is_cut_out_of_the_whole_canvas():
             size = random.integers(20, 300, 2)
             noise = Image.fromarray(random.integers(0, 256, (9, 14, 3), np.uint8))
             encoded = tf.constant(encode(noise.resize(size[::-1].tolist(), Image.Resampling.BICUBIC), "PNG"))
-            view, flip = random_view(random, size)
-            image = tf_pipeline.resize(dataset.decode_image_tf(encoded, view.window), view.place[2:])
-            image = tf_pipeline.pad(image, view.place, image_size)
-            in_window = tf_pipeline.boxes_to_window(boxes, tf.constant(size, tf.int32), view.window)
-            boxes_px, place = tf_pipeline.boxes_to_input(in_window, view.place), view.place
+            crop, flip = random_crop(random, size)
+            image = tf_pipeline.resize(dataset.decode_image_tf(encoded, crop.window), crop.place[2:])
+            image = tf_pipeline.pad(image, crop.place, image_size)
+            in_window = tf_pipeline.boxes_to_window(boxes, tf.constant(size, tf.int32), crop.window)
+            boxes_px, place = tf_pipeline.boxes_to_input(in_window, crop.place), crop.place
             if flip:
                 image, boxes_px, place = tf_pipeline.random_flip(image, boxes_px, place, 1.0, AlwaysZero())
             canvases.append((image, boxes_px, tf.range(3), place))
@@ -65,9 +65,9 @@ def test_a_tile_is_cut_out_of_the_whole_canvas():
             flip = tf.constant(flip)
             tiles.append(
                 (
-                    tf_fresh_mosaic.tile_pixels(encoded, view, place, flip, piece, lambda i: i, FILL, True),
+                    tf_fresh_mosaic.tile_pixels(encoded, crop, place, flip, piece, lambda i: i, FILL, True),
                     tf_fresh_mosaic.tile_boxes(
-                        boxes, tf.constant(size, tf.int32), view, flip, piece, image_size
+                        boxes, tf.constant(size, tf.int32), crop, flip, piece, image_size
                     ),
                 )
             )

@@ -267,11 +267,11 @@ def test_jittered_view_is_distributed_as_dali_s(size, keep_aspect):
     @tf.function
     def twin(i):
         random = Random(tf.stack([i, 7]))
-        return tf_pipeline.jittered_view(tf.constant(size), tf.constant(INPUT), jitter, keep_aspect, random)
+        return tf_pipeline.jittered_crop(tf.constant(size), tf.constant(INPUT), jitter, keep_aspect, random)
 
     ours = np.array([np.concatenate(twin(i)) for i in tf.range(count)])
     samples = [(np.array(size, np.int32), np.array(INPUT, np.int32))] * count
-    windows, places = dali_stage(lambda s, i: crops.jittered_view(s, i, jitter, keep_aspect), samples)
+    windows, places = dali_stage(lambda s, i: crops.jittered_crop(s, i, jitter, keep_aspect), samples)
     theirs = np.concatenate([windows, places], 1)
 
     for drawn in (ours, theirs):
@@ -290,7 +290,7 @@ def test_jittered_view_follows_darknet():
     edges = []
     for i in range(300):
         random = Random(tf.constant([i, 7]))
-        window, place = tf_pipeline.jittered_view(
+        window, place = tf_pipeline.jittered_crop(
             tf.constant(size), tf.constant(INPUT), jitter, False, random
         )
         window, place = window.numpy(), place.numpy()
@@ -309,10 +309,10 @@ def test_jittered_view_follows_darknet():
 def test_whole_view_is_the_letterbox():
     random = np.random.default_rng(0)
     for size in [(1, 1), (1, 5000), (4001, 3072), *SIZES, *random.integers(1, 4097, (60, 2)).tolist()]:
-        window, place = tf_pipeline.whole_view(tf.constant(size), tf.constant(INPUT), True)
+        window, place = tf_pipeline.whole_image(tf.constant(size), tf.constant(INPUT), True)
         assert window.numpy().tolist() == [0, 0, *size]
         assert tuple(place.numpy()) == letterbox.geometry(*size, INPUT, centered=True)
-        window, place = tf_pipeline.whole_view(tf.constant(size), tf.constant(INPUT), False)
+        window, place = tf_pipeline.whole_image(tf.constant(size), tf.constant(INPUT), False)
         assert place.numpy().tolist() == [0, 0, *INPUT]
 
 

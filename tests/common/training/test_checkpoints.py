@@ -21,9 +21,9 @@ from nvidia.dali.plugin import tf as dali_tf
 from PIL import Image
 
 from common import atomic
-from common.batch_norm import moving_statistics
 from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
+from common.layers import moving_statistics
 from common.training import checkpoint_files, weights
 from common.training.checkpoints import Checkpoints
 from common.training.ema import AveragedWeights

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.batch_norm import moving_statistics
+from common.layers import moving_statistics
 from common.training.ema import AveragedWeights
 from tests.common.thread_ranks import together
 

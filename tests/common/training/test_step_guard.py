@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.batch_norm import BatchNormalization
 from common.distributed.ranks import Ranks
 from common.errors import UserError
+from common.layers import BatchNormalization
 from common.training import step_guard
 from common.training.ema import AveragedWeights
 

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from common import activations, devices
-from common.activations import Mish, Swish
+from common import devices, layers
+from common.layers import Mish, Swish
 
 
 def sigmoid(z):
@@ -47,7 +47,7 @@ def is_compiled(functions):
 
 @pytest.fixture(params=[False, True], ids=["plain", "fused"])
 def either_way(request, monkeypatch):
-    monkeypatch.setattr(activations, "FUSE_FROM", 1 if request.param else 2**62)
+    monkeypatch.setattr(layers, "FUSE_FROM", 1 if request.param else 2**62)
     monkeypatch.setattr(devices, "is_cpu_only", lambda: True)
     return request.param
 
@@ -89,7 +89,7 @@ def test_they_are_finite_far_out(either_way, kind, dtype):
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_what_is_fused_is_settled_by_the_size_of_an_image(monkeypatch, kind):
     monkeypatch.setattr(devices, "is_cpu_only", lambda: True)
-    side = int(activations.FUSE_FROM**0.5)
+    side = int(layers.FUSE_FROM**0.5)
     assert built(kind, (None, side, side + 1, 1)).fuse
     assert not built(kind, (None, side - 1, side, 1)).fuse
     assert not built(kind, (64, side - 1, side, 1)).fuse  # however many images
@@ -121,7 +121,7 @@ def test_images_of_any_size(either_way, kind):
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_a_saved_model_is_free_of_xla(monkeypatch, tmp_path, kind):
     """No other runtime knows XLA's functions."""
-    monkeypatch.setattr(activations, "FUSE_FROM", 1)
+    monkeypatch.setattr(layers, "FUSE_FROM", 1)
     images = keras.Input((6, 4, 3))
     model = keras.Model(images, kind()(images))
     module = tf.Module()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.batch_norm import BatchNormalization
+from common.layers import BatchNormalization
 
 CHANNELS = 5
 POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]

@@ -1,0 +1,246 @@
+"""Copies one app into a directory of its own, with what it imports, its tests, pins and set-up.
+
+    python tools/copy_app.py efficientdet my_project
+    python tools/copy_app.py yolov4 my_project --without=tfrecord,tf_pipeline
+    python tools/copy_app.py efficientdet my_project --minimal    # without all parts that can be left out
+
+The copy is a project: `make setup`, `make demo` and `make test` work in it. Where code that stays
+imports a part that was left out, the copy holds a short module whose functions raise one clear error.
+"""
+
+import ast
+import fnmatch
+import pathlib
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+from absl import flags
+
+from common import errors
+from tools.imports import ROOT, closure, parse, python_files
+
+APPS = ("efficientdet", "yolov4")
+# What can be left out, and its files. {app} is the name of the app.
+PARTS = {
+    "tfrecord": ("common/tfrecord*.py", "common/datacheck/tfrecord*.py"),
+    "tf_pipeline": ("{app}/tf_*.py", "common/tf_readers.py"),
+    "retinanet": ("{app}/retinanet*.py", "{app}/resnet.py", "{app}/mobilenet.py"),
+    "tf_distribute": ("common/distributed/tf_*.py",),
+    "elastic": ("common/distributed/elastic.py",),
+    "datacheck": ("common/datacheck/*.py",),
+    "import_weights": ("{app}/import_weights/*.py", "{app}/automl_weights.py", "{app}/darknet_weights.py"),
+    "fit_anchors": ("{app}/fit_anchors.py",),
+    "export": ("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
+    "bench": ("{app}/bench.py", "tools/benchmark/*.py"),
+    "dry_run": ("tools/dry_run*.py", "tools/replay_step.py"),
+    "video": ("common/evaluation/video.py",),
+    "submission": ("common/evaluation/submission.py",),
+}
+# Copied as they are: the set-up with its pins and hashes, and the licence.
+SETUP = ("docker/setup_env.sh", "docker/build_horovod.sh", "docker/locks", "LICENSE", ".gitignore")
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    flags.DEFINE_list(
+        "without", [], f"Parts to leave out: {', '.join(PARTS)}. Default: none.", flag_values=fv
+    )
+    flags.DEFINE_bool("minimal", False, "Leave out every part that can be left out.", flag_values=fv)
+
+
+def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list[str]:
+    """Writes the copy.
+
+    Args:
+        app: "efficientdet" or "yolov4".
+        directory: is made; must not exist or be empty.
+        without: names in PARTS.
+
+    Returns:
+        The product's files of the copy, as paths below it.
+
+    Raises:
+        UserError: no such app or part, or the directory has files.
+    """
+    if app not in APPS:
+        raise errors.unknown("app", app, APPS)
+    for part in without:
+        if part not in PARTS:
+            raise errors.unknown("part", part, PARTS)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise errors.UserError(f"{directory} exists and is not an empty directory: name a new one")
+    left_out = left_out_files(app, without)
+    entries = [path for path in python_files(app) if path.count("/") == 1 and path not in left_out]
+    found = closure([*entries, "tools/synthetic.py"], without=left_out)
+    product = sorted(found)
+    for path in product:
+        _write(
+            directory / path, _stub(path, found - left_out) if path in left_out else (ROOT / path).read_text()
+        )
+    kept = found - left_out
+    for path in sorted(_tests(app, kept)):
+        _write(directory / path, (ROOT / path).read_text())
+    for recipe in sorted((ROOT / app / "flags").glob("*.txt")):
+        _write(directory / app / "flags" / recipe.name, recipe.read_text())
+    for path in SETUP:
+        source, target = ROOT / path, directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
+    pins = (ROOT / "pyproject.toml").read_text()
+    _write(directory / "pyproject.toml", re.sub(r'(?m)^name = ".*"', f'name = "{directory.name}"', pins))
+    _write(directory / "Makefile", MAKEFILE.format(app=app))
+    _write(directory / "README.md", _readme(app, directory.name, without))
+    return product
+
+
+def left_out_files(app: str, without: Iterable[str]) -> frozenset[str]:
+    patterns = [pattern.format(app=app) for part in without for pattern in PARTS[part]]
+    every = [path for path in python_files("common", app, "tools") if not path.endswith("__init__.py")]
+    return frozenset(path for path in every if any(fnmatch.fnmatch(path, pattern) for pattern in patterns))
+
+
+def _stub(path: str, found: Iterable[str]) -> str:
+    """A module with the names that other files of the copy import from `path`, each raising a UserError."""
+    module = path.removesuffix(".py").replace("/", ".")
+    defined = {
+        node.name: node for node in parse(path).body if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
+    text = STUB_HEAD.format(path=path)
+    for name in sorted(_used_names(module, found)):
+        if isinstance(defined.get(name), ast.ClassDef):
+            text += STUB_CLASS.format(name=name)
+        elif name in defined:
+            text += STUB_FUNCTION.format(name=name)
+        else:
+            text += f"{name} = {_constant(path, name)}\n"
+    return text
+
+
+def _used_names(module: str, found: Iterable[str]) -> set[str]:
+    """The names of a module that these files use: imported from it, or as its attributes."""
+    package, _, base = module.rpartition(".")
+    names: set[str] = set()
+    for path in found:
+        aliases = {module}
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ImportFrom) and node.module == module:
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module == package:
+                aliases |= {alias.asname or alias.name for alias in node.names if alias.name == base}
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in aliases:
+                names.add(node.attr)
+    return names
+
+
+def _constant(path: str, name: str) -> str:
+    """The source of a constant's value where it is a literal, else None."""
+    for node in parse(path).body:
+        if isinstance(node, ast.Assign) and name in (ast.unparse(target) for target in node.targets):
+            try:
+                return repr(ast.literal_eval(node.value))
+            except ValueError:
+                break
+    return "None"
+
+
+def _tests(app: str, kept: set[str]) -> set[str]:
+    """The tests of the kept modules that import nothing else of the product, with their own helpers."""
+    wanted = {"tests/__init__.py", "tests/conftest.py"}
+    for path in kept:
+        folder, _, name = path.rpartition("/")
+        test = f"tests/{folder}/test_{name}"
+        if (ROOT / test).exists() and closure([test]) <= kept | set(python_files("tests")):
+            conftest = f"tests/{folder}/conftest.py"
+            wanted |= closure([test, *([conftest] if (ROOT / conftest).exists() else [])])
+    return {path for path in wanted if path.startswith("tests/")}
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+STUB_HEAD = """\
+# Left out of this copy: {path}.
+from common.errors import UserError
+
+_MESSAGE = "this copy was made without {path}: copy the app again with that part"
+"""
+STUB_FUNCTION = """
+
+def {name}(*arguments, **options):
+    raise UserError(_MESSAGE)
+"""
+STUB_CLASS = """
+
+class {name}:
+    def __init__(self, *arguments, **options):
+        raise UserError(_MESSAGE)
+"""
+MAKEFILE = """\
+# make setup: the environment; make demo: draws images, trains, evaluates; make test: the tests.
+VENV := .venv
+RUN := $(VENV)/bin/python
+DEMO := runs/demo
+DEMO_IMAGES := 600
+DEMO_FLAGS :=
+
+.PHONY: setup demo test
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml
+\tdocker/setup_env.sh $(VENV) dev export faster-coco
+\t@touch $@
+
+demo: setup
+\t$(RUN) tools/synthetic.py --output_dir=$(DEMO)-data/train --num_images=$(DEMO_IMAGES) --seed=1
+\t$(RUN) tools/synthetic.py --output_dir=$(DEMO)-data/eval --num_images=100 --seed=2
+\t$(RUN) {app}/train.py --flagfile={app}/flags/demo.txt --output_dir=$(DEMO) \\
+\t  --train_images=$(DEMO)-data/train/images --train_annotations=$(DEMO)-data/train/instances.json \\
+\t  --eval_images=$(DEMO)-data/eval/images --eval_annotations=$(DEMO)-data/eval/instances.json $(DEMO_FLAGS)
+\t$(RUN) {app}/eval.py --weights=$(DEMO) --eval_images=$(DEMO)-data/eval/images \\
+\t  --eval_annotations=$(DEMO)-data/eval/instances.json
+
+test: setup
+\t$(RUN) -m pytest
+"""
+
+
+def _readme(app: str, name: str, without: Iterable[str]) -> str:
+    parts = f"\nLeft out: {', '.join(without)}.\n" if without else ""
+    return f"""# {name}
+
+The {app} app of dali-detection, copied by `tools/copy_app.py`.
+{parts}
+    make demo     sets up, draws a small data set, trains on it and evaluates
+    make test     runs the tests of the copied modules
+
+Train on your own data:
+
+    .venv/bin/python {app}/train.py --train_images=my/images --train_annotations=my/instances.json \\
+        --eval_images=my/eval/images --eval_annotations=my/eval/instances.json --output_dir=runs/first
+
+`{app}/train.py` holds the loop, `{app}/pipeline.py` the DALI graph, `{app}/losses.py` the loss,
+`{app}/config.py` every hyper-parameter.
+"""
+
+
+def main(*arguments: str) -> None:
+    if len(arguments) != 2:
+        raise errors.UserError("name an app and a directory: tools/copy_app.py efficientdet my_project")
+    app, directory = arguments
+    without = list(PARTS) if flags.FLAGS.minimal else flags.FLAGS.without
+    product = copy(app, pathlib.Path(directory), without)
+    print(f"{directory}: {len(product)} files of {app}, common and tools")
+    print(f"next: cd {directory} && make demo")
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    errors.run(main, positional=True)

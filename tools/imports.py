@@ -1,0 +1,125 @@
+"""Which files of this project import which, and how long they are, by parsing the sources.
+
+A path is relative to the project's root and has forward slashes: "common/boxes.py".
+"""
+
+import ast
+import functools
+import io
+import pathlib
+import tokenize
+from collections.abc import Iterable, Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PRODUCT = ("common", "efficientdet", "yolov4", "tools")  # the folders of the product's code
+_NO_CODE = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)
+
+
+def python_files(*folders: str) -> list[str]:
+    """All .py files below these folders of the project, sorted."""
+    return sorted(
+        path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")
+    )
+
+
+@functools.cache
+def parse(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
+@functools.cache
+def imports(path: str) -> frozenset[str]:
+    """The project's files that one file imports, inside functions included, under TYPE_CHECKING not."""
+    return frozenset(
+        found for module, name in imported_names(path) for found in _files_of(module, name) if found != path
+    )
+
+
+def imported_names(path: str) -> Iterator[tuple[str, str | None]]:
+    """(module, name) of every import of a file: `import a.b` gives ("a.b", None)."""
+    tree = parse(path)
+    unused = {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.unparse(branch.test)
+        for statement in branch.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in unused:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def _files_of(module: str, name: str | None) -> Iterator[str]:
+    """The file of a module, of the packages around it, and of `name` where that is a module, too."""
+    parts = module.split(".")
+    if parts[0] not in (*PRODUCT, "tests", "examples"):
+        return
+    for count in range(1, len(parts) + 1):
+        yield from _existing("/".join(parts[:count]) + "/__init__.py")
+    yield from _existing("/".join(parts) + ".py")
+    if name:
+        yield from _existing("/".join((*parts, name)) + ".py")
+        yield from _existing("/".join((*parts, name)) + "/__init__.py")
+
+
+def _existing(path: str) -> Iterator[str]:
+    if (ROOT / path).exists():
+        yield path
+
+
+def closure(paths: Iterable[str], without: frozenset[str] = frozenset()) -> set[str]:
+    """These files and all that they import, directly or not; files of `without` import nothing."""
+    seen: set[str] = set()
+    left = list(paths)
+    while left:
+        path = left.pop()
+        if path not in seen:
+            seen.add(path)
+            left += imports(path) if path not in without else ()
+    return seen
+
+
+def depth(path: str) -> int:
+    """Files on the longest chain of imports that starts at this file."""
+    return _depth(path, ())
+
+
+def _depth(path: str, above: tuple[str, ...]) -> int:
+    below = [found for found in imports(path) if found not in above and found != path]
+    return 1 + max((_memo_depth(found, (*above, path)) for found in below), default=0)
+
+
+_depths: dict[str, int] = {}
+
+
+def _memo_depth(path: str, above: tuple[str, ...]) -> int:
+    if path not in _depths:
+        _depths[path] = _depth(path, above)
+    return _depths[path]
+
+
+@functools.cache
+def code_lines(path: str) -> int:
+    """Lines of a file without blanks, comments and docstrings."""
+    documented: set[int] = set()
+    for node in ast.walk(parse(path)):
+        can_have_one = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if can_have_one and ast.get_docstring(node, clean=False) is not None:
+            documented |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO((ROOT / path).read_text()).readline):
+        if token.type not in _NO_CODE:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - documented)
