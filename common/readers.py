@@ -130,8 +130,8 @@ def tfrecord_reader(
         label_map: of the category ids in the records.
         training, shard_id, num_shards, seed, name: as for `coco_reader`.
         indexes: DALI's index of each file, a line for each record to read; None: `<file>.idx`.
-        has_crowds: whether any record has a crowd. False: image/object/is_crowd is not read.
-        has_empty_boxes: whether any box has no area; True costs a few operators.
+        has_crowds, has_empty_boxes: whether any record has a crowd (False: is_crowd is not read), or a box
+            without area.
 
     Returns:
         (jpegs, boxes, labels, image_ids), see the module docstring.

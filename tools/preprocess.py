@@ -12,13 +12,13 @@ exploration). In Python: `open_image_source` and `Preprocessor`, see preprocessi
 
 import functools
 import glob
+import itertools
 import os
 import pathlib
 import signal
 import sys
 import time
 import types
-from collections.abc import Iterator
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -37,7 +37,6 @@ from tools.preprocessing import chain
 from tools.preprocessing.image_source import KINDS, open_image_source
 from tools.preprocessing.outputs import IMAGE_FORMATS, check_output
 from tools.preprocessing.preprocessor import APIS, Preprocessor
-from tools.preprocessing.samples import Sample
 
 __all__ = ["Preprocessor", "open_image_source", "preprocess"]
 
@@ -130,17 +129,10 @@ def preprocess(a: types.SimpleNamespace) -> None:
         num_shards=a.num_shards,
         seed=a.seed,
     )
-    made = 0
-
-    def samples() -> Iterator[Sample]:
-        nonlocal made
-        for sample in preprocessor.samples(a.api):
-            made += 1
-            yield sample
-
-    begin = time.perf_counter()
-    print(output.write(samples(), preprocessor.size))
-    seconds = time.perf_counter() - begin
+    begin, count = time.perf_counter(), itertools.count()
+    samples = (sample for sample, _ in zip(preprocessor.samples(a.api), count, strict=False))
+    print(output.write(samples, preprocessor.size))
+    seconds, made = time.perf_counter() - begin, next(count)
     log(f"{made} images in {seconds:.1f} s: {made / seconds:.0f} images/s, decoding to writing")
 
 
