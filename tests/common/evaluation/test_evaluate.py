@@ -19,7 +19,7 @@ from nvidia.dali import fn, types
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from common import dataset
+from common import dataset, tf_readers
 from common.datacheck import damaged_images
 from common.distributed.packing import pack, unpack
 from common.distributed.ranks import Ranks
@@ -117,7 +117,7 @@ class ShardLoader:
             size = dataset.image_size_tf(example["encoded"])
             return image_id, {"image_ids": image_id, "image_sizes": size, "letterbox": tf.zeros(4)}
 
-        examples = self._source.examples(**self._options).repeat().map(describe)
+        examples = tf_readers.examples(self._source, **self._options).repeat().map(describe)
         return examples.batch(self.batch_size)
 
     def _by_dali(self):
