@@ -21,7 +21,7 @@ Order, as DALI 2.4 was seen to do it:
   epoch begins when its own part is read: batches cross epochs, and ranks with the shorter part run slowly
   ahead.
 * TFRecords, and the other containers, are permuted by file, and within a buffer of 1024 records: write them
-  shuffled (common/tfrecord.py does). LMDB is permuted within the buffer alone, and each epoch a rank reads
+  shuffled (tools/convert.py does). LMDB is permuted within the buffer alone, and each epoch a rank reads
   the part of the next one.
 * Evaluation: each rank reads its own part in order, for ever the same, repeating its last image until all
   ranks have the same number of batches: every image exactly once after dropping repeated ids.
@@ -30,6 +30,7 @@ Order, as DALI 2.4 was seen to do it:
 import functools
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import nvidia.dali.tfrecord as dali_tfrecord
@@ -37,20 +38,39 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, cache, reader_calls
+from common import box_encoder, reader_calls, tfrecord
 from common.annotations import Annotations
-from common.datacheck import tfrecord
-from common.datacheck.images import ImagePolicy
-from common.datacheck.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
+from common.files import get_or_create
 from common.labels import LabelMap
 from common.reader_parts import clean_json as _clean_json
 from common.reader_parts import integer_of, labels_of
 from common.shards import check_shards, container_order, order
 from common.shards import shard_range as shard_range
+from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
+from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, Records
+
+if TYPE_CHECKING:
+    from common.datacheck.images import ImagePolicy
 
 _CLEAN_JSON = 1  # version of what _clean_json makes of annotations: raise it when that changes
 
 Nodes = tuple[DataNode, DataNode, DataNode, DataNode]
+
+
+def read(
+    source: Source, *, training: bool, shard_id: int, num_shards: int, seed: int, name: str = "reader"
+) -> Nodes:
+    """Reads an opened data set inside a DALI graph; arguments, nodes and errors of the readers below."""
+    options = {"shard_id": shard_id, "num_shards": num_shards, "name": name}
+    if isinstance(source, ImageListSource):
+        if training:
+            raise ValueError("images without annotations are nothing to train on")
+        return file_reader(source.files, **options)
+    options |= {"training": training, "seed": seed}
+    if isinstance(source, CocoSource):
+        return coco_reader(source.images_dir, source.annotations, **options)
+    assert isinstance(source, TFRecordSource)
+    return tfrecord_reader(source.records, source.label_map, **options)
 
 
 def coco_reader(
@@ -63,7 +83,7 @@ def coco_reader(
     seed: int = 0,
     name: str = "reader",
 ) -> Nodes:
-    """Reads image files with the annotations of `coco_json.load_coco`, inside a DALI graph.
+    """Reads image files with the annotations of `datacheck.coco.load_coco`, inside a DALI graph.
 
     DALI is not given the user's json but one written from the checked annotations: images numbered in the
     order of the file (DALI refuses ids above 2**31), labels, clipped boxes, no crowds. It lies in the
@@ -88,7 +108,7 @@ def coco_reader(
     jpegs, boxes, labels, rows = fn.readers.coco(
         file_root=os.fspath(images_dir),
         annotations_file=os.fspath(
-            cache.made(
+            get_or_create(
                 f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json", lambda: _clean_json(annotations)
             )
         ),
@@ -109,7 +129,7 @@ def coco_reader(
 
 
 def tfrecord_reader(
-    files: Sequence[str | os.PathLike],
+    records: Records | Sequence[str | os.PathLike],
     label_map: LabelMap,
     *,
     training: bool,
@@ -117,33 +137,31 @@ def tfrecord_reader(
     num_shards: int = 1,
     seed: int = 0,
     name: str = "reader",
-    policy: ImagePolicy = ImagePolicy(),
 ) -> Nodes:
     """Reads TFRecords in the schema of TensorFlow Object Detection, inside a DALI graph.
 
-    The records are checked first (`tfrecord_scan.open_records`): DALI never checks a CRC, trusts any index
+    Give it what the data check opened (`TFRecordSource.records`): DALI never checks a CRC, trusts any index
     and returns uninitialised memory for a missing feature.
 
     Args:
-        files: the record files, in the same order on all ranks.
+        records: the files with their indexes, or paths, in the same order on all ranks. Of paths, indexes and
+            keys are checked here, data are not.
         label_map: of the category ids in the records.
         training: shuffled without end, or in order (module docstring).
         shard_id: which part to read, the rank.
         num_shards: how many parts, the number of ranks.
         seed: of the shuffling, the same on all ranks; 0 is a seed like any other.
         name: of the DALI operator; `pipeline.epoch_size(name)` asks for it.
-        policy: about images that cannot be used.
 
     Returns:
         (jpegs, boxes, labels, image_ids), see above.
 
     Raises:
-        DataError: everything in the records that would make training wrong.
-        UserError: fewer images than shards.
+        UserError: fewer images than shards; paths that cannot be read, or records that lack a key.
     """
-    records = tfrecord.open_records(files, label_map, policy=policy)
-    check_shards(records.annotations.num_images, shard_id, num_shards, seed)
-    has_crowds = bool(records.annotations.is_crowd.any())
+    if not isinstance(records, Records):
+        records = tfrecord.index_records(records)
+    check_shards(len(records.spans), shard_id, num_shards, seed)
     text = dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")
     floats = dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0)
     integers = dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0)
@@ -152,7 +170,7 @@ def tfrecord_reader(
         "image/source_id": text,
         **dict.fromkeys(BOX_KEYS, floats),
         LABEL_KEY: integers,
-        **({CROWD_KEY: integers} if has_crowds else {}),
+        **({CROWD_KEY: integers} if records.has_crowds else {}),
     }
     record = fn.readers.tfrecord(
         path=list(records.files),
@@ -165,10 +183,10 @@ def tfrecord_reader(
     )
     boxes = dali_math.clamp(fn.stack(*(record[key] for key in BOX_KEYS), axis=1), 0.0, 1.0)
     labels = labels_of(record[LABEL_KEY], label_map)
-    if has_crowds:  # without area they are dropped
+    if records.has_crowds:  # without area they are dropped
         no_crowd = fn.cast(record[CROWD_KEY] == 0, dtype=types.FLOAT)
         boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
-    if has_crowds or records.annotations.target_boxes.num_dropped:
+    if records.has_crowds or records.has_empty_boxes:
         boxes, labels = box_encoder.drop_small_boxes(boxes, labels)
     return record["image/encoded"], boxes, labels, integer_of(record["image/source_id"])
 
@@ -213,7 +231,7 @@ def image_reader(
     num_shards: int = 1,
     seed: int = 0,
     name: str = "reader",
-    policy: ImagePolicy = ImagePolicy(),
+    policy: "ImagePolicy | None" = None,
 ) -> tuple[DataNode, DataNode]:
     """Reads images without boxes from any source of tools/preprocessing/image_source.py, in a DALI graph.
 
@@ -225,7 +243,7 @@ def image_reader(
         num_shards: how many parts, the number of ranks.
         seed: of the shuffling, the same on all ranks; 0 is a seed like any other.
         name: of the DALI operator; `pipeline.epoch_size(name)` asks for it, where it is a reader of DALI.
-        policy: about images that cannot be used.
+        policy: about images that cannot be used; None: they are an error.
 
     Returns:
         images uint8 (bytes,), encoded, or (H, W, C), where the source holds arrays; labels int32 (), -1 where
@@ -238,7 +256,7 @@ def image_reader(
     # The apps read without it: an app that is copied elsewhere need not bring all formats along.
     from tools.preprocessing.image_source import open_image_source
 
-    source = open_image_source(kind, path, policy=policy)
+    source = open_image_source(kind, path, **({} if policy is None else {"policy": policy}))
     call = source.call(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
     return reader_calls.in_graph(call, name)
 

@@ -23,15 +23,28 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from common import tfrecord
 from common.annotations import Annotations
-from common.datacheck import tfrecord
-from common.datacheck.images import ImagePolicy
-from common.datacheck.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
-from common.datacheck.tfrecord_walk import FRAME, HEADER
 from common.labels import LabelMap
-from common.readers import check_shards, shard_range
+from common.shards import check_shards, shard_range
+from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
+from common.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY, Records
 
 Example = dict[str, tf.Tensor]
+
+
+def examples(source: Source, *, training: bool, shard_id: int, num_shards: int, seed: int) -> tf.data.Dataset:
+    """The examples of `readers.read`, whose arguments and errors these are."""
+    shard = {"shard_id": shard_id, "num_shards": num_shards}
+    if isinstance(source, ImageListSource):
+        if training:
+            raise ValueError("images without annotations are nothing to train on")
+        return file_examples(source.files, **shard)
+    options = {"training": training, "seed": seed, **shard}
+    if isinstance(source, CocoSource):
+        return coco_examples(source.images_dir, source.annotations, **options)
+    assert isinstance(source, TFRecordSource)
+    return tfrecord_examples(source.records, source.label_map, **options)
 
 
 def coco_examples(
@@ -56,17 +69,17 @@ def coco_examples(
 
 
 def tfrecord_examples(
-    files: Sequence[str | os.PathLike],
+    records: Records | Sequence[str | os.PathLike],
     label_map: LabelMap,
     *,
     training: bool,
     shard_id: int = 0,
     num_shards: int = 1,
     seed: int = 0,
-    policy: ImagePolicy = ImagePolicy(),
 ) -> tf.data.Dataset:
     """The examples of `readers.tfrecord_reader`, whose arguments and errors these are."""
-    records = tfrecord.open_records(files, label_map, policy=policy)
+    if not isinstance(records, Records):
+        records = tfrecord.index_records(records)
     paths = tf.constant(records.files)
     path_sizes = tf.constant([os.path.getsize(file) for file in records.files], tf.int64)
     spans = tf.constant(records.spans)  # (I, 3)

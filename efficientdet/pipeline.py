@@ -23,7 +23,7 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, dataset
+from common import box_encoder, dataset, readers
 from common.anchors import Anchors
 from common.dali_ops import (
     IMAGENET_MEAN,
@@ -178,7 +178,7 @@ class EfficientDetPipeline:
     ) -> None:
         """
         Args:
-            source: what `common.open_data.open_source` returns.
+            source: what `common.datacheck.open_data.open_source` returns.
             config: the model's; it decides image size, anchors and augmentation.
             batch_size: images of a batch on this rank.
             training: shuffled and augmented; otherwise in order, whole, letterboxed.
@@ -272,7 +272,8 @@ class EfficientDetPipeline:
 
     def _define_graph(self, encode_boxes: bool) -> dict[str, DataNode]:
         config = self.config
-        jpegs, boxes, labels, image_ids = self._source.read(
+        jpegs, boxes, labels, image_ids = readers.read(
+            self._source,
             shard_id=self._shard_id,
             num_shards=self._num_shards,
             training=self.training,

@@ -13,7 +13,7 @@ iterator goes on exactly as it would have.
 import numpy as np
 import tensorflow as tf
 
-from common import box_encoder, dataset, letterbox
+from common import box_encoder, dataset, letterbox, tf_readers
 from common import boxes as box_ops
 from common.sources import Source
 from common.tf_random import Random
@@ -248,8 +248,8 @@ class EfficientDetTFPipeline:
             count_lost=count_lost,
             name_images=name_images,
         )
-        self._examples = source.examples(
-            shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
+        self._examples = tf_readers.examples(
+            source, shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
         )
         self._seed = np.random.SeedSequence([seed, shard_id]).generate_state(2).astype(np.int32)
         self._num_threads = num_threads

@@ -22,8 +22,8 @@ from absl import flags
 from common import args as shared_flags
 from common import box_encoder, errors
 from common import boxes as box_ops
+from common.datacheck.open_data import check_labels, open_source
 from common.evaluation import drawing
-from common.open_data import check_labels, open_source
 from common.training.run_directory import make_output_directory
 from efficientdet import losses, postprocess
 from efficientdet.loaders import make_loader

@@ -22,8 +22,8 @@ from absl import flags
 from common import args as shared_flags
 from common import boxes as box_ops
 from common import errors
+from common.datacheck.open_data import check_labels, open_source
 from common.evaluation import drawing
-from common.open_data import check_labels, open_source
 from common.training.run_directory import make_output_directory
 from yolov4 import losses, postprocess
 from yolov4.loaders import make_loader

@@ -28,15 +28,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import flags
 
 from common import args as shared_flags
-from common import errors, tfrecord
+from common import errors
 from common.annotations import Annotations
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import log_findings, open_tfrecords
 from common.errors import UserError
 from common.labels import LabelMap
-from common.open_data import say_findings
-from common.sources import TFRecordSource
 from tools.conversion import voc, yolo_txt
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.conversion.coco_writer import extract_images, shorten_boxes, write_coco
 
 
@@ -54,6 +54,7 @@ class Options(NamedTuple):
     yolo_pixels: str | None = None
     num_shards: int = 1
     seed: int = 0
+    num_workers: int = 4
     overwrite: bool = False
     on_bad_image: str = "stop"
     max_megapixels: float = shared_flags.MAX_MEGAPIXELS
@@ -125,7 +126,7 @@ def _read_coco(options: Options) -> tuple[Annotations, str]:
 
 
 def _read_tfrecord(options: Options) -> tuple[Annotations, str]:
-    source = TFRecordSource(options.input, options.label_map, options.policy)
+    source = open_tfrecords(options.input, options.label_map, options.policy)
     directory = options.images or os.path.join(os.path.dirname(options.output), "images")
     annotations = shorten_boxes(source.annotations)
     return extract_images(source.files, annotations, directory, overwrite=options.overwrite), directory
@@ -136,12 +137,13 @@ def _write_coco(annotations: Annotations, images_dir: str, options: Options) -> 
 
 
 def _write_tfrecord(annotations: Annotations, images_dir: str, options: Options) -> None:
-    tfrecord.write_tfrecords(
+    write_tfrecords(
         annotations,
         images_dir,
         options.output,
         num_shards=options.num_shards,
         seed=options.seed,
+        num_workers=options.num_workers,
         policy=options.policy,
     )
 
@@ -182,7 +184,7 @@ _WRITERS = {
     "coco": _Writer(_existing_coco, _write_coco),
     "tfrecord": _Writer(_existing_tfrecord, _write_tfrecord),
 }
-_TFRECORD_FLAGS = ("num_shards", "seed")
+_TFRECORD_FLAGS = ("num_shards", "seed", "num_workers")
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -241,6 +243,13 @@ def define_flags(fv: flags.FlagValues) -> None:
     )
     flags.DEFINE_integer("num_shards", 1, "tfrecord: number of files.", lower_bound=1, flag_values=fv)
     flags.DEFINE_integer("seed", 0, "tfrecord: of the order of the images.", lower_bound=0, flag_values=fv)
+    flags.DEFINE_integer(
+        "num_workers",
+        4,
+        "tfrecord: threads that read images, and files written at once.",
+        lower_bound=1,
+        flag_values=fv,
+    )
     flags.DEFINE_bool("overwrite", False, "Replace files that are there already.", flag_values=fv)
     shared_flags.define_image_flags(fv)
     flags.mark_flags_as_required(["from", "to", "input", "output"], flag_values=fv)
@@ -263,7 +272,7 @@ def main() -> None:
     source, target = values.pop("from"), values.pop("to")
     options = Options(**values)
     annotations, images_dir = convert(source, target, options)
-    say_findings(annotations.findings)
+    log_findings(annotations.findings)
     print(annotations.summary())
     print(f"{target}: {options.output}; images: {images_dir}")
 

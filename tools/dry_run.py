@@ -33,9 +33,9 @@ from common import dataset
 from common import hparams as hparams_lib
 from common.datacheck import images as image_files
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import DataFlags, check_sizes, log_source, open_splits
 from common.errors import UserError
 from common.loading import SYNTHETIC_IMAGES
-from common.open_data import DataFlags, check_sizes, open_splits, say_source
 from common.progress import log
 from common.sources import Source
 from common.training import checkpoint_files
@@ -172,7 +172,7 @@ def _open(given: dict[str, Any], processes: int, config: Any) -> tuple[Source | 
         label_map=given["label_map"],
         policy=ImagePolicy(given["on_bad_image"], given["max_megapixels"]),
     )
-    say_source("training", source)
+    log_source("training", source)
     check_sizes(
         source,
         batch_size=given["batch_size"],
@@ -185,7 +185,7 @@ def _open(given: dict[str, Any], processes: int, config: Any) -> tuple[Source | 
             f"--num_classes={given['num_classes']}: the data have {classes} classes; leave the flag out"
         )
     if evaluation:
-        say_source("evaluation", evaluation)
+        log_source("evaluation", evaluation)
     return source, evaluation
 
 

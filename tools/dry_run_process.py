@@ -26,9 +26,11 @@ import msgspec
 import numpy as np
 from nvidia import dali
 
+from common import readers, tf_readers
+from common.datacheck.open_data import open_coco
 from common.errors import OtherRankError, StoppedError, UserError
-from common.readers import shard_range
-from common.sources import CocoSource, Source
+from common.shards import shard_range
+from common.sources import Source
 from common.training import checkpoint_files, step_guard, weights
 from tools.dry_run_records import RankFacts
 
@@ -129,7 +131,7 @@ def _train(app: str, flags: dict[str, Any]) -> RankFacts:
     ranks, model = listener.parts["ranks"], listener.parts["model"]
     source = None
     if flags["pipeline_type"] != "synthetic":
-        source = CocoSource(flags["train_images"], flags["train_annotations"])
+        source = open_coco(flags["train_images"], flags["train_annotations"])
     trained = model.trainable_variables
     digest = _digest([np.asarray(variable) for variable in trained])
     loaded = {}
@@ -169,10 +171,12 @@ def _read_shard(source: Source, ranks: Any, flags: dict[str, Any]) -> list[int]:
     begin, end = shard_range(source.size, ranks.rank, ranks.world_size)
     place = {"shard_id": ranks.rank, "num_shards": ranks.world_size, "training": True, "seed": flags["seed"]}
     if flags["pipeline_type"] == "tensorflow":
-        return [int(example["image_id"]) for example in source.examples(**place).take(end - begin)]
+        return [
+            int(example["image_id"]) for example in tf_readers.examples(source, **place).take(end - begin)
+        ]
     pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
     with pipeline:
-        *_, image_ids = source.read(**place)
+        *_, image_ids = readers.read(source, **place)
         pipeline.set_outputs(image_ids)
     pipeline.build()
     return [int(pipeline.run()[0].as_array().item()) for _ in range(begin, end)]

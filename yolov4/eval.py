@@ -20,11 +20,11 @@ from absl import flags
 from common import args as shared_flags
 from common import devices, errors
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import check_labels, log_source, open_source
 from common.evaluation import coco_backends, coco_metrics
 from common.evaluation.evaluate import evaluate, write_evaluation
 from common.evaluation.throughput import Throughput
 from common.loading import refuse_synthetic
-from common.open_data import check_labels, open_source, say_source
 from common.training.run_directory import make_output_directory, writing
 from yolov4.loaders import make_loader
 from yolov4.predict import open_detector
@@ -77,7 +77,7 @@ def evaluate_weights(
         split="eval",
     )
     check_labels(detector.label_map, source)
-    say_source("evaluation", source)
+    log_source("evaluation", source)
     loader = make_loader(
         pipeline_type,
         source=source,

@@ -136,7 +136,7 @@ class YOLOv4Pipeline:
     ) -> None:
         """
         Args:
-            source: what `common.open_data.open_source` returns.
+            source: what `common.datacheck.open_data.open_source` returns.
             config: the model's; it decides image size and augmentation.
             batch_size: images of a batch on this rank. Others of the batch are what mosaic, MixUp and CutMix
                 mix an image with; where there is only one, a mosaic is made of four pieces of it, and there
@@ -304,7 +304,8 @@ class YOLOv4Pipeline:
         return images, objects, {"image_ids": image_ids[0]}
 
     def _read(self, seed: int, name: str = "reader") -> readers.Nodes:
-        nodes = self._source.read(
+        nodes = readers.read(
+            self._source,
             shard_id=self._shard_id,
             num_shards=self._num_shards,
             training=self.training,

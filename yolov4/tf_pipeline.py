@@ -16,7 +16,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from common import box_encoder, dataset, letterbox
+from common import box_encoder, dataset, letterbox, tf_readers
 from common.sources import Source
 from common.tf_random import Random
 from yolov4 import fresh_mosaic, pipeline, tf_fresh_mosaic, tf_mosaic
@@ -225,7 +225,7 @@ class YOLOv4TFPipeline:
         self._mixed = pipeline.mixed_config(config, batch_size, on=training and mosaic)
         self._fresh = fresh_mosaic.is_wanted(self._mixed)
         self._examples = tuple(
-            source.examples(shard_id=shard_id, num_shards=num_shards, training=training, seed=one)
+            tf_readers.examples(source, shard_id=shard_id, num_shards=num_shards, training=training, seed=one)
             for one in (fresh_mosaic.reader_seeds(seed) if self._fresh else [seed])
         )
         self._num_threads = num_threads

@@ -33,13 +33,13 @@ from common import devices, errors, progress
 from common import hparams as hparams_lib
 from common.datacheck import damaged_images
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import DataFlags, check_sizes, log_source, open_splits
 from common.distributed import elastic as elastic_lib
 from common.distributed import ranks as distributed
 from common.evaluation import coco_backends, coco_metrics
 from common.evaluation.evaluate import evaluate, write_evaluation
 from common.labels import LabelMap
 from common.loading import Loader, check_dali_device
-from common.open_data import DataFlags, check_sizes, open_splits, say_source
 from common.progress import Bar, log
 from common.training import early_stopping as patience_lib
 from common.training import model_metadata, step_guard
@@ -201,7 +201,7 @@ def train(
                 )
             )
             categories = source.label_map
-            say_source("training", source)
+            log_source("training", source)
             check_sizes(
                 source,
                 batch_size=batch_size,
@@ -209,7 +209,7 @@ def train(
                 max_instances=config.max_instances,
             )
             if eval_source:
-                say_source("evaluation", eval_source)
+                log_source("evaluation", eval_source)
         num_classes = num_classes or categories.num_classes
         if num_classes < categories.num_classes:
             raise errors.UserError(

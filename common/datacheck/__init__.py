@@ -2,6 +2,4 @@
 
 import os
 
-os.environ.setdefault(
-    "PYNVIMGCODEC_VERBOSITY", "0"
-)  # nvImageCodec would print its own line for each bad image
+os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # else it prints a line for each bad image

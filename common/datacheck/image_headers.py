@@ -1,9 +1,9 @@
 """What the header and the end of an encoded image show, without decoding it.
 
-nvImageCodec, the codec library of DALI, reads size, channels and bits (of PNG: Pillow). Added here: the EXIF orientation, the
-end of the file, and the variants that DALI 2.4 refuses or decodes wrongly without an error (lossless JPEG,
-JPEG 2000 of 9 to 15 bits, TIFFs with alpha, floats or JPEG inside, BMPs with masks, PNMs of another maximum).
-These and other rare variants are unsupported; tests/common/datacheck/test_image_headers.py compares with DALI.
+nvImageCodec, the codec library of DALI, reads size, channels and bits (of PNG: Pillow). Added here: the EXIF
+orientation, the end of the file, and the variants that DALI 2.4 refuses or decodes wrongly without an error
+(lossless JPEG, JPEG 2000 of 9 to 15 bits, TIFFs with floats or JPEG inside, BMPs with masks, PNMs of another
+maximum). These and other rare variants are unsupported; test_image_headers.py compares with DALI.
 """
 
 import dataclasses
@@ -144,15 +144,15 @@ _SIGNATURES = (
 
 
 def _read_size(content: bytes, header: Header) -> nvimgcodec.CodeStream:
-    """Fills in size and depth from an image or enough of its beginning, and returns what nvImageCodec read."""
+    """Fills in size and depth from an image or enough of its beginning."""
     try:
         stream = nvimgcodec.CodeStream(content)
-        header.height, header.width = stream.height, stream.width
+        height, width = stream.height, stream.width
     except RuntimeError as error:
         raise damaged(f"the header of the {header.image_format} cannot be read") from error
-    header.is_16_bit = stream.precision == 16
-    if not header.height or not header.width:
-        raise damaged(f"a {header.image_format} of {header.width} x {header.height} pixels")
+    if height <= 0 or width <= 0:  # of large numbers nvImageCodec makes negative ones
+        raise damaged(f"a {header.image_format} of {width} x {height} pixels")
+    header.height, header.width, header.is_16_bit = height, width, stream.precision == 16
     if stream.precision not in (8, 16):
         raise unsupported(f"{header.image_format} with {stream.precision} bits per sample")
     return stream
@@ -308,8 +308,8 @@ def _tiff(encoded: Encoded, header: Header) -> None:
     if not is_plain or kinds != {1} or tags.next:
         raise unsupported(
             f"TIFF with compression {compression}, photometric interpretation {layout[0]},"
-            f" {layout[1]} samples of {layout[2]} bits, sample format {max(kinds)}, planar configuration {planar}"
-            f"{', several pages' if tags.next else ''}"
+            f" {layout[1]} samples of {layout[2]} bits, sample format {max(kinds)},"
+            f" planar configuration {planar}{', several pages' if tags.next else ''}"
         )
     header.is_16_bit = layout[2] == 16  # of a palette, nvImageCodec names the bits of its colours
     header.orientation = tags.get(274, 1) if tags.get(274, 1) in range(1, 9) else 1

@@ -9,17 +9,16 @@ import dataclasses
 import hashlib
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from common import cache
 from common.args import MAX_MEGAPIXELS
 from common.datacheck.image_headers import Encoded, Fault, Header, read_header
 from common.datacheck.image_pixels import check_pixels
 from common.errors import UserError
+from common.files import load_cached, save_cached
 from common.issues import Findings
 from common.progress import Bar
 
@@ -133,10 +132,10 @@ def inspect_files(
 
 
 def inspect_list(
-    files: Sequence[str | os.PathLike], *, decode: bool = False, max_megapixels: float = MAX_MEGAPIXELS
+    paths: Sequence[str | os.PathLike], *, decode: bool = False, max_megapixels: float = MAX_MEGAPIXELS
 ) -> list[ImageFacts]:
-    """`inspect_files` for files from anywhere."""
-    paths = [os.path.abspath(file) for file in files]
+    """`inspect_files` for files in several directories."""
+    paths = [os.path.abspath(path) for path in paths]
     directory = os.path.commonpath([os.path.dirname(path) for path in paths])
     names = [os.path.relpath(path, directory) for path in paths]
     return inspect_files(directory, names, decode=decode, max_megapixels=max_megapixels)
@@ -283,16 +282,14 @@ def _remember(directory: str, entries: Mapping[str, _Entry]) -> None:
     """Keeps `entries` in the cache. Of two processes that write at once, the last one stays."""
     names = os.fsencode("\0".join(entries))  # they need not be UTF-8, msgpack's text must be
     content = msgspec.msgpack.encode((_VERSION, names, list(entries.values())))
-    cache.save(_cache_name(directory), zlib.crc32(content).to_bytes(4) + content)
+    save_cached(_cache_name(directory), content)
 
 
 def _recall(directory: str) -> dict[str, _Entry]:
     """What `_remember` kept; nothing where it is damaged or another version's."""
-    content = cache.load(_cache_name(directory)) or b""
-    if zlib.crc32(content[4:]) != int.from_bytes(content[:4]):
-        return {}
+    content = load_cached(_cache_name(directory))
     try:
-        version, names, entries = msgspec.msgpack.decode(content[4:], type=tuple[int, bytes, list[_Entry]])
+        version, names, entries = msgspec.msgpack.decode(content or b"", type=tuple[int, bytes, list[_Entry]])
     except msgspec.MsgspecError:
         return {}
     if version != _VERSION or not entries:

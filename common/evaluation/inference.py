@@ -13,16 +13,16 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from common import atomic
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import open_images
 from common.errors import UserError
 from common.evaluation import coco_metrics, pictures, submission, video
 from common.evaluation.drawing import draw_boxes
 from common.evaluation.evaluate import Detect
+from common.files import write_file
 from common.labels import LabelMap
 from common.loading import refuse_synthetic
-from common.open_data import open_images
 from common.progress import Bar, log
 from common.sources import ImageListSource, Source
 from common.training.run_directory import make_output_directory, writing
@@ -128,7 +128,7 @@ class PicturesJob:
             found = submission.rows_in_info(names, self._info, image_info)
             self._image_ids = list(found.values())
             files = [files[row] for row in found]
-            self.source = ImageListSource(files, policy)
+            self.source = ImageListSource(tuple(files))
         elif submission_file:
             self._image_ids = submission.ids_by_name(names)
         self._files = files
@@ -229,7 +229,7 @@ class VideoJob:
                 writer.close()
 
         with writing(path.parent):
-            atomic.write(path, write)
+            write_file(path, write)
 
 
 def only_above(detect: Detect, least_score: float) -> Detect:

@@ -16,8 +16,8 @@ from absl import flags
 
 from common import args as shared_flags
 from common.dali_ops import marked
+from common.datacheck.open_data import open_source
 from common.errors import UserError
-from common.open_data import open_source
 from tests.apps.conftest import APPS
 from tools.benchmark import inference, measuring, report, summary, worker
 

@@ -14,15 +14,16 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn
 
-from common import cache, readers
+from common import files, readers
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
+from common.datacheck.tfrecord import open_records
 from common.errors import UserError
 from common.issues import DataError
 from common.readers import coco_reader, tfrecord_reader
 from common.tf_readers import tfrecord_examples
-from common.tfrecord import write_tfrecords
 from tests.common.record_writing import LABELS, empty_record, png, record, write
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 PICTURE = png(8, 9)
 
@@ -269,18 +270,27 @@ def test_bad_images_are_left_out_by_policy(tmp_path):
         empty_record(3, encoded=bad),
         empty_record(4),
     )
-    policy = ImagePolicy(on_bad_image="skip")
-    options = {"training": False, "policy": policy}
-    by_dali = read(lambda **o: tfrecord_reader([file], LABELS, **o), 2, **options)
+    source = open_records([file], LABELS, policy=ImagePolicy(on_bad_image="skip"))
+    by_dali = read(lambda **options: tfrecord_reader(source.records, LABELS, **options), 2, training=False)
     assert [(example.image_id, example.labels.tolist()) for example in by_dali] == [(2, [2]), (4, [])]
-    by_tensorflow = list(tfrecord_examples([file], LABELS, **options).as_numpy_iterator())
+    by_tensorflow = list(tfrecord_examples(source.records, LABELS, training=False).as_numpy_iterator())
     assert [int(example["image_id"]) for example in by_tensorflow] == [2, 4]
-    for reader in (
-        lambda: build(tfrecord_reader, files=[file], label_map=LABELS, training=False),
-        lambda: tfrecord_examples([file], LABELS, training=False),
-    ):
-        with pytest.raises(DataError, match=r"image that is cut off \(2\)"):
-            reader()
+    with pytest.raises(DataError, match=r"image that is cut off \(2\)"):
+        open_records([file], LABELS)
+
+
+def test_records_without_a_data_check_must_have_every_key(tmp_path):
+    """Lists of paths are indexed, and what DALI would misread is refused."""
+    whole, empty = record(source_id=b"1"), empty_record(2)
+    with pytest.raises(UserError, match=r"x record 1 lacks image/object/bbox/xmax: convert"):
+        build(
+            tfrecord_reader, records=[write(tmp_path / "x", whole, empty)], label_map=LABELS, training=False
+        )
+    crowd = record(source_id=b"3", object__is_crowd=[1])
+    with pytest.raises(UserError, match=r"some records lack image/object/is_crowd"):
+        build(
+            tfrecord_reader, records=[write(tmp_path / "y", whole, crowd)], label_map=LABELS, training=False
+        )
 
 
 # --- the json that DALI gets ---
@@ -319,7 +329,7 @@ def test_a_clean_json_that_cannot_be_written_is_named(drawn, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.atomic, "write", full)
+    monkeypatch.setattr(files, "write_bytes", full)
     monkeypatch.setattr(readers, "_CLEAN_JSON", "unheard of")
     with pytest.raises(UserError, match=r"cannot write .*\.coco\.json: No space left .*XDG_CACHE_HOME"):
         build(lambda **options: coco_reader(drawn / "images", annotations, **options), training=False)

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from nvidia import dali
 
-from common import readers
+from common import readers, tf_readers
 from common.datacheck.coco import load_coco
+from common.datacheck.open_data import open_coco, open_tfrecords
 from common.dataset import steps_per_epoch
 from common.errors import UserError
 from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
-from common.tfrecord import write_tfrecords
 from tests.common.record_writing import png
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 MAX_RANKS, MAX_SIZE = 8, 50
 FIRST_ID = 100
@@ -62,12 +63,12 @@ def source_of(images, tmp_path_factory):
             return ImageListSource(tuple(str(directory / name) for name in annotations.file_names[:size]))
         first = annotations.select(np.arange(MAX_SIZE) < size)
         if kind == "coco":
-            source = CocoSource(str(directory), str(directory / "instances.json"))
+            source = open_coco(str(directory), str(directory / "instances.json"))
             source.__dict__["annotations"] = first
             return source
         prefix = tmp_path_factory.mktemp("records") / "x"
         write_tfrecords(first, directory, prefix, num_shards=min(size, 3), num_workers=1)
-        return TFRecordSource(f"{prefix}*.tfrecord")
+        return open_tfrecords(f"{prefix}*.tfrecord")
 
     return make
 
@@ -109,7 +110,7 @@ def by_tensorflow(source, num_shards, count, batch_size, **options):
     """The same by the plain readers; in evaluation as the loaders go through them."""
     ranks = []
     for shard_id in range(num_shards):
-        examples = source.examples(shard_id=shard_id, num_shards=num_shards, **options)
+        examples = tf_readers.examples(source, shard_id=shard_id, num_shards=num_shards, **options)
         if not options["training"]:
             examples = examples.repeat().take(count // 2).repeat()
         image_ids = examples.map(lambda example: example["image_id"]).take(count)

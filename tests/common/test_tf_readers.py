@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 from nvidia import dali
 
+from common import readers, tf_readers
+from common.datacheck.open_data import list_images, open_source
 from common.errors import UserError
 from common.labels import LabelMap
-from common.open_data import list_images, open_source
 from common.sources import ImageListSource
 from tests.common.record_writing import png
 
@@ -27,7 +28,7 @@ def source(request, drawn, drawn_records):
 def by_dali(source, count, **options):
     pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=None)
     with pipeline:
-        pipeline.set_outputs(*source.read(**options))
+        pipeline.set_outputs(*readers.read(source, **options))
     pipeline.build()
     examples = []
     for _ in range(count):
@@ -39,7 +40,7 @@ def by_dali(source, count, **options):
 
 
 def by_tensorflow(source, count=None, **options):
-    dataset = source.examples(**options)
+    dataset = tf_readers.examples(source, **options)
     return list((dataset if count is None else dataset.take(count)).as_numpy_iterator())
 
 
@@ -197,7 +198,9 @@ def test_the_order_follows_the_seed_and_nothing_else(source):
 def test_a_saved_iterator_goes_on_where_it_was(source, training, tmp_path):
     def iterate():
         options = {"shard_id": 1, "num_shards": 2, "training": training, "seed": 2}
-        return iter(source.examples(**options).map(lambda example: example["image_id"]).prefetch(2))
+        return iter(
+            tf_readers.examples(source, **options).map(lambda example: example["image_id"]).prefetch(2)
+        )
 
     iterator = iterate()
     for _ in range(4):
@@ -214,6 +217,6 @@ def test_a_saved_iterator_goes_on_where_it_was(source, training, tmp_path):
 @pytest.mark.parametrize("source", KINDS, indirect=True)
 def test_fewer_images_than_ranks_are_refused(source):
     options = {"shard_id": 0, "num_shards": 13, "training": False, "seed": 0}
-    for read in (source.examples, lambda **o: by_dali(source, 1, **o)):
+    for read in (lambda **o: tf_readers.examples(source, **o), lambda **o: by_dali(source, 1, **o)):
         with pytest.raises(UserError, match="12 images cannot be shared by 13 ranks"):
             read(**options)

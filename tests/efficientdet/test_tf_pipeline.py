@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from common.open_data import open_source
+from common.datacheck.open_data import open_source
 from efficientdet import pipeline, tf_pipeline
 from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline

@@ -13,8 +13,8 @@ import keras
 
 from common import devices
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import open_source
 from common.loading import Loader
-from common.open_data import open_source
 from common.sources import CocoSource, ImageListSource, Source
 from tools.benchmark import inference, stages, steps
 from tools.benchmark.protocol import WARM_UP, own_stdout, tell_steps

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from common import progress
 from common.annotations import Annotations
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import IMAGE_SUFFIXES
 from common.errors import UserError
 from common.issues import Findings
 from common.labels import LabelMap
-from common.open_data import IMAGE_SUFFIXES
 from tools.conversion.labelled_images import (
     LabelledImage,
     as_annotations,

@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
+from common.datacheck.open_data import IMAGE_SUFFIXES
 from common.errors import UserError, unknown
 from common.issues import Findings
-from common.open_data import IMAGE_SUFFIXES
 from tools.conversion.labelled_images import read_list
 
 _YAML = (".yaml", ".yml")

@@ -11,9 +11,9 @@ project (common/issues.py).
 from collections.abc import Callable
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import log_findings
 from common.errors import UserError, unknown
 from common.issues import Findings
-from common.progress import say_findings
 from tools.preprocessing.formats import (
     external,
     files,
@@ -36,7 +36,7 @@ def open_image_source(
     annotations: str | None = None,
     images: str | None = None,
     label_map: str | None = None,
-    on_report: Callable[[Findings], None] = say_findings,
+    on_report: Callable[[Findings], None] = log_findings,
 ) -> ImageSource:
     """Opens a source and looks at all its images.
 

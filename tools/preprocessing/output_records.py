@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from common import tfrecord_index
-from common.datacheck.tfrecord_example import bytes_feature, integers_feature
+from common.datacheck.tfrecord_scan import name_files
 from common.errors import UserError
+from common.tfrecord import bytes_feature, integers_feature, write_index
 from tools.preprocessing.output_encoding import Encoding
 from tools.preprocessing.output_sample import (
     Sample,
@@ -57,14 +57,14 @@ class RecordOutput:
                 with tf.io.TFRecordWriter(os.fspath(path)) as writer:
                     for sample in itertools.islice(rest, end - begin):
                         writer.write(self._record(sample))
-                tfrecord_index.write_index(path)
+                write_index(path)
             next(rest, None)  # so that it counts them
 
         try:
             write_files(directory, write, output=os.fspath(self.files[0]))
         except tf.errors.OpError as error:  # TensorFlow's words for a full disk
             raise UserError(f"--output={self.files[0]}: {final_names(error.message)}") from error
-        return f"{total} images in {tfrecord_index.name_files(self.files)}, with indexes"
+        return f"{total} images in {name_files(self.files)}, with indexes"
 
     def _record(self, sample: Sample) -> bytes:
         picture = self.encoding.picture(sample)

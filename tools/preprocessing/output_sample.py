@@ -7,8 +7,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from common import atomic, progress
+from common import progress
 from common.errors import UserError
+from common.files import TEMPORARY, write_into
 
 
 class Sample(NamedTuple):
@@ -80,7 +81,7 @@ def write_files(directory: pathlib.Path, writer: Callable[[pathlib.Path], object
         output: --output, for messages.
     """
     try:
-        atomic.write_into(directory, writer)
+        write_into(directory, writer)
     except BaseException as error:
         progress.log("")  # a bar that stopped half-way has not ended its line
         if not isinstance(error, OSError):
@@ -92,7 +93,7 @@ def write_files(directory: pathlib.Path, writer: Callable[[pathlib.Path], object
 
 def final_names(text: str) -> str:
     """A message in which staged files are called what they were to become."""
-    return re.sub(rf"{re.escape(atomic.TEMPORARY)}[^/]*/?", "", text)
+    return re.sub(rf"{re.escape(TEMPORARY)}[^/]*/?", "", text)
 
 
 def label_name(label: int, names: Sequence[str]) -> str:

@@ -14,8 +14,8 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from common import tfrecord
 from common.errors import UserError
+from tools.conversion.coco_to_tfrecord import refuse_other_set
 from tools.preprocessing.output_arrays import ArrayOutput, table_of
 from tools.preprocessing.output_encoding import IMAGE_FORMATS, JPEG_QUALITY, Encoding
 from tools.preprocessing.output_pictures import SHEET_IMAGES, PictureOutput, SheetOutput
@@ -77,7 +77,7 @@ def check_output(
     _check_files([*files, *indexes], overwrite=overwrite, inputs=inputs)
     if num_shards is not None and path.parent.is_dir():
         prefix = path.name.removesuffix(RECORD_SUFFIX)
-        tfrecord.refuse_other_set(path.parent, prefix, [file.name for file in files])
+        refuse_other_set(path.parent, prefix, [file.name for file in files])
     return RecordOutput(files, encoding, has_labels, label_names)
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import PIL.Image
 from PIL import ImageDraw
 
-from common import atomic
 from common.annotations import Annotations
 from common.errors import UserError
 from common.evaluation import drawing
+from common.files import write_bytes
 from common.issues import Finding, Findings
 from tools.report import data_figures, data_page, sample_sheet
 from tools.report.anchor_report import AnchorReport
@@ -91,7 +91,7 @@ def _suffix(path: str | os.PathLike) -> str:
 
 def _save(path: str | os.PathLike, content: bytes) -> None:
     try:
-        atomic.write_bytes(path, content)
+        write_bytes(path, content)
     except OSError as error:
         raise UserError(f"cannot write the report {os.fspath(path)}: {error.strerror}") from error
 

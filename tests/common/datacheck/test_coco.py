@@ -10,10 +10,10 @@ import PIL.Image
 import pytest
 from pycocotools.coco import COCO
 
-from common import cache
 from common.datacheck import coco_parse
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
+from common.files import cache_directory
 from common.issues import Severity
 from tests.common.coco_documents import (
     LARGE,
@@ -340,7 +340,7 @@ def test_the_users_files_are_left_alone(small, images, tmp_path):
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return lambda: sorted(path for path in cache.directory().iterdir() if path.name.startswith("coco-"))
+    return lambda: sorted(path for path in cache_directory().iterdir() if path.name.startswith("coco-"))
 
 
 @pytest.fixture

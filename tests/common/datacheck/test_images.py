@@ -10,10 +10,10 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common import cache
 from common.datacheck import images as image_files
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImageFacts, check_images, inspect, inspect_files, path_fault
+from common.files import cache_directory
 from common.issues import Findings
 from tests.common.image_variants import HEIGHT, JPEGS, VARIANTS, WIDTH, opencv, pillow
 
@@ -287,7 +287,7 @@ def test_what_was_too_large_to_decode_is_decoded_under_a_higher_limit(tmp_path, 
 def test_a_damaged_memory_is_as_good_as_none(tmp_path, looks):
     names = write(tmp_path, a=JPEGS["jpeg"])
     inspect_files(tmp_path, names)
-    (path,) = cache.directory().iterdir()
+    (path,) = cache_directory().iterdir()
     content = path.read_bytes()
     for i, damaged in enumerate((b"", content[:3], content[:-1], content + b"x", bytes(40)), start=2):
         path.write_bytes(damaged)

@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from common import cache
 from common.datacheck.images import ImagePolicy
 from common.errors import UserError
+from common.files import load_cached, save_cached
 from tools.preprocessing.formats.base import Seen
 
 _VERSION = 1  # of what is kept and of the checks, those of images.py included: raise it when they change
-_DIGEST = 32  # bytes of a SHA-256
 
 
 def seen_in(kind: str, state: Any, policy: ImagePolicy, look: Callable[[], Sequence[Seen]]) -> Sequence[Seen]:
@@ -29,12 +28,10 @@ def seen_in(kind: str, state: Any, policy: ImagePolicy, look: Callable[[], Seque
     """
     key = msgspec.msgpack.encode((_VERSION, kind, policy.decode, policy.max_megapixels, state))
     name = f"{hashlib.sha256(key).hexdigest()[:32]}.images"
-    kept = cache.load(name) or b""
-    if kept[:_DIGEST] == hashlib.sha256(memoryview(kept)[_DIGEST:]).digest():
-        return msgspec.msgpack.decode(memoryview(kept)[_DIGEST:], type=list[Seen])
+    if kept := load_cached(name):
+        return msgspec.msgpack.decode(kept, type=list[Seen])
     seen = look()
-    content = msgspec.msgpack.encode(seen)
-    cache.save(name, hashlib.sha256(content).digest() + content)
+    save_cached(name, msgspec.msgpack.encode(seen))
     return seen
 
 

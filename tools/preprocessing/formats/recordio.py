@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common import cache, tfrecord_index
 from common.datacheck import images
 from common.datacheck.images import ImagePolicy
+from common.datacheck.tfrecord import expand_pattern
+from common.files import store_cached
 from common.issues import Findings
 from common.reader_calls import Call, ReaderCall
 from common.shards import container_order
@@ -51,7 +52,10 @@ class RecordIoImages(ImageSource):
         if len(self.files) > 1 or self.is_labelled is None or not base.is_text(self.files[0]):
             return self._external_call(part)
         index = "".join(f"{i}\t{offset}\n" for i, offset in enumerate(self.spans[:, 1].tolist()))
-        arguments = {"path": list(self.files), "index_path": [os.fspath(cache.store(index.encode(), ".idx"))]}
+        arguments = {
+            "path": list(self.files),
+            "index_path": [os.fspath(store_cached(index.encode(), ".idx"))],
+        }
         return ReaderCall(
             "mxnet",
             arguments | part.shard | container_order(part.training, part.seed),
@@ -61,7 +65,7 @@ class RecordIoImages(ImageSource):
 
 def open_recordio(given: Given) -> RecordIoImages:
     """--source=recordio: a glob of .rec files, or several with commas between them."""
-    files = tfrecord_index.expand_pattern(given.path)
+    files = expand_pattern(given.path)
     look = functools.partial(_look, policy=given.policy)
     seen, file_numbers = memory.seen_in_files("recordio", files, given.policy, look)
     spans = np.array([image.place for image in seen], np.int64).reshape(-1, 2)

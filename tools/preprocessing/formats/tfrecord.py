@@ -13,15 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 import nvidia.dali.tfrecord as dali_tfrecord
 
-from common import cache, tfrecord_index
-from common.datacheck import images, tfrecord_columns, tfrecord_walk
+from common.datacheck import images, tfrecord, tfrecord_scan
 from common.datacheck.images import ImageFacts, ImagePolicy
-from common.datacheck.tfrecord_example import CLASS_KEY, LabelledImage, image_of, parse_image
-from common.datacheck.tfrecord_walk import RecordFile
+from common.datacheck.tfrecord_example import CLASS_KEY, LabelledImage, parse_image
 from common.errors import UserError
 from common.issues import Findings
 from common.reader_calls import Call, ReaderCall
 from common.shards import container_order
+from common.tfrecord import RecordFile, image_of, read_record
 from tools.preprocessing.formats import base, memory
 from tools.preprocessing.formats.base import Given, ImageSource, Part, Seen
 
@@ -51,9 +50,7 @@ class TFRecordImages(ImageSource):
     def encoded(self, i: int) -> bytes:
         file, offset, size = self.spans[i].tolist()
         try:
-            with open(self.files[file], "rb") as stream:
-                stream.seek(offset + tfrecord_walk.HEADER)
-                return image_of(stream.read(size - tfrecord_walk.FRAME))
+            return image_of(read_record(self.files[file], offset, size))
         except OSError as error:
             raise UserError(f"{self.files[file]}: {error.strerror}") from error
 
@@ -79,16 +76,14 @@ def open_tfrecord(given: Given) -> TFRecordImages:
             f"--input={given.path} is a directory: name the files in it,"
             f" '{os.path.join(given.path, '*.tfrecord')}'"
         )
-    files = tfrecord_index.expand_pattern(given.path)
+    files = tfrecord.expand_pattern(given.path)
     for file in files:
         if not base.is_text(file):
             raise UserError(f"{file!r}: rename it, TensorFlow, which checks records, knows UTF-8 names only")
-    findings = Findings(tfrecord_index.name_files(files))
-    walked = tfrecord_walk.walk_files(files, findings)
-    for file in walked if not findings.stopping else ():
-        tfrecord_index.check_complete(file.path, file.spans, findings)
+    findings = Findings(tfrecord_scan.name_files(files))
+    walked = tfrecord.walk_files(files, findings)
     findings.raise_if_stopping()
-    missing = tfrecord_index.missing_shards(files)
+    missing = tfrecord.missing_shards(files)
     findings.add_many("shard-missing", len(missing), missing)
     state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
     seen = memory.seen_in("tfrecord", state, given.policy, lambda: _look(walked, given.policy))
@@ -100,9 +95,9 @@ def open_tfrecord(given: Given) -> TFRecordImages:
         rows = kept[(kept >= begin) & (kept < begin + len(file.spans))] - begin
         begin += len(file.spans)
         if len(rows) == len(file.spans):
-            indexes.append(tfrecord_index.ensure_index(file.path, file.spans, findings))
+            indexes.append(tfrecord.index_of(file, findings))
         elif len(rows):
-            indexes.append(os.fspath(cache.store(tfrecord_index.format_index(file.spans[rows]), ".idx")))
+            indexes.append(tfrecord.store_index(file.spans[rows]))
         else:
             continue
         spans.append(np.insert(file.spans[rows], 0, len(read), axis=1))
@@ -126,14 +121,14 @@ def _look(files: Sequence[RecordFile], policy: ImagePolicy) -> list[Seen]:
     Raises:
         DataError: everything in them that is no image, and must be mended in the files.
     """
-    findings = Findings(tfrecord_index.name_files([file.path for file in files]))
+    findings = Findings(tfrecord_scan.name_files([file.path for file in files]))
 
     def look_at(file: RecordFile, begin: int, end: int) -> tuple[list[Seen], Findings]:
         found = Findings(findings.origin)
-        records = enumerate(tfrecord_columns.contents(file, begin, end, found), begin)
+        records = enumerate(tfrecord_scan.contents(file, begin, end, found), begin)
         return [_seen(record, file, number, policy, found) for number, record in records], found
 
-    parts = [(file, *part) for file in files for part in tfrecord_columns.parts(file)]
+    parts = [(file, *part) for file in files for part in tfrecord_scan.parts(file)]
     seen = []
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         for looks, found in pool.map(lambda part: look_at(*part), parts):

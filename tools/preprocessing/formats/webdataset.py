@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common import cache, tfrecord_index
 from common.datacheck import images
 from common.datacheck.images import IMAGE_SUFFIXES, ImageFacts, ImagePolicy
+from common.datacheck.tfrecord import expand_pattern
 from common.errors import UserError
+from common.files import store_cached
 from common.issues import Findings
 from common.reader_calls import Call, ReaderCall
 from common.shards import container_order
@@ -75,7 +76,7 @@ class WebDatasetImages(ImageSource):
 
 def open_webdataset(given: Given) -> WebDatasetImages:
     """--source=webdataset: a glob of tar files, or several with commas between them."""
-    files = tfrecord_index.expand_pattern(given.path)
+    files = expand_pattern(given.path)
     look = functools.partial(_look, policy=given.policy)
     seen, file_numbers = memory.seen_in_files("webdataset", files, given.policy, look)
     findings = Findings(given.path)
@@ -145,7 +146,7 @@ def _index_of(places: Sequence[Sequence[int]], has_labels: bool) -> str:
     for offset, size, label_offset, digits in places:
         label = f" {_LABEL} {label_offset} {digits}" if has_labels else ""
         lines.append(f"image {offset} {size}{label}")
-    return os.fspath(cache.store(("\n".join(lines) + "\n").encode(), ".idx"))
+    return os.fspath(store_cached(("\n".join(lines) + "\n").encode(), ".idx"))
 
 
 def _is_index_right(file: str, count: int) -> bool:
