@@ -46,7 +46,6 @@ from common.reader_parts import clean_json as _clean_json
 from common.reader_parts import integer_of, labels_of
 from common.shards import check_shards, container_order, order
 from common.shards import shard_range as shard_range
-from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, Records
 
 if TYPE_CHECKING:
@@ -55,22 +54,6 @@ if TYPE_CHECKING:
 _CLEAN_JSON = 1  # version of what _clean_json makes of annotations: raise it when that changes
 
 Nodes = tuple[DataNode, DataNode, DataNode, DataNode]
-
-
-def read(
-    source: Source, *, training: bool, shard_id: int, num_shards: int, seed: int, name: str = "reader"
-) -> Nodes:
-    """Reads an opened data set inside a DALI graph; arguments, nodes and errors of the readers below."""
-    options = {"shard_id": shard_id, "num_shards": num_shards, "name": name}
-    if isinstance(source, ImageListSource):
-        if training:
-            raise ValueError("images without annotations are nothing to train on")
-        return file_reader(source.files, **options)
-    options |= {"training": training, "seed": seed}
-    if isinstance(source, CocoSource):
-        return coco_reader(source.images_dir, source.annotations, **options)
-    assert isinstance(source, TFRecordSource)
-    return tfrecord_reader(source.records, source.label_map, **options)
 
 
 def coco_reader(

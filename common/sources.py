@@ -1,7 +1,7 @@
 """An opened data set: what it holds, and where.
 
-datacheck/open_data.py opens data sets from the data flags and checks them; `readers.read` reads them with
-DALI, `tf_readers.examples` without. Code below the flags does not
+datacheck/open_data.py opens data sets from the data flags and checks them; `Source.read` reads with DALI,
+`tf_readers.examples` without. Code below the flags does not
 depend on where the images come from.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common import tfrecord
+from common import readers, tfrecord
 from common.annotations import Annotations
 from common.labels import LabelMap
 from common.tfrecord import Records
@@ -50,6 +50,12 @@ class Source(abc.ABC):
     def encoded(self, row: int) -> bytes:
         """The image file of one row of the annotations (or of the list), as it is; OSError where it fails."""
 
+    @abc.abstractmethod
+    def read(
+        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
+    ) -> readers.Nodes:
+        """(jpegs, boxes, labels, image_ids) inside a DALI graph, where `name` is unique; see readers.py."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CocoSource(Source):
@@ -65,6 +71,12 @@ class CocoSource(Source):
 
     def encoded(self, row: int) -> bytes:
         return pathlib.Path(self.images_dir, self.annotations.file_names[row]).read_bytes()
+
+    def read(
+        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
+    ) -> readers.Nodes:
+        options = {"shard_id": shard_id, "num_shards": num_shards, "seed": seed, "name": name}
+        return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,6 +109,12 @@ class TFRecordSource(Source):
         file, offset, size = self.records.spans[self.rows == row][0].tolist()
         return tfrecord.image_of(tfrecord.read_record(self.records.files[file], offset, size))
 
+    def read(
+        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
+    ) -> readers.Nodes:
+        options = {"shard_id": shard_id, "num_shards": num_shards, "seed": seed, "name": name}
+        return readers.tfrecord_reader(self.records, self.label_map, training=training, **options)
+
 
 @dataclasses.dataclass(frozen=True)
 class ImageListSource(Source):
@@ -119,3 +137,15 @@ class ImageListSource(Source):
 
     def encoded(self, row: int) -> bytes:
         return pathlib.Path(self.files[row]).read_bytes()
+
+    def read(
+        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
+    ) -> readers.Nodes:
+        refuse_training(training)
+        return readers.file_reader(self.files, shard_id=shard_id, num_shards=num_shards, name=name)
+
+
+def refuse_training(training: bool) -> None:
+    """ValueError for training on images without annotations."""
+    if training:
+        raise ValueError("images without annotations are nothing to train on")

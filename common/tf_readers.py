@@ -27,18 +27,17 @@ from common import tfrecord
 from common.annotations import Annotations
 from common.labels import LabelMap
 from common.shards import check_shards, shard_range
-from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
+from common.sources import CocoSource, ImageListSource, Source, TFRecordSource, refuse_training
 from common.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY, Records
 
 Example = dict[str, tf.Tensor]
 
 
 def examples(source: Source, *, training: bool, shard_id: int, num_shards: int, seed: int) -> tf.data.Dataset:
-    """The examples of `readers.read`, whose arguments and errors these are."""
+    """The examples of `Source.read`, whose arguments and errors these are."""
     shard = {"shard_id": shard_id, "num_shards": num_shards}
     if isinstance(source, ImageListSource):
-        if training:
-            raise ValueError("images without annotations are nothing to train on")
+        refuse_training(training)
         return file_examples(source.files, **shard)
     options = {"training": training, "seed": seed, **shard}
     if isinstance(source, CocoSource):

@@ -14,7 +14,7 @@ EfficientDet: arXiv 1911.09070.
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +23,7 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, dataset, readers
+from common import box_encoder, dataset
 from common.anchors import Anchors
 from common.dali_ops import (
     IMAGENET_MEAN,
@@ -37,9 +37,11 @@ from common.dali_ops import (
     resize,
     uniform,
 )
-from common.sources import Source
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import random_view, source_size, whole_view
+
+if TYPE_CHECKING:
+    from common.sources import Source
 
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
@@ -159,7 +161,7 @@ class EfficientDetPipeline:
     def __init__(
         self,
         *,
-        source: Source,
+        source: "Source",
         config: EfficientDetConfig,
         batch_size: int,
         training: bool,
@@ -272,8 +274,7 @@ class EfficientDetPipeline:
 
     def _define_graph(self, encode_boxes: bool) -> dict[str, DataNode]:
         config = self.config
-        jpegs, boxes, labels, image_ids = readers.read(
-            self._source,
+        jpegs, boxes, labels, image_ids = self._source.read(
             shard_id=self._shard_id,
             num_shards=self._num_shards,
             training=self.training,

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from nvidia import dali
 
-from common import readers, tf_readers
+from common import tf_readers
 from common.datacheck.open_data import open_coco
 from common.errors import OtherRankError, StoppedError, UserError
 from common.shards import shard_range
@@ -176,7 +176,7 @@ def _read_shard(source: Source, ranks: Any, flags: dict[str, Any]) -> list[int]:
         ]
     pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
     with pipeline:
-        *_, image_ids = readers.read(source, **place)
+        *_, image_ids = source.read(**place)
         pipeline.set_outputs(image_ids)
     pipeline.build()
     return [int(pipeline.run()[0].as_array().item()) for _ in range(begin, end)]

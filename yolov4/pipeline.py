@@ -15,6 +15,7 @@ YOLOv4: arXiv 2004.10934. Darknet: github.com/AlexeyAB/darknet.
 
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -23,14 +24,17 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, dali_ops, dataset, readers
+from common import box_encoder, dali_ops, dataset
 from common.dali_ops import count_visible, decode_window, mark, marked, resize
-from common.sources import Source
 from yolov4 import fresh_mosaic
 from yolov4.color import random_color, to_unit
 from yolov4.config import YOLOv4Config
 from yolov4.crops import input_size, source_size, training_view, whole_view, xyxy
 from yolov4.mixing import Objects, mix
+
+if TYPE_CHECKING:
+    from common.readers import Nodes
+    from common.sources import Source
 
 # Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
 # with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
@@ -116,7 +120,7 @@ class YOLOv4Pipeline:
     def __init__(
         self,
         *,
-        source: Source,
+        source: "Source",
         config: YOLOv4Config,
         batch_size: int,
         training: bool,
@@ -303,9 +307,8 @@ class YOLOv4Pipeline:
             images, objects = mix(without, images, objects, None, image_size, taken=mosaics)
         return images, objects, {"image_ids": image_ids[0]}
 
-    def _read(self, seed: int, name: str = "reader") -> readers.Nodes:
-        nodes = readers.read(
-            self._source,
+    def _read(self, seed: int, name: str = "reader") -> "Nodes":
+        nodes = self._source.read(
             shard_id=self._shard_id,
             num_shards=self._num_shards,
             training=self.training,

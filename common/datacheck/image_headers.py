@@ -135,7 +135,7 @@ _SIGNATURES = (
     (b"8BPS", "PSD"),
     (b"%PDF", "PDF"),
     (b"v/1\x01", "OpenEXR"),
-    ((b"P1", b"P2", b"P3", b"P4", b"P7", b"PF\n", b"Pf\n"), "PNM of text, bits or floats"),
+    (tuple(f"P{kind}{space}".encode() for kind in "1234567Ff" for space in " \t\n\r"), "PNM"),
     (b"\0\0\1\0", "ICO"),
     (b"DDS ", "DDS"),
     (b"qoif", "QOI"),
@@ -340,23 +340,6 @@ def _jpeg2000(encoded: Encoded, header: Header) -> None:
         raise truncated(f"a JPEG 2000 file without its end-of-codestream marker, {encoded.size} bytes")
 
 
-# --- PNM: https://netpbm.sourceforge.net/doc/pnm.html ---
-
-_PNM = re.compile(rb"P[56](?:\s+|#[^\n]*\n)+(\d+)(?:\s+|#[^\n]*\n)+(\d+)(?:\s+|#[^\n]*\n)+(\d+)\s")
-
-
-def _pnm(encoded: Encoded, header: Header) -> None:
-    fields = _PNM.match(encoded.head)
-    if not fields:
-        raise damaged("a PNM whose header cannot be read")
-    if int(fields[3]) != 255:
-        raise unsupported(f"PNM with values up to {int(fields[3])}, which DALI does not scale")
-    stream = _read_size(encoded.head, header)
-    end = fields.end() + stream.height * stream.width * stream.num_channels
-    if encoded.size < end:
-        raise truncated(f"a PNM of {end} bytes of which {encoded.size} are there")
-
-
 _PARSERS = (
     (b"\xff\xd8", "JPEG", _jpeg),
     (b"\x89PNG\r\n\x1a\n", "PNG", _png),
@@ -364,5 +347,4 @@ _PARSERS = (
     (b"BM", "BMP", _bmp),
     ((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), "TIFF", _tiff),
     ((b"\0\0\0\x0cjP  \r\n\x87\n", _CODESTREAM), "JPEG2000", _jpeg2000),
-    (tuple(f"P{kind}{space}".encode() for kind in (5, 6) for space in " \t\n\r"), "PPM", _pnm),
 )

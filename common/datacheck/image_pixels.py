@@ -2,8 +2,8 @@
 
 A JPEG has no checksum: damage shows only where it leads to a code that does not exist, or to another number
 of blocks than the picture has. A third of mixed damage to photographs does (of 1500 in coco128); the rest
-cannot be detected. Decoders of WebP and JPEG 2000 accept even more. PNG has checksums; BMP and PNM have
-neither checksums nor codes.
+cannot be detected. Decoders of WebP and JPEG 2000 accept even more. PNG has checksums; BMP has neither
+checksums nor codes.
 """
 
 import contextlib

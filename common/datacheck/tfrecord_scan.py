@@ -74,7 +74,7 @@ def read(files: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy) 
         if content := _from_bytes(load_cached(name), name_files([file.path for file in files])):
             return content
     content = _scan(files, label_map, policy)
-    if all(finding.severity is not Severity.STOPS for finding in content.findings):
+    if all(finding.severity is not Severity.ERROR for finding in content.findings):
         kept = (content.formats, content.is_usable.tobytes(), content.absent.tobytes())
         packed = annotation_cache.pack(content.annotations)
         save_cached(names[policy.decode], msgspec.msgpack.encode((*kept, packed)))

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from common import readers, tf_readers
+from common import tf_readers
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
 from common.datacheck.open_data import list_images, log_source, open_images, open_source
@@ -39,7 +39,7 @@ def test_fingerprints_tell_data_and_order_apart(drawn, drawn_records, tmp_path):
     assert ImageListSource(files).fingerprint != ImageListSource(files[:-1]).fingerprint
 
 
-@pytest.mark.parametrize("read", [readers.read, tf_readers.examples])
+@pytest.mark.parametrize("read", [ImageListSource.read, tf_readers.examples])
 def test_images_alone_are_nothing_to_train_on(drawn, read):
     source = ImageListSource(list_images(str(drawn / "images")))
     with pytest.raises(ValueError, match="nothing to train on"):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from nvidia import dali
 
-from common import readers, tf_readers
+from common import tf_readers
 from common.datacheck.open_data import list_images, open_source
 from common.errors import UserError
 from common.labels import LabelMap
@@ -28,7 +28,7 @@ def source(request, drawn, drawn_records):
 def by_dali(source, count, **options):
     pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=None)
     with pipeline:
-        pipeline.set_outputs(*readers.read(source, **options))
+        pipeline.set_outputs(*source.read(**options))
     pipeline.build()
     examples = []
     for _ in range(count):

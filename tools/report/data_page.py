@@ -43,11 +43,11 @@ li { overflow-wrap: anywhere }
 """
 _TAIL = "</body></html>\n"
 _CLASSES = {
-    Severity.STOPS: "stops",
+    Severity.ERROR: "stops",
     Severity.IMAGE: "stops",
-    Severity.MENDED: "mended",
+    Severity.FIXED: "mended",
     Severity.SKIPPED: "skipped",
-    Severity.NOTE: "note",
+    Severity.WARNING: "note",
 }
 
 
@@ -130,7 +130,7 @@ def _page(parts: Iterable[str]) -> bytes:
 
 def _findings(findings: Iterable[Finding]) -> list[str]:
     parts = ["<h2>Findings</h2>"]
-    for of in sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.NOTE)):
+    for of in sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.WARNING)):
         kind = KINDS[of.kind]
         remedy = "left out by --on_bad_image=skip" if of.skipped else kind.remedy
         more = f"; the first {len(of.offenders):,} are" if of.count > len(of.offenders) else ""

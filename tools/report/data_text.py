@@ -12,11 +12,11 @@ COLUMNS = 100
 _CLASS_LINES, _CLASS_COLUMNS = 8, 3
 _FINDINGS = 10
 _NAMES = {
-    Severity.STOPS: "STOPS",
+    Severity.ERROR: "STOPS",
     Severity.IMAGE: "STOPS",
-    Severity.MENDED: "mended",
+    Severity.FIXED: "mended",
     Severity.SKIPPED: "skipped",
-    Severity.NOTE: "note",
+    Severity.WARNING: "note",
 }
 
 
@@ -57,7 +57,7 @@ def number(value: float) -> str:
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
     """One line for each kind, what stops first."""
-    ordered = sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.NOTE))
+    ordered = sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.WARNING))
     if not ordered:
         return ["findings: none"]
     lines = []

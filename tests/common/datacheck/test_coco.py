@@ -209,7 +209,7 @@ def test_what_is_mended_or_said(small, path, value, kind, offenders):
     finding = found(annotations)[kind]
     assert finding.count == len(finding.offenders) == len(offenders)
     assert all(text.startswith(start) for text, start in zip(finding.offenders, offenders, strict=True))
-    assert finding.severity in (Severity.MENDED, Severity.NOTE)
+    assert finding.severity in (Severity.FIXED, Severity.WARNING)
 
 
 def test_findings_count_what_training_does(tmp_path):

@@ -19,7 +19,7 @@ from nvidia.dali import fn, types
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from common import dataset, readers, tf_readers
+from common import dataset, tf_readers
 from common.datacheck.open_data import open_coco, open_tfrecords
 from common.distributed.packing import pack, unpack
 from common.distributed.ranks import Ranks
@@ -128,7 +128,7 @@ class ShardLoader:
         }
         pipeline = dali.Pipeline(self.batch_size, num_threads=1, device_id=None)
         with pipeline:
-            jpegs, _, _, image_ids = readers.read(self._source, **self._options)
+            jpegs, _, _, image_ids = self._source.read(**self._options)
             sizes = fn.peek_image_shape(jpegs, dtype=types.INT32)[:2]
             pipeline.set_outputs(image_ids, image_ids, sizes, fn.zeros(shape=[4], dtype=types.FLOAT))
         pipeline.build()

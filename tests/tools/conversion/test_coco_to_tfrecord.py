@@ -361,7 +361,7 @@ def test_the_command(data, tmp_path):
     assert "11 images" in done.stdout and f"{tmp_path}/t" in done.stdout
     assert "1 boxes clipped to their image, 2 without area dropped" in done.stdout
     assert "Writing records" in done.stderr and "Writing records" not in done.stdout
-    (line,) = [line for line in done.stderr.splitlines() if "file that is no image" in line]
+    (line,) = [line for line in done.stderr.splitlines() if "file that is not an image" in line]
     assert "image 25 ('05.jpg')" in line and line.endswith("Left out by --on_bad_image=skip")
 
 
@@ -375,6 +375,6 @@ def test_the_command_says_what_is_wrong(data, tmp_path):
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "file that is no image: image 25 ('05.jpg')" in done.stderr
+    assert "file that is not an image: image 25 ('05.jpg')" in done.stderr
     assert "image larger than --max_megapixels" in done.stderr
     assert not list(tmp_path.glob("t*"))

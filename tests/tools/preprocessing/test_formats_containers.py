@@ -64,7 +64,7 @@ def test_records_of_which_some_have_a_label(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"text", "record that is no tf.train.Example: .*x record 1"),
+        (b"text", "record that is not a tf.train.Example: .*x record 1"),
         (writing.example(IMAGES[0], 2**31), "x record 1 has the label 2147483648: labels are whole numbers"),
         (writing.example(IMAGES[0], b"cat"), "x record 1 has a bytes_list in image/class/label, b'cat'"),
         (record(encoded=None), "x record 1 lacks image/encoded"),
