@@ -1,23 +1,23 @@
-"""The annotations of a data set as arrays, wherever they were read: from COCO json or from TFRecords.
+"""The annotations of a data set as arrays, read from COCO json or from TFRecords.
 
-What is merely untidy in the boxes is kept here as it is, because pycocotools must judge by the original, and
-mended where targets are made (`Annotations.target_boxes`): boxes that reach outside their image are clipped,
-boxes without any area are dropped, crowds are no targets.
+Boxes are kept here as they are, because pycocotools must judge by the original. `Annotations.target_boxes`
+has them as training needs them: boxes that reach outside their image are clipped, boxes without any area are
+dropped, crowds are not targets.
 """
 
 import dataclasses
 import functools
 import hashlib
-import io
-import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.issues import Findings
 from common.labels import LabelMap
 
-_ARRAYS = (
+if TYPE_CHECKING:
+    from common.issues import Findings
+
+ARRAYS = (
     "image_ids",
     "image_sizes",
     "box_image",
@@ -26,7 +26,6 @@ _ARRAYS = (
     "is_crowd",
     "areas",
 )
-_DIGEST = 32  # bytes of a SHA-256
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +64,7 @@ class Annotations:
         is_crowd: bool (N,).
         areas: float64 (N,) square pixels of the object's outline, or of the box where there is none.
         origin: where they were read from, for messages.
-        findings: what was mended or is worth saying; never anything that stops.
+        findings: what the data check fixed or warns of, never an error; None before a check.
     """
 
     label_map: LabelMap
@@ -78,7 +77,7 @@ class Annotations:
     is_crowd: np.ndarray
     areas: np.ndarray
     origin: str
-    findings: Findings = dataclasses.field(default_factory=lambda: Findings(""))
+    findings: "Findings | None" = None
 
     @property
     def num_images(self) -> int:
@@ -95,7 +94,7 @@ class Annotations:
 
     @functools.cached_property
     def target_boxes(self) -> TargetBoxes:
-        """The boxes as training wants them."""
+        """The boxes for training."""
         boxes, clipped = self.clipped_boxes
         has_area = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
         kept = has_area & ~self.is_crowd
@@ -141,16 +140,15 @@ class Annotations:
         }
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of everything but `origin` and `findings`: equal for equal annotations, from
-        wherever they were read."""
+        """SHA-256 (hex) of everything but `origin` and `findings`: equal for equal annotations."""
         digest = hashlib.sha256(self.label_map.to_json().encode())
         digest.update("\0".join(self.file_names).encode("utf-8", "surrogateescape"))
-        for name in _ARRAYS:
+        for name in ARRAYS:
             digest.update(np.ascontiguousarray(getattr(self, name)).data)
         return digest.hexdigest()
 
     def summary(self) -> str:
-        """One line for the log, with what was mended."""
+        """One line for the log, with what was fixed."""
         targets = self.target_boxes
         empty = int(np.count_nonzero(np.diff(targets.row_splits) == 0))
         return (
@@ -178,41 +176,6 @@ class Annotations:
             is_crowd=self.is_crowd[box_kept],
             areas=self.areas[box_kept],
         )
-
-    def to_bytes(self) -> bytes:
-        """Everything but `origin`, with its own SHA-256 in front, for the cache."""
-        text = {
-            "label_map": self.label_map.to_json(),
-            "file_names": self.file_names,
-            "findings": self.findings.to_json(),
-        }
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        stream = io.BytesIO()
-        stream.write(bytes(_DIGEST))
-        np.savez(stream, text=np.frombuffer(json.dumps(text).encode(), np.uint8), **arrays)
-        with stream.getbuffer() as view:
-            view[:_DIGEST] = hashlib.sha256(view[_DIGEST:]).digest()
-        return stream.getvalue()
-
-    @classmethod
-    def from_bytes(cls, content: bytes, origin: str) -> "Annotations | None":
-        """What `to_bytes` gave, now read from `origin`; None for bytes that are damaged in any way."""
-        view = memoryview(content)
-        if hashlib.sha256(view[_DIGEST:]).digest() != view[:_DIGEST]:
-            return None
-        with np.load(io.BytesIO(view[_DIGEST:]), allow_pickle=False) as arrays:
-            text = json.loads(arrays["text"].tobytes())
-            try:
-                findings = Findings.from_json(origin, text["findings"])
-            except KeyError:  # another version knew other kinds
-                return None
-            return cls(
-                label_map=LabelMap.from_json(text["label_map"]),
-                file_names=text["file_names"],
-                origin=origin,
-                findings=findings,
-                **{name: arrays[name] for name in _ARRAYS},
-            )
 
 
 def clip_boxes(boxes_ltwh_px: np.ndarray, image_sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

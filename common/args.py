@@ -19,7 +19,7 @@ from typing import Any
 
 from absl import flags
 
-from common import atomic
+from common.files import write_bytes
 
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
 STRATEGIES = ("none", "mirrored", "multi_worker", "horovod")
@@ -327,4 +327,4 @@ def write_flagfile(path: pathlib.Path, flag_values: dict) -> None:
     So is --overwrite: repeating a run must not erase it.
     """
     given = {k: v for k, v in sorted(flag_values.items()) if v is not None and k != "overwrite"}
-    atomic.write_bytes(path, "".join(f"--{name}={value}\n" for name, value in given.items()).encode())
+    write_bytes(path, "".join(f"--{name}={value}\n" for name, value in given.items()).encode())

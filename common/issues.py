@@ -1,9 +1,8 @@
-"""What is wrong or remarkable in a data set: every kind that is looked for, and how it is said.
+"""What can be wrong or remarkable in a data set: every kind that is looked for, in words.
 
-A finding has a kind (a row of KINDS), a count, and the offenders in words with their ids. Kinds that would
-make training wrong stop it, and all of them are listed at once. Four kinds are mended in what DALI gets
-(boxes clipped, boxes dropped, ids renumbered, categories sorted), never in the user's files; the rest is
-said.
+A finding has a kind (a row of KINDS), a count, and the offenders in words with their ids. Errors stop a run,
+and all of them are listed at once. Four kinds are fixed in what DALI gets (boxes clipped, boxes dropped, ids
+renumbered, categories sorted), never in the user's files. The rest are warnings.
 """
 
 import dataclasses
@@ -20,11 +19,11 @@ KEPT = 1000  # offenders that are remembered, for the report
 class Severity(enum.Enum):
     """What a kind of finding leads to."""
 
-    STOPS = "stops"
-    IMAGE = "stops, or the image is skipped"  # by --on_bad_image
-    MENDED = "mended"
-    SKIPPED = "skipped"
-    NOTE = "said"
+    ERROR = "Error"
+    IMAGE = "Error, or the image is skipped"  # by --on_bad_image
+    FIXED = "Fixed"
+    SKIPPED = "Skipped"
+    WARNING = "Warning"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Kind:
 
     Attributes:
         severity: what it leads to.
-        what: it, in a few words, in the singular.
+        what: in a few words, in the singular.
         remedy: what the user can do about it, or what was done; a sentence without its full stop.
     """
 
@@ -42,201 +41,144 @@ class Kind:
     remedy: str
 
 
-_STOPS, _IMAGE, _MENDED, _, _NOTE = Severity
-
-KINDS = {
-    # --- the annotations' file ---
-    "json-unreadable": Kind(_STOPS, "annotations file cannot be read", "correct the path or its permissions"),
-    "json-not-a-file": Kind(_STOPS, "annotations are no regular file", "name a json file"),
-    "json-empty": Kind(_STOPS, "annotations file is empty", "copy or export it again"),
-    "json-truncated": Kind(_STOPS, "annotations file is cut off", "copy or export it again"),
-    "json-malformed": Kind(_STOPS, "annotations file is no valid JSON", "copy or export it again"),
-    "json-lfs-pointer": Kind(_STOPS, "git-lfs pointer in place of the annotations", "run git lfs pull"),
-    "json-gzip": Kind(_STOPS, "annotations file is gzip-compressed", "gunzip it"),
-    "json-utf-16": Kind(_STOPS, "annotations file is UTF-16", "save it as UTF-8"),
-    # --- its records ---
-    "repeated-key": Kind(
-        _STOPS,
-        "key given more than once",
-        "readers of JSON keep the last and drop the rest: merge the lists into one, with unique ids",
+# Each row: what it is, in the singular; what the user can do about it, or what was done.
+_ERRORS = {
+    "json-unreadable": ("annotations file cannot be read", "correct the path or its permissions"),
+    "json-not-a-file": ("annotations are not a regular file", "name a json file"),
+    "json-empty": ("annotations file is empty", "copy or export it again"),
+    "json-truncated": ("annotations file is cut off", "copy or export it again"),
+    "json-malformed": ("annotations file is not valid JSON", "copy or export it again"),
+    "json-lfs-pointer": ("git-lfs pointer in place of the annotations", "run git lfs pull"),
+    "json-gzip": ("annotations file is gzip-compressed", "gunzip it"),
+    "json-utf-16": ("annotations file is UTF-16", "save it as UTF-8"),
+    "repeated-key": ("key given more than once", "merge the lists: readers of JSON keep only the last"),
+    "missing-key": ("missing key", "export the annotations in COCO's format, with this key"),
+    "wrong-type": ("value of the wrong type or out of range", "correct the value"),
+    "repeated-image-id": ("image id given more than once", "make image ids unique"),
+    "repeated-annotation-id": ("annotation id given more than once", "make annotation ids unique"),
+    "bad-category": ("category that cannot be used", "correct `categories`"),
+    "unknown-image": ("annotation of an unknown image", "add the image or remove the annotation"),
+    "unknown-category": ("annotation of an unknown category", "add the category or remove the annotation"),
+    "box-length": (
+        "box that does not have four numbers",
+        "COCO's bbox is [left, top, width, height] in pixels",
     ),
-    "missing-key": Kind(_STOPS, "missing key", "export the annotations in COCO's format, with this key"),
-    "wrong-type": Kind(_STOPS, "value of the wrong type or out of range", "correct the value"),
-    "repeated-image-id": Kind(_STOPS, "image id given more than once", "make image ids unique"),
-    "repeated-annotation-id": Kind(
-        _STOPS, "annotation id given more than once", "make annotation ids unique"
+    "box-not-finite": ("box with a number that is NaN or infinite", "correct or remove it"),
+    "box-negative": ("box with a negative side", "COCO's bbox is [left, top, width, height]: correct it"),
+    "boxes-not-in-pixels": (
+        "box within one pixel, as all boxes",
+        "they seem to be fractions: COCO's bbox is in pixels",
     ),
-    "bad-category": Kind(_STOPS, "category that cannot be used", "correct `categories`"),
-    "unknown-image": Kind(_STOPS, "annotation of an unknown image", "add the image or remove the annotation"),
-    "unknown-category": Kind(
-        _STOPS, "annotation of an unknown category", "add the category or remove the annotation"
-    ),
-    "box-length": Kind(
-        _STOPS, "box that has not four numbers", "COCO's bbox is [left, top, width, height] in pixels"
-    ),
-    "box-not-finite": Kind(_STOPS, "box with a number that is NaN or infinite", "correct or remove it"),
-    "box-negative": Kind(
-        _STOPS, "box with a negative side", "COCO's bbox is [left, top, width, height]; correct or remove it"
-    ),
-    "boxes-not-in-pixels": Kind(
-        _STOPS,
-        "box that reaches no further than one pixel, as all boxes do",
-        "they seem to be fractions: COCO's bbox is [left, top, width, height] in pixels",
-    ),
-    "boxes-of-corners": Kind(
-        _STOPS,
-        "box that reaches outside, like most, and would not as left, top, right, bottom",
+    "boxes-of-corners": (
+        "box that would fit as left, top, right, bottom, as most",
         "COCO's bbox is [left, top, width, height]: subtract",
     ),
-    "no-images": Kind(_STOPS, "no usable image", "there is nothing to read: check the data"),
-    "no-boxes": Kind(
-        _STOPS, "no usable box", "there is nothing to train on or to compare with: check the annotations"
+    "no-images": ("no usable image", "there is nothing to read: check the data"),
+    "no-boxes": ("no usable box", "there is nothing to train on: check the annotations"),
+    "no-image-directory": ("image directory does not exist", "correct the path"),
+    "path-leaves-directory": (
+        "file_name that leaves the image directory",
+        "file names are relative paths below it",
     ),
-    "box-outside": Kind(_MENDED, "box that reaches outside its image", "it is clipped to the image"),
-    "box-empty": Kind(_MENDED, "box without area inside its image", "it is dropped"),
-    "large-id": Kind(_MENDED, "id above 2^31", "DALI gets numbers of our own, results keep the ids"),
-    "category-order": Kind(
-        _MENDED, "categories are not in the order of their ids", "classes follow the ids, in every file"
+    "image-size-differs": (
+        "image of another size than in the annotations",
+        "correct width and height, with which boxes are scaled",
     ),
-    "crowd": Kind(_NOTE, "crowd", "it is no target; evaluation ignores what lies in it"),
-    "image-without-boxes": Kind(_NOTE, "image without boxes", "it trains as background"),
-    "too-many-boxes": Kind(
-        _NOTE, "image with more boxes than max_instances", "its largest boxes are kept for training"
+    "image-turned": (
+        "image with the size of its EXIF turn in the annotations",
+        "turn the pixels and drop the tag, or turn the boxes",
     ),
-    "repeated-file": Kind(_NOTE, "file that several images name", "it is read for each of them"),
-    # --- image files ---
-    "no-image-directory": Kind(_STOPS, "image directory does not exist", "correct the path"),
-    "path-leaves-directory": Kind(
-        _STOPS, "file_name that leaves the image directory", "file names are relative paths below it"
+    "no-record-file": ("no file matches", "check the path, and quote the pattern in the shell"),
+    "record-file-unreadable": ("record file that cannot be read", "correct the path or its permissions"),
+    "record-file-empty": ("record file without any record", "remove it or write it again"),
+    "record-gzip": ("gzip-compressed record file", "gunzip it: DALI reads plain TFRecords"),
+    "record-lfs-pointer": ("git-lfs pointer in place of a record file", "run git lfs pull"),
+    "record-truncated": ("record file that is cut off", "copy or write it again"),
+    "not-a-record": ("not a TFRecord: the checksum of a length is wrong", "copy or write the file again"),
+    "record-damaged": ("record whose checksum is wrong", "copy or write the file again"),
+    "not-an-example": ("record that is not a tf.train.Example", "write the file again (tools/convert.py)"),
+    "record-key-missing": ("record that lacks a key", "use the schema of TensorFlow Object Detection"),
+    "record-key-type": (
+        "record with a key of the wrong type",
+        "use the schema of TensorFlow Object Detection",
     ),
-    "image-missing": Kind(
-        _IMAGE, "missing image file", "correct the image directory, copy it there, or --on_bad_image=skip"
+    "record-ragged": ("record whose lists of boxes differ in length", "write one value per box in each list"),
+    "record-value": ("record with an impossible value", "correct the value"),
+    "box-in-pixels": (
+        "box more than an image beyond its image",
+        "it seems to be in pixels: records hold fractions",
     ),
-    "image-not-a-file": Kind(
-        _IMAGE, "image that is no regular file", "put a file there, or --on_bad_image=skip"
-    ),
-    "image-unreadable": Kind(
-        _IMAGE, "image file that cannot be read", "correct its permissions, or --on_bad_image=skip"
-    ),
-    "image-empty": Kind(_IMAGE, "empty image file", "copy it again, or --on_bad_image=skip"),
-    "image-lfs-pointer": Kind(
-        _IMAGE, "git-lfs pointer in place of an image", "run git lfs pull, or --on_bad_image=skip"
-    ),
-    "not-an-image": Kind(_IMAGE, "file that is no image", "replace it, or --on_bad_image=skip"),
-    "unsupported-format": Kind(
-        _IMAGE, "image format that DALI does not decode", "convert it to JPEG or PNG, or --on_bad_image=skip"
-    ),
-    "image-not-jpeg-or-png": Kind(
-        _IMAGE,
-        "image that is neither JPEG nor PNG",
-        "TFRecords hold these two: convert it, or --on_bad_image=skip",
-    ),
-    "image-truncated": Kind(_IMAGE, "image that is cut off", "copy it again, or --on_bad_image=skip"),
-    "image-damaged": Kind(_IMAGE, "image with damaged data", "copy it again, or --on_bad_image=skip"),
-    "image-too-large": Kind(
-        _IMAGE,
-        "image larger than --max_megapixels",
-        "raise the limit if it is meant to be so large, or --on_bad_image=skip",
-    ),
-    "image-12-bit": Kind(
-        _IMAGE,
-        "16-bit image with values below 4096 (12-bit data decode to almost black)",
-        "convert it to 8 bits, or --on_bad_image=skip",
-    ),
-    "image-size-differs": Kind(
-        _STOPS,
-        "image whose size is not the one in the annotations",
-        "its boxes would be scaled wrongly: correct width and height",
-    ),
-    "image-turned": Kind(
-        _STOPS,
-        "image whose size in the annotations is that after its EXIF turn",
-        "boxes must refer to the stored pixels: turn the pixels and drop the tag, or turn the boxes",
-    ),
-    "exif-turn": Kind(
-        _NOTE,
-        "image with an EXIF turn",
-        "the tag is ignored: boxes are taken to refer to the stored pixels",
-    ),
-    "wrong-extension": Kind(_NOTE, "file name that does not fit its format", "the content counts"),
-    # --- TFRecords ---
-    "no-record-file": Kind(_STOPS, "no file matches", "check the path, and quote the pattern in the shell"),
-    "record-file-unreadable": Kind(
-        _STOPS, "record file that cannot be read", "correct the path or its permissions"
-    ),
-    "record-file-empty": Kind(_STOPS, "record file without any record", "remove it or write it again"),
-    "record-gzip": Kind(_STOPS, "gzip-compressed record file", "gunzip it: DALI reads plain TFRecords"),
-    "record-lfs-pointer": Kind(_STOPS, "git-lfs pointer in place of a record file", "run git lfs pull"),
-    "record-truncated": Kind(_STOPS, "record file that is cut off", "copy or write it again"),
-    "not-a-record": Kind(
-        _STOPS,
-        "no TFRecord: the checksum of a length is wrong",
-        "the file is damaged or of another kind: copy or write it again",
-    ),
-    "record-damaged": Kind(_STOPS, "record whose checksum is wrong", "copy or write the file again"),
-    "not-an-example": Kind(
-        _STOPS, "record that is no tf.train.Example", "write the file again (common/tfrecord.py)"
-    ),
-    "record-key-missing": Kind(
-        _STOPS, "record that lacks a key", "write it in the schema of TensorFlow Object Detection"
-    ),
-    "record-key-type": Kind(
-        _STOPS, "record with a key of the wrong type", "write it in the schema of TensorFlow Object Detection"
-    ),
-    "record-ragged": Kind(
-        _STOPS, "record whose lists of boxes differ in length", "write one value per box in each list"
-    ),
-    "record-value": Kind(_STOPS, "record with an impossible value", "correct the value"),
-    "box-in-pixels": Kind(
-        _STOPS,
-        "box that reaches more than a whole image beyond its image",
-        "it seems to be in pixels: records hold fractions of the width and the height",
-    ),
-    "index-longer": Kind(
-        _STOPS,
+    "index-longer": (
         "record file that ends before its index does",
-        "copy the file again; or remove the index, if records were meant to go",
+        "copy the file again; or remove the index",
     ),
-    "shard-missing": Kind(
-        _NOTE,
-        "record file that the names of the others promise",
-        "check that the copy is complete and the pattern right",
-    ),
-    "index-made": Kind(_NOTE, "record file that had no index", "it was made"),
-    "index-stale": Kind(_NOTE, "record file whose index was not its own", "the index was made again"),
-    "record-completed": Kind(
-        _NOTE, "record without the keys of its boxes", "a complete copy is read in its place"
-    ),
-    # --- label files of other formats (tools/convert.py) ---
-    "label-file": Kind(_STOPS, "label file that cannot be used", "correct or remove it"),
-    "label-line": Kind(_STOPS, "label that cannot be used", "correct or remove it"),
-    "label-turned": Kind(
-        _STOPS,
-        "labelled image with an EXIF turn",
-        "say what its labels refer to: --yolo_pixels=stored or --yolo_pixels=turned",
-    ),
-    "label-missing": Kind(_NOTE, "image without a label file", "it is taken to hold no object"),
-    "polygon": Kind(_NOTE, "polygon in place of a box", "its bounding box is taken"),
-    "size-missing": Kind(_NOTE, "label file without the size of its image", "the image's header says it"),
-    "difficult": Kind(_NOTE, "object marked difficult", "see --difficult"),
-    "voc-filename": Kind(
-        _NOTE, "xml file with the filename of another image", "the image of the xml's own name is taken"
-    ),
-    "voc-zero": Kind(
-        _NOTE,
-        "box that begins before pixel 1, the first of Pascal VOC",
-        "where coordinates are counted from 0, say --voc_pixels=zero_based",
-    ),
-    # --- train against eval, data against the run ---
-    "eval-categories": Kind(
-        _STOPS,
-        "category that training does not know under this id and name",
+    "label-file": ("label file that cannot be used", "correct or remove it"),
+    "label-line": ("label that cannot be used", "correct or remove it"),
+    "label-turned": ("labelled image with an EXIF turn", "give --yolo_pixels=stored or --yolo_pixels=turned"),
+    "eval-categories": (
+        "category that training does not know by this id and name",
         "the ids must mean the same things",
     ),
-    "fewer-than-batch": Kind(
-        _STOPS, "fewer images than one batch of all ranks", "lower --batch_size or use fewer ranks"
+    "fewer-than-batch": ("fewer images than one batch of all ranks", "lower --batch_size or use fewer ranks"),
+    "fewer-than-ranks": ("fewer images than ranks", "use fewer ranks"),
+}
+_BAD_IMAGES = {
+    "image-missing": ("missing image file", "correct the image directory, copy it there"),
+    "image-not-a-file": ("image that is not a regular file", "put a file there"),
+    "image-unreadable": ("image file that cannot be read", "correct its permissions"),
+    "image-empty": ("empty image file", "copy it again"),
+    "image-lfs-pointer": ("git-lfs pointer in place of an image", "run git lfs pull"),
+    "not-an-image": ("file that is not an image", "replace it"),
+    "unsupported-format": ("image format that DALI does not decode", "convert it to JPEG or PNG"),
+    "image-not-jpeg-or-png": ("image that is neither JPEG nor PNG", "TFRecords hold these two: convert it"),
+    "image-truncated": ("image that is cut off", "copy it again"),
+    "image-damaged": ("image with damaged data", "copy it again"),
+    "image-too-large": (
+        "image larger than --max_megapixels",
+        "raise the limit if it is meant to be so large",
     ),
-    "fewer-than-ranks": Kind(_STOPS, "fewer images than ranks", "use fewer ranks"),
+    "image-12-bit": (
+        "16-bit image with values below 4096 (DALI decodes it to almost black)",
+        "convert it to 8 bits",
+    ),
+}
+_FIXES = {
+    "box-outside": ("box that reaches outside its image", "it is clipped to the image"),
+    "box-empty": ("box without area inside its image", "it is dropped"),
+    "large-id": ("id above 2^31", "DALI gets other numbers, results keep the ids"),
+    "category-order": (
+        "categories are not in the order of their ids",
+        "classes follow the ids, in every file",
+    ),
+}
+_WARNINGS = {
+    "crowd": ("crowd", "it is not a target; evaluation ignores what lies in it"),
+    "image-without-boxes": ("image without boxes", "it trains as background"),
+    "too-many-boxes": ("image with more boxes than max_instances", "its largest boxes are kept for training"),
+    "repeated-file": ("file that several images name", "it is read for each of them"),
+    "exif-turn": ("image with an EXIF turn", "the tag is ignored: boxes refer to the stored pixels"),
+    "wrong-extension": ("file name that does not fit its format", "the content counts"),
+    "shard-missing": ("missing record file of a numbered set", "check that the copy is complete"),
+    "index-made": ("record file that had no index", "it was made"),
+    "index-stale": ("record file with a wrong index", "the index was made again"),
+    "record-completed": ("record without the keys of its boxes", "a complete copy is read in its place"),
+    "label-missing": ("image without a label file", "it is taken to hold no object"),
+    "polygon": ("polygon in place of a box", "its bounding box is taken"),
+    "size-missing": ("label file without the size of its image", "the size in the image's header is taken"),
+    "difficult": ("object marked difficult", "see --difficult"),
+    "voc-filename": (
+        "xml file with the filename of another image",
+        "the image with the name of the xml file is taken",
+    ),
+    "voc-zero": (
+        "box that begins before pixel 1, the first of VOC",
+        "give --voc_pixels=zero_based, if counted from 0",
+    ),
+}
+KINDS = {
+    kind: Kind(severity, *row)
+    for severity, rows in zip(Severity, (_ERRORS, _BAD_IMAGES, _FIXES, {}, _WARNINGS), strict=True)
+    for kind, row in rows.items()
 }
 
 
@@ -263,7 +205,7 @@ class Finding:
 
     @property
     def stops(self) -> bool:
-        return self.severity in (Severity.STOPS, Severity.IMAGE)
+        return self.severity in (Severity.ERROR, Severity.IMAGE)
 
     def line(self, shown: int = SHOWN) -> str:
         """`box with a negative side (2): annotation 7 (image 3) ...; annotation 9 ... . Correct it.`"""
@@ -271,7 +213,9 @@ class Finding:
         count = f" ({self.count})" if self.count > 1 else ""
         named = "; ".join(self.offenders[:shown])
         more = f"; and {self.count - shown} more" if self.count > shown else ""
-        remedy = "left out by --on_bad_image=skip" if self.skipped else kind.remedy
+        remedy = kind.remedy + (", or --on_bad_image=skip" if kind.severity is Severity.IMAGE else "")
+        if self.skipped:
+            remedy = "left out by --on_bad_image=skip"
         return f"{kind.what}{count}: {named}{more}. {remedy[0].upper()}{remedy[1:]}"
 
 
@@ -295,7 +239,7 @@ class Findings:
     """What was found in one data set, by kind in the order of KINDS.
 
     Args:
-        origin: the file or the pattern that was looked at, for messages.
+        origin: the file or the pattern, for messages.
     """
 
     def __init__(self, origin: str):
@@ -318,7 +262,7 @@ class Findings:
         finding.offenders += [text for text, _ in zip(offenders, range(room), strict=False)]
 
     def skip_images(self) -> None:
-        """Unreadable images were left out: their findings stop nothing any more."""
+        """Unreadable images were left out: their findings are no longer errors."""
         for finding in self._of_kind.values():
             finding.skipped = KINDS[finding.kind].severity is Severity.IMAGE
 

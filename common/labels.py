@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from common import atomic
 from common.errors import UserError
+from common.files import write_bytes
 
 MAX_CATEGORY_ID = 2**63 - 1
 
@@ -123,7 +123,7 @@ class LabelMap:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes `to_json`'s text atomically."""
-        atomic.write_bytes(path, (self.to_json() + "\n").encode())
+        write_bytes(path, (self.to_json() + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "LabelMap":

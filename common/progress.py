@@ -5,8 +5,6 @@ import sys
 
 import keras
 
-from common.issues import Findings
-
 _quiet = False
 
 
@@ -20,12 +18,6 @@ def log(text: str) -> None:
     """One line for whoever watches."""
     if not _quiet:
         print(text, file=sys.stderr, flush=True)
-
-
-def say_findings(findings: Findings) -> None:
-    """What was found in a data set, with a few of the offenders."""
-    for finding in findings:
-        log(f"{findings.origin}: {finding.line(shown=3)}")
 
 
 class Bar:

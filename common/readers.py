@@ -21,7 +21,7 @@ Order, as observed with DALI 2.4:
   epoch begins when its own part is read: batches cross epochs, and ranks with the shorter part run slowly
   ahead.
 * TFRecords and the other containers are permuted by file, and within a buffer of 1024 records: write them
-  shuffled (common/tfrecord.py does).
+  shuffled (tools/convert.py does).
 * Evaluation: each rank reads its own part in order, always the same, and repeats its last image until all
   ranks have the same number of batches: every image exactly once after dropping repeated ids.
 """
@@ -37,15 +37,14 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, cache
+from common import box_encoder, tfrecord
 from common.annotations import Annotations
 from common.errors import UserError
+from common.files import get_or_create
 from common.labels import LabelMap
+from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, Records
 
 SHUFFLE_BUFFER = 1024  # encoded images that each rank holds while it trains from containers
-BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
-LABEL_KEY = "image/object/class/label"
-CROWD_KEY = "image/object/is_crowd"
 _CLEAN_JSON = 1  # version of the json that _clean_json makes: raise it when that changes
 _MAX_SEED = 2**31 - 1  # DALI's shuffle_after_epoch_seed is an int32
 
@@ -62,7 +61,7 @@ def coco_reader(
     seed: int = 0,
     name: str = "reader",
 ) -> Nodes:
-    """Reads image files with checked annotations, inside a DALI graph.
+    """Reads image files with the annotations of `datacheck.coco.load_coco`, inside a DALI graph.
 
     DALI does not read the user's json but one written from the checked annotations: images numbered in the
     order of the file (DALI refuses ids above 2**31), labels, clipped boxes, no crowds. It is kept in the
@@ -87,7 +86,7 @@ def coco_reader(
     jpegs, boxes, labels, rows = fn.readers.coco(
         file_root=os.fspath(images_dir),
         annotations_file=os.fspath(
-            cache.made(
+            get_or_create(
                 f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json", lambda: _clean_json(annotations)
             )
         ),
@@ -108,7 +107,7 @@ def coco_reader(
 
 
 def tfrecord_reader(
-    files: Sequence[str | os.PathLike],
+    records: Records | Sequence[str | os.PathLike],
     label_map: LabelMap,
     *,
     training: bool,
@@ -116,31 +115,27 @@ def tfrecord_reader(
     num_shards: int = 1,
     seed: int = 0,
     name: str = "reader",
-    indexes: Sequence[str | os.PathLike] | None = None,
-    has_crowds: bool = True,
-    has_empty_boxes: bool = True,
 ) -> Nodes:
     """Reads TFRecords in the schema of TensorFlow Object Detection, inside a DALI graph.
 
-    Check the records before (`TFRecordSource` does): DALI never checks a CRC, trusts any index, and returns
-    uninitialised memory for a feature that a record lacks. Records of common/tfrecord.py have all features.
+    Give it what the data check opened (`TFRecordSource.records`): DALI never checks a CRC, trusts any index
+    and returns uninitialised memory for a missing feature.
 
     Args:
-        files: the record files, in the same order on all ranks.
+        records: the files with their indexes, or paths, in the same order on all ranks. Of paths, indexes and
+            keys are checked here, data are not.
         label_map: of the category ids in the records.
         training, shard_id, num_shards, seed, name: as for `coco_reader`.
-        indexes: DALI's index of each file, a line for each record to read; None: `<file>.idx`.
-        has_crowds, has_empty_boxes: whether any record has a crowd (False: is_crowd is not read), or a box
-            without area.
 
     Returns:
         (jpegs, boxes, labels, image_ids), see the module docstring.
 
     Raises:
-        UserError: an index is missing; fewer images than shards.
+        UserError: fewer images than shards; paths that cannot be read, or records that lack a key.
     """
-    indexes = [os.fspath(index) for index in indexes or [f"{os.fspath(file)}.idx" for file in files]]
-    check_shards(sum(map(_num_records, indexes)), shard_id, num_shards, seed)
+    if not isinstance(records, Records):
+        records = tfrecord.index_records(records)
+    check_shards(len(records.spans), shard_id, num_shards, seed)
     text = dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")
     floats = dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0)
     integers = dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0)
@@ -149,11 +144,11 @@ def tfrecord_reader(
         "image/source_id": text,
         **dict.fromkeys(BOX_KEYS, floats),
         LABEL_KEY: integers,
-        **({CROWD_KEY: integers} if has_crowds else {}),
+        **({CROWD_KEY: integers} if records.has_crowds else {}),
     }
     record = fn.readers.tfrecord(
-        path=[os.fspath(file) for file in files],
-        index_path=indexes,
+        path=list(records.files),
+        index_path=list(records.indexes),
         features=features,
         name=name,
         shard_id=shard_id,
@@ -162,10 +157,10 @@ def tfrecord_reader(
     )
     boxes = dali_math.clamp(fn.stack(*(record[key] for key in BOX_KEYS), axis=1), 0.0, 1.0)
     labels = _labels(record[LABEL_KEY], label_map)
-    if has_crowds:  # without area they are dropped
+    if records.has_crowds:  # without area they are dropped
         no_crowd = fn.cast(record[CROWD_KEY] == 0, dtype=types.FLOAT)
         boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
-    if has_crowds or has_empty_boxes:
+    if records.has_crowds or records.has_empty_boxes:
         boxes, labels = box_encoder.drop_small_boxes(boxes, labels)
     return record["image/encoded"], boxes, labels, parse_integer(record["image/source_id"])
 

@@ -1,8 +1,8 @@
-"""A data set as one object: what it holds, and how to read it with DALI or with plain tf.data.
+"""An opened data set: what it holds, and where.
 
-open_data.py makes them from the data flags. Everything below the flags asks the source and does not care
-where the images come from. What a source hands out has been checked: every annotation, and the header and the
-end of every image.
+datacheck/open_data.py opens data sets from the data flags and checks them; `Source.read` reads with DALI,
+`tf_readers.examples` without. Code below the flags does not
+depend on where the images come from.
 """
 
 import abc
@@ -11,35 +11,31 @@ import functools
 import hashlib
 import os
 import pathlib
-import re
+from collections.abc import Sequence
 
-from common import readers, tfrecord_index
+import numpy as np
+
+from common import readers, tfrecord
 from common.annotations import Annotations
-from common.datacheck import tfrecord, tfrecord_example, tfrecord_walk
-from common.datacheck.coco import load_coco
-from common.datacheck.images import ImagePolicy
-from common.errors import UserError
 from common.labels import LabelMap
+from common.tfrecord import Records
 
 
 class Source(abc.ABC):
-    """A data set, to read inside a DALI graph; tf_readers.py reads the same examples by TensorFlow alone.
+    """An opened data set.
 
     Attributes:
         name: "coco", "tfrecord" or "images".
+        annotations: of the images, in the order of reading; None where there are none.
     """
 
     name: str
+    annotations: Annotations | None
 
     @property
-    @abc.abstractmethod
     def size(self) -> int:
         """Number of images."""
-
-    @property
-    @abc.abstractmethod
-    def annotations(self) -> Annotations | None:
-        """The checked annotations; None where there are none."""
+        return self.annotations.num_images
 
     @property
     def label_map(self) -> LabelMap | None:
@@ -61,28 +57,13 @@ class Source(abc.ABC):
         """(jpegs, boxes, labels, image_ids) inside a DALI graph, where `name` is unique; see readers.py."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class CocoSource(Source):
-    """A directory of images and a COCO json.
-
-    Attributes:
-        images_dir: what the json's file names refer to.
-        annotations_path: the json.
-        policy: about images that cannot be used.
-    """
+    """A directory of images and the annotations of a COCO json, whose file names refer to it."""
 
     images_dir: str
-    annotations_path: str
-    policy: ImagePolicy = ImagePolicy()
+    annotations: Annotations
     name = "coco"
-
-    @property
-    def size(self) -> int:
-        return self.annotations.num_images
-
-    @functools.cached_property
-    def annotations(self) -> Annotations:
-        return load_coco(self.annotations_path, self.images_dir, policy=self.policy)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -94,51 +75,28 @@ class CocoSource(Source):
     def read(
         self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
     ) -> readers.Nodes:
-        return readers.coco_reader(
-            self.images_dir,
-            self.annotations,
-            training=training,
-            shard_id=shard_id,
-            num_shards=num_shards,
-            seed=seed,
-            name=name,
-        )
+        options = {"shard_id": shard_id, "num_shards": num_shards, "seed": seed, "name": name}
+        return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class TFRecordSource(Source):
     """TFRecords in the schema of TensorFlow Object Detection.
 
     Attributes:
-        pattern: glob of the record files.
-        label_map_path: the categories; by default `<prefix>.label_map.json`, as common/tfrecord.py writes it.
-        policy: about images that cannot be used.
+        files: the user's record files.
+        records: what is read of them.
+        annotations: of all records that are read, in the order of `files`.
+        rows: int64 (I,), the row of the annotations that each of `records.spans` belongs to.
+        formats: how many images have a format, by Pillow's name of it, the most frequent first.
     """
 
-    pattern: str
-    label_map_path: str | None = None
-    policy: ImagePolicy = ImagePolicy()
+    files: Sequence[str]
+    records: Records
+    annotations: Annotations
+    rows: np.ndarray
+    formats: dict[str, int]
     name = "tfrecord"
-
-    @functools.cached_property
-    def files(self) -> list[str]:
-        return tfrecord_index.expand_pattern(self.pattern)
-
-    @functools.cached_property
-    def records(self) -> tfrecord.Records:
-        return tfrecord.open_records(self.files, self.label_map, policy=self.policy)
-
-    @property
-    def size(self) -> int:
-        return self.annotations.num_images
-
-    @property
-    def annotations(self) -> Annotations:
-        return self.records.annotations
-
-    @functools.cached_property
-    def label_map(self) -> LabelMap:
-        return LabelMap.load(self.label_map_path or _find_label_map(self.files))
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -148,26 +106,14 @@ class TFRecordSource(Source):
         return digest.hexdigest()
 
     def encoded(self, row: int) -> bytes:
-        file, offset, size = self.records.spans[self.records.rows == row][0].tolist()
-        with open(self.records.files[file], "rb") as stream:
-            stream.seek(offset + tfrecord_walk.HEADER)
-            return tfrecord_example.image_of(stream.read(size - tfrecord_walk.FRAME))
+        file, offset, size = self.records.spans[self.rows == row][0].tolist()
+        return tfrecord.image_of(tfrecord.read_record(self.records.files[file], offset, size))
 
     def read(
         self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
     ) -> readers.Nodes:
-        return readers.tfrecord_reader(
-            self.records.files,
-            self.label_map,
-            training=training,
-            shard_id=shard_id,
-            num_shards=num_shards,
-            seed=seed,
-            name=name,
-            indexes=self.records.indexes,
-            has_crowds=bool(self.annotations.is_crowd.any()),
-            has_empty_boxes=self.annotations.target_boxes.num_dropped > 0,
-        )
+        options = {"shard_id": shard_id, "num_shards": num_shards, "seed": seed, "name": name}
+        return readers.tfrecord_reader(self.records, self.label_map, training=training, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,8 +121,8 @@ class ImageListSource(Source):
     """Image files without annotations, for inference; image ids are positions in `files`, from 0."""
 
     files: tuple[str, ...]
-    policy: ImagePolicy = ImagePolicy()
     name = "images"
+    annotations = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", tuple(map(os.fspath, self.files)))
@@ -184,10 +130,6 @@ class ImageListSource(Source):
     @property
     def size(self) -> int:
         return len(self.files)
-
-    @property
-    def annotations(self) -> None:
-        return None
 
     @property
     def fingerprint(self) -> str:
@@ -199,25 +141,11 @@ class ImageListSource(Source):
     def read(
         self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
     ) -> readers.Nodes:
-        _refuse_training(training)
+        refuse_training(training)
         return readers.file_reader(self.files, shard_id=shard_id, num_shards=num_shards, name=name)
 
 
-def _refuse_training(training: bool) -> None:
+def refuse_training(training: bool) -> None:
+    """ValueError for training on images without annotations."""
     if training:
         raise ValueError("images without annotations are nothing to train on")
-
-
-def _find_label_map(files: list[str]) -> str:
-    prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
-    found = sorted(
-        path for path in (f"{prefix}.label_map.json" for prefix in prefixes) if os.path.isfile(path)
-    )
-    if not found:
-        raise UserError(
-            f"no label map beside {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE, json or"
-            " pbtxt; or the conversion did not finish"
-        )
-    if len({LabelMap.load(path) for path in found}) > 1:
-        raise UserError(f"{found[0]} and {found[1]} differ: give --label_map=FILE")
-    return found[0]

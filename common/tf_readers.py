@@ -24,14 +24,11 @@ import numpy as np
 import tensorflow as tf
 
 from common.labels import LabelMap
-from common.readers import BOX_KEYS, CROWD_KEY, LABEL_KEY, check_shards, shard_range
+from common.readers import check_shards, shard_range
+from common.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY
 
 if TYPE_CHECKING:
     from common.sources import Source
-
-# Bytes around the data of a record: length and its CRC before, CRC of the data after
-# (tensorflow/core/lib/io/record_writer.h).
-_HEADER, _FOOTER = 12, 4
 
 Example = dict[str, tf.Tensor]
 
@@ -125,9 +122,9 @@ def _from_records(
         file, offset, size = tf.unstack(spans[position])
         return tf.data.FixedLengthRecordDataset(
             paths[file],
-            record_bytes=size - _HEADER - _FOOTER,
-            header_bytes=offset + _HEADER,
-            footer_bytes=file_sizes[file] - offset - size + _FOOTER,
+            record_bytes=size - FRAME,
+            header_bytes=offset + HEADER,
+            footer_bytes=file_sizes[file] - offset - size + (FRAME - HEADER),
         )
 
     return positions.flat_map(one_record).map(

@@ -1,290 +1,262 @@
-r"""COCO to TFRecords in the schema of TensorFlow Object Detection, with label map and DALI indexes.
+"""TFRecords in the schema of TensorFlow Object Detection: keys, places of the records, DALI's index.
 
-    python common/tfrecord.py --images=train2017 --annotations=instances_train2017.json \\
-        --output=records/train --num_shards=256
+A record (tensorflow/core/lib/io/record_writer.h): uint64 length, masked CRC-32C of the length, data, masked
+CRC-32C of the data. DALI's index (`<file>.idx`) has `offset size` per record. DALI trusts it blindly: one
+that was made for a shorter file hides records, one for another file reads garbage. So an index is compared
+with the file before it is used, and made again unless it is right.
 
-writes records/train-00000-of-00256.tfrecord, its .idx, and so on, and records/train.label_map.json. The
-keys are those of google/automl efficientdet/dataset/create_coco_tfrecord.py, so either project reads the
-other's files; the label is the COCO category id. Unlike there, images are shuffled, boxes that reach
-outside are clipped and not dropped, and images without objects have all keys, with empty lists.
-
-The bytes depend on the images, the annotations, the number of shards and the seed, and on nothing else.
+The schema: tensorflow/models research/object_detection/dataset_tools/create_coco_tf_record.py and
+google/automl efficientdet/dataset/create_coco_tfrecord.py. `image/object/class/label` holds COCO category ids
+and `image/source_id` the image id in decimal digits. Optional: `image/filename`, `image/object/is_crowd`,
+`image/object/area`.
 """
 
-import concurrent.futures
-import contextlib
-import itertools
-import json
+import dataclasses
+import hashlib
 import os
 import pathlib
-import sys
-import tempfile
-import threading
-from collections.abc import Mapping, Sequence
+import stat
+import struct
+from collections.abc import Sequence
 
-if not __package__:  # run as a script: import from the repo root, exactly as the tests do
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-
+import google_crc32c
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
-from common import args as shared_flags
-from common import atomic, errors, progress, tfrecord_index
-from common.annotations import Annotations
-from common.datacheck import images
-from common.datacheck.coco import load_coco
-from common.datacheck.images import ImageFacts, ImagePolicy
-from common.datacheck.tfrecord_example import make_example
 from common.errors import UserError
-from common.issues import Findings, Severity
+from common.files import store_cached, write_bytes
 
-_RUN = 8  # images that are asked for at a time, before they are needed
-_FORMATS = {"JPEG": "jpeg", "PNG": "png"}  # as images.py calls it -> image/format
+BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
+LABEL_KEY = "image/object/class/label"
+CROWD_KEY = "image/object/is_crowd"
+AREA_KEY = "image/object/area"
+DALI_KEYS = (*BOX_KEYS, LABEL_KEY, CROWD_KEY)  # without which DALI does not read a record, even empty
+
+FRAME = 16  # bytes of a record that are not data: 8 + 4 before, 4 after
+HEADER = 12
+_SEAM = struct.Struct("<IQI")  # checksum of the data before, length, its checksum
+_MAGIC = ((b"\x1f\x8b", "record-gzip"), (b"version http", "record-lfs-pointer"))
 
 
-def write_tfrecords(
-    annotations: Annotations,
-    images_dir: str | os.PathLike,
-    prefix: str | os.PathLike,
-    *,
-    num_shards: int,
-    seed: int = 0,
-    num_workers: int = 4,
-    policy: ImagePolicy = ImagePolicy(),
-) -> list[str]:
-    """Writes `<prefix>-00000-of-<num_shards>.tfrecord` ... with indexes, and `<prefix>.label_map.json`.
+@dataclasses.dataclass(frozen=True)
+class RecordFile:
+    """Where the records of a file stand.
 
-    All images are looked at before anything is written, and nothing appears before everything is written. The
-    label map, which also records the seed and the source, comes last, so that a set without one is an
-    unfinished set.
+    Attributes:
+        path: the file.
+        size: of the file in bytes.
+        mtime_ns: when it was written.
+        digest: SHA-256 (hex) of spans and checksums, which stands for the content.
+        spans: int64 (R, 2), offset and size in bytes of each record, frame included.
+        checksums: uint32 (R,), masked CRC-32C of the data, as stored with them.
+        fault: a row of issues.KINDS and words, where the file cannot be used; `spans` end before it.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    digest: str
+    spans: np.ndarray = dataclasses.field(compare=False, repr=False)
+    checksums: np.ndarray = dataclasses.field(compare=False, repr=False)
+    fault: tuple[str, str] | None = None
+
+    def name(self, number: int) -> str:
+        """A record in words."""
+        return f"{self.path} record {number}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Records:
+    """Record files that DALI can read.
+
+    Attributes:
+        files: in the order in which they are read.
+        indexes: the index of each.
+        spans: int64 (I, 3), (number of the file, offset, size with frame) of each record, in that order.
+        has_crowds: whether any object is a crowd; then every record has the key of crowds.
+        has_empty_boxes: whether any other box has no area inside its image.
+    """
+
+    files: tuple[str, ...]
+    indexes: tuple[str, ...]
+    spans: np.ndarray
+    has_crowds: bool
+    has_empty_boxes: bool
+
+
+def walk(file: str | os.PathLike) -> RecordFile:
+    """Finds the records of a file by their headers, and checks each length; never waits for a pipe."""
+    path, spans, checksums = os.fspath(file), [], []
+    size = mtime_ns = 0
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            fault = ("record-file-unreadable", f"{path} is not a regular file")
+        else:
+            with open(path, "rb", buffering=0) as stream:
+                status = os.fstat(stream.fileno())
+                size, mtime_ns = status.st_size, status.st_mtime_ns
+                fault = _walk(path, stream.fileno(), size, spans, checksums)
+    except OSError as error:
+        fault = ("record-file-unreadable", f"{path}: {error.strerror}")
+    spans, checksums = np.array(spans, np.int64).reshape(-1, 2), np.array(checksums, np.uint32)
+    digest = hashlib.sha256(spans.tobytes() + checksums.tobytes()).hexdigest()
+    return RecordFile(path, size, mtime_ns, digest, spans, checksums, fault)
+
+
+def _walk(
+    path: str, descriptor: int, end: int, spans: list[tuple[int, int]], checksums: list[int]
+) -> tuple[str, str] | None:
+    """Appends to `spans` and `checksums`; returns the first fault."""
+    offset = 0
+    while offset < end:
+        # The checksum of the data before, then the header: one call per record.
+        content = (
+            os.pread(descriptor, FRAME, offset - 4) if offset else bytes(4) + os.pread(descriptor, HEADER, 0)
+        )
+        if len(content) < FRAME:
+            break
+        before, length, checksum = _SEAM.unpack(content)
+        if checksum != masked_crc32c(content[4:12]) or offset + length + FRAME > end:
+            break
+        checksums.append(before)
+        spans.append((offset, length + FRAME))
+        offset += length + FRAME
+    if spans:
+        checksums.append(int.from_bytes(os.pread(descriptor, 4, offset - 4), "little"))
+        del checksums[0]  # nothing stands before the first record
+    return (
+        None
+        if 0 < offset == end
+        else _fault(path, os.pread(descriptor, HEADER, offset), len(spans), offset, end)
+    )
+
+
+def _fault(path: str, header: bytes, number: int, offset: int, end: int) -> tuple[str, str]:
+    """Why record `number`, which begins at `offset` of `end` bytes, cannot be read."""
+    if end == 0:
+        return "record-file-empty", f"{path} (0 bytes)"
+    where, left = f"{path} record {number} at byte {offset}", end - offset
+    magic = [kind for beginning, kind in _MAGIC if header.startswith(beginning)]
+    is_right = len(header) == HEADER and int.from_bytes(header[8:], "little") == masked_crc32c(header[:8])
+    if number == 0 and magic and not is_right:
+        return magic[0], f"{path} ({end} bytes)"
+    if len(header) < HEADER:
+        return "record-truncated", f"{where} has {left} of the {HEADER} bytes of its header"
+    length, checksum = struct.unpack("<QI", header)
+    if is_right:
+        return "record-truncated", f"{where} needs {length + FRAME} bytes, {left} are left"
+    return "not-a-record", f"{where} has the length {length} with the checksum {checksum:#010x}"
+
+
+def masked_crc32c(data: bytes) -> int:
+    """The checksum of TFRecords (tensorflow/core/lib/hash/crc32c.h)."""
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def framed(data: bytes) -> bytes:
+    """A record as it stands in a file: length and data, each with its checksum."""
+    length = len(data).to_bytes(8, "little")
+    first, second = (masked_crc32c(part).to_bytes(4, "little") for part in (length, data))
+    return b"".join([length, first, data, second])
+
+
+def read_record(file: str, offset: int, size: int) -> bytes:
+    """The data of one record, whose span is given."""
+    with open(file, "rb") as stream:
+        stream.seek(offset + HEADER)
+        return stream.read(size - FRAME)
+
+
+def image_of(record: bytes) -> bytes:
+    """The encoded image of a record."""
+    return tf.train.Example.FromString(record).features.feature["image/encoded"].bytes_list.value[0]
+
+
+# --- DALI's index ---
+
+
+def record_spans(file: str | os.PathLike) -> np.ndarray:
+    """`RecordFile.spans` of a file; UserError for one that is unreadable, empty, truncated or damaged."""
+    walked = walk(file)
+    if walked.fault:
+        raise UserError(walked.fault[1])
+    return walked.spans
+
+
+def format_index(spans: np.ndarray | Sequence[tuple[int, int]]) -> bytes:
+    """DALI's text, byte for byte what its tfrecord2idx writes."""
+    return "".join(f"{offset} {size}\n" for offset, size in np.asarray(spans).tolist()).encode()
+
+
+def write_index(file: str | os.PathLike) -> str:
+    """Writes `<file>.idx` atomically and returns its path; `record_spans` raises."""
+    path = f"{os.fspath(file)}.idx"
+    write_bytes(path, format_index(record_spans(file)))
+    return path
+
+
+def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
+    """Makes a file's index unless it is there and right.
+
+    Where the directory cannot be written, the index goes to the user's cache directory.
 
     Args:
-        annotations: what `load_coco` returned.
-        images_dir: what their file names refer to.
-        prefix: directory (made if missing) and beginning of the names.
-        num_shards: number of files, at most one per image.
-        seed: of the order of the images.
-        num_workers: threads that read images, and shards that are written at once; no influence on the
-            result.
-        policy: about images that cannot be used, which are all that are neither JPEG nor PNG.
+        file: the record file.
+        spans: of its records.
 
     Returns:
-        The record files.
+        The path of the index; and "index-made", "index-stale", or None where it was right.
+    """
+    content = format_index(spans)
+    path, made = pathlib.Path(f"{file}.idx"), None
+    try:
+        there = os.path.lexists(path)
+        if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+            return os.fspath(path), None
+        made = "index-stale" if there else "index-made"
+        write_bytes(path, content)
+    except OSError:  # data are often mounted read-only
+        path = store_cached(content, ".idx")
+    return os.fspath(path), made
+
+
+def index_records(paths: Sequence[str | os.PathLike]) -> Records:
+    """Record files without a data check, for programs that have no `datacheck`: every key is looked for.
 
     Raises:
-        DataError: every image that cannot be used or has another size than the annotations say.
-        UserError: files of another set in the way; the disk.
+        UserError: a file that cannot be read, or a record that lacks a key.
     """
-    prefix = os.fspath(prefix)
-    if not os.path.basename(prefix):
+    paths = [os.fspath(path) for path in paths]
+    spans = [record_spans(path) for path in paths]
+    indexes = [ensure_index(path, of_file)[0] for path, of_file in zip(paths, spans, strict=True)]
+    is_crowd, has_empty, lacking = False, False, set()
+    for path, of_file in zip(paths, spans, strict=True):
+        for number, (offset, size) in enumerate(of_file.tolist()):
+            features = tf.train.Example.FromString(read_record(path, offset, size)).features.feature
+            lacking |= {key for key in DALI_KEYS if key not in features}
+            if absent := lacking - {CROWD_KEY}:
+                raise UserError(f"{path} record {number} lacks {min(absent)}: convert the data set again")
+            crowds = np.array(features[CROWD_KEY].int64_list.value, bool) if CROWD_KEY in features else False
+            boxes = np.clip([features[key].float_list.value for key in BOX_KEYS], 0, 1)
+            has_empty |= bool(np.any(np.any(boxes[2:] <= boxes[:2], axis=0) & ~np.asarray(crowds)))
+            is_crowd |= bool(np.any(crowds))
+    if is_crowd and lacking:
         raise UserError(
-            f"--output={prefix} is a directory: add the beginning of the file names, {prefix}train"
+            f"{paths[0]}: some records lack {CROWD_KEY}, which others have: convert the data set again"
         )
-    annotations, facts = _usable_images(annotations, images_dir, policy)
-    if not 1 <= num_shards <= annotations.num_images:
-        raise UserError(
-            f"--num_shards={num_shards} is not in 1..{annotations.num_images}, the number of images"
-        )
-    directory, name = os.path.split(prefix)
-    names = [f"{name}-{shard:05d}-of-{num_shards:05d}.tfrecord" for shard in range(num_shards)]
-    label_map_path = pathlib.Path(f"{prefix}.label_map.json")
-    try:
-        label_map_path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_other_set(label_map_path.parent, name, names)
-        with tempfile.TemporaryDirectory(prefix=atomic.TEMPORARY, dir=directory or ".") as unfinished:
-            order = np.random.default_rng(seed).permutation(annotations.num_images).tolist()
-            shards = {
-                os.path.join(unfinished, name): order[shard::num_shards] for shard, name in enumerate(names)
-            }
-            _write_shards(annotations, os.fspath(images_dir), facts, shards, num_workers)
-            label_map_path.unlink(missing_ok=True)
-            for file in [*names, *(f"{name}.idx" for name in names)]:
-                os.replace(os.path.join(unfinished, file), os.path.join(directory, file))
-        _write_label_map(label_map_path, annotations, num_shards, seed)
-    except OSError as error:
-        raise UserError(f"{error.filename or prefix}: {error.strerror or error}") from error
-    except tf.errors.OpError as error:  # TensorFlow's words for a full disk
-        raise UserError(f"{prefix}: {error.message}") from error
-    return [os.path.join(directory, name) for name in names]
+    numbered = [np.insert(of_file, 0, number, axis=1) for number, of_file in enumerate(spans)]
+    return Records(tuple(paths), tuple(indexes), np.concatenate(numbered), is_crowd, has_empty)
 
 
-def _usable_images(
-    annotations: Annotations, images_dir: str | os.PathLike, policy: ImagePolicy
-) -> tuple[Annotations, list[ImageFacts]]:
-    """The annotations of the images that can be written, and what these are."""
-    findings = Findings(os.fspath(images_dir))
-    rows = range(annotations.num_images)
-    for row in rows:
-        if images.path_fault(annotations.file_names[row]):
-            findings.add("path-leaves-directory", annotations.image_name(row))
-    findings.raise_if_stopping()
-    facts = images.inspect_files(
-        images_dir, annotations.file_names, decode=policy.decode, max_megapixels=policy.max_megapixels
-    )
-    usable = images.check_images(
-        facts, annotations.image_sizes, annotations.file_names, annotations.image_name, findings
-    )
-    for row in rows:
-        if usable[row] and facts[row].image_format not in _FORMATS:
-            usable[row] = False
-            findings.add(
-                "image-not-jpeg-or-png", f"{annotations.image_name(row)} is {facts[row].image_format}"
-            )
-    if policy.on_bad_image == "skip":
-        findings.skip_images()
-    if not usable.any():
-        findings.add("no-images", f"none of {annotations.num_images} images can be written")
-    findings.raise_if_stopping()
-    if usable.all():
-        return annotations, facts
-    for finding in findings:
-        if finding.skipped:
-            progress.log(f"{findings.origin}: {finding.line()}")
-    return annotations.select(usable), list(itertools.compress(facts, usable))
+# --- writing ---
 
 
-def _write_shards(
-    annotations: Annotations,
-    images_dir: str,
-    facts: Sequence[ImageFacts],
-    shards: Mapping[str, Sequence[int]],
-    num_workers: int,
-) -> None:
-    """Writes {file: rows of its images}, and the indexes."""
-    bar = progress.Bar("Writing records", annotations.num_images)
-    lock = threading.Lock()
-    is_over = threading.Event()
-
-    def write(file: str, rows: Sequence[int]) -> None:
-        try:
-            with tf.io.TFRecordWriter(file) as writer:
-                for number, row in enumerate(rows):
-                    if is_over.is_set():
-                        return
-                    if number % _RUN == 0:
-                        fetchers.submit(fetch, rows[number + _RUN : number + 2 * _RUN])
-                    writer.write(_serialize(annotations, row, images_dir, facts[row]))
-                    with lock:
-                        bar.step()
-            tfrecord_index.write_index(file)
-            _force_to_disk(file)
-        except BaseException:
-            is_over.set()
-            raise
-
-    def fetch(rows: Sequence[int]) -> None:
-        for row in rows:
-            _fetch(os.path.join(images_dir, annotations.file_names[row]))
-
-    with (
-        concurrent.futures.ThreadPoolExecutor(num_workers) as fetchers,
-        concurrent.futures.ThreadPoolExecutor(num_workers) as writers,
-    ):
-        try:
-            list(writers.map(write, shards.keys(), shards.values()))
-        finally:
-            is_over.set()  # when somebody interrupts the waiting
+def bytes_feature(values: list[bytes]) -> tf.train.Feature:
+    """Strings as an Example holds them."""
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
 
 
-def _fetch(path: str) -> None:
-    """Has the kernel read a file that is wanted soon. Handing on the bytes themselves from one thread to
-    another would cost more than all else that is done with them."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)
-
-
-def _serialize(annotations: Annotations, row: int, images_dir: str, facts: ImageFacts) -> bytes:
-    path = os.path.join(images_dir, annotations.file_names[row])
-    encoded = pathlib.Path(path).read_bytes()
-    found = images.inspect(encoded)
-    if (found.image_format, found.height, found.width) != (facts.image_format, facts.height, facts.width):
-        raise UserError(f"{path} has changed since it was checked: convert again when nobody writes there")
-    example = make_example(annotations, row, encoded, _FORMATS[facts.image_format])
-    # Protobuf's maps have no order unless asked.
-    return example.SerializeToString(deterministic=True)
-
-
-def _force_to_disk(file: str) -> None:
-    with open(file, "rb") as stream:
-        os.fsync(stream.fileno())
-
-
-def refuse_other_set(directory: pathlib.Path, name: str, own: list[str]) -> None:
-    """UserError where `directory` holds shards `<name>-...` that are not `own`: a glob over two sets with one
-    prefix would read every image twice."""
-    for path in sorted(directory.iterdir()):
-        stem, dash, _ = path.name.rpartition("-of-")
-        other = (
-            dash and stem.rpartition("-")[0] == name and path.suffix == ".tfrecord" and path.name not in own
-        )
-        if other:
-            raise UserError(
-                f"{path} belongs to another set with this prefix: remove that set or change --output"
-            )
-
-
-def _write_label_map(path: pathlib.Path, annotations: Annotations, num_shards: int, seed: int) -> None:
-    targets = annotations.target_boxes
-    document = {
-        "categories": annotations.label_map.categories(),
-        "source": {
-            "annotations": os.path.basename(annotations.origin),
-            "fingerprint": annotations.fingerprint(),
-            "images": annotations.num_images,
-            "objects": len(targets.boxes),
-            "seed": seed,
-            "shards": num_shards,
-        },
-    }
-    atomic.write_bytes(path, (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode())
-
-
-def define_flags(flag_values: flags.FlagValues) -> None:
-    """The flags of this command."""
-    flags.DEFINE_string("images", None, "Directory of images.", flag_values=flag_values)
-    flags.DEFINE_string("annotations", None, "COCO json.", flag_values=flag_values)
-    flags.DEFINE_string("output", None, "Prefix of the files to write.", flag_values=flag_values)
-    flags.DEFINE_integer("num_shards", 1, "Number of files.", lower_bound=1, flag_values=flag_values)
-    flags.DEFINE_integer("seed", 0, "Of the order of the images.", lower_bound=0, flag_values=flag_values)
-    flags.DEFINE_integer(
-        "num_workers",
-        4,
-        "Threads that read images, and files written at once.",
-        lower_bound=1,
-        flag_values=flag_values,
-    )
-    shared_flags.define_image_flags(flag_values)
-    flags.mark_flags_as_required(["images", "annotations", "output"], flag_values=flag_values)
-
-
-def main() -> None:
-    """The command."""
-    values = flags.FLAGS
-    policy = ImagePolicy(values.on_bad_image, values.max_megapixels)
-    annotations = load_coco(values.annotations, values.images, policy=policy)
-    for finding in annotations.findings:
-        if finding.severity in (Severity.MENDED, Severity.SKIPPED):
-            progress.log(f"{annotations.origin}: {finding.line()}")
-    files = write_tfrecords(
-        annotations,
-        values.images,
-        values.output,
-        num_shards=values.num_shards,
-        seed=values.seed,
-        num_workers=values.num_workers,
-        policy=policy,
-    )
-    print(f"read: {annotations.summary()}")
-    written = sum(len(tfrecord_index.record_spans(file)) for file in files)
-    print(f"{written} images in {len(files)} files: {values.output}-*.tfrecord")
-    print(f"label map: {values.output}.label_map.json")
-
-
-if __name__ == "__main__":
-    define_flags(flags.FLAGS)
-    errors.run(main)
+def integers_feature(values: list[int]) -> tf.train.Feature:
+    """Integers as an Example holds them."""
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))

@@ -15,7 +15,7 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from efficientdet.config import MODEL_NAMES
+from efficientdet.config import MODEL_NAMES, get_config
 from efficientdet.loaders import make_loader
 from efficientdet.model import build_model
 from efficientdet.optimization import make_optimizer, make_schedule
@@ -37,6 +37,7 @@ APP = App(
         "normalize": "CropMirrorNormalize",
     },
     config={},
+    get_config=get_config,
     make_loader=make_loader,
     build_model=build_model,
     make_schedule=make_schedule,

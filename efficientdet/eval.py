@@ -21,15 +21,15 @@ from common import args as shared_flags
 from common import errors
 from common.evaluation.args import EvalArgs
 from common.evaluation.args import define_eval_flags as define_flags
+from efficientdet.loaders import make_loader
+from efficientdet.predict import open_detector
 
 
 def evaluate_weights(**given) -> dict:
     """Evaluates weights; `given`: fields of EvalArgs. Returns COCO's numbers: see coco_metrics.Score."""
     from common.datacheck import damaged_images
+    from common.datacheck.open_data import open_evaluation
     from common.evaluation import commands
-    from common.open_data import open_evaluation
-    from efficientdet.loaders import make_loader
-    from efficientdet.predict import open_detector
 
     return commands.evaluate_weights(
         EvalArgs(**given), open_detector, make_loader, open_evaluation, damaged_images.explain

@@ -30,8 +30,8 @@ def infer(**given) -> list[dict]:
     from common.datacheck import damaged_images
     from common.datacheck.coco import load_coco
     from common.datacheck.images import ImagePolicy
+    from common.datacheck.open_data import open_images
     from common.evaluation import commands
-    from common.open_data import open_images
     from efficientdet.loaders import make_loader
     from efficientdet.predict import open_detector
 

@@ -13,7 +13,7 @@ EfficientDet: arXiv 1911.09070.
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,9 +34,11 @@ from common.dali_ops import (
     resize,
     uniform,
 )
-from common.sources import Source
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import random_crop, source_size, whole_image
+
+if TYPE_CHECKING:
+    from common.sources import Source
 
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
@@ -156,7 +158,7 @@ class EfficientDetPipeline:
     def __init__(
         self,
         *,
-        source: Source,
+        source: "Source",
         config: EfficientDetConfig,
         batch_size: int,
         training: bool,
@@ -175,7 +177,7 @@ class EfficientDetPipeline:
     ) -> None:
         """
         Args:
-            source: what `common.open_data.open_source` returns.
+            source: what `common.datacheck.open_data.open_source` returns.
             config: the model's; it decides image size, anchors and augmentation.
             batch_size: images of a batch on this rank.
             training: shuffled and augmented; otherwise in order, whole, letterboxed.

@@ -22,9 +22,9 @@ from absl import flags
 from common import args as shared_flags
 from common import box_encoder, errors
 from common import boxes as box_ops
-from common.atomic import make_output_directory
+from common.datacheck.open_data import check_labels, open_source
 from common.evaluation import drawing
-from common.open_data import check_labels, open_source
+from common.files import make_output_directory
 from efficientdet import losses, postprocess
 from efficientdet.loaders import make_loader
 from efficientdet.predict import load_trained, to_pixels

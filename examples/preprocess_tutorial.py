@@ -30,11 +30,12 @@ from absl import flags
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.data_node import DataNode
 
-from common import errors, readers, tfrecord
-from common.atomic import make_output_directory
+from common import errors, readers
 from common.datacheck.coco import load_coco
+from common.files import make_output_directory
 from common.labels import LabelMap
 from tools import synthetic
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.preprocess import Preprocessor, open_image_source
 from tools.preprocessing.outputs import check_output
 
@@ -75,7 +76,7 @@ def main() -> None:
 
     # --- 2. TFRecords: many images in few files, which disks and networks like. The images go in as they are,
     # still compressed, and in a shuffled order: readers of records cannot shuffle well afterwards.
-    files = tfrecord.write_tfrecords(annotations, images_dir, output_dir / "records" / "shapes", num_shards=2)
+    files = write_tfrecords(annotations, images_dir, output_dir / "records" / "shapes", num_shards=2)
     label_map = LabelMap.load(output_dir / "records" / "shapes.label_map.json")
 
     # A record file has no table of contents, so DALI needs one beside it: a text file with a line for each

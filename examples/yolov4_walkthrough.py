@@ -22,9 +22,9 @@ from absl import flags
 from common import args as shared_flags
 from common import boxes as box_ops
 from common import errors
-from common.atomic import make_output_directory
+from common.datacheck.open_data import check_labels, open_source
 from common.evaluation import drawing
-from common.open_data import check_labels, open_source
+from common.files import make_output_directory
 from yolov4 import losses, postprocess
 from yolov4.loaders import make_loader
 from yolov4.predict import load_trained, to_pixels

@@ -130,7 +130,7 @@ def _annotation(image_id: int, category_id: int, box_ltwh_px: list[float]) -> di
 def drawn_records(drawn: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The drawn set as three TFRecord files, indexes and label map: the prefix of their names."""
     from common.datacheck.coco import load_coco
-    from common.tfrecord import write_tfrecords
+    from tools.conversion.coco_to_tfrecord import write_tfrecords
 
     prefix = tmp_path_factory.mktemp("records") / "drawn"
     write_tfrecords(

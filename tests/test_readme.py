@@ -226,7 +226,6 @@ def test_the_map_is_complete():
 def test_flags_in_the_text_exist():
     from absl import flags
 
-    from common import tfrecord
     from efficientdet import automl_weights, bench, eval, export, infer, train, walkthrough
     from tools import check_data, convert, preprocess, preprocess_bench
     from yolov4 import darknet_weights, fit_anchors
@@ -234,7 +233,7 @@ def test_flags_in_the_text_exist():
 
     known: set[str] = {"flagfile"}
     for command in (
-        *(check_data, convert, preprocess, preprocess_bench, tfrecord),
+        *(check_data, convert, preprocess, preprocess_bench),
         *(automl_weights, bench, eval, export, infer, train, walkthrough),
         *(darknet_weights, fit_anchors, yolov4_train),
     ):

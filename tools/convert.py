@@ -87,12 +87,12 @@ def main() -> None:
     refuse_idle_flags(flags.FLAGS)
     values = shared_flags.values(flags.FLAGS, define_flags)
     source, target = values.pop("from"), values.pop("to")
-    from common.progress import say_findings
+    from common.datacheck.open_data import log_findings
     from tools.conversion.convert import Options, convert
 
     options = Options(**values)
     annotations, images_dir = convert(source, target, options)
-    say_findings(annotations.findings)
+    log_findings(annotations.findings)
     print(annotations.summary())
     print(f"{target}: {options.output}; images: {images_dir}")
 

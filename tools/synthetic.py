@@ -28,7 +28,8 @@ import numpy as np
 from absl import flags
 from PIL import Image, ImageDraw, ImageFilter
 
-from common import atomic, errors
+from common import errors
+from common.files import write_bytes
 
 CATEGORIES = {2: "disk", 3: "ring", 5: "triangle", 8: "cross", 13: "star"}  # ids with gaps, as in COCO
 MIN_OBJECT, MAX_OBJECT = 12, 250  # sides of an object, pixels
@@ -100,7 +101,7 @@ def draw_dataset(
         categories = [{"id": key, "name": name, "supercategory": "shape"} for key, name in CATEGORIES.items()]
         content = {"images": images, "annotations": annotations, "categories": categories}
         path = output_dir / "instances.json"
-        atomic.write_bytes(path, json.dumps(content).encode())
+        write_bytes(path, json.dumps(content).encode())
     except OSError as error:
         raise errors.UserError(f"output_dir={output_dir}: cannot be written ({error})") from error
     return path

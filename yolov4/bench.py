@@ -17,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from tools.benchmark import measuring
 from tools.benchmark.worker import App
-from yolov4.config import MODEL_NAMES
+from yolov4.config import MODEL_NAMES, get_config
 from yolov4.loaders import make_loader
 from yolov4.model import build_model
 from yolov4.optimization import make_optimizer, make_schedule
@@ -38,6 +38,7 @@ APP = App(
         "mosaic": "MultiPaste",
     },
     config={"multi_scale": 1.0},  # one size: rates of many sizes would need long windows
+    get_config=get_config,
     make_loader=make_loader,
     build_model=build_model,
     make_schedule=make_schedule,

@@ -27,9 +27,10 @@ import numpy as np
 from absl import flags
 
 from common import args as shared_flags
-from common import atomic, errors, hparams
+from common import errors, hparams
 from common.coco_classes import NUM_COCO_CLASSES
 from common.errors import UserError
+from common.files import write_bytes, write_file
 from common.labels import LabelMap
 from common.training import weights as weight_files
 from yolov4.config import MODEL_NAMES, get_config
@@ -103,7 +104,7 @@ def save_darknet(model: keras.Model, path: str | os.PathLike, seen: int = 0) -> 
                     array = np.asarray(variable, "<f4")
                     file.write((array.transpose(3, 2, 0, 1) if array.ndim == 4 else array).tobytes())
 
-    atomic.write(path, write)
+    write_file(path, write)
 
 
 def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
@@ -301,8 +302,8 @@ def _to_darknet(weights: str, output: str) -> None:
     model, config, label_map, _ = load_trained(weights)
     num_classes = model.outputs[0].shape[-1] - 5
     spare = [f"unused_{number}" for number in range(label_map.num_classes + 1, num_classes + 1)]
-    atomic.write_bytes(companions[".cfg"], cfg_text(config, num_classes).encode())
-    atomic.write_bytes(companions[".names"], "".join(f"{n}\n" for n in [*label_map.names, *spare]).encode())
+    write_bytes(companions[".cfg"], cfg_text(config, num_classes).encode())
+    write_bytes(companions[".names"], "".join(f"{n}\n" for n in [*label_map.names, *spare]).encode())
     save_darknet(model, file)
     print(
         f"{file}, {companions['.cfg'].name} and {companions['.names'].name}: {num_classes} classes; "

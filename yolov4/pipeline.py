@@ -15,6 +15,7 @@ YOLOv4: arXiv 2004.10934. Darknet: github.com/AlexeyAB/darknet.
 
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +32,9 @@ from yolov4.color import random_color, to_unit
 from yolov4.config import YOLOv4Config
 from yolov4.crops import input_size, source_size, training_crop, whole_image, xyxy
 from yolov4.mixing import Objects, mix
+
+if TYPE_CHECKING:
+    from common.sources import Source
 
 # Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
 # with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
@@ -116,7 +120,7 @@ class YOLOv4Pipeline:
     def __init__(
         self,
         *,
-        source: Source,
+        source: "Source",
         config: YOLOv4Config,
         batch_size: int,
         training: bool,
@@ -136,7 +140,7 @@ class YOLOv4Pipeline:
     ) -> None:
         """
         Args:
-            source: what `common.open_data.open_source` returns.
+            source: what `common.datacheck.open_data.open_source` returns.
             config: the model's; it decides image size and augmentation.
             batch_size: images of a batch on this rank. Others of the batch are what mosaic, MixUp and CutMix
                 mix an image with; where there is only one, a mosaic is made of four pieces of it, and there

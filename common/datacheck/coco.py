@@ -14,15 +14,15 @@ import os
 
 import numpy as np
 
-from common import cache
 from common.annotations import Annotations
-from common.datacheck import coco_checks, coco_columns, coco_parse
+from common.datacheck import annotation_cache, coco_checks, coco_columns, coco_parse
 from common.datacheck import images as image_files
 from common.datacheck.coco_columns import Images
 from common.datacheck.images import ImagePolicy
+from common.files import load_cached, save_cached
 from common.issues import Findings
 
-_VERSION = 2  # of the checks and of what is remembered: raise it when either changes
+_VERSION = 3  # of the checks and of what is remembered: raise it when either changes
 
 
 def load_coco(
@@ -66,8 +66,8 @@ def load_coco(
 def _decode(content: bytes, findings: Findings) -> tuple[Annotations | None, Images | None]:
     """The annotations, unless something stops, and the images as far as they are known."""
     name = f"coco-{hashlib.sha256(content).hexdigest()}-{_VERSION}.npz"
-    saved = cache.load(name)
-    annotations = None if saved is None else Annotations.from_bytes(saved, findings.origin)
+    saved = load_cached(name)
+    annotations = None if saved is None else annotation_cache.unpack(saved, findings.origin)
     if annotations is not None:
         findings.extend(annotations.findings)
         annotations = dataclasses.replace(annotations, findings=findings)
@@ -80,7 +80,7 @@ def _decode(content: bytes, findings: Findings) -> tuple[Annotations | None, Ima
     objects = None if objects is None else coco_columns.objects_of(objects, findings)
     annotations = coco_checks.check(images, objects, categories, findings)
     if annotations is not None:
-        cache.save(name, annotations.to_bytes())
+        save_cached(name, annotation_cache.pack(annotations))
     return annotations, images
 
 

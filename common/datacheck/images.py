@@ -1,32 +1,31 @@
-"""Image files, looked at before anything decodes them: what they are, and whether they can be used.
+"""Checks image files before anything decodes them: format, size, orientation, whether DALI can use them.
 
-A look reads the header and the end (checks/image_formats.py); on demand, and always of 16-bit images, every
-pixel (checks/image_pixels.py). What was seen in files is remembered until their size or their time changes.
+A check reads the header and the end (image_headers.py); on demand, and always of 16-bit images, every pixel
+(image_pixels.py). What was found in files is remembered in the cache until their size or times change.
 """
 
 import concurrent.futures
 import dataclasses
+import hashlib
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from common.args import MAX_MEGAPIXELS
-from common.datacheck import scan_cache
-from common.datacheck.encoded_image import Encoded, Fault, Header
-from common.datacheck.image_formats import read_header
+from common.datacheck.image_headers import Encoded, Fault, Header, read_header
 from common.datacheck.image_pixels import check_pixels
 from common.errors import UserError
+from common.files import load_cached, save_cached
 from common.issues import Findings
 from common.progress import Bar
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
 
 _CHUNK = 64  # files that a thread takes at once
-_SILENT = 2.0  # seconds before a progress bar appears
+_SLOW = (20_000, 500)  # images from which on a progress bar is shown: headers only, every pixel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +54,7 @@ class ImageFacts(msgspec.Struct, frozen=True, gc=False, array_like=True):
         image_format: Pillow's name of it, "JPEG" for files with several pictures, too; "" where unknown.
         height, width: of the stored pixels, before any EXIF turn; 0 where unknown.
         orientation: of EXIF, 1 to 8; 1 where there is none.
-        fault: a kind of findings.KINDS (severity IMAGE); "" where there is none.
+        fault: a row of issues.KINDS (severity IMAGE); "" where there is none.
         detail: of the fault, in words.
     """
 
@@ -81,11 +80,10 @@ def inspect(
     Args:
         encoded: the image.
         decode: look at every pixel. A JPEG has no checksum, so even that does not find all damage: see
-            checks/image_pixels.py.
+            image_pixels.py.
         max_megapixels: a larger image is at fault, and not decoded.
     """
-    facts, _ = _inspect(Encoded.of(encoded), decode, max_megapixels)
-    return limited(facts, max_megapixels)
+    return _inspect(Encoded.of(encoded), decode, max_megapixels)
 
 
 def inspect_files(
@@ -113,31 +111,31 @@ def inspect_files(
     """
     images_dir = os.fspath(images_dir)
     states, absent = _list(images_dir, names)
-    known = scan_cache.recall(images_dir, _VERSION, _Entry)
-    depth = _DECODED if decode else _SEEN
-    fresh = [
-        name
-        for name, state in states.items()
-        if name not in known or not known[name].answers(state, depth, max_megapixels)
-    ]
+    known = _recall(images_dir)
+    fresh = []
+    for name, state in states.items():
+        entry = known.get(name)
+        if entry is None or entry.state != state or (decode and not entry.decoded):
+            fresh.append(name)
     try:
-        for name, facts, seen in _look(images_dir, fresh, decode, max_megapixels):
+        for name, facts in zip(fresh, _inspect_all(images_dir, fresh, decode, max_megapixels), strict=True):
+            known.pop(name, None)
             if facts.fault in _PASSING:
                 absent[name] = facts
             else:
-                known[name] = _Entry(states[name], seen, facts)
-    finally:  # an interrupted look is not lost
+                known[name] = _Entry(states[name], decode or facts.fault != "", facts)
+    finally:  # an interrupted check is not lost
         if fresh:
-            scan_cache.remember(images_dir, _VERSION, known)
+            _remember(images_dir, known)
     found = [absent.get(name) or known[name].facts for name in names]
     return [limited(facts, max_megapixels) for facts in found]
 
 
 def inspect_list(
-    files: Sequence[str | os.PathLike], *, decode: bool = False, max_megapixels: float = MAX_MEGAPIXELS
+    paths: Sequence[str | os.PathLike], *, decode: bool = False, max_megapixels: float = MAX_MEGAPIXELS
 ) -> list[ImageFacts]:
-    """`inspect_files` for files from anywhere."""
-    paths = [os.path.abspath(file) for file in files]
+    """`inspect_files` for files in several directories."""
+    paths = [os.path.abspath(path) for path in paths]
     directory = os.path.commonpath([os.path.dirname(path) for path in paths])
     names = [os.path.relpath(path, directory) for path in paths]
     return inspect_files(directory, names, decode=decode, max_megapixels=max_megapixels)
@@ -201,22 +199,13 @@ _FORMAT_OF = {suffix: image_format for image_format, of in _SUFFIXES.items() for
 
 # --- one image ---
 
-# How deep a look went: only at the header, the image being too large for more; at all that must be seen; at
-# every pixel.
-_HEADER, _SEEN, _DECODED = range(3)
 
-
-def _inspect(encoded: Encoded, decode: bool, max_megapixels: float) -> tuple[ImageFacts, int]:
-    """What is there, whatever its size, and how deep the look went."""
+def _inspect(encoded: Encoded, decode: bool, max_megapixels: float) -> ImageFacts:
     header, fault = Header(), None
-    depth = _DECODED if decode else _SEEN
     try:
         read_header(encoded, header)
-        if decode or header.is_16_bit:
-            if header.height * header.width <= max_megapixels * 1e6:
-                check_pixels(encoded.whole(), header, decode=decode)
-            else:
-                depth = _HEADER if header.is_16_bit else _SEEN
+        if (decode or header.is_16_bit) and header.height * header.width <= max_megapixels * 1e6:
+            check_pixels(encoded.whole(), header, decode=decode)
     except Fault as found:
         fault = found
     if max(header.height, header.width) >= 2**31:
@@ -225,7 +214,7 @@ def _inspect(encoded: Encoded, decode: bool, max_megapixels: float) -> tuple[Ima
     facts = ImageFacts(header.image_format, header.height, header.width, header.orientation)
     if fault:
         facts = msgspec.structs.replace(facts, fault=fault.kind, detail=fault.detail)
-    return facts, depth
+    return limited(facts, max_megapixels)
 
 
 def limited(facts: ImageFacts, max_megapixels: float) -> ImageFacts:
@@ -237,18 +226,18 @@ def limited(facts: ImageFacts, max_megapixels: float) -> ImageFacts:
     return msgspec.structs.replace(facts, fault="image-too-large", detail=f"{detail} {max_megapixels:g}")
 
 
-def _inspect_file(path: str, decode: bool, max_megapixels: float) -> tuple[ImageFacts, int]:
+def _inspect_file(path: str, decode: bool, max_megapixels: float) -> ImageFacts:
     try:
         # Should a pipe have taken the file's place just now, it does not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        return _os_fault(error), _HEADER
+        return _os_fault(error)
     try:
         size = os.fstat(descriptor).st_size
         encoded = Encoded(size, lambda offset, count: _read(descriptor, offset, count))
         return _inspect(encoded, decode, max_megapixels)
     except OSError as error:
-        return _os_fault(error), _HEADER
+        return _os_fault(error)
     finally:
         os.close(descriptor)
 
@@ -273,9 +262,8 @@ def _os_fault(error: OSError) -> ImageFacts:
 
 # --- many files ---
 
-_VERSION = 2  # of the rules by which images are judged, for what is remembered
-_PASSING = ("image-missing", "image-unreadable")  # faults that size and time of a file do not show
-
+_VERSION = 3  # of the rules by which images are judged, for what is remembered
+_PASSING = ("image-missing", "image-unreadable", "image-too-large")  # not a matter of the file alone
 
 # What shows that a file has changed: size, times of its content and of its inode in ns, the inode's number.
 # Size and time of the content alone survive tar, rsync and os.utime.
@@ -283,17 +271,35 @@ _State = tuple[int, int, int, int]
 
 
 class _Entry(msgspec.Struct, gc=False, array_like=True):
-    """A look at one file: its state then, how deep the look went, and what it saw."""
+    """What was found in a file: its state then, whether every pixel was decoded, and the facts."""
 
     state: _State
-    depth: int
+    decoded: bool
     facts: ImageFacts
 
-    def answers(self, state: _State, depth: int, max_megapixels: float) -> bool:
-        """Whether nobody needs to look again."""
-        too_large = self.facts.height * self.facts.width > max_megapixels * 1e6
-        deep_enough = self.depth >= depth or too_large or self.facts.fault != ""
-        return deep_enough and self.state == state
+
+def _remember(directory: str, entries: Mapping[str, _Entry]) -> None:
+    """Keeps `entries` in the cache. Of two processes that write at once, the last one stays."""
+    names = os.fsencode("\0".join(entries))  # they need not be UTF-8, msgpack's text must be
+    content = msgspec.msgpack.encode((_VERSION, names, list(entries.values())))
+    save_cached(_cache_name(directory), content)
+
+
+def _recall(directory: str) -> dict[str, _Entry]:
+    """What `_remember` kept; nothing where it is damaged or another version's."""
+    content = load_cached(_cache_name(directory))
+    try:
+        version, names, entries = msgspec.msgpack.decode(content or b"", type=tuple[int, bytes, list[_Entry]])
+    except msgspec.MsgspecError:
+        return {}
+    if version != _VERSION or not entries:
+        return {}
+    return dict(zip(os.fsdecode(names).split("\0"), entries, strict=True))
+
+
+def _cache_name(directory: str) -> str:
+    path = os.fsencode(os.path.realpath(directory))
+    return f"files-{hashlib.sha256(path).hexdigest()[:32]}.msgpack"
 
 
 def _list(images_dir: str, names: Sequence[str]) -> tuple[dict[str, _State], dict[str, ImageFacts]]:
@@ -338,25 +344,20 @@ def _state(entry: os.DirEntry) -> _State | ImageFacts:
     return ImageFacts(fault="image-not-a-file", detail=what)
 
 
-def _look(
+def _inspect_all(
     images_dir: str, names: Sequence[str], decode: bool, max_megapixels: float
-) -> Iterator[tuple[str, ImageFacts, int]]:
-    """(name, facts, depth) of files, in order."""
+) -> Iterator[ImageFacts]:
+    """The facts of files, in order."""
 
-    def look_at(chunk: Sequence[str]) -> list[tuple[ImageFacts, int]]:
+    def inspect_chunk(chunk: Sequence[str]) -> list[ImageFacts]:
         return [_inspect_file(os.path.join(images_dir, name), decode, max_megapixels) for name in chunk]
 
     # Threads: reading and decoding release the interpreter, and a forked TensorFlow would hang.
     cores = len(os.sched_getaffinity(0))
     chunks = [names[i : i + _CHUNK] for i in range(0, len(names), _CHUNK)]
-    start, bar, done = time.monotonic(), None, 0
+    bar = Bar("Checking images", len(chunks)) if len(names) > _SLOW[decode] else None
     with concurrent.futures.ThreadPoolExecutor(cores + 2 if decode else min(8 * cores, 32)) as pool:
-        for chunk, looks in zip(chunks, pool.map(look_at, chunks), strict=True):
-            for name, (facts, depth) in zip(chunk, looks, strict=True):
-                yield name, facts, depth
-            done += len(chunk)
-            if bar is None and time.monotonic() - start > _SILENT:
-                bar, shown = Bar("Checking images", len(names)), 0
-            while bar and shown < done:
+        for facts in pool.map(inspect_chunk, chunks):
+            yield from facts
+            if bar:
                 bar.step()
-                shown += 1

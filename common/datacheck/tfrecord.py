@@ -1,63 +1,140 @@
-"""Opens TFRecords for DALI: everything in them is checked before, and what DALI would misread is refused.
+"""Opens TFRecords for DALI: checks everything in them, and refuses what DALI would misread.
 
 DALI checks no CRC. It returns uninitialised memory, or dies, at a record that lacks a key which is asked
-for; and the records that google/automl writes of images without objects do. Such records are mended: a
+for; and the records that google/automl writes of images without objects do. Such records are fixed: a
 complete copy of each goes to the cache directory and is read in place of the original, which its file's
 index then leaves out. Images that cannot be used are left out in the same way, if --on_bad_image=skip.
 """
 
+import concurrent.futures
 import dataclasses
-import functools
+import glob
 import hashlib
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 
-from common import cache, tfrecord_index
+from common import tfrecord
 from common.annotations import Annotations
-from common.datacheck import tfrecord_columns, tfrecord_content, tfrecord_walk
+from common.datacheck import tfrecord_scan
 from common.datacheck.coco_checks import LARGE_ID
 from common.datacheck.images import ImagePolicy
-from common.datacheck.tfrecord_example import CROWD_KEY, DALI_KEYS, absent_keys, complete
-from common.datacheck.tfrecord_walk import RecordFile
+from common.datacheck.tfrecord_example import absent_keys, complete
+from common.datacheck.tfrecord_scan import name_files
+from common.errors import UserError
+from common.files import get_or_create, store_cached
 from common.issues import Findings
 from common.labels import LabelMap
+from common.sources import TFRecordSource
+from common.tfrecord import CROWD_KEY, DALI_KEYS, RecordFile, Records
 
 _CROWD_BIT = 1 << DALI_KEYS.index(CROWD_KEY)
+_THREADS = 16  # files that are walked at once
+_NO_RECORDS = (".idx", ".json", ".pbtxt")  # what lies beside record files
+_SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Records:
-    """Record files that DALI can read without harm.
+# --- files ---
 
-    Attributes:
-        files: record files, mended ones included, in the order in which they are read.
-        indexes: the index of each.
-        spans: int64 (I, 3), (number of the file, offset, size with frame) of each record in the order of
-            reading.
-        rows: int64 (I,), the row of the annotations that each span belongs to.
-        annotations: of all records, in the order of the original files.
-        formats: how many images have a format, by Pillow's name of it, the most frequent first.
+
+def expand_pattern(pattern: str) -> list[str]:
+    """What a glob (several with commas between them) matches, sorted: equal on all ranks.
+
+    Pipes, directories and dangling links are among it, for `walk_files` to name; directories that `**`
+    passes through are not.
+
+    Raises:
+        DataError: every pattern that matches nothing.
     """
+    findings = Findings(pattern)
+    files: set[str] = set()
+    parts = [part.strip() for part in pattern.split(",") if part.strip()]
+    for part in parts or [pattern]:
+        matches = {file for file in glob.glob(part, recursive=True) if not file.endswith(_NO_RECORDS)}
+        if part.endswith("**"):
+            matches = {file for file in matches if not os.path.isdir(file)}
+        if not matches:
+            findings.add("no-record-file", repr(part))
+        files |= matches
+    findings.raise_if_stopping()
+    return sorted(files)
 
-    files: tuple[str, ...]
-    indexes: tuple[str, ...]
-    spans: np.ndarray
-    rows: np.ndarray
-    annotations: Annotations
-    formats: dict[str, int]
+
+def walk_files(files: Sequence[str | os.PathLike], findings: Findings) -> list[RecordFile]:
+    """Where the records of files stand. Faults, and files that end before their index, are added."""
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        walked = list(pool.map(tfrecord.walk, files))
+    for file in walked:
+        if file.fault:
+            findings.add(*file.fault)
+    for file in walked if not findings.stopping else ():
+        _check_complete(file, findings)
+    return walked
+
+
+def _check_complete(file: RecordFile, findings: Findings) -> None:
+    path = pathlib.Path(f"{file.path}.idx")
+    try:
+        listed = path.read_bytes() if path.is_file() else b""
+    except OSError:  # index_of makes another
+        return
+    num_listed, count = listed.count(b"\n"), len(file.spans)
+    if num_listed > count and listed.startswith(tfrecord.format_index(file.spans)):
+        findings.add("index-longer", f"{file.path} has {count} records, {path.name} lists {num_listed}")
+
+
+def index_of(file: RecordFile, findings: Findings) -> str:
+    """The path of a file's index, which is made where it is missing or wrong."""
+    path, made = tfrecord.ensure_index(file.path, file.spans)
+    if made:
+        findings.add(made, file.path)
+    return path
+
+
+def store_index(spans: np.ndarray) -> str:
+    """The path of an index in the cache, of some records of a file."""
+    return os.fspath(store_cached(tfrecord.format_index(spans), ".idx"))
+
+
+def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
+    """The files that the names of the others promise: `train-00002-of-00004` is one of four."""
+    known = {os.fspath(file) for file in files}
+    missing = set()
+    for file in known:
+        if match := _SHARD.fullmatch(file):
+            digits = len(match["shard"])
+            for shard in range(int(match["count"])):
+                missing.add(f"{match['prefix']}{shard:0{digits}}-of-{match['count']}{match['suffix']}")
+    return sorted(missing - known)
+
+
+def find_label_map(files: Sequence[str]) -> str:
+    """The label map beside record files, as the converter writes it; UserError for none or two."""
+    prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
+    found = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
+    if not found:
+        raise UserError(
+            f"no label map beside {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE, json or"
+            " pbtxt; or the conversion did not finish"
+        )
+    if len({LabelMap.load(path) for path in found}) > 1:
+        raise UserError(f"{found[0]} and {found[1]} differ: give --label_map=FILE")
+    return found[0]
+
+
+# --- records ---
 
 
 def open_records(
     files: Sequence[str | os.PathLike], label_map: LabelMap, *, policy: ImagePolicy = ImagePolicy()
-) -> Records:
+) -> TFRecordSource:
     """Checks record files, their indexes, every annotation and every image in them.
 
-    Data are read once and remembered while the files stay as they are, from one start to the next: every
-    time, all lengths and the checksums that are stored with the data are compared.
+    Data are read once; the result is kept while the files stay as they are. At every start, all lengths and
+    the checksums that are stored with the data are compared.
 
     Args:
         files: the record files.
@@ -68,55 +145,21 @@ def open_records(
         DataError: everything that would make training wrong, in all files: file, record, image id, key and
             value.
     """
-    findings = Findings(tfrecord_index.name_files(files))
-    walked = tuple(tfrecord_walk.walk_files(files, findings))
-    if not findings.stopping:
-        for file in walked:
-            tfrecord_index.check_complete(file.path, file.spans, findings)
-    if findings.stopping:
-        findings.extend(_read(walked, label_map, policy).findings)
-        findings.raise_if_stopping()
-    return _lay_out(walked, _accept(walked, label_map, policy))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Accepted:
-    """What can be used of record files.
-
-    Attributes:
-        annotations: of the records that are read.
-        is_kept: bool (R,), which of all records are read.
-        lacking: uint8 (R,), the bits of the keys that each must be given first, as in `Example.absent`.
-        formats: as in `Records`.
-    """
-
-    annotations: Annotations
-    is_kept: np.ndarray
-    lacking: np.ndarray
-    formats: dict[str, int]
-
-
-def _read(walked: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy) -> tfrecord_content.Content:
-    content = tfrecord_content.read(
-        walked, label_map, decode=policy.decode, max_megapixels=policy.max_megapixels
-    )
+    findings = Findings(name_files(files))
+    walked = walk_files(files, findings)
+    content = tfrecord_scan.read(walked, label_map, policy)
     if policy.on_bad_image == "skip":
         content.findings.skip_images()
-    return content
-
-
-@functools.lru_cache(maxsize=8)
-def _accept(walked: tuple[RecordFile, ...], label_map: LabelMap, policy: ImagePolicy) -> _Accepted:
-    content = _read(walked, label_map, policy)
-    findings = content.findings
+    findings.extend(content.findings)
     findings.raise_if_stopping()
     kept = np.flatnonzero(content.is_usable)
     annotations = content.annotations
     if len(kept) < len(content.is_usable):
         annotations = annotations.select(content.is_usable)
+    annotations = dataclasses.replace(annotations, findings=findings)
 
     def names(rows: np.ndarray) -> Iterator[str]:
-        return tfrecord_content.record_names(walked, content.annotations.image_ids, kept[rows])
+        return tfrecord_scan.record_names(walked, content.annotations.image_ids, kept[rows])
 
     _check(annotations, names, findings)
     findings.raise_if_stopping()
@@ -124,21 +167,20 @@ def _accept(walked: tuple[RecordFile, ...], label_map: LabelMap, policy: ImagePo
     asked = 0xFF if annotations.is_crowd.any() else 0xFF - _CROWD_BIT
     lacking = np.where(content.is_usable, content.absent & asked, 0).astype(np.uint8)
     rows = np.flatnonzero(lacking[kept])
-    findings.add_many(
-        "record-completed",
-        len(rows),
-        (
-            f"{name} lacks {', '.join(absent_keys(absent))}"
-            for name, absent in zip(names(rows), lacking[kept[rows]].tolist(), strict=True)
-        ),
+    texts = (
+        f"{name} lacks {', '.join(absent_keys(absent))}"
+        for name, absent in zip(names(rows), lacking[kept[rows]].tolist(), strict=True)
     )
-    return _Accepted(annotations, content.is_usable, lacking, content.formats)
+    findings.add_many("record-completed", len(rows), texts)
+    missing = missing_shards([file.path for file in walked])
+    findings.add_many("shard-missing", len(missing), missing)
+    return _lay_out(walked, annotations, content, lacking)
 
 
 def _check(
     annotations: Annotations, names: Callable[[np.ndarray], Iterator[str]], findings: Findings
 ) -> None:
-    """Adds what there is to say about sound records, as coco_checks.py does about a json."""
+    """Adds findings about sound records, as coco_checks.py does about a json."""
     if not annotations.num_images:
         findings.add("no-images", "no record has an image that can be read")
         return
@@ -154,15 +196,13 @@ def _check(
     ):
         rows = np.flatnonzero(which)
         texts = (
-            f"{name} has {tfrecord_columns.box_name(_fractions(annotations, row))}"
+            f"{name} has {tfrecord_scan.box_name(_fractions(annotations, row))}"
             for name, row in zip(names(annotations.box_image[rows]), rows.tolist(), strict=True)
         )
         findings.add_many(kind, len(rows), texts)
     counts = np.bincount(annotations.box_image[is_target], minlength=annotations.num_images)
-    for kind, which in (
-        ("image-without-boxes", counts == 0),
-        ("large-id", annotations.image_ids >= LARGE_ID),
-    ):
+    kinds = {"image-without-boxes": counts == 0, "large-id": annotations.image_ids >= LARGE_ID}
+    for kind, which in kinds.items():
         rows = np.flatnonzero(which)
         findings.add_many(kind, len(rows), names(rows))
     for category in annotations.label_map.categories():
@@ -172,72 +212,66 @@ def _check(
 
 def _fractions(annotations: Annotations, row: int) -> np.ndarray:
     """A box as its record stores it."""
-    left, top, width, height = annotations.boxes_ltwh_px[row].tolist()
-    image_height, image_width = annotations.image_sizes[annotations.box_image[row]].tolist()
-    right, bottom = left + width, top + height
-    return np.array(
-        [left / image_width, top / image_height, right / image_width, bottom / image_height], np.float32
-    )
+    left, top, width, height = annotations.boxes_ltwh_px[row]
+    sides = annotations.image_sizes[annotations.box_image[row]][[1, 0, 1, 0]]
+    return (np.array([left, top, left + width, top + height]) / sides).astype(np.float32)
 
 
-def _lay_out(walked: Sequence[RecordFile], accepted: _Accepted) -> Records:
-    """Files, indexes and spans of the records that are read; makes what is missing."""
+def _lay_out(
+    walked: Sequence[RecordFile],
+    annotations: Annotations,
+    content: tfrecord_scan.Content,
+    lacking: np.ndarray,
+) -> TFRecordSource:
+    """Files, indexes and spans of the records that are read; makes what is missing.
+
+    Args:
+        walked: the user's files.
+        annotations: of the records that are read.
+        content: of all records.
+        lacking: uint8 (R,), the bits of the keys that each record must be given first, as `Example.absent`.
+    """
     files, indexes, spans, rows = [], [], [], []
-    findings = Findings(accepted.annotations.origin)  # of this opening: the accepted ones may be opened again
-    findings.extend(accepted.annotations.findings)
-    missing = tfrecord_index.missing_shards([file.path for file in walked])
-    findings.add_many("shard-missing", len(missing), missing)
-    row_of = np.cumsum(accepted.is_kept) - 1
+    row_of = np.cumsum(content.is_usable) - 1
 
-    def add(file: str, index: str | os.PathLike, file_spans: np.ndarray, records: np.ndarray) -> None:
+    def add(file: str, index: str, file_spans: np.ndarray, records: np.ndarray) -> None:
         spans.append(np.insert(file_spans, 0, len(files), axis=1))
         rows.append(row_of[records])
         files.append(file)
-        indexes.append(os.fspath(index))
+        indexes.append(index)
 
     begin = 0
     for file in walked:
         end = begin + len(file.spans)
-        lacking = accepted.lacking[begin:end]
-        is_read = accepted.is_kept[begin:end] & (lacking == 0)
-        if is_read.all():
-            index = tfrecord_index.ensure_index(file.path, file.spans, findings)
-            add(file.path, index, file.spans, np.arange(begin, end))
-        elif is_read.any():
+        is_read = content.is_usable[begin:end] & (lacking[begin:end] == 0)
+        if is_read.any():
             sound = file.spans[is_read]
-            index = cache.store(tfrecord_index.format_index(sound), ".idx")
+            index = index_of(file, annotations.findings) if is_read.all() else store_index(sound)
             add(file.path, index, sound, begin + np.flatnonzero(is_read))
-        if lacking.any():
-            mended = _mend(file, lacking)
-            mended_spans = tfrecord_index.record_spans(mended)
-            index = cache.store(tfrecord_index.format_index(mended_spans), ".idx")
-            add(mended, index, mended_spans, begin + np.flatnonzero(lacking))
+        if lacking[begin:end].any():
+            completed = _complete_copy(file, lacking[begin:end])
+            copied = tfrecord.record_spans(completed)
+            add(completed, store_index(copied), copied, begin + np.flatnonzero(lacking[begin:end]))
         begin = end
-    return Records(
-        tuple(files),
-        tuple(indexes),
-        np.concatenate(spans),
-        np.concatenate(rows),
-        dataclasses.replace(accepted.annotations, findings=findings),
-        accepted.formats,
-    )
+    has_crowds = bool(annotations.is_crowd.any())
+    has_empty = bool(annotations.target_boxes.num_dropped)
+    records = Records(tuple(files), tuple(indexes), np.concatenate(spans), has_crowds, has_empty)
+    paths = [file.path for file in walked]
+    return TFRecordSource(paths, records, annotations, np.concatenate(rows), content.formats)
 
 
-def _mend(file: RecordFile, lacking: np.ndarray) -> str:
+def _complete_copy(file: RecordFile, lacking: np.ndarray) -> str:
     """Copies some records of `file` to the cache directory, with empty lists under the keys they lack."""
     identity = hashlib.sha256(os.fsencode(os.path.abspath(file.path)))
     identity.update(f"\0{file.mtime_ns}\0{file.digest}\0".encode())
     identity.update(lacking.tobytes())
-    path = cache.directory() / f"{identity.hexdigest()[:32]}.tfrecord"
 
-    def write(temporary: pathlib.Path) -> None:
-        with open(file.path, "rb") as stream, tf.io.TFRecordWriter(os.fspath(temporary)) as writer:
-            for number in np.flatnonzero(lacking).tolist():
-                offset, size = file.spans[number].tolist()
-                stream.seek(offset + tfrecord_walk.HEADER)
-                record = stream.read(size - tfrecord_walk.FRAME)
-                writer.write(complete(record, absent_keys(lacking[number])))
+    def make() -> bytes:
+        rows = np.flatnonzero(lacking).tolist()
+        records = (tfrecord.read_record(file.path, *file.spans[row].tolist()) for row in rows)
+        return b"".join(
+            tfrecord.framed(complete(record, absent_keys(lacking[row])))
+            for row, record in zip(rows, records, strict=True)
+        )
 
-    if not path.exists():
-        cache.write(path, write)
-    return os.fspath(path)
+    return os.fspath(get_or_create(f"{identity.hexdigest()[:32]}.tfrecord", make))

@@ -1,9 +1,6 @@
-"""One record in the schema of TensorFlow Object Detection: made, and read with all that is wrong with it.
+"""Reads one record in the schema of TensorFlow Object Detection (common/tfrecord.py), and checks all of it.
 
-The schema: tensorflow/models research/object_detection/dataset_tools/create_coco_tf_record.py and
-google/automl efficientdet/dataset/create_coco_tfrecord.py. `image/object/class/label` holds COCO category ids
-and `image/source_id` the image id in decimal digits. Optional: `image/filename`, `image/object/is_crowd`,
-`image/object/area`, and all keys of the objects where an image has none.
+All keys of the objects may be missing where an image has none.
 """
 
 import collections
@@ -14,15 +11,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from common.annotations import Annotations
 from common.issues import Findings
+from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, DALI_KEYS, LABEL_KEY
 
-BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
-LABEL_KEY = "image/object/class/label"
-CROWD_KEY = "image/object/is_crowd"
-AREA_KEY = "image/object/area"
 CLASS_KEY = "image/class/label"  # of a whole image, in records like ImageNet's
-DALI_KEYS = (*BOX_KEYS, LABEL_KEY, CROWD_KEY)  # without which DALI does not read a record, even empty
 UNKNOWN = -1  # an image id that was reported
 
 _MAX_ID = 2**63 - 1
@@ -116,37 +108,6 @@ def parse_image(record: bytes, name: str, findings: Findings) -> LabelledImage:
         file_name=file_name.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}"),
         label=_value(features, CLASS_KEY, "int64_list", name, findings) if has_label else None,
     )
-
-
-def image_of(record: bytes) -> bytes:
-    """The encoded image of a record that `parse` accepted."""
-    return tf.train.Example.FromString(record).features.feature["image/encoded"].bytes_list.value[0]
-
-
-def make_example(annotations: Annotations, row: int, encoded: bytes, image_format: str) -> tf.train.Example:
-    """The record of one image: its bytes as they are, its boxes clipped; boxes without area are left out."""
-    begin, end = annotations.row_splits[row : row + 2]
-    boxes, _ = annotations.clipped_boxes
-    boxes = boxes[begin:end]
-    kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    category_ids = annotations.category_ids[begin:end][kept].tolist()
-    label_map = annotations.label_map
-    names = [label_map.names[label_map.class_of(i)].encode() for i in category_ids]
-    height, width = annotations.image_sizes[row].tolist()
-    features = {
-        "image/encoded": bytes_feature([encoded]),
-        "image/format": bytes_feature([image_format.encode()]),
-        "image/filename": bytes_feature([annotations.file_names[row].encode()]),
-        "image/source_id": bytes_feature([str(annotations.image_ids[row]).encode()]),
-        "image/height": integers_feature([height]),
-        "image/width": integers_feature([width]),
-        **{key: _floats(boxes[kept, side].tolist()) for side, key in enumerate(BOX_KEYS)},
-        LABEL_KEY: integers_feature(category_ids),
-        "image/object/class/text": bytes_feature(names),
-        CROWD_KEY: integers_feature(annotations.is_crowd[begin:end][kept].astype(int).tolist()),
-        AREA_KEY: _floats(annotations.areas[begin:end][kept].tolist()),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features))
 
 
 def absent_keys(absent: int) -> tuple[str, ...]:
@@ -291,17 +252,3 @@ def _shown(values: Sequence[Any]) -> str:
     if len(values) == 1:
         return repr(first[0])
     return repr(first)
-
-
-def bytes_feature(values: list[bytes]) -> tf.train.Feature:
-    """Strings as an Example holds them."""
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
-
-
-def _floats(values: list[float]) -> tf.train.Feature:
-    return tf.train.Feature(float_list=tf.train.FloatList(value=values))
-
-
-def integers_feature(values: list[int]) -> tf.train.Feature:
-    """Integers as an Example holds them."""
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))

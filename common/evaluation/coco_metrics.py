@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from common import atomic
 from common.errors import UserError
 from common.evaluation import coco_backends
+from common.files import write_bytes
 from common.labels import LabelMap
 
 # The order of COCOeval.stats (pycocotools cocoeval.py: _summarizeDets).
@@ -176,7 +176,7 @@ def format_table(metrics: dict[str, Any]) -> str:
 def write_metrics(metrics: dict[str, Any], path: str | os.PathLike) -> None:
     """Writes `metrics` as JSON with sorted keys, numbers to 6 decimals; atomic, the same bytes every time."""
     text = json.dumps(_rounded(metrics), indent=2, sort_keys=True, allow_nan=False)
-    atomic.write_bytes(path, (text + "\n").encode())
+    write_bytes(path, (text + "\n").encode())
 
 
 def read_metrics(path: str | os.PathLike) -> dict[str, Any] | None:
@@ -187,7 +187,7 @@ def read_metrics(path: str | os.PathLike) -> dict[str, Any] | None:
 
 def write_detections(detections: list[dict[str, Any]], path: str | os.PathLike) -> None:
     """Writes `encode_detections` atomically."""
-    atomic.write_bytes(path, encode_detections(detections))
+    write_bytes(path, encode_detections(detections))
 
 
 def encode_detections(detections: list[dict[str, Any]]) -> bytes:

@@ -8,12 +8,12 @@ import numpy as np
 
 from common import devices
 from common.annotations import Annotations
-from common.atomic import make_output_directory, writing
 from common.evaluation import coco_backends, coco_metrics
 from common.evaluation.args import DetectArgs, EvalArgs, InferArgs
 from common.evaluation.detector import Detector
 from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write_evaluation
 from common.evaluation.inference import OpenImages, open_job
+from common.files import make_output_directory, writing
 from common.labels import LabelMap
 from common.loading import Loader, refuse_synthetic
 from common.sources import Source

@@ -16,8 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
-from common import atomic
 from common import boxes as box_ops
+from common.files import write_file
 from common.labels import LabelMap
 
 BACKGROUND = (255, 255, 255)
@@ -185,7 +185,7 @@ def side_by_side(
 
 def save_png(image: np.ndarray, path: str | os.PathLike) -> None:
     """Writes uint8 (H, W, 3) as a PNG file, atomically."""
-    atomic.write(path, lambda temporary: Image.fromarray(image).save(temporary, "PNG"))
+    write_file(path, lambda temporary: Image.fromarray(image).save(temporary, "PNG"))
 
 
 def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) -> None:
@@ -272,4 +272,4 @@ def _figure() -> Figure:
 
 def _save_figure(figure: Figure, path: str | os.PathLike) -> None:
     # Without the version of matplotlib in it the same curves are the same bytes.
-    atomic.write(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))
+    write_file(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))

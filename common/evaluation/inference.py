@@ -17,10 +17,10 @@ import PIL.Image
 
 from common import boxes as box_ops
 from common.annotations import Annotations
-from common.atomic import make_output_directory, writing
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, submission, video
 from common.evaluation.args import InferArgs
+from common.files import make_output_directory, writing
 from common.labels import LabelMap
 from common.loading import refuse_synthetic
 from common.progress import Bar

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from common import atomic
 from common.errors import UserError
 from common.evaluation import coco_metrics
+from common.files import write_bytes, write_file
 from common.labels import LabelMap
 from common.progress import log
 
@@ -188,9 +188,9 @@ def write(path: pathlib.Path, found: Sequence[dict[str, Any]], image_ids: Sequen
     content = coco_metrics.encode_detections(kept)
     try:
         if path.suffix == ".json":
-            atomic.write_bytes(path, content)
+            write_bytes(path, content)
         else:
-            atomic.write(path, lambda temporary: _zip(temporary, f"{path.stem}.json", content))
+            write_file(path, lambda temporary: _zip(temporary, f"{path.stem}.json", content))
     except OSError as error:
         raise UserError(f"--submission={path}: {error.strerror}") from error
     return len(kept)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from common import atomic, readers
-from common.atomic import writing
+from common import readers
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing
+from common.files import write_file, writing
 from common.labels import LabelMap
 from common.progress import Bar, log
 from common.sources import Source
@@ -180,7 +180,7 @@ class VideoJob:
                 target = self._directory / f"{path.stem}.mp4"
                 what = f"{target.name} and detections.json are"
                 frames = self._with_boxes(by_frame, label_map)
-                atomic.write(target, lambda temporary: write_video(temporary, self.source, frames))
+                write_file(target, lambda temporary: write_video(temporary, self.source, frames))
         print(f"{len(results)} detections in {self.source.size} frames: {what} in {self._directory}")
         return results
 

@@ -23,8 +23,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from common import atomic
 from common.errors import UserError
+from common.files import remove_directory, remove_unfinished, rename_file, write_directory
 
 MANIFEST = "manifest.json"
 _CHECKSUMS = "SHA256SUMS"
@@ -137,19 +137,19 @@ def write(
 
     path = directory / f"{step:08d}"
     if path.exists():
-        atomic.write_directory(path.with_name(path.name + _NEW), write_all)
+        write_directory(path.with_name(path.name + _NEW), write_all)
         _take_place(path)
     else:
-        atomic.write_directory(path, write_all)
+        write_directory(path, write_all)
     return path
 
 
 def tidy(directory: pathlib.Path) -> None:
     """Removes what a killed process left unfinished, and finishes what it had written."""
-    atomic.remove_unfinished(directory)
+    remove_unfinished(directory)
     for path in directory.glob(f"*{_NEW}"):
         if damage(path):
-            atomic.remove_directory(path)
+            remove_directory(path)
         else:
             _take_place(path.with_suffix(""))
 
@@ -165,7 +165,7 @@ def make_room(directory: pathlib.Path, last: pathlib.Path | None) -> bool:
     needed = next(whole, None)
     for path in found:
         if path != needed:
-            atomic.remove_directory(path)
+            remove_directory(path)
     return len(found) > 1
 
 
@@ -185,7 +185,7 @@ def prune(directory: pathlib.Path, keep: int, passed_over: Sequence[pathlib.Path
     staying = {*alive[-keep:], *[path for path in alive if at_boundary(path)][-1:]}
     for path in found:
         if path not in staying:
-            atomic.remove_directory(path)
+            remove_directory(path)
 
 
 @functools.cache
@@ -213,8 +213,8 @@ def version_differences(manifest: Mapping[str, Any]) -> list[str]:
 def _take_place(path: pathlib.Path) -> None:
     """00001200.new becomes 00001200, whose place it takes."""
     if path.exists():
-        atomic.remove_directory(path)
-    atomic.rename(path.with_name(path.name + _NEW), path)
+        remove_directory(path)
+    rename_file(path.with_name(path.name + _NEW), path)
 
 
 def _serial(path: pathlib.Path) -> float:

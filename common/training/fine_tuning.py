@@ -9,9 +9,9 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from common import atomic
 from common.coco_classes import find_class
 from common.errors import UserError
+from common.files import write_bytes
 from common.labels import LabelMap
 
 # Of the model's weights. A backbone alone has more (efficientdet-d0's 44 %); what has less is of another
@@ -76,7 +76,7 @@ class Report:
         for title in ("taken", "made_anew", "unused", "new_classes"):
             names = getattr(self, title)
             lines += ["", f"{title}: {len(names)}", *(f"  {name}" for name in names)]
-        atomic.write_bytes(path, ("\n".join(lines) + "\n").encode())
+        write_bytes(path, ("\n".join(lines) + "\n").encode())
 
 
 def transfer(

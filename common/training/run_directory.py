@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from common import atomic
 from common.errors import UserError
+from common.files import remove_directory, remove_unfinished, write_bytes
 
 # What a run makes in its directory. --overwrite removes only this, and only where there is a run.json: a
 # mistyped directory survives.
@@ -119,11 +119,11 @@ class RunDirectory:
     def claim(self) -> pathlib.Path:
         """Makes the directory this run's own: removes what it overwrites, writes the identity. The path."""
         try:
-            atomic.remove_unfinished(self.path)
+            remove_unfinished(self.path)
             if self._overwrite:
                 self._remove_run()
             if not self.resumed or self.changed:
-                atomic.write_bytes(self._file, json.dumps(self._identity.values, indent=2).encode() + b"\n")
+                write_bytes(self._file, json.dumps(self._identity.values, indent=2).encode() + b"\n")
         except OSError as error:
             raise UserError(f"--output_dir={self.path}: {error.strerror}") from error
         return self.path
@@ -167,7 +167,7 @@ class RunDirectory:
             return
         for path in (self.path / name for name in RUN_FILES):
             if path.is_dir():
-                atomic.remove_directory(path)
+                remove_directory(path)
             else:
                 path.unlink(missing_ok=True)
 

@@ -8,13 +8,13 @@ import keras
 from common import devices, progress
 from common.args import Args
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import DataFlags, check_sizes, log_source, open_splits
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_backends
 from common.labels import LabelMap
 from common.loading import check_dali_device
-from common.open_data import DataFlags, check_sizes, open_splits, say_source
 from common.progress import log
 from common.sources import Source
 from common.training import model_metadata
@@ -82,7 +82,7 @@ def open_data(a: Args, ranks: Ranks, *, max_instances: int, synthetic_classes: i
                 )
             )
             label_map = train_set.label_map
-            say_source("training", train_set)
+            log_source("training", train_set)
             check_sizes(
                 train_set,
                 batch_size=a.batch_size,
@@ -90,7 +90,7 @@ def open_data(a: Args, ranks: Ranks, *, max_instances: int, synthetic_classes: i
                 max_instances=max_instances,
             )
             if eval_set:
-                say_source("evaluation", eval_set)
+                log_source("evaluation", eval_set)
         num_classes = a.num_classes or label_map.num_classes
         if num_classes < label_map.num_classes:
             raise UserError(

@@ -18,9 +18,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common import atomic, progress
+from common import progress
 from common.distributed.ranks import Ranks
 from common.errors import UserError
+from common.files import write_bytes
 
 KEPT = 2  # files in a run directory: the newest
 
@@ -73,7 +74,7 @@ def save_batch(
     path = directory / "skipped" / f"step_{step:08d}.npz"
     try:
         path.parent.mkdir(exist_ok=True)
-        atomic.write_bytes(path, content)
+        write_bytes(path, content)
         for old in sorted(path.parent.glob("step_*.npz"))[:-KEPT]:
             old.unlink()
     except OSError as error:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from common import atomic
 from common.evaluation import drawing
+from common.files import write_file
 from common.progress import Bar
 
 SHOW_EVERY = 10  # steps
@@ -130,7 +130,7 @@ class RunLog:
                 table.writeheader()
                 table.writerows(self._rows)
 
-        atomic.write(self._csv, write)
+        write_file(self._csv, write)
         with self._events.as_default(step=step):
             for name, value in values.items():
                 tf.summary.scalar(name, value)

@@ -17,8 +17,8 @@ import h5py
 import keras
 import numpy as np
 
-from common import atomic
 from common.errors import UserError
+from common.files import write_file
 
 BEST = "best.weights.h5"
 LAST = "last.weights.h5"
@@ -53,7 +53,7 @@ def save(model: keras.Model, path: str | os.PathLike, metadata: Mapping[str, Any
             file.write(_SEAL + digest.encode())
 
     try:
-        atomic.write(path, write)
+        write_file(path, write)
     except (OSError, RuntimeError) as error:  # h5py raises either
         raise OSError(f"{path} cannot be written: {reason(error)}") from error
 

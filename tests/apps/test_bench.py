@@ -16,8 +16,8 @@ import tensorflow as tf
 from absl import flags
 
 from common import args as shared_flags
+from common.datacheck.open_data import open_source
 from common.errors import UserError
-from common.open_data import open_source
 from tests.apps.conftest import APPS
 from tools.benchmark import inference, measuring, report, stages, summary, worker
 

@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
+from common.datacheck.open_data import open_coco
 from common.errors import UserError
 from common.evaluation import coco_backends, coco_metrics, commands
 from common.evaluation.evaluate import Evaluation, evaluate
-from common.sources import CocoSource
 
 
 def eval_flags(data):
@@ -73,7 +73,7 @@ def test_the_plain_loader_finds_the_same(trained, drawn, command, tmp_path):
 def test_every_image_exactly_once(app, trained, drawn, batch_size):
     """Twelve images in batches of five: the repeats at the end must not count."""
     model, config, labels, _ = app.load_trained(trained)
-    source = CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     loader = app.make_loader(
         "dali_cpu",
         source=source,
@@ -105,7 +105,7 @@ def test_detections_are_original_pixels_and_category_ids(trained, drawn, command
 
 
 def test_truth_fed_back_is_ap_one(coco128):
-    source = CocoSource(str(coco128 / "images"), str(coco128 / "instances.json"))
+    source = open_coco(str(coco128 / "images"), str(coco128 / "instances.json"))
     truth = source.annotations.ground_truth()
     perfect = [
         {"image_id": a["image_id"], "category_id": a["category_id"], "bbox": a["bbox"], "score": 1.0}
@@ -184,7 +184,7 @@ def test_a_network_that_gives_nan_is_an_error_not_a_score(app, trained, drawn):
     model, config, labels, _ = app.load_trained(trained)
     bias = [weight for weight in model.weights if weight.path.endswith("/bias")][-1]  # of the last layer
     bias.assign(np.full(bias.shape, np.nan))
-    source = CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     loader = app.make_loader(
         "dali_cpu", source=source, config=config, batch_size=4, training=False, with_targets=False
     )

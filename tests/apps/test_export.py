@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from common import hparams
+from common.datacheck.open_data import open_coco
 from common.errors import UserError
 from common.labels import LabelMap
-from common.sources import CocoSource
 from common.training import model_metadata
 from common.training import weights as weight_files
 from tools.exporting import export_graph, verify
@@ -44,7 +44,7 @@ def decided(app, drawn, tmp_path_factory):
         kernel.assign(np.asarray(kernel) * gain)
         bias.assign((np.asarray(bias) - values.mean(axis=0)) * gain - np.where(is_score, 1, 0))
     path = tmp_path_factory.mktemp("decided") / "best.weights.h5"
-    labels = CocoSource(str(drawn / "images"), str(drawn / "instances.json")).label_map
+    labels = open_coco(str(drawn / "images"), str(drawn / "instances.json")).label_map
     weight_files.save(model, path, _module(app, "model_metadata").make_metadata(config, labels, 3))
     return path
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from common import hparams
+from common.datacheck.open_data import open_coco
 from common.layers import BatchNormalization
-from common.sources import CocoSource
 from common.training import fine_tuning, model_metadata, weights
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ SHORT = ["--steps_per_epoch=3", "--batch_size=4", "--ema_decay=0", "--eval_image
 
 @pytest.fixture(scope="module")
 def source(drawn):
-    return CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+    return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
 
 
 @dataclasses.dataclass(frozen=True)

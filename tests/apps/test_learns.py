@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from common.datacheck.coco import load_coco
-from common.tfrecord import write_tfrecords
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 NUM_IMAGES = 4
 

@@ -11,9 +11,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from common.datacheck.open_data import open_coco
 from common.dataset import steps_per_epoch
 from common.errors import UserError
-from common.sources import CocoSource
 
 INPUT = (64, 96)
 LOADERS = ["dali_cpu", "tensorflow"]
@@ -90,12 +90,12 @@ def twins(tmp_path_factory):
         "categories": [{"id": 1, "name": "x"}],
     }
     (directory / "instances.json").write_text(json.dumps(document))
-    return CocoSource(str(directory), str(directory / "instances.json"))
+    return open_coco(str(directory), str(directory / "instances.json"))
 
 
 @pytest.fixture(scope="session")
 def source(drawn):
-    return CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+    return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
 
 
 @pytest.mark.parametrize("pipeline_type", [*LOADERS, "synthetic"])

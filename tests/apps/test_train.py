@@ -130,9 +130,11 @@ def test_tfrecords_train_like_coco(app, command, drawn, tmp_path):
     subprocess.run(
         [
             sys.executable,
-            str(ROOT / "common/tfrecord.py"),
+            str(ROOT / "tools/convert.py"),
+            "--from=coco",
+            "--to=tfrecord",
             f"--images={drawn}/images",
-            f"--annotations={drawn}/instances.json",
+            f"--input={drawn}/instances.json",
             f"--output={tmp_path}/drawn",
             "--num_shards=2",
         ],

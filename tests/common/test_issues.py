@@ -27,9 +27,9 @@ def test_the_kinds_in_order(findings):
     severities = {finding.kind: finding.severity for finding in findings}
     assert list(severities) == [kind for kind in KINDS if kind in severities]
     assert severities == {
-        "box-negative": Severity.STOPS,
-        "box-outside": Severity.MENDED,
-        "crowd": Severity.NOTE,
+        "box-negative": Severity.ERROR,
+        "box-outside": Severity.FIXED,
+        "crowd": Severity.WARNING,
         "image-missing": Severity.IMAGE,
     }
     assert {finding.kind for finding in findings.stopping} == {"box-negative", "image-missing"}
@@ -134,7 +134,7 @@ def test_skipped_images_stop_nothing(findings):
     missing = findings["image-missing"]
     assert missing.severity is Severity.SKIPPED and not missing.stops
     assert missing.line().endswith("image 1 ('a.jpg'). Left out by --on_bad_image=skip")
-    assert findings["crowd"].severity is Severity.NOTE
+    assert findings["crowd"].severity is Severity.WARNING
     with pytest.raises(DataError) as error:
         findings.raise_if_stopping()
     assert "image 1" not in str(error.value)
@@ -174,7 +174,7 @@ def test_json_keeps_everything(findings, skipped):
     assert again.to_json() == findings.to_json()
     assert items[0] == {
         "kind": "box-negative",
-        "severity": "stops",
+        "severity": "Error",
         "count": 12,
         "offenders": [f"annotation {i}" for i in range(12)],
     }

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as st_numpy
 from nvidia import dali
 from nvidia.dali import fn
 
-from common import box_encoder, boxes, dataset, letterbox, readers, tfrecord_index
+from common import box_encoder, boxes, dataset, letterbox, readers, tfrecord
 from common.anchors import Anchors
 from common.errors import UserError
 from tests.oracle import numpy_boxes, numpy_images
@@ -267,7 +267,7 @@ def write_records(path: pathlib.Path, sizes: list[int]) -> list[int]:
 
 
 def spans_of(path: pathlib.Path) -> list[tuple[int, int]]:
-    return [(int(offset), int(size)) for offset, size in tfrecord_index.record_spans(path)]
+    return [(int(offset), int(size)) for offset, size in tfrecord.record_spans(path)]
 
 
 RECORDS = st.lists(st.integers(0, 300), min_size=1, max_size=12)
@@ -279,7 +279,7 @@ def test_spans_tile_the_file_and_the_index_says_so(path, sizes):
     starts = write_records(path, sizes)
     expected = list(zip(starts[:-1], np.diff(starts).tolist(), strict=True))
     assert spans_of(path) == expected
-    index = tfrecord_index.write_index(path)
+    index = tfrecord.write_index(path)
     lines = pathlib.Path(index).read_text().splitlines()
     assert [tuple(map(int, line.split())) for line in lines] == expected
 
@@ -295,7 +295,7 @@ def test_a_file_cut_off_anywhere_is_found_or_whole_records_are_left(path, sizes,
         assert spans_of(path) == list(zip(left[:-1], np.diff(left).tolist(), strict=True))
     else:
         with pytest.raises(UserError):
-            tfrecord_index.record_spans(path)
+            tfrecord.record_spans(path)
 
 
 @FIXED
@@ -307,7 +307,7 @@ def test_any_flipped_bit_of_a_header_is_found(path, sizes, data):
     content[place] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
     with pytest.raises(UserError):
-        tfrecord_index.record_spans(path)
+        tfrecord.record_spans(path)
 
 
 # --- sharding ---

@@ -14,7 +14,7 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn
 
-from common import cache, readers, tf_readers
+from common import files, readers, tf_readers
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
 from common.datacheck.tfrecord import open_records
@@ -22,8 +22,8 @@ from common.errors import UserError
 from common.issues import DataError
 from common.readers import coco_reader, tfrecord_reader
 from common.sources import TFRecordSource
-from common.tfrecord import write_tfrecords
 from tests.common.record_writing import LABELS, empty_record, png, record, write
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 PICTURE = png(8, 9)
 
@@ -333,7 +333,7 @@ def test_a_clean_json_that_cannot_be_written_is_named(drawn, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.atomic, "write", full)
+    monkeypatch.setattr(files, "write_bytes", full)
     monkeypatch.setattr(readers, "_CLEAN_JSON", "unheard of")
     with pytest.raises(UserError, match=r"cannot write .*\.coco\.json: No space left .*XDG_CACHE_HOME"):
         build(lambda **options: coco_reader(drawn / "images", annotations, **options), training=False)

@@ -14,11 +14,12 @@ from nvidia import dali
 
 from common import readers, tf_readers
 from common.datacheck.coco import load_coco
+from common.datacheck.open_data import open_coco, open_tfrecords
 from common.dataset import steps_per_epoch
 from common.errors import UserError
 from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
-from common.tfrecord import write_tfrecords
 from tests.common.record_writing import png
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 MAX_RANKS, MAX_SIZE = 8, 50
 FIRST_ID = 100
@@ -62,12 +63,12 @@ def source_of(images, tmp_path_factory):
             return ImageListSource(tuple(str(directory / name) for name in annotations.file_names[:size]))
         first = annotations.select(np.arange(MAX_SIZE) < size)
         if kind == "coco":
-            source = CocoSource(str(directory), str(directory / "instances.json"))
+            source = open_coco(str(directory), str(directory / "instances.json"))
             source.__dict__["annotations"] = first
             return source
         prefix = tmp_path_factory.mktemp("records") / "x"
         write_tfrecords(first, directory, prefix, num_shards=min(size, 3), num_workers=1)
-        return TFRecordSource(f"{prefix}*.tfrecord")
+        return open_tfrecords(f"{prefix}*.tfrecord")
 
     return make
 

@@ -5,13 +5,14 @@ import shutil
 
 import pytest
 
+from common import tf_readers
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import list_images, log_source, open_images, open_source
 from common.errors import UserError
 from common.labels import LabelMap
-from common.open_data import list_images, open_images, open_source, say_source
 from common.sources import CocoSource, ImageListSource, TFRecordSource
-from common.tfrecord import write_tfrecords
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 
 def test_what_sources_say(drawn, drawn_records):
@@ -38,11 +39,11 @@ def test_fingerprints_tell_data_and_order_apart(drawn, drawn_records, tmp_path):
     assert ImageListSource(files).fingerprint != ImageListSource(files[:-1]).fingerprint
 
 
-@pytest.mark.parametrize("method", ["read", "examples"])
-def test_images_alone_are_nothing_to_train_on(drawn, method):
+@pytest.mark.parametrize("read", [ImageListSource.read, tf_readers.examples])
+def test_images_alone_are_nothing_to_train_on(drawn, read):
     source = ImageListSource(list_images(str(drawn / "images")))
     with pytest.raises(ValueError, match="nothing to train on"):
-        getattr(source, method)(shard_id=0, num_shards=1, training=True, seed=0)
+        read(source, shard_id=0, num_shards=1, training=True, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_limit_that_is_no_number():
 def test_what_is_remarkable_is_said(drawn, capsys):
     source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
     source.annotations.findings.add("exif-turn", "image 7 ('a.jpg') has EXIF orientation 6")
-    say_source("training", source)
+    log_source("training", source)
     said = capsys.readouterr().err
     assert "training data: 12 images" in said and "image 7 ('a.jpg') has EXIF orientation 6" in said
     assert "reaches outside" in said and "crowd (" not in said

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 from nvidia import dali
 
+from common.datacheck.open_data import list_images, open_source
 from common.errors import UserError
 from common.labels import LabelMap
-from common.open_data import list_images, open_source
 from common.sources import ImageListSource
 from common.tf_readers import Random, examples
 from tests.common.record_writing import png

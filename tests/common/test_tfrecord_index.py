@@ -2,16 +2,14 @@
 
 import os
 import pathlib
-import struct
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
-from common import tfrecord_index
-from common.datacheck import tfrecord_walk
+from common import tfrecord
+from common.datacheck.tfrecord import expand_pattern, index_of, missing_shards, walk_files
 from common.errors import UserError
 from common.issues import DataError, Findings
 from tests.common.record_writing import write
@@ -28,14 +26,14 @@ def write_random(path, sizes):
     return write(path, *map(os.urandom, sizes))
 
 
-def index_of(file):
+def written_index(file):
     return pathlib.Path(f"{file}.idx").read_bytes()
 
 
 def ensure(file):
     """The path of its index, and what was found of which kind."""
     findings = Findings("")
-    path = tfrecord_index.ensure_index(file, tfrecord_walk.walk(file, findings).spans, findings)
+    path = index_of(tfrecord.walk(file), findings)
     return path, {finding.kind: finding.offenders for finding in findings}
 
 
@@ -44,9 +42,9 @@ def test_equals_the_index_of_dalis_tool(file, tmp_path):
     if not tool.exists():
         pytest.skip("DALI's tfrecord2idx is not installed beside python")
     subprocess.run([sys.executable, tool, file, tmp_path / "reference"], check=True, capture_output=True)
-    assert tfrecord_index.write_index(file) == f"{file}.idx"
-    assert index_of(file) == (tmp_path / "reference").read_bytes()
-    assert len(index_of(file).splitlines()) == len(SIZES)
+    assert tfrecord.write_index(file) == f"{file}.idx"
+    assert written_index(file) == (tmp_path / "reference").read_bytes()
+    assert len(written_index(file).splitlines()) == len(SIZES)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +60,11 @@ def test_equals_the_index_of_dalis_tool(file, tmp_path):
 def test_numbers_of_any_length(numbers):
     spans = np.array(numbers, np.int64).reshape(-1, 2)
     text = "".join(f"{offset} {size}\n" for offset, size in spans.tolist())
-    assert tfrecord_index.format_index(spans) == text.encode()
+    assert tfrecord.format_index(spans) == text.encode()
 
 
 def test_a_good_index_is_left_alone(file):
-    path = tfrecord_index.write_index(file)
+    path = tfrecord.write_index(file)
     before = os.stat(path)
     os.utime(file)  # the index is older now, and still right
     assert ensure(file) == (path, {})
@@ -76,72 +74,72 @@ def test_a_good_index_is_left_alone(file):
 
 def test_a_missing_index_is_made_and_said(file):
     assert ensure(file) == (f"{file}.idx", {"index-made": [file]})
-    assert len(index_of(file).splitlines()) == len(SIZES)
+    assert len(written_index(file).splitlines()) == len(SIZES)
 
 
 @pytest.mark.parametrize("sizes", [(*SIZES, 9), SIZES[1:], tuple(reversed(SIZES)), (5, 1, 0, 300, 70_000)])
 def test_a_stale_index_is_made_again_and_said(file, sizes):
     """Grown, shrunk, and swapped for a file of equal length whose times look older than the index."""
-    tfrecord_index.write_index(file)
+    tfrecord.write_index(file)
     write_random(file, sizes)
     os.utime(file, (1, 1))
     assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})
-    right = index_of(file)
-    tfrecord_index.write_index(file)
-    assert index_of(file) == right
+    right = written_index(file)
+    tfrecord.write_index(file)
+    assert written_index(file) == right
     assert len(right.splitlines()) == len(sizes)
 
 
 def test_a_file_that_ends_before_its_index_was_copied_in_part(file):
-    tfrecord_index.write_index(file)
-    before = index_of(file)
+    tfrecord.write_index(file)
+    before = written_index(file)
     write_random(file, SIZES[:-2])
     findings = Findings("")
-    tfrecord_index.check_complete(file, tfrecord_index.record_spans(file), findings)
+    walk_files([file], findings)
     assert findings["index-longer"].offenders == [
         f"{file} has 3 records, {pathlib.Path(file).name}.idx lists 5"
     ]
-    assert index_of(file) == before
+    assert written_index(file) == before
     for other in ((*SIZES[:2], 77), (*SIZES, 9), SIZES):  # changed, grown, and as it was
         write_random(file, other)
         findings = Findings("")
-        tfrecord_index.check_complete(file, tfrecord_index.record_spans(file), findings)
+        walk_files([file], findings)
         assert not list(findings)
 
 
 def test_missing_shards_are_known_by_the_names_of_the_others():
     names = ["a/x-00000-of-00003.tfrecord", "a/x-00002-of-00003.tfrecord", "b-1-of-2", "plain.tfrecord"]
-    assert tfrecord_index.missing_shards(names) == ["a/x-00001-of-00003.tfrecord", "b-0-of-2"]
-    assert tfrecord_index.missing_shards(["x-00000-of-00001.tfrecord"]) == []
+    assert missing_shards(names) == ["a/x-00001-of-00003.tfrecord", "b-0-of-2"]
+    assert missing_shards(["x-00000-of-00001.tfrecord"]) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"0 16\n", b"garbage", b"\xff\xff"])
 def test_a_wrong_index_is_made_again_and_said(file, content):
-    tfrecord_index.write_index(file)
-    right = index_of(file)
+    tfrecord.write_index(file)
+    right = written_index(file)
     pathlib.Path(f"{file}.idx").write_bytes(content)
     assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})
-    assert index_of(file) == right
+    assert written_index(file) == right
 
 
 def test_wrong_in_one_digit_only(file):
-    tfrecord_index.write_index(file)
-    right = index_of(file)
+    tfrecord.write_index(file)
+    right = written_index(file)
     pathlib.Path(f"{file}.idx").write_bytes(right[:-2] + b"7\n")
     assert ensure(file)[1] == {"index-stale": [file]}
-    assert index_of(file) == right
+    assert written_index(file) == right
 
 
 def test_a_pipe_in_place_of_an_index_is_not_waited_for(file):
     os.mkfifo(f"{file}.idx")
     assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})
-    assert len(index_of(file).splitlines()) == len(SIZES)
+    assert len(written_index(file).splitlines()) == len(SIZES)
 
 
 def test_where_no_index_can_be_written_it_goes_to_the_cache(file, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tfrecord_index.write_index(file)
-    right = index_of(file)
+    tfrecord.write_index(file)
+    right = written_index(file)
     os.unlink(f"{file}.idx")
     os.mkdir(f"{file}.idx")  # stands for a read-only directory, which root could write all the same
     path, _ = ensure(file)
@@ -152,8 +150,8 @@ def test_where_no_index_can_be_written_it_goes_to_the_cache(file, tmp_path, monk
 def test_damaged_files_get_no_index(tmp_path):
     file = write_random(tmp_path / "a", SIZES)
     os.truncate(file, 100)
-    with pytest.raises(DataError, match=f"{file} record 3 at byte 54 needs 316 bytes, 46 are left"):
-        tfrecord_index.write_index(file)
+    with pytest.raises(UserError, match=f"{file} record 3 at byte 54 needs 316 bytes, 46 are left"):
+        tfrecord.write_index(file)
     assert not list(tmp_path.glob("*.idx"))
 
 
@@ -164,7 +162,7 @@ def test_patterns(tmp_path):
     (tmp_path / "deep" / "er" / "b-2").touch()
 
     def names(pattern):
-        return [os.path.relpath(file, tmp_path) for file in tfrecord_index.expand_pattern(pattern)]
+        return [os.path.relpath(file, tmp_path) for file in expand_pattern(pattern)]
 
     assert names(f"{tmp_path}/b*") == ["b-0", "b-1"]
     assert names(f"{tmp_path}/b*,{tmp_path}/a-?,{tmp_path}/b-0") == ["a-0", "b-0", "b-1"]
@@ -176,13 +174,13 @@ def test_patterns(tmp_path):
 def test_patterns_that_match_nothing_are_all_named(tmp_path):
     (tmp_path / "a-0").touch()
     with pytest.raises(UserError, match=f"no file matches: '{tmp_path}/z'"):
-        tfrecord_index.expand_pattern(f"{tmp_path}/z")
+        expand_pattern(f"{tmp_path}/z")
     with pytest.raises(DataError) as error:
-        tfrecord_index.expand_pattern(f"{tmp_path}/y*,{tmp_path}/a-0,{tmp_path}/z*")
+        expand_pattern(f"{tmp_path}/y*,{tmp_path}/a-0,{tmp_path}/z*")
     assert error.value.findings[0]["no-record-file"].offenders == [f"'{tmp_path}/y*'", f"'{tmp_path}/z*'"]
     for pattern in ("", ",", f"{tmp_path}/*.idx"):
         with pytest.raises(DataError, match=f"no file matches: '{pattern}'".replace("*", r"\*")):
-            tfrecord_index.expand_pattern(pattern)
+            expand_pattern(pattern)
 
 
 def test_what_is_no_file_is_not_dropped(tmp_path):
@@ -190,35 +188,5 @@ def test_what_is_no_file_is_not_dropped(tmp_path):
     (tmp_path / "b-1").mkdir()
     os.mkfifo(tmp_path / "b-2")
     (tmp_path / "b-3").symlink_to("nowhere")
-    files = tfrecord_index.expand_pattern(f"{tmp_path}/b-*")
+    files = expand_pattern(f"{tmp_path}/b-*")
     assert [os.path.basename(file) for file in files] == ["b-0", "b-1", "b-2", "b-3"]
-
-
-def test_indexing_is_faster_than_dalis_tool(tmp_path):
-    """Five times is what is measured on an idle machine; here it must only not have been lost."""
-    file = write(tmp_path / "x", *[bytes(1024)] * 40_000)
-    ratios = []
-    for _ in range(5):
-        begin = time.process_time()
-        index_as_dalis_tool_does(file, tmp_path / "reference")
-        middle = time.process_time()
-        spans = tfrecord_index.record_spans(file)
-        (tmp_path / "ours").write_bytes(tfrecord_index.format_index(spans))
-        ratios.append((middle - begin) / (time.process_time() - middle))
-    assert (tmp_path / "ours").read_bytes() == (tmp_path / "reference").read_bytes()
-    assert np.median(ratios) > 2.5
-
-
-def index_as_dalis_tool_does(file, index):
-    """The loop of tfrecord2idx, call by call."""
-    with open(file, "rb") as f, open(index, "w") as idx:
-        while True:
-            current = f.tell()
-            byte_len = f.read(8)
-            if len(byte_len) == 0:
-                break
-            f.read(4)
-            proto_len = struct.unpack("q", byte_len)[0]
-            f.read(proto_len)
-            f.read(4)
-            idx.write(str(current) + " " + str(f.tell() - current) + "\n")

@@ -24,11 +24,11 @@ import yolov4.loaders
 import yolov4.model
 import yolov4.predict
 from common import progress
+from common.datacheck.open_data import open_coco
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import evaluate
-from common.sources import CocoSource
 from tests.distributed import exchange
 
 # Package, a tiny network, and the noise on its weights with which scores spread from 0 to 1.
@@ -60,7 +60,7 @@ class Evaluation:
         self.app, tiny, noise = APPS[name]
         config = self.app.config.get_config(f"{name}-nano")
         self.config = dataclasses.replace(config, image_size=(64, 96), **tiny)
-        self.source = CocoSource(f"{data}/images", f"{data}/instances.json")
+        self.source = open_coco(f"{data}/images", f"{data}/instances.json")
         keras.utils.set_random_seed(1)
         self.model = self.app.model.build_model(self.config.model_name, num_classes=3, config=self.config)
         random = np.random.default_rng(2)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common.sources import CocoSource
+from common.datacheck.open_data import open_coco
 from efficientdet.config import get_config
 from efficientdet.fit_model import FitModel
 from efficientdet.model import build_model
@@ -26,7 +26,7 @@ DATA = sys.argv[1]
 
 
 def dataset(context=None):
-    source = CocoSource(f"{DATA}/images", f"{DATA}/instances.json")
+    source = open_coco(f"{DATA}/images", f"{DATA}/instances.json")
     return EfficientDetPipeline(source=source, config=CONFIG, batch_size=4, training=True).dataset()
 
 

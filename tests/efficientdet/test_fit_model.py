@@ -9,7 +9,7 @@ import sys
 import keras
 import numpy as np
 
-from common.sources import CocoSource
+from common.datacheck.open_data import open_coco
 from efficientdet.config import get_config
 from efficientdet.fit_model import FitModel
 from efficientdet.model import build_model
@@ -26,7 +26,7 @@ def tiny_config():
 
 def test_plain_fit_learns(drawn):
     config = dataclasses.replace(tiny_config(), augmentation="none")
-    source = CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     pipeline = EfficientDetPipeline(source=source, config=config, batch_size=4, training=True)
     keras.utils.set_random_seed(0)
     model = FitModel(build_model(config.model_name, num_classes=3, config=config), config)

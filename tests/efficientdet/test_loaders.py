@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from common import loading
+from common.datacheck.open_data import open_source
 from common.errors import UserError
-from common.open_data import open_source
 from efficientdet import loaders
 from efficientdet.config import get_config
 from tools import synthetic

@@ -14,7 +14,7 @@ from nvidia.dali import fn
 from PIL import Image
 
 from common import box_encoder, boxes, letterbox, loading
-from common.open_data import open_source
+from common.datacheck.open_data import open_source
 from efficientdet import crops, pipeline
 from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from common.datacheck.open_data import open_source
 from common.errors import UserError
-from common.open_data import open_source
 from efficientdet import pipeline, tf_pipeline
 from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline

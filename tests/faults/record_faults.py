@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from common.annotations import Annotations
 from common.datacheck.coco import load_coco
-from common.tfrecord import write_tfrecords
 from tests.faults.data_set import LFS_POINTER, DataSet, Fault, registry
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 NUM_SHARDS = 2
 FAULTS: list[Fault] = []

@@ -6,8 +6,8 @@ import pytest
 
 from common.annotations import Annotations
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import DataFlags, check_sizes, open_source, open_splits
 from common.issues import KINDS, DataError, Finding, Findings, Severity
-from common.open_data import DataFlags, check_sizes, open_source, open_splits
 from tests.faults import image_faults, json_faults, record_faults
 from tests.faults.data_set import DataSet, Fault
 from tests.faults.record_faults import RecordSet
@@ -37,7 +37,7 @@ def only_finding(found: list[Findings], kind: str) -> Finding:
     """The finding of `kind`; nothing else may have been found that stops or was mended."""
     (findings,) = found
     allowed = {kind, *CONSEQUENCES.get(kind, ())}
-    assert not [f.kind for f in findings if f.kind not in allowed and f.severity is not Severity.NOTE]
+    assert not [f.kind for f in findings if f.kind not in allowed and f.severity is not Severity.WARNING]
     assert findings[kind].count, [f.line() for f in findings]
     return findings[kind]
 
@@ -205,10 +205,10 @@ def test_no_false_alarm_on_real_data(coco128, bccd, decode):
     ):
         for name in names:
             found.extend(annotations_of(directory / f"{name}.json", policy).findings)
-    mended = {finding.kind: finding.count for finding in found if finding.severity is not Severity.NOTE}
+    mended = {finding.kind: finding.count for finding in found if finding.severity is not Severity.WARNING}
     assert mended.pop("box-empty") == 2  # BCCD's two
     assert set(mended) <= {"box-outside"}
-    assert {f.kind for f in found if f.severity is Severity.NOTE} <= PERMITTED
+    assert {f.kind for f in found if f.severity is Severity.WARNING} <= PERMITTED
 
 
 def test_no_false_alarm_on_drawn_data(tmp_path):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from common.datacheck.open_data import open_coco
 from common.sources import CocoSource
 
 NUM_IMAGES = 200
@@ -56,7 +57,7 @@ class FuzzedSet:
 
     @functools.cached_property
     def source(self) -> CocoSource:
-        return CocoSource(str(self.directory / "images"), str(self.directory / "instances.json"))
+        return open_coco(str(self.directory / "images"), str(self.directory / "instances.json"))
 
     @functools.cached_property
     def images(self) -> dict[int, Annotated]:

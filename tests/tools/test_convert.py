@@ -13,12 +13,12 @@ import pytest
 from absl import flags
 
 from common.datacheck.coco import load_coco
+from common.datacheck.open_data import open_tfrecords
 from common.errors import UserError
 from common.issues import DataError
 from common.labels import LabelMap
-from common.sources import TFRecordSource
-from common.tfrecord import write_tfrecords
 from tools import convert as command
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.conversion.convert import Options, convert
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -120,7 +120,7 @@ def test_voc_to_records_is_what_coco_to_records_is(bccd, tmp_path):
 
 def test_yolo_to_records(yolo, tmp_path):
     run("yolo", "tfrecord", input=yolo, output=tmp_path / "y")
-    found = TFRecordSource(f"{tmp_path}/y*.tfrecord").annotations
+    found = open_tfrecords(f"{tmp_path}/y*.tfrecord").annotations
     assert found.label_map == LabelMap((1,), ("cat",))
     assert sorted(found.file_names) == ["1.png", "2.png"]
     assert found.boxes_ltwh_px.tolist() == [[12, 4, 8, 8]] * 2
@@ -188,7 +188,7 @@ def test_records_take_jpeg_and_png(yolo, tmp_path):
         run("yolo", "tfrecord", input=yolo, output=tmp_path / "out" / "x")
     assert os.listdir(tmp_path) == ["set"]
     run("yolo", "tfrecord", input=yolo, output=tmp_path / "x", on_bad_image="skip")
-    assert TFRecordSource(f"{tmp_path}/x*.tfrecord").annotations.file_names == ["1.png"]
+    assert open_tfrecords(f"{tmp_path}/x*.tfrecord").annotations.file_names == ["1.png"]
 
 
 def test_images_over_the_limit(yolo, tmp_path):

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from common.sources import CocoSource
+from common.datacheck.open_data import open_coco
 from yolov4 import losses
 from yolov4.config import get_config
 from yolov4.fit_model import FitModel
@@ -19,7 +19,7 @@ OPTIONS = {"batch_size": 4, "training": True}
 
 @pytest.fixture(scope="module")
 def source(drawn):
-    return CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+    return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
 
 
 def fit_model(config, **options) -> FitModel:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from common.datacheck import damaged_images
+from common.datacheck.open_data import open_source
 from common.errors import UserError
-from common.open_data import open_source
 from tests.oracle.watched import Batch, Watched
 from tests.yolov4.test_pipeline import PLAIN, batches, make, source_of, write_coco
 from yolov4 import fresh_mosaic

@@ -18,11 +18,10 @@ import tensorflow as tf
 from PIL import Image
 
 from common import hparams
+from common.datacheck.open_data import list_images, open_source, open_tfrecords
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
-from common.open_data import list_images, open_source
-from common.sources import TFRecordSource
 from common.training import weights
 from common.training.ema import AveragedWeights
 from yolov4.config import MODEL_NAMES, get_config
@@ -458,7 +457,7 @@ def expected_classes(drawn):
 
 def test_records_and_json_give_the_same_classes_and_ids(drawn, drawn_records):
     """Classes were 1..90 from TFRecords and 1..80 from json; no image ids came out, so no COCO numbers."""
-    for source in (source_of(drawn, drawn / "images"), TFRecordSource(f"{drawn_records}-*.tfrecord")):
+    for source in (source_of(drawn, drawn / "images"), open_tfrecords(f"{drawn_records}-*.tfrecord")):
         found = {}
         for batch in read(source, LOADED):
             for image_id, classes, count in zip(
@@ -522,7 +521,7 @@ def test_files_are_sorted(tmp_path, monkeypatch):
         (tmp_path / f"{number:02d}.jpg").touch()
         (tmp_path / f"{number:02d}.tfrecord").touch()
     images = list_images(f"{tmp_path}/*.jpg")
-    records = TFRecordSource(f"{tmp_path}/*.tfrecord").files
+    records = open_tfrecords(f"{tmp_path}/*.tfrecord").files
     for files, suffix in ((images, "jpg"), (records, "tfrecord")):
         assert list(map(str, files)) == [f"{tmp_path}/{number:02d}.{suffix}" for number in range(12)]
 

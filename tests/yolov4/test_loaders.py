@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from common import loading
+from common.datacheck.open_data import open_source
 from common.errors import UserError
-from common.open_data import open_source
 from tools import synthetic
 from yolov4 import loaders
 from yolov4.config import get_config

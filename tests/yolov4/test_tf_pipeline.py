@@ -14,8 +14,8 @@ from nvidia.dali import fn
 from PIL import Image
 
 from common import letterbox
+from common.datacheck.open_data import open_source
 from common.errors import UserError
-from common.open_data import open_source
 from common.tf_readers import Random
 from yolov4 import color, crops, pipeline, tf_pipeline
 from yolov4.config import get_config

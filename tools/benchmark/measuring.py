@@ -18,10 +18,11 @@ from typing import Any
 from absl import flags
 
 from common import args as shared_flags
-from common import atomic, cache, errors
+from common import errors
+from common.datacheck.open_data import check_sizes, log_source
 from common.errors import UserError
+from common.files import cache_directory, write_bytes
 from common.loading import check_dali_device, gpu_visible
-from common.open_data import check_sizes, say_source
 from common.progress import log
 from common.sources import Source
 from common.training import checkpoint_files
@@ -172,7 +173,7 @@ def parse_baselines(texts: Sequence[str]) -> list[Command]:
 
 def draw(count: int) -> pathlib.Path:
     """Images as large as COCO's, in the user's cache directory, drawn once."""
-    directory = cache.directory() / f"bench-images-{count}"
+    directory = cache_directory() / f"bench-images-{count}"
     if not (directory / "instances.json").exists():
         log(f"no data are given: drawing {count} images into {directory}")
         synthetic.draw_dataset(directory, count, seed=0, style="photo")
@@ -183,7 +184,7 @@ def write(path: str, record: dict[str, Any]) -> None:
     """The record as json; UserError where it cannot be written."""
     try:
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_bytes(pathlib.Path(path), json.dumps(record, indent=1).encode())
+        write_bytes(pathlib.Path(path), json.dumps(record, indent=1).encode())
     except OSError as error:
         raise UserError(f"--json={path}: {error.strerror}") from error
     log(f"wrote {path}")
@@ -237,7 +238,7 @@ def _with_data(
         drawn = {"images": directory / "images", "annotations": directory / "instances.json"}
         given = given | {f"train_{what}": str(path) for what, path in drawn.items()}
     source = worker.open_given(given)
-    say_source("training", source)
+    log_source("training", source)
     check_sizes(source, batch_size=given["batch_size"], num_replicas=1, max_instances=config.max_instances)
     classes = source.label_map.num_classes
     if (given["num_classes"] or classes) < classes:

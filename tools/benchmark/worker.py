@@ -5,6 +5,7 @@ It keeps to the protocol of rounds.py, as a baseline's script does.
 
 import json
 import pathlib
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,15 +14,14 @@ import tensorflow as tf
 
 from common import devices, hparams
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import open_source
 from common.distributed import ranks as distributed
 from common.loading import Loader, placement
-from common.open_data import open_source
 from common.sources import CocoSource, ImageListSource, Source
 from common.training import step_guard
 from common.training.ema import AveragedWeights
 from tools.benchmark import inference, stages
 from tools.benchmark.protocol import WARM_UP, own_stdout, tell_steps
-from tools.dry_run import real_config
 
 STAGE_SHARE = 1 / 3  # of --seconds for each cut in each round: CPU time needs less than a rate
 
@@ -36,7 +36,7 @@ class App(NamedTuple):
         num_classes: of the published model, for a synthetic batch without data.
         stages: of its DALI graph; see stages.stage_nodes.
         config: fields of the config with other values than train.py's.
-        make_loader, build_model, make_schedule, make_optimizer, make_train_step, make_halves: the app's.
+        get_config, make_loader, build_model, make_schedule, make_optimizer, make_train_step, make_halves: the app's.
     """
 
     name: str
@@ -45,6 +45,7 @@ class App(NamedTuple):
     num_classes: int
     stages: Mapping[str, str]
     config: Mapping[str, Any]
+    get_config: Callable[[str], Any]
     make_loader: Callable[..., Loader]
     build_model: Callable[..., keras.Model]
     make_schedule: Callable[..., Any]
@@ -54,7 +55,8 @@ class App(NamedTuple):
 
     def make_config(self, given: dict[str, Any]) -> Any:
         """The config that train.py makes of these flags, but for `self.config`."""
-        return hparams.replace(real_config(self.name, given), self.config)
+        config = self.get_config(given["model_name"])
+        return hparams.replace(hparams.resolve(config, types.SimpleNamespace(**given)), self.config)
 
 
 def work(app: App, given: dict[str, Any], role: str) -> None:

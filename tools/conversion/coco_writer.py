@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
-from common import atomic, progress
+from common import progress
 from common.annotations import Annotations
 from common.datacheck import images
 from common.errors import UserError
+from common.files import TEMPORARY, write_bytes
 
 _MAX_NAME = 255  # bytes of a file name, on all usual file systems
 _SUFFIXES = {"jpeg": "jpg", "mpo": "jpg"}
@@ -35,7 +36,7 @@ def write_coco(annotations: Annotations, path: str | os.PathLike) -> None:
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_bytes(path, msgspec.json.encode(annotations.ground_truth()) + b"\n")
+    write_bytes(path, msgspec.json.encode(annotations.ground_truth()) + b"\n")
 
 
 def extract_images(
@@ -66,7 +67,7 @@ def extract_images(
     directory = pathlib.Path(directory)
     is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
-    staged = pathlib.Path(tempfile.mkdtemp(prefix=atomic.TEMPORARY, dir=directory))
+    staged = pathlib.Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=directory))
     try:
         names = _stage(files, annotations, staged)
         if not overwrite:

@@ -12,13 +12,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common import atomic, devices
+from common import devices
+from common.datacheck.open_data import check_labels, open_images, open_source
 from common.errors import UserError
 from common.evaluation import exported as runtimes
 from common.evaluation.evaluate import Detect, evaluate
+from common.files import write_directory, write_file
 from common.labels import LabelMap
 from common.loading import Loader
-from common.open_data import check_labels, open_images, open_source
 from common.progress import log
 from common.sources import Source
 from common.training import weights as weight_files
@@ -161,15 +162,15 @@ def _write(trained: Trained, options: Options) -> None:
     parts = trained.parts
     try:
         if options.format == "saved_model":
-            atomic.write_directory(options.file, lambda path: saved_model.write(parts, path, **common))
+            write_directory(options.file, lambda path: saved_model.write(parts, path, **common))
         elif options.format == "litert":
-            atomic.write(
+            write_file(
                 options.file,
                 lambda path: litert.write(parts, path, quantize=options.quantize, **common),
             )
         else:
             quantizer = _quantizer(trained, options)
-            atomic.write(
+            write_file(
                 options.onnx_file,
                 lambda path: onnx_file.write(parts, path, opset=options.opset, quantizer=quantizer, **common),
             )

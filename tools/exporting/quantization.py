@@ -17,8 +17,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 
-from common import atomic
 from common.errors import UserError
+from common.files import write_bytes
 from tools.exporting.onnx_file import NETWORK_INPUT, Quantizer
 
 _QUANTIZED = ["Conv", "MatMul"]
@@ -78,7 +78,7 @@ def make_int8(
             )
             if known is None:
                 content = {"network_sha256": digest, "ranges": json.loads(ranges.read_text())}
-                atomic.write_bytes(table, json.dumps(content).encode())
+                write_bytes(table, json.dumps(content).encode())
 
     return quantize
 

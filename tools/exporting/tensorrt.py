@@ -6,8 +6,8 @@ https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/work-quan
 
 import pathlib
 
-from common import atomic
 from common.errors import UserError
+from common.files import write_bytes
 from common.progress import log
 
 
@@ -60,4 +60,4 @@ def build(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, 
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise UserError(f"TensorRT {trt.__version__} could not build an engine from {onnx_file}: see above")
-    atomic.write_bytes(engine, bytes(plan))
+    write_bytes(engine, bytes(plan))

@@ -12,11 +12,17 @@ from collections.abc import Callable
 from nvidia.dali.data_node import DataNode
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import log_findings
 from common.errors import UserError, unknown
 from common.issues import Findings
-from common.progress import say_findings
 from tools.preprocessing import reading
-from tools.preprocessing.formats import external, files, lmdb_images, records, webdataset
+from tools.preprocessing.formats import (
+    external,
+    files,
+    lmdb_images,
+    records,
+    webdataset,
+)
 from tools.preprocessing.formats.base import ImageSource, SourceFlags
 
 KINDS = {
@@ -40,7 +46,7 @@ def open_image_source(
     annotations: str | None = None,
     images: str | None = None,
     label_map: str | None = None,
-    on_report: Callable[[Findings], None] = say_findings,
+    on_report: Callable[[Findings], None] = log_findings,
 ) -> ImageSource:
     """Opens a source and checks all its images.
 

@@ -25,9 +25,13 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from common import atomic, progress, tfrecord, tfrecord_index
+from common import progress
+from common.datacheck.tfrecord_scan import name_files
 from common.errors import UserError
 from common.evaluation import drawing
+from common.files import TEMPORARY, write_into
+from common.tfrecord import write_index
+from tools.conversion.coco_to_tfrecord import refuse_other_set
 from tools.preprocessing.samples import FileNames, Sample, encode, to_picture
 
 IMAGE_FORMATS = ("png", "jpeg")
@@ -95,7 +99,7 @@ class Output:
 
         directory = pathlib.Path(self.path) if self.kind == "directory" else self.files[0].parent
         try:
-            atomic.write_into(directory, write)
+            write_into(directory, write)
         except BaseException as error:
             progress.log("")  # a bar that stopped half-way has not ended its line
             if isinstance(error, OSError):
@@ -167,8 +171,8 @@ class Output:
             with tf.io.TFRecordWriter(os.fspath(staged / file.name)) as writer:
                 for sample in itertools.islice(samples, end - begin):
                     writer.write(self._record(sample))
-            tfrecord_index.write_index(staged / file.name)
-        return f"{total} images in {tfrecord_index.name_files(self.files)}, with indexes"
+            write_index(staged / file.name)
+        return f"{total} images in {name_files(self.files)}, with indexes"
 
     def _record(self, sample: Sample) -> bytes:
         """The keys of tensorflow/models research/slim/datasets/dataset_utils.py, image_to_tfexample, with the
@@ -248,7 +252,7 @@ def check_output(
         files = [pathlib.Path(f"{prefix}-{i:05d}-of-{num_shards:05d}{_RECORDS}") for i in range(num_shards)]
         if files[0].parent.is_dir():
             names = [file.name for file in files]
-            tfrecord.refuse_other_set(files[0].parent, os.path.basename(prefix), names)
+            refuse_other_set(files[0].parent, os.path.basename(prefix), names)
     beside = {"array": ".csv", "records": ".idx"}.get(kind)
     targets = [*files, *(pathlib.Path(f"{file}{beside}") for file in files if beside)]
     _check_targets(output, kind, targets, overwrite=overwrite, inputs=inputs)
@@ -321,7 +325,7 @@ def _counted(samples: Iterable[Sample], total: int) -> Iterator[Sample]:
 
 def _final_names(text: str) -> str:
     """A message in which staged files have their final names."""
-    return re.sub(rf"{re.escape(atomic.TEMPORARY)}[^/]*/?", "", text)
+    return re.sub(rf"{re.escape(TEMPORARY)}[^/]*/?", "", text)
 
 
 @contextlib.contextmanager

@@ -15,10 +15,10 @@ import jinja2
 import numpy as np
 import PIL.Image
 
-from common import atomic
 from common.annotations import Annotations
 from common.errors import UserError
 from common.evaluation.drawing import BACKGROUND
+from common.files import write_bytes
 from common.issues import KINDS, Findings
 from tools.report import figures, pictures, tables
 from tools.report.anchor_report import AnchorReport
@@ -119,6 +119,6 @@ def _png(parts: Sequence[np.ndarray]) -> bytes:
 
 def _save(path: str | os.PathLike, content: bytes) -> None:
     try:
-        atomic.write_bytes(path, content)
+        write_bytes(path, content)
     except OSError as error:
         raise UserError(f"cannot write the report {os.fspath(path)}: {error.strerror}") from error

@@ -10,10 +10,10 @@ import PIL.Image
 import pytest
 from pycocotools.coco import COCO
 
-from common import cache
 from common.datacheck import coco_parse
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
+from common.files import cache_directory
 from common.issues import Severity
 from tests.common.coco_documents import (
     LARGE,
@@ -209,7 +209,7 @@ def test_what_is_mended_or_said(small, path, value, kind, offenders):
     finding = found(annotations)[kind]
     assert finding.count == len(finding.offenders) == len(offenders)
     assert all(text.startswith(start) for text, start in zip(finding.offenders, offenders, strict=True))
-    assert finding.severity in (Severity.MENDED, Severity.NOTE)
+    assert finding.severity in (Severity.FIXED, Severity.WARNING)
 
 
 def test_findings_count_what_training_does(tmp_path):
@@ -340,7 +340,7 @@ def test_the_users_files_are_left_alone(small, images, tmp_path):
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return lambda: sorted(path for path in cache.directory().iterdir() if path.name.startswith("coco-"))
+    return lambda: sorted(path for path in cache_directory().iterdir() if path.name.startswith("coco-"))
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from common import tfrecord_index
+from common import tfrecord
 from common.datacheck import damaged_images
 from common.datacheck.images import ImagePolicy
-from common.datacheck.tfrecord_walk import masked_crc32c
+from common.datacheck.open_data import open_coco, open_tfrecords
 from common.errors import UserError
 from common.issues import DataError
-from common.sources import CocoSource, ImageListSource, TFRecordSource
+from common.sources import CocoSource, ImageListSource
 from tests.common.image_variants import pillow
 
 NOISE = np.random.default_rng(5).integers(0, 256, (60, 151, 3), np.uint8)
@@ -43,7 +43,7 @@ def data(drawn, tmp_path):
 
 
 def coco(data, **policy) -> CocoSource:
-    source = CocoSource(str(data / "images"), str(data / "instances.json"), ImagePolicy(**policy))
+    source = open_coco(str(data / "images"), str(data / "instances.json"), ImagePolicy(**policy))
     assert source.annotations.num_images
     return source
 
@@ -94,7 +94,9 @@ def test_plain_tensorflow_and_another_format(data):
     with PIL.Image.open(data / "images/02.jpg") as image:
         image.save(data / "images/02.jpg", "WEBP")
     said = str(damaged_images.explain(ERROR, coco(data), "tensorflow"))
-    assert said == "--pipeline_type=tensorflow reads JPEG and PNG, and 02.jpg is WEBP: use dali_cpu"
+    assert (
+        said == "--pipeline_type=tensorflow reads JPEG and PNG, and image 16 ('02.jpg') is WEBP: use dali_cpu"
+    )
     assert "stopped" in str(damaged_images.explain(ERROR, coco(data), "dali_cpu"))
 
 
@@ -109,12 +111,12 @@ def test_a_list_of_images(data, tmp_path, monkeypatch):
     assert isinstance(error, DataError) and f"{str(other)!r}: " in str(error) and "00.jpg" not in str(error)
     other.write_bytes(pillow("WEBP", NOISE))
     said = str(damaged_images.explain(ERROR, source, "tensorflow"))
-    assert f"{other} is WEBP" in said
+    assert f"{str(other)!r} is WEBP" in said
 
 
 def _rewrite(file, number: int, change) -> None:
     """Replaces the image in a record by another of the same length, and keeps the checksums right."""
-    offset, size = tfrecord_index.record_spans(file)[number].tolist()
+    offset, size = tfrecord.record_spans(file)[number].tolist()
     content = bytearray(file.read_bytes())
     record = content[offset + 12 : offset + size - 4]
     example = tf.train.Example.FromString(bytes(record))
@@ -122,8 +124,7 @@ def _rewrite(file, number: int, change) -> None:
     at = record.index(encoded)
     record[at : at + len(encoded)] = change(encoded)
     content[offset + 12 : offset + size - 4] = record
-    checksum = masked_crc32c(np.frombuffer(bytes(record), np.uint8)[None])[0]
-    content[offset + size - 4 : offset + size] = int(checksum).to_bytes(4, "little")
+    content[offset : offset + size] = tfrecord.framed(bytes(record))
     file.write_bytes(content)
 
 
@@ -132,11 +133,11 @@ def test_records(drawn_records, tmp_path):
         shutil.copy(path, tmp_path)
     file = sorted(tmp_path.glob("*.tfrecord"))[1]
     _rewrite(file, 2, lambda encoded: encoded)
-    source = TFRecordSource(str(tmp_path / "*.tfrecord"))
+    source = open_tfrecords(str(tmp_path / "*.tfrecord"))
     assert source.size == 12
     assert "stopped" in str(damaged_images.explain(ERROR, source, "dali_cpu"))
     _rewrite(file, 2, damaged)
-    source = TFRecordSource(str(tmp_path / "*.tfrecord"))
+    source = open_tfrecords(str(tmp_path / "*.tfrecord"))
     assert source.size == 12
     records = tf.data.TFRecordDataset(str(file)).skip(2).as_numpy_iterator()
     image_id = (
@@ -148,9 +149,9 @@ def test_records(drawn_records, tmp_path):
 
 
 def test_plain_tensorflow_and_another_format_in_records(drawn_records):
-    source = TFRecordSource(f"{drawn_records}-*.tfrecord")
+    source = open_tfrecords(f"{drawn_records}-*.tfrecord")
     assert "stopped" in str(damaged_images.explain(ERROR, source, "tensorflow"))
-    source.__dict__["records"] = dataclasses.replace(source.records, formats={"JPEG": 11, "WEBP": 1})
+    source = dataclasses.replace(source, formats={"JPEG": 11, "WEBP": 1})
     said = str(damaged_images.explain(ERROR, source, "tensorflow"))
     assert "reads JPEG and PNG, and one of the records is WEBP" in said
     assert "stopped" in str(damaged_images.explain(ERROR, source, "dali_cpu"))

@@ -11,26 +11,18 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from common import atomic, progress, tfrecord_index
-from common.datacheck import images, tfrecord, tfrecord_columns, tfrecord_content
+from common import files
+from common.datacheck import annotation_cache, images, tfrecord, tfrecord_scan
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
-from common.datacheck.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
 from common.errors import UserError
 from common.issues import KINDS, DataError, Findings, Severity
 from common.labels import LabelMap
-from common.tfrecord import write_tfrecords
+from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, write_index
 from tests.common.record_writing import LABELS, PNG, empty_record, flip, png, record, write
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 SKIP = ImagePolicy(on_bad_image="skip")
-
-
-@pytest.fixture(autouse=True)
-def forget():
-    """Every test is a new process, as far as what is remembered in memory goes."""
-    tfrecord._accept.cache_clear()
-    yield
-    tfrecord._accept.cache_clear()
 
 
 def scan_one(tmp_path, *contents):
@@ -54,9 +46,9 @@ def said(records):
 def read_back(records):
     """{image id: features} at the spans, in order."""
     read = {}
-    assert len(records.rows) == len(records.spans) == records.annotations.num_images
-    for number, offset, size in records.spans.tolist():
-        content = pathlib.Path(records.files[number]).read_bytes()[offset + 12 : offset + size - 4]
+    assert len(records.rows) == len(records.records.spans) == records.annotations.num_images
+    for number, offset, size in records.records.spans.tolist():
+        content = pathlib.Path(records.records.files[number]).read_bytes()[offset + 12 : offset + size - 4]
         features = tf.train.Example.FromString(content).features.feature
         read[int(features["image/source_id"].bytes_list.value[0])] = features
     assert records.annotations.image_ids[records.rows].tolist() == list(read)
@@ -94,8 +86,8 @@ def test_records_say_what_the_json_says(name, request, tmp_path):
     # No false alarm: what the converter wrote needs no mending.
     assert scanned.findings.origin == scanned.origin
     assert set(said(records)) <= {"crowd", "image-without-boxes", "large-id"}
-    assert list(records.files) == files
-    assert list(records.indexes) == [f"{file}.idx" for file in files]
+    assert list(records.records.files) == files
+    assert list(records.records.indexes) == [f"{file}.idx" for file in files]
     assert records.formats == {"coco128": {"JPEG": 128}, "bccd": {"JPEG": 87}}.get(
         directory, {"JPEG": 11, "PNG": 1}
     )
@@ -125,12 +117,11 @@ def test_many_records_in_many_parts(tmp_path, monkeypatch):
     assert whole.annotations.areas.tolist() == [i % 500 + 0.5 for i in expected]
     for limit in ({"_PART_RECORDS": 7}, {"_PART_BYTES": 1}, {"_PART_BYTES": 1000}):
         for name, value in limit.items():
-            monkeypatch.setattr(tfrecord_columns, name, value)
-        monkeypatch.setattr(tfrecord_content, "_VERSION", str(limit))
-        tfrecord._accept.cache_clear()
+            monkeypatch.setattr(tfrecord_scan, name, value)
+        monkeypatch.setattr(tfrecord_scan, "_VERSION", str(limit))
         parts = tfrecord.open_records(files, LABELS)
         assert parts.annotations.fingerprint() == whole.annotations.fingerprint()
-        assert np.array_equal(parts.spans, whole.spans)
+        assert np.array_equal(parts.records.spans, whole.records.spans)
 
 
 def test_progress_is_shown_of_large_sets_only(tmp_path, monkeypatch, capfd):
@@ -143,11 +134,11 @@ def test_progress_is_shown_of_large_sets_only(tmp_path, monkeypatch, capfd):
         def step(self):
             shown[-1][2] += 1
 
-    monkeypatch.setattr(progress, "Bar", Bar)
-    monkeypatch.setattr(tfrecord_columns, "_PART_RECORDS", 2)
+    monkeypatch.setattr(tfrecord_scan, "Bar", Bar)
+    monkeypatch.setattr(tfrecord_scan, "_PART_RECORDS", 2)
     scan_one(tmp_path, *(record(source_id=b"%d" % i) for i in range(5)))
     assert not shown
-    monkeypatch.setattr(tfrecord_content, "_SLOW_RECORDS", 4)
+    monkeypatch.setattr(tfrecord_scan, "_SLOW_RECORDS", 4)
     scan_one(tmp_path, *(record(source_id=b"%d" % i) for i in range(6)))
     assert shown == [["Checking records", 3, 3]]
 
@@ -189,7 +180,7 @@ def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
             (2, f"{files['sound']} record 2", f"{files['records']} record 6"),
         )
     ]
-    assert found.pop("record-file-unreadable") == [f"{pipe} is a pipe"]
+    assert found.pop("record-file-unreadable") == [f"{pipe} is not a regular file"]
     assert found.pop("record-file-empty") == [f"{files['empty']} (0 bytes)"]
     places = {kind: re.match("(.*) record (\\d+) ", text).groups() for kind, (text,) in found.items()}
     assert places == {
@@ -343,8 +334,8 @@ def test_records_that_dali_cannot_read_are_mended(tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     records = tfrecord.open_records([a, b], LABELS)
     assert records.annotations.image_ids.tolist() == [1, 2, 3, 4]
-    assert records.files[0] == a
-    assert a not in records.files[1:] and b not in records.files
+    assert records.records.files[0] == a
+    assert a not in records.records.files[1:] and b not in records.records.files
     all_keys = ", ".join((*BOX_KEYS, LABEL_KEY, CROWD_KEY))
     assert said(records)["record-completed"] == [
         f"{a} record 1 (image 2) lacks {all_keys}",
@@ -361,10 +352,10 @@ def test_records_that_dali_cannot_read_are_mended(tmp_path):
     crowds = [list(read[i][CROWD_KEY].int64_list.value) for i in range(1, 5)]
     labels = [list(read[i][LABEL_KEY].int64_list.value) for i in range(1, 5)]
     assert (crowds, labels) == ([[1, 0], [], [0], []], [[17, 3], [], [17], []])
-    for file, index in zip(records.files, records.indexes, strict=True):
+    for file, index in zip(records.records.files, records.records.indexes, strict=True):
         content = pathlib.Path(index).read_text().splitlines()
-        number = records.files.index(file)
-        spans = records.spans[records.spans[:, 0] == number, 1:].tolist()
+        number = records.records.files.index(file)
+        spans = records.records.spans[records.records.spans[:, 0] == number, 1:].tolist()
         assert [list(map(int, line.split())) for line in content] == spans
 
 
@@ -381,14 +372,14 @@ def test_mended_copies_of_changed_records_are_made_again(tmp_path):
 
 
 def test_a_full_cache_is_named(tmp_path, monkeypatch):
-    write_file = atomic.write
+    write_bytes = files.write_bytes
 
-    def full(path, writer):
-        if path.suffix == ".tfrecord":
+    def full(path, content):
+        if str(path).endswith(".tfrecord"):
             raise OSError(28, "No space left on device")
-        write_file(path, writer)
+        write_bytes(path, content)
 
-    monkeypatch.setattr(atomic, "write", full)
+    monkeypatch.setattr(files, "write_bytes", full)
     file = write(tmp_path / "a", record(source_id=b"123454321"), empty_record(2))
     with pytest.raises(
         UserError, match=r"cannot write .*\.tfrecord: No space left on device; XDG_CACHE_HOME"
@@ -433,7 +424,10 @@ def test_bad_images_are_left_out_on_demand(tmp_path):
     assert records.annotations.image_ids.tolist() == [2, 4]
     assert records.annotations.num_boxes == 2
     assert sorted(read_back(records)) == [2, 4]
-    assert records.files == (a,) and len(pathlib.Path(records.indexes[0]).read_text().splitlines()) == 2
+    assert (
+        records.records.files == (a,)
+        and len(pathlib.Path(records.records.indexes[0]).read_text().splitlines()) == 2
+    )
     assert records.formats == {"PNG": 2}
     found = {finding.kind: finding for finding in records.annotations.findings}
     assert found.pop("box-outside").offenders[0].startswith(f"{a} record 3 (image 4) has the box")
@@ -461,19 +455,17 @@ def test_limits_are_the_policys(tmp_path):
 def reads(monkeypatch):
     """The parts of files that were read, each time that something is."""
     parts = []
-    real = tfrecord_columns.contents
+    real = tfrecord_scan.contents
 
     def counted(file, begin, end, findings):
         parts.append((file.path, begin, end))
         return real(file, begin, end, findings)
 
-    monkeypatch.setattr(tfrecord_columns, "contents", counted)
+    monkeypatch.setattr(tfrecord_scan, "contents", counted)
     return parts
 
 
 def start_again(files, **options):
-    """As a new process would."""
-    tfrecord._accept.cache_clear()
     return tfrecord.open_records(files, LABELS, **options)
 
 
@@ -484,8 +476,12 @@ def test_a_second_start_reads_no_data(tmp_path, reads):
     second = start_again(files)
     assert len(reads) == 3
     assert second.annotations.fingerprint() == first.annotations.fingerprint()
-    assert np.array_equal(second.spans, first.spans)
-    assert (second.files, second.indexes, second.formats) == (first.files, first.indexes, first.formats)
+    assert np.array_equal(second.records.spans, first.records.spans)
+    assert (second.records.files, second.records.indexes, second.formats) == (
+        first.records.files,
+        first.records.indexes,
+        first.formats,
+    )
     assert said(second) == said(first)
     assert second.annotations.origin == first.annotations.origin
 
@@ -497,16 +493,6 @@ def test_a_second_start_reads_no_data(tmp_path, reads):
     os.utime(files[0], ns=(times.st_atime_ns, times.st_mtime_ns))
     assert start_again(files).annotations.fingerprint() == first.annotations.fingerprint()
     assert len(reads) == 3
-
-
-def test_within_a_process_it_is_not_even_loaded(tmp_path, monkeypatch):
-    file = write(tmp_path / "a", record(source_id=b"77"))
-    first = tfrecord.open_records([file], LABELS)
-    monkeypatch.setattr(tfrecord_content, "read", None)
-    assert tfrecord.open_records([file], LABELS).annotations.image_ids is first.annotations.image_ids
-    os.unlink(f"{file}.idx")  # the index is looked at every time
-    tfrecord.open_records([file], LABELS)
-    assert os.path.exists(f"{file}.idx")
 
 
 def swap(tmp_path, file):
@@ -552,7 +538,6 @@ def test_bad_images_are_remembered_for_both_policies(tmp_path, reads):
     a, b = bad_images(tmp_path)
     found = refused([a, b])
     assert len(reads) == 2
-    tfrecord._accept.cache_clear()
     assert refused([a, b]) == found
     skipped = said(start_again([a, b], policy=SKIP))
     assert {kind: skipped[kind] for kind in found} == found and set(skipped) - set(found) == {"box-outside"}
@@ -574,10 +559,8 @@ def test_what_a_deep_look_found_is_remembered_by_a_shallow_one(tmp_path, reads, 
     start_again([file])
     assert set(refused([file], policy=ImagePolicy(decode=True))) == {"image-damaged"}
     assert len(reads) == 2  # a shallow look is no answer to a deep question
-    tfrecord._accept.cache_clear()
     assert set(refused([file])) == {"image-damaged"}  # although a shallow look is remembered, too
     assert len(reads) == 2
-    tfrecord._accept.cache_clear()
     other = write(tmp_path / "b", record(source_id=b"98"))
     refused([other], policy=ImagePolicy(decode=True))
     assert set(refused([other])) == {"image-damaged"}
@@ -597,13 +580,13 @@ def test_what_was_kept_badly_is_made_again(tmp_path, reads, monkeypatch):
         assert len(reads) == number
     assert kept.read_bytes() == content
     with monkeypatch.context() as patch:  # what another version of annotations.py makes of its own
-        patch.setattr(tfrecord_content.Annotations, "from_bytes", lambda content, origin: None)
+        patch.setattr(annotation_cache, "unpack", lambda content, origin: None)
         start_again([file], policy=SKIP)
     assert len(reads) == len(spoilt) + 2
 
 
 def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch):
-    real = tfrecord.tfrecord_walk.walk_files
+    real = tfrecord.walk_files
 
     def then_gone(change):
         def walk_files(files, findings):
@@ -615,16 +598,16 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch):
 
     for change, text in (
         (os.unlink, "No such file or directory"),
-        (lambda file: os.truncate(file, len(record()) + 16), "has changed while it was read"),
+        (lambda file: os.truncate(file, len(record()) + 16), "record 1 at byte"),
         (lambda file: os.truncate(file, len(record()) + 100), "record 1 at byte"),
     ):
         file = write(tmp_path / "a", record(), record(source_id=b"2"))
-        monkeypatch.setattr(tfrecord.tfrecord_walk, "walk_files", then_gone(change))
+        monkeypatch.setattr(tfrecord, "walk_files", then_gone(change))
         before, content = os.stat(file), pathlib.Path(file).read_bytes()
         (offender,) = [text for texts in refused([file]).values() for text in texts]
         assert text in offender and file in offender
         # What was only so for a moment is not remembered.
-        monkeypatch.setattr(tfrecord.tfrecord_walk, "walk_files", real)
+        monkeypatch.setattr(tfrecord, "walk_files", real)
         pathlib.Path(file).write_bytes(content)
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert tfrecord.open_records([file], LABELS).annotations.num_images == 2
@@ -644,7 +627,7 @@ def test_findings_of_a_copy_are_its_own(tmp_path):
 def test_a_file_copied_in_part_stops_whatever_else_is_wrong(tmp_path):
     whole = [record(source_id=b"1"), record(source_id=b"2", encoded=b""), record(source_id=b"3")]
     file = write(tmp_path / "a", *whole)
-    tfrecord_index.write_index(file)
+    write_index(file)
     write(tmp_path / "a", *whole[:2])
     expected = {"index-longer": [f"{file} has 2 records, a.idx lists 3"]}
     assert refused([file]).items() >= expected.items()

@@ -5,16 +5,9 @@ import math
 import pytest
 import tensorflow as tf
 
-from common.datacheck.tfrecord_example import (
-    BOX_KEYS,
-    CROWD_KEY,
-    DALI_KEYS,
-    LABEL_KEY,
-    absent_keys,
-    complete,
-    parse,
-)
+from common.datacheck.tfrecord_example import absent_keys, complete, parse
 from common.issues import Findings
+from common.tfrecord import BOX_KEYS, CROWD_KEY, DALI_KEYS, LABEL_KEY
 from tests.common.record_writing import PNG, empty_record, record
 
 NAME = "x.tfrecord record 3"

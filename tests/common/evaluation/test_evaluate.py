@@ -21,14 +21,15 @@ from pycocotools.cocoeval import COCOeval
 
 from common import dataset, tf_readers
 from common.datacheck import damaged_images
+from common.datacheck.open_data import open_coco, open_tfrecords
 from common.distributed.packing import pack, unpack
 from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
 from common.evaluation import coco_backends, coco_metrics
 from common.evaluation import evaluate as evaluation
-from common.sources import CocoSource, ImageListSource, TFRecordSource
-from common.tfrecord import write_tfrecords
+from common.sources import ImageListSource
 from tools import synthetic
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 NUM_IMAGES = 23
 ROWS = 14  # of detections per image, padding included
@@ -187,12 +188,12 @@ def source(request, truth_files, tmp_path_factory):
     """Both with gaps in their category ids; the records in an order of their own."""
     name, _, kind = request.param.partition(" ")
     directory = truth_files[name]
-    source = CocoSource(str(directory / "images"), str(directory / "instances.json"))
+    source = open_coco(str(directory / "images"), str(directory / "instances.json"))
     if kind == "files":
         return source
     prefix = tmp_path_factory.mktemp("records") / "x"
     write_tfrecords(source.annotations, directory / "images", prefix, num_shards=3, seed=1, num_workers=1)
-    records = TFRecordSource(f"{prefix}*.tfrecord")
+    records = open_tfrecords(f"{prefix}*.tfrecord")
     assert records.annotations.image_ids.tolist() != sorted(records.annotations.image_ids)
     return records
 
@@ -295,7 +296,7 @@ def test_the_plain_readers_find_the_same(source, alone, count, batch_size):
 @pytest.mark.parametrize("count", [1, 5])
 def test_images_without_annotations(drawn, count):
     files = sorted((drawn / "images").iterdir())
-    annotated = CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+    annotated = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     network = Network(annotated)
     network.table = dict(enumerate(network.table.values()))  # image ids are positions in the list
     source = ImageListSource(files)
@@ -337,7 +338,7 @@ def test_output_that_is_not_finite_ends_all_ranks(source, culprit):
 
 def test_an_image_that_was_damaged_meanwhile_ends_all_ranks(drawn, tmp_path):
     shutil.copytree(drawn, tmp_path / "data")
-    source = CocoSource(str(tmp_path / "data" / "images"), str(tmp_path / "data" / "instances.json"))
+    source = open_coco(str(tmp_path / "data" / "images"), str(tmp_path / "data" / "instances.json"))
     network = Network(source)
     file = tmp_path / "data" / "images" / source.annotations.file_names[10]
     file.write_bytes(b"no image")
@@ -350,7 +351,7 @@ def test_an_image_that_was_damaged_meanwhile_ends_all_ranks(drawn, tmp_path):
 
 def test_data_without_boxes_end_all_ranks(drawn):
     """Rank 0 alone finds out, when it counts."""
-    source = CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     network = Network(source)
     crowds = np.ones_like(source.annotations.is_crowd)
     source.__dict__["annotations"] = dataclasses.replace(source.annotations, is_crowd=crowds)
@@ -362,7 +363,7 @@ def test_data_without_boxes_end_all_ranks(drawn):
     ("shards", "message"), [((0, 0), "6 were left out"), ((1, 1), "6 came from another")]
 )
 def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn, shards, message):
-    source = CocoSource(str(drawn / "images"), str(drawn / "instances.json"))
+    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     network = Network(source)
 
     def work(ranks):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from common.datacheck.coco import load_coco
+from common.datacheck.open_data import open_images
 from common.errors import UserError
 from common.evaluation.args import InferArgs
 from common.evaluation.inference import open_job
 from common.labels import LabelMap
-from common.open_data import open_images
 
 LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
 FOUND = [{"image_id": 1, "category_id": 17, "bbox": [5.0, 6.0, 20.0, 10.0], "score": 0.5}]

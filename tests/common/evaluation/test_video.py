@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+from common import tf_readers
 from common.errors import UserError
 from common.evaluation import video
 
@@ -34,7 +35,7 @@ def test_frames_come_in_order_and_as_rgb(clip):
 
 def test_examples_are_the_frames_without_loss(clip):
     source = video.open_video(str(clip))
-    examples = list(source.examples(shard_id=0, num_shards=1, training=False, seed=0))
+    examples = list(tf_readers.examples(source, shard_id=0, num_shards=1, training=False, seed=0))
     assert [int(example["image_id"]) for example in examples] == [0, 1, 2, 3, 4]
     for example, frame in zip(examples, source.frames(), strict=True):
         png = cv2.imdecode(np.frombuffer(example["encoded"].numpy(), np.uint8), cv2.IMREAD_COLOR)

@@ -19,9 +19,9 @@ from nvidia.dali import fn
 from nvidia.dali.plugin import tf as dali_tf
 from PIL import Image
 
-from common import atomic
 from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
+from common.files import TEMPORARY
 from common.layers import moving_statistics
 from common.training import checkpoint_files
 from common.training.checkpoints import Checkpoints
@@ -528,7 +528,7 @@ def test_leftovers_of_a_killed_save_are_cleared_away(tmp_path):
     directory = tmp_path / "checkpoints"
     assert Training(tmp_path).save(1)
     assert Training(tmp_path).save(2)
-    (directory / f"{atomic.TEMPORARY}1234-00000003").mkdir()
+    (directory / f"{TEMPORARY}1234-00000003").mkdir()
     (directory / "00000002").rename(directory / "00000001.new")  # written, and not yet in place
     shutil.copytree(directory / "00000001", directory / "00000009.new")
     (directory / "00000009.new" / "state.index").write_bytes(b"")

@@ -244,7 +244,7 @@ def test_a_truncated_array_is_refused(tmp_path, size):
 def test_a_damaged_header_is_said(tmp_path, header):
     text = header.encode("latin1").ljust(117) + b"\n"
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + bytes(12))
-    with pytest.raises(DataError, match=r"file that is no image: 'x\.npy': ") as caught:
+    with pytest.raises(DataError, match=r"file that is not an image: 'x\.npy': ") as caught:
         open_image_source("numpy", os.fspath(tmp_path))
     assert "\n" not in str(caught.value)
 

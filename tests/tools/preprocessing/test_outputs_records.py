@@ -10,7 +10,7 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn, types
 
-from common import tfrecord_index
+from common import tfrecord
 from common.errors import UserError
 from tests.tools.preprocessing.samples import images, left, output, samples
 from tools.preprocessing.image_source import open_image_source
@@ -83,10 +83,10 @@ def test_grey_images_stay_grey(tmp_path):
 @pytest.mark.parametrize(("num_shards", "sizes"), [(None, [5]), (1, [5]), (2, [2, 3]), (5, [1] * 5)])
 def test_shards_are_equal_parts_in_order(tmp_path, num_shards, sizes):
     files = written(tmp_path, images(5), num_shards=num_shards)
-    assert [len(tfrecord_index.record_spans(file)) for file in files] == sizes
+    assert [len(tfrecord.record_spans(file)) for file in files] == sizes
     for file in files:
         with open(f"{file}.idx", "rb") as index:
-            assert index.read() == tfrecord_index.format_index(tfrecord_index.record_spans(file))
+            assert index.read() == tfrecord.format_index(tfrecord.record_spans(file))
     ids = [
         tf.train.Example.FromString(record.numpy()).features.feature["image/source_id"].bytes_list.value[0]
         for record in tf.data.TFRecordDataset(files)

@@ -1,6 +1,7 @@
 """What all sources of images have in common, and how their images are checked."""
 
 import dataclasses
+import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -9,9 +10,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from common.datacheck import images, scan_cache
+from common.datacheck import images
 from common.datacheck.images import ImageFacts, ImagePolicy
 from common.errors import UserError
+from common.files import load_cached, save_cached
 from common.issues import Findings
 from common.labels import LabelMap
 from common.readers import check_shards
@@ -207,11 +209,13 @@ def remembered(
     key = f"{os.path.abspath(file)} {state}"
     if not are_utf8([file]):  # which the cache cannot hold
         return list(check(file, policy))
-    known = scan_cache.recall(key, _VERSION, Image)
-    if not known:
-        known = {str(number): image for number, image in enumerate(check(file, policy))}
-        scan_cache.remember(key, _VERSION, known)
-    return list(known.values())
+    name = f"images-{hashlib.sha256(f'{_VERSION} {key}'.encode()).hexdigest()[:32]}.msgpack"
+    content = load_cached(name)
+    if content:
+        return msgspec.msgpack.decode(content, type=list[Image])
+    found = list(check(file, policy))
+    save_cached(name, msgspec.msgpack.encode(found))
+    return found
 
 
 def check_label(label: int | float | None, owner: str) -> int | None:

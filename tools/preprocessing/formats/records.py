@@ -17,10 +17,13 @@ import numpy as np
 import nvidia.dali.tfrecord as dali_tfrecord
 import tensorflow as tf
 
-from common import cache, tfrecord_index
 from common.datacheck.images import ImagePolicy
+from common.datacheck.tfrecord import expand_pattern, index_of, missing_shards, walk_files
+from common.datacheck.tfrecord_scan import name_files
 from common.errors import UserError
+from common.files import store_cached
 from common.issues import Findings
+from common.tfrecord import format_index, record_spans
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Image, ImageSource, SourceFlags
 from tools.preprocessing.reading import ReaderCall
@@ -39,18 +42,17 @@ def open_tfrecord(flags: SourceFlags) -> ImageSource:
     if os.path.isdir(flags.path):
         pattern = os.path.join(flags.path, "*.tfrecord")
         raise UserError(f"--input={flags.path} is a directory: name the files in it, '{pattern}'")
-    files = tfrecord_index.expand_pattern(flags.path)
+    files = expand_pattern(flags.path)
     if not base.are_utf8(files):
         raise UserError(f"--input={flags.path}: rename the files: TensorFlow knows UTF-8 names only")
-    findings = Findings(tfrecord_index.name_files(files))
-    missing = tfrecord_index.missing_shards(files)
+    findings = Findings(name_files(files))
+    missing = missing_shards(files)
     findings.add_many("shard-missing", len(missing), missing)
     found = []
-    for file in files:
-        spans = tfrecord_index.record_spans(file)
-        tfrecord_index.check_complete(file, spans, findings)
-        tfrecord_index.ensure_index(file, spans, findings)
-        found += base.remembered(file, flags.policy, _check_examples)
+    for file in walk_files(files, findings):
+        if not file.fault:
+            index_of(file, findings)
+            found += base.remembered(file.path, flags.policy, _check_examples)
     return base.make_source("tfrecord", flags, found, _load_example, _tfrecord_reader, findings=findings)
 
 
@@ -64,14 +66,14 @@ def _tfrecord_reader(found: Sequence[Image]) -> ReaderCall | None:
     places: dict[str, list[tuple[int, ...]]] = {}
     for image in found:
         places.setdefault(image.file, []).append(image.place)
-    indexes = [cache.store(tfrecord_index.format_index(spans), ".idx") for spans in places.values()]
+    indexes = [store_cached(format_index(spans), ".idx") for spans in places.values()]
     arguments = {"path": list(places), "index_path": list(map(os.fspath, indexes)), "features": features}
     return ReaderCall("tfrecord", arguments, "image/encoded", _LABEL_KEY if labelled else None)
 
 
 def _check_examples(file: str, policy: ImagePolicy) -> list[Image]:
     found = []
-    spans = tfrecord_index.record_spans(file).tolist()
+    spans = record_spans(file).tolist()
     try:
         for number, record in enumerate(tf.data.TFRecordDataset(file).as_numpy_iterator()):
             owner = f"{file} record {number}"
@@ -111,7 +113,7 @@ def _load_example(image: Image) -> np.ndarray:
 
 def open_recordio(flags: SourceFlags) -> ImageSource:
     """--source=recordio: a glob of .rec files, or several with commas between them."""
-    files = tfrecord_index.expand_pattern(flags.path)
+    files = expand_pattern(flags.path)
     found = [image for file in files for image in base.remembered(file, flags.policy, _check_recordio)]
     return base.make_source("recordio", flags, found, _load_recordio, _recordio_reader)
 
@@ -123,7 +125,7 @@ def _recordio_reader(found: Sequence[Image]) -> ReaderCall | None:
     if len(files) > 1 or labelled is None:
         return None
     index = "".join(f"{number}\t{image.place[0]}\n" for number, image in enumerate(found))
-    arguments = {"path": files, "index_path": [os.fspath(cache.store(index.encode(), ".idx"))]}
+    arguments = {"path": files, "index_path": [os.fspath(store_cached(index.encode(), ".idx"))]}
     return ReaderCall("mxnet", arguments, label=1 if labelled else None)
 
 

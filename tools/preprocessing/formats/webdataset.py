@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common import cache, tfrecord_index
 from common.datacheck.images import IMAGE_SUFFIXES, ImageFacts, ImagePolicy
+from common.datacheck.tfrecord import expand_pattern
 from common.errors import UserError
+from common.files import store_cached
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Image, ImageSource, SourceFlags
 from tools.preprocessing.reading import ReaderCall
@@ -25,7 +26,7 @@ _LONGEST_LABEL = 64  # bytes
 
 def open_webdataset(flags: SourceFlags) -> ImageSource:
     """--source=webdataset: a glob of tar files, or several with commas between them."""
-    files = tfrecord_index.expand_pattern(flags.path)
+    files = expand_pattern(flags.path)
     found = [image for file in files for image in base.remembered(file, flags.policy, _check)]
     return base.make_source("webdataset", flags, found, _load, _reader)
 
@@ -46,7 +47,7 @@ def _reader(found: Sequence[Image]) -> ReaderCall | None:
     indexes = [f"v1.1 {len(part)}\n{''.join(part)}" for part in lines.values()]
     arguments = {
         "paths": list(lines),
-        "index_paths": [os.fspath(cache.store(index.encode(), ".idx")) for index in indexes],
+        "index_paths": [os.fspath(store_cached(index.encode(), ".idx")) for index in indexes],
         "ext": ["image", "cls"] if labelled else ["image"],
         "missing_component_behavior": "error",
     }

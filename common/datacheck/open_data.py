@@ -1,4 +1,4 @@
-"""From the data flags to checked sources: the door at which bad data stop.
+"""From the data flags to checked sources: bad data stop here.
 
 Everything that would make training wrong is listed at once, of training and evaluation data together, before
 anything is built or written.
@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.datacheck import images as image_files
+from common.datacheck import tfrecord
+from common.datacheck.coco import load_coco
 from common.datacheck.images import IMAGE_SUFFIXES, ImagePolicy
 from common.errors import UserError
 from common.issues import DataError, Findings
 from common.labels import LabelMap
-from common.progress import log, say_findings
+from common.progress import log
 from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
 
 _IN_SUMMARY = ("crowd", "image-without-boxes")  # which the summary counts
@@ -53,9 +55,29 @@ def open_source(
         UserError: flags missing or given too often, files missing.
         DataError: everything in the data that would make training or evaluation wrong.
     """
-    source = _source(DataFlags(images, annotations, file_pattern), input_type, label_map, policy, split)
-    _ = source.annotations
-    return source
+    return _open(DataFlags(images, annotations, file_pattern), input_type, label_map, policy, split)
+
+
+def open_coco(
+    images_dir: str | os.PathLike, json_path: str | os.PathLike, policy: ImagePolicy = ImagePolicy()
+) -> CocoSource:
+    """The checked images and annotations of a COCO json; DataError as `load_coco`."""
+    return CocoSource(os.fspath(images_dir), load_coco(json_path, images_dir, policy=policy))
+
+
+def open_tfrecords(
+    pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
+) -> TFRecordSource:
+    """The checked records of a glob; DataError as `tfrecord.open_records`.
+
+    Args:
+        pattern: glob of the record files.
+        label_map: file of the categories; by default `<prefix>.label_map.json` (tools/convert.py).
+        policy: about images that cannot be used.
+    """
+    files = tfrecord.expand_pattern(pattern)
+    labels = LabelMap.load(label_map or tfrecord.find_label_map(files))
+    return tfrecord.open_records(files, labels, policy=policy)
 
 
 def open_splits(
@@ -81,10 +103,9 @@ def open_splits(
     sources: list[Source] = []
     faulty: list[Findings] = []
     for given, split in zip((train, evaluation), names, strict=True):
-        if not sources or any(given):
-            sources.append(_source(given, input_type, label_map, policy, split))
+        if split == names[0] or any(given):
             try:
-                _ = sources[-1].annotations
+                sources.append(_open(given, input_type, label_map, policy, split))
             except DataError as error:
                 faulty += error.findings
     if not faulty and len(sources) == 2:
@@ -113,8 +134,8 @@ def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSo
         if not files:
             findings.add("no-images", f"none of {len(facts)} can be read")
     findings.raise_if_stopping()
-    say_findings(findings)
-    return ImageListSource(files, policy)
+    log_findings(findings)
+    return ImageListSource(tuple(files))
 
 
 def check_labels(label_map: LabelMap, source: Source) -> None:
@@ -145,18 +166,24 @@ def check_sizes(source: Source, *, batch_size: int, num_replicas: int, max_insta
         len(crowded),
         (f"{annotations.image_name(i)} has {counts[i]}, kept are {max_instances}" for i in crowded),
     )
-    say_findings(findings)
+    log_findings(findings)
 
 
-def say_source(split: str, source: Source) -> None:
-    """Tells whoever watches what a source holds, and what was mended, left out or is remarkable in it."""
+def log_findings(findings: Findings) -> None:
+    """Logs what was found in a data set, with a few of the offenders."""
+    for finding in findings:
+        log(f"{findings.origin}: {finding.line(shown=3)}")
+
+
+def log_source(split: str, source: Source) -> None:
+    """Logs what a source holds, and what was fixed, left out or is remarkable in it."""
     log(f"{split} data: {source.annotations.summary()}")
     for finding in source.annotations.findings:
         if finding.kind not in _IN_SUMMARY:
             log(f"  {finding.line(shown=3)}")
 
 
-def _source(
+def _open(
     given: DataFlags, input_type: str | None, label_map: str | None, policy: ImagePolicy, split: str
 ) -> Source:
     prefix = f"--{split}_" if split else "--"
@@ -178,9 +205,9 @@ def _source(
     if input_type == "tfrecord":
         if not given.file_pattern:
             raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
-        return TFRecordSource(given.file_pattern, label_map, policy)
+        return open_tfrecords(given.file_pattern, label_map, policy)
     if len(named) == 2:
-        return CocoSource(given.images, given.annotations, policy)
+        return open_coco(given.images, given.annotations, policy)
     if named:
         (absent,) = set(coco) - set(named)
         raise UserError(f"{named[0]} is given without {absent}: COCO data needs both")
@@ -239,5 +266,5 @@ def open_evaluation(a: Any, label_map: LabelMap) -> Source:
         split="eval",
     )
     check_labels(label_map, source)
-    say_source("evaluation", source)
+    log_source("evaluation", source)
     return source

@@ -1,23 +1,32 @@
-"""Files and directories that are either the old ones or the new ones, never half of each.
+"""Atomic writes, and the user's cache directory.
 
-Writing to the file itself loses the old content too when the process is killed or the disk is full.
+Writing to a file itself loses the old content too when the process is killed or the disk is full. Here a file
+or directory is either the old one or the new one, never half of each.
+
+The cache directory holds what can be made again: $XDG_CACHE_HOME/dali-detection, else
+~/.cache/dali-detection, else a private directory under the system's temporary one (a container's home may be
+read-only). Names in it tell the content, so ranks that write the same file at once write the same bytes.
 """
 
 import concurrent.futures
 import contextlib
+import hashlib
 import os
 import pathlib
 import shutil
+import stat
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 
 from common.errors import UserError
 
 TEMPORARY = ".tmp-"  # how the name of everything unfinished begins
+_DIGEST = 32  # bytes of a SHA-256
 _FORCED_AT_ONCE = 32  # files: a disk takes so many in hardly more than the milliseconds that one takes
 
 
-def write(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
+def write_file(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
     """Replaces `path` by what `writer` writes, in one step that a crash cannot split.
 
     The new content goes to a temporary name in the same directory, is forced to the disk, and takes the place
@@ -43,12 +52,12 @@ def write(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> 
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """`write` of bytes at hand."""
-    write(path, lambda temporary: temporary.write_bytes(content))
+    """`write_file` of bytes."""
+    write_file(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
-    """`write` for several files that belong together: `writer` fills a new directory, which becomes `path`.
+    """Replaces the directory `path` by a new one, which `writer` fills, in one step.
 
     A directory that stands at `path` is removed just before the rename, so for a moment there is neither.
     """
@@ -70,7 +79,7 @@ def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], ob
 
 
 def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
-    """`write` for files that go to a directory where others may stand, which stay.
+    """`write_file` for files that go to a directory where others may stand, which stay.
 
     `writer` fills a directory beside them, with sub-directories if it likes; when it has returned, each file
     takes its place by a rename, in the order of their names. Whatever goes wrong before leaves everything as
@@ -134,7 +143,7 @@ def _move_all(source: pathlib.Path, target: pathlib.Path) -> None:
         _force_to_disk(folder)
 
 
-def rename(path: str | os.PathLike, target: str | os.PathLike) -> None:
+def rename_file(path: str | os.PathLike, target: str | os.PathLike) -> None:
     """os.replace that has reached the disk when it returns."""
     os.replace(path, target)
     _force_to_disk(pathlib.Path(target).parent)
@@ -166,3 +175,93 @@ def _force_to_disk(path: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# --- the cache ---
+
+
+def cache_directory() -> pathlib.Path:
+    """The cache directory, made if need be and not writable by others.
+
+    Raises:
+        UserError: no place can be written.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    places = [
+        pathlib.Path(home) / "dali-detection",
+        pathlib.Path(tempfile.gettempdir()) / f"dali-detection-{os.getuid()}",
+    ]
+    for place in places:
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = place.stat()
+        except OSError:
+            continue
+        # Somebody else may have made the predictable name under /tmp first.
+        private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if private and os.access(place, os.W_OK | os.X_OK):
+            return place
+    raise UserError(
+        f"neither {places[0]} nor {places[1]} can be written: set XDG_CACHE_HOME to a private directory"
+    )
+
+
+def store_cached(content: bytes, suffix: str) -> pathlib.Path:
+    """The path of a file in the cache with `content`, named by its hash and written unless it is there.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = cache_directory() / f"{hashlib.sha256(content).hexdigest()[:32]}{suffix}"
+    try:
+        if path.read_bytes() == content:
+            return path
+    except FileNotFoundError:
+        pass
+    _write_cached(path, content)
+    return path
+
+
+def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
+    """The path of the file `name` in the cache, made by `make` unless it is there and its checksum right.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = cache_directory() / name
+    digest = load_cached(f"{name}.sha256")
+    try:
+        with open(path, "rb") as stream:
+            if hashlib.file_digest(stream, "sha256").digest() == digest:
+                return path
+    except FileNotFoundError:
+        pass
+    content = make()
+    _write_cached(path, content)
+    save_cached(f"{name}.sha256", hashlib.sha256(content).digest())
+    return path
+
+
+def save_cached(name: str, content: bytes) -> None:
+    """Keeps `content` for `load_cached`. A full disk is not an error: the cache only saves time."""
+    with contextlib.suppress(OSError):
+        write_bytes(cache_directory() / name, hashlib.sha256(content).digest() + content)
+
+
+def load_cached(name: str) -> bytes | None:
+    """What was saved under a name; None where there is nothing, or it is damaged."""
+    try:
+        saved = (cache_directory() / name).read_bytes()
+    except OSError:
+        return None
+    content = saved[_DIGEST:]
+    return content if hashlib.sha256(content).digest() == saved[:_DIGEST] else None
+
+
+def _write_cached(path: pathlib.Path, content: bytes) -> None:
+    try:
+        write_bytes(path, content)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
+        ) from error

@@ -14,16 +14,17 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from common import tfrecord, tfrecord_index
+from common import tfrecord
 from common.datacheck import images
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
 from common.errors import UserError
 from common.issues import DataError
 from common.labels import LabelMap
-from common.tfrecord import write_tfrecords
+from tools.conversion import coco_to_tfrecord
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_indexes_and_label_map_come_along(drawn, tmp_path):
     files = write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=2, seed=5)
     for file in files:
         index = pathlib.Path(f"{file}.idx").read_bytes()
-        assert index == tfrecord_index.format_index(tfrecord_index.record_spans(file))
+        assert index == tfrecord.format_index(tfrecord.record_spans(file))
     assert LabelMap.load(tmp_path / "t.label_map.json") == annotations.label_map
     source = json.loads((tmp_path / "t.label_map.json").read_text())["source"]
     assert source["seed"] == 5
@@ -226,7 +227,7 @@ def test_names_that_leave_the_directory_are_refused(drawn, tmp_path):
 
 def fail_at(monkeypatch, number, error):
     """Makes one of the images fail while it is written."""
-    real, seen = tfrecord.make_example, []
+    real, seen = coco_to_tfrecord._make_example, []
 
     def make_example(*arguments):
         seen.append(arguments)
@@ -234,7 +235,7 @@ def fail_at(monkeypatch, number, error):
             raise error
         return real(*arguments)
 
-    monkeypatch.setattr(tfrecord, "make_example", make_example)
+    monkeypatch.setattr(coco_to_tfrecord, "_make_example", make_example)
     return seen
 
 
@@ -242,7 +243,6 @@ def fail_at(monkeypatch, number, error):
     ("error", "kind", "message"),
     [
         (OSError(28, "No space left on device", "/x/y"), UserError, "/x/y: No space left on device"),
-        (tf.errors.ResourceExhaustedError(None, None, "disk full"), UserError, "t: disk full"),
         (KeyboardInterrupt("now"), KeyboardInterrupt, "now"),
     ],
 )
@@ -295,20 +295,20 @@ def test_an_image_that_changes_meanwhile_is_named(data, tmp_path, monkeypatch):
 def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
     """As many as there are workers: each waits until all are at it."""
     together = threading.Barrier(3, timeout=30)
-    real = tfrecord.tfrecord_index.write_index
+    real = coco_to_tfrecord.write_index
 
     def write_index(file):
         together.wait()
         return real(file)
 
-    monkeypatch.setattr(tfrecord.tfrecord_index, "write_index", write_index)
+    monkeypatch.setattr(coco_to_tfrecord, "write_index", write_index)
     write_tfrecords(load(drawn), drawn / "images", tmp_path / "t", num_shards=3, num_workers=3)
 
 
 def test_images_are_asked_for_before_they_are_needed(drawn, tmp_path, monkeypatch):
     fetched = []
-    monkeypatch.setattr(tfrecord, "_RUN", 2)
-    monkeypatch.setattr(tfrecord, "_fetch", lambda path: fetched.append(os.path.basename(path)))
+    monkeypatch.setattr(coco_to_tfrecord, "_RUN", 2)
+    monkeypatch.setattr(coco_to_tfrecord, "_fetch", lambda path: fetched.append(os.path.basename(path)))
     annotations = load(drawn)
     files = write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=1, num_workers=1)
     names = dict(zip(annotations.image_ids.tolist(), annotations.file_names, strict=True))
@@ -339,7 +339,7 @@ def test_output_problems_are_named(drawn, tmp_path):
 
 
 def run(*arguments):
-    command = [sys.executable, "common/tfrecord.py", *arguments]
+    command = [sys.executable, "tools/convert.py", "--from=coco", "--to=tfrecord", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -348,7 +348,7 @@ def test_the_command(data, tmp_path):
     spoil_content(data / "images" / "05.jpg")
     done = run(
         f"--images={data}/images",
-        f"--annotations={data}/instances.json",
+        f"--input={data}/instances.json",
         f"--output={tmp_path}/t",
         "--num_shards=2",
         "--on_bad_image=skip",
@@ -358,10 +358,10 @@ def test_the_command(data, tmp_path):
     left = annotations.select(np.array([name != "05.jpg" for name in annotations.file_names]))
     write_tfrecords(left, data / "images", tmp_path / "again" / "t", num_shards=2)
     assert contents_of(tmp_path) == contents_of(tmp_path / "again")
-    assert "11 images" in done.stdout
+    assert "11 images" in done.stdout and f"{tmp_path}/t" in done.stdout
     assert "1 boxes clipped to their image, 2 without area dropped" in done.stdout
     assert "Writing records" in done.stderr and "Writing records" not in done.stdout
-    (line,) = [line for line in done.stderr.splitlines() if "file that is no image" in line]
+    (line,) = [line for line in done.stderr.splitlines() if "file that is not an image" in line]
     assert "image 25 ('05.jpg')" in line and line.endswith("Left out by --on_bad_image=skip")
 
 
@@ -369,12 +369,12 @@ def test_the_command_says_what_is_wrong(data, tmp_path):
     spoil_content(data / "images" / "05.jpg")
     done = run(
         f"--images={data}/images",
-        f"--annotations={data}/instances.json",
+        f"--input={data}/instances.json",
         f"--output={tmp_path}/t",
         "--max_megapixels=0.0095",
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "file that is no image: image 25 ('05.jpg')" in done.stderr
+    assert "file that is not an image: image 25 ('05.jpg')" in done.stderr
     assert "image larger than --max_megapixels" in done.stderr
     assert not list(tmp_path.glob("t*"))

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def, types
 
-from common.datacheck.encoded_image import Encoded, Fault
+from common.datacheck.image_headers import Encoded, Fault
 from common.datacheck.images import ImageFacts, inspect
 from common.issues import KINDS, Severity
 from tests.common.image_variants import (
     BMPS,
-    GREY,
     HEIGHT,
     JPEG2000S,
     JPEGS,
@@ -37,8 +36,15 @@ from tests.common.image_variants import (
 )
 from tests.common.image_variants import VARIANTS as DECODED
 
-FLOATS = ("tiff-float", "tiff-float-rgb")  # DALI decodes them, if white is 1, which no header tells
-VARIANTS = {name: encoded for name, encoded in DECODED.items() if name not in FLOATS}
+# DALI decodes these, and the check refuses them all the same: formats that hardly any data set uses.
+RARE = (
+    *("bmp-core-header", "bmp-masks", "bmp-run-lengths"),
+    *PNMS,
+    *("tiff-big-big-endian", "tiff-planar", "tiff-five-samples", "tiff-white-is-0", "tiff-grey-10"),
+    *("tiff-grey-12", "tiff-rgb-14", "tiff-float", "tiff-float-rgb", "tiff-cmyk", "tiff-without-sizes"),
+    *("tiff-zstandard", "tiff-jpeg", "tiff-pages", "jpeg2000-grey-16", "jpeg2000-rgb-16"),
+)
+VARIANTS = {name: encoded for name, encoded in DECODED.items() if name not in RARE}
 FORMAT_OF = {
     name: image_format
     for image_format, names in (
@@ -48,7 +54,6 @@ FORMAT_OF = {
         ("BMP", BMPS),
         ("TIFF", TIFFS),
         ("JPEG2000", JPEG2000S),
-        ("PPM", PNMS),
     )
     for name in names
 }
@@ -94,23 +99,26 @@ def test_no_variant_is_a_false_alarm_at_any_depth(name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_dali_refuses_or_changes_is_unsupported(name):
     facts = inspect(REFUSED[name])
-    assert facts.fault == "unsupported-format" and facts.detail
+    assert facts.fault in ("unsupported-format", "image-damaged") and facts.detail
     try:
         ((whole, _),) = decode_by_dali(REFUSED[name])
     except RuntimeError:
         return
+    assert facts.fault == "unsupported-format"
     assert np.abs(whole.astype(int) - expected(name)).mean() > 25
 
 
-@pytest.mark.parametrize("name", FLOATS)
-def test_tiffs_of_floats_are_refused_since_dali_makes_0_to_255_white(name):
-    pixels = RGB if "rgb" in name else GREY[..., None]
-    to_255 = tiff(pixels.astype(np.float32), 2 if "rgb" in name else 1, bits=32, kind=3)
-    for encoded in (DECODED[name], to_255):
-        facts = inspect(encoded)
-        assert (facts.fault, facts.height, facts.width) == ("unsupported-format", HEIGHT, WIDTH)
-        assert "float" in facts.detail and "255" in facts.detail
-    ((whole, _),) = decode_by_dali(to_255)
+@pytest.mark.parametrize("name", RARE)
+def test_rare_variants_are_unsupported(name):
+    facts = inspect(DECODED[name])
+    assert facts.fault == "unsupported-format" and facts.detail
+    assert inspect(DECODED[name], decode=True) == facts
+
+
+def test_dali_makes_floats_from_0_to_255_white():
+    encoded = tiff(RGB.astype(np.float32), 2, bits=32, kind=3)
+    assert inspect(encoded).fault == "unsupported-format"
+    ((whole, _),) = decode_by_dali(encoded)
     assert (whole == 255).all()
 
 
@@ -132,7 +140,7 @@ def test_no_tiff_passes_that_dali_refuses(photometric, samples):
         if photometric != 3 or bits <= 8
     ]
     passing = [encoded for encoded in combinations if inspect(encoded).fault != "unsupported-format"]
-    assert bool(passing) == ((photometric, samples) != (5, 5))
+    assert bool(passing) == ((photometric, samples) in ((1, 1), (2, 3), (2, 4), (3, 1)))
     assert not passing or all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*passing))
 
 
@@ -145,22 +153,14 @@ def test_every_cut_is_found_without_decoding(name):
     end = len(encoded)
     if name == "jpeg-several-pictures":
         end = encoded.index(b"\xff\xd9") + 2  # DALI reads the first picture
-    harmless = []
     for cut in sorted({*range(min(end, 700)), *range(0, end, 7), *range(end - 100, end)}):
         facts = inspect(encoded[:cut])
         if cut == 0:
             assert facts.fault == "image-empty"
-        elif name == "ppm-text" and facts.fault == "image-damaged":
-            assert "space" in facts.detail  # a cut between the digits of a number
-        elif cut < 14 and facts.fault == "not-an-image":
-            assert not encoded[:cut].startswith((b"\xff\xd8", b"BM"))  # not even a signature
-        elif name in ("tiff-jpeg", "tiff-pages") and not facts.fault:
-            harmless.append(encoded[:cut])
         else:
+            assert facts.fault, cut
+        if name in ("jpeg", "png", "webp", "bmp") and cut > 700:
             assert facts.fault == "image-truncated", (cut, facts)
-    # What is gone is a second picture, or the values of tags that nobody asks for.
-    for whole, _ in decode_by_dali(encoded, *harmless) if harmless else ():
-        assert np.abs(whole.astype(int) - RGB).mean() < 1
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -169,17 +169,13 @@ def test_every_cut_is_found_without_decoding(name):
 )
 def test_bytes_behind_an_image_do_no_harm(name, garbage):
     encoded = VARIANTS[name] + garbage
-    if name == "ppm-text" and not garbage.isspace():
-        return  # they would be numbers
     facts = inspect(encoded, decode=True)
     assert not facts.fault, facts
     assert inspect(encoded) == facts
 
 
 def test_dali_does_not_mind_bytes_behind_an_image():
-    encoded = [
-        VARIANTS[name] + bytes(33) for name in ("jpeg", "png", "webp", "tiff", "bmp", "jpeg2000", "ppm")
-    ]
+    encoded = [VARIANTS[name] + bytes(33) for name in ("jpeg", "png", "webp", "tiff", "bmp", "jpeg2000")]
     assert all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*encoded))
 
 
@@ -288,7 +284,7 @@ def test_damaged_exif_is_no_fault(block):
         (pillow("ICO"), "ICO"),
         (pillow("DDS"), "DDS"),
         (pillow("QOI"), "QOI"),
-        (b"P7\nWIDTH 3\n", "PAM"),
+        (b"P7\nWIDTH 3\n", "PNM"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
     ],
 )
@@ -332,62 +328,34 @@ def _changed(name: str, position: int, value: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("encoded", "kind", "words"),
+    ("encoded", "kind"),
     [
-        (_jpeg_frame(2, b"\x0c"), "unsupported-format", "12 bits"),
-        (_jpeg_frame(7, b"\2"), "unsupported-format", "2 components"),
-        (_jpeg_frame(3, b"\0\0"), "unsupported-format", "without its height"),
-        (_jpeg_frame(5, b"\0\0"), "image-damaged", "without a picture"),
-        (_jpeg_frame(-1, b"\xc3"), "unsupported-format", "lossless JPEG"),
-        (_jpeg_frame(-1, b"\xf7"), "unsupported-format", "JPEG-LS"),
-        (JPEGS["jpeg"][:20] + b"abc" + JPEGS["jpeg"][20:], "image-damaged", "no JPEG marker at byte 20"),
-        (b"\xff\xd8\xff\xd9" + bytes(9), "image-damaged", "without a picture"),
-        (_changed("png", 12, b"CgBI"), "image-damaged", "CgBI"),
-        (_changed("png", 16, bytes(4)), "image-damaged", "0 x 36"),
-        (
-            PNGS["png"][:8] + chunk(b"IHDR", b"\xff" * 8 + PNGS["png"][24:29]) + PNGS["png"][33:],
-            "image-damaged",
-            "4294967295 x 4294967295",
-        ),
-        (_changed("png", 24, b"\3"), "image-damaged", "3 bits"),
-        (VARIANTS["png"][:33] + chunk(b"IEND", b""), "image-damaged", "without a picture"),
-        (_changed("webp", 12, b"VP9 "), "image-damaged", "VP9"),
-        (_changed("webp", 23, b"\0"), "image-damaged", "key frame"),
-        (_changed("webp-odd-chunk", 20, b"\x28"), "image-damaged", "announces EXIF"),
-        (_changed("bmp", 14, b"\x10"), "unsupported-format", "16 bytes"),
-        (_changed("bmp", 18, b"\xff" * 4), "image-damaged", "pixels"),
-        (_changed("bmp-grey", 46, b"\1\1"), "image-damaged", "257 colors"),
-        (bmp(32, [bytes(4 * WIDTH)] * HEIGHT, compression=6), "unsupported-format", "compression 6"),
-        (
-            bmp(16, [bytes(2 * WIDTH)] * HEIGHT, compression=3, masks=(0xF00, 0xF0, 0xF)),
-            "unsupported-format",
-            "16 bits",
-        ),
-        (tiff(RGB, 2, without=(256,)), "image-damaged", "without width"),
-        (tiff(RGB, 2, without=(279,), tag259=(5,)), "image-damaged", "0 of 1 strips"),
-        (tiff(RGB, 2, tag278=(5,)), "image-damaged", "1 of 8 strips"),
-        (tiff(RGB, 2, tag257=(HEIGHT + 1,)), "image-damaged", "of 2 strips"),
-        (tiff(RGB, 2, tag284=(7,)), "image-damaged", "planar configuration 7"),
-        (tiff(RGB, 2, tag284=(2,)), "image-damaged", "1 of 3 strips"),
-        (tiff(RGB, 2, tag256=(WIDTH, 9)), "image-damaged", "tag 256 has 2 values"),
-        (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format", "8/16 bits"),
-        (tiff(RGB, 2, tag259=(34712,)), "unsupported-format", "compression 34712"),
-        (_changed("jpeg2000", 48, b"\0\0\0\1"), "image-damaged", "whose box has"),
-        (VARIANTS["jpeg2000"].replace(b"ihdr", b"free"), "image-damaged", "image header"),
-        (VARIANTS["jpeg2000"].replace(b"\0\0\0\x16ihdr", b"\0\0\0\x02ihdr"), "image-damaged", "has 2 bytes"),
-        (
-            VARIANTS["jpeg2000"].replace(b"\xff\x4f\xff\x51", b"\xff\x4f\xff\x52"),
-            "image-damaged",
-            "no header",
-        ),
-        (b"P5\n0 7\n255\n", "image-damaged", "0 x 7"),
-        (b"P2\n2 1\n255\n1 x\n", "image-damaged", "no numbers"),
+        (_jpeg_frame(2, b"\x0c"), "unsupported-format"),
+        (_jpeg_frame(-1, b"\xc3"), "unsupported-format"),
+        (_jpeg_frame(-1, b"\xf7"), "unsupported-format"),
+        (_jpeg_frame(3, b"\0\0"), "image-damaged"),
+        (_jpeg_frame(5, b"\0\0"), "image-damaged"),
+        (JPEGS["jpeg"][:20] + b"abc" + JPEGS["jpeg"][20:], "image-damaged"),
+        (b"\xff\xd8\xff\xd9" + bytes(9), "image-damaged"),
+        (_changed("png", 16, bytes(4)), "image-damaged"),
+        (_changed("png", 24, b"\3"), "image-damaged"),
+        (_changed("png", 29, b"abcd"), "image-damaged"),
+        (VARIANTS["png"][:33] + chunk(b"IEND", b""), "image-damaged"),
+        (_changed("webp", 12, b"VP9 "), "image-damaged"),
+        (_changed("bmp", 14, b"\x10"), "unsupported-format"),
+        (_changed("bmp", 18, bytes(4)), "image-damaged"),
+        (bmp(32, [bytes(4 * WIDTH)] * HEIGHT, compression=6), "unsupported-format"),
+        (tiff(RGB, 2, without=(256,)), "image-damaged"),
+        (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
+        (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
+        (VARIANTS["jpeg2000"].replace(b"\xff\x4f\xff\x51", b"\xff\x4f\xff\x52"), "image-damaged"),
     ],
 )
-def test_faults_of_headers(encoded, kind, words):
+def test_faults_of_headers(encoded, kind, capfd):
     facts = inspect(encoded)
-    assert facts.fault == kind and words in facts.detail, facts
+    assert facts.fault == kind and facts.detail, facts
     assert inspect(encoded, decode=True) == facts
+    assert not capfd.readouterr().err  # nvImageCodec's own words
 
 
 def _png_with(*chunks: bytes, methods=(0, 0, 0), color=2) -> bytes:
@@ -401,54 +369,6 @@ _DATA = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))
 _INDICES = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + WIDTH))))
 _PALETTE = chunk(b"PLTE", bytes(768))
 _QUANTIZATION = JPEGS["jpeg"].index(b"\xff\xdb") + 4
-
-
-def _jpeg_table(value: bytes) -> bytes:
-    """The JPEG with other bytes at the start of its quantization tables."""
-    return _changed("jpeg", _QUANTIZATION, value)
-
-
-BROKEN_HEADERS = {
-    "png-ihdr-checksum": (_changed("png", 29, b"abcd"), "checksum of chunk b'IHDR' at byte 8"),
-    "png-compression": (_png_with(_DATA, methods=(1, 0, 0)), "compression 1,"),
-    "png-filter": (_png_with(_DATA, methods=(0, 64, 0)), "filter 64,"),
-    "png-interlace": (_png_with(_DATA, methods=(0, 0, 2)), "interlace 2"),
-    "png-no-palette": (_png_with(_INDICES, color=3), "without its palette"),
-    "png-late-palette": (_png_with(_INDICES, _PALETTE, color=3), "without its palette"),
-    "png-two-palettes": (_png_with(_PALETTE, _PALETTE, _INDICES, color=3), "second palette"),
-    "png-palette-of-4": (_png_with(chunk(b"PLTE", bytes(4)), _INDICES, color=3), "4 bytes"),
-    "png-palette-of-0": (_png_with(chunk(b"PLTE", b""), _INDICES, color=3), "0 bytes"),
-    "png-palette-of-771": (_png_with(chunk(b"PLTE", bytes(771)), _INDICES, color=3), "771 bytes"),
-    "png-palette-checksum": (
-        _png_with(_PALETTE[:-1] + b"\0", _INDICES, color=3),
-        "checksum of chunk b'PLTE' at byte 33",
-    ),
-    "png-critical-chunk": (_png_with(chunk(b"ABCD", b""), _DATA), "b'ABCD' at byte 33"),
-    "png-two-headers": (_png_with(chunk(b"IHDR", bytes(13)), _DATA), "b'IHDR' at byte 33"),
-    "png-chunk-no-letter": (_png_with(chunk(b"a1CD", b""), _DATA), "b'a1CD'"),
-    "png-chunk-reserved": (_png_with(chunk(b"abcD", b""), _DATA), "b'abcD'"),
-    "png-empty": (_png_with(chunk(b"IDAT", b""), chunk(b"IDAT", b"")), "data are empty"),
-    "jpeg-sampling-0": (_jpeg_frame(9, b"\x02"), "component 1 has sampling factors 0 x 2"),
-    "jpeg-sampling-down-0": (_jpeg_frame(9, b"\x20"), "component 1 has sampling factors 2 x 0"),
-    "jpeg-sampling-5": (_jpeg_frame(12, b"\x51"), "component 2 has sampling factors 5 x 1"),
-    "jpeg-sampling-down-5": (_jpeg_frame(12, b"\x15"), "component 2 has sampling factors 1 x 5"),
-    "jpeg-blocks": (_jpeg_frame(9, b"\x33"), "11 blocks"),
-    "jpeg-components": (_jpeg_frame(0, b"\0\x12"), "3 components has 18 bytes"),
-    "jpeg-table-3": (_jpeg_frame(10, b"\3"), "without quantization table 3"),
-    "jpeg-no-tables": (JPEGS["jpeg"].replace(b"\xff\xdb", b"\xff\xfe"), "without quantization table 0"),
-    "jpeg-number-of-table": (_jpeg_table(b"\4"), "quantization table 4"),
-    "jpeg-table-cut-off": (_jpeg_table(b"\x10"), "quantization table 0 is cut off"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN_HEADERS)
-def test_broken_headers_that_dali_refuses_are_found_without_decoding(name):
-    encoded, words = BROKEN_HEADERS[name]
-    facts = inspect(encoded)
-    assert facts.fault == "image-damaged" and words in facts.detail, facts
-    assert inspect(encoded, decode=True) == facts
-    with pytest.raises(RuntimeError):
-        decode_by_dali(encoded)
 
 
 def test_sides_that_libjpeg_does_not_take():
@@ -471,23 +391,12 @@ def test_rare_headers_that_dali_decodes_are_no_faults():
         "tables behind the frame": jpeg[:start] + jpeg[frame:scan] + tables + jpeg[scan:],
         "a table of 16 bits": jpeg[:frame] + of_16_bits + jpeg[frame:],
         "a palette": _png_with(_PALETTE, _INDICES, color=3),
-        "a palette that is not needed": _png_with(chunk(b"PLTE", bytes(4)), _DATA),
-        "a palette that is not needed, and damaged": _png_with(_PALETTE[:-1] + b"\0", _DATA),
         "an unknown chunk": _png_with(chunk(b"abCD", b""), _DATA),
-        "a damaged text": _png_with(chunk(b"tEXt", b"a\0b")[:-1] + b"\0", _DATA),
         "a part without data": _png_with(chunk(b"IDAT", b""), _DATA),
     }
     for name, image in encoded.items():
         assert not inspect(image).fault, name
     assert all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*encoded.values()))
-
-
-def test_a_table_of_a_tiff_that_leads_back_to_itself():
-    encoded = tiff(RGB, 2)
-    (entries,) = struct.unpack("<H", encoded[8:10])
-    after = 10 + 12 * entries
-    facts = inspect(encoded[:after] + struct.pack("<I", 8) + encoded[after + 4 :])
-    assert facts.fault == "image-damaged" and "back to byte 8" in facts.detail
 
 
 @settings(max_examples=400, deadline=None)

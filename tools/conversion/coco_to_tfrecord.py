@@ -1,0 +1,269 @@
+"""Annotations and image files as TFRecords in the schema of TensorFlow Object Detection, with DALI indexes.
+
+`python tools/convert.py --to=tfrecord --output=records/train --num_shards=256` writes
+records/train-00000-of-00256.tfrecord, its .idx, and so on, and records/train.label_map.json. The keys are
+those of google/automl efficientdet/dataset/create_coco_tfrecord.py, so either project reads the files of the
+other; the label is the COCO category id. Unlike there, images are shuffled, boxes that reach outside are
+clipped and not dropped, and images without objects have all keys, with empty lists.
+
+The bytes depend on the images, the annotations, the number of shards and the seed, and on nothing else.
+"""
+
+import concurrent.futures
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from common import progress
+from common.annotations import Annotations
+from common.datacheck import images
+from common.datacheck.images import ImageFacts, ImagePolicy
+from common.errors import UserError
+from common.files import TEMPORARY, write_bytes
+from common.issues import Findings
+from common.tfrecord import (
+    AREA_KEY,
+    BOX_KEYS,
+    CROWD_KEY,
+    LABEL_KEY,
+    bytes_feature,
+    framed,
+    integers_feature,
+    write_index,
+)
+
+_RUN = 8  # images that are asked for at a time, before they are needed
+_FORMATS = {"JPEG": "jpeg", "PNG": "png"}  # as images.py calls it -> image/format
+
+
+def write_tfrecords(
+    annotations: Annotations,
+    images_dir: str | os.PathLike,
+    prefix: str | os.PathLike,
+    *,
+    num_shards: int,
+    seed: int = 0,
+    num_workers: int = 4,
+    policy: ImagePolicy = ImagePolicy(),
+) -> list[str]:
+    """Writes `<prefix>-00000-of-<num_shards>.tfrecord` ... with indexes, and `<prefix>.label_map.json`.
+
+    All images are checked before anything is written, and nothing appears before everything is written. The
+    label map, which also records the seed and the source, comes last, so that a set without one is an
+    unfinished set.
+
+    Args:
+        annotations: what `load_coco` returned.
+        images_dir: what their file names refer to.
+        prefix: directory (made if missing) and beginning of the names.
+        num_shards: number of files, at most one per image.
+        seed: of the order of the images.
+        num_workers: threads that read images, and shards that are written at once; no influence on the
+            result.
+        policy: about images that cannot be used, which are all that are neither JPEG nor PNG.
+
+    Returns:
+        The record files.
+
+    Raises:
+        DataError: every image that cannot be used or has another size than the annotations say.
+        UserError: files of another set in the way; the disk.
+    """
+    prefix = os.fspath(prefix)
+    if not os.path.basename(prefix):
+        raise UserError(
+            f"--output={prefix} is a directory: add the beginning of the file names, {prefix}train"
+        )
+    annotations, facts = _usable_images(annotations, images_dir, policy)
+    if not 1 <= num_shards <= annotations.num_images:
+        raise UserError(
+            f"--num_shards={num_shards} is not in 1..{annotations.num_images}, the number of images"
+        )
+    directory, name = os.path.split(prefix)
+    names = [f"{name}-{shard:05d}-of-{num_shards:05d}.tfrecord" for shard in range(num_shards)]
+    label_map_path = pathlib.Path(f"{prefix}.label_map.json")
+    try:
+        label_map_path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_other_set(label_map_path.parent, name, names)
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=directory or ".") as unfinished:
+            order = np.random.default_rng(seed).permutation(annotations.num_images).tolist()
+            shards = {
+                os.path.join(unfinished, name): order[shard::num_shards] for shard, name in enumerate(names)
+            }
+            _write_shards(annotations, os.fspath(images_dir), facts, shards, num_workers)
+            label_map_path.unlink(missing_ok=True)
+            for file in [*names, *(f"{name}.idx" for name in names)]:
+                os.replace(os.path.join(unfinished, file), os.path.join(directory, file))
+        _write_label_map(label_map_path, annotations, num_shards, seed)
+    except OSError as error:
+        raise UserError(f"{error.filename or prefix}: {error.strerror or error}") from error
+    return [os.path.join(directory, name) for name in names]
+
+
+def _usable_images(
+    annotations: Annotations, images_dir: str | os.PathLike, policy: ImagePolicy
+) -> tuple[Annotations, list[ImageFacts]]:
+    """The annotations of the images that can be written, and what these are."""
+    findings = Findings(os.fspath(images_dir))
+    rows = range(annotations.num_images)
+    for row in rows:
+        if images.path_fault(annotations.file_names[row]):
+            findings.add("path-leaves-directory", annotations.image_name(row))
+    findings.raise_if_stopping()
+    facts = images.inspect_files(
+        images_dir, annotations.file_names, decode=policy.decode, max_megapixels=policy.max_megapixels
+    )
+    usable = images.check_images(
+        facts, annotations.image_sizes, annotations.file_names, annotations.image_name, findings
+    )
+    for row in rows:
+        if usable[row] and facts[row].image_format not in _FORMATS:
+            usable[row] = False
+            findings.add(
+                "image-not-jpeg-or-png", f"{annotations.image_name(row)} is {facts[row].image_format}"
+            )
+    if policy.on_bad_image == "skip":
+        findings.skip_images()
+    if not usable.any():
+        findings.add("no-images", f"none of {annotations.num_images} images can be written")
+    findings.raise_if_stopping()
+    if usable.all():
+        return annotations, facts
+    for finding in findings:
+        if finding.skipped:
+            progress.log(f"{findings.origin}: {finding.line()}")
+    return annotations.select(usable), list(itertools.compress(facts, usable))
+
+
+def _write_shards(
+    annotations: Annotations,
+    images_dir: str,
+    facts: Sequence[ImageFacts],
+    shards: Mapping[str, Sequence[int]],
+    num_workers: int,
+) -> None:
+    """Writes {file: rows of its images}, and the indexes."""
+    bar = progress.Bar("Writing records", annotations.num_images)
+    lock = threading.Lock()
+    is_over = threading.Event()
+
+    def write(file: str, rows: Sequence[int]) -> None:
+        try:
+            with open(file, "wb") as stream:
+                for number, row in enumerate(rows):
+                    if is_over.is_set():
+                        return
+                    if number % _RUN == 0:
+                        fetchers.submit(fetch, rows[number + _RUN : number + 2 * _RUN])
+                    stream.write(framed(_serialize(annotations, row, images_dir, facts[row])))
+                    with lock:
+                        bar.step()
+                stream.flush()
+                os.fsync(stream.fileno())
+            write_index(file)
+        except BaseException:
+            is_over.set()
+            raise
+
+    def fetch(rows: Sequence[int]) -> None:
+        for row in rows:
+            _fetch(os.path.join(images_dir, annotations.file_names[row]))
+
+    with (
+        concurrent.futures.ThreadPoolExecutor(num_workers) as fetchers,
+        concurrent.futures.ThreadPoolExecutor(num_workers) as writers,
+    ):
+        try:
+            list(writers.map(write, shards.keys(), shards.values()))
+        finally:
+            is_over.set()  # after an interrupt, too
+
+
+def _fetch(path: str) -> None:
+    """Has the kernel read a file that is wanted soon. Handing on the bytes themselves from one thread to
+    another would cost more than all else that is done with them."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _serialize(annotations: Annotations, row: int, images_dir: str, facts: ImageFacts) -> bytes:
+    path = os.path.join(images_dir, annotations.file_names[row])
+    encoded = pathlib.Path(path).read_bytes()
+    found = images.inspect(encoded)
+    if (found.image_format, found.height, found.width) != (facts.image_format, facts.height, facts.width):
+        raise UserError(f"{path} has changed since it was checked: convert again when nothing writes there")
+    example = _make_example(annotations, row, encoded, _FORMATS[facts.image_format])
+    # Protobuf's maps have no order unless asked.
+    return example.SerializeToString(deterministic=True)
+
+
+def _make_example(annotations: Annotations, row: int, encoded: bytes, image_format: str) -> tf.train.Example:
+    """The record of one image: its bytes as they are, its boxes clipped; boxes without area are left out."""
+    begin, end = annotations.row_splits[row : row + 2]
+    boxes, _ = annotations.clipped_boxes
+    boxes = boxes[begin:end]
+    kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    category_ids = annotations.category_ids[begin:end][kept].tolist()
+    label_map = annotations.label_map
+    names = [label_map.names[label_map.class_of(i)].encode() for i in category_ids]
+    height, width = annotations.image_sizes[row].tolist()
+    features = {
+        "image/encoded": bytes_feature([encoded]),
+        "image/format": bytes_feature([image_format.encode()]),
+        "image/filename": bytes_feature([annotations.file_names[row].encode()]),
+        "image/source_id": bytes_feature([str(annotations.image_ids[row]).encode()]),
+        "image/height": integers_feature([height]),
+        "image/width": integers_feature([width]),
+        **{key: _floats(boxes[kept, side].tolist()) for side, key in enumerate(BOX_KEYS)},
+        LABEL_KEY: integers_feature(category_ids),
+        "image/object/class/text": bytes_feature(names),
+        CROWD_KEY: integers_feature(annotations.is_crowd[begin:end][kept].astype(int).tolist()),
+        AREA_KEY: _floats(annotations.areas[begin:end][kept].tolist()),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features))
+
+
+def _floats(values: list[float]) -> tf.train.Feature:
+    return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+
+
+def refuse_other_set(directory: pathlib.Path, name: str, own: list[str]) -> None:
+    """UserError where `directory` holds shards `<name>-...` that are not `own`: a glob over two sets with one
+    prefix would read every image twice."""
+    for path in sorted(directory.iterdir()):
+        stem, dash, _ = path.name.rpartition("-of-")
+        other = (
+            dash and stem.rpartition("-")[0] == name and path.suffix == ".tfrecord" and path.name not in own
+        )
+        if other:
+            raise UserError(
+                f"{path} belongs to another set with this prefix: remove that set or change --output"
+            )
+
+
+def _write_label_map(path: pathlib.Path, annotations: Annotations, num_shards: int, seed: int) -> None:
+    targets = annotations.target_boxes
+    document = {
+        "categories": annotations.label_map.categories(),
+        "source": {
+            "annotations": os.path.basename(annotations.origin),
+            "fingerprint": annotations.fingerprint(),
+            "images": annotations.num_images,
+            "objects": len(targets.boxes),
+            "seed": seed,
+            "shards": num_shards,
+        },
+    }
+    write_bytes(path, (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode())
