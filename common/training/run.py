@@ -37,7 +37,6 @@ from common.training.train_log import EpochLog
 from common.training.watchdog import Watchdog
 
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
-ELASTIC_IDENTITY = ("num_replicas", "num_ranks", "steps_per_epoch")  # may change with --elastic
 COMPILE_SECONDS = SCORE_SECONDS = 1800.0  # that compiling a step, or scoring an evaluation, may take at most
 
 
@@ -58,7 +57,6 @@ class Run:
         show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
 
     Attributes:
-        metadata: of the weights files.
         resumed: whether the run continues from a checkpoint.
         model, optimizer, ema: what is trained.
         state: "epoch" (epochs done), "step", "step_in_epoch" and other plain values that checkpoints hold.
@@ -97,7 +95,7 @@ class Run:
             steps_per_epoch=steps_per_epoch,
             **{name: getattr(a, name) for name in IDENTITY_FLAGS},
         )
-        may_change = ("freeze", *(ELASTIC_IDENTITY if a.elastic else ()))
+        may_change = ("freeze", *(("num_replicas", "num_ranks", "steps_per_epoch") if a.elastic else ()))
         self._found: RunDirectory | None = None  # rank 0's alone: hosts need not share a disk
         with ranks.raise_on_any_rank():
             distributed.check_agreement(ranks, self._identity.values)
@@ -168,9 +166,8 @@ class Run:
     def __enter__(self) -> "Run":
         with contextlib.ExitStack() as stack:
             self._signals = stack.enter_context(StopSignals())
-            self._watchdog = stack.enter_context(
-                Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
-            )
+            watchdog = Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
+            self._watchdog = stack.enter_context(watchdog)
             self._extra_time = stack.enter_context(contextlib.ExitStack())  # holds Watchdog.allow
             self._exit_stack = stack.pop_all()
         return self
