@@ -30,8 +30,6 @@ from common.dali_ops import (
     count_visible,
     decode_crop,
     int32,
-    mark,
-    marked,
     normalize,
     resize,
     uniform,
@@ -247,11 +245,7 @@ class EfficientDetPipeline:
             batches = batches.map(functools.partial(add_targets, anchors=self.config.anchors))
         return batches
 
-    def cut(self, stage: str) -> dali.Pipeline:
-        """The graph as far as a stage, built: one of `marked(self.pipeline)`. bench.py times it."""
-        return self._build(list(self.element_spec), encode_boxes=True, stage=stage)
-
-    def _build(self, names: list[str], *, encode_boxes: bool, stage: str = "") -> dali.Pipeline:
+    def _build(self, names: list[str], *, encode_boxes: bool) -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
             num_threads=self._num_threads,
@@ -264,7 +258,7 @@ class EfficientDetPipeline:
         )
         with pipeline:
             outputs = self._define_graph(encode_boxes)
-            nodes = marked(pipeline)[stage] if stage else [outputs[name] for name in names]
+            nodes = [outputs[name] for name in names]
             pipeline.set_outputs(*(node.gpu() if self._device == "gpu" else node for node in nodes))
         pipeline.build()
         return pipeline
@@ -277,7 +271,6 @@ class EfficientDetPipeline:
             training=self.training,
             seed=self._seed,
         )
-        mark("read", jpegs, boxes, labels)
         size = source_size(jpegs)
         if self.training:
             crop, boxes, labels = random_crop(config, size, boxes, labels)
@@ -285,16 +278,12 @@ class EfficientDetPipeline:
             crop = whole_image(size, config.image_size)
 
         images = decode_crop(jpegs, crop.window, self._device)
-        mark("decode", images, boxes, labels)
         images = resize(images, crop.size, antialias=config.antialias)
         boxes = boxes_to_window(boxes, size, crop.window)
-        mark("resize", images, boxes, labels)
         if self.training:
             images, boxes = augment(config, images, boxes)
-        mark("augment", images, boxes, labels)
         images = pad_and_normalize(images, config.image_size)
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
-        mark("normalize", images, boxes, labels)
 
         visible = count_visible(boxes)
         boxes, labels = box_encoder.drop_small_boxes(boxes, labels, min_box_size(config))

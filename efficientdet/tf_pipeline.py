@@ -13,11 +13,11 @@ iterator goes on exactly as it would have.
 import numpy as np
 import tensorflow as tf
 
-from common import box_encoder, dataset, letterbox
+from common import box_encoder, dataset, letterbox, tf_readers
 from common import boxes as box_ops
 from common.errors import UserError
 from common.sources import Source
-from common.tf_random import Random
+from common.tf_readers import Random
 from efficientdet import pipeline
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import CROP_ASPECT, CROP_SCALING, CROP_THRESHOLDS, CropResize
@@ -213,8 +213,8 @@ class EfficientDetTFPipeline:
                 "--pipeline_type=tensorflow has no GridMask and no colour augmentation: use dali_cpu, or"
                 f" --hparams=grid_mask_prob=0,{','.join(f'{name}=0' for name in COLOR_FIELDS)}"
             )
-        self._examples = source.examples(
-            shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
+        self._examples = tf_readers.examples(
+            source, shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
         )
         self._seed = np.random.SeedSequence([seed, shard_id]).generate_state(2).astype(np.int32)
         self._num_threads = num_threads

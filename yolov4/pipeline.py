@@ -24,7 +24,7 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common import box_encoder, dali_ops, dataset, readers
-from common.dali_ops import count_visible, decode_crop, mark, marked, resize
+from common.dali_ops import count_visible, decode_crop, resize
 from common.sources import Source
 from yolov4 import fresh_mosaic
 from yolov4.color import random_color, to_unit
@@ -200,11 +200,7 @@ class YOLOv4Pipeline:
         pipeline = self._build(["images", *sorted(targets_spec)])
         return dataset.from_pipeline(pipeline, (images_spec, targets_spec), device_id=self._device_id)
 
-    def cut(self, stage: str) -> dali.Pipeline:
-        """The graph as far as a stage, built: one of `marked(self.pipeline)`. bench.py times it."""
-        return self._build(list(self.element_spec), stage=stage)
-
-    def _build(self, names: list[str], *, stage: str = "") -> dali.Pipeline:
+    def _build(self, names: list[str]) -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
             num_threads=self._num_threads,
@@ -217,7 +213,7 @@ class YOLOv4Pipeline:
         )
         with pipeline:
             outputs = self._define_graph()
-            nodes = marked(pipeline)[stage] if stage else [outputs[name] for name in names]
+            nodes = [outputs[name] for name in names]
             pipeline.set_outputs(*(node.gpu() if self._device == "gpu" else node for node in nodes))
         pipeline.build()
         return pipeline
@@ -231,7 +227,6 @@ class YOLOv4Pipeline:
         else:
             images, objects, facts = self._canvases(mixed, image_size)
 
-        mark("mosaic", images, *objects)
         visible = count_visible(objects.boxes_px)
         (boxes_px, labels), large = select_objects(objects, config)
         rows = [config.max_instances]
@@ -260,18 +255,14 @@ class YOLOv4Pipeline:
         if self.training and config.flip_prob:
             mirrored, place = random_flip(place, image_size, config.flip_prob)
         images = decode_crop(jpegs, crop.window, self._device)
-        mark("decode", images, boxes, labels)
         images = resize(images, place[2:4], mirrored, config.antialias)
         boxes = boxes_to_window(boxes, size, crop.window)
         if mirrored is not None:
             boxes = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True)
-        mark("resize", images, boxes, labels)
         (images,) = random_color([images], config) if self.training else [to_unit(images)]
-        mark("color", images, boxes, labels)
         if config.letterbox or (self.training and config.jitter):
             images = pad(images, place, image_size)
         boxes_px = boxes_to_input(boxes, place)
-        mark("place", images, boxes_px, labels)
         objects = Objects(boxes_px, labels)
         if mixed.mosaic_prob or mixed.mixup_prob or mixed.cutmix_prob:
             images, objects = mix(mixed, images, objects, place, image_size)
@@ -304,15 +295,13 @@ class YOLOv4Pipeline:
         return images, objects, {"image_ids": image_ids[0]}
 
     def _read(self, seed: int, name: str = "reader") -> readers.Nodes:
-        nodes = self._source.read(
+        return self._source.read(
             shard_id=self._shard_id,
             num_shards=self._num_shards,
             training=self.training,
             seed=seed,
             name=name,
         )
-        mark("read", *nodes[:3])
-        return nodes
 
 
 def mixed_config(config: YOLOv4Config, batch_size: int, *, on: bool) -> YOLOv4Config:

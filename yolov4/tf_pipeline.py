@@ -15,10 +15,10 @@ and restored iterator goes on exactly as it would have.
 import numpy as np
 import tensorflow as tf
 
-from common import box_encoder, dataset, letterbox
+from common import box_encoder, dataset, letterbox, tf_readers
 from common.errors import UserError
 from common.sources import Source
-from common.tf_random import Random
+from common.tf_readers import Random
 from yolov4 import pipeline, tf_mosaic
 from yolov4.config import YOLOv4Config
 from yolov4.crops import CropResize
@@ -229,8 +229,8 @@ class YOLOv4TFPipeline:
                 " or --hparams=mixup_prob=0,cutmix_prob=0,mosaic_tiles=batch"
             )
         self._mosaic_prob = mixed.mosaic_prob
-        self._examples = source.examples(
-            shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
+        self._examples = tf_readers.examples(
+            source, shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
         )
         self._num_threads = num_threads
         self._prefetch = prefetch

@@ -142,6 +142,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         source=data.evaluation,
         label_map=data.label_map,
         ranks=ranks,
+        explain=damaged_images.explain,
         coco_backend=a.coco_backend,
     )
 

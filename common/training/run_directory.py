@@ -1,11 +1,10 @@
 """The directory of one run: the same command resumes it, another one is refused."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from common import atomic
@@ -66,24 +65,6 @@ class Identity:
             for name in sorted(was.keys() | now.keys())
         }
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
-    """Makes a directory for results, before the work whose results go there; UserError where that fails."""
-    try:
-        pathlib.Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir={path}: {error.strerror}") from error
-    return pathlib.Path(path)
-
-
-@contextlib.contextmanager
-def writing(directory: str | os.PathLike) -> Iterator[None]:
-    """Around the writing of results: UserError where it fails, for example because the disk is full."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--output_dir={directory}: {error.strerror or error}") from error
 
 
 class RunDirectory:

@@ -154,7 +154,7 @@ def test_another_configuration_is_explained(heads, earlier, source):
     assert "  config.epochs: saved 2, now 1: of training alone" in said
     found = model_metadata.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
-    assert found["recipe"]["init_from"] == earlier.run.name  # the name alone: a passport names no directories
+    assert found["recipe"]["init_from"] == earlier.run.name  # the name alone: metadata names no directories
     assert found["train_data"] == source.fingerprint
     assert model_metadata.read(heads.run / "checkpoints")["state"]["step"] == 3
     assert model_metadata.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
@@ -171,7 +171,7 @@ def test_weights_that_run_otherwise_say_so(app, heads, capsys):
 
 
 def test_weights_of_an_earlier_version_load(app, earlier, source, tmp_path, capsys):
-    """As files were written before there were passports."""
+    """As files were written before there was metadata."""
     metadata = model_metadata.read(earlier.run)
     kept = ("app", "num_classes", "label_map", "config", "eval_data", "epoch")
     old = tmp_path / "old.weights.h5"
