@@ -87,7 +87,9 @@ def run(app: str, a: Args) -> None:
             steps_per_epoch=a.steps_per_epoch
             or dataset.steps_per_epoch(size, a.batch_size * a.dry_run, training=True),
             sessions=[
-                _run_session(app, launcher, directory, dataclasses.replace(a, **small, epochs=epochs))
+                _run_session(
+                    app, launcher, a.dry_run, directory, dataclasses.replace(a, **small, epochs=epochs)
+                )
                 for epochs in EPOCHS
             ],
             train_ids=ids["train"],
@@ -195,9 +197,10 @@ def _launcher(processes: int) -> list[str]:
     return [found, "--gloo", "-np", str(processes), "-H", f"localhost:{processes}"]
 
 
-def _run_session(app: str, launcher: list[str], directory: pathlib.Path, flags: Args) -> Session:
+def _run_session(
+    app: str, launcher: list[str], processes: int, directory: pathlib.Path, flags: Args
+) -> Session:
     """Runs all processes to epoch `flags.epochs`, and collects what they and the run directory hold."""
-    processes = int(launcher[3]) if launcher else 1
     records, output = directory / f"to_epoch_{flags.epochs}", directory / "run"
     records.mkdir()
     flags = dataclasses.replace(flags, output_dir=str(output))

@@ -81,8 +81,9 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     # --- Data -------------------------------------------------------------------------------------
     data = open_data(a, ranks, max_instances=config.max_instances, synthetic_classes=80)
-    if config.mosaic_prob and config.epochs <= config.close_mosaic:
-        log(f"no mosaic at all: close_mosaic={config.close_mosaic} of {config.epochs} epochs")
+    mixes = config.mosaic_prob or config.mixup_prob or config.cutmix_prob
+    if mixes and config.epochs <= config.close_mosaic:
+        log(f"no mosaic, MixUp or CutMix: close_mosaic={config.close_mosaic} of {config.epochs} epochs")
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_loader = functools.partial(open_training_loader, a, config, data.train, data.num_classes, ranks)
     eval_loader = functools.cache(

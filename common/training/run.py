@@ -57,9 +57,7 @@ class Run:
         show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
 
     Attributes:
-        metadata: of the weights files.
         resumed: whether the run continues from a checkpoint.
-        directory: the run directory, on rank 0; None elsewhere.
         model, optimizer, ema: what is trained.
         state: "epoch" (epochs done), "step", "step_in_epoch" and other plain values that checkpoints hold.
         metrics: of the last evaluation; of a run with nothing left to train, those of metrics.json.
@@ -84,7 +82,7 @@ class Run:
         show_batch: Callable[..., str],
     ) -> None:
         self.ranks = ranks
-        self.directory: pathlib.Path | None = None
+        self._directory: pathlib.Path | None = None
         self.metrics: dict[str, Any] | None = None
         self._a, self._hooks = a, hooks
         self._steps_per_epoch, self._evaluates = steps_per_epoch, evaluates
@@ -97,8 +95,7 @@ class Run:
             steps_per_epoch=steps_per_epoch,
             **{name: getattr(a, name) for name in IDENTITY_FLAGS},
         )
-        elastic = ("num_replicas", "num_ranks", "steps_per_epoch") if a.elastic else ()
-        may_change = ("freeze", *elastic)
+        may_change = ("freeze", *(("num_replicas", "num_ranks", "steps_per_epoch") if a.elastic else ()))
         self._found: RunDirectory | None = None  # rank 0's alone: hosts need not share a disk
         with ranks.raise_on_any_rank():
             distributed.check_agreement(ranks, self._identity.values)
@@ -131,14 +128,14 @@ class Run:
         self.model, self.optimizer = model, optimizer
         with ranks.raise_on_any_rank():
             if self._found:
-                self.directory = self._found.claim()  # before this line nothing was written or overwritten
+                self._directory = self._found.claim()  # before this line nothing was written or overwritten
         ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
         distributed.seed_per_rank(model, ranks.rank)
         with ranks.scope():
             self.ema = AveragedWeights(model, ema_decay)
         flags = dataclasses.asdict(a)
         self._checkpoints = Checkpoints(
-            self.directory,
+            self._directory,
             ranks=ranks,
             model=model,
             optimizer=optimizer,
@@ -158,10 +155,10 @@ class Run:
                 "epochs that were trained: with --elastic it must lie where all hosts see it"
             )
         done = max(self.state["epoch"], self.state.get("evaluated", 0))
-        self._results = Results(self.directory, model, self.metadata, done)
+        self._results = Results(self._directory, model, self.metadata, done)
         self._results.save_start(flags, init_report)
         about = self.metadata | {"precision": a.precision, "freeze": a.freeze}
-        save_batch = functools.partial(skipped_batch.save_batch, ranks, self.directory, model, about)
+        save_batch = functools.partial(skipped_batch.save_batch, ranks, self._directory, model, about)
         self._guard = StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
         self._compiled = self._unsaved = False
         self._hooks.on_start(self)
@@ -169,9 +166,8 @@ class Run:
     def __enter__(self) -> "Run":
         with contextlib.ExitStack() as stack:
             self._signals = stack.enter_context(StopSignals())
-            self._watchdog = stack.enter_context(
-                Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
-            )
+            watchdog = Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
+            self._watchdog = stack.enter_context(watchdog)
             self._extra_time = stack.enter_context(contextlib.ExitStack())  # holds Watchdog.allow
             self._exit_stack = stack.pop_all()
         return self
@@ -180,7 +176,7 @@ class Run:
         """After an error, no collective call: the launcher or the watchdog ends the other ranks."""
         self._exit_stack.__exit__(kind, error, trace)
         if error is None:
-            if self.directory:
+            if self._directory:
                 if self.metrics is not None:
                     print(coco_metrics.format_table(self.metrics))
                 print(f"results are in {self._a.output_dir}")
@@ -210,7 +206,7 @@ class Run:
 
     def epoch_is_unfinished(self) -> bool:
         """Whether steps or an evaluation are left in this epoch."""
-        return self.state["step_in_epoch"] < self._steps_per_epoch or self.is_evaluation_due()
+        return self._is_within_epoch() or self.is_evaluation_due()
 
     def batches(self) -> Iterator[tuple[Any, Any]]:
         """(images, targets) of each step up to the next evaluation or the end of the epoch.
@@ -221,7 +217,7 @@ class Run:
             UserError: the loader stopped, for example at a damaged image.
         """
         state = self.state
-        while state["step_in_epoch"] < self._steps_per_epoch and not self.is_evaluation_due():
+        while self._is_within_epoch() and not self.is_evaluation_due():
             self._watchdog.beat("training", epoch=state["epoch"] + 1, step=state["step"])
             try:
                 images, targets = next(self._feed)
@@ -253,8 +249,7 @@ class Run:
         if self._guard.stop:
             self._save()
             raise StoppedError(self._signals.message(state["step"]))
-        in_epoch = state["step_in_epoch"] < self._steps_per_epoch
-        if a.save_every and state["step"] % a.save_every == 0 and in_epoch:
+        if a.save_every and state["step"] % a.save_every == 0 and self._is_within_epoch():
             self._save()
 
     def is_evaluation_due(self) -> bool:
@@ -265,7 +260,7 @@ class Run:
         state, a = self.state, self._a
         if not self._evaluates or not state["step_in_epoch"] or state.get("evaluated") == self._progress():
             return False
-        if state["step_in_epoch"] < self._steps_per_epoch:
+        if self._is_within_epoch():
             return bool(a.eval_every_steps) and state["step"] % a.eval_every_steps == 0
         epoch = state["epoch"] + 1
         return epoch == self._num_epochs or bool(a.eval_every and epoch % a.eval_every == 0)
@@ -293,7 +288,7 @@ class Run:
         with self.ema.swapped_in(self.ranks):  # every rank: moving statistics are averaged over them
             yield on_batch
         self._extra_time.close()
-        if state["step_in_epoch"] < self._steps_per_epoch:
+        if self._is_within_epoch():
             self._epoch.restart_clock()  # images_per_second is the rate of the steps after this evaluation
             self._save()  # the evaluation, too, is done
 
@@ -305,7 +300,7 @@ class Run:
         early_stopping.note(state, metrics["AP"])
         self._results.save_evaluation(evaluation, state["epoch"] + 1, state["step"])
         scores = {name: metrics[name] for name in coco_metrics.NAMES}
-        if state["step_in_epoch"] < self._steps_per_epoch:
+        if self._is_within_epoch():
             when = f"step {state['step']}"
             self._results.save_row(self._progress(), state["step"], scores)
         else:
@@ -335,6 +330,9 @@ class Run:
         title = f"epoch {epoch}/{self._num_epochs}"
         self._epoch = EpochLog(title, self._steps_per_epoch, state["step_in_epoch"], state["totals"])
         self._scores: dict[str, float] = {}
+
+    def _is_within_epoch(self) -> bool:
+        return self.state["step_in_epoch"] < self._steps_per_epoch
 
     def _progress(self) -> float:
         """Epochs done, with the part of the present one."""

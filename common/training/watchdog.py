@@ -74,9 +74,7 @@ class Watchdog:
     def __init__(self, ranks: "Ranks", *, step_timeout: float, on_loss: str = "exit") -> None:
         if on_loss not in ("exit", "report") or step_timeout < 0:
             raise ValueError(f"on_loss={on_loss!r}, step_timeout={step_timeout}")
-        own = _Process(
-            socket.gethostname(), os.readlink("/proc/self/ns/pid"), os.getpid(), _stat(os.getpid())[1]
-        )
+        own = _Process(socket.gethostname(), _namespace(), os.getpid(), _stat(os.getpid())[1])
         processes = [_Process(*fields) for fields in ranks.gather(list(own))]
         self._names = [f"rank {i} ({process.host}, pid {process.pid})" for i, process in enumerate(processes)]
         self._neighbours = {
@@ -159,11 +157,7 @@ class Watchdog:
             self._restart()
             return  # Horovod notices their death
         faulthandler.dump_traceback(file=2)
-        why = (
-            f"{lost} is stopped or dead"
-            if lost
-            else "its stacks are above; if it waits, so are the late rank's"
-        )
+        why = f"{lost} is stopped or dead" if lost else "if it waits for another rank, see that one's stacks"
         _print(f"error: {self._own}, has not moved for {limit:g} s (--step_timeout): {why}; {CONTINUE}")
         os._exit(1)  # sys.exit would end this thread only
 
@@ -192,6 +186,13 @@ def _stat(pid: int) -> tuple[str, str]:
     except OSError:
         return "", ""
     return after_name[0], after_name[19]
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:  # some containers hide it: then no rank counts as a neighbour
+        return f"of {os.getpid()}"
 
 
 def _print(text: str) -> None:
