@@ -59,35 +59,17 @@ _ERRORS = {
     "bad-category": ("category that cannot be used", "correct `categories`"),
     "unknown-image": ("annotation of an unknown image", "add the image or remove the annotation"),
     "unknown-category": ("annotation of an unknown category", "add the category or remove the annotation"),
-    "box-length": (
-        "box that does not have four numbers",
-        "COCO's bbox is [left, top, width, height] in pixels",
-    ),
+    "box-length": ("box that does not have four numbers", "COCO's bbox is [left, top, width, height]"),
     "box-not-finite": ("box with a number that is NaN or infinite", "correct or remove it"),
     "box-negative": ("box with a negative side", "COCO's bbox is [left, top, width, height]: correct it"),
-    "boxes-not-in-pixels": (
-        "box within one pixel, as all boxes",
-        "they seem to be fractions: COCO's bbox is in pixels",
-    ),
-    "boxes-of-corners": (
-        "box that would fit as left, top, right, bottom, as most",
-        "COCO's bbox is [left, top, width, height]: subtract",
-    ),
+    "boxes-not-in-pixels": ("box within one pixel, as all boxes", "fractions? COCO's bbox is in pixels"),
+    "boxes-of-corners": ("box that would fit as left, top, right, bottom", "COCO's bbox has width, height"),
     "no-images": ("no usable image", "there is nothing to read: check the data"),
     "no-boxes": ("no usable box", "there is nothing to train on: check the annotations"),
     "no-image-directory": ("image directory does not exist", "correct the path"),
-    "path-leaves-directory": (
-        "file_name that leaves the image directory",
-        "file names are relative paths below it",
-    ),
-    "image-size-differs": (
-        "image of another size than in the annotations",
-        "correct width and height, with which boxes are scaled",
-    ),
-    "image-turned": (
-        "image with the size of its EXIF turn in the annotations",
-        "turn the pixels and drop the tag, or turn the boxes",
-    ),
+    "path-leaves-directory": ("file_name that leaves the image directory", "use relative paths below it"),
+    "image-size-differs": ("image of another size than in the annotations", "correct width and height there"),
+    "image-turned": ("image with the size of its EXIF turn in the annotations", "turn pixels or boxes"),
     "no-record-file": ("no file matches", "check the path, and quote the pattern in the shell"),
     "record-file-unreadable": ("record file that cannot be read", "correct the path or its permissions"),
     "record-file-empty": ("record file without any record", "remove it or write it again"),
@@ -97,28 +79,16 @@ _ERRORS = {
     "not-a-record": ("not a TFRecord: the checksum of a length is wrong", "copy or write the file again"),
     "record-damaged": ("record whose checksum is wrong", "copy or write the file again"),
     "not-an-example": ("record that is not a tf.train.Example", "write the file again (tools/convert.py)"),
-    "record-key-missing": ("record that lacks a key", "use the schema of TensorFlow Object Detection"),
-    "record-key-type": (
-        "record with a key of the wrong type",
-        "use the schema of TensorFlow Object Detection",
-    ),
+    "record-key-missing": ("record that lacks a key", "use TensorFlow Object Detection's schema"),
+    "record-key-type": ("record with a key of the wrong type", "use TensorFlow Object Detection's schema"),
     "record-ragged": ("record whose lists of boxes differ in length", "write one value per box in each list"),
     "record-value": ("record with an impossible value", "correct the value"),
-    "box-in-pixels": (
-        "box more than an image beyond its image",
-        "it seems to be in pixels: records hold fractions",
-    ),
-    "index-longer": (
-        "record file that ends before its index does",
-        "copy the file again; or remove the index",
-    ),
+    "box-in-pixels": ("box more than an image beyond its image", "records hold fractions, not pixels"),
+    "index-longer": ("record file that ends before its index does", "copy the file or remove the index"),
     "label-file": ("label file that cannot be used", "correct or remove it"),
     "label-line": ("label that cannot be used", "correct or remove it"),
     "label-turned": ("labelled image with an EXIF turn", "give --yolo_pixels=stored or --yolo_pixels=turned"),
-    "eval-categories": (
-        "category that training does not know by this id and name",
-        "the ids must mean the same things",
-    ),
+    "eval-categories": ("category that training does not know by this id and name", "make ids mean the same"),
     "fewer-than-batch": ("fewer images than one batch of all ranks", "lower --batch_size or use fewer ranks"),
     "fewer-than-ranks": ("fewer images than ranks", "use fewer ranks"),
 }
@@ -133,23 +103,14 @@ _BAD_IMAGES = {
     "image-not-jpeg-or-png": ("image that is neither JPEG nor PNG", "TFRecords hold these two: convert it"),
     "image-truncated": ("image that is cut off", "copy it again"),
     "image-damaged": ("image with damaged data", "copy it again"),
-    "image-too-large": (
-        "image larger than --max_megapixels",
-        "raise the limit if it is meant to be so large",
-    ),
-    "image-12-bit": (
-        "16-bit image with values below 4096 (DALI decodes it to almost black)",
-        "convert it to 8 bits",
-    ),
+    "image-too-large": ("image larger than --max_megapixels", "raise the limit if that is its size"),
+    "image-12-bit": ("16-bit image with values below 4096, almost black in DALI", "convert it to 8 bits"),
 }
 _FIXES = {
     "box-outside": ("box that reaches outside its image", "it is clipped to the image"),
     "box-empty": ("box without area inside its image", "it is dropped"),
     "large-id": ("id above 2^31", "DALI gets other numbers, results keep the ids"),
-    "category-order": (
-        "categories are not in the order of their ids",
-        "classes follow the ids, in every file",
-    ),
+    "category-order": ("categories are not in the order of their ids", "classes follow the ids"),
 }
 _WARNINGS = {
     "crowd": ("crowd", "it is not a target; evaluation ignores what lies in it"),
@@ -166,14 +127,8 @@ _WARNINGS = {
     "polygon": ("polygon in place of a box", "its bounding box is taken"),
     "size-missing": ("label file without the size of its image", "the size in the image's header is taken"),
     "difficult": ("object marked difficult", "see --difficult"),
-    "voc-filename": (
-        "xml file with the filename of another image",
-        "the image with the name of the xml file is taken",
-    ),
-    "voc-zero": (
-        "box that begins before pixel 1, the first of VOC",
-        "give --voc_pixels=zero_based, if counted from 0",
-    ),
+    "voc-filename": ("xml file with the filename of another image", "the image named like the xml is taken"),
+    "voc-zero": ("box that begins before pixel 1, the first of VOC", "perhaps --voc_pixels=zero_based"),
 }
 KINDS = {
     kind: Kind(severity, *row)
