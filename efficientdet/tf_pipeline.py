@@ -10,13 +10,15 @@ All random numbers are functions of (seed, shard, running index of the image), s
 iterator goes on exactly as it would have.
 """
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
 from common import box_encoder, dataset, letterbox
 from common import boxes as box_ops
 from common.errors import UserError
-from common.sources import Source
+from common.loader import tf_examples
 from common.tf_random import Random
 from efficientdet import pipeline
 from efficientdet.config import EfficientDetConfig
@@ -171,68 +173,31 @@ def random_crop(
     return crop, boxes, labels
 
 
-class EfficientDetTFPipeline:
-    """Feeds one rank, as EfficientDetPipeline does, without DALI. Arguments and elements are the same."""
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
+    """The loader without DALI. Options and elements are those of EfficientDetPipeline."""
 
     pipeline_type = "tensorflow"
-    saveable = True
 
-    def __init__(
-        self,
-        *,
-        source: Source,
-        config: EfficientDetConfig,
-        batch_size: int,
-        training: bool,
-        shard_id: int = 0,
-        num_shards: int = 1,
-        num_threads: int = 2,
-        prefetch: int = 2,
-        seed: int = 0,
-        with_targets: bool = True,
-        count_lost: bool = False,
-        name_images: bool = False,
-    ) -> None:
-        self.config = config
-        self.batch_size = batch_size
-        self.training = training
-        self.size = source.size
-        self.steps_per_epoch = dataset.steps_per_epoch(
-            source.size, batch_size * num_shards, training=training
-        )
-        self.element_spec = pipeline.element_spec(
-            config,
-            batch_size,
-            training=training,
-            with_targets=with_targets,
-            count_lost=count_lost,
-            name_images=name_images,
-        )
-        if training and (config.grid_mask_prob or any(getattr(config, name) for name in COLOR_FIELDS)):
+    def __post_init__(self) -> None:
+        config = self.config
+        if self.training and (config.grid_mask_prob or any(getattr(config, name) for name in COLOR_FIELDS)):
             raise UserError(
                 "--pipeline_type=tensorflow has no GridMask and no colour augmentation: use dali_cpu, or"
                 f" --hparams=grid_mask_prob=0,{','.join(f'{name}=0' for name in COLOR_FIELDS)}"
             )
-        self._examples = source.examples(
-            shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
-        )
-        self._seed = np.random.SeedSequence([seed, shard_id]).generate_state(2).astype(np.int32)
-        self._num_threads = num_threads
-        self._prefetch = prefetch
 
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
-        examples = self._examples
-        if not self.training:  # a shorter shard repeats images to fill its steps; their ids tell
-            examples = examples.repeat().take(self.steps_per_epoch * self.batch_size).repeat()
         options = tf.data.Options()
-        options.threading.private_threadpool_size = self._num_threads
+        options.threading.private_threadpool_size = self.num_threads
         return (
-            examples.enumerate()
-            .map(self._preprocess, num_parallel_calls=self._num_threads, deterministic=True)
+            tf_examples(self)
+            .enumerate()
+            .map(self._preprocess, num_parallel_calls=self.num_threads, deterministic=True)
             .batch(self.batch_size, drop_remainder=True)
             .map(self._finish)
-            .prefetch(self._prefetch)
+            .prefetch(self.prefetch)
             .with_options(options)
         )
 
@@ -242,7 +207,8 @@ class EfficientDetTFPipeline:
         config = self.config
         encoded, boxes, labels = example["encoded"], example["boxes"], example["labels"]
         size = tf.cast(dataset.image_size_tf(encoded), tf.float32)
-        random = Random(tf.random.fold_in(tf.constant(self._seed), index))
+        seed = np.random.SeedSequence([self.seed, self.shard_id]).generate_state(2).astype(np.int32)
+        random = Random(tf.random.fold_in(tf.constant(seed), index))
         if self.training:
             crop, boxes, labels = random_crop(config, size, boxes, labels, random)
         else:
@@ -278,8 +244,5 @@ class EfficientDetTFPipeline:
         """Encodes the boxes of a batch, where targets are wanted, and keeps what `element_spec` names."""
         if "num_positives" in self.element_spec:
             images, targets = pipeline.add_targets(images, targets, self.config.anchors)
-        return images, {
-            name: tf.ensure_shape(targets[name], spec.shape)
-            for name, spec in self.element_spec.items()
-            if name != "images"
-        }
+        spec = self.target_spec
+        return images, {name: tf.ensure_shape(targets[name], spec[name].shape) for name in spec}

@@ -27,7 +27,7 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common.args import MAX_SEED
-from common.dali_ops import decode_crop, int32, mark
+from common.dali_ops import decode_crop, int32
 from yolov4.color import random_color
 from yolov4.config import YOLOv4Config
 from yolov4.crops import CropResize, source_sizes, training_crop
@@ -113,11 +113,8 @@ def make(
     tiles = tiles_of(sizes, crop, flips, fn.expand_dims(cut, axes=[1]), image_sizes, chosen)
 
     windows = [decode_crop(image, tiles.window[:, i], device) for i, image in enumerate(jpegs)]
-    mark("decode", *windows)
     images = [_resize(window, tiles, i, config.antialias) for i, window in enumerate(windows)]
-    mark("resize", *images)
     images = random_color(images, config)
-    mark("color", *images)
     boxes_px = []
     for number, example in enumerate(examples):
         crop_low, crop_high, scale, shift, tile_low, tile_high = (tiles.boxes[i, :, number] for i in range(6))

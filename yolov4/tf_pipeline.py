@@ -12,12 +12,14 @@ All random numbers are functions of (seed, shard, running index of the image or 
 and restored iterator goes on exactly as it would have.
 """
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
 from common import box_encoder, dataset, letterbox
 from common.errors import UserError
-from common.sources import Source
+from common.loader import tf_examples
 from common.tf_random import Random
 from yolov4 import pipeline, tf_mosaic
 from yolov4.config import YOLOv4Config
@@ -184,75 +186,33 @@ def xyxy(yx: tf.Tensor) -> tf.Tensor:
 # --- 4. the whole pipeline ---
 
 
-class YOLOv4TFPipeline:
-    """Feeds one rank, as YOLOv4Pipeline does, without DALI. Arguments and elements are the same."""
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
+    """The loader without DALI. Options and elements are those of YOLOv4Pipeline."""
 
     pipeline_type = "tensorflow"
-    saveable = True
 
-    def __init__(
-        self,
-        *,
-        source: Source,
-        config: YOLOv4Config,
-        batch_size: int,
-        training: bool,
-        shard_id: int = 0,
-        num_shards: int = 1,
-        num_threads: int = 2,
-        prefetch: int = 2,
-        seed: int = 0,
-        with_targets: bool = True,
-        count_lost: bool = False,
-        name_images: bool = False,
-        mosaic: bool = True,
-    ) -> None:
-        self.config = config
-        self.batch_size = batch_size
-        self.training = training
-        self.size = source.size
-        self.steps_per_epoch = dataset.steps_per_epoch(
-            source.size, batch_size * num_shards, training=training
-        )
-        self.element_spec = pipeline.element_spec(
-            config,
-            batch_size,
-            training=training,
-            with_targets=with_targets,
-            count_lost=count_lost,
-            name_images=name_images,
-        )
-        mixed = pipeline.mixed_config(config, batch_size, on=training and mosaic)
+    def __post_init__(self) -> None:
+        mixed = self.mixed_config
         if mixed.mixup_prob or mixed.cutmix_prob or (mixed.mosaic_prob and mixed.mosaic_tiles == "fresh"):
             raise UserError(
                 "--pipeline_type=tensorflow has no MixUp, CutMix or freshly read mosaics: use dali_cpu,"
                 " or --hparams=mixup_prob=0,cutmix_prob=0,mosaic_tiles=batch"
             )
-        self._mosaic_prob = mixed.mosaic_prob
-        self._examples = source.examples(
-            shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
-        )
-        self._num_threads = num_threads
-        self._prefetch = prefetch
-        # The size of a batch is the same on all ranks: they wait for each other.
-        self._size_seed = _seed(seed, 0, 1)
-        self._image_seed, self._batch_seed = _seed(seed, shard_id, 2), _seed(seed, shard_id, 3)
 
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
-        examples = self._examples
-        if not self.training:  # a shorter shard repeats images to fill its steps; their ids tell
-            examples = examples.repeat().take(self.steps_per_epoch * self.batch_size).repeat()
         options = tf.data.Options()
-        options.threading.private_threadpool_size = self._num_threads
-        parallel = {"num_parallel_calls": self._num_threads, "deterministic": True}
+        options.threading.private_threadpool_size = self.num_threads
+        parallel = {"num_parallel_calls": self.num_threads, "deterministic": True}
         return (
-            examples.enumerate()
+            tf_examples(self)
+            .enumerate()
             .map(self._preprocess, **parallel)
             .padded_batch(self.batch_size, drop_remainder=True)  # boxes with rows of 0
             .enumerate()
             .map(self._finish, **parallel)
-            .prefetch(self._prefetch)
+            .prefetch(self.prefetch)
             .with_options(options)
         )
 
@@ -262,7 +222,7 @@ class YOLOv4TFPipeline:
         encoded, boxes = example["encoded"], example["boxes"]
         size = dataset.image_size_tf(encoded)
         image_size = self._input_size(index // self.batch_size)
-        random = Random(tf.random.fold_in(self._image_seed, index))
+        random = Random(tf.random.fold_in(_seed(self.seed, self.shard_id, 2), index))
         if self.training:
             crop = training_crop(config, size, image_size, random)
         else:
@@ -291,10 +251,11 @@ class YOLOv4TFPipeline:
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """What is made of the batch as a whole, and its last form."""
         images, boxes_px, labels = batch["images"], batch["boxes_px"], batch["labels"]
-        if self._mosaic_prob:
-            random = Random(tf.random.fold_in(self._batch_seed, index))
+        mosaic_prob = self.mixed_config.mosaic_prob
+        if mosaic_prob:
+            random = Random(tf.random.fold_in(_seed(self.seed, self.shard_id, 3), index))
             canvases = tf_mosaic.Canvases(images, boxes_px, labels, batch["places"])
-            images, boxes_px, labels = tf_mosaic.mix(canvases, self._mosaic_prob, random)
+            images, boxes_px, labels = tf_mosaic.mix(canvases, mosaic_prob, random)
         image_size = self._input_size(index)
         selected = tf.map_fn(
             lambda sample: select_boxes(*sample, image_size, self.config),
@@ -322,7 +283,9 @@ class YOLOv4TFPipeline:
         return outputs.pop("images"), outputs
 
     def _input_size(self, batch_index: tf.Tensor) -> tf.Tensor:
-        return input_size(self.config, self.training, Random(tf.random.fold_in(self._size_seed, batch_index)))
+        # The size of a batch is the same on all ranks: they wait for each other.
+        random = Random(tf.random.fold_in(_seed(self.seed, 0, 1), batch_index))
+        return input_size(self.config, self.training, random)
 
 
 def _seed(seed: int, shard_id: int, purpose: int) -> tf.Tensor:
