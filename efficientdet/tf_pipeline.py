@@ -4,7 +4,7 @@
 
 Stage for stage the twin of pipeline.py: the same rules, other random numbers. On evaluation images, where
 nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and targets
-are equal. It has what the published recipes need: GridMask and colour are DALI's only.
+are equal. It has what the published recipes need: min_iou_crop, GridMask and colour are DALI's only.
 
 All random numbers are functions of (seed, shard, running index of the image), so that a saved and restored
 iterator goes on exactly as it would have.
@@ -16,16 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from common import box_encoder, dataset, letterbox
-from common import boxes as box_ops
 from common.errors import UserError
 from common.loader import tf_examples
 from common.tf_random import Random
 from efficientdet import pipeline
 from efficientdet.config import EfficientDetConfig
-from efficientdet.crops import CROP_ASPECT, CROP_SCALING, CROP_THRESHOLDS, CropResize
+from efficientdet.crops import CropResize
 
 COLOR_FIELDS = ("brightness", "contrast", "saturation", "hue")
-CROP_CANDIDATES = 200  # min_iou_crop: drawn at once, where DALI draws until one fits
 
 
 # --- 1. crop; CropResize holds float32 tensors here ---
@@ -56,51 +54,6 @@ def resize_range_crop(
     shorter = tf.floor(random.uniform(resize_min, resize_max + 1.0))
     whole = whole_image(size, image_size)
     return whole._replace(size=tf.minimum(whole.size, tf.floor(size * shorter / tf.reduce_min(size) + 0.5)))
-
-
-def min_iou_crop(
-    size: tf.Tensor, boxes: tf.Tensor, labels: tf.Tensor, image_size: tuple[int, int], random: Random
-) -> tuple[CropResize, tf.Tensor, tf.Tensor]:
-    """A random crop, as large as fits: the first candidate that overlaps every box by what it owes.
-
-    Returns:
-        The crop; the boxes whose centre is in it, still normalised by the image; their labels.
-    """
-    candidates, thresholds = _candidate_crops(random)
-    centers = (boxes[:, :2] + boxes[:, 2:]) / 2
-    inside = (centers >= candidates[:, tf.newaxis, :2]) & (centers <= candidates[:, tf.newaxis, 2:])
-    inside = tf.reduce_all(inside, -1)  # (n, N)
-    has_object = tf.reduce_any(inside, 1) | (tf.shape(boxes)[0] == 0)
-    overlaps = tf.reduce_all(box_ops.pairwise_iou(candidates, boxes) >= thresholds[:, tf.newaxis], 1)
-    widths, heights = tf.unstack((candidates[:, 2:] - candidates[:, :2]) * size[::-1], axis=1)
-    low, high = CROP_ASPECT
-    shaped = (widths >= low * heights) & (widths <= high * heights)
-    is_whole = thresholds == 0
-    valid = is_whole | (has_object & overlaps & shaped)
-    chosen = tf.argmax(tf.cast(valid, tf.int32))  # the first of the valid ones
-
-    first = tf.math.ceil(candidates[chosen, 1::-1] * size - 1e-3)  # whole pixels inside the crop; y, x
-    first = tf.clip_by_value(first, 0.0, size - 1.0)
-    last = tf.clip_by_value(tf.floor(candidates[chosen, 3:1:-1] * size + 1e-3), first + 1.0, size)
-    crop = _fit(tf.concat([first, last - first], 0), image_size)
-    kept = inside[chosen]
-    return crop, boxes[kept], labels[kept]
-
-
-def _candidate_crops(random: Random) -> tuple[tf.Tensor, tf.Tensor]:
-    """Crops, float32 (n, 4) ltrb normalised, and the IoU with every box that each owes, float32 (n,).
-
-    Some owe nothing: they are the whole image. So is the last one.
-    """
-    n = CROP_CANDIDATES
-    choices = tf.constant([0.0, *CROP_THRESHOLDS])
-    thresholds = tf.gather(choices, tf.cast(random.uniform(0.0, len(choices), (n,)), tf.int32))
-    sides = random.uniform(*CROP_SCALING, (n, 2))
-    left_top = random.uniform(0.0, 1.0, (n, 2)) * (1.0 - sides)
-    candidates = tf.concat([left_top, left_top + sides], 1)
-    whole = tf.constant([0.0, 0.0, 1.0, 1.0])
-    candidates = tf.where(thresholds[:, tf.newaxis] == 0, whole, candidates)
-    return tf.concat([candidates, whole[tf.newaxis]], 0), tf.concat([thresholds, [0.0]], 0)
 
 
 def _fit(window: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
@@ -158,19 +111,13 @@ def boxes_to_input(boxes: tf.Tensor, size: tf.Tensor, image_size: tuple[int, int
 # --- 5. the whole pipeline ---
 
 
-def random_crop(
-    config: EfficientDetConfig, size: tf.Tensor, boxes: tf.Tensor, labels: tf.Tensor, random: Random
-) -> tuple[CropResize, tf.Tensor, tf.Tensor]:
-    """The crop that `config.augmentation` names; its boxes, still normalised by the image; their labels."""
-    if config.augmentation == "min_iou_crop":
-        return min_iou_crop(size, boxes, labels, config.image_size, random)
+def random_crop(config: EfficientDetConfig, size: tf.Tensor, random: Random) -> CropResize:
+    """The crop that `config.augmentation` names."""
     if config.augmentation == "scale_jitter":
-        crop = jittered_crop(size, config.image_size, config.jitter_min, config.jitter_max, random)
-    elif config.augmentation == "resize_range":
-        crop = resize_range_crop(size, config.image_size, config.resize_min, config.resize_max, random)
-    else:
-        crop = whole_image(size, config.image_size)
-    return crop, boxes, labels
+        return jittered_crop(size, config.image_size, config.jitter_min, config.jitter_max, random)
+    if config.augmentation == "resize_range":
+        return resize_range_crop(size, config.image_size, config.resize_min, config.resize_max, random)
+    return whole_image(size, config.image_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,10 +128,12 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
 
     def __post_init__(self) -> None:
         config = self.config
-        if self.training and (config.grid_mask_prob or any(getattr(config, name) for name in COLOR_FIELDS)):
+        is_dali_only = config.augmentation == "min_iou_crop" or config.grid_mask_prob > 0
+        if self.training and (is_dali_only or any(getattr(config, name) for name in COLOR_FIELDS)):
             raise UserError(
-                "--pipeline_type=tensorflow has no GridMask and no colour augmentation: use dali_cpu, or"
-                f" --hparams=grid_mask_prob=0,{','.join(f'{name}=0' for name in COLOR_FIELDS)}"
+                "--pipeline_type=tensorflow has no min_iou_crop, GridMask or colour augmentation: use"
+                " dali_cpu, or --hparams=augmentation=scale_jitter,grid_mask_prob=0,"
+                f"{','.join(f'{name}=0' for name in COLOR_FIELDS)}"
             )
 
     def dataset(self) -> tf.data.Dataset:
@@ -210,7 +159,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
         seed = np.random.SeedSequence([self.seed, self.shard_id]).generate_state(2).astype(np.int32)
         random = Random(tf.random.fold_in(tf.constant(seed), index))
         if self.training:
-            crop, boxes, labels = random_crop(config, size, boxes, labels, random)
+            crop = random_crop(config, size, random)
         else:
             crop = whole_image(size, config.image_size)
 
@@ -222,9 +171,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
         image = pad_and_normalize(image, config.image_size)
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
-        visible = tf.math.count_nonzero(
-            (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]), dtype=tf.int32
-        )
+        visible = tf.math.count_nonzero(tf.reduce_all(boxes[:, 2:] > boxes[:, :2], 1), dtype=tf.int32)
         boxes, labels = box_encoder.drop_small_boxes_tf(boxes, labels, pipeline.min_box_size(config))
         large = tf.shape(labels)[0]
         boxes, labels = box_encoder.keep_largest_tf(boxes, labels, config.max_instances)
