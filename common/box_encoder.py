@@ -301,7 +301,7 @@ def decode_boxes(deltas: Any, anchors: Anchors) -> Any:
         float32 (..., A, 4) ltrb, normalised, not clipped to the image.
     """
     if isinstance(deltas, list | tuple):
-        deltas = flatten_levels(deltas, 4)
+        deltas = ops.concatenate(split_anchors(deltas, 4), axis=1)
     return decode_deltas(deltas, anchors.boxes_normalized)
 
 
@@ -315,13 +315,8 @@ def decode_deltas(deltas: Any, prior: Any) -> Any:
     return ops.stack([x - half_width, y - half_height, x + half_width, y + half_height], axis=-1)
 
 
-def flatten_levels(per_level: Sequence[Any], num_values: int) -> Any:
-    """Joins each level's (B, h, w, k * num_values) to (B, A, num_values), in the order of the anchors."""
-    return ops.concatenate(split_anchors(per_level, num_values), axis=1)
-
-
 def split_anchors(per_level: Sequence[Any], num_values: int) -> list[Any]:
-    """Each level's (B, h, w, k * num_values) as (B, h * w * k, num_values)."""
+    """Each level's (B, h, w, k * num_values) as (B, h * w * k, num_values), in the order of the anchors."""
     flat = []
     for level in per_level:
         _, height, width, depth = level.shape

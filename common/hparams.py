@@ -60,6 +60,13 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
     return replace(config, values)
 
 
+def customize(config: Config, spec: str | None, image_size: str | None) -> Config:
+    """`config` with `--hparams` and then `--image_size`; the name of the model cannot be changed."""
+    fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
+    config = override(config, spec, only=fields)
+    return replace(config, {"image_size": parse_image_size(image_size)}) if image_size else config
+
+
 def replace(config: Config, values: Mapping[str, Any]) -> Config:
     """`dataclasses.replace`; what the config's own checks refuse is a UserError."""
     try:

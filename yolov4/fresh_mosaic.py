@@ -26,7 +26,6 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common.args import MAX_SEED
 from common.dali_ops import decode_crop, int32
 from yolov4.color import random_color
 from yolov4.config import YOLOv4Config
@@ -72,9 +71,9 @@ def is_wanted(config: YOLOv4Config) -> bool:
 
 
 def reader_seeds(seed: int) -> list[int]:
-    """Of the readers' orders, the same on all ranks; the first has the loader's own."""
+    """The seeds of the orders, the same on all ranks, at most args.MAX_SEED; the first is the loader's."""
     others = [np.random.SeedSequence([seed, number]).generate_state(1)[0] for number in range(1, TILES)]
-    return [seed, *(int(other) % (MAX_SEED + 1) for other in others)]
+    return [seed, *(int(other) % 2**31 for other in others)]
 
 
 def make(

@@ -169,10 +169,10 @@ def select_boxes(
     large = tf.shape(labels)[0]
     boxes_px, labels = box_encoder.keep_largest_tf(boxes_px, labels, config.max_instances)
     kept = tf.shape(labels)[0]
-    padding = [[0, config.max_instances - kept]]
+    boxes, classes = box_encoder.pad_boxes_tf(boxes_px / xyxy(image_size), labels, config.max_instances)
     return {
-        "boxes": tf.pad(boxes_px / xyxy(image_size), padding + [[0, 0]], constant_values=-1.0),
-        "classes": tf.pad(labels - 1, padding, constant_values=-1),
+        "boxes": boxes,
+        "classes": classes,
         "num_boxes": kept,
         "lost": tf.stack([visible - large, large - kept]),
     }
@@ -260,26 +260,18 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         selected = tf.map_fn(
             lambda sample: select_boxes(*sample, image_size, self.config),
             (boxes_px, labels),
-            fn_output_signature={
-                "boxes": tf.float32,
-                "classes": tf.int32,
-                "num_boxes": tf.int32,
-                "lost": tf.int32,
-            },
+            fn_output_signature={"boxes": tf.float32}
+            | dict.fromkeys(("classes", "num_boxes", "lost"), tf.int32),
         )
         outputs = {
             "images": tf.cast(images, tf.float32) / 255,
             **selected,
             "image_ids": batch["image_ids"],
+            "image_sizes": batch["image_sizes"],
+            "letterbox": tf.cast(batch["places"], tf.float32),
         }
-        if not self.training:
-            outputs |= {
-                "image_sizes": batch["image_sizes"],
-                "letterbox": tf.cast(batch["places"], tf.float32),
-            }
-        outputs = {
-            name: tf.ensure_shape(outputs[name], spec.shape) for name, spec in self.element_spec.items()
-        }
+        spec = self.element_spec
+        outputs = {name: tf.ensure_shape(outputs[name], spec[name].shape) for name in spec}
         return outputs.pop("images"), outputs
 
     def _input_size(self, batch_index: tf.Tensor) -> tf.Tensor:
