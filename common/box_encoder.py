@@ -62,7 +62,7 @@ def encode_boxes(
     """Encodes the boxes of one image against the anchors; runs in a DALI graph.
 
     Boxes without area are dropped first (fn.box_encoder would give them infinite deltas), and of more than
-    `max_instances` the largest are kept, so that the padded boxes and the targets speak of the same boxes.
+    `max_instances` the largest are kept, so that the padded boxes and the targets are of the same boxes.
     Of equally good anchors a box gets the last; of equally good boxes an anchor takes the last. A box can
     end up without an anchor, where others take its best one: `boxes_without_anchor` counts these.
 
@@ -106,7 +106,7 @@ def pad_boxes(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[Da
     """Fills up with -1; runs in a DALI graph.
 
     Args:
-        boxes: float32 (N, 4), N at most max_instances, which fn.pad does not look at.
+        boxes: float32 (N, 4), N at most max_instances: fn.pad does not truncate.
         labels: int32 (N,), 1-based.
         max_instances: rows of the results.
 
@@ -122,7 +122,7 @@ def drop_small_boxes(
 ) -> tuple[DataNode, DataNode]:
     """Drops boxes smaller than `min_size`; runs in a DALI graph, on the CPU.
 
-    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates go whatever `min_size` is.
+    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates are always dropped.
 
     Args:
         boxes: float32 (N, 4), ltrb normalised.

@@ -89,7 +89,7 @@ def convert(
     label_map: str | None = None,
     hparams: str | None = None,
 ) -> None:
-    """Writes a checkpoint of automl as weights of ours; see the flags of the same names.
+    """Writes a checkpoint of automl as a weights file of this project; see the flags of the same names.
 
     Raises:
         UserError: anything that the user gave and that cannot be used; a file in the way.

@@ -28,7 +28,7 @@ class Scaling(NamedTuple):
 # efficientnet_builder.py efficientnet_params. EfficientDet turns stochastic depth off for B0 only
 # (tf2/efficientdet_keras.py EfficientDetNet).
 BACKBONES = {
-    "efficientnet-nano": Scaling(0.5, 0.5, None),  # ours, from no paper: for tests and laptops
+    "efficientnet-nano": Scaling(0.5, 0.5, None),  # not published: for tests and laptops
     "efficientnet-b0": Scaling(1.0, 1.0, None),
     "efficientnet-b1": Scaling(1.0, 1.1, 0.8),
     "efficientnet-b2": Scaling(1.1, 1.2, 0.8),
@@ -166,7 +166,7 @@ def _convolution(
 
 
 def _initializer() -> keras.initializers.Initializer:
-    """A new one for every layer: a Keras initializer draws the same numbers each time that it is used."""
+    """A new initializer for every layer: each one draws the same numbers at every use."""
     return keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")
 
 

@@ -113,7 +113,7 @@ class EfficientDetConfig:
             raise ValueError(
                 f"warmup_iterations={self.warmup_iterations}, iterations={self.iterations}: need no more"
             )
-        _ = self.anchors  # has checks of its own
+        _ = self.anchors  # Anchors checks its arguments
 
     @property
     def anchors(self) -> Anchors:
@@ -148,7 +148,7 @@ LATER_FIELDS = (
 
 
 _SUM = {"fpn_fusion": "sum"}
-# Ours, from no paper: the same parts at a size that a laptop trains in minutes. At 256 pixels objects are
+# Not published: the same parts at a size that a laptop trains in minutes. At 256 pixels objects are
 # small, so its anchors are too; a short run from scratch learns faster with Adam and little scale jitter;
 # and after a few hundred steps a momentum of 0.99 would still hold much of the initial variance of 1.
 _NANO = {

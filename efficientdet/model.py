@@ -135,7 +135,7 @@ class FastFusion(keras.layers.Layer):
         )
 
     def call(self, inputs):
-        weights = keras.ops.relu(self.fusion_weights)  # in float32, whatever the type of the features
+        weights = keras.ops.relu(self.fusion_weights)  # in float32 for features of any type
         shares = keras.ops.cast(weights / (keras.ops.sum(weights) + FUSION_EPSILON), inputs[0].dtype)
         return sum(x * share for x, share in zip(inputs, keras.ops.unstack(shares), strict=True))
 

@@ -179,7 +179,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends.
 
-        On a CPU the targets are encoded after the graph: fn.box_encoder, which looks at every pair of box and
+        On a CPU the targets are encoded after the graph: fn.box_encoder, which compares every box with every
         anchor, costs as much there as the pixels do.
         """
         targets_spec = self.target_spec

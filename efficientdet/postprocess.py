@@ -66,7 +66,7 @@ def candidates(
 def decode_all(
     class_logits: list[tf.Tensor], box_deltas: list[tf.Tensor], anchors: Anchors
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Every anchor's box and scores, for whoever suppresses elsewhere.
+    """Every anchor's box and scores, without NMS.
 
     Returns:
         boxes float32 (B, A, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, A, C).

@@ -8,7 +8,7 @@ _RETINANET = {
     "bn_momentum": 0.9,  # torchvision's 0.1, which is the share of the new value
     "focal_gamma": 2.0,  # odtk/loss.py
     "huber_delta": 0.11,  # odtk/model.py: SmoothL1Loss(beta=0.11), which is the Huber loss over its delta,
-    "box_loss_weight": 4 / 0.11,  # summed over the four coordinates, where ours is their mean
+    "box_loss_weight": 4 / 0.11,  # summed over the four coordinates, where losses.py takes their mean
     "weight_decay": 1e-4,
     "clip_norm": 0.0,
     "nms_method": "hard",
@@ -27,7 +27,7 @@ _RECIPE = {
     "warmup_iterations": 1000,
     "ema_decay": 0.0,
 }
-# Ours, from no paper: as efficientdet-nano in config.py, and for the same reasons.
+# Not published: as efficientdet-nano in config.py, and for the same reasons.
 _NANO = {
     "anchor_scale": 2.0,
     "jitter_min": 0.8,

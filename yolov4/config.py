@@ -184,8 +184,8 @@ _TABLE: dict[str, tuple[int, dict]] = {
         },
     ),
     "yolov4-tiny": (416, _TINY),
-    # Ours, from no paper: tiny with half the channels at a size that a laptop trains in minutes, and anchors
-    # to match. A short run from nothing learns faster with Adam; and after a few hundred steps a momentum of
+    # Not published: tiny with half the channels at a size that a laptop trains in minutes, and anchors
+    # to match. A short run from scratch learns faster with Adam; and after a few hundred steps a momentum of
     # 0.99 would still hold much of the initial variance of 1.
     "yolov4-nano": (
         256,

@@ -1,7 +1,7 @@
 """Mosaics of four freshly read images, in DALI: --hparams=mosaic_tiles=fresh, as Darknet makes them.
 
 The same mosaic as in mosaic.py, with the same crops, flips, colours and cut points; but its four canvases are
-of four images of its own, read by four readers, and none of these canvases is ever made. A tile is a
+of four images that four readers read for it, and none of these canvases is ever made. A tile is a
 rectangle of one, so it is known before anything is decoded which pixels of the stored image it shows: just
 these, and what the filter of the resize reaches beyond them, are decoded, resized and coloured. All four
 together are as many pixels as one canvas. What grows is the reading and the part of the decoding that no
@@ -11,9 +11,9 @@ A sample that is no mosaic this time is one tile, the whole canvas of the first 
 that the others have read for it are not looked at.
 
 An epoch has as many steps as ever: the first reader goes once through the data, sharded among the ranks and
-in the order that it always has. The other three read the same shards, each in an order of its own, so an
+in the order that it always has. The other three read the same shards, each in another order, so an
 image is read four times in an epoch. Two tiles may show the same image by chance, in 6 of as many mosaics as
-there are images; Darknet draws its four likewise. From TFRecords each reader holds a buffer of its own, and
+there are images; Darknet draws its four likewise. From TFRecords each reader holds another buffer, and
 they walk through few files side by side (common/readers.py): write many, and shuffled.
 
 Tiles are columns here: int32 (2, 4) is a row of four y and a row of four x.

@@ -2,7 +2,7 @@
 
 Keras multiplies the gradient by the learning rate before it enters the velocity, Darknet the velocity
 afterwards (src/convolutional_layer.c, update_convolutional_layer): under a constant rate the two are one;
-where the rate falls, ours still moves at the old rate for about 1 / (1 - momentum) updates.
+where the rate falls, Keras still moves at the old rate for about 1 / (1 - momentum) updates.
 """
 
 import dataclasses

@@ -29,7 +29,7 @@ from yolov4.crops import CropResize
 
 
 def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tensor:
-    """int32 (2,): (height, width) of the network input, drawn for every training batch if config says so."""
+    """int32 (2,): (height, width) of the network input, drawn for every training batch at multi_scale > 1."""
     if not training or config.multi_scale == 1:
         return tf.constant(config.image_size)
     low, high = config.size_range
@@ -97,7 +97,7 @@ def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.
 
 
 def random_color(image: tf.Tensor, config: YOLOv4Config, random: Random) -> tf.Tensor:
-    """Another hue, saturation and brightness, drawn as the config says; the same image where it says none."""
+    """Another hue, saturation and brightness, drawn within the config's limits."""
     if config.hue or config.saturation > 1 or config.exposure > 1:
         return random_hsv(image, config.hue, config.saturation, config.exposure, random)
     return image

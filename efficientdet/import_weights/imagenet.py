@@ -2,7 +2,7 @@
 
 Two public forms: Keras' (`efficientnetb0_notop.h5`, keras.applications, b0 to b7) and the checkpoints of its
 authors (tensorflow/tpu models/official/efficientnet), whose names are those of google/automl's EfficientDet.
-Both were trained on the input that ours gives, RGB normalised by ImageNet's mean and standard deviation; the
+Both were trained on the input of this project, RGB normalised by ImageNet's mean and standard deviation; the
 AdvProp checkpoints were not.
 """
 

@@ -109,7 +109,7 @@ def take(
         Path of a weight -> float32 array.
 
     Raises:
-        ValueError: one is missing or of another shape; the text says which, and how.
+        ValueError: one is missing or of another shape; the message names it and both shapes.
         UserError: the file is damaged.
     """
     weights = [weight for weight in model.weights if weight.path in wanted]
