@@ -25,8 +25,8 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         model: the model to start.
         label_map: its classes.
         weights: a weights file of this project, a run directory, or a file of Darknet's: .weights, or one
-            that ends early (yolov4.conv.137, yolov4-tiny.conv.29). The classes of a .weights file stand in the .names
-            file beside it; without one, 80 classes are COCO's, and others are not known.
+            that ends early (yolov4.conv.137, yolov4-tiny.conv.29). The classes of a .weights file stand in
+            the .names file beside it; without one, 80 classes are COCO's, and others are not known.
         config: the model's.
 
     Returns:
