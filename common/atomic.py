@@ -9,7 +9,9 @@ import os
 import pathlib
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from common.errors import UserError
 
 TEMPORARY = ".tmp-"  # how the name of everything unfinished begins
 _FORCED_AT_ONCE = 32  # files: a disk takes so many in hardly more than the milliseconds that one takes
@@ -98,6 +100,24 @@ def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], ob
             with contextlib.suppress(OSError):
                 path.rmdir()  # which only removes what is empty
         raise
+
+
+def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
+    """Makes the directory of --output_dir, before the work for its files; UserError where that fails."""
+    try:
+        pathlib.Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir={path}: {error.strerror}") from error
+    return pathlib.Path(path)
+
+
+@contextlib.contextmanager
+def writing(directory: str | os.PathLike) -> Iterator[None]:
+    """Around the writing of results: UserError where it fails, for example because the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--output_dir={directory}: {error.strerror or error}") from error
 
 
 def _move_all(source: pathlib.Path, target: pathlib.Path) -> None:

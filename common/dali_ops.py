@@ -5,7 +5,6 @@ Those with an `api` run in both of DALI's APIs (dali_api.py).
 
 from collections.abc import Sequence
 
-from nvidia import dali
 from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 
@@ -14,19 +13,6 @@ from common.dali_api import GRAPH, Api, Data
 # ImageNet, RGB, for pixels in 0..255: google/automl efficientdet/hparams_config.py mean_rgb, stddev_rgb.
 IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
-
-
-def mark(stage: str, *nodes: DataNode) -> None:
-    """Says that this is what a stage of the graph makes: where `marked` lets bench.py cut the graph.
-
-    Said twice of a stage, both are what it makes.
-    """
-    vars(dali.Pipeline.current()).setdefault("marks", {}).setdefault(stage, []).extend(nodes)
-
-
-def marked(pipeline: dali.Pipeline) -> dict[str, list[DataNode]]:
-    """Stage -> what it makes, in the order in which the graph first marked them."""
-    return vars(pipeline).get("marks", {})
 
 
 def decode_crop(jpegs: DataNode, window: DataNode, device: str) -> DataNode:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
 
-from common.distributed.ranks import Ranks
-
 _add_n = gen_math_ops.add_n
 
 
@@ -44,24 +42,3 @@ def share_gpu_memory() -> None:
     """Lets TensorFlow take GPU memory as it needs it: by default it takes all, and DALI finds none left."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
-
-
-def use_own_gpu(ranks: Ranks) -> None:
-    """Under Horovod each process sees its local rank's GPU only: otherwise all crowd on the first."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if ranks.strategy == "horovod" and gpus:
-        tf.config.set_visible_devices(gpus[gpu_number(ranks, 0, len(gpus))], "GPU")
-
-
-def gpu_number(ranks: Ranks, device_index: int, num_gpus: int | None = None) -> int:
-    """Which GPU of this host belongs to a replica of this process, as CUDA and DALI number them.
-
-    Args:
-        ranks: of the run.
-        device_index: position among the process' replicas.
-        num_gpus: that the process may use; a launcher (Slurm) can have given each its own already.
-    """
-    if ranks.strategy != "horovod":
-        return device_index
-    count = len(tf.config.list_physical_devices("GPU")) if num_gpus is None else num_gpus
-    return ranks.local_rank % max(count, 1)

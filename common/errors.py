@@ -22,6 +22,24 @@ class StoppedError(Exception):
     """A signal ended the run, after everything was saved. The message says how to go on."""
 
 
+# What a collective operation raises when another rank is gone: Horovod's SHUT_DOWN_ERROR (common/common.h),
+# errors of Gloo's transport (gloo/transport/tcp/pair.cc), the names of Horovod's operations, and TensorFlow's
+# CollectiveExecutor. Horovod's own wrapper (tensorflow/elastic.py) does not know the grouped operations.
+_SIGNS_OF_LOSS = (
+    "Horovod has been shut down",
+    "gloo/transport",
+    "{{node Horovod",
+    "/Horovod",
+    "_Horovod",
+    "Collective ops is aborted",
+)
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether an error of a collective operation means that another rank is gone."""
+    return any(sign in str(error) for sign in _SIGNS_OF_LOSS)
+
+
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: run the same command to go on
 
 

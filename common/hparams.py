@@ -60,11 +60,23 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
     return replace(config, values)
 
 
-def customize(config: Config, spec: str | None, image_size: str | None) -> Config:
-    """`config` with `--hparams` and then `--image_size`; the name of the model cannot be changed."""
+def resolve(config: Config, a: Any) -> Config:
+    """The config of a run: the model's row in the table, then --hparams, then the flags of the same names.
+
+    Args:
+        config: the row, a frozen dataclass.
+        a: the flags' values as attributes, `hparams` among them; None and "" leave a field as it is.
+
+    Raises:
+        UserError: see `override`; or a value that the config refuses.
+    """
     fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
-    config = override(config, spec, only=fields)
-    return replace(config, {"image_size": parse_image_size(image_size)}) if image_size else config
+    config = override(config, a.hparams, only=fields)
+    given = {name: getattr(a, name, None) for name in fields}
+    given = {name: value for name, value in given.items() if value not in (None, "")}
+    if "image_size" in given:
+        given["image_size"] = parse_image_size(given["image_size"])
+    return replace(config, given)
 
 
 def replace(config: Config, values: Mapping[str, Any]) -> Config:

@@ -135,16 +135,6 @@ class DaliOptions:
         return self.device_id if self.dali_device_id is None else self.dali_device_id
 
 
-def tf_examples(loader: BaseLoader) -> tf.data.Dataset:
-    """The source's examples by plain tf.data. Evaluation repeats them: a shorter shard fills its steps."""
-    examples = loader.source.examples(
-        shard_id=loader.shard_id, num_shards=loader.num_shards, training=loader.training, seed=loader.seed
-    )
-    if loader.training:
-        return examples
-    return examples.repeat().take(loader.steps_per_epoch * loader.batch_size).repeat()
-
-
 def synthetic_dataset(
     loader: BaseLoader, example: Callable[[np.random.Generator], dict[str, np.ndarray]]
 ) -> tf.data.Dataset:

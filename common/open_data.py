@@ -7,7 +7,7 @@ anything is built or written.
 import glob
 import os
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -217,3 +217,27 @@ def list_images(images: str) -> list[pathlib.Path]:
     if not files:
         raise UserError(f"--images={images}: no image there ({', '.join(IMAGE_SUFFIXES)})")
     return files
+
+
+def open_evaluation(a: Any, label_map: LabelMap) -> Source:
+    """The evaluation data that the flags of eval.py describe, opened, checked and logged.
+
+    Args:
+        a: the flags, common.evaluation.args.EvalArgs.
+        label_map: of the classes that the network was trained on.
+
+    Raises:
+        UserError, DataError: as `open_source` and `check_labels`.
+    """
+    source = open_source(
+        a.eval_images,
+        a.eval_annotations,
+        a.eval_file_pattern,
+        input_type=a.input_type,
+        label_map=a.label_map,
+        policy=ImagePolicy(a.on_bad_image, a.max_megapixels),
+        split="eval",
+    )
+    check_labels(label_map, source)
+    say_source("evaluation", source)
+    return source

@@ -1,54 +1,53 @@
-"""The first nodes of a DALI graph: encoded images, with their boxes where they have some.
+"""The first nodes of a DALI graph: encoded images with their boxes.
 
-`coco_reader` and `tfrecord_reader` give the same four nodes, in the same units, from the same images:
+`coco_reader` and `tfrecord_reader` return the same four nodes, in the same units, from the same images:
 
-    jpegs       uint8 (bytes,): an encoded image, JPEG, PNG or whatever else DALI decodes
+    jpegs       uint8 (bytes,): an encoded image, JPEG, PNG or any other format that DALI decodes
     boxes       float32 (N, 4), ltrb normalised, within [0, 1], each with some area; N may be 0
     labels      int32 (N,), 1-based: class + 1
     image_ids   int64 (), the original ids, of any size
 
-Crowds are never targets: they live in the ground truth that pycocotools gets (`Annotations.ground_truth`).
-`image_reader` reads images without boxes, with a label at most, from whatever holds them.
+Crowds are never targets: they belong to the ground truth for pycocotools (`Annotations.ground_truth`).
+tools/preprocessing/image_source.py has readers for images without boxes.
 
-Boxes belong to the stored pixels, so decode with `adjust_orientation=False`: turning an image by its EXIF
+Boxes refer to the stored pixels, so decode with `adjust_orientation=False`: turning an image by its EXIF
 tag would leave its boxes behind.
 
-Order, as DALI 2.4 was seen to do it:
+Order, as observed with DALI 2.4:
 
 * Training: the whole set is permuted anew for every epoch, the first one included, by a seed that is the
   same on all ranks; rank r reads the r-th part of each permutation. Parts are disjoint and together
   complete. A part is one image longer on some ranks if the ranks do not divide the size, and a rank's next
   epoch begins when its own part is read: batches cross epochs, and ranks with the shorter part run slowly
   ahead.
-* TFRecords, and the other containers, are permuted by file, and within a buffer of 1024 records: write them
-  shuffled (common/tfrecord.py does). LMDB is permuted within the buffer alone, and each epoch a rank reads
-  the part of the next one.
-* Evaluation: each rank reads its own part in order, for ever the same, repeating its last image until all
+* TFRecords and the other containers are permuted by file, and within a buffer of 1024 records: write them
+  shuffled (common/tfrecord.py does).
+* Evaluation: each rank reads its own part in order, always the same, and repeats its last image until all
   ranks have the same number of batches: every image exactly once after dropping repeated ids.
 """
 
-import functools
 import os
+import pathlib
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import nvidia.dali.tfrecord as dali_tfrecord
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, cache, reader_calls
+from common import box_encoder, cache
 from common.annotations import Annotations
-from common.datacheck import tfrecord
-from common.datacheck.images import ImagePolicy
-from common.datacheck.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
+from common.errors import UserError
 from common.labels import LabelMap
-from common.reader_parts import clean_json as _clean_json
-from common.reader_parts import integer_of, labels_of
-from common.shards import check_shards, container_order, order
-from common.shards import shard_range as shard_range
 
-_CLEAN_JSON = 1  # version of what _clean_json makes of annotations: raise it when that changes
+SHUFFLE_BUFFER = 1024  # encoded images that each rank holds while it trains from containers
+BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
+LABEL_KEY = "image/object/class/label"
+CROWD_KEY = "image/object/is_crowd"
+_CLEAN_JSON = 1  # version of the json that _clean_json makes: raise it when that changes
+_MAX_SEED = 2**31 - 1  # DALI's shuffle_after_epoch_seed is an int32
 
 Nodes = tuple[DataNode, DataNode, DataNode, DataNode]
 
@@ -63,23 +62,23 @@ def coco_reader(
     seed: int = 0,
     name: str = "reader",
 ) -> Nodes:
-    """Reads image files with the annotations of `coco_json.load_coco`, inside a DALI graph.
+    """Reads image files with checked annotations, inside a DALI graph.
 
-    DALI is not given the user's json but one written from the checked annotations: images numbered in the
-    order of the file (DALI refuses ids above 2**31), labels, clipped boxes, no crowds. It lies in the
+    DALI does not read the user's json but one written from the checked annotations: images numbered in the
+    order of the file (DALI refuses ids above 2**31), labels, clipped boxes, no crowds. It is kept in the
     user's cache directory.
 
     Args:
-        images_dir: what the annotations' file names refer to.
+        images_dir: the directory that the annotations' file names refer to.
         annotations: checked against that directory.
         training: shuffled without end, or in order (module docstring).
-        shard_id: which part to read, the rank.
-        num_shards: how many parts, the number of ranks.
-        seed: of the shuffling, the same on all ranks; 0 is a seed like any other.
-        name: of the DALI operator; `pipeline.epoch_size(name)` asks for it.
+        shard_id: the part to read, the rank.
+        num_shards: number of parts, the number of ranks.
+        seed: of the shuffling, the same on all ranks; 0 is a valid seed.
+        name: of the DALI operator; `pipeline.epoch_size(name)` uses it.
 
     Returns:
-        (jpegs, boxes, labels, image_ids), see above.
+        (jpegs, boxes, labels, image_ids), see the module docstring.
 
     Raises:
         UserError: fewer images than shards.
@@ -117,33 +116,31 @@ def tfrecord_reader(
     num_shards: int = 1,
     seed: int = 0,
     name: str = "reader",
-    policy: ImagePolicy = ImagePolicy(),
+    indexes: Sequence[str | os.PathLike] | None = None,
+    has_crowds: bool = True,
+    has_empty_boxes: bool = True,
 ) -> Nodes:
     """Reads TFRecords in the schema of TensorFlow Object Detection, inside a DALI graph.
 
-    The records are checked first (`tfrecord_scan.open_records`): DALI never checks a CRC, trusts any index
-    and returns uninitialised memory for a missing feature.
+    Check the records before (`TFRecordSource` does): DALI never checks a CRC, trusts any index, and returns
+    uninitialised memory for a feature that a record lacks. Records of common/tfrecord.py have all features.
 
     Args:
         files: the record files, in the same order on all ranks.
         label_map: of the category ids in the records.
-        training: shuffled without end, or in order (module docstring).
-        shard_id: which part to read, the rank.
-        num_shards: how many parts, the number of ranks.
-        seed: of the shuffling, the same on all ranks; 0 is a seed like any other.
-        name: of the DALI operator; `pipeline.epoch_size(name)` asks for it.
-        policy: about images that cannot be used.
+        training, shard_id, num_shards, seed, name: as for `coco_reader`.
+        indexes: DALI's index of each file, a line for each record to read; None: `<file>.idx`.
+        has_crowds, has_empty_boxes: whether any record has a crowd (False: is_crowd is not read), or a box
+            without area.
 
     Returns:
-        (jpegs, boxes, labels, image_ids), see above.
+        (jpegs, boxes, labels, image_ids), see the module docstring.
 
     Raises:
-        DataError: everything in the records that would make training wrong.
-        UserError: fewer images than shards.
+        UserError: an index is missing; fewer images than shards.
     """
-    records = tfrecord.open_records(files, label_map, policy=policy)
-    check_shards(records.annotations.num_images, shard_id, num_shards, seed)
-    has_crowds = bool(records.annotations.is_crowd.any())
+    indexes = [os.fspath(index) for index in indexes or [f"{os.fspath(file)}.idx" for file in files]]
+    check_shards(sum(map(_num_records, indexes)), shard_id, num_shards, seed)
     text = dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")
     floats = dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0)
     integers = dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0)
@@ -155,37 +152,32 @@ def tfrecord_reader(
         **({CROWD_KEY: integers} if has_crowds else {}),
     }
     record = fn.readers.tfrecord(
-        path=list(records.files),
-        index_path=list(records.indexes),
+        path=[os.fspath(file) for file in files],
+        index_path=indexes,
         features=features,
         name=name,
         shard_id=shard_id,
         num_shards=num_shards,
-        **container_order(training, seed),
+        **order(training, seed, in_container=True),
     )
     boxes = dali_math.clamp(fn.stack(*(record[key] for key in BOX_KEYS), axis=1), 0.0, 1.0)
-    labels = labels_of(record[LABEL_KEY], label_map)
+    labels = _labels(record[LABEL_KEY], label_map)
     if has_crowds:  # without area they are dropped
         no_crowd = fn.cast(record[CROWD_KEY] == 0, dtype=types.FLOAT)
         boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
-    if has_crowds or records.annotations.target_boxes.num_dropped:
+    if has_crowds or has_empty_boxes:
         boxes, labels = box_encoder.drop_small_boxes(boxes, labels)
-    return record["image/encoded"], boxes, labels, integer_of(record["image/source_id"])
+    return record["image/encoded"], boxes, labels, parse_integer(record["image/source_id"])
 
 
 def file_reader(
     files: Sequence[str | os.PathLike], *, shard_id: int = 0, num_shards: int = 1, name: str = "reader"
 ) -> Nodes:
-    """Reads image files without annotations, in order, inside a DALI graph; no boxes.
+    """Reads image files without annotations, in order, inside a DALI graph; N = 0 boxes.
 
     Args:
         files: their positions in this list, from 0, are the image ids.
-        shard_id: which part to read, the rank.
-        num_shards: how many parts, the number of ranks.
-        name: of the DALI operator.
-
-    Returns:
-        (jpegs, boxes, labels, image_ids), see above, with N = 0.
+        shard_id, num_shards, name: as for `coco_reader`.
 
     Raises:
         UserError: fewer images than shards.
@@ -204,48 +196,116 @@ def file_reader(
     return jpegs, boxes, labels, fn.cast(positions[0], dtype=types.INT64)
 
 
-def image_reader(
-    kind: str,
-    path: str,
-    *,
-    training: bool,
-    shard_id: int = 0,
-    num_shards: int = 1,
-    seed: int = 0,
-    name: str = "reader",
-    policy: ImagePolicy = ImagePolicy(),
-) -> tuple[DataNode, DataNode]:
-    """Reads images without boxes from any source of tools/preprocessing/image_source.py, in a DALI graph.
+# --- which rank reads which images, in which order ---
+
+
+def shard_range(size: int, shard_id: int, num_shards: int) -> tuple[int, int]:
+    """The part [begin, end) of `size` images that DALI gives to a shard (start_index in its loader.h)."""
+    return size * shard_id // num_shards, size * (shard_id + 1) // num_shards
+
+
+def check_shards(num_images: int, shard_id: int, num_shards: int, seed: int) -> None:
+    """UserError for more ranks than images or a seed that DALI cannot take; ValueError for no such shard."""
+    if num_images < num_shards:
+        raise UserError(
+            f"{num_images} images cannot be shared by {num_shards} ranks: use at most {num_images} ranks"
+        )
+    if not 0 <= shard_id < num_shards:
+        raise ValueError(f"shard_id={shard_id} is not in 0..{num_shards - 1}")
+    if not 0 <= seed <= _MAX_SEED:
+        raise UserError(f"seed={seed} is not in 0..{_MAX_SEED}")
+
+
+def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str, bool | int]:
+    """The arguments of DALI's readers that order images.
 
     Args:
-        kind: of the source.
-        path: of it.
-        training: shuffled without end, or in order (module docstring).
-        shard_id: which part to read, the rank.
-        num_shards: how many parts, the number of ranks.
-        seed: of the shuffling, the same on all ranks; 0 is a seed like any other.
-        name: of the DALI operator; `pipeline.epoch_size(name)` asks for it, where it is a reader of DALI.
-        policy: about images that cannot be used.
-
-    Returns:
-        images uint8 (bytes,), encoded, or (H, W, C), where the source holds arrays; labels int32 (), -1 where
-        there is none.
-
-    Raises:
-        DataError: images that cannot be used.
-        UserError: a source that cannot be read; fewer images than shards.
+        training: shuffled without end; otherwise each rank reads its part, always in the same order.
+        seed: of the shuffling.
+        in_container: for readers of containers, which DALI shuffles by file and within a buffer.
     """
-    # The apps read without it: an app that is copied elsewhere need not bring all formats along.
-    from tools.preprocessing.image_source import open_image_source
+    if not training:
+        return {"pad_last_batch": True, "stick_to_shard": True}
+    # The pipeline's own seed does not affect this shuffling.
+    shuffled = {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": seed}
+    return shuffled | (buffer_order(seed) if in_container else {})
 
-    source = open_image_source(kind, path, policy=policy)
-    call = source.call(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
-    return reader_calls.in_graph(call, name)
+
+def buffer_order(seed: int) -> dict[str, bool | int]:
+    """The arguments of DALI's readers that shuffle within a buffer."""
+    return {"random_shuffle": True, "initial_fill": SHUFFLE_BUFFER, "seed": seed}
 
 
-image_tfrecord_reader = functools.partial(image_reader, "tfrecord")
-lmdb_reader = functools.partial(image_reader, "lmdb")
-recordio_reader = functools.partial(image_reader, "recordio")
-webdataset_reader = functools.partial(image_reader, "webdataset")
-numpy_reader = functools.partial(image_reader, "numpy")
-external_reader = functools.partial(image_reader, "external")
+# --- numbers that DALI reads as text, or cannot hold ---
+
+
+def parse_integer(digits: DataNode) -> DataNode:
+    """ASCII digits uint8 (n,), n up to 19 -> int64 ()."""
+    exponents = np.arange(18, -1, -1)
+    # DALI's constants are 32-bit: each power of ten is a product of two.
+    large = types.Constant(10 ** np.maximum(exponents - 9, 0).astype(np.int32), device="cpu")
+    small = types.Constant(10 ** np.minimum(exponents, 9).astype(np.int32), device="cpu")
+    powers = fn.cast(large, dtype=types.INT64) * fn.cast(small, dtype=types.INT64)
+    values = fn.cast(digits, dtype=types.INT64) - ord("0")
+    return fn.reductions.sum(values * powers[19 - digits.shape()[0] :], dtype=types.INT64)
+
+
+def _labels(category_ids: DataNode, label_map: LabelMap) -> DataNode:
+    """int64 (N,) category ids -> int32 (N,) labels. fn.lookup_table would do, but refuses ids above 65535."""
+    known = np.array([label_map.category_ids], np.int64)  # (1, C)
+    if known.max() < 2**31:
+        keys = types.Constant(known.astype(np.int32), device="cpu")
+    else:  # DALI's constants are 32-bit: each id travels as two halves
+        halves = types.Constant(known.view(np.int32).reshape(1, -1, 2), device="cpu")
+        keys = fn.squeeze(fn.reinterpret(halves, dtype=types.INT64), axes=[2])
+    labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32)[np.newaxis], device="cpu")
+    is_same = fn.expand_dims(category_ids, axes=[1]) == keys  # (N, C)
+    return fn.cast(
+        fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * labels, axes=[1]), dtype=types.INT32
+    )
+
+
+# --- files that DALI reads ---
+
+
+class _Image(msgspec.Struct, gc=False):
+    id: int
+    file_name: str
+    width: int
+    height: int
+
+
+class _Object(msgspec.Struct, gc=False):
+    id: int
+    image_id: int
+    category_id: int
+    bbox: list[float]
+    iscrowd: int = 0
+
+
+def _clean_json(annotations: Annotations) -> bytes:
+    """The json that DALI reads. Equal annotations give equal bytes."""
+    targets = annotations.target_boxes
+    sizes = annotations.image_sizes
+    row = np.repeat(np.arange(annotations.num_images), np.diff(targets.row_splits))
+    scale = sizes[row][:, [1, 0]].astype(np.float64)  # (M, 2) width, height
+    left_top = targets.boxes[:, :2] * scale
+    boxes_ltwh_px = np.concatenate([left_top, targets.boxes[:, 2:] * scale - left_top], axis=1)
+    names = enumerate(zip(annotations.file_names, sizes.tolist(), strict=True))
+    objects = zip(row.tolist(), (targets.classes + 1).tolist(), boxes_ltwh_px.tolist(), strict=True)
+    return msgspec.json.encode(
+        {
+            "images": [_Image(i, name, width, height) for i, (name, (height, width)) in names],
+            "annotations": [
+                _Object(i, image, label, box) for i, (image, label, box) in enumerate(objects, 1)
+            ],
+            "categories": [{"id": i, "name": name} for i, name in enumerate(annotations.label_map.names, 1)],
+        }
+    )
+
+
+def _num_records(index: str) -> int:
+    try:
+        return pathlib.Path(index).read_bytes().count(b"\n")
+    except OSError as error:
+        raise UserError(f"{index}: {error.strerror}: make it by DALI's tfrecord2idx") from error

@@ -13,9 +13,7 @@ import os
 import pathlib
 import re
 
-import tensorflow as tf
-
-from common import readers, tf_readers, tfrecord_index
+from common import readers, tfrecord_index
 from common.annotations import Annotations
 from common.datacheck import tfrecord, tfrecord_example, tfrecord_walk
 from common.datacheck.coco import load_coco
@@ -25,7 +23,7 @@ from common.labels import LabelMap
 
 
 class Source(abc.ABC):
-    """A data set. Same examples whoever reads: `read` inside a DALI graph, `examples` by TensorFlow alone.
+    """A data set, to read inside a DALI graph; tf_readers.py reads the same examples by TensorFlow alone.
 
     Attributes:
         name: "coco", "tfrecord" or "images".
@@ -61,10 +59,6 @@ class Source(abc.ABC):
         self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
     ) -> readers.Nodes:
         """(jpegs, boxes, labels, image_ids) inside a DALI graph, where `name` is unique; see readers.py."""
-
-    @abc.abstractmethod
-    def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
-        """{encoded, boxes, labels, image_id} as tf.data; see tf_readers.py."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,16 +102,6 @@ class CocoSource(Source):
             num_shards=num_shards,
             seed=seed,
             name=name,
-        )
-
-    def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
-        return tf_readers.coco_examples(
-            self.images_dir,
-            self.annotations,
-            training=training,
-            shard_id=shard_id,
-            num_shards=num_shards,
-            seed=seed,
         )
 
 
@@ -173,25 +157,16 @@ class TFRecordSource(Source):
         self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
     ) -> readers.Nodes:
         return readers.tfrecord_reader(
-            self.files,
+            self.records.files,
             self.label_map,
             training=training,
             shard_id=shard_id,
             num_shards=num_shards,
             seed=seed,
             name=name,
-            policy=self.policy,
-        )
-
-    def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
-        return tf_readers.tfrecord_examples(
-            self.files,
-            self.label_map,
-            training=training,
-            shard_id=shard_id,
-            num_shards=num_shards,
-            seed=seed,
-            policy=self.policy,
+            indexes=self.records.indexes,
+            has_crowds=bool(self.annotations.is_crowd.any()),
+            has_empty_boxes=self.annotations.target_boxes.num_dropped > 0,
         )
 
 
@@ -226,10 +201,6 @@ class ImageListSource(Source):
     ) -> readers.Nodes:
         _refuse_training(training)
         return readers.file_reader(self.files, shard_id=shard_id, num_shards=num_shards, name=name)
-
-    def examples(self, *, shard_id: int, num_shards: int, training: bool, seed: int) -> tf.data.Dataset:
-        _refuse_training(training)
-        return tf_readers.file_examples(self.files, shard_id=shard_id, num_shards=num_shards)
 
 
 def _refuse_training(training: bool) -> None:

@@ -1,6 +1,6 @@
-"""The readers again, by tf.data alone: for the loaders without DALI, and as a second opinion.
+"""The readers by tf.data alone, for the loaders without DALI, and as a second opinion; their random numbers.
 
-Each gives the examples of its namesake in readers.py as a dataset of dicts:
+`examples` returns the examples of a data set as a dataset of dicts:
 
     encoded     string (), an encoded image
     boxes       float32 (N, 4), ltrb normalised, within [0, 1], each with some area; N may be 0
@@ -9,99 +9,107 @@ Each gives the examples of its namesake in readers.py as a dataset of dicts:
 
 In training the dataset does not end. All ranks walk through the same endless sequence, one permutation of
 the whole set after the other, and rank r takes every num_shards-th example from the r-th on. In evaluation it
-holds the same part of the set that DALI's reader gives, in order, and the last image again where another rank
-has one more: all ranks have equally many.
+holds the same part of the set that DALI's reader reads, in order, and repeats the last image where another
+rank has one more: all ranks have equally many.
 
-Nothing is buffered, records are fetched by their place in the file: the state of an iterator is a few
+Nothing is buffered, and records are fetched by their place in the file: the state of an iterator is a few
 numbers, which tf.train.Checkpoint saves.
 """
 
-import functools
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
-from common.annotations import Annotations
-from common.datacheck import tfrecord
-from common.datacheck.images import ImagePolicy
-from common.datacheck.tfrecord_example import BOX_KEYS, CROWD_KEY, LABEL_KEY
-from common.datacheck.tfrecord_walk import FRAME, HEADER
 from common.labels import LabelMap
-from common.readers import check_shards, shard_range
+from common.readers import BOX_KEYS, CROWD_KEY, LABEL_KEY, check_shards, shard_range
+
+if TYPE_CHECKING:
+    from common.loader import BaseLoader
+    from common.sources import Source
+
+# Bytes around the data of a record: length and its CRC before, CRC of the data after
+# (tensorflow/core/lib/io/record_writer.h).
+_HEADER, _FOOTER = 12, 4
 
 Example = dict[str, tf.Tensor]
 
 
-def coco_examples(
-    images_dir: str | os.PathLike,
-    annotations: Annotations,
-    *,
-    training: bool,
-    shard_id: int = 0,
-    num_shards: int = 1,
-    seed: int = 0,
+def examples(
+    source: "Source", *, shard_id: int = 0, num_shards: int = 1, training: bool, seed: int = 0
 ) -> tf.data.Dataset:
-    """The examples of `readers.coco_reader`, whose arguments and errors these are."""
-    targets = annotations.target_boxes
+    """The examples that `source.read` reads in a DALI graph; its arguments.
+
+    Raises:
+        DataError: data that cannot be used.
+        UserError: fewer images than shards.
+    """
+    if hasattr(source, "examples"):  # frames of a video: only Python can read them
+        return source.examples(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
+    check_shards(source.size, shard_id, num_shards, seed)
+    if source.name == "tfrecord":
+        spans = source.records.spans
+        positions = _positions(len(spans), shard_id, num_shards, seed, training=training)
+        return _from_records(source.records.files, spans, source.label_map, positions)
+    positions = _positions(source.size, shard_id, num_shards, seed, training=training)
+    if source.annotations is None:
+        if training:
+            raise ValueError("images without annotations are nothing to train on")
+        none = np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(source.size + 1, np.int64)
+        return _from_files(source.files, *none, np.arange(source.size), positions)
+    targets = source.annotations.target_boxes
     return _from_files(
-        [os.path.join(images_dir, name) for name in annotations.file_names],
+        [os.path.join(source.images_dir, name) for name in source.annotations.file_names],
         targets.boxes,
         targets.classes + 1,
         targets.row_splits,
-        annotations.image_ids,
-        _positions(annotations.num_images, shard_id, num_shards, seed, training=training),
+        source.annotations.image_ids,
+        positions,
     )
 
 
-def tfrecord_examples(
-    files: Sequence[str | os.PathLike],
-    label_map: LabelMap,
-    *,
-    training: bool,
-    shard_id: int = 0,
-    num_shards: int = 1,
-    seed: int = 0,
-    policy: ImagePolicy = ImagePolicy(),
-) -> tf.data.Dataset:
-    """The examples of `readers.tfrecord_reader`, whose arguments and errors these are."""
-    records = tfrecord.open_records(files, label_map, policy=policy)
-    paths = tf.constant(records.files)
-    path_sizes = tf.constant([os.path.getsize(file) for file in records.files], tf.int64)
-    spans = tf.constant(records.spans)  # (I, 3)
-
-    def one_record(position: tf.Tensor) -> tf.data.Dataset:
-        file, offset, size = tf.unstack(spans[position])
-        return tf.data.FixedLengthRecordDataset(
-            paths[file],
-            record_bytes=size - FRAME,
-            header_bytes=offset + HEADER,
-            footer_bytes=path_sizes[file] - offset - size + FRAME - HEADER,
-        )
-
-    positions = _positions(len(records.spans), shard_id, num_shards, seed, training=training)
-    parse = functools.partial(_parse, label_map=label_map)
-    return positions.flat_map(one_record).map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
+    """The examples of a loader. Evaluation repeats them, so that a shorter shard fills its steps."""
+    shard = {"shard_id": loader.shard_id, "num_shards": loader.num_shards}
+    found = examples(loader.source, **shard, training=loader.training, seed=loader.seed)
+    if loader.training:
+        return found
+    return found.repeat().take(loader.steps_per_epoch * loader.batch_size).repeat()
 
 
-def file_examples(
-    files: Sequence[str | os.PathLike], *, shard_id: int = 0, num_shards: int = 1
-) -> tf.data.Dataset:
-    """The examples of `readers.file_reader`, whose arguments and errors these are."""
-    return _from_files(
-        [os.fspath(file) for file in files],
-        np.zeros((0, 4), np.float32),
-        np.zeros(0, np.int32),
-        np.zeros(len(files) + 1, np.int64),
-        np.arange(len(files)),
-        _positions(len(files), shard_id, num_shards, seed=0, training=False),
-    )
+class Random:
+    """Random numbers, new ones at every call, all determined by the seed.
+
+    The calls are counted in Python, while a graph is traced: one inside a loop of the graph returns the same
+    numbers in every iteration.
+
+    Args:
+        seed: int32 or int64 (2,), of the item that the numbers are for: fold its index into a seed.
+    """
+
+    def __init__(self, seed: tf.Tensor) -> None:
+        self._seed = seed
+        self._drawn = 0
+
+    def uniform(
+        self, low: float | tf.Tensor, high: float | tf.Tensor, shape: tuple[int, ...] = ()
+    ) -> tf.Tensor:
+        """float32, low <= x < high."""
+        return tf.random.stateless_uniform(shape, self._next_seed(), low, high)
+
+    def permutation(self, count: int) -> tf.Tensor:
+        """int32 (count,): the numbers from 0 to count - 1 in any order."""
+        return tf.random.experimental.stateless_shuffle(tf.range(count), self._next_seed())
+
+    def _next_seed(self) -> tf.Tensor:
+        self._drawn += 1
+        return tf.random.fold_in(self._seed, self._drawn)
 
 
 def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training: bool) -> tf.data.Dataset:
     """What one rank reads: int64 (), positions in the set."""
-    check_shards(size, shard_id, num_shards, seed)
     if not training:
         begin, end = shard_range(size, shard_id, num_shards)
         count = -(-size // num_shards)
@@ -116,8 +124,29 @@ def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training
     return tf.data.Dataset.counter().flat_map(permutation).shard(num_shards, shard_id)
 
 
+def _from_records(
+    files: Sequence[str], spans: np.ndarray, label_map: LabelMap, positions: tf.data.Dataset
+) -> tf.data.Dataset:
+    """Examples from record files; `spans` is int64 (I, 3): number of the file, offset and size with frame."""
+    paths, spans = tf.constant(files), tf.constant(spans)
+    file_sizes = tf.constant([os.path.getsize(file) for file in files], tf.int64)
+
+    def one_record(position: tf.Tensor) -> tf.data.Dataset:
+        file, offset, size = tf.unstack(spans[position])
+        return tf.data.FixedLengthRecordDataset(
+            paths[file],
+            record_bytes=size - _HEADER - _FOOTER,
+            header_bytes=offset + _HEADER,
+            footer_bytes=file_sizes[file] - offset - size + _FOOTER,
+        )
+
+    return positions.flat_map(one_record).map(
+        lambda record: _parse(record, label_map), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    )
+
+
 def _from_files(
-    paths: list[str],
+    paths: Sequence[str],
     boxes: np.ndarray,
     labels: np.ndarray,
     row_splits: np.ndarray,

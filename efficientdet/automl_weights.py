@@ -11,6 +11,7 @@ what is written; train.py reads both with --init_from. The AdvProp checkpoints e
 import os
 import pathlib
 import sys
+from types import SimpleNamespace
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -25,7 +26,7 @@ from common.coco_classes import NUM_COCO_CLASSES, coco_label_map
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import weights as weight_files
-from common.training.weight_transfer import Report
+from common.training.fine_tuning import Report
 from efficientdet.config import EfficientDetConfig, get_config
 from efficientdet.import_weights.automl_checkpoints import (
     anchors_of,
@@ -140,7 +141,7 @@ def _configure(
         raise UserError(f"--model_name is missing{hint}")
     # automl's loader resizes without antialiasing (efficientdet/dataloader.py: tf.image.resize)
     config = hparams.replace(get_config(model_name), {"antialias": False})
-    return hparams.customize(config, hparams_spec, image_size)
+    return hparams.resolve(config, SimpleNamespace(hparams=hparams_spec, image_size=image_size))
 
 
 def main() -> None:

@@ -135,16 +135,6 @@ DETECTION_FIELDS = (
     "nms_candidates",
     "max_detections",
 )
-# Younger than the first runs, whose run.json lacks them. Their defaults are what those runs had.
-LATER_FIELDS = (
-    "architecture",
-    "antialias",
-    "lr_schedule",
-    "iterations",
-    "milestones",
-    "warmup_iterations",
-    "lr_step_factor",
-)
 
 
 _SUM = {"fpn_fusion": "sum"}

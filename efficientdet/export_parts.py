@@ -50,9 +50,3 @@ def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportabl
         candidates=lambda raw: postprocess.candidates(*halves(raw), config, config.anchors),
         decode_all=lambda raw: postprocess.decode_all(*halves(raw), config.anchors),
     )
-
-
-def to_pixels(images: tf.Tensor) -> tf.Tensor:
-    """The loader's images back to uint8; its padding, 0, comes out as the mean colour, near enough."""
-    pixels = tf.round(tf.cast(images, tf.float32) * pipeline.STDDEV_RGB + pipeline.MEAN_RGB)
-    return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)

@@ -1,4 +1,4 @@
-"""The network as a model for Keras' `fit`, for those who do not need train.py's exact resume.
+"""The network as a model for Keras' `fit`, without train.py's exact resuming.
 
 model = FitModel(build_model("efficientdet-d0", num_classes, config=config), config)
 model.compile(optimizer)

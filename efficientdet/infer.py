@@ -4,10 +4,11 @@
     python efficientdet/infer.py --weights=runs/demo-efficientdet --images=clip.mp4 --output_dir=found
 
 Writes one picture per image, or the video with boxes, and detections.json (original pixels, original category
-ids; images in sorted order). With --annotations the truth is drawn beside the detections. --submission writes
-a results file for the COCO server (common/evaluation/submission.py).
+ids; images in sorted order). With --annotations the ground truth is drawn beside the detections. --submission
+writes a results file for the COCO server (common/evaluation/submission.py).
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -19,77 +20,25 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import flags
 
 from common import args as shared_flags
-from common import devices, errors
-from common.datacheck.images import ImagePolicy
-from common.evaluation.evaluate import predict
-from common.evaluation.inference import open_job
-from common.evaluation.throughput import Throughput
-from efficientdet.loaders import make_loader
-from efficientdet.predict import open_detector
+from common import errors
+from common.evaluation.args import InferArgs
+from common.evaluation.args import define_infer_flags as define_flags
 
 
-def define_flags(fv: flags.FlagValues) -> None:
-    shared_flags.define_trained_flags(fv)
-    shared_flags.define_loader_flags(fv)
-    shared_flags.define_picture_flags(fv)
+def infer(**given) -> list[dict]:
+    """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
+    from common.datacheck import damaged_images
+    from common.datacheck.coco import load_coco
+    from common.datacheck.images import ImagePolicy
+    from common.evaluation import commands
+    from common.open_data import open_images
+    from efficientdet.loaders import make_loader
+    from efficientdet.predict import open_detector
 
-
-def infer(
-    *,
-    weights: str | None,
-    images: str | None,
-    annotations: str | None = None,
-    output_dir: str | None = None,
-    draw: bool = True,
-    submission: str | None = None,
-    image_info: str | None = None,
-    score_threshold: float = 0.3,
-    image_size: str | None = None,
-    hparams: str | None = None,
-    pipeline_type: str = "auto",
-    batch_size: int = 8,
-    num_threads: int = 2,
-    prefetch: int = 2,
-    on_bad_image: str = "stop",
-    max_megapixels: float = shared_flags.MAX_MEGAPIXELS,
-) -> list[dict]:
-    """Detects, draws and writes; see the flags of the same names. Returns the detections (COCO results)."""
-    devices.share_gpu_memory()
-    job = open_job(
-        images,
-        output_dir=output_dir,
-        annotations=annotations,
-        image_info=image_info,
-        submission_file=submission,
-        score_threshold=score_threshold,
-        draw=draw,
-        pipeline_type=pipeline_type,
-        policy=ImagePolicy(on_bad_image, max_megapixels),
-    )
-    detector = open_detector(weights, image_size, hparams)
-    job.check_labels(detector.label_map)
-    loader = make_loader(
-        job.pipeline_type,
-        source=job.source,
-        config=detector.config,
-        batch_size=batch_size,
-        training=False,
-        num_threads=num_threads,
-        prefetch=prefetch,
-        with_targets=False,
-    )
-    throughput = Throughput(job.source.size, batch_size, prefetch)
-    found = predict(
-        job.only_wanted(detector.detect),
-        loader,
-        job.source,
-        detector.label_map,
-        title="detecting",
-        on_batch=throughput,
-    )
-    results = job.write(found, detector.label_map)
-    print(throughput.describe())
-    return results
+    a = InferArgs(**given)
+    policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
+    images_opener = functools.partial(open_images, policy=policy)
+    return commands.infer(a, open_detector, make_loader, images_opener, load_coco, damaged_images.explain)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import keras
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import weights as weight_files
-from common.training.weight_transfer import ClassRows, Report, transfer
+from common.training.fine_tuning import ClassRows, Report, transfer
 from efficientdet.import_weights.automl_checkpoints import (
     CLASS_WEIGHTS,
     anchors_of,

@@ -10,8 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from common import box_encoder
+from common.args import MAX_SEED, Args
+from common.distributed.ranks import Ranks
 from common.loader import synthetic_dataset
 from common.loading import SYNTHETIC_IMAGES, Loader, resolve_type, synthetic_boxes
+from common.sources import Source
+from efficientdet.config import EfficientDetConfig
 from efficientdet.pipeline import EfficientDetLoader, EfficientDetPipeline, target_dict
 from efficientdet.tf_pipeline import EfficientDetTFPipeline
 
@@ -44,6 +48,60 @@ def make_loader(
     if pipeline_type == "dali_gpu":
         options |= {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
     return EfficientDetPipeline(**options)
+
+
+def epoch_kwargs(config: EfficientDetConfig, seed: int, epochs_done: int) -> dict[str, Any]:
+    """Arguments of `open_training_loader` for a loader that is opened after so many epochs."""
+    return {"seed": (seed + epochs_done) % (MAX_SEED + 1)}
+
+
+def open_training_loader(
+    a: Args,
+    config: EfficientDetConfig,
+    source: Source | None,
+    num_classes: int,
+    ranks: Ranks,
+    shard_id: int,
+    num_shards: int,
+    device_index: int,
+    seed: int,
+) -> Loader:
+    """The training loader of one shard, for the replica `device_index` of this process."""
+    return make_loader(
+        a.pipeline_type,
+        source=source,
+        config=config,
+        batch_size=a.batch_size,
+        training=True,
+        device_id=ranks.gpu_number(device_index),
+        dali_device_id=a.dali_device_id,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        num_threads=a.num_threads,
+        prefetch=a.prefetch,
+        seed=seed,
+        count_lost=True,
+        name_images=True,
+        num_classes=num_classes,
+    )
+
+
+def open_eval_loader(a: Args, config: EfficientDetConfig, source: Source | None, ranks: Ranks) -> Loader:
+    """The evaluation loader of this rank's images."""
+    return make_loader(
+        a.pipeline_type,
+        source=source,
+        config=config,
+        batch_size=a.batch_size,
+        training=False,
+        device_id=ranks.gpu_number(0),
+        dali_device_id=a.dali_device_id,
+        shard_id=ranks.rank,
+        num_shards=ranks.world_size,
+        num_threads=a.num_threads,
+        prefetch=a.prefetch,
+        with_targets=False,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""From weights to detections: what evaluation during training, eval.py and infer.py share."""
+"""From weights to detections, for evaluation during training, eval.py and infer.py."""
 
 import pathlib
 from collections.abc import Callable
@@ -7,8 +7,9 @@ import keras
 import tensorflow as tf
 
 from common import boxes as box_ops
-from common import errors, hparams, letterbox
-from common.evaluation.detector import Detector, open_exported
+from common import letterbox
+from common.errors import UserError
+from common.evaluation.detector import Detector, change_config, open_exported, read_config
 from common.evaluation.evaluate import Detect
 from common.evaluation.exported import is_exported
 from common.labels import LabelMap
@@ -16,9 +17,9 @@ from common.training import model_metadata
 from common.training import weights as weight_files
 from efficientdet import postprocess
 from efficientdet.config import DETECTION_FIELDS, EfficientDetConfig
-from efficientdet.export_parts import to_pixels
 from efficientdet.model import build_model
 from efficientdet.model_metadata import make_metadata
+from efficientdet.pipeline import MEAN_RGB, STDDEV_RGB
 
 
 def load_trained(
@@ -27,7 +28,7 @@ def load_trained(
     """The model that `weights` was saved from, with them in it.
 
     Args:
-        weights: a `.weights.h5` file of ours, or a run directory.
+        weights: a `.weights.h5` file of this project, or a run directory.
         image_size: N or HxW to run it at another size.
         hparams_spec: how to detect, for example `nms_method=hard`; what was trained cannot change any more.
 
@@ -35,15 +36,11 @@ def load_trained(
         model, config, label map, and the file that was read.
     """
     if not weights:
-        raise errors.UserError("--weights is missing: name a .weights.h5 file or a run directory")
+        raise UserError("--weights is missing: name a .weights.h5 file or a run directory")
     file = weight_files.find(weights)
     metadata = weight_files.read_metadata(file)
-    if metadata.get("app") != "efficientdet":
-        raise errors.UserError(f"weights {file} were saved by {metadata.get('app')!r}, not by efficientdet")
-    config = hparams.from_json(EfficientDetConfig, metadata["config"])
-    if image_size:
-        config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
-    config = hparams.override(config, hparams_spec, only=DETECTION_FIELDS)
+    config = read_config(metadata, file, "efficientdet", EfficientDetConfig)
+    config = change_config(config, image_size, hparams_spec, DETECTION_FIELDS)
     model = build_model(config.model_name, metadata["num_classes"], config=config)
     weight_files.load(model, file)
     label_map = LabelMap.from_json(metadata["label_map"])
@@ -53,15 +50,13 @@ def load_trained(
 
 
 def open_detector(
-    weights: str | None,
-    image_size: str | None = None,
-    hparams_spec: str | None = None,
+    weights: str | None, image_size: str | None = None, hparams_spec: str | None = None
 ) -> Detector:
-    """Whatever detects, ready for the evaluation loader.
+    """A detector from weights or from an exported file, ready for the evaluation loader.
 
     Args:
-        weights: a `.weights.h5` file of ours or a run directory; or what export.py wrote: a saved_model
-            directory, an .onnx or a .tflite file.
+        weights: a `.weights.h5` file of this project or a run directory; or what export.py wrote: a
+            saved_model directory, an .onnx or a .tflite file.
         image_size: N or HxW to run it at another size.
         hparams_spec: how to detect; of an exported file neither this nor the size can change any more.
 
@@ -69,16 +64,12 @@ def open_detector(
         UserError: there is no such file, it is damaged or not of this app, or cannot be changed like this.
     """
     if weights and is_exported(weights):
-        return open_exported(
-            pathlib.Path(weights),
-            app="efficientdet",
-            config_class=EfficientDetConfig,
-            to_pixels=to_pixels,
-            image_size=image_size,
-            hparams_spec=hparams_spec,
-        )
+        file = pathlib.Path(weights)
+        metadata = model_metadata.read(file)
+        config = read_config(metadata, file, "efficientdet", EfficientDetConfig)
+        return open_exported(file, metadata, config, to_pixels, image_size, hparams_spec)
     model, config, label_map, file = load_trained(weights, image_size, hparams_spec)
-    return Detector(make_detect(model, config), config, label_map, file, weight_files.read_metadata(file))
+    return Detector(make_detect(model, config), config, label_map, file)
 
 
 def make_detect(model: keras.Model, config: EfficientDetConfig) -> Detect:
@@ -102,8 +93,14 @@ def make_halves(model: keras.Model, config: EfficientDetConfig) -> tuple[Callabl
         class_logits, box_deltas = outputs
         boxes, scores, classes, _ = postprocess.detect(class_logits, box_deltas, config, anchors)
         boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
-        # a sum is finite only if all its terms are, and costs less than asking each of them
+        # A sum is finite only if all its terms are, and costs less than a test of each of them.
         sums = [tf.reduce_sum(output, axis=[1, 2, 3]) for output in [*class_logits, *box_deltas]]
         return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
 
     return network, to_detections
+
+
+def to_pixels(images: tf.Tensor) -> tf.Tensor:
+    """Normalised float images (..., 3) -> uint8 RGB; their padding becomes the mean colour."""
+    pixels = tf.round(tf.cast(images, tf.float32) * STDDEV_RGB + MEAN_RGB)
+    return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)

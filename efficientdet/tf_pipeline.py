@@ -17,8 +17,7 @@ import tensorflow as tf
 
 from common import box_encoder, dataset, letterbox
 from common.errors import UserError
-from common.loader import tf_examples
-from common.tf_random import Random
+from common.tf_readers import Random, loader_examples
 from efficientdet import pipeline
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import CropResize
@@ -141,7 +140,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
         options = tf.data.Options()
         options.threading.private_threadpool_size = self.num_threads
         return (
-            tf_examples(self)
+            loader_examples(self)
             .enumerate()
             .map(self._preprocess, num_parallel_calls=self.num_threads, deterministic=True)
             .batch(self.batch_size, drop_remainder=True)

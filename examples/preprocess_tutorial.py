@@ -31,9 +31,9 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.data_node import DataNode
 
 from common import errors, readers, tfrecord
+from common.atomic import make_output_directory
 from common.datacheck.coco import load_coco
 from common.labels import LabelMap
-from common.training.run_directory import make_output_directory
 from tools import synthetic
 from tools.preprocess import Preprocessor, open_image_source
 from tools.preprocessing.outputs import check_output
@@ -48,8 +48,9 @@ SHORT_SIDE, CROP = 72, (64, 48)  # pixels; (height, width), and not square: a sw
 @pipeline_def
 def shapes_pipeline(files: list[str], label_map: LabelMap) -> tuple[DataNode, DataNode, DataNode]:
     """Images uint8 (64, 48, 3), the number of objects in each, float32 (), and the image ids, int64 ()."""
-    # `readers.tfrecord_reader` checks the records first, then calls fn.readers.tfrecord: DALI alone trusts
-    # every index and never looks at a checksum. training=False reads in order, each image once an epoch.
+    # `readers.tfrecord_reader` calls fn.readers.tfrecord with the index beside each file. DALI trusts every
+    # index and never checks a checksum: check records of other writers first, with `sources.TFRecordSource`.
+    # training=False reads in order, each image once an epoch.
     jpegs, _, labels, image_ids = readers.tfrecord_reader(files, label_map, training=False)
     images = fn.decoders.image(jpegs, output_type=types.RGB)
     images = fn.resize(images, resize_shorter=SHORT_SIDE)  # the other side follows the aspect ratio

@@ -1,6 +1,6 @@
 r"""From images to targets to anchors to loss to detections, as pictures: a walk along the path of one batch.
 
-    python yolov4/walkthrough.py --weights=runs/mine --images=my/images \
+    python examples/yolov4_walkthrough.py --weights=runs/mine --images=my/images \
         --annotations=my/instances.json --output_dir=runs/walk
 
 Reads like the training step it follows: each paragraph is one station, calls what train.py and eval.py call,
@@ -22,13 +22,12 @@ from absl import flags
 from common import args as shared_flags
 from common import boxes as box_ops
 from common import errors
+from common.atomic import make_output_directory
 from common.evaluation import drawing
 from common.open_data import check_labels, open_source
-from common.training.run_directory import make_output_directory
 from yolov4 import losses, postprocess
 from yolov4.loaders import make_loader
-from yolov4.predict import load_trained
-from yolov4.show_batch import to_pixels
+from yolov4.predict import load_trained, to_pixels
 from yolov4.targets import assign_targets
 
 SHOWN = 4  # images of a batch
@@ -72,7 +71,7 @@ def walk(
     options = {"source": source, "config": config, "batch_size": count}
     loader = make_loader("auto", training=True, seed=seed, **options)
     batch, targets = next(iter(loader.dataset()))  # float32 (B, H, W, 3); name -> tensor
-    pixels = [to_pixels(image) for image in batch.numpy()]
+    pixels = list(to_pixels(batch).numpy())
     boxes_px = [box_ops.denormalize(boxes, config.image_size) for boxes in targets["boxes"].numpy()]
     truth = list(zip(pixels, boxes_px, targets["classes"].numpy(), strict=True))
     show(
@@ -142,13 +141,11 @@ def walk(
         ("6_detections.png", kept[:3], 0.3, f"after it ({config.nms_method}), with a score of 0.3 at least"),
     ):
         pictures = []
-        for image, *rows in zip(batch.numpy(), *(values.numpy() for values in found), strict=True):
+        for image, *rows in zip(to_pixels(batch).numpy(), *(values.numpy() for values in found), strict=True):
             boxes, scores, classes = (values[:100] for values in rows)
             seen = scores >= least_score
             found_px = box_ops.denormalize(boxes[seen], config.image_size)
-            pictures.append(
-                drawing.draw_boxes(to_pixels(image), found_px, classes[seen], names, scores[seen])
-            )
+            pictures.append(drawing.draw_boxes(image, found_px, classes[seen], names, scores[seen]))
         show(name, pictures, says)
 
 

@@ -47,7 +47,8 @@ EVALUATIONS = {
     "yolov4 onnx": ("yolov4", "weights/yolov4.onnx", COCO),
 }
 # Columns of results.csv that no kernel has a part in. Speed is in neither of the two.
-EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_truncated", "skipped_steps")
+EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_over_limit", "skipped_steps")
+RENAMED = {"boxes_truncated": "boxes_over_limit"}  # since then
 
 # How far the numbers may be from those of 6eb6d8f: about five times as far as they were at 6eb6d8f itself
 # with TF_ENABLE_ONEDNN_OPTS=0, which replaces the kernels of convolutions and matrix products by others.
@@ -104,6 +105,7 @@ def test_a_run_that_was_stopped_in_an_epoch_goes_on(app, copy, said):
     assert done.returncode == 0, done.stdout + done.stderr
     header, *rows = (line.split(",") for line in (run / "results.csv").read_text().splitlines())
     wanted_header, *wanted_rows = expected["results.csv"]
+    wanted_header = [RENAMED.get(name, name) for name in wanted_header]
     assert set(wanted_header) <= set(header)
     assert len(rows) == len(wanted_rows) == 3
     for row, wanted_row in zip(rows, wanted_rows, strict=True):

@@ -37,7 +37,7 @@ PARTS = {
     "fit_anchors": ("{app}/fit_anchors.py",),
     "export": ("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
     "bench": ("{app}/bench.py", "tools/benchmark/*.py"),
-    "dry_run": ("tools/dry_run*.py", "tools/replay_step.py"),
+    "dry_run": ("tools/dry_run*.py",),
     "video": ("common/evaluation/video.py",),
     "submission": ("common/evaluation/submission.py",),
 }

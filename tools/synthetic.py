@@ -1,4 +1,4 @@
-"""Draws a small data set in COCO format: the default data, so that nothing has to be downloaded.
+"""Draws a small data set in COCO format: the default data, which needs no download.
 
     python tools/synthetic.py --output_dir=data/shapes --num_images=300 --seed=0
 
@@ -7,9 +7,9 @@ cover each other and reach over the border, in images of different sizes; some i
 makes real data awkward, and takes seconds: category ids with gaps, small and large boxes, non-square images,
 occlusion.
 
-The truth of an object is the box around its full extent, hidden parts included, clipped to the image. Every
-object has one: none is drawn that would leave less than MIN_VISIBLE of itself, or of an object below it, in
-sight. `area` is the number of visible pixels.
+The ground truth of an object is the box around its full extent, hidden parts included, clipped to the image.
+No object is drawn that would leave less than MIN_VISIBLE of itself, or of an object below it, in sight.
+`area` is the number of visible pixels.
 
 Image i depends on the seed and on i alone, so a shorter data set is the beginning of a longer one.
 """
@@ -60,7 +60,7 @@ STYLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """One drawn image and its truth."""
+    """One synthetic image and its ground truth."""
 
     image: np.ndarray  # uint8 (H, W, 3) RGB
     boxes_ltwh_px: np.ndarray  # int32 (N, 4), inside the image
@@ -71,7 +71,7 @@ class Picture:
 def draw_dataset(
     output_dir: str | pathlib.Path, num_images: int, seed: int, style: str = "small"
 ) -> pathlib.Path:
-    """Draws `num_images` images into `output_dir`/images and their truth into `output_dir`/instances.json.
+    """Draws images into `output_dir`/images and writes their ground truth to `output_dir`/instances.json.
 
     Returns:
         The path of instances.json. It is written last: where it stands, the images do.
@@ -93,22 +93,10 @@ def draw_dataset(
             (output_dir / "images" / file_name).write_bytes(_jpeg(picture.image))
             height, width = picture.image.shape[:2]
             images.append({"id": index + 1, "file_name": file_name, "height": height, "width": width})
-            for box, category_id, area in zip(
-                picture.boxes_ltwh_px.tolist(),
-                picture.category_ids.tolist(),
-                picture.areas.tolist(),
-                strict=True,
-            ):
-                annotations.append(
-                    {
-                        "id": len(annotations) + 1,
-                        "image_id": index + 1,
-                        "category_id": category_id,
-                        "bbox": box,
-                        "area": area,
-                        "iscrowd": 0,
-                    }
-                )
+            columns = picture.boxes_ltwh_px, picture.category_ids, picture.areas
+            for box, category_id, area in zip(*(column.tolist() for column in columns), strict=True):
+                row = {"image_id": index + 1, "category_id": category_id, "bbox": box, "area": area}
+                annotations.append({"id": len(annotations) + 1, **row, "iscrowd": 0})
         categories = [{"id": key, "name": name, "supercategory": "shape"} for key, name in CATEGORIES.items()]
         content = {"images": images, "annotations": annotations, "categories": categories}
         path = output_dir / "instances.json"
@@ -159,22 +147,17 @@ def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Pictu
 
 def _outlines(name: str) -> list[np.ndarray]:
     """Polygons (points, 2) of (x, y) about the origin: the shape, then its hole where it has one."""
-    circle = _on_circle(np.linspace(0, 2 * math.pi, 96, endpoint=False))
-    if name == "disk":
-        return [circle]
-    if name == "ring":
-        return [circle, 0.55 * circle]
+    if name in ("disk", "ring"):
+        circle = _on_circle(np.linspace(0, 2 * math.pi, 96, endpoint=False))
+        return [circle] if name == "disk" else [circle, 0.55 * circle]
     if name == "triangle":
         return [_on_circle(2 * math.pi * (np.arange(3) / 3 - 0.25))]  # a corner on top
     if name == "star":
         radii = np.tile([1.0, 0.42], 5)
         return [radii[:, None] * _on_circle(2 * math.pi * (np.arange(10) / 10 - 0.25))]
-    if name == "cross":
-        arm = 0.3
-        quarter = np.array([[arm, -1], [arm, -arm], [1, -arm]])
-        turns = [quarter @ _rotation(turn * math.pi / 2) for turn in range(4)]
-        return [np.concatenate(turns)]
-    raise errors.unknown("shape", name, CATEGORIES.values())
+    arm = 0.3  # of the cross
+    quarter = np.array([[arm, -1], [arm, -arm], [1, -arm]])
+    return [np.concatenate([quarter @ _rotation(turn * math.pi / 2) for turn in range(4)])]
 
 
 def _on_circle(angles: np.ndarray) -> np.ndarray:
@@ -270,8 +253,7 @@ def _fill(rng: np.random.Generator, mask: np.ndarray, surroundings: np.ndarray) 
     """The paint of one object, float32 (h, w, 3): a gradient, perhaps a texture, and a darker rim."""
     height, width = mask.shape
     candidates = [_colour(rng, saturation=(0.45, 1), value=(0.45, 1)) for _ in range(4)]
-    distances = [np.abs(candidate - surroundings).sum() for candidate in candidates]
-    colour = candidates[int(np.argmax(distances))]  # it has to be seen on what it lies on
+    colour = max(candidates, key=lambda of: np.abs(of - surroundings).sum())  # it must stand out
     paint = _gradient(rng, height, width, colour, colour * rng.uniform(0.5, 0.95))
     kind = rng.choice(["plain", "stripes", "noise", "checks"], p=[0.4, 0.25, 0.2, 0.15])
     contrast = rng.uniform(15, 45)
@@ -347,21 +329,20 @@ def _jpeg(image: np.ndarray) -> bytes:
 # --- the command ---
 
 
-def define_flags(flag_values: flags.FlagValues) -> None:
-    flags.DEFINE_string(
-        "output_dir", None, "Where to write images/ and instances.json.", flag_values=flag_values
-    )
-    flags.DEFINE_integer("num_images", 300, "How many images to draw.", flag_values=flag_values)
-    flags.DEFINE_integer("seed", 0, "The same seed draws the same images.", flag_values=flag_values)
-    flags.DEFINE_enum(
-        "style", "small", STYLES, "small, or photo: as large as COCO's photographs.", flag_values=flag_values
-    )
-    flags.mark_flag_as_required("output_dir", flag_values=flag_values)
+def define_flags(fv: flags.FlagValues) -> None:
+    """The flags of this command."""
+    flags.DEFINE_string("output_dir", None, "Where to write images/ and instances.json.", flag_values=fv)
+    flags.DEFINE_integer("num_images", 300, "Number of images to draw.", flag_values=fv)
+    flags.DEFINE_integer("seed", 0, "The same seed draws the same images.", flag_values=fv)
+    flags.DEFINE_enum("style", "small", STYLES, "small, or photo: as large as COCO's.", flag_values=fv)
+    flags.mark_flag_as_required("output_dir", flag_values=fv)
 
 
 def main() -> None:
-    path = draw_dataset(flags.FLAGS.output_dir, flags.FLAGS.num_images, flags.FLAGS.seed, flags.FLAGS.style)
-    print(f"drew {flags.FLAGS.num_images} images: {path}")
+    """The command."""
+    fv = flags.FLAGS
+    path = draw_dataset(fv.output_dir, fv.num_images, fv.seed, fv.style)
+    print(f"drew {fv.num_images} images: {path}")
 
 
 if __name__ == "__main__":

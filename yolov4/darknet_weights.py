@@ -15,6 +15,7 @@ import pathlib
 import re
 import struct
 import sys
+from types import SimpleNamespace
 from typing import NamedTuple
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
@@ -268,7 +269,7 @@ def _from_darknet(
     _refuse_existing(pathlib.Path(output))
     # Darknet resizes without antialiasing (src/image.c: resize_image)
     config = hparams.replace(get_config(model_name), {"antialias": False})
-    config = hparams.customize(config, hparams_spec, image_size)
+    config = hparams.resolve(config, SimpleNamespace(hparams=hparams_spec, image_size=image_size))
     model = build_model(model_name, config=config)
     contents = read_darknet(weights, model)
     if contents.convolutions < len(_blocks(model)):

@@ -45,8 +45,3 @@ def make_exportable(model: keras.Model, config: YOLOv4Config) -> Exportable:
         candidates=lambda raw: postprocess.candidates(raw, config),
         decode_all=lambda raw: postprocess.decode_all(raw, config),
     )
-
-
-def to_pixels(images: tf.Tensor) -> tf.Tensor:
-    """The loader's images back to uint8."""
-    return tf.cast(tf.clip_by_value(tf.round(tf.cast(images, tf.float32) * 255), 0.0, 255.0), tf.uint8)

@@ -4,7 +4,7 @@ r"""Anchors for your own data: the sizes that fit its boxes best, by k-means on 
         --annotations=coco/annotations/instances_train2017.json
 
 Prints how well the model's own anchors fit: which boxes have no place in the targets, what AP perfect outputs
-would get, and the IoU by shape; and if new ones fit boxes that they were not fitted to really better, the
+would get, and the IoU by shape. If new anchors fit boxes better that they were not fitted to, it prints the
 --hparams that takes them. Anchors are in pixels of the network input, so they belong to one --image_size, and
 to stretched or to letterboxed images.
 """
@@ -24,9 +24,9 @@ from common import args as shared_flags
 from common import errors, hparams
 from common.annotations import Annotations
 from common.datacheck.coco import load_coco
+from common.evaluation import anchor_fit
+from common.evaluation.anchor_fit import Fit, fit_anchors, shape_iou
 from common.letterbox import fit
-from tools.report import anchor_fit
-from tools.report.anchor_fit import fit_anchors, shape_iou
 from yolov4 import anchor_report
 from yolov4.config import MODEL_NAMES, YOLOv4Config, get_config
 
@@ -36,7 +36,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("model_name", "yolov4", f"One of {', '.join(MODEL_NAMES)}.", flag_values=fv)
     flags.DEFINE_string("image_size", None, "N or HxW in pixels. Default: the model's.", flag_values=fv)
     flags.DEFINE_bool("letterbox", False, "Images will be letterboxed, not stretched.", flag_values=fv)
-    flags.DEFINE_integer("seed", 0, "Of the starting points.", lower_bound=0, flag_values=fv)
+    flags.DEFINE_integer("seed", 0, "Seed of the starting points; default 0.", lower_bound=0, flag_values=fv)
 
 
 def suggest(
@@ -70,9 +70,9 @@ def suggest(
     half = config
     if len(np.unique(sizes[is_fitted], axis=0)) >= count:
         half = with_fitted_anchors(sizes[is_fitted], config, seed)
-    own_iou, new_iou = (trained_iou(sizes[~is_fitted], of) for of in (config, half))
-    print(f"on a held-out half of the images: {anchor_fit.Fit.of(own_iou).words()}")
-    print(f"anchors fitted to the other half: {anchor_fit.Fit.of(new_iou).words()}")
+    own_iou, new_iou = (trained_iou(sizes[~is_fitted], anchors) for anchors in (config, half))
+    print(f"on a held-out half of the images: {Fit.of(own_iou)}")
+    print(f"anchors fitted to the other half: {Fit.of(new_iou)}")
     if not anchor_fit.beats(new_iou, own_iou, by_reach=False):
         print(f"the anchors of {model_name} fit: others are not worth it")
         return ""
@@ -124,11 +124,11 @@ def _print_report(annotations: Annotations, config: YOLOv4Config) -> float:
 def box_sizes(annotations: Annotations, image_size: tuple[int, int], keep_aspect: bool) -> np.ndarray:
     """Widths and heights of all boxes to train on, float64 (N, 2), in pixels of the network input."""
     targets = annotations.target_boxes
-    shown = np.full((annotations.num_images, 2), image_size, float)  # height, width of each image there
+    inner = np.full((annotations.num_images, 2), image_size, float)  # height, width of each image there
     if keep_aspect:
-        sides = annotations.image_sizes.tolist()
-        shown = np.array([fit(height, width, image_size) for height, width in sides], float)
-    per_box = np.repeat(shown, np.diff(targets.row_splits), axis=0)
+        height, width = annotations.image_sizes.astype(np.int64).T
+        inner = np.stack(fit(height, width, image_size, np.minimum, np.maximum), axis=1)
+    per_box = np.repeat(inner, np.diff(targets.row_splits), axis=0)
     return (targets.boxes[:, 2:] - targets.boxes[:, :2]) * per_box[:, ::-1]
 
 

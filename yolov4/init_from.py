@@ -6,7 +6,7 @@ import keras
 
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training.weight_transfer import ClassRows, Report, transfer
+from common.training.fine_tuning import ClassRows, Report, transfer
 from yolov4.config import YOLOv4Config
 from yolov4.darknet_weights import read_darknet
 from yolov4.import_weights.darknet_classes import read_label_map

@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from common.args import MAX_SEED, Args
+from common.distributed.ranks import Ranks
 from common.loader import synthetic_dataset
 from common.loading import SYNTHETIC_BOXES, SYNTHETIC_IMAGES, Loader, resolve_type, synthetic_boxes
+from common.sources import Source
+from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Loader, YOLOv4Pipeline
 from yolov4.tf_pipeline import YOLOv4TFPipeline
 
@@ -43,6 +47,67 @@ def make_loader(
     if pipeline_type == "dali_gpu":
         options |= {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
     return YOLOv4Pipeline(**options)
+
+
+def epoch_kwargs(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str, Any]:
+    """Arguments of `open_training_loader` for a loader that is opened after so many epochs.
+
+    The last `config.close_mosaic` epochs have no mosaic, MixUp and CutMix.
+    """
+    mixes = bool(config.mosaic_prob or config.mixup_prob or config.cutmix_prob)
+    mosaic = mixes and epochs_done < config.epochs - config.close_mosaic
+    return {"seed": (seed + epochs_done) % (MAX_SEED + 1), "mosaic": mosaic}
+
+
+def open_training_loader(
+    a: Args,
+    config: YOLOv4Config,
+    source: Source | None,
+    num_classes: int,
+    ranks: Ranks,
+    shard_id: int,
+    num_shards: int,
+    device_index: int,
+    seed: int,
+    mosaic: bool,
+) -> Loader:
+    """The training loader of one shard, for the replica `device_index` of this process."""
+    return make_loader(
+        a.pipeline_type,
+        source=source,
+        config=config,
+        batch_size=a.batch_size,
+        training=True,
+        device_id=ranks.gpu_number(device_index),
+        dali_device_id=a.dali_device_id,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        num_threads=a.num_threads,
+        prefetch=a.prefetch,
+        seed=seed,
+        count_lost=True,
+        name_images=True,
+        num_classes=num_classes,
+        mosaic=mosaic,
+    )
+
+
+def open_eval_loader(a: Args, config: YOLOv4Config, source: Source | None, ranks: Ranks) -> Loader:
+    """The evaluation loader of this rank's images."""
+    return make_loader(
+        a.pipeline_type,
+        source=source,
+        config=config,
+        batch_size=a.batch_size,
+        training=False,
+        device_id=ranks.gpu_number(0),
+        dali_device_id=a.dali_device_id,
+        shard_id=ranks.rank,
+        num_shards=ranks.world_size,
+        num_threads=a.num_threads,
+        prefetch=a.prefetch,
+        with_targets=False,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

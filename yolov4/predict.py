@@ -1,4 +1,4 @@
-"""From weights to detections: what evaluation during training, eval.py and infer.py share."""
+"""From weights to detections, for evaluation during training, eval.py and infer.py."""
 
 import pathlib
 from collections.abc import Callable
@@ -7,8 +7,9 @@ import keras
 import tensorflow as tf
 
 from common import boxes as box_ops
-from common import errors, hparams, letterbox
-from common.evaluation.detector import Detector, open_exported
+from common import hparams, letterbox
+from common.errors import UserError
+from common.evaluation.detector import Detector, change_config, open_exported, read_config
 from common.evaluation.evaluate import Detect
 from common.evaluation.exported import is_exported
 from common.labels import LabelMap
@@ -16,7 +17,6 @@ from common.training import model_metadata
 from common.training import weights as weight_files
 from yolov4 import postprocess
 from yolov4.config import DETECTION_FIELDS, YOLOv4Config
-from yolov4.export_parts import to_pixels
 from yolov4.model import build_model
 from yolov4.model_metadata import make_metadata
 
@@ -30,7 +30,7 @@ def load_trained(
     """The model that `weights` was saved from, with them in it.
 
     Args:
-        weights: a `.weights.h5` file of ours, or a run directory.
+        weights: a `.weights.h5` file of this project, or a run directory.
         image_size: N or HxW to run it at another size.
         hparams_spec: how to detect, for example `nms_method=diou`; what was trained cannot change any more.
         nms_iou: instead of that of the weights; `hparams_spec` goes before it.
@@ -39,30 +39,24 @@ def load_trained(
         model, config, label map, and the file that was read.
     """
     if not weights:
-        raise errors.UserError("--weights is missing: name a .weights.h5 file or a run directory")
+        raise UserError("--weights is missing: name a .weights.h5 file or a run directory")
     file = weight_files.find(weights)
     if file.suffix != ".h5":
-        raise errors.UserError(
-            f"weights {file} are no .weights.h5 file; one of Darknet's is converted by "
+        raise UserError(
+            f"weights {file} are not a .weights.h5 file; convert a file of Darknet with "
             "python yolov4/darknet_weights.py"
         )
     metadata = weight_files.read_metadata(file)
-    if metadata.get("app") != "yolov4":
-        raise errors.UserError(f"weights {file} were saved by {metadata.get('app')!r}, not by yolov4")
-    config = hparams.from_json(YOLOv4Config, metadata["config"])
-    if image_size:
-        config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
+    config = read_config(metadata, file, "yolov4", YOLOv4Config)
     if nms_iou is not None:
         config = hparams.replace(config, {"nms_iou": nms_iou})
-    config = hparams.override(config, hparams_spec, only=DETECTION_FIELDS)
+        metadata["config"]["nms_iou"] = nms_iou  # this default of infer.py is not a difference to report
+    config = change_config(config, image_size, hparams_spec, DETECTION_FIELDS)
     model = build_model(config.model_name, metadata["num_classes"], config=config)
     weight_files.load(model, file)
     label_map = LabelMap.from_json(metadata["label_map"])
     now = make_metadata(config, label_map, metadata["num_classes"])
-    saved = metadata
-    if nms_iou is not None:  # infer.py's own default is no news
-        saved = metadata | {"config": metadata["config"] | {"nms_iou": nms_iou}}
-    model_metadata.explain(saved, now, f"{file} runs otherwise than it was saved")
+    model_metadata.explain(metadata, now, f"{file} runs otherwise than it was saved")
     return model, config, label_map, file
 
 
@@ -72,11 +66,11 @@ def open_detector(
     hparams_spec: str | None = None,
     nms_iou: float | None = None,
 ) -> Detector:
-    """Whatever detects, ready for the evaluation loader.
+    """A detector from weights or from an exported file, ready for the evaluation loader.
 
     Args:
-        weights: a `.weights.h5` file of ours or a run directory; or what export.py wrote: a saved_model
-            directory, an .onnx or a .tflite file.
+        weights: a `.weights.h5` file of this project or a run directory; or what export.py wrote: a
+            saved_model directory, an .onnx or a .tflite file.
         image_size: N or HxW to run it at another size.
         hparams_spec: how to detect; of an exported file neither this nor the size can change any more.
         nms_iou: instead of that of the weights; `hparams_spec` goes before it. Exported files keep theirs.
@@ -85,16 +79,12 @@ def open_detector(
         UserError: there is no such file, it is damaged or not of this app, or cannot be changed like this.
     """
     if weights and is_exported(weights):
-        return open_exported(
-            pathlib.Path(weights),
-            app="yolov4",
-            config_class=YOLOv4Config,
-            to_pixels=to_pixels,
-            image_size=image_size,
-            hparams_spec=hparams_spec,
-        )
+        file = pathlib.Path(weights)
+        metadata = model_metadata.read(file)
+        config = read_config(metadata, file, "yolov4", YOLOv4Config)
+        return open_exported(file, metadata, config, to_pixels, image_size, hparams_spec)
     model, config, label_map, file = load_trained(weights, image_size, hparams_spec, nms_iou)
-    return Detector(make_detect(model, config), config, label_map, file, weight_files.read_metadata(file))
+    return Detector(make_detect(model, config), config, label_map, file)
 
 
 def make_detect(model: keras.Model, config: YOLOv4Config) -> Detect:
@@ -116,8 +106,14 @@ def make_halves(model: keras.Model, config: YOLOv4Config) -> tuple[Callable, Cal
     def to_detections(heads, letterbox_px):
         boxes, scores, classes, _ = postprocess.detect(heads, config)
         boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
-        # a sum is finite only if all its terms are, and costs less than asking each of them
+        # A sum is finite only if all its terms are, and costs less than a test of each of them.
         sums = [tf.reduce_sum(tf.cast(head, tf.float32), axis=[1, 2, 3, 4]) for head in heads]
         return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
 
     return network, to_detections
+
+
+def to_pixels(images: tf.Tensor) -> tf.Tensor:
+    """Float images (..., 3) in [0, 1] -> uint8 RGB."""
+    pixels = tf.round(tf.cast(images, tf.float32) * 255)
+    return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)

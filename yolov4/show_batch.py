@@ -1,17 +1,15 @@
-"""Look at the first augmented batch before the long run: a picture with its boxes, and one line of counts."""
+"""The first augmented batch of a run: a picture with its boxes, and one line of counts."""
 
 import pathlib
 
 import numpy as np
 import tensorflow as tf
 
-from common import boxes as box_ops
 from common.evaluation import drawing
 from common.labels import LabelMap
 from yolov4.config import YOLOv4Config
+from yolov4.predict import to_pixels
 from yolov4.targets import assign_targets
-
-MAX_PICTURES = 16
 
 
 def report(
@@ -21,7 +19,7 @@ def report(
     label_map: LabelMap,
     path: pathlib.Path,
 ) -> str:
-    """Writes a contact sheet of the batch to `path` and says what its boxes train.
+    """Writes a contact sheet of the batch to `path` and counts what its boxes train.
 
     Args:
         images: float32 (B, H, W, 3), in [0, 1].
@@ -32,7 +30,7 @@ def report(
 
     Returns:
         One line: images, boxes, the predictions that boxes train in each head, and how many boxes train none
-            (a box nobody is trained to find).
+            (nothing is trained to find those).
     """
     image_size = tuple(images.shape[1:3])
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
@@ -49,21 +47,9 @@ def report(
         )
         trained.append(f"{np.count_nonzero(assignment.owner)} at stride {stride}")
         trains_any |= assignment.assigned.numpy().any(axis=-1)
-
-    pictures = []
-    for i in range(min(len(boxes), MAX_PICTURES)):
-        boxes_px = np.asarray(box_ops.denormalize(boxes[i][real[i]], image_size))
-        pictures.append(
-            drawing.draw_boxes(to_pixels(images[i].numpy()), boxes_px, classes[i][real[i]], label_map.names)
-        )
-    drawing.save_png(drawing.contact_sheet(pictures, columns=4), path)
+    drawing.save_batch(to_pixels(images).numpy(), boxes, classes, label_map.names, path)
     return (
         f"first batch: {len(boxes)} images, {np.count_nonzero(real)} boxes, "
         f"predictions to train: {', '.join(trained)}; "
         f"{np.count_nonzero(real & ~trains_any)} boxes without any prediction; look at {path}"
     )
-
-
-def to_pixels(image: np.ndarray) -> np.ndarray:
-    """float32 (H, W, 3) in [0, 1] to uint8."""
-    return np.clip(np.rint(image * 255), 0, 255).astype(np.uint8)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from common.tf_random import Random
+from common.tf_readers import Random
 from yolov4.mosaic import IS_FIRST, MIN_OFFSET, TILES
 
 

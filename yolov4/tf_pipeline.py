@@ -19,8 +19,7 @@ import tensorflow as tf
 
 from common import box_encoder, dataset, letterbox
 from common.errors import UserError
-from common.loader import tf_examples
-from common.tf_random import Random
+from common.tf_readers import Random, loader_examples
 from yolov4 import pipeline, tf_mosaic
 from yolov4.config import YOLOv4Config
 from yolov4.crops import CropResize
@@ -206,7 +205,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         options.threading.private_threadpool_size = self.num_threads
         parallel = {"num_parallel_calls": self.num_threads, "deterministic": True}
         return (
-            tf_examples(self)
+            loader_examples(self)
             .enumerate()
             .map(self._preprocess, **parallel)
             .padded_batch(self.batch_size, drop_remainder=True)  # boxes with rows of 0

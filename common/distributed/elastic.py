@@ -14,6 +14,7 @@ Only a death is a loss: an error in one process ends all of them, for it would c
 """
 
 import contextlib
+import dataclasses
 import gc
 import os
 from collections.abc import Callable
@@ -23,25 +24,22 @@ import keras
 import tensorflow as tf
 
 from common import progress
-from common.errors import OtherRankError, StoppedError, UserError
+from common.distributed.hooks import Hooks
+from common.distributed.horovod import initialize
+from common.errors import OtherRankError, StoppedError, UserError, is_lost_rank
 
-# What a collective operation says when another rank is gone: Horovod's SHUT_DOWN_ERROR (common/common.h), the
-# errors of Gloo's transport (gloo/transport/tcp/pair.cc), and the names of Horovod's operations. Horovod's
-# own wrapper (tensorflow/elastic.py) does not know the grouped ones.
-_SIGNS_OF_LOSS = ("Horovod has been shut down", "gloo/transport", "{{node Horovod", "/Horovod", "_Horovod")
 _SCOPE, _KEY = "training", "failure"  # where a rank's failure is told, in the launcher's key-value store
 
 
-def run(train: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
     """Trains under Horovod Elastic, again whenever the hosts change.
 
     Without a launcher that is elastic it trains once: the flag then only lets a run go on with another number
     of ranks than it had.
 
     Args:
-        train: an app's `train`; it is given `arguments`, and `on_epoch`, which it calls when an epoch is
-            saved, with the number of epochs done: there the run takes in new hosts.
-        arguments: of `train`.
+        train: an app's `train`; its hook `on_epoch` takes in new hosts when an epoch is saved.
+        a: the flags, a frozen dataclass.
 
     Returns:
         What `train` returns.
@@ -50,18 +48,13 @@ def run(train: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         UserError: Horovod is not installed, or the strategy is not Horovod's.
         OtherRankError: another rank failed, and says so itself.
     """
-    if arguments["strategy"] != "horovod":
+    if a.strategy != "horovod":
         raise UserError("--elastic is Horovod's: it needs --strategy=horovod")
-    try:
-        import horovod.tensorflow as hvd
-        from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-    except ImportError as error:
-        raise UserError(
-            f"--elastic needs Horovod, which is not installed ({error}): run `make horovod`"
-        ) from error
     if os.environ.get("HOROVOD_ELASTIC") != "1":  # set by horovodrun
-        return train(**arguments)
-    hvd.init()
+        return train(a, Hooks())
+    hvd = initialize()  # before the state below runs anything on a GPU
+    from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
     state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epochs=0, size=hvd.size(), begun=False)
 
     def on_epoch(epochs: int) -> None:
@@ -75,17 +68,17 @@ def run(train: Callable[..., Any], arguments: dict[str, Any]) -> Any:
             event = "lost ranks" if hvd.size() < state.size else "new ranks"
             progress.log(f"{event}: {hvd.size()} instead of {state.size} go on from the last whole epoch")
         # --overwrite is for the first attempt: the others go on from it.
-        again = arguments | {"overwrite": False} if state.begun else arguments
+        again = dataclasses.replace(a, overwrite=False) if state.begun else a
         state.size, state.begun = hvd.size(), True
         state.save()
         keras.backend.clear_session()
         gc.collect()  # the attempt before: its model, its loaders and their threads
         try:
-            return train(**again, on_epoch=on_epoch, epochs_behind=state.epochs)
+            return train(again, Hooks(on_epoch=on_epoch, expected_epochs=state.epochs, lost_ranks="report"))
         except (HorovodInternalError, HostsUpdatedInterrupt, StoppedError, OtherRankError):
             raise  # known to all ranks
         except (tf.errors.OpError, RuntimeError) as error:
-            if not any(sign in str(error) for sign in _SIGNS_OF_LOSS):
+            if not is_lost_rank(error):
                 _tell_failure(hvd.rank(), error)
                 raise
             failure = _failure_of_another()

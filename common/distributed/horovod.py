@@ -11,9 +11,33 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from common import devices
 from common.distributed.packing import pack, unpack
 from common.distributed.ranks import Ranks
 from common.errors import UserError
+
+
+def initialize() -> Any:
+    """Joins this process to its ranks and limits TensorFlow to the process' own GPU; horovod.tensorflow.
+
+    TensorFlow allows these settings only before it runs anything. Under Horovod Elastic a process keeps its
+    GPU when the ranks change.
+
+    Raises:
+        UserError: Horovod is not installed.
+    """
+    try:
+        import horovod.tensorflow as hvd
+    except ImportError as error:
+        raise UserError(
+            f"--strategy=horovod needs Horovod, which is not installed ({error}): run `make horovod`"
+        ) from error
+    hvd.init()
+    devices.share_gpu_memory()
+    gpus = tf.config.list_physical_devices("GPU")
+    if len(gpus) > 1 and len(tf.config.get_visible_devices("GPU")) > 1:
+        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
+    return hvd
 
 
 class HorovodRanks(Ranks):
@@ -23,25 +47,22 @@ class HorovodRanks(Ranks):
         compression: none or fp16, of gradients on their way.
 
     Raises:
-        UserError: Horovod is not installed.
+        UserError: see `initialize`.
     """
 
     strategy = "horovod"
 
     def __init__(self, compression: str = "none") -> None:
-        try:
-            import horovod.tensorflow as hvd
-        except ImportError as error:
-            raise UserError(
-                f"--strategy=horovod needs Horovod, which is not installed ({error}): run `make horovod`"
-            ) from error
-        self._hvd = hvd
-        hvd.init()
+        self._hvd = hvd = initialize()
         self.rank = hvd.rank()
         self.local_rank = hvd.local_rank()
         self.world_size = self.num_replicas = hvd.size()
         self.local_replicas = (self.rank,)
         self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
+
+    def gpu_number(self, replica: int) -> int:
+        count = len(tf.config.list_physical_devices("GPU"))  # a launcher (Slurm) can have given each its own
+        return self.local_rank % max(count, 1)
 
     def mean(self, scalars: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         names = sorted(scalars)

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from common.args import STRATEGIES
-from common.errors import OtherRankError, UserError, unknown
+from common import devices
+from common.errors import OtherRankError, UserError
 
 T = TypeVar("T")
 
@@ -44,6 +44,10 @@ class Ranks:
     local_replicas: Sequence[int] = (0,)
 
     # --- where things are made, and run ---
+
+    def gpu_number(self, replica: int) -> int:
+        """Which GPU of this host belongs to a replica of this process, as CUDA and DALI number them."""
+        return replica
 
     def scope(self) -> contextlib.AbstractContextManager:
         """The context in which to make the model, the optimizer and all variables that training changes."""
@@ -121,40 +125,38 @@ class Ranks:
 
     @contextlib.contextmanager
     def raise_on_any_rank(self) -> Iterator[None]:
-        """A problem with what the user gave, of any rank, ends all: the first that has one says so.
+        """A problem with what the user gave, of any rank, ends all: the first that has one reports it.
 
         Raises:
-            UserError: on every rank, if any rank raised one inside; OtherRankError where another one says it.
+            UserError: on every rank, if any rank raised one inside; OtherRankError where another reports it.
         """
         own = None
         try:
             yield
         except UserError as error:
             own = error
-        said = self.gather(None if own is None else str(own))
-        culprit = next((rank for rank, text in enumerate(said) if text), None)
-        if culprit is None:
+        problems = self.gather(None if own is None else str(own))
+        first = next((rank for rank, text in enumerate(problems) if text), None)
+        if first is None:
             return
-        if culprit == self.rank:
+        if first == self.rank:
             raise own
-        raise OtherRankError(f"rank {culprit}: {said[culprit]}")
+        raise OtherRankError(f"rank {first}: {problems[first]}")
 
 
 def start(strategy: str, compression: str = "none") -> Ranks:
-    """Joins this process to its run.
+    """Joins this process to its run, before TensorFlow runs anything.
 
     Args:
-        strategy: one of flags.STRATEGIES.
-        compression: of gradients on their way between ranks, one of flags.COMPRESSIONS; Horovod only.
+        strategy: none, horovod, mirrored or multi_worker.
+        compression: of gradients on their way between ranks, none or fp16; Horovod only.
 
     Raises:
-        UserError: no such strategy; Horovod is not installed; TF_CONFIG is missing or wrong; compression
-            where there is none.
+        UserError: Horovod is not installed; TF_CONFIG is missing or wrong; compression without Horovod.
     """
-    if strategy not in STRATEGIES:
-        raise unknown("strategy", strategy, STRATEGIES)
     if compression != "none" and strategy != "horovod":
         raise UserError(f"--compression={compression} is Horovod's: it needs --strategy=horovod")
+    devices.share_gpu_memory()
     if strategy == "horovod":
         from common.distributed.horovod import HorovodRanks  # Horovod is an optional package
 

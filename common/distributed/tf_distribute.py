@@ -13,9 +13,12 @@ and assigning to it sets all copies of the process.
 """
 
 import contextlib
+import faulthandler
 import os
 import signal
+import socket
 import threading
+import time
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -23,13 +26,19 @@ from typing import Any, TypeVar
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute import multi_worker_util
+from tensorflow.python.eager import context
 
+from common import progress
 from common.distributed import tf_config
 from common.distributed.packing import pack, unpack
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 
 T = TypeVar("T")
+START_SECONDS = 900.0  # until all workers have come: pods and Slurm steps can start minutes apart
+HEARTBEAT_SECONDS = 30.0  # without a sign of life until a worker counts as dead
 
 # What keras.Optimizer does across replicas (keras/src/backend/tensorflow/optimizer.py), and its base class
 # for one device (keras/src/optimizers/base_optimizer.py).
@@ -39,13 +48,15 @@ _ACROSS_REPLICAS = ("_backend_update_step", "_apply_weight_decay", "_backend_inc
 class StrategyRanks(Ranks):
     """This process' devices, with those of the other processes of the cluster.
 
-    A single device, or a cluster of one worker, is no mistake: it trains as one replica.
+    A single device, or a cluster of one worker, trains as one replica. Where not all workers have come after
+    START_SECONDS, the others exit with 1.
 
     Args:
         strategy: mirrored or multi_worker. The latter waits until all workers are there.
 
     Raises:
-        UserError: TF_CONFIG is missing or wrong, its port is taken, or a worker does not come.
+        UserError: TF_CONFIG is missing, wrong or not the same on all workers, or its port is taken, or
+            worker 0 does not answer.
         RuntimeError: TensorFlow was already at work before multi_worker.
     """
 
@@ -53,8 +64,7 @@ class StrategyRanks(Ranks):
         self.strategy = strategy
         if strategy == "multi_worker":
             workers, self.rank = tf_config.read(os.environ.get("TF_CONFIG"))
-            tf_config.meet(workers, self.rank)
-            self._strategy = _multi_worker_strategy(workers[self.rank])
+            self._strategy = _multi_worker_strategy(workers, self.rank)
             hosts = [worker.rpartition(":")[0] for worker in workers]
             self.local_rank = hosts[: self.rank].count(hosts[self.rank])
             self.world_size = len(workers)
@@ -64,6 +74,8 @@ class StrategyRanks(Ranks):
         self.num_replicas = self._strategy.num_replicas_in_sync
         own = self.num_replicas // self.world_size
         self.local_replicas = range(self.rank * own, (self.rank + 1) * own)
+        if strategy == "multi_worker" and any(theirs != workers for theirs in self.gather(workers)):
+            raise UserError("TF_CONFIG names other workers on some workers than on worker 0")
 
     def scope(self) -> contextlib.AbstractContextManager:
         return self._strategy.scope()
@@ -161,21 +173,62 @@ class StrategyRanks(Ranks):
         return self.first(self.run(sum_on_replica))
 
 
-def _multi_worker_strategy(address: str) -> tf.distribute.Strategy:
+def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.Strategy:
     """TensorFlow's server at this worker's address, and the strategy with all others.
 
     Raises:
-        UserError: the port is taken.
+        UserError: the port is taken, or worker 0 does not answer.
         RuntimeError: TensorFlow was already at work.
     """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    main_thread = threading.current_thread() is threading.main_thread()  # Python allows handlers nowhere else
+    handlers = {number: signal.getsignal(number) for number in numbers} if main_thread else {}
+    deadline = time.monotonic() + START_SECONDS
     try:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    except tf.errors.UnknownError as error:  # "Could not start gRPC server"
-        raise UserError(f"TF_CONFIG gives this worker {address}: {error.message}") from error
-    if threading.current_thread() is threading.main_thread():
-        # TensorFlow's notifier of preemptions swallows SIGTERM: whatever was there before comes back.
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-    return strategy
+        if len(workers) > 1:
+            progress.log(f"waiting for all workers, at most {START_SECONDS:g} s: {', '.join(workers)}")
+            if rank:
+                _wait_for_leader(workers[0], deadline)
+            _configure_coordination_service()
+        # TensorFlow waits in C++ and holds Python's lock: neither a thread nor a handler of ours can run.
+        faulthandler.dump_traceback_later(START_SECONDS, exit=True, file=2)
+        if main_thread:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except tf.errors.OpError as error:  # "Could not start gRPC server", for example
+        reason = error.message.partition("\n")[0]
+        raise UserError(f"TF_CONFIG gives this worker {workers[rank]}: {reason}") from error
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        for number, handler in handlers.items():  # TensorFlow's notifier of preemptions swallows SIGTERM
+            signal.signal(number, handler)
+
+
+def _wait_for_leader(address: str, deadline: float) -> None:
+    """Waits until worker 0 listens."""
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            return socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise UserError(f"TF_CONFIG: worker 0 does not answer at {address} ({error})") from error
+        time.sleep(0.2)
+
+
+def _configure_coordination_service() -> None:
+    """As MultiWorkerMirroredStrategy does, but with time limits."""
+    cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(cluster),
+        cluster_register_timeout_in_ms=int(2000 * START_SECONDS),
+        heartbeat_timeout_in_ms=int(1000 * HEARTBEAT_SECONDS),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster.num_tasks(job))
+            for job in cluster.jobs
+        ],
+    )
 
 
 def _all_reduce(how: str, values: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Who counts: pycocotools, the judge, or faster-coco-eval, which says the same in a fraction of the time.
+"""Matches detections with ground truth by pycocotools, or by faster-coco-eval, its algorithm in C++.
 
-faster-coco-eval (github.com/MiXaiLL76/faster_coco_eval) is pycocotools' algorithm in C++. It is an optional
-package, the extra `faster-coco` of pyproject.toml.
+faster-coco-eval (github.com/MiXaiLL76/faster_coco_eval) is optional: the extra `faster-coco` of
+pyproject.toml. It gives pycocotools' numbers to 1e-12 in about a tenth of the time and half the memory.
 
-Both get images and categories numbered from 1 in the order of their ids: faster-coco-eval takes ids for
+Both get images and categories numbered from 1 in the order of their ids: faster-coco-eval stores ids as
 doubles, which are exact to 2**53 only.
 """
 
@@ -21,10 +21,9 @@ from pycocotools.cocoeval import COCOeval
 from common.args import COCO_BACKENDS
 from common.errors import UserError, unknown
 
-FASTER_VERSION = "1.8.0"  # that finds the same: tests/common/evaluation/test_coco_backends.py
+FASTER_VERSION = "1.8.0"  # compared with pycocotools in tests/common/evaluation/test_coco_backends.py
 
 _ALL_SIZES = 0  # index into COCOeval's area ranges
-_MAX_DETECTIONS = 100  # of one category in one image that count: the last of COCOeval's maxDets
 
 
 class Objects(NamedTuple):
@@ -35,8 +34,8 @@ class Objects(NamedTuple):
         categories: int64 (N,), 1-based numbers of their categories.
         boxes_ltwh_px: float64 (N, 4).
         areas: float64 (N,), square pixels.
-        is_crowd: int64 (N,), 0 or 1; detections are no crowds.
-        scores: float64 (N,); of annotations anything.
+        is_crowd: int64 (N,), 0 or 1; 0 for detections.
+        scores: float64 (N,); not used for annotations.
     """
 
     images: np.ndarray
@@ -46,13 +45,9 @@ class Objects(NamedTuple):
     is_crowd: np.ndarray
     scores: np.ndarray
 
-    def select(self, rows: np.ndarray) -> "Objects":
-        """Those of some rows: anything that indexes."""
-        return Objects(*(column[rows] for column in self))
-
 
 def check(backend: str) -> None:
-    """UserError unless `backend` is one of flags.COCO_BACKENDS and installed."""
+    """Raises UserError unless `backend` is one of args.COCO_BACKENDS and installed."""
     if backend not in COCO_BACKENDS:
         raise unknown("COCO backend", backend, COCO_BACKENDS)
     if backend == "faster":
@@ -68,35 +63,26 @@ def check(backend: str) -> None:
 
 
 def count(
-    backend: str, truth: Objects, found: Objects, *, num_images: int, num_categories: int
+    backend: str, ground_truth: Objects, detections: Objects, *, num_images: int, num_categories: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Matches detections with the truth, and counts.
+    """Computes COCO's numbers.
 
     Args:
-        backend: one of flags.COCO_BACKENDS.
-        truth: the annotations.
-        found: the detections.
+        backend: one of args.COCO_BACKENDS.
+        ground_truth, detections: what to compare.
         num_images, num_categories: how many the data have.
 
     Returns:
         float64 (12,), COCOeval.stats in their order; float64 (10, 101, C), the precision at every IoU
-        threshold, recall and category, of boxes of all sizes; -1 where no truth counts.
+        threshold, recall and category, of boxes of all sizes; -1 for categories without ground truth.
 
     Raises:
         UserError: see `check`.
     """
     check(backend)
-    with contextlib.redirect_stdout(io.StringIO()), without_garbage_collection():  # they report by print
-        if backend == "pycocotools":
-            judge = _judge(truth, found, num_images, num_categories)
-        else:
-            judge = _judge_faster(truth, found, num_categories)
-        judge.summarize()
-    return judge.stats, judge.eval["precision"][:, :, :, _ALL_SIZES, -1]
-
-
-def _judge(truth: Objects, found: Objects, num_images: int, num_categories: int) -> COCOeval:
-    """pycocotools' judge that has accumulated."""
+    evaluator_class = COCOeval
+    if backend == "faster":
+        from faster_coco_eval import COCOeval_faster as evaluator_class  # an optional package
 
     def index(objects: Objects) -> COCO:
         coco = COCO()
@@ -108,113 +94,24 @@ def _judge(truth: Objects, found: Objects, num_images: int, num_categories: int)
         coco.createIndex()
         return coco
 
-    judge = COCOeval(index(truth), index(found), "bbox")
-    judge.evaluate()
-    judge.accumulate()
-    return judge
-
-
-def _judge_faster(truth: Objects, found: Objects, num_categories: int) -> COCOeval:
-    """pycocotools' judge with what faster-coco-eval has accumulated.
-
-    Category by category, and of the images only those that matter to it: it takes time and memory for every
-    pair of the two, and few categories are in an image. Precision is right at _MAX_DETECTIONS only.
-    """
-    from faster_coco_eval import COCOeval_faster  # an optional package
-
-    judge = COCOeval(iouType="bbox")
-    parameters = judge.params
-    shape = len(parameters.areaRng), len(parameters.maxDets)
-    recall = np.full((len(parameters.iouThrs), num_categories, *shape), -1.0)
-    precision = np.full((len(parameters.iouThrs), len(parameters.recThrs), num_categories, *shape), -1.0)
-    for k, (of_truth, of_found) in enumerate(
-        zip(_by_category(truth, num_categories), _by_category(found, num_categories), strict=True)
-    ):
-        if len(of_truth.images):
-            of_truth, of_found = _with_fewer_images(of_truth, of_found)
-            images = np.union1d(of_truth.images, of_found.images).tolist()
-            one = COCOeval_faster(
-                _OneCategory(of_truth, images, k + 1), _OneCategory(of_found, images, k + 1), "bbox"
-            )
-            one.evaluate()
-            one.accumulate()
-            recall[:, k] = one.eval["recall"][:, 0]
-            precision[:, :, k] = one.eval["precision"][:, :, 0]
-    judge.eval = {"recall": recall, "precision": precision}
-    return judge
-
-
-def _with_fewer_images(truth: Objects, found: Objects) -> tuple[Objects, Objects]:
-    """One category with images renumbered, so that those without truth that follow each other become one.
-
-    Whatever is found in them is false, and where does not matter; but among equal scores their order does,
-    and stays. No image gets more than the _MAX_DETECTIONS that count.
-    """
-    found = found.select(_place(found.images) < _MAX_DETECTIONS)
-    true_images = np.unique(truth.images)
-    step = len(found.images) + 1  # between the numbers of two images with truth: room for those without
-    truth = truth._replace(images=step * (1 + np.searchsorted(true_images, truth.images)))
-    before = np.searchsorted(true_images, found.images)  # how many images with truth come before
-    images = step * (1 + before)
-    false = ~np.isin(found.images, true_images)
-    images[false] = step * before[false] + 1 + _place(before[false]) // _MAX_DETECTIONS
-    return truth, found._replace(images=images)
-
-
-def _place(values: np.ndarray) -> np.ndarray:
-    """How many of the same value come before, in an ascending array."""
-    return np.arange(len(values)) - np.searchsorted(values, values)
-
-
-class _OneCategory:
-    """As much of the class COCO as COCOeval_faster asks for, which here always wants everything."""
-
-    def __init__(self, objects: Objects, images: list[int], category: int) -> None:
-        self._annotations = _to_dicts(objects)
-        self._images = images
-        self._category = category
-
-    def getImgIds(self) -> list[int]:  # noqa: N802
-        return self._images
-
-    def getCatIds(self) -> list[int]:  # noqa: N802
-        return [self._category]
-
-    def getAnnIds(self, imgIds: list[int], catIds: list[int]) -> range:  # noqa: N802, N803
-        return range(len(self._annotations))
-
-    def loadAnns(self, ids: range) -> list[dict[str, Any]]:  # noqa: N802
-        return self._annotations
-
-
-def _by_category(objects: Objects, num_categories: int) -> Iterator[Objects]:
-    order = np.argsort(objects.categories, kind="stable")
-    splits = np.searchsorted(objects.categories[order], np.arange(2, num_categories + 1))
-    for rows in np.split(order, splits):
-        yield objects.select(rows)
+    with contextlib.redirect_stdout(io.StringIO()), without_garbage_collection():  # both print their progress
+        evaluator = evaluator_class(index(ground_truth), index(detections), "bbox")
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    return np.array(evaluator.stats[:12]), evaluator.eval["precision"][:, :, :, _ALL_SIZES, -1]
 
 
 def _to_dicts(objects: Objects) -> list[dict[str, Any]]:
-    """As the annotations of a COCO json. Ids from 1: COCOeval takes a match with annotation 0 for none."""
-    return [
-        {
-            "id": number,
-            "image_id": image,
-            "category_id": category,
-            "bbox": box,
-            "area": area,
-            "iscrowd": crowd,
-            "score": score,
-        }
-        for number, (image, category, box, area, crowd, score) in enumerate(
-            zip(*(column.tolist() for column in objects), strict=True), start=1
-        )
-    ]
+    """Annotations of a COCO json. Ids start at 1: COCOeval takes a match with annotation 0 for none."""
+    keys = ("image_id", "category_id", "bbox", "area", "iscrowd", "score")
+    rows = zip(*(column.tolist() for column in objects), strict=True)
+    return [dict(zip(keys, row, strict=True), id=number) for number, row in enumerate(rows, start=1)]
 
 
 @contextlib.contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Where millions of small objects are made without a cycle: to look for some would double the time."""
+    """Around the making of millions of small objects, which looking for cycles would slow down to a half."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""Detections to COCO's numbers, by pycocotools, with the doors shut through which it lets nonsense pass.
+"""Detections to COCO's numbers, by pycocotools, with checks of its input.
 
 pycocotools gives AP 1.0 to boxes that are NaN, raises IndexError for an empty list, never matches the
-annotation whose id is 0, and counts an image twice that is reported twice. `to_results` and `score` let none
-of that through. Who counts is chosen in coco_backends.py.
+annotation whose id is 0, and counts an image twice that is reported twice. `to_results` and `score` prevent
+all of that. coco_backends.py calls pycocotools or faster-coco-eval.
 
 The numbers depend on the detections alone, not on the order in which ranks or batches delivered them, and the
 two files written here have the same bytes for the same detections.
@@ -26,7 +26,7 @@ from common.labels import LabelMap
 
 # The order of COCOeval.stats (pycocotools cocoeval.py: _summarizeDets).
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-NO_TRUTH = -1.0  # pycocotools' value where no ground truth counts, say of APs without small boxes
+NO_TRUTH = -1.0  # pycocotools' value where no ground truth counts, for example APs without small boxes
 
 RECALLS = np.linspace(0, 1, 101)  # where COCO reads the precision-recall curve
 
@@ -117,7 +117,7 @@ def score(
             and width times height). It is not changed.
         detections: COCO results: image_id, category_id, bbox (ltwh, pixels), score. The list may be empty.
             Those of categories that the ground truth does not have do not count.
-        coco_backend: who counts; see coco_backends.
+        coco_backend: see coco_backends.
 
     Raises:
         UserError: the ground truth holds no box at all; or the backend is not installed.
@@ -128,7 +128,9 @@ def score(
     categories = sorted(ground_truth["categories"], key=lambda category: category["id"])
     image_ids = np.unique(_column(ground_truth["images"], "id", np.int64))
     category_ids = _column(categories, "id", np.int64)
-    found = _found(detections, image_ids, category_ids)
+    ordered = _sorted(detections)
+    for image_id in {detection["image_id"] for detection in detections}.difference(image_ids.tolist()):
+        raise ValueError(f"image {image_id} has a detection but is not in the ground truth")
     num_boxes = collections.Counter(a["category_id"] for a in annotations if not a.get("iscrowd", 0))
     if not num_boxes:
         raise UserError(
@@ -136,8 +138,8 @@ def score(
         )
     stats, precision = coco_backends.count(  # (12,), (IoU thresholds, recalls, categories)
         coco_backend,
-        _truth(annotations, image_ids, category_ids),
-        found,
+        _objects(annotations, image_ids, category_ids),
+        _objects(ordered, image_ids, category_ids),
         num_images=len(image_ids),
         num_categories=len(category_ids),
     )
@@ -162,7 +164,7 @@ def evaluate(
 
 
 def format_table(metrics: dict[str, Any]) -> str:
-    """The 12 numbers and one line a class, for people. `-` stands where there is no ground truth."""
+    """The 12 numbers and one line per class as text; `-` where there is no ground truth."""
     width = max(len(name) for name in [*metrics["per_class"], "class"])
     lines = [f"{name:5} {_percent(metrics[name])}" for name in NAMES]
     lines += ["", f"{'class':{width}}     AP   AP50   boxes"]
@@ -193,29 +195,38 @@ def encode_detections(detections: list[dict[str, Any]]) -> bytes:
 
     The bytes do not depend on the order of the list: any number of ranks writes the same file.
     """
-    columns = _columns(detections)
-    _check_finite(detections, columns)
-    ordered = [detections[row] for row in _order(columns).tolist()]
     encoder = msgspec.json.Encoder(order="sorted", enc_hook=np.generic.item)  # NumPy's numbers, too
-    lines = encoder.encode_lines(ordered).rstrip(b"\n")
-    return b"[\n" + lines.replace(b"\n", b",\n") + b"\n]\n"  # no other line ends are in JSON
+    lines = encoder.encode_lines(_sorted(detections)).rstrip(b"\n")
+    return b"[\n" + lines.replace(b"\n", b",\n") + b"\n]\n"  # JSON has no other line ends
 
 
-class _Columns(NamedTuple):
-    """Detections as they are in the list: int64 (N,) twice, float64 (N, 4) and (N,)."""
+def _sorted(detections: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By image, category, falling score, and box; ValueError where one is not finite."""
+    boxes, scores = _boxes(detections), _column(detections, "score", np.float64)
+    finite = np.isfinite(boxes).all(axis=1) & np.isfinite(scores)
+    if not finite.all():
+        detection = detections[int(finite.argmin())]
+        raise ValueError(f"image {detection['image_id']}: the detection {detection} is not finite")
+    ids = [_column(detections, key, np.int64) for key in ("category_id", "image_id")]
+    order = np.lexsort([*boxes.T[::-1], -scores, *ids])  # the last key comes first
+    return [detections[row] for row in order.tolist()]
 
-    image_ids: np.ndarray
-    category_ids: np.ndarray
-    boxes_ltwh_px: np.ndarray
-    scores: np.ndarray
 
-
-def _columns(detections: list[dict[str, Any]]) -> _Columns:
-    return _Columns(
-        _column(detections, "image_id", np.int64),
-        _column(detections, "category_id", np.int64),
-        _boxes(detections),
-        _column(detections, "score", np.float64),
+def _objects(
+    rows: list[dict[str, Any]], image_ids: np.ndarray, category_ids: np.ndarray
+) -> coco_backends.Objects:
+    """Annotations or detections as columns, without those of unknown images and categories."""
+    images, categories = (_column(rows, key, np.int64) for key in ("image_id", "category_id"))
+    known = np.isin(images, image_ids) & np.isin(categories, category_ids)
+    boxes = _boxes(rows)
+    areas = np.fromiter((row.get("area", np.nan) for row in rows), np.float64, len(rows))
+    return coco_backends.Objects(
+        images=np.searchsorted(image_ids, images[known]) + 1,
+        categories=np.searchsorted(category_ids, categories[known]) + 1,
+        boxes_ltwh_px=boxes[known],
+        areas=np.where(np.isnan(areas), boxes[:, 2] * boxes[:, 3], areas)[known],
+        is_crowd=np.fromiter((bool(row.get("iscrowd", 0)) for row in rows), np.int64, len(rows))[known],
+        scores=np.fromiter((row.get("score", 0.0) for row in rows), np.float64, len(rows))[known],
     )
 
 
@@ -227,71 +238,6 @@ def _boxes(rows: list[dict[str, Any]]) -> np.ndarray:
     """float64 (N, 4)."""
     numbers = itertools.chain.from_iterable(map(operator.itemgetter("bbox"), rows))
     return np.fromiter(numbers, np.float64, 4 * len(rows)).reshape(-1, 4)
-
-
-def _check_finite(detections: list[dict[str, Any]], columns: _Columns) -> None:
-    finite = np.isfinite(columns.boxes_ltwh_px).all(axis=1) & np.isfinite(columns.scores)
-    if not finite.all():
-        detection = detections[int(finite.argmin())]
-        raise ValueError(f"image {detection['image_id']}: the detection {detection} is not finite")
-
-
-def _order(columns: _Columns) -> np.ndarray:
-    """int64 (N,): by image, category, falling score, and box."""
-    keys = [-columns.scores, columns.category_ids, columns.image_ids]  # lexsort wants the first one last
-    order = np.lexsort(keys)
-    equal = np.logical_and.reduce([key[order[1:]] == key[order[:-1]] for key in keys])
-    tied = np.zeros(len(order), bool)
-    tied[1:] |= equal
-    tied[:-1] |= equal
-    # Few rows are tied: only they are sorted by their boxes, too, within the places that they have.
-    rows = order[tied]
-    boxes = columns.boxes_ltwh_px[rows].T[::-1]
-    order[tied] = rows[np.lexsort([*boxes, *(key[rows] for key in keys)])]
-    return order
-
-
-def _found(
-    detections: list[dict[str, Any]], image_ids: np.ndarray, category_ids: np.ndarray
-) -> coco_backends.Objects:
-    columns = _columns(detections)
-    _check_finite(detections, columns)
-    unknown = ~np.isin(columns.image_ids, image_ids)
-    if unknown.any():
-        raise ValueError(
-            f"image {columns.image_ids[unknown][0]} has a detection but is not in the ground truth"
-        )
-    order = _order(columns)
-    order = order[np.isin(columns.category_ids[order], category_ids)]
-    boxes = columns.boxes_ltwh_px[order]
-    return coco_backends.Objects(
-        images=np.searchsorted(image_ids, columns.image_ids[order]) + 1,
-        categories=np.searchsorted(category_ids, columns.category_ids[order]) + 1,
-        boxes_ltwh_px=boxes,
-        areas=boxes[:, 2] * boxes[:, 3],
-        is_crowd=np.zeros(len(order), np.int64),
-        scores=columns.scores[order],
-    )
-
-
-def _truth(
-    annotations: list[dict[str, Any]], image_ids: np.ndarray, category_ids: np.ndarray
-) -> coco_backends.Objects:
-    """Annotations of images and categories that the ground truth does not list are left out."""
-    images = _column(annotations, "image_id", np.int64)
-    categories = _column(annotations, "category_id", np.int64)
-    boxes = _boxes(annotations)
-    areas = [a.get("area", a["bbox"][2] * a["bbox"][3]) for a in annotations]
-    crowds = [int(bool(a.get("iscrowd", 0))) for a in annotations]
-    kept = np.isin(images, image_ids) & np.isin(categories, category_ids)
-    return coco_backends.Objects(
-        images=np.searchsorted(image_ids, images[kept]) + 1,
-        categories=np.searchsorted(category_ids, categories[kept]) + 1,
-        boxes_ltwh_px=boxes[kept],
-        areas=np.array(areas, np.float64)[kept],
-        is_crowd=np.array(crowds, np.int64)[kept],
-        scores=np.zeros(np.count_nonzero(kept)),
-    )
 
 
 def _percent(value: float) -> str:

@@ -1,8 +1,8 @@
-"""A trained detector, opened from whatever file holds it: what eval.py and infer.py work with."""
+"""A trained detector, from a weights file or an exported file, as eval.py and infer.py use it."""
 
 import pathlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
@@ -11,26 +11,24 @@ from common.errors import UserError
 from common.evaluation import exported
 from common.evaluation.evaluate import Detect
 from common.labels import LabelMap
-from common.training import metadata_files
+
+Config = TypeVar("Config")
 
 
 class Detector(NamedTuple):
-    """What each app's `open_detector` returns, the same for weights of ours and for exported files.
+    """What each app's `open_detector` returns.
 
     Attributes:
         detect: from a batch of the evaluation loader to detections, as `evaluate.predict` takes it.
-        config: the app's, as it was trained, with the image size and the suppression that `detect` has: what
-            make_loader takes.
+        config: the app's, with the image size and the NMS that `detect` has: what make_loader takes.
         label_map: of the trained classes.
         file: what was read: a weights file, a file of an exported format, or a saved_model directory.
-        metadata: what the file says about itself: app, config, num_classes, label_map, ...
     """
 
     detect: Detect
     config: Any
     label_map: LabelMap
     file: pathlib.Path
-    metadata: dict[str, Any]
 
     @property
     def results_directory(self) -> pathlib.Path:
@@ -40,11 +38,38 @@ class Detector(NamedTuple):
         return self.file.parent
 
 
+def read_config(
+    metadata: Mapping[str, Any], file: pathlib.Path, app: str, config_class: type[Config]
+) -> Config:
+    """The config that a file was saved with; UserError where another app saved it."""
+    if metadata.get("app") != app:
+        raise UserError(f"{file} was saved by {metadata.get('app')!r}, not by {app}")
+    return hparams.from_json(config_class, metadata["config"])
+
+
+def change_config(
+    config: Config, image_size: str | None, hparams_spec: str | None, allowed: Collection[str]
+) -> Config:
+    """A trained config with another image size and other ways to detect.
+
+    Args:
+        config: of the weights.
+        image_size: --image_size: N or HxW.
+        hparams_spec: --hparams, for example `nms_method=hard`.
+        allowed: fields that do not change what was trained.
+
+    Raises:
+        UserError: any other field is to be changed, or a value is invalid.
+    """
+    if image_size:
+        config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
+    return hparams.override(config, hparams_spec, only=allowed)
+
+
 def open_exported(
     path: pathlib.Path,
-    *,
-    app: str,
-    config_class: type,
+    metadata: Mapping[str, Any],
+    config: Any,
     to_pixels: Callable[[tf.Tensor], tf.Tensor],
     image_size: str | None,
     hparams_spec: str | None,
@@ -53,25 +78,22 @@ def open_exported(
 
     Args:
         path: a saved_model directory, an .onnx or a .tflite file.
-        app: whose it must be.
-        config_class: of the app.
+        metadata: of the file.
+        config: what `read_config` returned.
         to_pixels: images of the app's loader -> uint8.
-        image_size, hparams_spec: what the user wants changed, which cannot be done.
+        image_size, hparams_spec: what the user wants changed, which an exported file does not allow.
 
     Raises:
-        UserError: it is damaged, of the other app, without suppression, or cannot be changed like this.
+        UserError: it is damaged, has no NMS, or is to be changed.
     """
-    metadata, _ = metadata_files.read(path)
-    if metadata.get("app") != app or "export" not in metadata:
-        raise UserError(f"{path} was exported by {metadata.get('app')!r}, not by {app}")
     for flag, value in (("image_size", image_size), ("hparams", hparams_spec)):
         if value:
             raise UserError(f"--{flag}={value} cannot change {path}: export the weights again with it")
-    if metadata["export"]["nms"] != "standard":
+    nms = metadata.get("export", {}).get("nms")
+    if nms != "standard":
         raise UserError(
-            f"{path} was exported with --nms={metadata['export']['nms']} and gives no detections here: "
-            "export it with --nms=standard"
+            f"{path} was exported with --nms={nms} and gives no detections here: export it with "
+            "--nms=standard"
         )
     detect = exported.make_detect(exported.open_runner(path), to_pixels)
-    config = hparams.from_json(config_class, metadata["config"])
-    return Detector(detect, config, LabelMap.from_json(metadata["label_map"]), path, metadata)
+    return Detector(detect, config, LabelMap.from_json(metadata["label_map"]), path)

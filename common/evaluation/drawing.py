@@ -1,7 +1,6 @@
-"""Pictures for people: boxes on images, sheets of images, precision-recall and loss curves.
+"""Pictures: boxes on images, sheets of images, precision-recall and loss curves.
 
-Images are uint8 (H, W, 3) RGB NumPy arrays. Nothing here touches pyplot, so it works without a display and in
-threads, and draws nothing into anybody else's figure.
+Images are uint8 (H, W, 3) RGB NumPy arrays. Without pyplot it works without a display and in threads.
 """
 
 import csv
@@ -9,6 +8,7 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 from common import atomic
+from common import boxes as box_ops
+from common.labels import LabelMap
 
 BACKGROUND = (255, 255, 255)
 _CAPTION_HEIGHT = 28
@@ -78,8 +80,34 @@ def draw_boxes(
     return np.asarray(picture)
 
 
+def draw_results(image: np.ndarray, results: Sequence[Mapping[str, Any]], label_map: LabelMap) -> np.ndarray:
+    """`draw_boxes` for one image's detections in COCO results format."""
+    boxes_ltwh_px = np.array([result["bbox"] for result in results], np.float32).reshape(-1, 4)
+    classes = np.array([label_map.class_of(result["category_id"]) for result in results], int)
+    scores = np.array([result["score"] for result in results])
+    return draw_boxes(image, box_ops.ltwh_to_ltrb(boxes_ltwh_px), classes, label_map.names, scores)
+
+
+def save_batch(
+    images: np.ndarray, boxes: np.ndarray, classes: np.ndarray, names: Sequence[str], path: str | os.PathLike
+) -> None:
+    """Writes a contact sheet of the first 16 images of a batch with their boxes.
+
+    Args:
+        images: uint8 (B, H, W, 3).
+        boxes: float (B, N, 4), ltrb normalised.
+        classes: int (B, N), 0-based; -1 in the padding.
+        names: by class.
+        path: a .png file.
+    """
+    height, width = images.shape[1:3]
+    boxes_px = boxes * np.float32([width, height, width, height])
+    batch = zip(images[:16], boxes_px, classes, strict=False)
+    save_png(contact_sheet([draw_boxes(*image, names) for image in batch], columns=4), path)
+
+
 def heat_map(image: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """An image, darkened, where the cells of a grid over it shine as their values say.
+    """A darkened image, overlaid with the values of a grid of cells, 1 brightest.
 
     Args:
         image: uint8 (H, W, 3).
@@ -135,23 +163,23 @@ def contact_sheet(
 
 
 def side_by_side(
-    truth: np.ndarray, detections: np.ndarray, captions: tuple[str, str] = ("truth", "detections")
+    left: np.ndarray, right: np.ndarray, captions: tuple[str, str] = ("ground truth", "detections")
 ) -> np.ndarray:
     """Two pictures of one image beside each other, uint8 (H, W, 3) each, with a line of text above each.
 
     Raises:
         ValueError: their sizes differ.
     """
-    if truth.shape != detections.shape:
-        raise ValueError(f"two pictures of one image have sizes {truth.shape} and {detections.shape}")
-    height, width = truth.shape[:2]
+    if left.shape != right.shape:
+        raise ValueError(f"two pictures of one image have sizes {left.shape} and {right.shape}")
+    height, width = left.shape[:2]
     gap = 6
     sheet = Image.new("RGB", (2 * width + gap, height + _CAPTION_HEIGHT), BACKGROUND)
     draw = ImageDraw.Draw(sheet)
     font = _font(_CAPTION_HEIGHT - 10)
-    for left, picture, caption in ((0, truth, captions[0]), (width + gap, detections, captions[1])):
-        draw.text((left + 4, 2), caption, fill=(0, 0, 0), font=font)
-        sheet.paste(Image.fromarray(picture), (left, _CAPTION_HEIGHT))
+    for x, picture, caption in ((0, left, captions[0]), (width + gap, right, captions[1])):
+        draw.text((x + 4, 2), caption, fill=(0, 0, 0), font=font)
+        sheet.paste(Image.fromarray(picture), (x, _CAPTION_HEIGHT))
     return np.asarray(sheet)
 
 
@@ -192,24 +220,19 @@ def loss_curves(csv_path: str | os.PathLike, path: str | os.PathLike) -> None:
     """
     with pathlib.Path(csv_path).open(newline="") as file:
         rows = list(csv.DictReader(file))
-    columns = list(rows[0]) if rows else []
-    panels = {
-        "loss": [name for name in columns if name.endswith("loss")],
-        "AP": [name for name in columns if name in ("AP", "AP50")],
-    }
-    points = {
-        name: [(float(row["epoch"]), float(row[name])) for row in rows if row[name]]
-        for names in panels.values()
-        for name in names
-    }
-    panels = {title: [n for n in names if points[n]] for title, names in panels.items()}
-    panels = {title: names for title, names in panels.items() if names}
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {"loss": {}, "AP": {}}
+    for name in rows[0] if rows else ():
+        points = [(float(row["epoch"]), float(row[name])) for row in rows if row[name]]
+        if points and name.endswith("loss"):
+            panels["loss"][name] = points
+        elif points and name in ("AP", "AP50"):
+            panels["AP"][name] = points
     figure = _figure()
-    for position, (title, names) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(1, len(panels), position)
-        for name in names:
-            marker = "." if len(points[name]) < 50 else None
-            axes.plot(*zip(*points[name], strict=True), label=name, marker=marker)
+    drawn = [panel for panel in panels.items() if panel[1]]
+    for position, (title, curves) in enumerate(drawn, start=1):
+        axes = figure.add_subplot(1, len(drawn), position)
+        for name, points in curves.items():
+            axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 50 else None)
         axes.set(xlabel="epoch", title=title)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")

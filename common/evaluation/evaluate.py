@@ -12,18 +12,19 @@ import itertools
 import operator
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from common import errors, progress
-from common.datacheck import damaged_images
 from common.distributed.ranks import Ranks
 from common.evaluation import coco_backends, coco_metrics, drawing
 from common.labels import LabelMap
 from common.loading import Loader, placement
-from common.sources import Source
+
+if TYPE_CHECKING:
+    from common.sources import Source
 
 
 class Detect(Protocol):
@@ -44,6 +45,8 @@ class Detect(Protocol):
 
 
 OnBatch = Callable[[int, int], None]  # (batches done, batches in all)
+# (what a loader raised, what it read, --pipeline_type) -> the error that names the images
+Explain = Callable[[Exception, "Source", str], errors.UserError]
 
 
 class Evaluation(NamedTuple):
@@ -63,12 +66,13 @@ class Evaluation(NamedTuple):
 def predict(
     detect: Detect,
     loader: Loader,
-    source: Source,
+    source: "Source",
     label_map: LabelMap,
     *,
     title: str,
     ranks: Ranks | None = None,
     on_batch: OnBatch | None = None,
+    explain: Explain | None = None,
 ) -> list[dict[str, Any]]:
     """Runs `detect` over the source's images, each exactly once. All ranks call it together.
 
@@ -77,11 +81,13 @@ def predict(
         loader: an evaluation loader of this rank's shard: shard_id is the rank, num_shards the world size.
         source: what all the loaders read.
         label_map: of the trained classes.
-        title: what the progress bar says.
-        ranks: who else detects; None for this process alone.
+        title: of the progress bar.
+        ranks: all that detect together; None for this process alone.
         on_batch: called after every batch, on every rank for the same batches, also for those that a rank
             leaves out because of a problem: it may do what needs all ranks. What it raises passes through, so
             under several ranks it must raise on all of them at the same batch.
+        explain: turns an error of the loader into one that names the images: datacheck.damaged_images; None
+            repeats the loader's own words.
 
     Returns:
         Detections of all images in COCO results format, the same list on every rank: by rising image id, and
@@ -93,7 +99,8 @@ def predict(
             they are through with their shards.
     """
     ranks = ranks or Ranks()
-    results, seen, problem = _predict_shard(detect, loader, source, label_map, title, on_batch)
+    batches = _detect_batches(detect, loader, source, explain)
+    results, seen, problem = _collect(batches, loader.steps_per_epoch, label_map, title, on_batch)
     with ranks.raise_on_any_rank():
         if problem:
             raise problem
@@ -103,29 +110,26 @@ def predict(
     return sorted(results, key=operator.itemgetter("image_id"))
 
 
-def _predict_shard(
-    detect: Detect,
-    loader: Loader,
-    source: Source,
+def _collect(
+    batches: Iterator[tuple[np.ndarray, ...]],
+    count: int,
     label_map: LabelMap,
     title: str,
     on_batch: OnBatch | None,
 ) -> tuple[list[dict[str, Any]], set[int], errors.UserError | None]:
-    """(detections, image ids, what ended them early) of the loader's images."""
+    """(detections, image ids, error that ended them early) of `count` batches."""
     found: list[tuple[np.ndarray, ...]] = []
     problem: errors.UserError | None = None
-    bar = progress.Bar(title, loader.steps_per_epoch)
-    batches = _batches(loader, source)
-    for done in range(1, loader.steps_per_epoch + 1):
+    bar = progress.Bar(title, count)
+    for done in range(1, count + 1):
         if problem is None:
             try:
-                images, extra = next(batches)
-                found.append(_to_arrays(detect(images, extra["letterbox"]), extra))
+                found.append(next(batches))
             except errors.UserError as error:
-                problem = error  # the other ranks have on_batch to call until the end
+                problem = error  # on_batch must still be called as often as on the other ranks
             bar.step()
         if on_batch:
-            on_batch(done, loader.steps_per_epoch)
+            on_batch(done, count)
     if problem:
         return [], set(), problem
     columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
@@ -134,31 +138,31 @@ def _predict_shard(
         return coco_metrics.to_results(*columns, label_map, seen), seen, None
 
 
-def _batches(loader: Loader, source: Source) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
-    """The loader's, with a UserError that names the images where the loader stumbles."""
+def _detect_batches(
+    detect: Detect, loader: Loader, source: "Source", explain: Explain | None
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """(boxes, scores, classes, image ids, image sizes) of each batch; what can be wrong is a UserError."""
     with placement(loader):
         batches = iter(loader.dataset())
     while True:
         try:
-            batch = next(batches)
+            images, extra = next(batches)
         except tf.errors.OpError as error:
-            raise damaged_images.explain(error, source, loader.pipeline_type) from error
-        yield batch
+            if explain:
+                raise explain(error, source, loader.pipeline_type) from error
+            reason = str(error).splitlines()[0]
+            raise errors.UserError(f"the loader ({loader.pipeline_type}) stopped: {reason}") from error
+        *columns, finite = map(np.asarray, detect(images, extra["letterbox"]))
+        image_ids, image_sizes = np.asarray(extra["image_ids"]), np.asarray(extra["image_sizes"])
+        if not finite.all():
+            raise errors.UserError(
+                f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are "
+                "damaged, or training diverged"
+            )
+        yield *columns, image_ids, image_sizes
 
 
-def _to_arrays(found: tuple[tf.Tensor, ...], extra: dict[str, tf.Tensor]) -> tuple[np.ndarray, ...]:
-    """One batch of what `detect` returned: boxes, scores, classes, image ids and sizes."""
-    boxes, scores, classes, finite = (np.asarray(tensor) for tensor in found)
-    image_ids = np.asarray(extra["image_ids"])
-    if not finite.all():
-        raise errors.UserError(
-            f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are "
-            "damaged, or training diverged"
-        )
-    return boxes, scores, classes, image_ids, np.asarray(extra["image_sizes"])
-
-
-def _check_complete(seen: list[int], source: Source) -> None:
+def _check_complete(seen: list[int], source: "Source") -> None:
     """RuntimeError unless every image of the source was seen, on one rank only."""
     annotations = source.annotations
     expected = range(source.size) if annotations is None else annotations.image_ids.tolist()
@@ -174,11 +178,12 @@ def _check_complete(seen: list[int], source: Source) -> None:
 def evaluate(
     detect: Detect,
     loader: Loader,
-    source: Source,
+    source: "Source",
     label_map: LabelMap,
     *,
     ranks: Ranks | None = None,
     on_batch: OnBatch | None = None,
+    explain: Explain | None = None,
     coco_backend: str = "pycocotools",
 ) -> Evaluation:
     """Detects in the source's images and scores the detections. All ranks call it together.
@@ -188,9 +193,9 @@ def evaluate(
         loader: an evaluation loader of this rank's shard.
         source: what all the loaders read, with annotations.
         label_map: of the trained classes.
-        ranks: who else detects; None for this process alone.
-        on_batch: see `predict`.
-        coco_backend: who counts: see coco_backends.
+        ranks: all that detect together; None for this process alone.
+        on_batch, explain: see `predict`.
+        coco_backend: see coco_backends.
 
     Returns:
         The same on every rank. Rank 0 scores; meanwhile the others wait.
@@ -199,7 +204,16 @@ def evaluate(
         UserError: see `predict`; or the data hold no box, or rank 0 lacks the backend. On all ranks.
     """
     ranks = ranks or Ranks()
-    results = predict(detect, loader, source, label_map, title="evaluating", ranks=ranks, on_batch=on_batch)
+    results = predict(
+        detect,
+        loader,
+        source,
+        label_map,
+        title="evaluating",
+        ranks=ranks,
+        on_batch=on_batch,
+        explain=explain,
+    )
     score = None
     with ranks.raise_on_any_rank():
         if ranks.rank == 0:

@@ -1,7 +1,7 @@
 """Runs exported files: saved_model by TensorFlow, .onnx by ONNX Runtime, .tflite by LiteRT.
 
 run = open_runner(pathlib.Path("detector.onnx"))
-found = run(images, image_sizes)  # what tools/exporting/export_graph.py, detect, says
+found = run(images, image_sizes)  # boxes, scores, classes, count: tools/exporting/export_graph.py, detect
 """
 
 import os
@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from common.errors import UserError
 from common.evaluation.evaluate import Detect
-from tools.exporting.saved_model import RESIZED
 
 Found = dict[str, np.ndarray]
 Run = Callable[[np.ndarray, np.ndarray], Found]  # images uint8 (B, H, W, 3), image_sizes int32 (B, 2)
 
 SUFFIXES = (".onnx", ".tflite")
+RESIZED = "resized"  # the signature of a saved_model for images at their places in the network input
 
 
 def is_exported(path: str | os.PathLike) -> bool:
@@ -43,27 +43,28 @@ def open_runner(path: pathlib.Path) -> Run:
         return opener(path)
     except ImportError as error:
         raise UserError(f"running {path} needs the package {package}: pip install {package}") from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, IndexError, tf.errors.OpError) as error:
+        # IndexError: what TensorFlow raises where the file of a saved_model's variables is too short
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{path} cannot be opened, export it again: {reason}") from error
 
 
 def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Detect:
-    """An exported detector as common.evaluation.evaluate wants it.
+    """An exported detector as a function for common.evaluation.evaluate.
 
-    Its second input is the original size, of which it needs no more than where the image lies in the network
-    input. That place has itself as its size, so boxes come back in pixels of the place.
+    Its second input is the size of the original, from which it computes the place of the image in the network
+    input. The size of that place, given as the size of the original, gives boxes in pixels of the place.
 
     Args:
         run: of `open_runner`.
-        to_pixels: the app's: images of its loader, normalised, back to uint8.
+        to_pixels: images of the app's loader, normalised -> uint8.
     """
 
     def detect(images, letterbox):
         sizes = np.asarray(letterbox)[:, 2:].astype(np.int32)
         found = run(np.asarray(to_pixels(images)), sizes)
         boxes = found["boxes"] / sizes[:, np.newaxis, [1, 0, 1, 0]].astype(np.float32)
-        # what is not finite became no detection inside: the outputs of the network are not among its own
+        # The file turns output that is not finite into no detection and does not return it.
         return boxes, found["scores"], found["classes"], np.ones(len(sizes), bool)
 
     return detect

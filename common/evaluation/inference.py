@@ -1,31 +1,36 @@
-"""What infer.py of both apps does around the detector: opens what --images names, writes what was found.
+"""What infer.py detects in, images or a video, and what it writes about them.
 
-job = open_job("clip.mp4", output_dir="found", ...)     complains here, before any model is built
-found = predict(job.only_wanted(detect), make_loader(job.pipeline_type, source=job.source, ...), ...)
+job = open_job(args, load_annotations)      rejects invalid flags, before any model is built
+found = predict(detect, make_loader(job.pipeline_type, source=job.source, ...), ...)
 results = job.write(found, label_map)
 """
 
+import collections
+import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import tensorflow as tf
+import PIL.Image
 
-from common import atomic
-from common.datacheck.coco import load_coco
-from common.datacheck.images import ImagePolicy
+from common import boxes as box_ops
+from common.annotations import Annotations
+from common.atomic import make_output_directory, writing
 from common.errors import UserError
-from common.evaluation import coco_metrics, pictures, submission, video
-from common.evaluation.drawing import draw_boxes
-from common.evaluation.evaluate import Detect
+from common.evaluation import coco_metrics, drawing, submission, video
+from common.evaluation.args import InferArgs
 from common.labels import LabelMap
 from common.loading import refuse_synthetic
-from common.open_data import open_images
-from common.progress import Bar, log
+from common.progress import Bar
 from common.sources import ImageListSource, Source
-from common.training.run_directory import make_output_directory, writing
+
+SHEET = "contact_sheet"
+SHEET_PICTURES = 6
+
+
+OpenImages = Callable[[str], ImageListSource]
 
 
 class Job(Protocol):
@@ -33,213 +38,188 @@ class Job(Protocol):
 
     Attributes:
         source: what the loader reads.
-        pipeline_type: who can load it: --pipeline_type, or its default for this kind of source.
+        pipeline_type: --pipeline_type, or the only one that can load this kind of source.
+        least_score: of the detections that `write` needs.
     """
 
     source: Source
     pipeline_type: str
+    least_score: float
 
     def check_labels(self, label_map: LabelMap) -> None:
-        """UserError where the trained classes cannot be what is asked for."""
-        ...
-
-    def only_wanted(self, detect: Detect) -> Detect:
-        """The detector without the detections that nobody asked for."""
+        """Raises UserError where the trained classes are not those of the given files."""
         ...
 
     def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
-        """Writes all files, says on stdout which, returns what is in detections.json."""
+        """Writes all files, prints which, returns the content of detections.json."""
         ...
 
 
-def open_job(
-    images: str | None,
-    *,
-    output_dir: str | None,
-    annotations: str | None,
-    image_info: str | None,
-    submission_file: str | None,
-    score_threshold: float,
-    draw: bool,
-    pipeline_type: str,
-    policy: ImagePolicy,
-) -> Job:
-    """The job that the flags of the same names describe.
+def open_job(a: InferArgs, open_images: OpenImages, load_annotations: Callable[[str], Annotations]) -> Job:
+    """The job that the flags of infer.py describe.
+
+    Args:
+        a: the flags.
+        open_images: opens and checks the images that --images names.
+        load_annotations: reads a COCO json without its images.
 
     Raises:
         UserError: flags missing, or that do not go together; files that cannot be used.
     """
-    if not images:
+    if not a.images:
         raise UserError("--images is missing: name an image, a directory, a glob or a video")
-    if not output_dir:
+    if not a.output_dir:
         raise UserError("--output_dir is missing: name a directory for the pictures")
-    refuse_synthetic(pipeline_type)
-    if not video.is_video(images):
-        return PicturesJob(
-            images,
-            output_dir=output_dir,
-            annotations=annotations,
-            image_info=image_info,
-            submission_file=submission_file,
-            score_threshold=score_threshold,
-            draw=draw,
-            pipeline_type=pipeline_type,
-            policy=policy,
-        )
-    for_images = {"annotations": annotations, "image_info": image_info, "submission": submission_file}
-    given = [name for name, value in for_images.items() if value]
-    if given:
-        raise UserError(f"--{given[0]} is for images, and --images={images} is a video")
-    if pipeline_type not in ("auto", "tensorflow"):
-        raise UserError(f"--pipeline_type={pipeline_type} reads no videos: leave it out")
-    return VideoJob(images, output_dir=output_dir, score_threshold=score_threshold, draw=draw)
+    refuse_synthetic(a.pipeline_type)
+    if a.annotations and a.image_info:
+        raise UserError("--annotations and --image_info both give the ids of the images: give one of them")
+    if not video.is_video(a.images):
+        return PicturesJob(a, open_images(a.images), load_annotations)
+    for name in ("annotations", "image_info", "submission"):
+        if getattr(a, name):
+            raise UserError(f"--{name} is for images, and --images={a.images} is a video")
+    if a.pipeline_type not in ("auto", "tensorflow"):
+        raise UserError(f"--pipeline_type={a.pipeline_type} reads no videos: leave it out")
+    if a.draw:
+        check_not_over_images(a.output_dir, [pathlib.Path(a.images)])
+    source = video.open_video(a.images)
+    return video.VideoJob(source, make_output_directory(a.output_dir), a.score_threshold, a.draw)
+
+
+class _Image(NamedTuple):
+    """One image.
+
+    Attributes:
+        file: its path.
+        name: the path below the directory that all images have in common.
+        image_id: in detections.json and the submission.
+        row: in the annotations; None without annotations.
+    """
+
+    file: pathlib.Path
+    name: str
+    image_id: int
+    row: int | None
 
 
 class PicturesJob:
     """Images: a picture of each, a contact sheet, detections.json, and a submission file on demand."""
 
     def __init__(
-        self,
-        images: str,
-        *,
-        output_dir: str,
-        annotations: str | None,
-        image_info: str | None,
-        submission_file: str | None,
-        score_threshold: float,
-        draw: bool,
-        pipeline_type: str,
-        policy: ImagePolicy,
+        self, a: InferArgs, source: ImageListSource, load_annotations: Callable[[str], Annotations]
     ) -> None:
-        if annotations and image_info:
-            raise UserError("--annotations and --image_info both say which image has which id: give one")
-        self.pipeline_type = pipeline_type
-        self._truth = load_coco(annotations, None) if annotations else None
-        self._info = submission.read_image_info(image_info) if image_info else None
-        self._truth_path, self._info_path = annotations, image_info
-        self.source = open_images(images, policy)
-        files = [pathlib.Path(file) for file in self.source.files]
-        names = pictures.relative_names(files)
-        self._image_ids: Sequence[int] = range(len(names))
+        if a.annotations and a.image_info:
+            raise UserError(
+                "--annotations and --image_info both give the ids of the images: give one of them"
+            )
+        self.pipeline_type = a.pipeline_type
+        self._a = a
+        self._truth = load_annotations(a.annotations) if a.annotations else None
+        self._info = submission.read_image_info(a.image_info) if a.image_info else None
+        self._images = self._with_ids([pathlib.Path(file) for file in source.files])
+        self.source = dataclasses.replace(source, files=tuple(image.file for image in self._images))
+        self.least_score = 0.0 if a.submission else a.score_threshold
+        if a.draw:
+            check_not_over_images(a.output_dir, [image.file for image in self._images])
+        self._directory = make_output_directory(a.output_dir)  # before a submission that goes into it
+        others = [self._directory / "detections.json", *filter(None, (a.annotations, a.image_info))]
+        self._submission = submission.check_path(a.submission, others) if a.submission else None
+
+    def _with_ids(self, files: list[pathlib.Path]) -> list[_Image]:
+        """The images, without those that --image_info does not list."""
+        base = os.path.commonpath([file.parent for file in files])
+        names = [os.path.relpath(file, base) for file in files]
+        rows: list[int | None] = [None] * len(files)
+        image_ids: list[int | None] = list(range(len(files)))
         if self._truth:
-            rows = pictures.truth_rows(names, self._truth)
-            self._image_ids = [int(self._truth.image_ids[row]) for row in rows]
+            rows = look_up(names, {name: row for row, name in enumerate(self._truth.file_names)})
+            missing = [name for name, row in zip(names, rows, strict=True) if row is None]
+            if missing:
+                raise UserError(f"--annotations knows no image {missing[0]!r} ({len(missing)} such files)")
+            image_ids = [int(self._truth.image_ids[row]) for row in rows]
         elif self._info:
-            found = submission.rows_in_info(names, self._info, image_info)
-            self._image_ids = list(found.values())
-            files = [files[row] for row in found]
-            self.source = ImageListSource(files, policy)
-        elif submission_file:
-            self._image_ids = submission.ids_by_name(names)
-        self._files = files
-        self._score_threshold, self._draw = score_threshold, draw
-        if draw:
-            pictures.check_not_over_images(pathlib.Path(output_dir), self._files)
-        self._directory = make_output_directory(output_dir)  # before a submission that goes into it
-        others = [self._directory / "detections.json", *filter(None, (annotations, image_info))]
-        self._submission = submission.check_path(submission_file, others) if submission_file else None
+            image_ids = look_up(names, self._info.image_ids)
+            submission.check_listed(names, image_ids, self._info, self._a.image_info)
+        elif self._a.submission:
+            image_ids = submission.ids_by_name(names)
+        images = zip(files, names, image_ids, rows, strict=True)
+        return [_Image(*image) for image in images if image[2] is not None]
 
     def check_labels(self, label_map: LabelMap) -> None:
         if self._info:
-            submission.check_categories(self._info.categories, label_map, f"--image_info={self._info_path}")
+            submission.check_categories(
+                self._info.categories, label_map, f"--image_info={self._a.image_info}"
+            )
         if self._truth and self._submission:
-            origin = f"--annotations={self._truth_path}"
-            submission.check_categories(self._truth.label_map, label_map, origin)
-
-    def only_wanted(self, detect: Detect) -> Detect:
-        return detect if self._submission else only_above(detect, self._score_threshold)
+            submission.check_categories(
+                self._truth.label_map, label_map, f"--annotations={self._a.annotations}"
+            )
 
     def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
         if self._submission:
-            count = submission.write(self._submission, found, self._image_ids)
-            print(f"{self._submission}: {count} detections in {len(self._files)} images")
-        results = pictures.write_pictures(
-            self._files,
-            found,
-            label_map,
-            self._directory,
-            image_ids=self._image_ids,
-            score_threshold=self._score_threshold,
-            truth=self._truth,
-            draw=self._draw,
-        )
-        what = "pictures and detections.json are" if self._draw else "detections.json is"
-        print(f"{len(results)} detections in {len(self._files)} images: {what} in {self._directory}")
-        return results
-
-
-class VideoJob:
-    """A video: the same video with boxes, and detections.json with the number and time of the frame."""
-
-    pipeline_type = "tensorflow"
-
-    def __init__(self, path: str, *, output_dir: str, score_threshold: float, draw: bool) -> None:
-        if draw:
-            pictures.check_not_over_images(pathlib.Path(output_dir), [pathlib.Path(path)])
-        self.source = video.open_video(path)
-        if self.source.promised > self.source.num_frames:
-            log(
-                f"warning: only {self.source.num_frames} of the {self.source.promised} frames of {path} can "
-                "be decoded"
-            )
-        self._score_threshold, self._draw = score_threshold, draw
-        self._directory = make_output_directory(output_dir)
-
-    def check_labels(self, label_map: LabelMap) -> None:
-        """Nothing is asked of them."""
-
-    def only_wanted(self, detect: Detect) -> Detect:
-        return only_above(detect, self._score_threshold)
-
-    def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
-        name = os.path.basename(self.source.path)
+            count = submission.write(self._submission, found, [image.image_id for image in self._images])
+            print(f"{self._submission}: {count} detections in {len(self._images)} images")
+        by_image: list[list[dict[str, Any]]] = [[] for _ in self._images]
+        for result in found:
+            if result["score"] >= self._a.score_threshold:
+                by_image[result["image_id"]].append(result)
         results = [
-            result
-            | {
-                "frame": result["image_id"],
-                "seconds": round(result["image_id"] / self.source.frame_rate, 3),
-                "file_name": name,
-            }
-            for result in found
-            if result["score"] >= self._score_threshold
+            result | {"image_id": image.image_id, "file_name": image.name}
+            for image, of_image in zip(self._images, by_image, strict=True)
+            for result in of_image
         ]
         with writing(self._directory):
+            if self._a.draw:
+                self._draw_all(by_image, label_map)
             coco_metrics.write_detections(results, self._directory / "detections.json")
-        what = "detections.json is"
-        if self._draw:
-            target = self._directory / f"{os.path.splitext(name)[0]}.mp4"
-            self._write_video(target, results, label_map)
-            what = f"{target.name} and detections.json are"
-        print(f"{len(results)} detections in {self.source.size} frames: {what} in {self._directory}")
+        what = "pictures and detections.json are" if self._a.draw else "detections.json is"
+        print(f"{len(results)} detections in {len(self._images)} images: {what} in {self._directory}")
         return results
 
-    def _write_video(self, path: pathlib.Path, results: list[dict[str, Any]], label_map: LabelMap) -> None:
-        by_frame: list[list[dict[str, Any]]] = [[] for _ in range(self.source.size)]
-        for result in results:
-            by_frame[result["frame"]].append(result)
+    def _draw_all(self, by_image: list[list[dict[str, Any]]], label_map: LabelMap) -> None:
+        """A picture of each image, and a contact sheet of the first ones."""
+        names = _picture_names([image.name for image in self._images])
+        bar = Bar("drawing", len(names))
+        sheet = []
+        for image, name, results in zip(self._images, names, by_image, strict=True):
+            picture = self._draw(image, results, label_map)
+            drawing.save_png(picture, self._directory / f"{name}.png")
+            if len(sheet) < SHEET_PICTURES:
+                sheet.append(picture)
+            bar.step()
+        drawing.save_png(drawing.contact_sheet(sheet, columns=2), self._directory / f"{SHEET}.png")
 
-        def write(temporary: pathlib.Path) -> None:
-            writer = video.VideoWriter(temporary, self.source)
-            bar = Bar("drawing", self.source.size)
-            try:
-                for frame, of_frame in zip(self.source.frames(), by_frame, strict=True):
-                    writer.add(draw_boxes(frame, *pictures.to_draw(of_frame, label_map)))
-                    bar.step()
-            finally:
-                writer.close()
+    def _draw(self, image: _Image, results: list[dict[str, Any]], label_map: LabelMap) -> np.ndarray:
+        """One image with its detections, to the right of its ground truth where there is any."""
+        pixels = np.asarray(PIL.Image.open(image.file).convert("RGB"))
+        detections = drawing.draw_results(pixels, results, label_map)
+        truth = self._truth
+        if truth is None:
+            return detections
+        rows = truth.box_image == image.row
+        ground_truth = drawing.draw_boxes(
+            pixels,
+            box_ops.ltwh_to_ltrb(truth.boxes_ltwh_px[rows]),
+            truth.label_map.classes_of(truth.category_ids[rows]),
+            truth.label_map.names,
+        )
+        return drawing.side_by_side(ground_truth, detections)
 
-        with writing(path.parent):
-            atomic.write(path, write)
+
+def look_up(names: list[str], known: Mapping[str, int]) -> list[int | None]:
+    """The values of files, by their path below their common directory, else by name; None if unknown."""
+    return [known.get(name, known.get(os.path.basename(name))) for name in names]
 
 
-def only_above(detect: Detect, least_score: float) -> Detect:
-    """`detect` with its lower scores turned to padding, which evaluation.predict drops early.
+def check_not_over_images(directory: str, files: list[pathlib.Path]) -> None:
+    """Raises UserError where pictures written to `directory` would replace the images themselves."""
+    if any(file.resolve().parent == pathlib.Path(directory).resolve() for file in files):
+        raise UserError(f"--output_dir={directory} holds the images: pictures would replace them")
 
-    No suppression changes: a box is only ever suppressed by one of a higher score.
-    """
 
-    def wanted(images: tf.Tensor, letterbox: tf.Tensor) -> tuple[Any, ...]:
-        boxes, scores, classes, finite = (np.asarray(part) for part in detect(images, letterbox))
-        return boxes, scores, np.where(scores >= np.float32(least_score), classes, -1), finite
-
-    return wanted
+def _picture_names(names: list[str]) -> list[str]:
+    """a/dog.jpg -> a_dog, or a_dog.jpg where the shorter name is taken twice."""
+    flat = [name.replace(os.sep, "_") for name in names]
+    stems = [os.path.splitext(name)[0] for name in flat]
+    count = collections.Counter([SHEET, *stems])
+    return [stem if count[stem] == 1 else name for stem, name in zip(stems, flat, strict=True)]

@@ -1,4 +1,4 @@
-"""A results file as the COCO server wants it, for test-dev and for any other image list without annotations.
+"""A results file for the COCO server, for test-dev and for any other image list without annotations.
 
     python efficientdet/infer.py --weights=d0.weights.h5 --images=coco/test2017 --nodraw --output_dir=found \
         --image_info=coco/annotations/image_info_test-dev2017.json \
@@ -64,38 +64,39 @@ def read_image_info(path: str | os.PathLike) -> ImageInfo:
     except OSError as error:
         raise UserError(f"--image_info={path}: {error.strerror}") from error
     except (msgspec.DecodeError, UserError) as error:
-        raise UserError(f"--image_info={path} is no json with COCO's images: {error}") from error
+        raise UserError(f"--image_info={path} is not a json with COCO's images: {error}") from error
     for key in ("id", "file_name"):
-        counts = collections.Counter(map(operator.attrgetter(key), document.images))
-        value, times = counts.most_common(1)[0] if counts else (None, 0)
-        if times > 1:
-            raise UserError(f"--image_info={path}: {times} images have the {key} {value!r}")
+        counts = collections.Counter(getattr(image, key) for image in document.images)
+        for value, times in counts.most_common(1):
+            if times > 1:
+                raise UserError(f"--image_info={path}: {times} images have the {key} {value!r}")
     return ImageInfo({image.file_name: image.id for image in document.images}, categories)
 
 
-def rows_in_info(names: Sequence[str], info: ImageInfo, path: str) -> dict[int, int]:
-    """Which files the list names, by their path below their common directory or by their name.
+def check_listed(names: Sequence[str], image_ids: Sequence[int | None], info: ImageInfo, path: str) -> None:
+    """Reports files that are not listed, and listed images that are absent.
 
-    A directory may hold more: test2017 has 40,670 images, of which test-dev is a half.
+    A directory may hold more files: test2017 has 40,670 images, of which test-dev is a half.
 
-    Returns:
-        Position in `names` -> id, for those that the list names.
+    Args:
+        names: of files.
+        image_ids: of the same files; None where the list does not name the file.
+        info: the list.
+        path: of the list.
 
     Raises:
-        UserError: it names none of them, or two are the same image.
+        UserError: it names none of the files, or two files are the same image.
     """
-    ids = [info.image_ids.get(name, info.image_ids.get(os.path.basename(name))) for name in names]
-    found = {row: image_id for row, image_id in enumerate(ids) if image_id is not None}
-    if not found:
+    left_out = [name for name, image_id in zip(names, image_ids, strict=True) if image_id is None]
+    count = len(names) - len(left_out)
+    if not count:
         raise UserError(f"--image_info={path} knows none of the {len(names)} images, not even {names[0]!r}")
-    if len(found) < len(names):
-        left_out = next(name for name, image_id in zip(names, ids, strict=True) if image_id is None)
-        log(f"{len(names) - len(found)} images are not in {path} and are left out, {left_out!r} the first")
-    if len(found) < len(info.image_ids):
-        absent = len(info.image_ids) - len(found)
+    if left_out:
+        log(f"{len(left_out)} images are not in {path} and are left out, {left_out[0]!r} the first")
+    if count < len(info.image_ids):
+        absent = len(info.image_ids) - count
         log(f"warning: {absent} of the {len(info.image_ids)} images of {path} are not among --images")
-    _refuse_repeated([names[row] for row in found], list(found.values()))
-    return found
+    _refuse_repeated(names, image_ids)
 
 
 def ids_by_name(names: Sequence[str]) -> list[int]:
@@ -108,24 +109,23 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
     for name, stem in zip(names, stems, strict=True):
         if not (stem.isascii() and stem.isdecimal() and int(stem) < _END_OF_IDS):
             raise UserError(
-                f"--submission needs the ids of images, and {name!r} is no number: give --image_info=FILE, a "
-                "json that lists images with id and file_name"
+                f"--submission needs the ids of images, and {name!r} is not a number: give "
+                "--image_info=FILE, a json that lists images with id and file_name"
             )
     ids = [int(stem) for stem in stems]
     _refuse_repeated(names, ids)
     return ids
 
 
-def _refuse_repeated(names: Sequence[str], ids: Sequence[int]) -> None:
-    first: dict[int, str] = {}
-    for name, image_id in zip(names, ids, strict=True):
-        if image_id in first:
+def _refuse_repeated(names: Sequence[str], image_ids: Sequence[int | None]) -> None:
+    first: dict[int | None, str] = {}
+    for name, image_id in zip(names, image_ids, strict=True):
+        if first.setdefault(image_id, name) != name and image_id is not None:
             raise UserError(f"--submission: {first[image_id]!r} and {name!r} are both image {image_id}")
-        first[image_id] = name
 
 
 def check_path(path: str | os.PathLike, others: Iterable[str | os.PathLike] = ()) -> pathlib.Path:
-    """Where the submission goes; says so where the server would not take the name.
+    """The file of --submission; logs a name that the server would not take.
 
     Args:
         path: as it was given.

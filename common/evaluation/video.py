@@ -1,29 +1,35 @@
-"""Videos: frames for a detector, and the same video with boxes.
+"""Videos for infer.py: the frames as a data source, and the same video with boxes.
 
-OpenCV decodes. Frames reach the network through the plain tf.data twin of the loaders, so that they are
-resized and normalised as any image is.
+OpenCV decodes. Frames reach the network through the tf.data loader, which resizes and normalises them like
+images.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from common import readers
+from common import atomic, readers
+from common.atomic import writing
 from common.errors import UserError
+from common.evaluation import coco_metrics, drawing
+from common.labels import LabelMap
+from common.progress import Bar, log
 from common.sources import Source
 
 SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv")
 _OPENCV = "opencv-python-headless"
-_QUIET = {"OPENCV_LOG_LEVEL": "ERROR", "OPENCV_FFMPEG_LOGLEVEL": "-8"}  # AV_LOG_QUIET: we say it ourselves
+_QUIET = {"OPENCV_LOG_LEVEL": "ERROR", "OPENCV_FFMPEG_LOGLEVEL": "-8"}  # AV_LOG_QUIET: the errors are ours
 _CODEC = "mp4v"  # MPEG-4 part 2: every build of OpenCV writes it
-_FALLBACK_RATE = 25.0  # frames a second, where a file does not know
+_FALLBACK_RATE = 25.0  # frames a second, where the file names none
 
 
 def is_video(path: str | os.PathLike) -> bool:
@@ -38,14 +44,12 @@ class VideoSource(Source):
     Attributes:
         path: the file.
         num_frames: that can be decoded.
-        promised: how many the file says it has; 0 where it does not say.
         frame_rate: frames a second.
         height, width: of the frames in pixels, as they are shown.
     """
 
     path: str
     num_frames: int
-    promised: int
     frame_rate: float
     height: int
     width: int
@@ -66,16 +70,12 @@ class VideoSource(Source):
 
     def frames(self) -> Iterator[np.ndarray]:
         """uint8 (H, W, 3) RGB, one frame after the other; `num_frames` of them."""
-        cv2 = _opencv()
-        capture = cv2.VideoCapture(self.path)
-        try:
+        with _open(self.path) as capture:
             for _ in range(self.num_frames):
-                there, frame = capture.read()
-                if not there:
-                    raise UserError(f"--images={self.path}: it has changed while it was read")
+                success, frame = capture.read()
+                if not success:
+                    raise UserError(f"--images={self.path}: the file has changed while it was read")
                 yield frame[..., ::-1]  # BGR
-        finally:
-            capture.release()
 
     def encoded(self, row: int) -> bytes:
         return _to_png(next(itertools.islice(self.frames(), row, None)))
@@ -102,7 +102,7 @@ class VideoSource(Source):
 
 
 def open_video(path: str) -> VideoSource:
-    """Looks at a video: what it says of itself, and how many frames can be decoded (all of them are).
+    """Decodes a whole video once, to count its frames.
 
     Raises:
         UserError: no decoder is installed, or there is nothing to decode.
@@ -110,48 +110,95 @@ def open_video(path: str) -> VideoSource:
     if not os.path.isfile(path):
         raise UserError(f"--images={path}: there is no such file")
     cv2 = _opencv()
-    capture = cv2.VideoCapture(path)
-    try:
-        count, there, first = 0, *(capture.read() if capture.isOpened() else (False, None))
-        while there:
+    with _open(path) as capture:
+        success, first = capture.read()
+        if not success:
+            raise UserError(f"--images={path}: no frame of it can be decoded: it is damaged, or not a video")
+        count = 1
+        while capture.grab():
             count += 1
-            there = capture.grab()
-        promised = max(int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), 0)
+        promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         rate = capture.get(cv2.CAP_PROP_FPS)
-    finally:
-        capture.release()
-    if not count:
-        raise UserError(f"--images={path}: no frame of it can be decoded: it is damaged, or no video")
+    if promised > count:
+        log(f"warning: only {count} of the {promised} frames of {path} can be decoded")
     rate = rate if np.isfinite(rate) and rate > 0 else _FALLBACK_RATE
-    return VideoSource(path, count, promised, rate, *first.shape[:2])
+    return VideoSource(path, count, rate, *first.shape[:2])
 
 
-class VideoWriter:
-    """Writes frames of one size to an .mp4 file.
-
-    Args:
-        path: the file; whoever wants all or nothing gives a temporary one.
-        source: of what the frames are; they have its size and rate.
+def write_video(path: str | os.PathLike, source: VideoSource, frames: Iterable[np.ndarray]) -> None:
+    """Writes frames, uint8 (H, W, 3) RGB, of the size and rate of `source` to an .mp4 file.
 
     Raises:
         OSError: OpenCV cannot write there.
     """
-
-    def __init__(self, path: str | os.PathLike, source: VideoSource) -> None:
-        cv2 = _opencv()
-        code = cv2.VideoWriter_fourcc(*_CODEC)
-        self._writer = cv2.VideoWriter(
-            os.fspath(path), code, source.frame_rate, (source.width, source.height)
-        )
-        if not self._writer.isOpened():
+    cv2 = _opencv()
+    size = source.width, source.height
+    writer = cv2.VideoWriter(os.fspath(path), cv2.VideoWriter_fourcc(*_CODEC), source.frame_rate, size)
+    try:
+        if not writer.isOpened():
             raise OSError(f"OpenCV cannot write a video to {path}")
+        for frame in frames:
+            writer.write(np.ascontiguousarray(frame[..., ::-1]))
+    finally:
+        writer.release()
 
-    def add(self, frame: np.ndarray) -> None:
-        """One more frame, uint8 (H, W, 3) RGB."""
-        self._writer.write(np.ascontiguousarray(frame[..., ::-1]))
 
-    def close(self) -> None:
-        self._writer.release()
+class VideoJob:
+    """A video: the same video with boxes, and detections.json with the number and time of the frame.
+
+    An inference.Job.
+
+    Args:
+        source: the video.
+        directory: for the results.
+        least_score: of a detection that is drawn and written.
+        draw: False writes detections.json alone.
+    """
+
+    pipeline_type = "tensorflow"
+
+    def __init__(self, source: VideoSource, directory: pathlib.Path, least_score: float, draw: bool) -> None:
+        self.source, self.least_score = source, least_score
+        self._directory, self._draw = directory, draw
+
+    def check_labels(self, label_map: LabelMap) -> None:
+        """Any classes can be drawn."""
+
+    def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
+        path = pathlib.Path(self.source.path)
+        results, by_frame = [], [[] for _ in range(self.source.size)]
+        for result in found:
+            frame = result["image_id"]
+            if result["score"] >= self.least_score:
+                by_frame[frame].append(result)
+                seconds = round(frame / self.source.frame_rate, 3)
+                results.append(result | {"frame": frame, "seconds": seconds, "file_name": path.name})
+        what = "detections.json is"
+        with writing(self._directory):
+            coco_metrics.write_detections(results, self._directory / "detections.json")
+            if self._draw:
+                target = self._directory / f"{path.stem}.mp4"
+                what = f"{target.name} and detections.json are"
+                frames = self._with_boxes(by_frame, label_map)
+                atomic.write(target, lambda temporary: write_video(temporary, self.source, frames))
+        print(f"{len(results)} detections in {self.source.size} frames: {what} in {self._directory}")
+        return results
+
+    def _with_boxes(self, by_frame: list[list[dict[str, Any]]], label_map: LabelMap) -> Iterator[np.ndarray]:
+        bar = Bar("drawing", self.source.size)
+        for frame, results in zip(self.source.frames(), by_frame, strict=True):
+            yield drawing.draw_results(frame, results, label_map)
+            bar.step()
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[Any]:
+    """A cv2.VideoCapture; one that cannot open its file reads no frame."""
+    capture = _opencv().VideoCapture(path)
+    try:
+        yield capture
+    finally:
+        capture.release()
 
 
 def _opencv() -> ModuleType:
@@ -165,7 +212,7 @@ def _opencv() -> ModuleType:
 
 
 def _to_png(frame: np.ndarray) -> bytes:
-    """Without loss and hardly compressed: it lives for a moment."""
+    """PNG without compression: fast, and decoded again at once."""
     cv2 = _opencv()
     _, png = cv2.imencode(".png", np.ascontiguousarray(frame[..., ::-1]), [cv2.IMWRITE_PNG_COMPRESSION, 0])
     return png.tobytes()

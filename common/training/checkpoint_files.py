@@ -1,11 +1,11 @@
-"""The directory of checkpoints: which are whole, which is the one to go on from, which may go.
+"""The directory of checkpoints: which are whole, from which one a run continues, which are removed.
 
     checkpoints/00001200/
         manifest.json     step, epoch, counters; what the run is; versions of the libraries
         state.*           weights, averages, optimizer, loss scale: the same on all ranks
-        rank_0.* ...      what each rank has of its own: data position, random seeds, and on ranks above 0
-                          moving statistics; like state.* by tf.train.Checkpoint
-        SHA256SUMS        the last to be written; `sha256sum -c` understands it
+        rank_0.* ...      what differs between ranks: data position, random seeds, and on ranks above 0
+                          moving statistics; by tf.train.Checkpoint, as state.* is
+        SHA256SUMS        written last; `sha256sum -c` reads it
 
 The newest is the one that was saved last, whatever its step: a run that went back to the end of an epoch may
 save lower steps than before. A checkpoint that replaces one of the same step is called 00001200.new until the
@@ -19,7 +19,6 @@ import json
 import math
 import pathlib
 import platform
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,7 +32,6 @@ _NEW = ".new"
 _SERIAL = "serial"  # key of the manifest: counts the saves of a run
 _LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
 _DAMAGED = (FileNotFoundError, ValueError, KeyError)  # what a bad manifest raises; any other OSError may pass
-_SPARE = 1.1  # of the bytes to write: names, checksums, blocks that are not full
 
 
 class Found(NamedTuple):
@@ -54,7 +52,7 @@ def saved(directory: pathlib.Path) -> list[pathlib.Path]:
     Those whose manifest is damaged come last.
 
     Raises:
-        OSError: a manifest is there and cannot be read: nothing can be said about the order.
+        OSError: a manifest exists and cannot be read, so the order is unknown.
     """
     numbered = [path for path in directory.glob("*") if path.name.isdecimal()]
     return sorted(numbered, key=lambda path: (_serial(path), int(path.name)))
@@ -128,7 +126,7 @@ def write(
     """Makes the checkpoint of a step: all of it or nothing. `writer` writes all but manifest and checksums.
 
     Raises:
-        OSError: the disk is full, ...; what stood before stands.
+        OSError: the disk is full, ...; what was there before is kept.
     """
     serial = 1 + max((s for s in map(_serial, saved(directory)) if math.isfinite(s)), default=0)
 
@@ -156,39 +154,19 @@ def tidy(directory: pathlib.Path) -> None:
             _take_place(path.with_suffix(""))
 
 
-def make_room(directory: pathlib.Path, num_bytes: int, last: pathlib.Path | None) -> None:
-    """Sees to it that so many bytes can be written, by removing older checkpoints if need be.
+def make_room(directory: pathlib.Path, last: pathlib.Path | None) -> bool:
+    """Removes all checkpoints but the one to go on from: `last`, or the newest whole one if that is damaged.
 
-    Args:
-        directory: of the checkpoints.
-        num_bytes: what is to be written.
-        last: the checkpoint that the run goes on from; it stays.
-
-    Raises:
-        OSError: there is no room; nothing was removed.
+    Returns:
+        Whether there was one to remove.
     """
-    needed = int(num_bytes * _SPARE)
-    free = shutil.disk_usage(directory).free
-    if free >= needed:
-        return
-    going, room = [], free
-    for path in _dispensable(directory, last):
-        going.append(path)
-        room += sum(file.stat().st_size for file in path.iterdir())
-        if room >= needed:
-            break
-    if room < needed:
-        raise OSError(f"it needs {_megabytes(needed)} and {_megabytes(free)} are free")
-    for path in going:
-        atomic.remove_directory(path)
-
-
-def remove_oldest(directory: pathlib.Path, last: pathlib.Path | None) -> bool:
-    """Removes one checkpoint where a quota leaves no room that could be measured; whether there was one."""
-    dispensable = _dispensable(directory, last)
-    if dispensable:
-        atomic.remove_directory(dispensable[0])
-    return bool(dispensable)
+    found = saved(directory)
+    whole = (path for path in [last, *reversed(found)] if path in found and not damage(path))
+    needed = next(whole, None)
+    for path in found:
+        if path != needed:
+            atomic.remove_directory(path)
+    return len(found) > 1
 
 
 def prune(directory: pathlib.Path, keep: int, passed_over: Sequence[pathlib.Path] = ()) -> None:
@@ -232,19 +210,6 @@ def version_differences(manifest: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _dispensable(directory: pathlib.Path, last: pathlib.Path | None) -> list[pathlib.Path]:
-    """The checkpoints that a run can do without, the least useful first: all but the one to go on from.
-
-    Which is `last` if it is whole. The newest one between two epochs is the last to go.
-    """
-    found = saved(directory)
-    whole = (path for path in [last, *reversed(found)] if path in found and not damage(path))
-    needed = next(whole, None)
-    boundary = next((path for path in reversed(found) if at_boundary(path)), None)
-    found.sort(key=lambda path: path == boundary)  # stable
-    return [path for path in found if path != needed]
-
-
 def _take_place(path: pathlib.Path) -> None:
     """00001200.new becomes 00001200, whose place it takes."""
     if path.exists():
@@ -266,7 +231,3 @@ def _checksums(directory: pathlib.Path) -> list[str]:
         with path.open("rb") as stream:
             lines.append(f"{hashlib.file_digest(stream, 'sha256').hexdigest()}  {path.name}\n")
     return lines
-
-
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.{0 if num_bytes >= 10e6 else 2}f} MB"

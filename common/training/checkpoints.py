@@ -13,13 +13,10 @@ their own travels to it, and back.
 
 import contextlib
 import errno
-import json
-import math
 import os
 import pathlib
-import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -32,6 +29,7 @@ from common.layers import moving_statistics
 from common.training import checkpoint_files
 from common.training import weights as weight_files
 from common.training.ema import AveragedWeights
+from common.training.run_directory import Identity
 
 _SHARED = "state"
 _OWN = "rank"
@@ -39,16 +37,8 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _Part = dict[str, bytes]  # what tf.train.Checkpoint writes: the end of a file's name -> its content
 
 
-def try_save(save: Callable[..., Any], *arguments: Any) -> None:
-    """Calls `save(*arguments)`; a full disk costs this save, never the run nor what was saved before."""
-    try:
-        save(*arguments)
-    except (OSError, tf.errors.OpError) as error:  # TensorBoard's writer is TensorFlow's
-        progress.log(f"warning: {weight_files.reason(error)}; training goes on, what was saved before stands")
-
-
 class Checkpoints:
-    """Saves and restores the whole state of a run, and keeps the best and the last weights.
+    """Saves and restores the whole state of a run.
 
     All ranks make one, and call `find`, `restore` and `save` together. Call `find` before the first `save`.
 
@@ -60,7 +50,8 @@ class Checkpoints:
         averaged: the model's averages.
         state: the values at the start of a new run, as JSON can hold them. It must have a "step"; between two
             epochs its "step_in_epoch" is 0.
-        metadata: what the manifest says besides: what the run is, its flags.
+        metadata: what the manifest holds besides: that of the weights files, the flags.
+        identity: of the run; in the manifest, too.
         keep: how many checkpoints stay; the newest one between two epochs stays anyway.
 
     Attributes:
@@ -82,6 +73,7 @@ class Checkpoints:
         averaged: AveragedWeights,
         state: Mapping[str, Any],
         metadata: Mapping[str, Any],
+        identity: Identity | None = None,
         keep: int = 2,
     ):
         if not optimizer.built:
@@ -89,7 +81,8 @@ class Checkpoints:
         self.state = dict(state)
         self.iterators: Sequence[tf.data.Iterator] = ()
         self._ranks = ranks
-        self._metadata = dict(metadata)
+        self._identity = identity or Identity({})
+        self._metadata = {**metadata, "identity": dict(self._identity.values)}
         self._keep = keep
         self._model = model
         self._optimizer = optimizer
@@ -102,7 +95,7 @@ class Checkpoints:
         statistics = moving_statistics(model) if ranks.rank else []
         self._statistics = [*statistics, *averaged.averages_of(statistics)]
         self._manifest: Mapping[str, Any] | None = None
-        self._path: pathlib.Path | None = None  # of the checkpoint from which the run goes on
+        self._path: pathlib.Path | None = None  # of the checkpoint from which the run continues
         self._passed_over: Sequence[pathlib.Path] = ()
         with ranks.raise_on_any_rank():
             if directory is not None:
@@ -135,10 +128,9 @@ class Checkpoints:
         return self._manifest and self._manifest["state"]
 
     def changed(self) -> list[str]:
-        """What of the identity in `metadata` was another when the checkpoint that was found was saved."""
-        was = self._manifest.get("identity", {})
-        now = json.loads(json.dumps(self._metadata.get("identity", {})))
-        return sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
+        """The names in the identity that had other values when the checkpoint that was found was saved."""
+        differences = self._identity.differences(self._manifest.get("identity", {}))
+        return sorted({name.partition(".")[0] for name in differences})
 
     def restore(self) -> None:
         """Restores what `find` found.
@@ -154,7 +146,7 @@ class Checkpoints:
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
                 for difference in checkpoint_files.version_differences(self._manifest):
-                    progress.log(f"warning: {difference}: the run goes on, but not to the last digit")
+                    progress.log(f"warning: {difference}: the run continues, but not to the last digit")
                 self._read(self._shared, self._path / _SHARED)
                 parts = [
                     {file.suffix: file.read_bytes() for file in self._path.glob(f"{_OWN}_{rank}.*")}
@@ -180,7 +172,7 @@ class Checkpoints:
     def save(self) -> bool:
         """Writes the checkpoint of `state["step"]`.
 
-        A full disk costs this checkpoint, and neither the run nor those before: it is said, once.
+        A full disk costs this checkpoint, with one warning, and neither the run nor those before.
 
         Returns:
             Whether it was written; the same on all ranks.
@@ -196,38 +188,9 @@ class Checkpoints:
         if problem and self._ranks.rank == 0:
             progress.log(
                 f"warning: the checkpoint of step {self.state['step']} cannot be written: {problem}; "
-                "training goes on, what was saved before stands"
+                "training continues, what was saved before is intact"
             )
         return problem is None
-
-    def save_last(self, metadata: Mapping[str, Any]) -> None:
-        """Writes the model's present weights to last.weights.h5; OSError where that fails."""
-        weight_files.save(self._model, self._run_directory / weight_files.LAST, metadata)
-
-    def save_best(self, metric: float, metadata: Mapping[str, Any]) -> bool:
-        """Writes the model's present weights to best.weights.h5 if `metric` is higher than that file's own.
-
-        The metric travels in the file, so the two cannot disagree. One that is not finite is never the best,
-        and one that was measured on other data (`metadata["eval_data"]`) is no rival.
-
-        Returns:
-            Whether the weights were written.
-
-        Raises:
-            OSError: they could not be written; the old file stands.
-        """
-        path = self._run_directory / weight_files.BEST
-        if not math.isfinite(metric):
-            return False
-        if path.exists():
-            try:
-                best = weight_files.read_metadata(path)
-                if best.get("eval_data") == metadata.get("eval_data") and metric <= best["metric"]:
-                    return False
-            except UserError as error:
-                print(f"{error}; it is replaced", file=sys.stderr)
-        weight_files.save(self._model, path, {**metadata, "metric": float(metric)})
-        return True
 
     def _own(self) -> tf.train.Checkpoint:
         return tf.train.Checkpoint(
@@ -252,8 +215,6 @@ class Checkpoints:
         return found and checkpoint_files.read_manifest(found.path)
 
     def _write(self, parts: Sequence[_Part]) -> None:
-        own = sum(len(content) for part in parts for content in part.values())
-        shared = sum(variable.dtype.size * variable.shape.num_elements() for variable in self._variables)
         manifest = {
             **self._metadata,
             "state": self.state,
@@ -270,13 +231,11 @@ class Checkpoints:
         def write() -> pathlib.Path:
             return checkpoint_files.write(self._directory, self.state["step"], manifest, write_files)
 
-        checkpoint_files.make_room(self._directory, shared + own, self._path)
         try:
             path = write()
         except (OSError, tf.errors.ResourceExhaustedError) as error:
-            # A quota: shutil.disk_usage knows nothing of it.
-            out_of_space = getattr(error, "errno", None) in (None, *_NO_SPACE)
-            if not (out_of_space and checkpoint_files.remove_oldest(self._directory, self._path)):
+            full = getattr(error, "errno", errno.ENOSPC) in _NO_SPACE
+            if not (full and checkpoint_files.make_room(self._directory, self._path)):
                 raise
             path = write()
         passed_over = [other for other in self._passed_over if other != path]

@@ -24,7 +24,7 @@ def is_over(state: dict[str, Any], patience: int) -> bool:
 
 
 def describe(state: dict[str, Any], patience: int) -> str:
-    """Why the run ends, for whoever watches."""
+    """Why the run ends, for the log."""
     best = state.get("best_metric")
     best_ap = "none that is finite" if best is None else f"{100 * best:.1f}"
     return (

@@ -21,7 +21,7 @@ _ALONE = Ranks()
 
 
 class AveragedWeights(tf.Module):
-    """Keeps the moving average of every weight of `model`, in float32; tf.train.Checkpoint takes it along.
+    """Keeps the moving average of every weight of `model`, in float32; tf.train.Checkpoint saves it.
 
     Args:
         model: a built model. The averages start as its weights.
@@ -62,7 +62,7 @@ class AveragedWeights(tf.Module):
     def update(self, moved: tf.Tensor | bool = True) -> None:
         """Moves the averages towards the weights after an optimizer step; works in a tf.function.
 
-        Every replica calls it and moves averages of its own. They differ by its moving statistics only.
+        Every replica calls it and moves its own averages, which differ in their moving statistics only.
 
         Args:
             moved: whether the optimizer did move the weights. A tensor and no `if`, because replicas cannot

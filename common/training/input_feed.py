@@ -1,16 +1,14 @@
-"""Batches for the replicas of this process, from a place in the data that can be saved and taken up again.
+"""Batches for the replicas of this process, from a place in the data that a checkpoint holds.
 
-    feed = resume(saved, ranks, open_loader, plan, steps_per_epoch=steps)
+    feed = resume(checkpoints, ranks, open_loader, loader_kwargs, steps_per_epoch=steps)
     images, targets = next(feed)
 
-Where tf.train.Checkpoint can save the loader's iterator (DALI on a CPU, tf.data), the iterator is that place.
-Where it cannot (DALI on a GPU), every epoch opens its loaders anew, with a seed of its own, and a run that
-stopped in the middle of an epoch reads what it had trained on once more and drops it: as exact, at the price
-of part of an epoch's loading, and of the images that do not fill an epoch's last batch.
+tf.train.Checkpoint can save the iterators of DALI on a CPU and of tf.data. It cannot save those of DALI on a
+GPU: there every epoch opens its loaders anew, with another seed, and a run that was stopped within an epoch
+reads the batches that it had trained on again and drops them. That is as exact; it costs part of an epoch's
+loading, and the images that do not fill an epoch's last batch.
 """
 
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,43 +19,55 @@ from common.loading import Loader, placement
 from common.progress import log
 from common.training.checkpoints import Checkpoints
 
-# open_loader(shard_id=0, num_shards=1, device_index=0, **plan)
+# open_loader(shard_id=0, num_shards=1, device_index=0, **loader_kwargs)
 OpenLoader = Callable[..., Loader]
 
 
-class Feed:
+class InputFeed:
     """One loader for each local replica.
 
     Args:
         ranks: of the run: the replicas are the shards.
         open_loader: makes the training loader of one shard.
-        plan: what `open_loader` is told besides the shard, as JSON can hold it: the seed, ...
+        loader_kwargs: the other arguments of `open_loader`, as JSON can hold them: the seed, ...
 
     Attributes:
-        plan: of the open loaders.
+        loader_kwargs: of the open loaders.
         loader: the first of them.
-        saveable: whether tf.train.Checkpoint can save the place.
-        places: the open loaders' iterators, where they can be saved; otherwise nothing.
+        saveable: whether tf.train.Checkpoint can save the iterators.
+        iterators: of the open loaders, where they can be saved; otherwise empty.
     """
 
-    def __init__(self, ranks: Ranks, open_loader: OpenLoader, plan: Mapping[str, Any]) -> None:
+    def __init__(self, ranks: Ranks, open_loader: OpenLoader, loader_kwargs: Mapping[str, Any]) -> None:
         self._ranks = ranks
         self._open_loader = open_loader
-        self.open(plan)
+        self.open(loader_kwargs)
 
-    def open(self, plan: Mapping[str, Any]) -> None:
-        """Starts anew under another plan."""
-        self.plan = dict(plan)
+    def open(self, loader_kwargs: Mapping[str, Any]) -> None:
+        """Opens the loaders anew, with other arguments."""
+        self.loader_kwargs = dict(loader_kwargs)
         loaders = [
             self._open_loader(
-                shard_id=replica, num_shards=self._ranks.num_replicas, device_index=index, **self.plan
+                shard_id=replica,
+                num_shards=self._ranks.num_replicas,
+                device_index=index,
+                **self.loader_kwargs,
             )
             for index, replica in enumerate(self._ranks.local_replicas)
         ]
         self.loader = loaders[0]
         self.saveable = self.loader.saveable
         self._iterators = [_iterate(loader, i) for i, loader in enumerate(loaders)]
-        self.places: Sequence[tf.data.Iterator] = self._iterators if self.saveable else ()
+        self.iterators: Sequence[tf.data.Iterator] = self._iterators if self.saveable else ()
+
+    def begin_epoch(self, epoch: int, loader_kwargs: Mapping[str, Any]) -> None:
+        """Opens the loaders anew where they cannot go on, or where the epoch wants more than another seed."""
+        old = self.loader_kwargs
+        changed = {k: v for k, v in loader_kwargs.items() if k != "seed" and v != old.get(k)}
+        if changed:
+            log(f"from epoch {epoch} on: {', '.join(f'{name}={value}' for name, value in changed.items())}")
+        if changed or not self.saveable:
+            self.open(loader_kwargs)
 
     def skip(self, steps: int) -> None:
         """Reads and drops so many batches."""
@@ -69,7 +79,7 @@ class Feed:
         """(images, targets), one batch for each local replica.
 
         Raises:
-            tf.errors.OpError: what the loader stumbled over (damaged_images.explain finds out which image).
+            tf.errors.OpError: the loader stopped, for example at a damaged image.
         """
         batches = [next(iterator) for iterator in self._iterators]
         if self.loader.pipeline_type == "dali_gpu":
@@ -99,46 +109,46 @@ def _without_int32(batch: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, An
 
 
 def resume(
-    saved: Checkpoints,
+    checkpoints: Checkpoints,
     ranks: Ranks,
     open_loader: OpenLoader,
-    plan: Callable[[int], Mapping[str, Any]],
+    loader_kwargs: Callable[[int], Mapping[str, Any]],
     *,
     steps_per_epoch: int,
-) -> Feed:
-    """Goes on where the run was left, or starts: restores `saved`, and returns the data at their place.
+) -> InputFeed:
+    """Continues where the run stopped, or starts it. Returns the data at the place that is next.
 
-    Where the run is not quite the one that was saved (another --freeze, other ranks under --elastic), it goes
-    on from the last whole epoch.
+    Where the run is not quite the one that was saved (another --freeze, other ranks under --elastic), it
+    continues from the last whole epoch.
 
     Args:
-        saved: the run's checkpoints, with the state of a new run.
+        checkpoints: of the run, with the state of a new run.
         ranks: of the run.
-        open_loader: see Feed.
-        plan: epochs done -> how the loaders are opened after them.
-        steps_per_epoch: of this sitting.
+        open_loader: see InputFeed.
+        loader_kwargs: epochs done -> arguments of the loaders that are opened after them.
+        steps_per_epoch: of this session.
 
     Raises:
         UserError: there are checkpoints, and none can be used.
     """
-    found = saved.find()
-    if found and found["step_in_epoch"] and saved.changed():
-        found = saved.find(boundary=True)
+    found = checkpoints.find()
+    if found and found["step_in_epoch"] and checkpoints.changed():
+        found = checkpoints.find(boundary=True)
     if found is None:
-        feed = Feed(ranks, open_loader, saved.state["loader"])
-        saved.iterators = feed.places
+        feed = InputFeed(ranks, open_loader, checkpoints.state["loader"])
+        checkpoints.iterators = feed.iterators
         return feed
-    changed = saved.changed()
+    changed = checkpoints.changed()
     resharded = not {"num_replicas", "num_ranks"}.isdisjoint(changed)
-    feed = Feed(ranks, open_loader, plan(found["epoch"]) if resharded else found["loader"])
-    saved.iterators = () if resharded else feed.places
-    saved.restore()
-    saved.iterators = feed.places
-    state = saved.state
+    feed = InputFeed(ranks, open_loader, loader_kwargs(found["epoch"]) if resharded else found["loader"])
+    checkpoints.iterators = () if resharded else feed.iterators
+    checkpoints.restore()
+    checkpoints.iterators = feed.iterators
+    state = checkpoints.state
     if resharded:
         state["step"] = state["epoch"] * steps_per_epoch
-        state["loader"] = feed.plan
-        saved.set_updates(state["step"])
+        state["loader"] = feed.loader_kwargs
+        checkpoints.set_updates(state["step"])
     if not feed.saveable:
         feed.skip(state["step_in_epoch"])
     since = f"{state['step_in_epoch']} steps into epoch {state['epoch'] + 1}"
@@ -147,10 +157,3 @@ def resume(
     if changed:
         log(f"  with another {', '.join(changed)}: from a whole epoch, and not as if it had never stopped")
     return feed
-
-
-def steps_per_second(start: float | None, first: int, last: int) -> float:
-    """Rate of the steps after `first`, which ended at `start` (time.monotonic); NaN where there is none."""
-    if start is None or last <= first:
-        return math.nan
-    return (last - first) / (time.monotonic() - start)

@@ -72,10 +72,11 @@ class FusedAdam(_Fused, keras.optimizers.Adam):
         return learning_rate * tf.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
 
 
-def steps_taken(optimizer: keras.optimizers.Optimizer) -> int:
-    """Batches that it was given, accumulated ones too: by them it asks for its learning rate."""
+def last_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
+    """The learning rate of the last batch; accumulated batches count, because they move the schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return int(tf.convert_to_tensor(inner._iterations))  # `iterations` counts updates only
+    batches = int(tf.convert_to_tensor(inner._iterations))  # `iterations` counts updates only
+    return float(inner._learning_rate(max(batches - 1, 0)))
 
 
 def make_optimizer(

@@ -1,17 +1,17 @@
 """The directory of one run: the same command resumes it, another one is refused."""
 
-import contextlib
+import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from common import atomic
 from common.errors import UserError
 
-# What a run makes in its directory. --overwrite removes this and no more, and only where run.json says that a
-# run made it: a mistyped directory survives.
+# What a run makes in its directory. --overwrite removes only this, and only where there is a run.json: a
+# mistyped directory survives.
 RUN_FILES = (
     "best.weights.h5",
     "last.weights.h5",
@@ -26,28 +26,45 @@ RUN_FILES = (
     "results.csv",
     "skipped",
     "tensorboard",
-    "run.json",  # the last: while it stands, an interrupted removal can be repeated
+    "run.json",  # the last: until then an interrupted removal can be repeated
 )
 _ABSENT = "absent"
 _SHOWN_CHARACTERS = 60
 
 
-def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
-    """Makes a directory for results, before the work whose results go there; UserError where that fails."""
-    try:
-        pathlib.Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir={path}: {error.strerror}") from error
-    return pathlib.Path(path)
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What makes two runs different: config, data, batch size, seed, ...
 
+    Attributes:
+        values: name -> value, as JSON can hold it; mappings inside are compared name by name.
+        defaults: likewise, what an older run had that lacks a name. So a new field of the config does not
+            make older runs others, as long as it has its default.
+    """
 
-@contextlib.contextmanager
-def writing(directory: str | os.PathLike) -> Iterator[None]:
-    """Around the writing of results: UserError where it fails, for example because the disk is full."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--output_dir={directory}: {error.strerror or error}") from error
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: Any, may_change: Collection[str], **others: Any) -> "Identity":
+        """That of a run with this config, a dataclass, without the fields that `may_change`; and `others`."""
+        fields = [field for field in dataclasses.fields(config) if field.name not in may_change]
+        values = {field.name: getattr(config, field.name) for field in fields}
+        defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+        return cls({"config": values, **others}, {"config": defaults})
+
+    def extended(self, **others: Any) -> "Identity":
+        """This one and more values."""
+        return dataclasses.replace(self, values={**self.values, **others})
+
+    def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+        """Name -> (what it was in `saved`, what it is now), as JSON; names inside a mapping have dots."""
+        was, now, defaults = (_flatten(values) for values in (saved, self.values, self.defaults))
+        pairs = {
+            name: (was.get(name, defaults.get(name, _ABSENT)), now.get(name, defaults.get(name, _ABSENT)))
+            for name in sorted(was.keys() | now.keys())
+        }
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 class RunDirectory:
@@ -57,14 +74,14 @@ class RunDirectory:
 
     Args:
         path: the directory.
-        identity: what makes two runs different (config, data, batch size, seed, ...), as JSON can hold it.
+        identity: of the run.
         overwrite: start anew where another run, or the same, was; other files are left alone.
-        may_change: keys of the identity that may differ between two sittings of one run.
+        may_change: keys of the identity that may differ between two sessions of one run.
 
     Attributes:
         path: the directory.
-        resumed: whether the same run was here before and goes on.
-        changed: those of `may_change` that do differ: the run goes on, but not exactly.
+        resumed: whether the same run was here before and continues.
+        changed: those of `may_change` that differ: the run continues, but not bit for bit.
 
     Raises:
         UserError: the directory holds another run, or files of something else, or cannot be made.
@@ -74,29 +91,29 @@ class RunDirectory:
         self,
         path: str | os.PathLike,
         *,
-        identity: Mapping[str, Any],
+        identity: Identity,
         overwrite: bool = False,
         may_change: Sequence[str] = (),
     ):
         self.path = pathlib.Path(path)
         self.changed: list[str] = []
+        self._identity = identity
         self._may_change = tuple(may_change)
         self._file = self.path / "run.json"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.resumed = self._file.exists() and not overwrite
             if self.resumed:
-                self._check_same_run(identity)
+                self._check_same_run()
             elif not self._file.exists():
                 self._check_free(overwrite)
         except OSError as error:
             raise UserError(f"--output_dir={self.path}: {error.strerror}") from error
-        self._identity = dict(identity)
         self._overwrite = overwrite
 
     @property
     def begun(self) -> bool:
-        """Whether there is a checkpoint from which the same run goes on."""
+        """Whether there is a checkpoint from which the same run continues."""
         return self.resumed and any((self.path / "checkpoints").glob("[0-9]*"))
 
     def claim(self) -> pathlib.Path:
@@ -106,27 +123,24 @@ class RunDirectory:
             if self._overwrite:
                 self._remove_run()
             if not self.resumed or self.changed:
-                atomic.write_bytes(self._file, json.dumps(self._identity, indent=2).encode() + b"\n")
+                atomic.write_bytes(self._file, json.dumps(self._identity.values, indent=2).encode() + b"\n")
         except OSError as error:
             raise UserError(f"--output_dir={self.path}: {error.strerror}") from error
         return self.path
 
-    def _check_same_run(self, identity: Mapping[str, Any]) -> None:
+    def _check_same_run(self) -> None:
         try:
-            existing = _flatten(json.loads(self._file.read_bytes()))
+            existing = json.loads(self._file.read_bytes())
+            found = self._identity.differences(existing)
         except (ValueError, AttributeError) as error:
             raise UserError(f"{self._file} is damaged: --overwrite starts anew") from error
-        wanted = _flatten(identity)
+        self.changed = [name for name in found if name in self._may_change]
         differences = []
-        for key in sorted(existing.keys() | wanted.keys()):
-            was, now = existing.get(key, _ABSENT), wanted.get(key, _ABSENT)
-            if was != now and key in self._may_change:
-                self.changed.append(key)
-            elif was != now and key == "data":  # two fingerprints would tell nobody anything
+        for name, (was, now) in found.items():
+            if name == "data":  # two fingerprints would tell the reader nothing
                 differences.append("the training data are not the same")
-            elif was != now:
-                was, now = _shorten(was, now)
-                differences.append(f"{key} was {was} and is now {now}")
+            elif name not in self._may_change:
+                differences.append("{} was {} and is now {}".format(name, *_shorten(was, now)))
         if differences:
             raise UserError(
                 f"--output_dir={self.path} holds another run: {'; '.join(differences)}. Name another one, or "

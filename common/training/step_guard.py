@@ -1,18 +1,16 @@
-"""What watches a training run: signals that ask it to stop, and steps that must not reach the weights.
+"""Steps that are not finite do not reach the weights.
 
-    step = guards.guarded_step(ranks, gradients_of, update, model, every_gradient=True)
-    with guards.StopSignals() as signals:
-        for ...:
-            result = step(images, targets, signals.asked)
-            guard.check(number, result, images, targets)
+    step = guarded_step(ranks, gradients_of, update, model, every_gradient=True)
+    guard = StepGuard(ranks, limit=10, save_batch=save_batch)
+    for ...:
+        result = step(images, targets, signals.requested)
+        guard.check(number, result, images, targets)
 
 A step whose loss or gradients are not finite changes nothing: neither weights nor optimizer, averages or
-moving statistics. It is named with its images; too many in a row end the run, with the checkpoint before them
-intact and the first of their batches saved for `--replay` (replay_step.py).
+moving statistics. It is logged with its image ids; too many in a row end the run, with the checkpoint before
+them intact and the first of their batches in a file (skipped_batch.py).
 """
 
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -25,60 +23,16 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.layers import moving_statistics
 
-MIN_LOSS_SCALE = 2.0**-8  # gradients that overflow float16 even so are no matter of scale
+MIN_LOSS_SCALE = 2.0**-8  # gradients that overflow float16 even so do not depend on its scale
 SHOWN_IDS = 16
-ASK_EVERY = 5  # batches of an evaluation: each question waits for the slowest rank
-
-
-class StopSignals:
-    """While this is entered, SIGTERM and SIGINT ask for a stop; a second SIGINT interrupts at once.
-
-    Attributes:
-        received: name of the signal that came, or None.
-    """
-
-    def __init__(self) -> None:
-        self.received: str | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def agreed(self, ranks: Ranks, turn: int) -> bool:
-        """Between training steps: whether any rank was asked to stop, every few turns. All ask together."""
-        if ranks.world_size == 1:
-            return self.received is not None
-        return turn % ASK_EVERY == 0 and any(ranks.gather(self.received is not None))
-
-    def message(self, step: int) -> str:
-        """What to say when the run ends for it; another rank may have got the signal."""
-        by = f"by {self.received}" if self.received else "because another rank was"
-        return f"stopped {by}; saved after step {step}: run the same command to go on"
-
-    @property
-    def asked(self) -> tf.Tensor:
-        """1.0 once a signal came, else 0.0: what this rank tells the others in every step."""
-        return tf.constant(0.0 if self.received is None else 1.0)
-
-    def _handle(self, number: int, _: object) -> None:
-        if self.received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = signal.Signals(number).name
-        progress.log(f"\n{self.received}: stopping after this step")
 
 
 class StepResult(NamedTuple):
-    """What one step says, still on its device.
+    """The result of one step, still on its device.
 
     Attributes:
-        values: float32 scalars by name, averaged over the replicas; 0 in a step that was skipped.
+        values: float32 scalars by name, in the order of the app, averaged over the replicas; 0 in a step that
+            was skipped.
         finite: whether the step was taken; the same on all ranks.
         own_finite: bool (R,), whether the loss of each of this rank's replicas was finite.
         stop: whether any rank asked for a stop.
@@ -110,14 +64,15 @@ def guarded_step(
             overflows.
 
     Returns:
-        step(images, targets, asked) -> StepResult; `asked` is StopSignals.asked.
+        step(images, targets, asked) -> StepResult; `asked` is StopSignals.requested.
     """
     statistics = moving_statistics(model)
 
     def forward(images, targets, asked):
         gradients, values = gradients_of(images, targets)
         own_finite = tf.math.is_finite(values["loss"])
-        return gradients, ranks.mean(values | {"stop": asked}), own_finite
+        means = ranks.mean(values | {"stop": asked})  # every rank: one message for all scalars of the step
+        return gradients, {name: means[name] for name in (*values, "stop")}, own_finite
 
     def put_back(before):
         for variable, value in zip(statistics, before, strict=True):
@@ -158,9 +113,8 @@ class StepGuard:
     Args:
         ranks: of the run.
         limit: steps in a row that may be skipped; one more ends the run.
-        save_batch: writes the batch of a skipped step for `--replay`: (step, images, targets) -> what to
-            call it in a message. It is called for the first of a row, on every rank, with None where the
-            rank's own batch is not the one to blame.
+        save_batch: (step, images, targets) -> the file with the batch (skipped_batch.py). Called
+            for the first skipped step of a row, on every rank, with None where another rank has the batch.
 
     Attributes:
         skipped: steps that were skipped since this was made.
@@ -202,7 +156,7 @@ class StepGuard:
             return
         self.skipped += 1
         self._in_a_row += 1
-        # Where no loss is to blame, the gradients are, and nobody knows of which images.
+        # Where no loss is to blame, the gradients are, and which images caused it is unknown.
         bad = [i for i, finite in enumerate(result.own_finite.numpy().tolist()) if not finite]
         own = _image_ids(self._ranks, targets, bad) if bad else None
         blamed = {rank: ids for rank, ids in enumerate(self._ranks.gather(own)) if ids is not None}
@@ -221,7 +175,8 @@ class StepGuard:
         if self._ranks.rank == 0:
             progress.log(f"\nstep {step} is skipped: {what}; image ids {of}")
         if self._in_a_row > self._limit:
-            replay = f"; --replay={self._batch_file} runs the first of them again" if self._batch_file else ""
+            replay = f"; run the first again: python tools/replay_step.py {self._batch_file}"
+            replay = replay if self._batch_file else ""
             raise UserError(
                 f"{self._in_a_row} steps in a row were skipped, the last is step {step}: {what}. The weights "
                 "and the checkpoints are those before them. Lower --learning_rate or check the data" + replay
@@ -246,7 +201,7 @@ def check_weights(model: keras.Model, step: int) -> None:
         if not bool(tf.reduce_all(tf.math.is_finite(tf.cast(weight.value, tf.float32)))):
             raise UserError(
                 f"after step {step} the weight {weight.path} is not finite: lower --learning_rate; the "
-                "checkpoints before it stand"
+                "checkpoints before it are intact"
             )
 
 

@@ -1,65 +1,124 @@
-"""What a run leaves behind to look at: results.csv, TensorBoard events, loss_curves.png. One row an epoch."""
+"""What a run logs: results.csv, TensorBoard events, loss_curves.png. One row an epoch or evaluation."""
 
 import csv
 import math
 import pathlib
+import time
 from collections.abc import Mapping
 
 import tensorflow as tf
 
 from common import atomic
 from common.evaluation import drawing
+from common.progress import Bar
+
+SHOW_EVERY = 10  # steps
+_STEPS, _SKIPPED = "steps", "skipped_steps"
+_COUNTED = "boxes_"  # how the names of counts begin: their sum is logged; of other scalars the mean
+_RENAMED = {"boxes_truncated": "boxes_over_limit"}  # in checkpoints and logs of earlier versions
 
 
-class Totals:
-    """Sums of what the steps of one epoch say, on the device; they can be saved in the middle of the epoch.
+class EpochLog:
+    """One epoch: sums of its steps' scalars, kept on the device; its progress bar; its rate.
+
+    All scalars that the training step returns are logged by name: the mean over the steps that were taken,
+    and of those whose names begin with "boxes_" the sum.
 
     Args:
-        saved: what `to_json` gave in another sitting; {} at the start of an epoch.
+        title: of the progress bar.
+        steps: of the epoch.
+        done: steps that were done before the run was stopped.
+        totals: what `totals` gave then; {} at the start of an epoch.
     """
 
-    def __init__(self, saved: Mapping[str, float]) -> None:
-        self._sums = {name: tf.constant(value, tf.float32) for name, value in saved.items()}
+    def __init__(self, title: str, steps: int, done: int, totals: Mapping[str, float]) -> None:
+        self._steps = steps
+        self._sums = {_RENAMED.get(name, name): tf.constant(v, tf.float32) for name, v in totals.items()}
+        self._bar = Bar(title, steps, done=done)
+        self._shown: dict[str, float] = {}
+        self.restart_clock()
 
-    def add(self, values: Mapping[str, tf.Tensor], counts: tf.Tensor) -> None:
-        """Adds one step's scalars. `counts` is whether the step was taken: means are over such steps."""
-        taken = tf.cast(counts, tf.float32)
+    def add(self, step: int, values: Mapping[str, tf.Tensor], finite: tf.Tensor) -> bool:
+        """Adds one step. Every SHOW_EVERY steps it shows the means, which waits for the device.
+
+        Args:
+            step: its number in the epoch, from 1.
+            values: its scalars.
+            finite: whether it was taken.
+
+        Returns:
+            Whether it has waited.
+        """
+        taken = tf.cast(finite, tf.float32)
         for name, value in {**values, _STEPS: taken, _SKIPPED: 1.0 - taken}.items():
             self._sums[name] = value + self._sums.get(name, 0.0)
+        show = step % SHOW_EVERY == 0 or step == self._steps
+        if show:
+            self._shown = self._means()
+        self._last = time.monotonic(), step
+        self._first = self._first or self._last
+        self._bar.step(self._shown)
+        return show
 
-    def mean(self, name: str) -> float:
-        """Mean over the steps that were taken; NaN where there is none."""
-        steps = float(self._sums[_STEPS])
-        return float(self._sums[name]) / steps if steps else math.nan
+    def restart_clock(self) -> None:
+        """The rate is that of the steps from here on, without the next one, which may compile."""
+        self._first: tuple[float, int] | None = None
+        self._last: tuple[float, int] | None = None
 
-    def sum(self, name: str) -> float:
-        return float(self._sums[name])
+    def row(self, batch_size: int, num_replicas: int, *, learning_rate: float) -> dict[str, float]:
+        """What results.csv has of the epoch. Counts and the rate are those of all replicas."""
+        rate = math.nan
+        if self._first != self._last:
+            seconds, steps = (last - first for first, last in zip(self._first, self._last, strict=True))
+            rate = steps * batch_size * num_replicas / seconds
+        counts = {
+            name: float(value) * num_replicas
+            for name, value in self._sums.items()
+            if name.startswith(_COUNTED)
+        }
+        skipped = {_SKIPPED: float(self._sums[_SKIPPED])}
+        return self._means() | {"learning_rate": learning_rate, "images_per_second": rate} | counts | skipped
 
-    def to_json(self) -> dict[str, float]:
+    def totals(self) -> dict[str, float]:
+        """What a checkpoint within the epoch holds."""
         return {name: float(value) for name, value in self._sums.items()}
 
+    def clear(self) -> None:
+        """The epoch has ended."""
+        self._sums = {}
 
-_STEPS = "steps"
-_SKIPPED = "skipped_steps"
+    def _means(self) -> dict[str, float]:
+        """NaN where no step was taken."""
+        steps = float(self._sums[_STEPS])
+        other = (_STEPS, _SKIPPED)
+        names = [name for name in self._sums if name not in other and not name.startswith(_COUNTED)]
+        return {name: float(self._sums[name]) / steps if steps else math.nan for name in names}
 
 
 class RunLog:
-    """Appends one row an epoch and redraws the curves.
+    """Appends rows and redraws the curves.
 
     Args:
         directory: the run directory.
-        done_epochs: epochs that the resumed run has behind it; rows beyond them (written by a run that was
-            stopped between its row and its checkpoint) are dropped, so that no epoch stands twice.
+        done_epochs: epochs that the resumed run has behind it, with the fraction at which it was last
+            evaluated. Later rows (written by a run that was stopped between its row and its checkpoint) are
+            dropped, so that no epoch has two rows.
     """
 
-    def __init__(self, directory: pathlib.Path, done_epochs: int):
+    def __init__(self, directory: pathlib.Path, done_epochs: float):
         self._csv = directory / "results.csv"
         self._curves = directory / "loss_curves.png"
-        self._rows = [row for row in self._read() if int(row["epoch"]) <= done_epochs]
+        self._rows = [row for row in self._read() if float(row["epoch"]) <= done_epochs]
         self._events = tf.summary.create_file_writer(str(directory / "tensorboard"))
 
-    def add(self, epoch: int, step: int, values: dict[str, float]) -> None:
-        """Records one epoch (1-based) that ended at `step`. Non-finite values stay empty in the table."""
+    def add(self, epoch: float, step: int, values: Mapping[str, float]) -> None:
+        """Records what is known at `step`. Values that are not finite stay empty in the table.
+
+        Args:
+            epoch: epochs done: 2 for the second one, 1.25 for an evaluation after a quarter of it.
+            step: number of the step.
+            values: name -> value; the names become columns.
+        """
         row = {"epoch": epoch, "step": step}
         row |= {name: f"{value:.6g}" if math.isfinite(value) else "" for name, value in values.items()}
         self._rows.append(row)
@@ -82,4 +141,4 @@ class RunLog:
         if not self._csv.exists():
             return []
         with self._csv.open(newline="") as file:
-            return list(csv.DictReader(file))
+            return [{_RENAMED.get(k, k): v for k, v in row.items()} for row in csv.DictReader(file)]

@@ -1,353 +1,198 @@
-"""Notices that a rank has died, is frozen or is elsewhere, and ends the run with one line: who, and where.
+"""Ends a run that hangs or has lost a rank: exit code 1, the stacks of the rank's threads, one line.
 
     with Watchdog(ranks, step_timeout=600) as watchdog:
         watchdog.beat("training", epoch=epoch, step=step)  # at each step, batch of evaluation, save
         with watchdog.allow(1800):  # what takes longer than a step
             ...
 
-A collective operation waits for every rank: when one is missing, the others fail with an error that does not
-say who, or wait for ever. So each rank has a thread of its own that tells rank 0 every second where it is
-(rank_channel.py), whatever the launcher and the strategy. Rank 0 judges them; the others judge only rank 0.
+A collective operation waits for all ranks. Each rank therefore limits the time between its own beats; when
+the limit has passed, the rank ends, and the launcher (horovodrun, Slurm) or TensorFlow's coordination service
+ends the others. A dead rank raises an error in the collective operations of the others at once (Horovod) or
+after 30 s (multi_worker). Horovod's stall inspector names the ranks that an operation waits for.
 
-dead        its connection has ended: the operating system sees to that when a process goes
-frozen      no line has come from it for SILENT seconds: stopped, swapping, or its machine hangs
-elsewhere   its lines come, but it, or a rank that waits for it, has not beaten for the step timeout
-
-Without a connection (a firewall) a rank watches only over itself.
+Nothing can run in a stopped process (SIGSTOP), and launchers wait for it without end. So the ranks of the
+same host kill it when they end.
 """
 
 import contextlib
-import dataclasses
-import math
+import faulthandler
 import os
+import pathlib
+import signal
+import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.errors import OtherRankError, StoppedError, UserError
-from common.training import rank_places
-from common.training.rank_channel import Channel, Message
-from common.training.rank_places import Place
+from common.errors import OtherRankError, StoppedError, UserError, is_lost_rank
 
 if TYPE_CHECKING:
-    from common.distributed.ranks import Ranks  # brings TensorFlow, which nothing here needs
+    from common.distributed.ranks import Ranks  # imports TensorFlow, which is not needed here
 
-TICK = 0.2  # seconds between two looks
-TELL = 1.0  # seconds between two lines of a rank
-SILENT = 3.0  # seconds without a line: three have been left out
-CONNECT = 20.0  # seconds until a rank gives up reaching rank 0
-TAKE = 1.0  # seconds for the main thread to come and say the line itself (`verdict`)
-LEAVE = 2.0  # seconds for it to end the process then
-GO_ON = "the same command goes on from the last checkpoint"
+TICK = 0.5  # seconds
+GRACE = 5.0  # seconds after the limit until faulthandler ends a process whose threads Python cannot run
+CONTINUE = "run the same command to continue from the last checkpoint"
 
 
-class RankLostError(UserError):
-    """Another rank is dead, frozen or elsewhere. The message says which, and where it last was."""
+class _Process(NamedTuple):
+    """A rank's process.
+
+    Attributes:
+        host: its name.
+        namespace: of process ids; equal on one host: a pid means the same process to both.
+        pid: its id.
+        started: clock ticks since boot; process ids are used again.
+    """
+
+    host: str
+    namespace: str
+    pid: int
+    started: str
+
+    @property
+    def state(self) -> str:
+        """R, S, D (alive), T (stopped), Z (ended), or "" where it is gone: proc(5), stat."""
+        state, started = _stat(self.pid)
+        return state if started == self.started else ""
 
 
 class Watchdog:
-    """Watches over this rank and, by its peers, over all. All ranks make theirs together.
+    """Limits the time between two beats of this rank. All ranks make theirs together.
 
-    The limit on a step begins with the first `beat`.
+    The limit holds from the first `beat` on. It counts only time in which this process runs: a job that was
+    suspended continues. (With several ranks faulthandler's limit, GRACE later, counts that time too.)
 
     Args:
-        ranks: who this process is; used here only, not by the thread.
-        step_timeout: seconds between two beats after which a rank counts as stuck; 0: it may take for ever.
-        on_loss: what the loss of a rank means. exit: this process ends with code 1. report: a line is said.
+        ranks: of the run.
+        step_timeout: seconds that a rank may take between two beats; 0: no limit.
+        on_loss: what the loss of another rank means. exit: this process ends with code 1. report: the error
+            of the collective operation propagates (Horovod Elastic continues without the rank).
     """
 
     def __init__(self, ranks: "Ranks", *, step_timeout: float, on_loss: str = "exit") -> None:
         if on_loss not in ("exit", "report") or step_timeout < 0:
             raise ValueError(f"on_loss={on_loss!r}, step_timeout={step_timeout}")
-        self._rank, self._world_size = ranks.rank, ranks.world_size
-        self._timeout, self._exits = step_timeout, on_loss == "exit"
-        self._homes = ranks.gather(rank_places.home())
-
-        # The main thread writes these, the other reads them.
-        self._main = threading.get_ident()
-        self._asleep = 0.0  # seconds that this process did not run at all
-        self._beat = ("starting", 0, 0, self._now())
-        self._begun = False  # it has beaten
-        self._leave: tuple[float | None] | None = None  # inside `allow`: its seconds
-        self._troubled = False  # it has met an error, and waits to hear whose
-        self._taken = threading.Event()  # it ends the process itself
+        own = _Process(
+            socket.gethostname(), os.readlink("/proc/self/ns/pid"), os.getpid(), _stat(os.getpid())[1]
+        )
+        processes = [_Process(*fields) for fields in ranks.gather(list(own))]
+        self._names = [f"rank {i} ({process.host}, pid {process.pid})" for i, process in enumerate(processes)]
+        self._neighbours = {
+            i: process
+            for i, process in enumerate(processes)
+            if i != ranks.rank and process[:2] == own[:2]  # on this host
+        }
+        self._rank, self._exits = ranks.rank, on_loss == "exit"
+        self._limits = [step_timeout]  # the last one holds; `allow` adds its own
+        self._beats = 0
+        self._at = "starting"
         self._closing = threading.Event()
-        self._last_word: Message = {"bye": True}
-        # The thread writes these.
-        self._places: dict[int, Place] = {}  # of the ranks that are connected
-        self._told = self._excused = -math.inf  # when our place was told; when somebody last had leave
-        self._overdue: float | None = None  # since when
-        self._reported = False
-        self._line: str | None = None
-        self._known = threading.Event()
-
-        self._channel: Channel | None = None
-        self._address: dict[str, Any] | None = None
-        if self._world_size > 1:
-            if self._rank == 0:
-                self._listen()
-            self._address = ranks.broadcast_object(self._address)
-        self._alone = self._address is None
-        self._missing = set(range(1, self._world_size)) if self._channel else set()
-        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-        self._thread.start()
-
-    # --- for the main thread ---
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def beat(self, doing: str, *, epoch: int = 0, step: int = 0) -> None:
-        """This rank moves: it begins a step, a batch of evaluation, a save. Costs about a microsecond."""
-        self._beat = (doing, epoch, step, self._now())
-        self._begun = True
+        """Restarts the limit: this rank begins a step, a batch of evaluation, a save. Takes about 0.1 ms."""
+        self._at = f"{doing}, epoch {epoch}, step {step}"
+        self._restart()
 
     @contextlib.contextmanager
-    def allow(self, seconds: float | None = None) -> Iterator[None]:
-        """Up to `seconds` (None: any time) without a beat, for this rank and for all who wait for it."""
-        before, self._leave = self._leave, (seconds,)
-        self._beat = (*self._beat[:3], self._now())
+    def allow(self, seconds: float = 0.0) -> Iterator[None]:
+        """Another limit between two beats, on this rank; 0: none. Enter it on all ranks."""
+        self._limits.append(seconds)
+        self._restart()
         try:
             yield
         finally:
-            self._beat = (*self._beat[:3], self._now())
-            self._leave = before
-
-    def verdict(self, timeout: float) -> str | None:
-        """Whose loss an error of a collective operation comes from, for the main thread that has met it.
-
-        Whoever gets a line has LEAVE seconds to say it and to end the process.
-
-        Args:
-            timeout: seconds to wait; a rank that is silent counts as lost meanwhile.
-
-        Returns:
-            The line, or None where all ranks seem well.
-        """
-        if not self._alone:
-            self._troubled = True
-            self._known.wait(timeout)
-            self._troubled = False
-        if self._line is not None:
-            self._taken.set()
-        return self._line
-
-    def close(self) -> None:
-        """Takes leave of the others: what becomes of this process afterwards is no loss."""
-        self._closing.set()
-        deadline = time.monotonic() + 3.0
-        ending = self._known.is_set  # then the thread gives this one time to end the process itself
-        while self._thread.is_alive() and time.monotonic() < deadline and not (self._exits and ending()):
-            self._thread.join(0.05)
+            self._limits.pop()
+            self._restart()
 
     def __enter__(self) -> "Watchdog":
+        self._thread.start()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Closes. An error on this rank alone ends the others too.
+        """Ends this process where only this rank has failed: the others may wait for it in an operation.
 
-        Raises:
-            RankLostError: instead of an error that comes from the loss of another rank.
+        Makes no collective call. Errors that all ranks raise together propagate, as do those of a single
+        process and, with on_loss="report", all.
         """
-        agreed = error is None or isinstance(error, SystemExit | StoppedError | OtherRankError)
-        if agreed or not self._exits:
-            self.close()
+        self._closing.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+        on_all_ranks = not isinstance(error, Exception) or isinstance(error, StoppedError | OtherRankError)
+        if on_all_ranks or len(self._names) == 1:
             return
-        if isinstance(error, Exception) and not isinstance(error, UserError):
-            line = self.verdict(LEAVE)
-            if line is not None:
-                self.close()
-                raise RankLostError(line) from error
-        reason = str(error) if isinstance(error, UserError) else f"{kind.__name__}: {error}"
-        self._last_word = {"failed": reason.partition("\n")[0][:500]}
-        self._taken.set()
-        self.close()
-
-    # --- the thread: listening and telling ---
-
-    def _run(self) -> None:
-        try:
-            if self._rank and self._address:
-                self._connect()
-            self._looked = time.monotonic()
-            started = self._now()
-            while not self._closing.is_set():
-                if self._channel:
-                    heard = self._channel.poll(TICK)
-                else:
-                    heard = []
-                    self._closing.wait(TICK)
-                now = self._tick()
-                for rank, message in heard:
-                    self._hear(rank, message)
-                if self._channel and now - self._told >= TELL:
-                    self._told = now
-                    self._channel.tell({"place": dataclasses.asdict(self._own(now))})
-                if self._missing and now - started > CONNECT:
-                    _say(f"warning: no connection from {self._names(self._missing)}: a firewall?")
-                    self._missing = set()
-                self._judge(now)
-        except Exception as error:  # training is worth more than its watchdog
-            _say(f"warning: rank {self._rank} is not watched over any more: {error!r}")
-            self._alone = True
-        if self._channel:
-            self._channel.close(self._last_word)
-
-    def _listen(self) -> None:
-        local = len({home["network"] for home in self._homes}) == 1
-        try:
-            self._channel, self._address = Channel.listen(self._world_size, local=local)
-        except OSError as error:
-            _say(f"warning: the ranks watch only over themselves: no port to listen on: {error}")
-
-    def _connect(self) -> None:
-        try:
-            self._channel = Channel.connect(self._address, self._rank, seconds=CONNECT)
-        except OSError as error:
-            self._alone = True
-            if not self._closing.is_set():
-                _say(
-                    f"warning: rank {self._rank} watches only over itself: rank 0 cannot be reached: {error}"
-                )
-
-    def _now(self) -> float:
-        """Seconds, less those in which this process did not run: nobody is late for a suspended job."""
-        return time.monotonic() - self._asleep
-
-    def _tick(self) -> float:
-        looked, self._looked = self._looked, time.monotonic()
-        asleep = self._looked - looked - TICK
-        if asleep > min(SILENT, self._timeout / 2 or SILENT):
-            self._asleep += asleep
-        return self._now()
-
-    def _own(self, now: float) -> Place:
-        doing, epoch, step, since = self._beat
-        limit = self._timeout if self._begun else None
-        if self._leave:
-            (limit,) = self._leave
-        at, waiting = rank_places.where(self._main)
-        age = max(0.0, now - since if self._leave else min(now - since, now - self._excused))
-        return Place(doing, int(epoch), int(step), age, limit, bool(self._leave), at, waiting, heard=now)
-
-    def _hear(self, rank: int, message: Message | None) -> None:
-        """One message of another rank, or the end of its connection (None)."""
-        place = self._places.get(rank, Place())
-        if message is None or "failed" in message or "bye" in message:
-            watched = rank in self._places or rank == 0
-            self._forget(rank)
-            if message is None and watched:
-                silence = self._now() - place.heard if place.heard else 0.0
-                silent = f", after {silence:.0f} s of silence" if silence > SILENT else ""
-                self._lose(f"{self._names([rank])} has died{silent}; last seen: {place}")
-            elif message is not None and "failed" in message:
-                self._lose(f"{self._names([rank])} has ended with an error, {place}: {message['failed']}")
-        elif "lost" in message:
-            self._lose(**message["lost"])
-        else:
-            self._places[rank] = Place(**message["place"] | {"heard": self._now()})
-            self._missing.discard(rank)
-
-    def _forget(self, rank: int) -> None:
-        self._places.pop(rank, None)
-        if rank == 0 and self._channel:  # it was the only one to talk to
-            self._channel.close(seconds=0.1)
-            self._channel, self._alone = None, True
-
-    def _names(self, ranks: Iterable[int]) -> str:
-        return rank_places.names(self._homes, ranks)
-
-    # --- the thread: judging ---
-
-    def _judge(self, now: float) -> None:
-        """Ends the run, or reports, where a rank is frozen or elsewhere."""
-        if not self._timeout and not self._troubled:
-            return
-        places = self._places | {self._rank: self._own(now)}
-        silence = {rank: now - place.heard for rank, place in places.items()}
-        patience = SILENT if self._troubled else max(SILENT, self._timeout / 2)
-        frozen = [rank for rank in places if silence[rank] > patience]
-        if self._rank and self._channel and not frozen:
-            return  # rank 0 knows better
-        ages = {rank: place.age + silence[rank] for rank, place in places.items()}
-        if self._troubled and frozen:
-            self._lose_stuck(places, ages, frozen, silence)
-        if not self._timeout:
-            return
-
-        def late(rank: int) -> bool:
-            place = places[rank]
-            waited = ages[rank] if place.leave else min(ages[rank], now - self._excused)
-            return place.limit is not None and waited > place.limit
-
-        judged = [0] if self._rank and self._channel else list(places)
-        if any(place.leave and not late(rank) for rank, place in places.items()):
-            self._excused = now  # who waits for a rank that has leave is not late either
-        if not any(map(late, judged)):
-            self._overdue, self._reported = None, False
-            return
-        self._overdue = self._overdue or now
-        unsure = any(1.5 * TELL < seconds <= SILENT for seconds in silence.values())
-        if not unsure or now - self._overdue > SILENT:  # else it will show whether it is frozen or elsewhere
-            self._lose_stuck(places, ages, frozen, silence)
-
-    def _lose_stuck(
-        self, places: dict[int, Place], ages: dict[int, float], frozen: list[int], silence: dict[int, float]
-    ) -> None:
-        lost = frozen or rank_places.stragglers(places)
-        longest = max(ages.values())
-        if not lost:
-            line = f"no rank has moved for {longest:.0f} s, and none is behind the others"
-        elif frozen:
-            seconds = silence[lost[0]]
-            line = f"{self._names(lost)} is frozen, silent for {seconds:.0f} s; last seen: {places[lost[0]]}"
-        elif ages[lost[0]] > longest / 2:
-            line = f"{self._names(lost)} has not moved for {ages[lost[0]]:.0f} s: {places[lost[0]]}"
-        else:  # it beats, but never comes to where the others wait
-            line = f"{self._names(lost)} has kept the others waiting for {longest:.0f} s: {places[lost[0]]}"
-        if not self._reported:
-            _say(rank_places.table(self._homes, places, ages, lost))
-            self._lose(line, lost, frozen)
-        self._reported = True
-
-    def _lose(self, line: str, stuck: Sequence[int] = (), frozen: Sequence[int] = ()) -> None:
-        """A rank is lost: says so here and to the others, and ends this process (on_loss="exit")."""
-        self._line = f"{line}; {GO_ON}" if self._exits and not line.endswith(GO_ON) else line
-        first = not self._known.is_set()
-        self._known.set()
-        if self._rank == 0 and self._channel:
-            lost = {"line": self._line, "stuck": list(stuck), "frozen": list(frozen)}
-            self._channel.tell({"lost": lost})
-        if self._rank in stuck:
-            _say(f"rank {self._rank} is here:\n{rank_places.stack(self._main)}")
-        for rank in frozen:
-            rank_places.kill(self._homes[rank])
+        lost = self._lost()
+        self._kill_stopped()
         if not self._exits:
-            _say(self._line)
-            if self._rank in stuck and first:  # a death is a loss that Horovod Elastic understands; who
-                os._exit(1)  # waits for a rank that has died is not to blame
             return
-        hung = bool(stuck) and not self._troubled
-        deadline = time.monotonic() + (0.0 if hung else TAKE)
-        while time.monotonic() < deadline and not self._taken.is_set() and not self._closing.is_set():
-            self._taken.wait(0.05)
-        if self._taken.is_set():
-            time.sleep(LEAVE)
-        elif self._closing.is_set():
-            return  # it had done its work
+        if isinstance(error, UserError):
+            _print(f"error: {error}")
+        elif is_lost_rank(error):
+            _print(f"error: {lost or 'another rank'} is stopped or dead; {self._own}: {CONTINUE}")
         else:
-            _say(f"error: {self._line}")
-        if self._channel:
-            self._channel.close(seconds=0.5)
-        _patiently(sys.stdout.flush)
+            _print("".join(traceback.format_exception(error)).rstrip())
+        sys.stdout.flush()
+        os._exit(1)  # sys.exit would wait for the other ranks, in Horovod's and TensorFlow's own clean-up
+
+    def _restart(self) -> None:
+        self._beats += 1
+        if len(self._names) > 1 and self._limits[-1]:
+            faulthandler.dump_traceback_later(self._limits[-1] + GRACE, exit=True, file=2)
+        else:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _watch(self) -> None:
+        beats, waited = 0, 0.0
+        while not self._closing.wait(TICK):
+            limit = self._limits[-1]
+            # Ticks are counted, and not time: in a suspended process there are none.
+            beats, waited = self._beats, waited + TICK if self._beats == beats else 0.0
+            if beats and limit and waited >= limit:
+                self._end(limit)
+                waited = 0.0
+
+    def _end(self, limit: float) -> None:
+        lost = self._lost()
+        if self._kill_stopped() and not self._exits:
+            self._restart()
+            return  # Horovod notices their death
+        faulthandler.dump_traceback(file=2)
+        why = (
+            f"{lost} is stopped or dead"
+            if lost
+            else "its stacks are above; if it waits, so are the late rank's"
+        )
+        _print(f"error: {self._own}, has not moved for {limit:g} s (--step_timeout): {why}; {CONTINUE}")
         os._exit(1)  # sys.exit would end this thread only
 
+    @property
+    def _own(self) -> str:
+        return f"{self._names[self._rank]}, {self._at}"
 
-def _say(text: str) -> None:
-    _patiently(lambda: print(text, file=sys.stderr, flush=True))
+    def _lost(self) -> str:
+        """The ranks of this host that are stopped or gone; "" where there is none."""
+        found = [self._names[i] for i, process in self._neighbours.items() if process.state in ("T", "Z", "")]
+        return ", ".join(found)
+
+    def _kill_stopped(self) -> bool:
+        """Kills the stopped ranks of this host. Whether there were any."""
+        stopped = [process for process in self._neighbours.values() if process.state == "T"]
+        for process in stopped:
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
+        return bool(stopped)
 
 
-def _patiently(write: Callable[[], None]) -> None:
-    """Waits half a second at most: a main thread that is stuck may be so in writing, and hold the lock."""
-    thread = threading.Thread(target=write, daemon=True)
-    thread.start()
-    thread.join(0.5)
+def _stat(pid: int) -> tuple[str, str]:
+    """State and start time of a process; empty where there is none."""
+    try:
+        after_name = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return after_name[0], after_name[19]
+
+
+def _print(text: str) -> None:
+    os.write(2, f"{text}\n".encode())  # the main thread may hang with the lock of sys.stderr

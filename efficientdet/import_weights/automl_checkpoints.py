@@ -12,7 +12,7 @@ import numpy as np
 from common.coco_classes import coco_label_map
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training.weight_transfer import ClassRows, Report, transfer
+from common.training.fine_tuning import ClassRows, Report, transfer
 from efficientdet.import_weights.automl_names import automl_names, canonical, models_of
 from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
 
@@ -104,7 +104,7 @@ def class_names(num_classes: int, label_map: LabelMap | None = None) -> tuple[st
 def assign(
     model: keras.Model, contents: Contents, label_map: LabelMap, names: tuple[str, ...], origin: str
 ) -> Report:
-    """Puts `contents` into a model: class rows by name (weight_transfer.py), all else as it is."""
+    """Puts `contents` into a model: class rows by name (fine_tuning.py), all else as it is."""
     remarks = []
     if contents.averaged:
         remarks.append("averages over the training taken, where there are any")

@@ -15,11 +15,13 @@ from absl import flags
 import efficientdet.eval
 import efficientdet.export
 import efficientdet.infer
+import efficientdet.loaders
 import efficientdet.predict
 import efficientdet.train
 import yolov4.eval
 import yolov4.export
 import yolov4.infer
+import yolov4.loaders
 import yolov4.predict
 import yolov4.train
 from common import args as shared_flags
@@ -62,7 +64,7 @@ class App:
         """Module and entry function of train.py, eval.py, infer.py or export.py."""
         module = getattr(self.package, name)
         if name == "train":
-            return module, lambda **given: module.start(given)
+            return module, lambda **given: module.start(module.Args(**given))
         return module, getattr(module, "evaluate_weights" if name == "eval" else name)
 
     def load_trained(self, weights: pathlib.Path):
@@ -72,7 +74,7 @@ class App:
         return self.package.predict.make_detect(model, config)
 
     def make_loader(self, *arguments, **options) -> Loader:
-        return self.package.train.make_loader(*arguments, **options)
+        return self.package.loaders.make_loader(*arguments, **options)
 
 
 APPS = {

@@ -1,5 +1,6 @@
 """bench.py of each app: once for real on a tiny network, and its pieces."""
 
+import functools
 import importlib
 import itertools
 import json
@@ -15,14 +16,18 @@ import tensorflow as tf
 from absl import flags
 
 from common import args as shared_flags
-from common.dali_ops import marked
 from common.errors import UserError
 from common.open_data import open_source
 from tests.apps.conftest import APPS
-from tools.benchmark import inference, measuring, report, summary, worker
+from tools.benchmark import inference, measuring, report, stages, summary, worker
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PEER = "import time; print('ready')\nwhile True: time.sleep(0.001); print('step 3')"
+BASELINE = "import time; print('ready')\nwhile True: time.sleep(0.001); print('step 3')"
+# Of the file that --json names, as at commit 6eb6d8f.
+KEYS = {
+    *("format", "app", "title", "when", "commit", "versions", "machine", "data", "settings", "rounds"),
+    *("seconds", "candidates", "stages", "inference", "other_cores", "ratios", "verdict"),
+}
 # Everything that a training image can go through.
 WHOLE = {
     "efficientdet": "image_size=64x96,hue=20,grid_mask_prob=0.5",
@@ -41,9 +46,10 @@ def bench(app):
 
 def parse(bench, *arguments: str) -> dict:
     fv = flags.FlagValues()
-    bench.define_flags(fv)
+    define_flags = functools.partial(measuring.define_flags, bench.APP)
+    define_flags(fv)
     fv(["bench", *arguments])
-    return shared_flags.values(fv, bench.define_flags)
+    return shared_flags.values(fv, define_flags)
 
 
 def small(app, drawn: pathlib.Path, *arguments: str) -> list[str]:
@@ -64,8 +70,8 @@ def small(app, drawn: pathlib.Path, *arguments: str) -> list[str]:
 def test_the_command_measures_processes(drawn, tmp_path):
     """One app's: what is different about the other one is tested below, within this process."""
     app = APPS["efficientdet"]
-    peer = f"--peer=theirs={sys.executable} -uc {shlex.quote(PEER)}"
-    arguments = small(app, drawn, "--what=data", "--pipeline_types=dali_cpu", peer)
+    baseline = f"--baseline=theirs={sys.executable} -uc {shlex.quote(BASELINE)}"
+    arguments = small(app, drawn, "--what=data", "--pipeline_types=dali_cpu", baseline)
     done = subprocess.run(
         [sys.executable, ROOT / app.name / "bench.py", *arguments, f"--json={tmp_path}/new/bench.json"],
         capture_output=True,
@@ -73,7 +79,7 @@ def test_the_command_measures_processes(drawn, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads((tmp_path / "new" / "bench.json").read_text())
-    assert list(record["candidates"]) == ["data dali_cpu", "peer theirs"]
+    assert list(record["candidates"]) == ["data dali_cpu", "baseline theirs"]
     for (name, found), images in zip(record["candidates"].items(), (4, 3), strict=True):
         assert len(found["windows"]) == 2, (name, found)
         assert all(window["images"] % images == 0 for window in found["windows"])
@@ -81,6 +87,7 @@ def test_the_command_measures_processes(drawn, tmp_path):
     assert record["data"]["images"] == 12 and record["settings"]["image_size"] == [64, 96]
     assert record["machine"]["cores"] >= 1 and record["versions"]["tensorflow"]
     assert record["stages"] == record["inference"] == {}
+    assert set(record) == KEYS
 
 
 @pytest.mark.filterwarnings("ignore:Even though the")  # tf.data compiles its functions all the same
@@ -95,17 +102,17 @@ def test_a_candidate_trains(drawn, monkeypatch, name, role):
         advance()
         advance()
 
-    def make_step(ranks, model, *rest, make=bench.make_train_step, **options):
+    def make_step(ranks, model, *rest, make=bench.APP.make_train_step, **options):
         models.append(model)
         initial.update({weight.path: weight.numpy() for weight in model.weights})
         return make(ranks, model, *rest, **options)
 
     monkeypatch.setattr(worker, "tell_steps", tell)
-    monkeypatch.setattr(bench, "make_train_step", make_step)
+    app_to_measure = bench.APP._replace(make_train_step=make_step)
     given = parse(bench, *small(app, drawn, "--num_classes=3"))
     tf.config.run_functions_eagerly(True)  # two steps take less than compiling one
     try:
-        measuring.start(bench.APP, given, role)
+        measuring.start(app_to_measure, given, role)
     finally:
         tf.config.run_functions_eagerly(False)
     assert sizes == [4]
@@ -118,7 +125,7 @@ def test_stages_are_told_line_by_line(app, bench, drawn, capfd):
     given = parse(bench, *small(app, drawn, "--num_classes=3"))
     measuring.start(bench.APP, given, "stages:dali_cpu")
     *told, end = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert end is None and len(told) == 1 + given["rounds"]
+    assert end is None and len(told) == given["rounds"]
     found = {stage["stage"]: stage for stage in summary.stages(told)}
     after = {"efficientdet": ["hand-over", "encode", "fn.box_encoder"], "yolov4": ["boxes", "hand-over"]}
     assert list(found) == [*STAGES[app.name], *after[app.name]]
@@ -135,12 +142,13 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     """Each cut holds a part of the whole graph, and the last one gives the very pixels."""
     given = parse(bench, f"--model_name={app.model_name}", f"--hparams={WHOLE[app.name]}")
     source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
-    loader = bench.make_loader(
-        "dali_cpu", source=source, config=bench.make_config(given), batch_size=4, training=True, seed=3
+    loader = bench.APP.make_loader(
+        "dali_cpu", source=source, config=bench.APP.make_config(given), batch_size=4, training=True, seed=3
     )
     whole = loader.pipeline
-    assert list(marked(whole)) == STAGES[app.name]
-    cuts = {stage: loader.cut(stage) for stage in marked(whole)}
+    nodes = stages.stage_nodes(whole, bench.APP.stages)
+    assert list(nodes) == STAGES[app.name]
+    cuts = {stage: stages.truncate_at(whole, each) for stage, each in nodes.items()}
     names = [set(), *(operators(cut) for cut in cuts.values()), operators(whole)]
     for smaller, larger in itertools.pairwise(names):
         assert smaller < larger
@@ -159,14 +167,17 @@ def test_cuts_of_mosaics_of_fresh_images(drawn):
     bench = importlib.import_module("yolov4.bench")
     given = parse(bench, "--model_name=yolov4-nano", f"--hparams={WHOLE['yolov4']},mosaic_tiles=fresh")
     source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
-    loader = bench.make_loader(
-        "dali_cpu", source=source, config=bench.make_config(given), batch_size=4, training=True, seed=3
+    loader = bench.APP.make_loader(
+        "dali_cpu", source=source, config=bench.APP.make_config(given), batch_size=4, training=True, seed=3
     )
-    assert list(marked(loader.pipeline)) == ["read", "decode", "resize", "color", "mosaic"]
-    images = np.stack([np.asarray(image) for image in loader.cut("mosaic").run()[0]])
+    nodes = stages.stage_nodes(loader.pipeline, bench.APP.stages)
+    cuts = {stage: stages.truncate_at(loader.pipeline, each) for stage, each in nodes.items()}
+    images = np.stack([np.asarray(image) for image in cuts["mosaic"].run()[0]])
     product = loader.pipeline.run()[0].as_array()
     np.testing.assert_array_equal(images, product)
-    names = operators(loader.cut("decode"))
+    assert len(nodes["read"]) == 4 * 4 and len(nodes["color"]) == 4
+    assert operators(cuts["color"]) == operators(cuts["place"])  # tiles have their places in the mosaic
+    names = operators(cuts["decode"])
     assert sum("ImageSlice" in name for name in names) == 4 and not any("Resize" in name for name in names)
 
 
@@ -175,10 +186,10 @@ def test_the_last_cut_is_what_training_gets(app, bench, drawn):
     source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
 
     def open_loader(**options):
-        common = {"source": source, "config": bench.make_config(given), "batch_size": 4, "training": True}
-        return bench.make_loader("dali_cpu", **common, seed=3, **options)
+        common = {"source": source, "config": bench.APP.make_config(given), "batch_size": 4, "training": True}
+        return bench.APP.make_loader("dali_cpu", **common, seed=3, **options)
 
-    cuts = bench.APP.cuts(open_loader(), open_loader)
+    cuts = stages.cuts(open_loader(), bench.APP.stages, open_loader)
     regular = [cut.stage for cut in cuts if not cut.instead]
     assert regular[: len(STAGES[app.name])] == STAGES[app.name]
     last = {"efficientdet": "encode", "yolov4": "hand-over"}[app.name]
@@ -197,9 +208,9 @@ def test_flags_that_cannot_be(bench, drawn):
         (["--what=data,modle"], "unknown thing to measure 'modle': did you mean 'model'"),
         (["--what="], "nothing to measure"),
         (["--pipeline_types=synthetic"], "unknown loader 'synthetic'"),
-        (["--peer=python loader.py"], "is not name=COMMAND"),
-        (["--peer=a=x 'y"], "No closing quotation"),
-        (["--peer=a=x", "--peer=a=y"], "there is another peer a"),
+        (["--baseline=python loader.py"], "is not NAME=COMMAND"),
+        (["--baseline=a=x 'y"], "No closing quotation"),
+        (["--baseline=a=x", "--baseline=a=y"], "there is another baseline a"),
         (["--num_classes=1", *data], "the data have 3 classes"),
         (["--batch_size=13", *data], "12 images, --batch_size=13"),
         (["--model_name=nona"], "unknown model"),
@@ -211,8 +222,8 @@ def test_flags_that_cannot_be(bench, drawn):
 
 def test_nothing_that_works_is_an_error(bench, capsys):
     with pytest.raises(UserError, match="nothing could be measured"):
-        measuring.start(bench.APP, parse(bench, "--what=", "--peer=a=/no/such/program", "--rounds=1"))
-    assert "peer a: failed: cannot be started" in capsys.readouterr().out
+        measuring.start(bench.APP, parse(bench, "--what=", "--baseline=a=/no/such/program", "--rounds=1"))
+    assert "baseline a: failed: cannot be started" in capsys.readouterr().out
 
 
 def test_data_are_drawn_once_where_none_are_given(monkeypatch, tmp_path):
@@ -230,9 +241,9 @@ def test_data_are_drawn_once_where_none_are_given(monkeypatch, tmp_path):
 def test_inference_is_measured_at_both_batch_sizes(app, bench, drawn, monkeypatch, capfd):
     asked = []
 
-    def measure(**options) -> inference.InferenceTimes:
+    def measure(**options) -> dict:
         asked.append(options)
-        return inference.InferenceTimes(len(asked), 1, 1, {}, 2.0, 3.0)
+        return {"batch_size": len(asked)}
 
     monkeypatch.setattr(inference, "measure", measure)
     given = parse(bench, *small(app, drawn, "--num_classes=3"))

@@ -96,7 +96,7 @@ def _trained(app_name: str) -> dict:
     optimizer = train.make_optimizer(config, 0.01, precision="float32")
     optimizer.build(model.trainable_variables)
     averaged = AveragedWeights(model, 0.9)
-    loader = train.make_loader(
+    loader = importlib.import_module(f"{app_name}.loaders").make_loader(
         "synthetic", source=None, config=config, batch_size=batch_size, training=True, num_classes=3
     )
     images, targets = next(iter(loader.dataset()))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.evaluation import coco_backends, coco_metrics
+from common.evaluation import coco_backends, coco_metrics, commands
 from common.evaluation.evaluate import Evaluation, evaluate
 from common.sources import CocoSource
 
@@ -157,12 +157,10 @@ def test_an_output_directory_that_cannot_be_made_is_said_before_the_work(trained
         command("eval", f"--weights={trained}", f"--output_dir={tmp_path}/file/x", *eval_flags(drawn))
 
 
-def test_a_full_disk_is_one_line_and_earlier_results_stand(
-    app, trained, drawn, command, tmp_path, monkeypatch
-):
+def test_a_full_disk_is_one_line_and_earlier_results_stand(trained, drawn, command, tmp_path, monkeypatch):
     (tmp_path / "detections.json").write_text("earlier")
     found = Evaluation({**dict.fromkeys(coco_metrics.NAMES, 0.5), "per_class": {}}, [], {})
-    monkeypatch.setattr(app.package.eval, "evaluate", lambda *_, **__: found)
+    monkeypatch.setattr(commands, "evaluate", lambda *_, **__: found)
 
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -18,7 +18,7 @@ import pytest
 from common import hparams
 from common.layers import BatchNormalization
 from common.sources import CocoSource
-from common.training import freezing, model_metadata, weights
+from common.training import fine_tuning, model_metadata, weights
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHORT = ["--steps_per_epoch=3", "--batch_size=4", "--ema_decay=0", "--eval_images=", "--eval_annotations="]
@@ -45,7 +45,7 @@ def earlier(app, source, tmp_path_factory) -> Earlier:
     model = app.package.train.build_model(app.model_name, 3, config=config)
     run = tmp_path_factory.mktemp("earlier") / "run"
     run.mkdir()
-    metadata = app.package.passport.make_metadata(config, source.label_map, 3)
+    metadata = app.package.model_metadata.make_metadata(config, source.label_map, 3)
     weights.save(model, run / weights.BEST, metadata)
     return Earlier(model, run)
 
@@ -109,7 +109,7 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
     config = app.package.config.get_config(app.model_name)
     config = hparams.override(config, f"{app.tiny},image_size=64x96")
     model = app.package.train.build_model(app.model_name, 3, config=config)
-    freezing.freeze(model, "^backbone")
+    fine_tuning.freeze(model, "^backbone")
     layers = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
     frozen = [layer for layer in layers if layer.name.startswith("backbone")]
     free = [layer for layer in layers if layer not in frozen]
@@ -154,7 +154,7 @@ def test_another_configuration_is_explained(heads, earlier, source):
     assert "  config.epochs: saved 2, now 1: of training alone" in said
     found = model_metadata.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
-    assert found["recipe"]["init_from"] == earlier.run.name  # the name alone: a passport names no directories
+    assert found["recipe"]["init_from"] == earlier.run.name  # the name alone: metadata names no directories
     assert found["train_data"] == source.fingerprint
     assert model_metadata.read(heads.run / "checkpoints")["state"]["step"] == 3
     assert model_metadata.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
@@ -171,7 +171,7 @@ def test_weights_that_run_otherwise_say_so(app, heads, capsys):
 
 
 def test_weights_of_an_earlier_version_load(app, earlier, source, tmp_path, capsys):
-    """As files were written before there were passports."""
+    """As files were written before there was metadata."""
     metadata = model_metadata.read(earlier.run)
     kept = ("app", "num_classes", "label_map", "config", "eval_data", "epoch")
     old = tmp_path / "old.weights.h5"

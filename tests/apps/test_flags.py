@@ -1,5 +1,6 @@
 """A flag is a parameter of the entry function, with the same name and default, and the other way round."""
 
+import dataclasses
 import inspect
 import pathlib
 import subprocess
@@ -16,15 +17,8 @@ def test_flags_are_the_parameters(app, entry):
     module, function = app.entry(entry)
     fv = flags.FlagValues()
     module.define_flags(fv)
-    if (
-        entry == "train"
-    ):  # `start` looks at two flags itself, and elastic.py passes two arguments that are none
-        parameters = dict(inspect.signature(module.train).parameters)
-        assert {parameters.pop("on_epoch").default, parameters.pop("epochs_behind").default} == {None, 0}
-        assert set(fv) == {"replay", "dry_run", *parameters}
-    else:
-        parameters = inspect.signature(function).parameters
-        assert set(fv) == set(parameters)
+    parameters = inspect.signature(module.Args if entry == "train" else function).parameters
+    assert set(fv) == set(parameters)
     for name, parameter in parameters.items():
         expected = None if parameter.default is parameter.empty else parameter.default
         assert fv[name].default == expected, name
@@ -50,6 +44,12 @@ def test_the_flags_of_the_interface_exist(app):
         "input_type train_images train_annotations eval_images eval_annotations train_file_pattern "
         "eval_file_pattern label_map pipeline_type model_name image_size num_classes hparams batch_size "
         "epochs steps_per_epoch learning_rate strategy precision xla ema_decay clip_norm accumulate_steps "
-        "init_from freeze output_dir overwrite eval_every seed num_threads prefetch"
+        "init_from freeze output_dir overwrite eval_every eval_every_steps dry_run seed num_threads prefetch"
     )
     assert set(promised.split()) <= set(fv)
+
+
+def test_every_help_text_begins_with_the_thing(app):
+    for field in dataclasses.fields(app.package.train.Args):
+        text = field.metadata["help"]
+        assert text[0].isupper() and text.endswith(".") and not text.startswith("Of "), field.name

@@ -36,7 +36,7 @@ def feed(app, config, drawn):
     """feed(pipeline type) -> what train.py's loop takes its batches from."""
     source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
 
-    def run(pipeline_type: str) -> input_feed.Feed:
+    def run(pipeline_type: str) -> input_feed.InputFeed:
         def open_loader(shard_id: int, num_shards: int, device_index: int):
             return app.make_loader(
                 pipeline_type,
@@ -51,7 +51,7 @@ def feed(app, config, drawn):
                 name_images=True,
             )
 
-        return input_feed.Feed(Ranks(), open_loader, {})
+        return input_feed.InputFeed(Ranks(), open_loader, {})
 
     return run
 
@@ -183,7 +183,7 @@ def test_only_a_gpu_loader_s_batches_lose_their_int32(monkeypatch):
         loader = types.SimpleNamespace(
             pipeline_type=pipeline_type, saveable=False, dataset=lambda: tf.data.Dataset.from_tensors(batch)
         )
-        _, targets = next(input_feed.Feed(Ranks(), lambda loader=loader, **_: loader, {}))
+        _, targets = next(input_feed.InputFeed(Ranks(), lambda loader=loader, **_: loader, {}))
         assert targets["classes"].dtype == expected
         assert targets["classes"].numpy().tolist() == [3, -1]
         assert targets["boxes"].dtype == tf.float32

@@ -234,7 +234,10 @@ REFUSED = {
         ["--images={clip}/frames", "--submission={tmp}/a.zip", "--image_info={tmp}/info.json"],
         r"knows none of the 7 images, not even '0\.png'",
     ),
-    "no ids at all": (["--images={tmp}/frog.png", "--submission={tmp}/a.zip"], r"'frog\.png' is no number"),
+    "no ids at all": (
+        ["--images={tmp}/frog.png", "--submission={tmp}/a.zip"],
+        r"'frog\.png' is not a number",
+    ),
     "no results file": (["--images={clip}/frames", "--submission={tmp}/a.txt"], r"must end in \.json or"),
     "over what it reads": (
         ["--images={clip}/frames/3.png", "--image_info={tmp}/other.json", "--submission={tmp}/other.json"],
@@ -242,7 +245,7 @@ REFUSED = {
     ),
     "two lists of ids": (
         ["--images={tmp}/frog.png", "--annotations={tmp}/info.json", "--image_info={tmp}/info.json"],
-        "give one",
+        "give one of them",
     ),
     "other categories": (
         ["--images={clip}/frames/3.png", "--image_info={tmp}/other.json"],

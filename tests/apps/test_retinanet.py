@@ -7,7 +7,7 @@ import pytest
 
 from efficientdet.eval import evaluate_weights
 from efficientdet.predict import load_trained
-from efficientdet.train import train
+from efficientdet.train import Args, train
 
 # One update less than two epochs of the twelve drawn images have; small enough to trace quickly.
 RECIPE = (
@@ -20,7 +20,7 @@ RECIPE = (
 @pytest.fixture(scope="module")
 def run(drawn, tmp_path_factory):
     directory = tmp_path_factory.mktemp("retinanet") / "run"
-    train(
+    a = Args(
         model_name="retinanet-nano",
         image_size="64x96",
         hparams=RECIPE,
@@ -30,6 +30,7 @@ def run(drawn, tmp_path_factory):
         batch_size=4,
         output_dir=str(directory),
     )
+    train(a)
     return directory
 
 

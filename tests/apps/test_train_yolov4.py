@@ -17,14 +17,14 @@ MOSAIC = "--hparams=width=0.25,optimizer=sgd,mosaic_prob=1"
 def opened(app, monkeypatch):
     """(seed, mosaic) of every training loader that was opened."""
     calls = []
-    original = app.package.train.make_loader
+    original = app.package.loaders.make_loader
 
     def remember(*arguments, **options):
         if options["training"]:
             calls.append((options["seed"], options["mosaic"]))
         return original(*arguments, **options)
 
-    monkeypatch.setattr(app.package.train, "make_loader", remember)
+    monkeypatch.setattr(app.package.loaders, "make_loader", remember)
     return calls
 
 

@@ -1,4 +1,4 @@
-"""walkthrough.py of either app: a picture of each station, from whatever data the model was trained on."""
+"""The walkthroughs of examples/: a picture of each station, from whatever data the model was trained on."""
 
 import importlib
 
@@ -12,7 +12,7 @@ PICTURES = ("1_network_input", "3_targets", "5_candidates", "6_detections")
 
 
 def test_every_station_has_its_picture(app, trained, drawn, tmp_path, capsys):
-    walkthrough = importlib.import_module(f"{app.name}.walkthrough")
+    walkthrough = importlib.import_module(f"examples.{app.name}_walkthrough")
     walkthrough.walk(
         weights=str(trained),
         images=f"{drawn}/images",
@@ -32,7 +32,7 @@ def test_every_station_has_its_picture(app, trained, drawn, tmp_path, capsys):
 
 
 def test_flags_that_are_missing(app, trained, drawn, tmp_path):
-    walkthrough = importlib.import_module(f"{app.name}.walkthrough")
+    walkthrough = importlib.import_module(f"examples.{app.name}_walkthrough")
     given = {"weights": str(trained), "images": f"{drawn}/images", "annotations": f"{drawn}/instances.json"}
     with pytest.raises(UserError, match="--output_dir is missing"):
         walkthrough.walk(**given, output_dir=None)

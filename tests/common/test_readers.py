@@ -14,13 +14,14 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn
 
-from common import cache, readers
+from common import cache, readers, tf_readers
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
+from common.datacheck.tfrecord import open_records
 from common.errors import UserError
 from common.issues import DataError
 from common.readers import coco_reader, tfrecord_reader
-from common.tf_readers import tfrecord_examples
+from common.sources import TFRecordSource
 from common.tfrecord import write_tfrecords
 from tests.common.record_writing import LABELS, empty_record, png, record, write
 
@@ -101,11 +102,19 @@ def numbered(tmp_path_factory):
         files = write_numbered_records(directory, n)
         made[n] = {
             "coco": lambda **options: coco_reader(directory / "images", annotations, **options),
-            "tfrecord": lambda **options: tfrecord_reader(files, annotations.label_map, **options),
+            "tfrecord": checked_reader(files, annotations.label_map),
         }
         return made[n]
 
     return make
+
+
+def checked_reader(files, label_map):
+    """`tfrecord_reader` of records that were checked, and whose indexes were made."""
+    records = open_records(files, label_map)
+    return lambda **options: tfrecord_reader(
+        records.files, label_map, indexes=records.indexes, has_crowds=False, **options
+    )
 
 
 def write_numbered_records(directory, n):
@@ -269,18 +278,23 @@ def test_bad_images_are_left_out_by_policy(tmp_path):
         empty_record(3, encoded=bad),
         empty_record(4),
     )
-    policy = ImagePolicy(on_bad_image="skip")
-    options = {"training": False, "policy": policy}
-    by_dali = read(lambda **o: tfrecord_reader([file], LABELS, **o), 2, **options)
+    LABELS.save(tmp_path / "labels.json")
+    source = TFRecordSource(file, str(tmp_path / "labels.json"), ImagePolicy(on_bad_image="skip"))
+    options = {"training": False, "shard_id": 0, "num_shards": 1, "seed": 0}
+    by_dali = read(source.read, 2, **options)
     assert [(example.image_id, example.labels.tolist()) for example in by_dali] == [(2, [2]), (4, [])]
-    by_tensorflow = list(tfrecord_examples([file], LABELS, **options).as_numpy_iterator())
+    by_tensorflow = list(tf_readers.examples(source, **options).as_numpy_iterator())
     assert [int(example["image_id"]) for example in by_tensorflow] == [2, 4]
-    for reader in (
-        lambda: build(tfrecord_reader, files=[file], label_map=LABELS, training=False),
-        lambda: tfrecord_examples([file], LABELS, training=False),
-    ):
+    stopping = TFRecordSource(file, str(tmp_path / "labels.json"))
+    for reader in (lambda: build(stopping.read, **options), lambda: tf_readers.examples(stopping, **options)):
         with pytest.raises(DataError, match=r"image that is cut off \(2\)"):
             reader()
+
+
+def test_records_without_an_index_are_named(tmp_path):
+    file = write(tmp_path / "x", record())
+    with pytest.raises(UserError, match=r"x\.idx: No such file or directory: make it by"):
+        build(lambda: tfrecord_reader([file], LABELS, training=False))
 
 
 # --- the json that DALI gets ---

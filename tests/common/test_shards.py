@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from nvidia import dali
 
-from common import readers
+from common import readers, tf_readers
 from common.datacheck.coco import load_coco
 from common.dataset import steps_per_epoch
 from common.errors import UserError
@@ -109,7 +109,7 @@ def by_tensorflow(source, num_shards, count, batch_size, **options):
     """The same by the plain readers; in evaluation as the loaders go through them."""
     ranks = []
     for shard_id in range(num_shards):
-        examples = source.examples(shard_id=shard_id, num_shards=num_shards, **options)
+        examples = tf_readers.examples(source, shard_id=shard_id, num_shards=num_shards, **options)
         if not options["training"]:
             examples = examples.repeat().take(count // 2).repeat()
         image_ids = examples.map(lambda example: example["image_id"]).take(count)

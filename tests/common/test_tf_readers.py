@@ -9,6 +9,7 @@ from common.errors import UserError
 from common.labels import LabelMap
 from common.open_data import list_images, open_source
 from common.sources import ImageListSource
+from common.tf_readers import Random, examples
 from tests.common.record_writing import png
 
 COLORS = [(10 * i, 0, 0) for i in range(20)]  # of the images, by their ids
@@ -39,7 +40,7 @@ def by_dali(source, count, **options):
 
 
 def by_tensorflow(source, count=None, **options):
-    dataset = source.examples(**options)
+    dataset = examples(source, **options)
     return list((dataset if count is None else dataset.take(count)).as_numpy_iterator())
 
 
@@ -197,7 +198,7 @@ def test_the_order_follows_the_seed_and_nothing_else(source):
 def test_a_saved_iterator_goes_on_where_it_was(source, training, tmp_path):
     def iterate():
         options = {"shard_id": 1, "num_shards": 2, "training": training, "seed": 2}
-        return iter(source.examples(**options).map(lambda example: example["image_id"]).prefetch(2))
+        return iter(examples(source, **options).map(lambda example: example["image_id"]).prefetch(2))
 
     iterator = iterate()
     for _ in range(4):
@@ -214,6 +215,38 @@ def test_a_saved_iterator_goes_on_where_it_was(source, training, tmp_path):
 @pytest.mark.parametrize("source", KINDS, indirect=True)
 def test_fewer_images_than_ranks_are_refused(source):
     options = {"shard_id": 0, "num_shards": 13, "training": False, "seed": 0}
-    for read in (source.examples, lambda **o: by_dali(source, 1, **o)):
+    for read in (lambda **o: examples(source, **o), lambda **o: by_dali(source, 1, **o)):
         with pytest.raises(UserError, match="12 images cannot be shared by 13 ranks"):
             read(**options)
+
+
+# --- random numbers ---
+
+
+def draws(seed: list[int]) -> list[np.ndarray]:
+    random = Random(tf.constant(seed))
+    drawn = [random.uniform(-1.0, 3.0, (500,)), random.uniform(-1.0, 3.0, (500,)), random.permutation(50)]
+    return [tensor.numpy() for tensor in drawn]
+
+
+def test_every_call_gives_new_numbers_and_the_seed_decides_them():
+    first, again, other = draws([1, 2]), draws([1, 2]), draws([2, 1])
+    for one, same, different in zip(first, again, other, strict=True):
+        np.testing.assert_array_equal(one, same)
+        assert (one != different).any()
+    assert (first[0] != first[1]).all()
+
+
+def test_the_global_seed_has_no_say():
+    tf.random.set_seed(1)
+    one = draws([1, 2])
+    tf.random.set_seed(2)
+    np.testing.assert_array_equal(np.concatenate(one), np.concatenate(draws([1, 2])))
+
+
+def test_what_the_numbers_are():
+    numbers, _, order = draws([3, 4])
+    assert numbers.dtype == np.float32 and order.dtype == np.int32
+    assert numbers.min() >= -1 and numbers.max() < 3
+    assert np.histogram(numbers, 4, (-1, 3))[0].min() > 90
+    assert sorted(order) == list(range(50)) and (order != np.arange(50)).any()

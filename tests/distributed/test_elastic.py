@@ -28,16 +28,18 @@ pytestmark = pytest.mark.skipif(
 
 # Rank 1 has a problem of its own while rank 0 waits for it in an all-reduce.
 ONE_FAILS = """
-from common import elastic, errors, progress
+import types
+from common import errors, progress
+from common.distributed import elastic
 import horovod.tensorflow as hvd, tensorflow as tf
 
-def train(**_):
-    progress.say(f"attempt with {hvd.size()}")
+def train(*_):
+    progress.log(f"attempt with {hvd.size()}")
     if hvd.rank() == 1:
         raise errors.UserError("the disk of rank 1 is no good")
     hvd.allreduce(tf.ones(1))
 
-errors.run(lambda: elastic.run(train, {"strategy": "horovod"}))
+errors.run(lambda: elastic.run(train, types.SimpleNamespace(strategy="horovod")))
 """
 
 

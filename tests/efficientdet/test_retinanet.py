@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from common import hparams
-from common.training.freezing import freeze
+from common.training.fine_tuning import freeze
 from efficientdet import losses
 from efficientdet.backbone import extract_features
 from efficientdet.config import MODEL_NAMES, EfficientDetConfig, get_config

@@ -54,12 +54,12 @@ def test_ratios_of_new_to_old(write):
     new["versions"]["tensorflow"] = "2.22.0"
     new["other_cores"] = 0.5
     text = bench.compare(write("old.json", RECORD), write("new.json", new))
-    assert "Other work took 0.5 cores while the new ones" in text and "while the old" not in text
+    assert "Other work took 0.5 cores during the new run" in text and "during the old" not in text
     (row,) = [line.split() for line in text.splitlines() if line.startswith("data dali_cpu")]
     assert row[2:] == ["50", "75", "1.50", "30", "20", "0.67", "1000", "2000"]
     (row,) = [line.split() for line in text.splitlines() if line.startswith("dali_cpu: decode")]
     assert row[2:] == ["4.00", "1.00", "0.25"]
-    assert "cannot be compared" not in text and "differences under 10 % are none" in text
+    assert "cannot be compared" not in text and "differences under 10 % mean nothing" in text
     assert "tensorflow 2.21.0 -> 2.22.0" in text
     assert "model" not in text.splitlines()[-1]
 
@@ -84,9 +84,9 @@ def test_what_was_not_the_same_is_said(write, part, key, value, line):
 
 def test_files_that_are_none(write):
     for name, content, message in (
-        ("a.json", "{", "is no JSON"),
-        ("b.json", "[]", "no benchmark of this version"),
-        ("c.json", {"format": 0}, "no benchmark of this version"),
+        ("a.json", "{", "is not JSON"),
+        ("b.json", "[]", "not a benchmark of this version"),
+        ("c.json", {"format": 0}, "not a benchmark of this version"),
     ):
         with pytest.raises(UserError, match=message):
             bench.read(write(name, content))
@@ -95,11 +95,11 @@ def test_files_that_are_none(write):
 
 
 def test_the_command(write):
-    program = [sys.executable, ROOT / "common" / "bench.py"]
+    program = [sys.executable, ROOT / "tools" / "bench.py"]
     old = write("old.json", RECORD)
-    done = subprocess.run([*program, old, old], capture_output=True, text=True)
+    done = subprocess.run([*program, "compare", old, old], capture_output=True, text=True)
     assert done.returncode == 0 and "data dali_cpu" in done.stdout, done.stderr
-    done = subprocess.run([*program, old], capture_output=True, text=True)
+    done = subprocess.run([*program, "compare", old], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.splitlines()[-1] == (
-        "error: give two files: python tools/bench.py OLD.json NEW.json"
+        "error: give two files: python tools/bench.py compare OLD.json NEW.json"
     )

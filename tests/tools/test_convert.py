@@ -19,7 +19,7 @@ from common.labels import LabelMap
 from common.sources import TFRecordSource
 from common.tfrecord import write_tfrecords
 from tools import convert as command
-from tools.convert import Options, convert
+from tools.conversion.convert import Options, convert
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -203,7 +203,7 @@ def test_images_over_the_limit(yolo, tmp_path):
         ("coco", "coco", {}, "--from=coco --to=coco: there is nothing to convert"),
         ("tfrecord", "tfrecord", {}, "there is nothing to convert"),
         ("coco", "tfrecord", {}, "--from=coco needs --images=DIR"),
-        ("voc", "coco", {}, "has no JPEGImages/: give the directory of the images as --images=DIR"),
+        ("voc", "coco", {}, "JPEGImages is no directory: give that of the images as --images=DIR"),
         ("voc", "coco", {"images": "."}, "no xml file there"),
         ("voc", "coco", {"images": ".", "split": "train"}, "no xml file there"),
         ("tfrecord", "coco", {}, "no file matches"),

@@ -4,16 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from common.datacheck.coco import load_coco
+from common.evaluation import ap_ceiling
 from tests.common.made_annotations import annotations, random_annotations
 from tests.yolov4 import darknet_rules
 from yolov4 import anchor_report
 from yolov4.config import get_config
-from yolov4.decoding import decode_boxes
-from yolov4.losses import box_loss
-from yolov4.targets import assign_targets
 
 V4 = dataclasses.replace(get_config("yolov4"), image_size=(192, 256))
 TINY = dataclasses.replace(get_config("yolov4-tiny"), image_size=(192, 256))
@@ -41,7 +38,7 @@ def test_lost_and_unassigned_boxes_are_those_of_darknets_rules(name):
     config = CONFIGS[name]
     truth = random_annotations(np.random.default_rng(0), 19, 120, smallest=0.01, largest=0.3)
     report = anchor_report.examine(truth, config)
-    shown = anchor_report.shown_boxes.show(
+    shown = ap_ceiling.network_boxes(
         truth,
         config.image_size,
         keep_aspect=config.letterbox,
@@ -64,52 +61,13 @@ def test_lost_and_unassigned_boxes_are_those_of_darknets_rules(name):
 
 
 @pytest.mark.parametrize("name", ["v4", "tiny", "nano"])
-def test_encoded_boxes_are_where_decoding_and_the_loss_want_them(name):
-    """Put into whole heads of raw outputs they decode to the boxes, and their loss is 0."""
-    config = CONFIGS[name]
+def test_a_box_alone_in_its_image_owns_its_predictions(name):
     rng = np.random.default_rng(1)
     centers, sizes = rng.uniform(0.1, 0.9, (20, 2)), np.exp(rng.uniform(np.log(0.02), np.log(0.5), (20, 2)))
     boxes = np.float32(np.concatenate([centers - sizes / 2, centers + sizes / 2], axis=1))
-    image = np.arange(20)  # each alone
-    prediction, owner = anchor_report.train_predictions(boxes, image, config)
-    np.testing.assert_array_equal(owner, np.where(prediction >= 0, image, -1))
-    np.testing.assert_allclose(
-        anchor_report.encode_and_decode(boxes, prediction, config)[owner >= 0], boxes[owner >= 0], atol=1e-5
-    )
-    first, seen = 0, 0
-    for head, mask in enumerate(config.masks):
-        rows, columns = grid(config, head)
-        count = rows * columns * len(mask)
-        here = np.flatnonzero((prediction >= first) & (prediction < first + count))
-        row, column, k = np.unravel_index(prediction[here] - first, (rows, columns, len(mask)))
-        first += count
-        anchors = np.array([config.anchor_sizes[i] for i in mask])[k]
-        offsets = anchor_report.encode_offsets(
-            boxes[here], np.stack([column, row], axis=1), anchors, config, head
-        )
-        raw = np.zeros((len(here), rows, columns, len(mask), 6), np.float32)
-        raw[np.arange(len(here)), row, column, k, :4] = offsets
-        decoded = decode_boxes(tf.constant(raw), config, head).numpy()[np.arange(len(here)), row, column, k]
-        np.testing.assert_allclose(decoded, boxes[here], atol=1e-5)
-        for number, box in enumerate(here):
-            assignment = assign_targets(
-                boxes[None, [box]],
-                np.zeros((1, 1), np.int32),
-                config,
-                head,
-                grid_size=(rows, columns),
-                num_classes=1,
-            )
-            only = assignment._replace(assigned=assignment.assigned & (np.arange(len(mask)) == k[number]))
-            assert only.assigned.numpy().sum() == 1
-            assert only.cells.numpy()[0, 0, k[number]] == np.ravel_multi_index(
-                (row[number], column[number], k[number]), (rows, columns, len(mask))
-            )
-            repeated = tf.tile(offsets[number][None, None, None], [1, 1, len(mask), 1])
-            loss = box_loss(repeated, boxes[None, [box]], only, config, head, grid_size=(rows, columns))
-            assert abs(float(loss)) < 1e-4
-            seen += 1
-    assert seen == (owner >= 0).sum() > 10
+    trains = [fates(box[None], CONFIGS[name])[0][0] for box in boxes]
+    owner = anchor_report.prediction_owners(boxes, np.arange(20), CONFIGS[name])
+    np.testing.assert_array_equal(owner, np.where(trains, np.arange(20), -1))
 
 
 # Boxes of 40 x 40 in one image of 192 x 256; the first two have their centres in one cell.

@@ -34,7 +34,7 @@ from yolov4.optimization import make_optimizer, make_schedule
 from yolov4.pipeline import YOLOv4Pipeline
 from yolov4.postprocess import detect
 from yolov4.targets import assign_targets
-from yolov4.train import train
+from yolov4.train import Args, train
 
 INPUT = (96, 160)  # height, width: not square
 YOLOV4 = dataclasses.replace(get_config("yolov4"), image_size=INPUT)
@@ -270,7 +270,7 @@ def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_pat
         "config": dataclasses.asdict(config),
     }
     weights.save(model, tmp_path / "start.weights.h5", metadata)
-    train(
+    a = Args(
         model_name="yolov4-tiny",
         image_size="64x96",
         num_classes=2,
@@ -285,6 +285,7 @@ def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_pat
         init_from=str(tmp_path / "start.weights.h5"),
         output_dir=str(tmp_path / "run"),
     )
+    train(a)
     start = [np.asarray(w) for w in model.weights if w.name == "kernel"]
     saved = weights.load(model, tmp_path / "run" / weights.LAST)
     shrunk = [np.asarray(w) for w in model.weights if w.name == "kernel"]
@@ -572,7 +573,7 @@ def test_misspelt_settings_are_errors(reds):
     with pytest.raises(TypeError, match="evice"):
         make_loader("auto", **options, evice_id=0)
     with pytest.raises(TypeError, match="pipline_type"):
-        train(pipline_type="dali_gpu")
+        Args(pipline_type="dali_gpu")
     with pytest.raises(UserError, match="momentum"):
         hparams.override(YOLOV4, "momentun=0.9")
     loaders = [make_loader("auto", **(options | {"training": training})) for training in (False, True)]

@@ -7,6 +7,7 @@ from PIL import Image
 from common.labels import LabelMap
 from yolov4 import show_batch
 from yolov4.config import get_config
+from yolov4.predict import to_pixels
 
 # 64 pixels high, 96 wide: 4 x 6 cells at stride 16, 2 x 3 at stride 32.
 TINY = dataclasses.replace(get_config("yolov4-tiny"), image_size=(64, 96))
@@ -74,6 +75,6 @@ def test_the_sheet_shows_images_of_any_size_with_their_boxes(tmp_path):
 
 def test_to_pixels():
     image = np.array([[[0.0, 1.0, 127 / 255]], [[-0.2, 1.3, 0.5]]], np.float32)
-    assert show_batch.to_pixels(image).tolist() == [[[0, 255, 127]], [[0, 255, 128]]]
+    assert to_pixels(image).numpy().tolist() == [[[0, 255, 127]], [[0, 255, 128]]]
     every = np.arange(256, dtype=np.uint8).reshape(-1, 1, 1).repeat(3, 2)
-    np.testing.assert_array_equal(show_batch.to_pixels(every.astype(np.float32) / 255), every)
+    np.testing.assert_array_equal(to_pixels(every.astype(np.float32) / 255), every)

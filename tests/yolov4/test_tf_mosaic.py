@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.tf_random import Random
+from common.tf_readers import Random
 from yolov4 import mosaic, tf_mosaic
 from yolov4.tf_mosaic import Canvases
 

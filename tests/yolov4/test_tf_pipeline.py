@@ -16,7 +16,7 @@ from PIL import Image
 from common import letterbox
 from common.errors import UserError
 from common.open_data import open_source
-from common.tf_random import Random
+from common.tf_readers import Random
 from yolov4 import color, crops, pipeline, tf_pipeline
 from yolov4.config import get_config
 from yolov4.pipeline import YOLOv4Pipeline

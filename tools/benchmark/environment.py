@@ -1,38 +1,37 @@
 """What was measured, on what: hardware, commit, data."""
 
 import contextlib
-import os
 import pathlib
 import platform
+import re
 import subprocess
 from typing import Any
 
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from common.sources import Source
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SAMPLE = 200  # images whose size in bytes is looked at
+SAMPLE = 200  # images of which the size in bytes is read
 
 
 def machine() -> dict[str, Any]:
     """Hardware."""
-    info = pathlib.Path("/proc/cpuinfo").read_text()
-    names = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
-    gpus = tf.config.list_physical_devices("GPU")
-    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    model = re.search(r"model name\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text())
+    gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     return {
-        "cpu": names[0] if names else platform.machine(),
+        "cpu": model[1].strip() if model else platform.machine(),
         "cores": cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpus": [each.get("device_name", "GPU") for each in details],
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [each.get("device_name", "GPU") for each in gpus],
     }
 
 
 def cores() -> float:
-    """CPU cores that this process may use: its affinity, and what a container is allowed of them."""
-    count = float(len(os.sched_getaffinity(0)))
+    """CPU cores that this process may use: its affinity, and the quota of its container."""
+    count = float(len(psutil.Process().cpu_affinity()))
     with contextlib.suppress(OSError, ValueError):  # the quota may be "max"
         quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()
         count = min(count, int(quota) / int(period))
@@ -40,21 +39,20 @@ def cores() -> float:
 
 
 def commit() -> str | None:
-    """Of this tree, with a + where files differ from it; None where there is none.
+    """The commit of this tree, with a + where files differ from it; None where there is none.
 
-    A copy within somebody else's repository has none: git is told where to look, and so looks no further up.
+    git gets the repository's path, so that it does not search the folders above: a copy of the project within
+    another repository has no commit.
     """
-    said = []
+    found = []
     git = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}"]
     for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain"]):
         try:
-            done = subprocess.run([*git, *arguments], cwd=ROOT, capture_output=True, text=True)
-        except OSError:
+            done = subprocess.run([*git, *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
             return None
-        if done.returncode:
-            return None
-        said.append(done.stdout.strip())
-    return said[0] + ("+" if said[1] else "")
+        found.append(done.stdout.strip())
+    return found[0] + ("+" if found[1] else "")
 
 
 def data(source: Source | None) -> dict[str, Any]:

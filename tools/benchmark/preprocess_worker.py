@@ -1,4 +1,4 @@
-"""One candidate of preprocess_bench.py, in its own process.
+"""One candidate of preprocess_bench.py, in a separate process.
 
     python tools/benchmark/preprocess_worker.py NAME TASK.json
 
@@ -27,47 +27,34 @@ class Task(NamedTuple):
     """What all candidates do.
 
     Attributes:
-        input: what tools/preprocess.py takes for --source=files.
-        on_bad_image, max_megapixels: as there.
+        input: --input of tools/preprocess.py with --source=files.
+        policy: on_bad_image and max_megapixels, as there.
         ops: the chain.
-        standard: the chain, where it is the one that the rivals know.
-        reading: batches.
-        compared: images whose pixels are compared.
+        standard: the chain as the fields of a `Standard`; None where it is another one.
+        reading: the fields of a `Reading`.
+        compared: number of images whose pixels are compared.
         pixels: directory for them.
     """
 
     input: str
-    on_bad_image: str
-    max_megapixels: float
+    policy: tuple[str, float]
     ops: str
-    standard: Standard | None
-    reading: Reading
+    standard: tuple | None
+    reading: tuple
     compared: int
     pixels: str
 
-    def save(self, path: pathlib.Path) -> None:
-        path.write_text(json.dumps(self))
-
-    @classmethod
-    def load(cls, path: str) -> "Task":
-        task = cls(*json.loads(pathlib.Path(path).read_text()))
-        standard = task.standard and Standard(*task.standard)
-        return task._replace(standard=standard, reading=Reading(*task.reading))
-
 
 def _preprocessor(task: Task) -> Any:
-    # Here and not above: the rivals' processes do without DALI.
+    # Here and not above: the processes of other libraries do without DALI.
     from common.datacheck.images import ImagePolicy
     from tools.preprocessing.image_source import open_image_source
     from tools.preprocessing.preprocessor import Preprocessor
 
-    policy = ImagePolicy(task.on_bad_image, task.max_megapixels)
+    source = open_image_source("files", task.input, policy=ImagePolicy(*task.policy))
+    _, batch_size, num_threads, prefetch = task.reading
     return Preprocessor(
-        source=open_image_source("files", task.input, policy=policy),
-        ops=task.ops,
-        batch_size=task.reading.batch_size,
-        num_threads=task.reading.num_threads,
-        prefetch=task.reading.prefetch,
+        source=source, ops=task.ops, batch_size=batch_size, num_threads=num_threads, prefetch=prefetch
     )
 
 
@@ -75,10 +62,8 @@ def _pipeline(task: Task) -> Batches:
     pipeline = _preprocessor(task).pipeline
     while True:
         images, _ = pipeline.run()
-        if images.is_dense_tensor():
-            yield np.asarray(images.as_tensor())
-        else:
-            yield [np.asarray(image) for image in images]
+        is_dense = images.is_dense_tensor()
+        yield np.asarray(images.as_tensor()) if is_dense else [np.asarray(image) for image in images]
 
 
 def _dynamic(task: Task) -> Batches:
@@ -90,11 +75,13 @@ def _dataset(task: Task) -> Batches:
     return (images for images, _ in _preprocessor(task).dataset())
 
 
-def _plain(rival: Callable[..., Batches]) -> Callable[[Task], Batches]:
-    def without_antialias(task: Task) -> Batches:
-        return rival(task.standard._replace(antialias=False), task.reading)
+def _library(load: Callable[..., Batches], antialias: bool = True, **more: Any) -> Callable[[Task], Batches]:
+    def batches(task: Task) -> Batches:
+        standard = Standard(*task.standard)
+        standard = standard._replace(antialias=standard.antialias and antialias)
+        return load(standard, Reading(*task.reading), **more)
 
-    return without_antialias
+    return batches
 
 
 OURS: dict[str, Callable[[Task], Batches]] = {
@@ -102,38 +89,34 @@ OURS: dict[str, Callable[[Task], Batches]] = {
     "dynamic": _dynamic,
     "dataset": _dataset,
 }
-RIVALS: dict[str, Callable[[Task], Batches]] = {
-    "tfdata": lambda task: baselines.tfdata(task.standard, task.reading),
-    "pillow": lambda task: baselines.pillow(task.standard, task.reading),
-    "opencv": lambda task: baselines.opencv(task.standard, task.reading),
+OTHERS: dict[str, Callable[[Task], Batches]] = {
+    "tfdata": _library(baselines.tfdata),
+    "pillow": _library(baselines.pillow),
+    "opencv": _library(baselines.opencv),
 }
-SHORTCUTS: dict[str, Callable[[Task], Batches]] = {  # less work and other pixels, as many do it
-    "tfdata-no-antialias": _plain(baselines.tfdata),
-    "opencv-no-antialias": _plain(baselines.opencv),
-    "pillow-draft": lambda task: baselines.pillow(task.standard, task.reading, draft=True),
+SHORTCUTS: dict[str, Callable[[Task], Batches]] = {  # less work and other pixels, which is common practice
+    "tfdata-no-antialias": _library(baselines.tfdata, antialias=False),
+    "opencv-no-antialias": _library(baselines.opencv, antialias=False),
+    "pillow-draft": _library(baselines.pillow, draft=True),
 }
+CANDIDATES = OURS | OTHERS | SHORTCUTS
 
 
-def first_images(batches: Batches, count: int) -> tuple[list[np.ndarray], Iterator[Any]]:
-    """The first images, and an iterator over the batches that follow."""
+def first_images(batches: Iterator[Any], count: int) -> list[np.ndarray]:
+    """The first images; the batches that hold them are used up."""
     images: list[np.ndarray] = []
     while len(images) < count:
         images += [np.array(image) for image in next(batches)]
-    return images[:count], batches
+    return images[:count]
 
 
-def work(name: str, task: Task) -> None:
+def main(name: str, path: str) -> None:
     """Runs until it is killed."""
-    batches = iter((OURS | RIVALS | SHORTCUTS)[name](task))
-    images, batches = first_images(batches, task.compared)
-    np.savez(pathlib.Path(task.pixels, f"{name}.npz"), *images)
-    del images
+    task = Task(*json.loads(pathlib.Path(path).read_text()))
+    batches = iter(CANDIDATES[name](task))
+    np.savez(pathlib.Path(task.pixels, f"{name}.npz"), *first_images(batches, task.compared))
     tell_steps(lambda: next(batches))
 
 
-def main(arguments: list[str]) -> None:
-    work(arguments[0], Task.load(arguments[1]))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

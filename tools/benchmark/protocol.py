@@ -1,4 +1,4 @@
-"""A candidate's side of the protocol of rounds.py. Imports nothing: memory is part of what is measured."""
+"""A candidate's side of the protocol of rounds.py. Imports no library: memory is part of what is measured."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ WARM_UP = 3  # steps before `ready`: the first compiles, and on a GPU the next o
 
 
 def tell_steps(advance: Callable[[], object | Sized], batch_size: int | None = None) -> None:
-    """Advances for ever, one batch each time, and says so.
+    """Makes batches until it is killed, and prints a line for each.
 
     Args:
         advance: makes a batch.
@@ -26,10 +26,10 @@ def tell_steps(advance: Callable[[], object | Sized], batch_size: int | None = N
 
 @contextlib.contextmanager
 def own_stdout() -> Iterator[Callable[[str], None]]:
-    """What writes a line to whoever measures. Libraries print on stdout too: in here that is stderr."""
+    """A function that prints a line to stdout. What libraries print in this block goes to stderr."""
     with os.fdopen(os.dup(1), "wb", buffering=0) as pipe:
         os.dup2(2, 1)
         try:
             yield lambda line: pipe.write(line.encode() + b"\n")
         except BrokenPipeError:
-            sys.exit(0)  # nobody measures any more
+            sys.exit(0)  # the process that measures has ended

@@ -1,4 +1,4 @@
-"""What a benchmark says: a table of candidates, one of stages, and a verdict in words."""
+"""The text of a benchmark: a table of candidates, one of stages, and a verdict in words."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from tools.benchmark import summary
 from tools.benchmark.summary import Record
 
-NONE = 1.1  # two rates that differ by less do not differ
+NONE = 1.1  # two rates with a smaller ratio count as equal
 QUIET = 0.1  # share of the cores that other work may take
 
 
 def tables(record: Record) -> str:
     """All tables and the verdict, as printed."""
-    parts = [
-        f"{record['title']}\n{record['machine']['cpu']}, {record['machine']['cores']:g} cores"
-        + "".join(f", {gpu}" for gpu in record["machine"]["gpus"])
-        + f"; {record['data']['summary']}"
-    ]
+    machine = record["machine"]
+    hardware = ", ".join([machine["cpu"], f"{machine['cores']:g} cores", *machine["gpus"]])
+    parts = [f"{record['title']}\n{hardware}; {record['data']['summary']}"]
     if record["candidates"]:
         parts.append(candidate_table(record["candidates"]))
     parts += [stage_table(name, stages) for name, stages in record["stages"].items()]
@@ -35,28 +33,19 @@ def candidate_table(
         beside: the one that the last column compares with; "": the first that did not fail.
         more: columns that follow: header -> candidate -> cell.
     """
-    first = beside or next((name for name, each in candidates.items() if "error" not in each), None)
-    header = ["", "images/s", "min..max", "CPU ms/image", "min..max", "cores", "peak MB", f"x {first}", *more]
-    rows, failed = [header], []
-    for name, each in candidates.items():
-        if "error" in each:
-            failed.append(f"{name}: failed: {each['error']}")
-            continue
-        rate, cpu = each["images_per_second"], each["cpu_ms_per_image"]
-        rows.append(
-            [
-                name,
-                _number(rate["median"]),
-                f"{_number(rate['min'])}..{_number(rate['max'])}",
-                _number(cpu["median"]),
-                f"{_number(cpu['min'])}..{_number(cpu['max'])}",
-                f"{each['cores']['median']:.2f}",
-                f"{each['peak_bytes'] / 1e6:.0f}",
-                f"{summary.ratio(each, candidates[first]):.3g}",
-                *(cells.get(name, "") for cells in more.values()),
-            ]
-        )
-    return "\n".join([*(align(rows).splitlines() if len(rows) > 1 else []), *failed])
+    good = summary.succeeded(candidates)
+    first = beside or next(iter(good), "")
+    rows = [["", "images/s", "min..max", "CPU ms/image", "min..max", "cores", "peak MB", f"x {first}", *more]]
+    for name, each in good.items():
+        cells = [name]
+        for key in ("images_per_second", "cpu_ms_per_image"):
+            spread = {which: _number(value) for which, value in each[key].items()}
+            cells += [spread["median"], f"{spread['min']}..{spread['max']}"]
+        cells += [f"{each['cores']['median']:.2f}", f"{each['peak_bytes'] / 1e6:.0f}"]
+        cells.append(f"{summary.ratio(each, candidates[first]):.3g}")
+        rows.append([*cells, *(column.get(name, "") for column in more.values())])
+    failed = [f"{name}: failed: {each['error']}" for name, each in candidates.items() if name not in good]
+    return "\n".join([*([align(rows)] if good else []), *failed])
 
 
 def stage_table(name: str, stages: Sequence[Record] | Record) -> str:
@@ -67,13 +56,13 @@ def stage_table(name: str, stages: Sequence[Record] | Record) -> str:
     total = _regular(stages)[-1]["cpu_ms_so_far"]
     rows = [[title, "CPU ms/image", "min..max", "share", "so far", "images/s so far"]]
     for stage in stages:
-        cost = stage["cpu_ms_per_image"]
+        cost, instead = stage["cpu_ms_per_image"], stage["instead"]
         rows.append(
             [
-                f"({stage['stage']})" if stage["instead"] else stage["stage"],
+                f"({stage['stage']})" if instead else stage["stage"],
                 f"{cost['median']:.2f}",
                 f"{cost['min']:.2f}..{cost['max']:.2f}",
-                "" if stage["instead"] else f"{cost['median'] / total:.0%}",
+                "" if instead else f"{cost['median'] / total:.0%}",
                 f"{stage['cpu_ms_so_far']:.2f}",
                 _number(stage["images_per_second"]),
             ]
@@ -96,11 +85,11 @@ def inference_table(name: str, times: Sequence[Record] | Record) -> str:
 
 def align(rows: Sequence[Sequence[str]]) -> str:
     """Columns: the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    for first, *rest in rows:
+        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return "\n".join(lines)
 
 
@@ -108,83 +97,93 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 
 def verdict(record: Record) -> list[str]:
-    """Who waits for whom, and which flag to change. One sentence or two for each loader."""
-    said = []
-    candidates = {name: each for name, each in record["candidates"].items() if "error" not in each}
-    others, cores = summary.other_cores(candidates), record["machine"]["cores"]
-    if others > QUIET * cores:
-        said.append(
-            f"Other work took {others:.2g} of {cores:g} cores: measure again where nothing else runs."
-        )
-    model = candidates.get("model")
+    """Which side limits training, and which flag to change: a line or two for each loader."""
+    candidates, cores = summary.succeeded(record["candidates"]), record["machine"]["cores"]
+    lines = other_work(candidates, cores)
     types = [name.removeprefix("data ") for name in candidates if name.startswith("data ")]
-    for pipeline_type in types:
-        if model:
-            data, both = candidates[f"data {pipeline_type}"], candidates.get(f"both {pipeline_type}")
-            said += _of_loader(record, pipeline_type, data, model, both, types)
-    said += _of_types(candidates, types)
-    said += _of_peers(candidates)
+    if "model" in candidates:
+        lines += [_of_loader(record, candidates, pipeline_type, types) for pipeline_type in types]
+    lines += _of_types(candidates, types)
+    ratios = summary.ratios(candidates)
+    own = [name for name in ratios if not name.startswith("baseline ")]
+    lines += [
+        f"Against {name}: " + ", ".join(f"{each} {ratios[each][name]:.3g}x" for each in own) + "."
+        for name in ratios
+        if own and name not in own
+    ]
     for name, stages in record["stages"].items():
         if not isinstance(stages, dict):
-            said.append(_of_stages(name, _regular(stages)))
-    return said
+            lines.append(_of_stages(name, _regular(stages)))
+    return lines
 
 
-def _of_loader(
-    record: Record, name: str, data: Record, model: Record, both: Record | None, types: Sequence[str]
-) -> list[str]:
+def other_work(candidates: dict[str, Record], cores: float) -> list[str]:
+    """A line where other work took more than QUIET of the cores."""
+    others = summary.other_cores(candidates)
+    if others <= QUIET * cores:
+        return []
+    return [f"Other work took {others:.2g} of {cores:g} cores: measure again where nothing else runs."]
+
+
+def _of_loader(record: Record, candidates: dict[str, Record], name: str, types: Sequence[str]) -> str:
+    """Whether the loader or the model limits training, what both reach together, and an advice."""
+    data, model, both = (candidates.get(each) for each in (f"data {name}", "model", f"both {name}"))
     cores = record["machine"]["cores"]
     limits = summary.bound(data, model, cores)
     limit = {which: statistics.median(values) for which, values in limits.items()}
     least = min(limit, key=limit.get)
     made, taken = limit["loader"], limit["model"]
-    said = [
-        f"{name}: the loader alone makes {_number(made)} images/s, the model alone takes {_number(taken)}"
-    ]
+    relation = "they are equally fast"
     if made < taken / NONE:
-        said[0] += ": the model waits for the loader."
+        relation = "the model waits for the loader"
     elif taken < made / NONE:
-        said[0] += ": the loader waits for the model."
-    else:
-        said[0] += ": they are equally fast."
+        relation = "the loader waits for the model"
+    sentences = [
+        f"{name}: the loader alone makes {_number(made)} images/s, the model alone takes {_number(taken)}: "
+        f"{relation}."
+    ]
     if least == "cpu":
         costs = [each["cpu_ms_per_image"]["median"] for each in (data, model)]
-        said.append(
+        sentences.append(
             f"They share {cores:g} cores: {costs[0]:.3g} + {costs[1]:.3g} ms of CPU an image allow "
             f"{_number(limit['cpu'])} images/s."
         )
     share = 1.0
     if both:
-        reached = [
-            rate / min(limits[which][i] for which in limits) for i, rate in enumerate(summary.rates(both))
-        ]
-        share = statistics.median(reached)
+        lowest = map(min, zip(*limits.values(), strict=True))
+        share = statistics.median(a / b for a, b in zip(summary.rates(both), lowest, strict=True))
         of = {"cpu": "what the CPU allows", "loader": "the loader's rate", "model": "the model's rate"}[least]
-        said.append(f"Together {_number(both['images_per_second']['median'])}, {share:.0%} of {of}.")
-    said.append(_advice(record, least, share, data, model, types))
-    return [" ".join(said)]
+        sentences.append(f"Together {_number(both['images_per_second']['median'])}, {share:.0%} of {of}.")
+    if least == "loader":
+        sentences.append(_loader_advice(record, data, types))
+    else:
+        sentences.append(_advice(record, least, share, data, model))
+    return " ".join(sentences)
 
 
-def _advice(
-    record: Record, least: str, share: float, data: Record, model: Record, types: Sequence[str]
-) -> str:
-    """Which flag to change."""
+def _loader_advice(record: Record, data: Record, types: Sequence[str]) -> str:
+    """Which flag makes the loader faster."""
     threads, cores = record["settings"]["num_threads"], record["machine"]["cores"]
     used = data["cores"]["median"]
-    if least == "loader":
-        if record["machine"]["gpus"] and "dali_gpu" not in types:
-            return "Let the GPU decode: --pipeline_type=dali_gpu."
-        if used > 0.8 * threads and threads < cores:
-            return f"The loader uses all of its threads: --num_threads={int(cores)}."
-        if used > 0.8 * cores:
-            return "The loader uses all cores: more of them, a smaller --image_size or less augmentation."
-        return (
-            f"The loader uses {used:.2g} of {cores:g} cores: it waits, most likely for the disk. A higher "
-            "--num_threads or --prefetch may hide that."
-        )
+    if record["machine"]["gpus"] and "dali_gpu" not in types:
+        return "Let the GPU decode: --pipeline_type=dali_gpu."
+    if used > 0.8 * threads and threads < cores:
+        return f"The loader uses all of its threads: --num_threads={int(cores)}."
+    if used > 0.8 * cores:
+        return "The loader uses all cores: more of them, a smaller --image_size or less augmentation."
+    return (
+        f"The loader uses {used:.2g} of {cores:g} cores: it waits, most likely for the disk. A higher "
+        "--num_threads or --prefetch may hide that."
+    )
+
+
+def _advice(record: Record, least: str, share: float, data: Record, model: Record) -> str:
+    """Which flag to change where the loader alone is fast enough."""
+    settings = record["settings"]
     if share < 1 / NONE:
-        fewer = "fewer --num_threads leave the cores to the model; " if threads > 1 and least == "cpu" else ""
-        deeper = f"--prefetch={2 * record['settings']['prefetch']} evens out batches that take longer."
+        fewer = "fewer --num_threads leave the cores to the model; "
+        fewer = fewer if settings["num_threads"] > 1 and least == "cpu" else ""
+        deeper = f"--prefetch={2 * settings['prefetch']} evens out batches that take longer."
         return f"They are in each other's way: {fewer}{deeper}"
     if least == "cpu":
         costs = [each["cpu_ms_per_image"]["median"] for each in (data, model)]
@@ -195,8 +194,8 @@ def _advice(
 
 
 def _of_types(candidates: dict[str, Record], types: Sequence[str]) -> list[str]:
-    """The loaders against the first of them."""
-    said = []
+    """The first loader against each of the others."""
+    lines = []
     for other in types[1:]:
         parts = []
         for what, words in (("data", "alone"), ("both", "in training")):
@@ -205,19 +204,8 @@ def _of_types(candidates: dict[str, Record], types: Sequence[str]) -> list[str]:
                 ratio = summary.ratio(first, second)
                 none = " (no difference)" if 1 / NONE < ratio < NONE else ""
                 parts.append(f"{ratio:.2f}x {words}{none}")
-        said.append(f"{types[0]} against {other}: {', '.join(parts)}.")
-    return said
-
-
-def _of_peers(candidates: dict[str, Record]) -> list[str]:
-    """Everything of ours against each peer."""
-    ratios = summary.ratios(candidates)
-    ours = [name for name in ratios if not name.startswith("peer ")]
-    return [
-        f"Against {peer}: " + ", ".join(f"{name} {ratios[name][peer]:.3g}x" for name in ours) + "."
-        for peer in ratios
-        if ours and peer.startswith("peer ")
-    ]
+        lines.append(f"{types[0]} against {other}: {', '.join(parts)}.")
+    return lines
 
 
 def _of_stages(name: str, stages: Sequence[Record]) -> str:
@@ -232,5 +220,5 @@ def _regular(stages: Sequence[Record]) -> list[Record]:
 
 
 def _number(value: float) -> str:
-    """Three digits that mean something."""
+    """Three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

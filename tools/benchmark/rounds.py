@@ -1,28 +1,27 @@
-"""Candidates in processes of their own, each stopped while the others run, measured in turn.
+"""Runs candidates one after another, each in a process of its own, in interleaved rounds.
 
 A candidate is any command that keeps to this protocol:
 
     it sets itself up, warms up by a few steps, and prints the line `ready`
-    from then on it goes on by itself, for ever, and prints `step N` after every N images, flushed
+    from then on it prints `step N` after every N images, flushed, until it is killed
 
-It is stopped by SIGSTOP and continued by SIGCONT, its whole process group, without being told. What else it
-prints is ignored; its stderr goes into a file. All others stand still while it is measured, so that nobody's
-queue fills at another's expense; rounds are interleaved, so that a machine that slows down slows all of them.
+Other lines are ignored. In each round every candidate is started, measured and killed, so that only one uses
+the machine. Every second round runs them in reverse order: a machine that slows down slows all of them.
 """
 
 import contextlib
 import os
 import pathlib
+import queue
 import re
-import select
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from tools.benchmark import usage
+import psutil
 
 START_TIMEOUT = 1800.0  # seconds until `ready`: data are checked, a network is compiled
 STEP_TIMEOUT = 600.0  # seconds between two steps
@@ -30,23 +29,21 @@ _STEP = re.compile(rb"step (\d+)$")
 
 
 class CandidateError(Exception):
-    """A candidate cannot be measured. One line that says why."""
+    """A candidate cannot be measured. The message is one line with the reason."""
 
 
 class Command(NamedTuple):
     """How a candidate is started.
 
     Attributes:
-        name: what reports call it.
+        name: its name in reports.
         arguments: program and arguments.
-        settle: steps of a window before the clock starts: what a loader had ready when it was stopped.
-        like: another candidate, started before, that takes about as much memory; "" where none is known.
+        settle: steps to skip before the clock starts: batches that a loader prefetched during the warm-up.
     """
 
     name: str
     arguments: Sequence[str]
     settle: int = 1
-    like: str = ""
 
 
 class Window(NamedTuple):
@@ -63,7 +60,7 @@ class Measured(NamedTuple):
 
     Attributes:
         windows: one for each round; none where it failed.
-        peak_bytes: resident memory at its highest, start included, summed over its processes.
+        peak_bytes: highest resident memory of a round, summed over its processes, start-up included.
         error: why it failed, one line; "" where it did not.
     """
 
@@ -77,104 +74,99 @@ class Candidate:
 
     Args:
         command: what to start.
-        log: where its stderr goes.
+        log: file for its stderr.
+
+    Raises:
+        CandidateError: it cannot be started.
     """
 
     def __init__(self, command: Command, log: pathlib.Path) -> None:
-        self.name = command.name
         self._settle = command.settle
         self._log = log
-        self._rest = b""
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         try:
-            with log.open("wb") as stream:
-                # A group of its own, but in our session: if we are killed, the kernel ends a stopped group.
-                self._process = subprocess.Popen(
+            with log.open("wb") as stderr:
+                self._process = psutil.Popen(
                     command.arguments,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    stderr=stream,
+                    stderr=stderr,
                     process_group=0,
                 )
         except OSError as error:
             raise CandidateError(f"cannot be started: {error.strerror}: {command.arguments[0]}") from error
-        os.set_blocking(self._process.stdout.fileno(), False)
+        threading.Thread(target=self._read, daemon=True).start()
 
-    def wait_until_ready(self, timeout: float = START_TIMEOUT) -> None:
-        """Waits for `ready`, then stops it; CandidateError if it ends or takes longer."""
-        deadline = time.monotonic() + timeout
-        while b"ready" not in self.lines(deadline - time.monotonic()):
-            pass
-        self._signal(signal.SIGSTOP)
-
-    def window(self, seconds: float) -> Window:
-        """Lets it run for whole steps that take at least so many seconds together."""
-        with contextlib.suppress(BlockingIOError):  # steps of which we had not yet heard
-            self._read()
-        self._rest = b""
-        self._signal(signal.SIGCONT)
-        try:
-            start = time.monotonic()
-            for settled in range(self._settle):
-                # Slow steps bring their own settling: half a window of it is enough.
-                if settled and time.monotonic() - start > seconds / 2:
-                    break
-                self._images()
-            start, cpu, everybody = time.monotonic(), self._usage().cpu_seconds, usage.machine_cpu_seconds()
-            images, end = 0, start
-            while end - start < seconds:
-                images += self._images()
-                end = time.monotonic()
-            cpu = self._usage().cpu_seconds - cpu
-            everybody = usage.machine_cpu_seconds() - everybody
-            return Window(images, end - start, cpu, max(everybody - cpu, 0.0))
-        finally:
-            self._signal(signal.SIGSTOP)
-
-    def peak_bytes(self) -> int:
-        return self._usage().peak_bytes
-
-    def lines(self, timeout: float) -> list[bytes]:
-        """All whole lines that it has printed since the last call; waits for one at least.
+    def line(self, timeout: float) -> bytes:
+        """The next line of its output.
 
         Raises:
             CandidateError: none within `timeout` seconds, or it has ended.
         """
-        deadline = time.monotonic() + timeout
-        while True:
-            ready, _, _ = select.select([self._process.stdout], [], [], max(deadline - time.monotonic(), 0))
-            if not ready:
-                raise CandidateError(f"no word from it for {timeout:.0f} s: {self._last_words()}")
-            *lines, self._rest = (self._rest + self._read()).split(b"\n")
-            if lines:
-                return lines
+        try:
+            line = self._lines.get(timeout=timeout)
+        except queue.Empty:
+            raise CandidateError(f"no line from it within {timeout:.0f} s: {self._last_words()}") from None
+        if line is None:
+            raise CandidateError(self._why_ended())
+        return line
+
+    def wait_until_ready(self) -> None:
+        """Waits for `ready`; CandidateError if it ends or takes longer than START_TIMEOUT."""
+        while self.line(START_TIMEOUT) != b"ready":
+            pass
+
+    def window(self, seconds: float) -> Window:
+        """Measures whole steps that take at least so many seconds together."""
+        start = time.monotonic()
+        for settled in range(self._settle):
+            if settled and time.monotonic() - start > seconds / 2:
+                break  # the queue of a loader with such slow steps is soon full again
+            self._step()
+        start, cpu, machine = time.monotonic(), self.usage()[0], _machine_cpu_seconds()
+        images, end = 0, start
+        while end - start < seconds:
+            images += self._step()
+            end = time.monotonic()
+        cpu, machine = self.usage()[0] - cpu, _machine_cpu_seconds() - machine
+        return Window(images, end - start, cpu, max(machine - cpu, 0.0))
+
+    def usage(self) -> tuple[float, int]:
+        """CPU seconds, ended children included, and peak resident bytes, summed over all its processes."""
+        cpu_seconds, peak = 0.0, 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in [self._process, *self._process.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess, OSError):
+                    times = process.cpu_times()
+                    cpu_seconds += times.user + times.system + times.children_user + times.children_system
+                    # psutil has the current memory only; VmHWM is the peak (proc(5)).
+                    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+                    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+                    peak += int(found[1]) * 1024 if found else 0
+        return cpu_seconds, peak
 
     def close(self) -> None:
-        """Ends it and all that it has started, stopped or not."""
-        self._signal(signal.SIGKILL)
+        """Kills it and all processes that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._process.stdout.close()
 
-    def _usage(self) -> usage.Usage:
-        return usage.of_group(self._process.pid)
+    def _read(self) -> None:
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line.rstrip(b"\n"))
+        self._lines.put(None)
 
-    def _images(self) -> int:
-        """Waits for a step; the images of all that have been done since the last call."""
-        while True:
-            steps = [_STEP.match(line) for line in self.lines(STEP_TIMEOUT)]
-            if any(steps):
-                return sum(int(step[1]) for step in steps if step)
-
-    def _read(self) -> bytes:
-        """What is in the pipe; CandidateError at its end."""
-        content = os.read(self._process.stdout.fileno(), 1 << 20)
-        if not content:
-            raise CandidateError(self._why_ended())
-        return content
+    def _step(self) -> int:
+        """Waits for a step; returns its number of images."""
+        while not (found := _STEP.match(self.line(STEP_TIMEOUT))):
+            pass
+        return int(found[1])
 
     def _why_ended(self) -> str:
         try:
             code = self._process.wait(10)
-        except subprocess.TimeoutExpired:
+        except psutil.TimeoutExpired:
             return "it has closed its output"
         if code == -signal.SIGKILL:
             return "killed, as the system does where memory runs out"
@@ -183,14 +175,20 @@ class Candidate:
         return f"exit code {code}: {self._last_words()}"
 
     def _last_words(self) -> str:
-        """The line of stderr that says most: our own complaint, or else the last one."""
+        """The last line of stderr, or our own error message where there is one."""
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return (ours or lines or ["it said nothing"])[-1]
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return (errors or lines or ["its stderr is empty"])[-1]
 
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+
+@contextlib.contextmanager
+def started(command: Command, log: pathlib.Path) -> Iterator[Candidate]:
+    """A running candidate, killed at the end of the block; see `Candidate`."""
+    candidate = Candidate(command, log)
+    try:
+        yield candidate
+    finally:
+        candidate.close()
 
 
 def measure(
@@ -201,85 +199,44 @@ def measure(
     logs: pathlib.Path,
     log: Callable[[str], None],
 ) -> dict[str, Measured]:
-    """Starts all candidates, one after the other, and measures them in turn, `rounds` times.
+    """Measures all candidates, `rounds` times.
 
     Args:
         commands: names must differ.
-        rounds: the order of every second one is reversed.
-        seconds: that each gets in each round, at least.
-        logs: an existing directory for what they print on stderr.
-        say: tells whoever watches.
+        rounds: how often each is started.
+        seconds: length of a window, at least.
+        logs: an existing directory for their stderr.
+        log: takes a line about each step.
 
     Returns:
         By name, in the order of `commands`. One that fails has an error and no windows; the others go on.
     """
-    candidates: dict[str, Candidate] = {}
-    errors: dict[str, str] = {}
     windows: dict[str, list[Window]] = {command.name: [] for command in commands}
-
-    def fail(name: str, error: CandidateError) -> None:
-        errors[name] = str(error)
-        log(f"  {name} failed: {error}")
-        if name in candidates:
-            candidates.pop(name).close()
-
-    with closed_at_the_end(candidates):
-        for number, command in enumerate(commands):
-            log(f"starting {command.name}")
+    peaks, errors = dict.fromkeys(windows, 0), dict.fromkeys(windows, "")
+    for number in range(rounds):
+        for command in commands[::-1] if number % 2 else commands:
+            name = command.name
+            if errors[name]:
+                continue
+            log(f"round {number + 1} of {rounds}: starting {name}")
             try:
-                if command.like in candidates:
-                    _check_memory(candidates[command.like])
-                candidates[command.name] = Candidate(command, logs / f"{number}.txt")
-                candidates[command.name].wait_until_ready()
+                with started(command, logs / "stderr.txt") as candidate:
+                    candidate.wait_until_ready()
+                    window = candidate.window(seconds)
+                    peaks[name] = max(peaks[name], candidate.usage()[1])
             except CandidateError as error:
-                fail(command.name, error)
-        for number in range(rounds):
-            names = list(candidates)
-            for name in reversed(names) if number % 2 else names:
-                try:
-                    window = candidates[name].window(seconds)
-                except CandidateError as error:
-                    fail(name, error)
-                    continue
-                windows[name].append(window)
-                rate = window.images / window.seconds
-                log(f"round {number + 1} of {rounds}: {name} {rate:.4g} images/s")
-        peaks = {name: candidate.peak_bytes() for name, candidate in candidates.items()}
+                errors[name] = str(error)
+                log(f"  {name} failed: {error}")
+                continue
+            windows[name].append(window)
+            log(f"  {name}: {window.images / window.seconds:.4g} images/s")
     return {
-        name: Measured([] if name in errors else windows[name], peaks.get(name, 0), errors.get(name, ""))
+        name: Measured([], 0, errors[name]) if errors[name] else Measured(windows[name], peaks[name], "")
         for name in windows
     }
 
 
-def _check_memory(like: Candidate) -> None:
-    """CandidateError where there is no room for another of these: a stopped process keeps its memory."""
-    needed, free = like.peak_bytes(), usage.available_bytes()
-    if free < needed:
-        raise CandidateError(
-            f"not started: {free / 1e9:.1f} GB of memory are free, and {like.name} took {needed / 1e9:.1f}: "
-            "measure fewer at once"
-        )
-
-
-@contextlib.contextmanager
-def closed_at_the_end(candidates: Mapping[str, Candidate]) -> Iterator[None]:
-    """Whatever ends this block, Ctrl-C, SIGTERM and a closed terminal included, ends the candidates."""
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
-        numbers = ()
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers[1:]:  # the first raises KeyboardInterrupt by itself
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)  # a second one must not leave any behind
-        for candidate in candidates.values():
-            candidate.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _machine_cpu_seconds() -> float:
+    """CPU time of everything on this machine since its start, and what its host took from it (steal)."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq + times.steal

@@ -1,31 +1,33 @@
-"""What each stage of a DALI loader costs: the loader's own graph, cut after each stage.
+"""What each stage of a DALI loader costs: the loader's own graph, truncated after each stage.
 
-A cut gives what its stage gives, and DALI leaves out of the graph whatever that does not need. The stage
-costs what its cut costs more than the cut before it, in CPU time. All cuts live in one process and are
-measured in turn, each from and to a moment at which its queues are full and nothing moves any more: so the
-CPU time is that of as many batches as were taken.
+A truncated graph gives what its stage gives; DALI leaves out whatever that does not need. The stage costs the
+CPU time of its graph minus that of the graph before it. All graphs live in one process and are measured in
+turn. Each measurement starts and ends with full queues and no work going on, so the CPU time is that of as
+many batches as were taken.
 """
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import tensorflow as tf
 from nvidia import dali
+from nvidia.dali.data_node import DataNode
 
-from common.loading import Loader
-from tools.benchmark import steps
+from common.loading import Loader, placement
 from tools.benchmark.summary import CutCost
 
-_QUIET = 0.05  # seconds without work after which a queue is taken to be full
+_QUIET = 0.05  # seconds without work after which a queue counts as full
 
 
 class Cut(NamedTuple):
-    """One cut of a loader.
+    """One truncated graph.
 
     Attributes:
         stage: what comes last in it.
         advance: makes one batch.
-        instead: it takes the place of what follows the cut named here, and is no part of the loader's sum.
+        instead: the cut that it follows, where it replaces the rest of the loader and is not part of its sum.
     """
 
     stage: str
@@ -33,21 +35,96 @@ class Cut(NamedTuple):
     instead: str = ""
 
 
-def of_graph(stage: str, pipeline: dali.Pipeline, instead: str = "") -> Cut:
-    """A cut that DALI runs by itself."""
-    return Cut(stage, pipeline.run, instead)
+def load(loader: Loader) -> Callable[[], object]:
+    """A function that takes a batch from the loader's dataset."""
+    with placement(loader):
+        batches = iter(loader.dataset())
+
+    def advance() -> object:
+        batch = next(batches)
+        if loader.pipeline_type == "dali_gpu":
+            tf.test.experimental.sync_devices()  # the batch is handed over before it is there
+        return batch
+
+    return advance
 
 
-def of_dataset(stage: str, loader: Loader) -> Cut:
-    """A cut that TensorFlow takes its batches from."""
-    return Cut(stage, steps.load(loader))
+def cuts(loader: Loader, stages: Mapping[str, str], open_loader: Callable[..., Loader]) -> list[Cut]:
+    """All cuts of a DALI loader, in their order.
+
+    Args:
+        loader: EfficientDetPipeline or YOLOv4Pipeline.
+        stages: see `stage_nodes`.
+        open_loader: makes the same loader with other options of make_loader.
+    """
+    whole = loader.pipeline
+    found = [Cut(stage, truncate_at(whole, nodes).run) for stage, nodes in stage_nodes(whole, stages).items()]
+    if "num_positives" not in loader.element_spec:
+        return [*found, Cut("boxes", whole.run), Cut("hand-over", load(loader))]
+    if loader.pipeline_type == "dali_gpu":
+        return [*found, Cut("encode", whole.run), Cut("hand-over", load(loader))]
+    return [  # on a CPU `.dataset()` encodes boxes after the graph, and `.pipeline` in the graph
+        *found,
+        Cut("hand-over", load(open_loader(with_targets=False))),
+        Cut("encode", load(loader)),
+        Cut("fn.box_encoder", whole.run, instead=found[-1].stage),
+    ]
+
+
+def stage_nodes(pipeline: dali.Pipeline, stages: Mapping[str, str]) -> dict[str, list[DataNode]]:
+    """What each stage makes.
+
+    Args:
+        pipeline: built; its first output are the images.
+        stages: stage -> regex of the operators that end it, by their names without numbers, as in
+            `__ImageSlice_56`. A stage without operators in this graph ends where the one before it ends. The
+            last stage ends with the images.
+
+    Returns:
+        Stage -> outputs of the operators that match last, and of the arithmetic that only they feed.
+    """
+    images = pipeline._graph_outputs[0]
+    # In the order in which the outputs need them: what the images need comes first.
+    names = [operator.name for operator in pipeline._ops]
+    upstream = pipeline._ops[: names.index(images.source.name) + 1]
+    kinds = [re.sub(r"^_*|_\d+$", "", operator.name) for operator in upstream]
+    consumers: dict[str, list] = {}
+    for operator in pipeline._ops:
+        for node in operator.inputs:
+            consumers.setdefault(node.name, []).append(operator)
+    nodes: dict[str, list[DataNode]] = {}
+    ends: list = []
+    for stage, pattern in stages.items():
+        found = [kind for kind in kinds if re.fullmatch(pattern, kind)]
+        if found:
+            ends = [each for each, kind in zip(upstream, kinds, strict=True) if kind == found[-1]]
+        for number, end in enumerate(ends):
+            while len(after := consumers.get(end.outputs[0].name, [])) == 1 and "Arithmetic" in after[0].name:
+                end = ends[number] = after[0]
+        nodes[stage] = [node for end in ends for node in end.outputs]
+    return nodes | {stage: [images]}
+
+
+def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline:
+    """The part of a pipeline's graph that these nodes need, built with the same settings."""
+    part = dali.Pipeline(
+        batch_size=pipeline.max_batch_size,
+        num_threads=pipeline.num_threads,
+        device_id=pipeline.device_id,
+        seed=pipeline.seed,
+        prefetch_queue_depth=pipeline.prefetch_queue_depth,
+        exec_dynamic=True,
+    )
+    part.set_outputs(*nodes)
+    part.build()
+    return part
 
 
 def cost(cut: Cut, *, batch_size: int, seconds: float, settle: int) -> CutCost:
     """Takes batches for at least so many seconds.
 
     Args:
-        cut: of which nothing is running at the moment.
+        cut: it must not be running.
         batch_size: images of a batch.
         seconds: of the time that is measured.
         settle: batches that were ready before it began; the rate is that of those after them.
@@ -67,6 +144,7 @@ def cost(cut: Cut, *, batch_size: int, seconds: float, settle: int) -> CutCost:
         cut.stage,
         cpu_ms=1000 * cpu / (batch_size * (settle + batches)),
         ms=1000 * elapsed / (batch_size * batches),
+        instead=cut.instead,
     )
 
 

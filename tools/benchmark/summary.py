@@ -1,6 +1,6 @@
 """Numbers of one benchmark: medians over the rounds, ratios, and the bound of training with a loader.
 
-A record is what `--json` writes and what reports are made of: plain dicts and lists.
+A record is the content of a `--json` file: plain dicts and lists.
 """
 
 import statistics
@@ -15,11 +15,12 @@ Record = dict[str, Any]
 
 
 class CutCost(NamedTuple):
-    """What one cut cost in one round, for an image."""
+    """What one cut (stages.py) cost in one round, for an image."""
 
     stage: str
     cpu_ms: float
     ms: float
+    instead: str = ""  # see stages.Cut
 
 
 def spread(values: Iterable[float]) -> Record:
@@ -42,6 +43,11 @@ def candidate(measured: Measured) -> Record:
     }
 
 
+def succeeded(candidates: dict[str, Record]) -> dict[str, Record]:
+    """Those that did not fail."""
+    return {name: each for name, each in candidates.items() if "error" not in each}
+
+
 def rates(record: Record) -> list[float]:
     """Images a second of a candidate, round by round."""
     return [w["images"] / w["seconds"] for w in record["windows"]]
@@ -58,14 +64,14 @@ def ratio(record: Record, other: Record) -> float:
 
 
 def other_cores(candidates: dict[str, Record]) -> float:
-    """Cores that others kept busy while a candidate ran: the median of all windows."""
+    """Cores that other work kept busy while a candidate ran: the median of all windows."""
     windows = [w for each in candidates.values() for w in each.get("windows", [])]
     return statistics.median([w["other_cpu_seconds"] / w["seconds"] for w in windows] or [0.0])
 
 
 def ratios(candidates: dict[str, Record]) -> dict[str, dict[str, float]]:
     """`ratio` of every two that did not fail: [one][other]."""
-    good = {name: each for name, each in candidates.items() if "error" not in each}
+    good = succeeded(candidates)
     return {
         name: {other: ratio(each, good[other]) for other in good if other != name}
         for name, each in good.items()
@@ -76,8 +82,8 @@ def bound(data: Record, model: Record, cores: float) -> dict[str, list[float]]:
     """What limits training, round by round, in images a second.
 
     Returns:
-        loader: it makes no more alone. model: it takes no more alone. cpu: each image costs the CPU time of
-        both, and there are so many cores.
+        loader: its rate alone. model: its rate alone. cpu: the rate at which the CPU time of both keeps all
+        cores busy.
     """
     costs = zip(cpu_ms(data), cpu_ms(model), strict=True)
     return {
@@ -87,28 +93,26 @@ def bound(data: Record, model: Record, cores: float) -> dict[str, list[float]]:
     }
 
 
-def stages(told: Sequence[Any]) -> list[Record]:
-    """What each stage costs more than what comes before it, and what the loader costs so far.
+def stages(rounds: Sequence[Sequence[Sequence[Any]]]) -> list[Record]:
+    """What each stage costs more than the cut before it, and what the loader costs so far.
 
     Args:
-        told: first stage -> the cut that it follows, where that is not the one before it; then the costs of
-            all cuts in their order (CutCost or its values), once for each round.
+        rounds: for each round the values of a CutCost for every cut, in their order.
     """
-    instead, rounds = told[0], [[CutCost(*cost) for cost in costs] for costs in told[1:]]
-    result = []
-    for number, cut in enumerate(rounds[0]):
-        names = [each.stage for each in rounds[0]]
-        regular = [i for i in range(number) if names[i] not in instead]
-        base = names.index(instead[cut.stage]) if cut.stage in instead else max(regular, default=None)
-        before = [0.0] * len(rounds) if base is None else [costs[base].cpu_ms for costs in rounds]
-        so_far = [costs[number].cpu_ms for costs in rounds]
+    costs = [{each[0]: CutCost(*each) for each in told} for told in rounds]
+    result, before = [], ""
+    for stage, cut in costs[0].items():
+        base = cut.instead or before
         result.append(
             {
-                "stage": cut.stage,
-                "cpu_ms_per_image": spread(a - b for a, b in zip(so_far, before, strict=True)),
-                "cpu_ms_so_far": statistics.median(so_far),
-                "images_per_second": statistics.median(1000 / costs[number].ms for costs in rounds),
-                "instead": cut.stage in instead,
+                "stage": stage,
+                "cpu_ms_per_image": spread(
+                    each[stage].cpu_ms - (each[base].cpu_ms if base else 0.0) for each in costs
+                ),
+                "cpu_ms_so_far": statistics.median(each[stage].cpu_ms for each in costs),
+                "images_per_second": statistics.median(1000 / each[stage].ms for each in costs),
+                "instead": bool(cut.instead),
             }
         )
+        before = before if cut.instead else stage
     return result

@@ -1,54 +1,64 @@
-"""One candidate of ours, in its own process: a loader into a sink, a training step, or both.
+"""One candidate of an app's bench.py, in its own process: a loader, a training step, or both.
 
-It keeps to the protocol of rounds.py, as a peer's script does.
+It keeps to the protocol of rounds.py, as a baseline's script does.
 """
 
-import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
-from common import devices
+from common import devices, hparams
 from common.datacheck.images import ImagePolicy
-from common.loading import Loader
+from common.distributed import ranks as distributed
+from common.loading import Loader, placement
 from common.open_data import open_source
 from common.sources import CocoSource, ImageListSource, Source
-from tools.benchmark import inference, stages, steps
+from common.training import step_guard
+from common.training.ema import AveragedWeights
+from tools.benchmark import inference, stages
 from tools.benchmark.protocol import WARM_UP, own_stdout, tell_steps
-from tools.benchmark.stages import Cut
-from tools.benchmark.steps import Step
+from tools.dry_run import real_config
 
 STAGE_SHARE = 1 / 3  # of --seconds for each cut in each round: CPU time needs less than a rate
 
 
 class App(NamedTuple):
-    """What an app's bench.py builds.
+    """What an app's bench.py measures.
 
     Attributes:
         name: its folder.
+        model_names: of its models.
+        model_name: default of --model_name.
         num_classes: of the published model, for a synthetic batch without data.
-        make_config: the flags' values -> the app's config.
-        make_loader: loaders.make_loader.
-        make_step: (config, num_classes, steps_per_epoch, flags' values) -> train.py's step of a new model.
-        make_halves: (config, num_classes) -> predict.make_halves of a new model.
-        cuts: (loader, open_loader) -> the cuts of a DALI loader, in their order; open_loader(**options) makes
-            it once more with other options of make_loader.
+        stages: of its DALI graph; see stages.stage_nodes.
+        config: fields of the config with other values than train.py's.
+        make_loader, build_model, make_schedule, make_optimizer, make_train_step, make_halves: the app's.
     """
 
     name: str
+    model_names: tuple[str, ...]
+    model_name: str
     num_classes: int
-    make_config: Callable[[dict[str, Any]], Any]
+    stages: Mapping[str, str]
+    config: Mapping[str, Any]
     make_loader: Callable[..., Loader]
-    make_step: Callable[[Any, int, int, dict[str, Any]], Step]
-    make_halves: Callable[[Any, int], tuple[inference.Network, inference.ToDetections]]
-    cuts: Callable[[Any, Callable[..., Loader]], Sequence[Cut]]
+    build_model: Callable[..., keras.Model]
+    make_schedule: Callable[..., Any]
+    make_optimizer: Callable[..., keras.optimizers.Optimizer]
+    make_train_step: Callable[..., Callable]
+    make_halves: Callable[..., tuple[inference.Network, inference.ToDetections]]
+
+    def make_config(self, given: dict[str, Any]) -> Any:
+        """The config that train.py makes of these flags, but for `self.config`."""
+        return hparams.replace(real_config(self.name, given), self.config)
 
 
 def work(app: App, given: dict[str, Any], role: str) -> None:
-    """One candidate; it runs until it is killed.
+    """Runs one candidate until it is killed, or measures stages or inference and prints JSON lines.
 
     Args:
         app: whose bench.py this is.
@@ -56,12 +66,15 @@ def work(app: App, given: dict[str, Any], role: str) -> None:
         role: model, data:TYPE, both:TYPE, stages:TYPE or inference:TYPE, with a pipeline type.
     """
     what, _, pipeline_type = role.partition(":")
-    _prepare(given["precision"])
+    devices.reproducible()
+    devices.share_gpu_memory()
+    keras.utils.set_random_seed(0)
+    keras.mixed_precision.set_global_policy(given["precision"])
     config = app.make_config(given)
     source = open_given(given) if pipeline_type else None
 
     def open_loader(**options: Any) -> Loader:
-        like_train = {  # but for `options`
+        like_train = {
             "source": source,
             "config": config,
             "batch_size": given["batch_size"],
@@ -76,15 +89,14 @@ def work(app: App, given: dict[str, Any], role: str) -> None:
         return app.make_loader(pipeline_type or "synthetic", **like_train | options)
 
     if what == "inference":
-        halves = app.make_halves(config, given["num_classes"])
-        return _tell_inference(halves, source, open_loader, given)
-    loader = open_loader()
-    if what == "stages":
-        return _tell_stages(app.cuts(loader, open_loader), given)
-    if what == "data":
-        return tell_steps(steps.load(loader), given["batch_size"])
-    step = app.make_step(config, given["num_classes"], loader.steps_per_epoch, given)
-    return tell_steps(steps.train(loader, step), given["batch_size"])
+        model = app.build_model(config.model_name, given["num_classes"], config=config)
+        _tell_inference(app, app.make_halves(model, config), source, open_loader, given)
+    elif what == "stages":
+        _tell_stages(stages.cuts(open_loader(), app.stages, open_loader), given)
+    elif what == "data":
+        tell_steps(stages.load(open_loader()), given["batch_size"])
+    else:
+        tell_steps(_train(app, config, open_loader(), given), given["batch_size"])
 
 
 def open_given(given: dict[str, Any]) -> Source:
@@ -99,61 +111,77 @@ def open_given(given: dict[str, Any]) -> Source:
     )
 
 
-def _prepare(precision: str) -> None:
-    """The settings that train.py makes before anything else."""
-    devices.reproducible()
-    devices.share_gpu_memory()
-    keras.utils.set_random_seed(0)
-    keras.mixed_precision.set_global_policy(precision)
+def _train(app: App, config: Any, loader: Loader, given: dict[str, Any]) -> Callable[[], None]:
+    """A function that takes a batch from the loader, and train.py's step of a new model with it."""
+    ranks = distributed.start("none")
+    model = app.build_model(config.model_name, given["num_classes"], config=config)
+    schedule = app.make_schedule(config, given["batch_size"], loader.steps_per_epoch)
+    optimizer = app.make_optimizer(config, schedule, precision=given["precision"])
+    optimizer.build(model.trainable_variables)
+    averaged = AveragedWeights(model, config.ema_decay)
+    step = app.make_train_step(
+        ranks, model, config, optimizer, averaged, precision=given["precision"], xla=given["xla"]
+    )
+    guard = step_guard.StepGuard(ranks, limit=0, save_batch=lambda *_: None)
+    stop_requested = tf.constant(0.0)
+    with placement(loader):
+        batches = enumerate(loader.dataset(), start=1)
+
+    def advance() -> None:
+        number, (images, targets) = next(batches)
+        guard.check(number, step(images, targets, stop_requested), images, targets)
+
+    return advance
 
 
-def _tell_stages(cuts: Sequence[Cut], given: dict[str, Any]) -> None:
-    """Measures all cuts in turn. Says which do not follow the one before them, then each round's costs."""
-    options = {
-        "batch_size": given["batch_size"],
-        "seconds": given["seconds"] * STAGE_SHARE,
-        "settle": given["prefetch"] + 1,
-    }
+def _tell_stages(cuts: list[stages.Cut], given: dict[str, Any]) -> None:
+    """Measures all cuts in turn; prints the values of their CutCosts, a line for each round."""
     with own_stdout() as tell:
         for cut in cuts:
             for _ in range(WARM_UP):
                 cut.advance()
-        tell(json.dumps({cut.stage: cut.instead for cut in cuts if cut.instead}))
         for _ in range(given["rounds"]):
-            tell(json.dumps([stages.cost(cut, **options) for cut in cuts]))
+            costs = [
+                stages.cost(
+                    cut,
+                    batch_size=given["batch_size"],
+                    seconds=given["seconds"] * STAGE_SHARE,
+                    settle=given["prefetch"] + 1,
+                )
+                for cut in cuts
+            ]
+            tell(json.dumps(costs))
         tell("null")
 
 
 def _tell_inference(
+    app: App,
     halves: tuple[inference.Network, inference.ToDetections],
     source: Source,
     open_loader: Callable[..., Loader],
     given: dict[str, Any],
 ) -> None:
-    """Measures detecting, one image at a time and a batch at a time; a line for each."""
+    """Measures detecting, one image at a time and a batch at a time; prints a line for each."""
     label_map, draw = source.label_map, None
-    if isinstance(source, CocoSource):  # files can be drawn on, as infer.py does
+    if isinstance(source, CocoSource):  # its files can be drawn on, as infer.py does
         files = [pathlib.Path(source.images_dir, name) for name in source.annotations.file_names]
         source, draw = ImageListSource(tuple(files)), inference.drawer(files, label_map)
+    options = {"training": False, "with_targets": False, "count_lost": False, "name_images": False}
     with own_stdout() as tell:
         for batch_size in (1, given["batch_size"]):
-            loader = open_loader(
-                source=source,
-                batch_size=batch_size,
-                training=False,
-                with_targets=False,
-                count_lost=False,
-                name_images=False,
-            )
+            loader, decode = open_loader(source=source, batch_size=batch_size, **options), None
+            if loader.pipeline_type != "tensorflow":
+                nodes = stages.stage_nodes(loader.pipeline, app.stages)
+                decode = stages.truncate_at(loader.pipeline, nodes["decode"])
             times = inference.measure(
                 loader=loader,
                 network=halves[0],
                 to_detections=halves[1],
                 label_map=label_map,
-                decode=None if loader.pipeline_type == "tensorflow" else loader.cut("decode"),
+                decode=decode,
                 draw=draw,
                 prefetch=given["prefetch"],
                 num_rounds=given["rounds"],
             )
-            tell(json.dumps(dataclasses.asdict(times)))
+            tell(json.dumps(times))
         tell("null")

@@ -21,7 +21,8 @@ from common.datacheck import images
 from common.errors import UserError
 
 _MAX_NAME = 255  # bytes of a file name, on all usual file systems
-_DECIMALS = range(7)  # of pixels, that float32 fractions of an image can carry
+_SUFFIXES = {"jpeg": "jpg", "mpo": "jpg"}
+_DECIMALS = 3  # of pixels: float32 fractions of an image of 10,000 pixels carry no more
 
 
 def write_coco(annotations: Annotations, path: str | os.PathLike) -> None:
@@ -46,8 +47,8 @@ def extract_images(
 ) -> Annotations:
     """Writes the images in TFRecords as files, byte for byte, all or none.
 
-    A file has the name that its record gives it, sub-directories included. Where that is missing, would leave
-    the directory, or is another image's, it is `<image id>.<format>`.
+    A file has the name that its record gives it, sub-directories included. Where the name of any image is
+    missing, would leave the directory, or is another image's, all are named `<image id>.<format>`.
 
     Args:
         files: record files that `open_records` has accepted.
@@ -81,77 +82,48 @@ def extract_images(
     return dataclasses.replace(annotations, file_names=names)
 
 
-def file_names(annotations: Annotations) -> list[str]:
-    """The name of each image's file, unique and inside the directory; "" where a record gives none such."""
-    taken: set[str] = set()
-    folders: set[str] = set()
-    names = []
-    for name in annotations.file_names:
-        safe = _safe_name(name)
-        parents = {str(parent) for parent in pathlib.PurePosixPath(safe).parents if parent.name}
-        if safe in taken | folders or parents & taken:
-            safe = ""
-        if safe:
-            taken.add(safe)
-            folders |= parents
-        names.append(safe)
-    return names
+def file_names(annotations: Annotations) -> list[str] | None:
+    """The names of the files of the images; None unless all are different and inside the directory."""
+    names = [_safe_name(name) for name in annotations.file_names]
+    folders = {str(folder) for name in names for folder in pathlib.PurePosixPath(name).parents}
+    different = set(names)
+    return names if len(different) == len(names) and not different & {"", *folders} else None
 
 
-def shorten_boxes(annotations: Annotations) -> Annotations:
-    """Boxes that were read as float32 fractions, with as few decimals of a pixel as give the same fractions.
+def round_boxes(annotations: Annotations) -> Annotations:
+    """Boxes that were read as float32 fractions, rounded to thousandths of a pixel.
 
-    So 68.0000019 becomes 68 again; areas of float32 likewise lose the digits that it cannot carry.
+    So 68.0000019 becomes 68 again. Areas of float32 likewise lose the digits that it cannot carry.
     """
-    limits = annotations.image_sizes[annotations.box_image][:, [1, 0, 1, 0]]
     boxes = annotations.boxes_ltwh_px
-    edges = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-    fractions = (edges / limits).astype(np.float32)
-    short, found = edges.copy(), np.zeros(edges.shape, bool)
-    for decimals in _DECIMALS:
-        rounded = np.round(edges, decimals)
-        fits = ~found & ((rounded / limits).astype(np.float32) == fractions)
-        short[fits] = rounded[fits]
-        found |= fits
-    exact = short[:, 2:] - short[:, :2]
-    sides = np.round(exact, _DECIMALS[-1])
-    same = ((short[:, :2] + sides) / limits[:, 2:]).astype(np.float32) == fractions[:, 2:]
-    sides = np.where(same, sides, exact)
+    edges = np.round(np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1), _DECIMALS)
+    sides = np.round(edges[:, 2:] - edges[:, :2], _DECIMALS)
     of_box = annotations.areas == boxes[:, 2] * boxes[:, 3]
     areas = annotations.areas.astype(np.float32).astype(str).astype(np.float64)
     return dataclasses.replace(
         annotations,
-        boxes_ltwh_px=np.concatenate([short[:, :2], sides], axis=1),
+        boxes_ltwh_px=np.concatenate([edges[:, :2], sides], axis=1),
         areas=np.where(of_box, sides[:, 0] * sides[:, 1], areas),
     )
 
 
 def _stage(files: Sequence[str | os.PathLike], annotations: Annotations, staged: pathlib.Path) -> list[str]:
-    names = file_names(annotations)
-    taken = {str(path) for name in names for path in (name, *pathlib.PurePosixPath(name).parents)}
+    """Writes the images to a temporary directory; their names."""
+    given, names = file_names(annotations), [""] * annotations.num_images
     rows = {image_id: row for row, image_id in enumerate(annotations.image_ids.tolist())}
     bar = progress.Bar("Extracting images", len(rows))
     for record in tf.data.TFRecordDataset([os.fspath(file) for file in files]).as_numpy_iterator():
         features = tf.train.Example.FromString(record).features.feature
-        row = rows.get(int(features["image/source_id"].bytes_list.value[0]))
-        if row is None:  # left out by --on_bad_image=skip
+        image_id = int(features["image/source_id"].bytes_list.value[0])
+        if image_id not in rows:  # left out by --on_bad_image=skip
             continue
-        encoded = features["image/encoded"].bytes_list.value[0]
-        if not names[row]:
-            names[row] = _name_by_id(annotations.image_ids[row], encoded, taken)
+        row, encoded = rows[image_id], features["image/encoded"].bytes_list.value[0]
+        suffix = images.inspect(encoded).image_format.lower()
+        names[row] = given[row] if given else f"{image_id}.{_SUFFIXES.get(suffix, suffix)}"
         (staged / names[row]).parent.mkdir(parents=True, exist_ok=True)
         (staged / names[row]).write_bytes(encoded)
         bar.step()
     return names
-
-
-def _name_by_id(image_id: int, encoded: bytes, taken: set[str]) -> str:
-    image_format = images.inspect(encoded).image_format.lower()
-    suffix = {"jpeg": "jpg", "mpo": "jpg"}.get(image_format, image_format)
-    name, number = f"{image_id}.{suffix}", 1
-    while name in taken:
-        name, number = f"{image_id}-{number}.{suffix}", number + 1
-    return name
 
 
 def _safe_name(name: str) -> str:

@@ -11,25 +11,23 @@ Class names come from the file that is named, else from the data.yaml, else from
 obj.names in the directory, or labels/classes.txt (labelImg).
 """
 
-import dataclasses
 import os
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
+from common.datacheck.images import IMAGE_SUFFIXES
 from common.errors import UserError, unknown
 from common.issues import Findings
-from common.open_data import IMAGE_SUFFIXES
-from tools.conversion.labelled_images import read_list
+from tools.conversion.labels import find_listed, read_list
 
 _YAML = (".yaml", ".yml")
 _NAME_FILES = ("data.yaml", "classes.txt", "obj.names", "labels/classes.txt")
 _IMAGE_FOLDERS = ("images", "JPEGImages")  # Darknet, src/utils.c replace_image_to_label
 
 
-@dataclasses.dataclass(frozen=True)
-class YoloFiles:
+class YoloFiles(NamedTuple):
     """The files of a set.
 
     Attributes:
@@ -38,7 +36,6 @@ class YoloFiles:
         names: class -> name.
         names_origin: the file of the names, for messages.
         listed: whether lists name the images, so that other label files may belong to another split.
-        label_directories: directory of images -> directory of their labels, absolute.
     """
 
     images_dir: str
@@ -46,18 +43,11 @@ class YoloFiles:
     names: dict[int, str]
     names_origin: str
     listed: bool
-    label_directories: dict[str, str]
 
     def label_file(self, image: str) -> str:
         """The path of an image's labels, whether there are any or not."""
         directory, name = os.path.split(os.path.join(self.images_dir, image))
-        return os.path.join(self.label_directories[directory], f"{os.path.splitext(name)[0]}.txt")
-
-    @property
-    def only_labels(self) -> list[str]:
-        """Directories that hold nothing but labels of these images."""
-        found = set(self.label_directories.values()) - set(self.label_directories)
-        return [] if self.listed else sorted(found)
+        return os.path.join(_label_directory(directory), f"{os.path.splitext(name)[0]}.txt")
 
 
 def find_files(
@@ -75,12 +65,10 @@ def find_files(
         UserError: something is not there, a file cannot be understood, or nothing names the classes.
     """
     path = os.path.abspath(path)
-    document: dict[str, Any] = {}
     if os.path.isdir(path):
         places = [_split_directory(path, split)]
     elif path.endswith(_YAML):
-        document = _read_yaml(path)
-        places = _yaml_places(path, document, split or "train")
+        places = _yaml_places(path, _read_yaml(path), split or "train")
     elif path.endswith(".txt"):
         if split:
             raise UserError(f"--split={split}: {path} is the list of one split already")
@@ -88,22 +76,20 @@ def find_files(
     else:
         raise UserError(f"--input={path} is no directory, no data.yaml and no list of images (.txt)")
 
-    origin = os.fspath(names) if names else path if document else _find_names(path)
-    class_names = _names_of(document, origin) if document and not names else _read_names(origin)
-    images: list[str] = []
+    origin = os.fspath(names) if names else path if path.endswith(_YAML) else _find_names(path)
+    images, directories = [], []
     for place in places:
-        images += _walk(place) if os.path.isdir(place) else _read_images(place, findings)
-    directories = [place if os.path.isdir(place) else None for place in places]
-    if None in directories:
-        directories = [os.path.dirname(image) for image in images] or [os.path.dirname(path)]
+        is_directory = os.path.isdir(place)
+        found = _walk(place) if is_directory else _read_images(place, findings)
+        images += found
+        directories += [place] if is_directory else map(os.path.dirname, found or [place])
     images_dir = os.path.commonpath(directories)
     return YoloFiles(
         images_dir=images_dir,
         images=[os.path.relpath(image, images_dir) for image in images],
-        names=class_names,
+        names=_read_names(origin),
         names_origin=origin,
-        listed=not all(os.path.isdir(place) for place in places),
-        label_directories={folder: _label_directory(folder) for folder in set(map(os.path.dirname, images))},
+        listed=not all(map(os.path.isdir, places)),
     )
 
 
@@ -141,29 +127,19 @@ def _walk(directory: str) -> list[str]:
 
 
 def _read_images(path: str, findings: Findings) -> list[str]:
-    """The images of a list; relative paths are looked for beside the list, then, as Darknet does, here."""
-    images: dict[str, int] = {}
-    for number, line in read_list(path):
-        choices = [
-            os.path.normpath(os.path.join(base, line)) for base in (os.path.dirname(path), os.getcwd())
-        ]
-        image = next((choice for choice in choices if os.path.exists(choice)), None)
-        if image is None:
-            findings.add("image-missing", f"{path} line {number}: {line!r}")
-        elif image in images:
-            findings.add(
-                "label-line", f"{path} line {number}: {line!r} stands in line {images[image]} already"
-            )
-        else:
-            images[image] = number
-    return list(images)
+    """The images of a list; relative paths start at the list or, as in Darknet, at the working directory."""
+
+    def find(line: str) -> str | None:
+        places = (os.path.dirname(path), os.getcwd())
+        choices = [os.path.normpath(os.path.join(place, line)) for place in places]
+        return next(filter(os.path.exists, choices), None)
+
+    return find_listed(path, find, "image-missing", findings)
 
 
 def _read_yaml(path: str) -> dict[str, Any]:
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
-        _refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-        document = yaml.safe_load(text)
+        document = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
@@ -173,17 +149,6 @@ def _read_yaml(path: str) -> dict[str, Any]:
     if "kpt_shape" in document:
         raise UserError(f"{path} has kpt_shape: labels of poses are not read, only boxes and polygons")
     return document
-
-
-def _refuse_repeated_keys(node: yaml.Node | None) -> None:
-    """PyYAML takes the last of two equal keys without a word."""
-    if isinstance(node, yaml.MappingNode):
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for number, key in enumerate(keys):
-            if key in keys[:number]:
-                raise ValueError(f"the key {key!r} is given twice")
-        for _, value in node.value:
-            _refuse_repeated_keys(value)
 
 
 def _yaml_places(path: str, document: dict[str, Any], split: str) -> list[str]:
@@ -200,7 +165,7 @@ def _yaml_places(path: str, document: dict[str, Any], split: str) -> list[str]:
         # Roboflow writes ../train/images in a data.yaml that stands beside train/.
         spellings = [str(entry), str(entry).removeprefix("../")]
         choices = [os.path.normpath(os.path.join(root, spelt)) for spelt in spellings for root in roots]
-        place = next((choice for choice in choices if os.path.exists(choice)), None)
+        place = next(filter(os.path.exists, choices), None)
         if place is None:
             raise UserError(f"{path}: {split} is {entry!r}, but {choices[0]} does not exist")
         places.append(place)

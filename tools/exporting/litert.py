@@ -12,19 +12,18 @@ import zipfile
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from common.training import metadata_checksum
-from common.training.metadata_files import FILE
+from common.training import model_metadata
 from tools.exporting import export_graph as parts_lib
 from tools.exporting.export_graph import Exportable
 
 
-def write(parts: Exportable, path: pathlib.Path, *, nms: str, quantize: str, passport: str) -> None:
+def write(parts: Exportable, path: pathlib.Path, *, nms: str, quantize: str, metadata: str) -> None:
     """Writes `path`.
 
     Args:
         nms: standard or none.
         quantize: none, fp16 or int8.
-        passport: JSON text, for the archive at the file's end.
+        metadata: JSON text, for the archive at the file's end.
     """
     detect = parts_lib.detect if nms == "standard" else parts_lib.detect_raw
     specs = parts_lib.signature(parts, 1)
@@ -53,4 +52,4 @@ def write(parts: Exportable, path: pathlib.Path, *, nms: str, quantize: str, pas
         body = converter.convert()
     path.write_bytes(body)
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(FILE, metadata_checksum.seal(passport, [body]))
+        archive.writestr(model_metadata.FILE, model_metadata.seal(metadata, [body]))

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import onnx
 import tensorflow as tf
 
-from common.training import metadata_checksum
-from common.training.metadata_files import onnx_field
+from common.training import model_metadata
 from tools.exporting import export_graph as parts_lib
 from tools.exporting import onnx_graphs, onnx_nms
 from tools.exporting.export_graph import Exportable
@@ -29,7 +28,7 @@ def write(
     *,
     nms: str,
     opset: int,
-    passport: str,
+    metadata: str,
     quantizer: Quantizer | None = None,
 ) -> None:
     """Writes `path`.
@@ -37,7 +36,7 @@ def write(
     Args:
         nms: standard, efficientnms_trt or none.
         opset: of ONNX.
-        passport: JSON text, for metadata_props.
+        metadata: JSON text, for metadata_props.
         quantizer: turns the network, and nothing before or after it, into one of fewer bits.
     """
     images, image_sizes = parts_lib.signature(parts, None)
@@ -53,7 +52,7 @@ def write(
     for port in [*model.graph.input, *model.graph.output]:
         port.type.tensor_type.shape.dim[0].dim_param = "batch"
     body = model.SerializeToString()
-    path.write_bytes(body + onnx_field(metadata_checksum.seal(passport, [body])))
+    path.write_bytes(body + model_metadata.onnx_field(model_metadata.seal(metadata, [body])))
 
 
 def _network(parts: Exportable, opset: int) -> tuple[onnx.ModelProto, list[tf.TensorSpec]]:

@@ -4,6 +4,7 @@ Parts that are separate can be quantised separately, and what TensorFlow has no 
 written by hand.
 """
 
+import collections
 import contextlib
 import io
 import logging
@@ -50,11 +51,16 @@ def join(models: Sequence[onnx.ModelProto], inputs: Sequence[str], outputs: Sequ
         models: parts; all other names within them may coincide.
         inputs, outputs: ports of the whole.
     """
-    graphs = []
-    for number, model in enumerate(models):
-        ports = {port.name for port in [*model.graph.input, *model.graph.output]}
-        inner = {name: f"part{number}/{name}" for name in _names(model.graph) - ports}
-        graphs.append(_rename(model, inner).graph)
+    graphs = [
+        onnx.compose.add_prefix_graph(
+            model.graph,
+            f"part{number}/",
+            rename_inputs=False,
+            rename_outputs=False,
+            rename_value_infos=False,
+        )
+        for number, model in enumerate(models)
+    ]
     values = {port.name: port for graph in graphs for port in [*graph.input, *graph.output]}
     graph = onnx.helper.make_graph(
         [node for graph in graphs for node in graph.node],
@@ -98,12 +104,17 @@ def canonical(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = model.graph
     ports = {port.name for port in [*graph.input, *graph.output]}
     nodes = _in_order_of_need(graph)
+    biases = collections.Counter(
+        node.input[2] for node in nodes if node.op_type == "Conv" and len(node.input) > 2
+    )
     names: dict[str, str] = {}
     for number, node in enumerate(nodes):
         node.name = f"{node.op_type}_{number}"
         for name in filter(None, [*node.input, *node.output]):
             if name not in ports:
-                names.setdefault(name, f"tensor_{len(names)}")
+                # ONNX Runtime makes copies of a shared bias: tensor_6 and a number could be called tensor_69.
+                end = "_" if biases[name] > 1 else ""
+                names.setdefault(name, f"tensor_{len(names)}{end}")
     constants = {constant.name: constant for constant in graph.initializer}
     ordered = onnx.helper.make_graph(
         nodes,
@@ -142,13 +153,6 @@ def _in_order_of_need(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 def _where(_, node, *__) -> None:
     """tf.where as ONNX's Where. tf2onnx would multiply by 0 and 1 and add, and 0 times a NaN is a NaN."""
     node.type = "Where"
-
-
-def _names(graph: onnx.GraphProto) -> set[str]:
-    names = {tensor.name for tensor in graph.initializer}
-    for node in graph.node:
-        names |= {*node.input, *node.output, node.name}
-    return names - {""}
 
 
 def _rename(model: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:

@@ -1,10 +1,11 @@
-"""The flags of export.py, and which of them go together."""
+"""The flags of export.py, and which of them go together. Imports neither TensorFlow nor DALI."""
 
 import dataclasses
 import pathlib
 
 from absl import flags
 
+from common import args as shared_flags
 from common.errors import UserError, unknown
 
 FORMATS = ("saved_model", "onnx", "litert", "tensorrt")
@@ -13,14 +14,18 @@ NMS = ("standard", "efficientnms_trt", "none")
 OPSETS = (13, 18)  # 13: per-channel Q and DQ; 18 is the newest that tf2onnx 1.17 writes
 OPSET = 17
 
-_SUFFIX = {"saved_model": "", "onnx": ".onnx", "litert": ".tflite", "tensorrt": ".engine"}
+_SUFFIX = {"onnx": ".onnx", "litert": ".tflite", "tensorrt": ".engine"}
 
 
-def define_export_flags(fv: flags.FlagValues) -> None:
-    """What to write, and what to check it with."""
-    flags.DEFINE_enum("format", None, FORMATS, "Of the exported file.", flag_values=fv)
+def define_flags(fv: flags.FlagValues) -> None:
+    """All flags of export.py."""
+    shared_flags.define_trained_flags(fv)
+    flags.DEFINE_enum("format", None, FORMATS, "Format of the exported file.", flag_values=fv)
     flags.DEFINE_string(
-        "output", None, "Exported file; of a saved_model: directory. It is replaced.", flag_values=fv
+        "output",
+        None,
+        "Exported file; for saved_model a directory. An existing one is replaced.",
+        flag_values=fv,
     )
     flags.DEFINE_enum(
         "quantize",
@@ -32,13 +37,13 @@ def define_export_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "calibration_images",
         None,
-        "Images like those to come, for --quantize=int8: a directory or a glob; about a hundred.",
+        "Typical images for --quantize=int8: a directory or a glob; about a hundred.",
         flag_values=fv,
     )
     flags.DEFINE_string(
         "calibration_table",
         None,
-        "File of measured ranges: used where it is there, else written. Default: beside the output.",
+        "File of measured ranges: read where it exists, else written. Default: beside the output.",
         flag_values=fv,
     )
     flags.DEFINE_enum(
@@ -46,12 +51,10 @@ def define_export_flags(fv: flags.FlagValues) -> None:
         None,
         NMS,
         "Suppression by standard operations, by TensorRT's plugin, or none: all boxes and scores come out. "
-        "Default: standard, of tensorrt the plugin.",
+        "Default: the plugin for tensorrt, else standard.",
         flag_values=fv,
     )
-    flags.DEFINE_integer(
-        "opset", OPSET, "Of ONNX.", lower_bound=OPSETS[0], upper_bound=OPSETS[1], flag_values=fv
-    )
+    flags.DEFINE_integer("opset", OPSET, "Version of ONNX's operators.", *OPSETS, flag_values=fv)
     flags.DEFINE_string(
         "verify_images",
         None,
@@ -63,75 +66,83 @@ def define_export_flags(fv: flags.FlagValues) -> None:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to write; UserError, one line, for what does not go together."""
+    """The values of the flags, and what follows from them."""
 
-    format: str
-    output: pathlib.Path
-    quantize: str
-    nms: str
-    opset: int
-    calibration_images: str | None
-    calibration_table: pathlib.Path | None
+    weights: str | None
+    format: str | None
+    output: str | None
+    quantize: str = "none"
+    calibration_images: str | None = None
+    calibration_table: str | None = None
+    nms: str | None = None
+    opset: int = OPSET
+    verify_images: str | None = None
+    verify_annotations: str | None = None
+    image_size: str | None = None
+    hparams: str | None = None
+
+    @property
+    def file(self) -> pathlib.Path:
+        return pathlib.Path(self.output)
+
+    @property
+    def onnx_file(self) -> pathlib.Path:
+        """The ONNX file: the output, or the source of the engine."""
+        return self.file if self.format == "onnx" else self.file.with_suffix(".onnx")
+
+    @property
+    def verified_file(self) -> pathlib.Path:
+        """The file that is compared with the weights."""
+        return self.onnx_file if self.format == "tensorrt" else self.file
+
+    @property
+    def table(self) -> pathlib.Path:
+        """The calibration table."""
+        return pathlib.Path(self.calibration_table or f"{self.output}.calibration.json")
 
     @property
     def needs_calibration(self) -> bool:
         return self.quantize == "int8" and self.format in ("onnx", "tensorrt")
 
     @property
-    def onnx_file(self) -> pathlib.Path:
-        """The ONNX file: the output itself, or what the engine is made of."""
-        return self.output if self.format == "onnx" else self.output.with_suffix(".onnx")
+    def suppression(self) -> str:
+        """--nms or its default."""
+        return self.nms or ("efficientnms_trt" if self.format == "tensorrt" else "standard")
 
-
-def check(
-    *,
-    format: str | None,
-    output: str | None,
-    quantize: str,
-    nms: str | None,
-    opset: int,
-    calibration_images: str | None,
-    calibration_table: str | None,
-    verify_images: str | None,
-    verify_annotations: str | None,
-) -> Options:
-    """The options that the flags mean.
-
-    Raises:
-        UserError: one is missing, or two exclude each other.
-    """
-    if not format:
-        raise UserError(f"--format is missing: one of {', '.join(FORMATS)}")
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
-    if not output:
-        raise UserError("--output is missing: name the file to write, or for saved_model the directory")
-    file = pathlib.Path(output)
-    if file.suffix != _SUFFIX[format] and format != "saved_model":
-        raise UserError(f"--output={output}: a file of --format={format} ends in {_SUFFIX[format]}")
-    if format == "saved_model" and quantize != "none":
-        raise UserError(f"--quantize={quantize}: a saved_model keeps float32; use --format=onnx or litert")
-    nms = nms or ("efficientnms_trt" if format == "tensorrt" else "standard")
-    if nms == "efficientnms_trt" and format not in ("onnx", "tensorrt"):
-        raise UserError(f"--nms=efficientnms_trt is an ONNX node for TensorRT: --format={format} has none")
-    if verify_annotations and not verify_images:
-        raise UserError("--verify_annotations needs --verify_images, the directory of its images")
-    if verify_annotations and (nms != "standard" or format == "tensorrt"):
-        raise UserError(
-            f"--verify_annotations needs detections that run here: not those of --format={format} --nms={nms}"
-        )
-    table = pathlib.Path(calibration_table) if calibration_table else None
-    options = Options(format, file, quantize, nms, opset, calibration_images, table)
-    if options.needs_calibration:
-        table = table or file.with_name(f"{file.name}.calibration.json")
-        if not calibration_images and not table.exists():
+    def check(self) -> None:
+        """Raises a UserError where a flag is missing or two exclude each other."""
+        if not self.format:
+            raise UserError(f"--format is missing: one of {', '.join(FORMATS)}")
+        if self.format not in FORMATS:
+            raise unknown("format", self.format, FORMATS)
+        if not self.output:
+            raise UserError("--output is missing: name the file to write, or for saved_model the directory")
+        if self.format in _SUFFIX and self.file.suffix != _SUFFIX[self.format]:
+            suffix = _SUFFIX[self.format]
+            raise UserError(f"--output={self.output}: a file of --format={self.format} ends in {suffix}")
+        if self.format == "saved_model" and self.quantize != "none":
             raise UserError(
-                "--quantize=int8 needs --calibration_images, images like those to come, or the "
-                "--calibration_table of an earlier export"
+                f"--quantize={self.quantize}: a saved_model keeps float32; use --format=onnx or litert"
             )
-        return dataclasses.replace(options, calibration_table=table)
-    if calibration_images or calibration_table:
-        raise UserError(f"nothing is calibrated for --format={format} --quantize={quantize}: drop the flag")
-    return options
+        if self.suppression == "efficientnms_trt" and self.format not in ("onnx", "tensorrt"):
+            raise UserError(
+                f"--nms=efficientnms_trt is an ONNX node for TensorRT: --format={self.format} has none"
+            )
+        if self.verify_annotations and not self.verify_images:
+            raise UserError("--verify_annotations needs --verify_images, the directory of its images")
+        if self.verify_annotations and (self.suppression != "standard" or self.format == "tensorrt"):
+            raise UserError(
+                "--verify_annotations needs detections that run here: not those of "
+                f"--format={self.format} --nms={self.suppression}"
+            )
+        if self.needs_calibration and not self.calibration_images and not self.table.exists():
+            raise UserError(
+                "--quantize=int8 needs --calibration_images, typical images, or the --calibration_table of "
+                "an earlier export"
+            )
+        if not self.needs_calibration and (self.calibration_images or self.calibration_table):
+            raise UserError(
+                f"nothing is calibrated for --format={self.format} --quantize={self.quantize}: drop the flag"
+            )

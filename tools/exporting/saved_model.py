@@ -12,21 +12,20 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from common.training import metadata_checksum
-from common.training.metadata_files import FILE, SAVED_MODEL_FOLDER
+from common.evaluation.exported import RESIZED
+from common.training import model_metadata
 from tools.exporting import export_graph as parts_lib
 from tools.exporting.export_graph import Exportable, Outputs
 
 ANY_SIZE = "serving_default"
-RESIZED = "resized"
 
 
-def write(parts: Exportable, path: pathlib.Path, *, nms: str, passport: str) -> None:
+def write(parts: Exportable, path: pathlib.Path, *, nms: str, metadata: str) -> None:
     """Writes the directory `path`, which does not exist.
 
     Args:
         nms: standard or none.
-        passport: JSON text, for assets.extra.
+        metadata: JSON text, for assets.extra.
     """
     detect = parts_lib.detect if nms == "standard" else parts_lib.detect_raw
     module = tf.Module()
@@ -42,9 +41,10 @@ def write(parts: Exportable, path: pathlib.Path, *, nms: str, passport: str) -> 
         ),
     }
     tf.saved_model.save(module, str(path), signatures=signatures)
-    (path / SAVED_MODEL_FOLDER).mkdir()
-    body = metadata_checksum.directory_body(path, SAVED_MODEL_FOLDER)
-    (path / SAVED_MODEL_FOLDER / FILE).write_text(metadata_checksum.seal(passport, body))
+    folder = path / model_metadata.SAVED_MODEL_FOLDER
+    folder.mkdir()
+    text = model_metadata.seal(metadata, model_metadata.directory_body(path))
+    (folder / model_metadata.FILE).write_text(text)
 
 
 def _any_size(parts: Exportable, detect: Callable[..., Outputs]) -> Callable[[tf.Tensor], Outputs]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from nvidia.dali import backend, types
 
-from common.dali_api import Api, Data
 from common.errors import UserError, unknown
+from tools.preprocessing.apis import Api, Data
 
 DTYPES = {
     "uint8": types.UINT8,

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from nvidia.dali import types
 
-from common.dali_api import Api, Data
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.errors import UserError, unknown
+from tools.preprocessing.apis import Api, Data
 from tools.preprocessing.arguments import Range, draw
 from tools.preprocessing.decoding import DECODERS
 from tools.preprocessing.operators import OPERATORS, Operator

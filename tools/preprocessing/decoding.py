@@ -6,7 +6,7 @@ from typing import Any
 
 from nvidia.dali import types
 
-from common.dali_api import Api, Data
+from tools.preprocessing.apis import Api, Data
 from tools.preprocessing.arguments import Argument, of_schema
 from tools.preprocessing.operators import RANDOM_PART, Operator
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from nvidia.dali import types
 
-from common.dali_api import Api, Data
+from tools.preprocessing.apis import Api, Data
 from tools.preprocessing.arguments import Range
 from tools.preprocessing.chain import Chain, Step
 from tools.preprocessing.decoding import DECODERS

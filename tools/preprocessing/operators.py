@@ -8,11 +8,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from nvidia.dali import types
-
-from common import dali_ops, letterbox
-from common.dali_api import Api, Data
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
+from tools.preprocessing import calls
+from tools.preprocessing.apis import Api, Data
 from tools.preprocessing.arguments import MAX_SIDE, Argument, of_schema
 
 Apply = Callable[[Api, Data, dict[str, Any]], Data]
@@ -75,117 +73,6 @@ def _dali(
     return Operator(name, about, known | dict(more), apply or functools.partial(_call, name), **rest)
 
 
-# --- rows that are more than one call ---
-
-
-def _crop(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    return api.ops.crop(images, **_filled(arguments))
-
-
-def _filled(arguments: dict[str, Any]) -> dict[str, Any]:
-    """A crop with a colour for what is outside the image is meant to reach there."""
-    return {"out_of_bounds_policy": "pad"} | arguments if "fill_values" in arguments else arguments
-
-
-def _crop_mirror_normalize(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    arguments = {"output_layout": "HWC"} | _filled(arguments)
-    if "p" in arguments:
-        arguments["mirror"] = api.coin(arguments.pop("p"))
-    return api.ops.crop_mirror_normalize(images, **arguments)
-
-
-def _flip(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    """With probabilities, the axes without one stay; without any, DALI's default: left and right."""
-    arguments = dict(arguments)
-    random = {axis: arguments.pop(name) for axis, name in _FLIP_AXES.items() if name in arguments}
-    if random:
-        arguments = {"horizontal": 0} | arguments | {axis: api.coin(p) for axis, p in random.items()}
-    return api.ops.flip(images, **arguments)
-
-
-_FLIP_AXES = {"horizontal": "p", "vertical": "p_vertical"}
-
-
-def _pad(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    arguments = dict(arguments)
-    shape = arguments.pop("shape")
-    shape = list(_whole(shape)) if isinstance(shape, list) else api.ops.cast(shape, dtype=types.INT32)
-    return api.ops.pad(images, axis_names="HW", shape=shape, **arguments)
-
-
-def _fit(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    return _fitted(api, images, arguments)[0]
-
-
-def _fitted(api: Api, images: Data, arguments: dict[str, Any]) -> tuple[Data, Data]:
-    """The image as large as fits; its (top, left) in the letterbox."""
-    size = api.size(images)
-    top, left, height, width = letterbox.geometry(
-        api.part(size, 0),
-        api.part(size, 1),
-        _whole(arguments["size"]),
-        arguments.get("centered", False),
-        api.math.min,
-        api.math.max,
-    )
-    images = dali_ops.resize(
-        images,
-        api.ops.stack(height, width),
-        antialias=arguments.get("antialias", True),
-        interpolation=arguments.get("interp_type", types.INTERP_LINEAR),
-        api=api,
-    )
-    return images, api.ops.stack(top, left)
-
-
-def _letterbox(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    images, top_left = _fitted(api, images, arguments)
-    return dali_ops.place(images, top_left, _whole(arguments["size"]), arguments.get("fill", [0.0]), api)
-
-
-def _whole(sides: list[float]) -> tuple[int, int]:
-    height, width = sides
-    return int(height), int(width)
-
-
-def _warp_affine(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    """By a matrix, or by what it shall do: turned, sheared and scaled about the centre, then moved."""
-    arguments = dict(arguments)
-    moves = {name: arguments.pop(name) for name in _MOVES if name in arguments}
-    if not moves:
-        numbers = arguments.pop("matrix")
-        if isinstance(numbers, list):
-            numbers = api.ops.stack(*(api.constant(number) for number in numbers))
-        matrix = api.ops.reshape(numbers, shape=[2, 3])
-        return api.ops.warp_affine(images, matrix=matrix, **arguments)
-    size = api.ops.cast(api.size(images), dtype=types.FLOAT)
-    center = api.ops.stack(api.part(size, 1) * 0.5, api.part(size, 0) * 0.5)  # x, y
-    matrix = None
-    for name, value in moves.items():
-        operator = getattr(api.ops.transforms, _MOVES[name][0])
-        about = {} if name == "translate" else {"center": center}
-        if name == "angle":
-            value = -value  # as fn.rotate: counter-clockwise; the transform turns y downwards
-        if name == "scale":
-            value = api.ops.stack(value, value) if not isinstance(value, float) else [value, value]
-        step = {_MOVES[name][1]: value, **about}
-        matrix = operator(**step) if matrix is None else operator(matrix, **step)
-    return api.ops.warp_affine(images, matrix=matrix, inverse_map=False, **arguments)
-
-
-_MOVES = {  # in this order; names of DALI's transform and its argument
-    "angle": ("rotation", "angle"),
-    "shear": ("shear", "angles"),
-    "scale": ("scale", "scale"),
-    "translate": ("translation", "offset"),
-}
-
-
-def _layout(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    perm = [2, 0, 1] if arguments["to"] == "CHW" else [1, 2, 0]
-    return api.ops.transpose(images, perm=perm)
-
-
 # --- the table ---
 
 
@@ -231,7 +118,7 @@ _ROWS = (
         "fit",
         "as large as fits in HEIGHTxWIDTH, keeping the aspect ratio: the letterbox without its borders",
         {"size": _FIXED_SIDES, **_ANTIALIAS},
-        _fit,
+        calls.fit,
         first="size",
         aliases=_INTERP,
         required=("size",),
@@ -240,7 +127,7 @@ _ROWS = (
         "letterbox",
         "fit, then fill up to HEIGHTxWIDTH: at the top left, or in the middle with centered=1",
         {"size": _FIXED_SIDES, **_ANTIALIAS, "fill": Argument("numbers"), "centered": Argument("flag")},
-        _letterbox,
+        calls.letterbox,
         first="size",
         aliases=_INTERP,
         required=("size",),
@@ -249,7 +136,7 @@ _ROWS = (
         "crop",
         "Crop",
         "HEIGHTxWIDTH, from the middle, or where x and y say (0..1: at random); fill pads smaller images",
-        apply=_crop,
+        apply=calls.crop,
         more={"crop": _SIDES, **_PLACES, **_OUTSIDE},
         first="crop",
         aliases=_CROP_ALIASES,
@@ -269,7 +156,7 @@ _ROWS = (
         "pad",
         "Pad",
         "below and to the right, to at least HEIGHTxWIDTH",
-        apply=_pad,
+        apply=calls.pad,
         more={"shape": _SIDES},
         leave_out=("axes", "axis_names"),
         first="shape",
@@ -280,11 +167,11 @@ _ROWS = (
         "flip",
         "Flip",
         "left and right; p and p_vertical are probabilities",
-        apply=_flip,
-        more=dict.fromkeys(_FLIP_AXES.values(), _PROBABILITY),
+        apply=calls.flip,
+        more=dict.fromkeys(calls.FLIP_AXES.values(), _PROBABILITY),
         leave_out=("depthwise",),
         first="p",
-        excludes={p: (axis,) for axis, p in _FLIP_AXES.items()},
+        excludes={p: (axis,) for axis, p in calls.FLIP_AXES.items()},
     ),
     _dali(
         "rotate",
@@ -301,7 +188,7 @@ _ROWS = (
         "WarpAffine",
         "angle (degrees), shear (degrees, x/y), scale, translate (pixels, x/y); or a matrix of 6 numbers, "
         "from x, y of the result to x, y of the image, with inverse_map=0 the other way",
-        apply=_warp_affine,
+        apply=calls.warp_affine,
         more={
             "size": _SIDES,
             "matrix": Argument("numbers", True, count=6),
@@ -311,8 +198,8 @@ _ROWS = (
             "translate": Argument("numbers", True, count=2),
         },
         aliases={"fill": "fill_value", **_INTERP},
-        any_of=("matrix", *_MOVES),
-        excludes={"matrix": tuple(_MOVES), "inverse_map": tuple(_MOVES)},
+        any_of=("matrix", *calls.MOVES),
+        excludes={"matrix": tuple(calls.MOVES), "inverse_map": tuple(calls.MOVES)},
     ),
     _dali(
         "color_twist",
@@ -345,7 +232,7 @@ _ROWS = (
         "CropMirrorNormalize",
         "crop, mirror with probability p, (pixels - mean) / std for pixels in 0..255; mean=imagenet brings "
         "std=imagenet; output_layout is HWC unless given",
-        apply=_crop_mirror_normalize,
+        apply=calls.crop_mirror_normalize,
         more={
             "crop": _SIDES,
             **_PLACES,
@@ -366,7 +253,7 @@ _ROWS = (
         "layout",
         "CHW: channels first; HWC: channels last",
         {"to": Argument("word", names=_LAYOUTS)},
-        _layout,
+        calls.layout,
         first="to",
         required=("to",),
         layout="to",

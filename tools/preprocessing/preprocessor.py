@@ -1,13 +1,12 @@
-"""A source and a chain of operators put to work: by a pipeline, imperatively, as NumPy, or as tf.data.
+"""Runs a chain of operators over a source: by a pipeline, imperatively, as NumPy, or as tf.data.
 
-work = Preprocessor(source=open_image_source("files", "photos"), ops="resize:short=256 | crop:224x224")
-images, labels = work.pipeline.run()        # DALI's Pipeline API
-for images, labels in work.dynamic(): ...   # DALI's Dynamic API
-for sample in work.samples(): ...           # NumPy, one epoch in the source's order
-for images, labels in work.dataset(): ...   # TensorFlow
+p = Preprocessor(source=open_image_source("files", "photos"), ops="resize:short=256 | crop:224x224")
+images, labels = p.pipeline.run()        # DALI's Pipeline API
+for images, labels in p.dynamic(): ...   # DALI's Dynamic API
+for sample in p.samples(): ...           # NumPy, one epoch in the source's order
+for images, labels in p.dataset(): ...   # TensorFlow
 """
 
-import contextlib
 import copy
 import functools
 import re
@@ -20,15 +19,13 @@ import nvidia.dali.plugin.tf as dali_tf
 import tensorflow as tf
 from nvidia import dali
 
-from common import dali_api, reader_calls
 from common.errors import UserError, unknown
-from common.shards import shard_range
-from tools.preprocessing import chain
-from tools.preprocessing.dali_dynamic import Dynamic
+from common.readers import shard_range
+from tools.preprocessing import chain, reading
+from tools.preprocessing.apis import GRAPH, Api, Data, Dynamic
 from tools.preprocessing.fusion import fuse
 from tools.preprocessing.image_source import ImageSource
-from tools.preprocessing.outputs import Sample
-from tools.preprocessing.tf_inputs import tf_inputs
+from tools.preprocessing.samples import Sample
 
 APIS = ("pipeline", "dynamic")
 
@@ -60,14 +57,14 @@ class Preprocessor:
         """
         Args:
             source: what `open_image_source` returns.
-            ops: a chain of operators; chain.py says how it is written.
-            batch_size: images of a batch.
-            training: shuffled without end; otherwise in order, as common/readers.py says.
+            ops: a chain of operators, see chain.py.
+            batch_size: images per batch.
+            training: shuffled without end; otherwise in order (common/readers.py).
             device: "cpu", or "gpu": images are there from the decoder on.
-            device_id: the GPU; None on a CPU.
+            device_id: number of the GPU; None on a CPU.
             num_threads, prefetch: DALI's CPU threads; batches made ahead, in a pipeline.
             shard_id, num_shards: this rank's share of the source.
-            seed: of order and random draws; 0 is one.
+            seed: of order and random draws; 0 is a valid seed.
 
         Raises:
             UserError: --ops cannot be read; fewer images than shards.
@@ -94,18 +91,17 @@ class Preprocessor:
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
         """Built; its outputs are images, and labels int32 (). It never ends: `size` is one epoch."""
-        return self._build(functools.partial(reader_calls.in_graph, self._call), checkpointing=True)
+        return self._build(self._read, checkpointing=True)
 
     def restored(self, checkpoint: str) -> dali.Pipeline:
-        """A pipeline that goes on where `pipeline.checkpoint()` of one like it was taken: order and draws."""
-        read = functools.partial(reader_calls.in_graph, self._call)
-        return self._build(read, checkpointing=True, checkpoint=checkpoint)
+        """Continues where `pipeline.checkpoint()` of an equal pipeline was taken: order and draws."""
+        return self._build(self._read, checkpointing=True, checkpoint=checkpoint)
 
     def dynamic(self, *, epochs: int = 1) -> Iterator[tuple[ndd.Batch, ndd.Batch]]:
         """Batches of images and labels, made as they are asked for; the last of an epoch may be shorter."""
         ndd.set_num_threads(self._num_threads)
         api = Dynamic(self.batch_size, self._seed)
-        for encoded, labels in reader_calls.in_dynamic(self._call, self.batch_size, epochs=epochs):
+        for encoded, labels in reading.in_dynamic(self._call, self.batch_size, epochs=epochs):
             api.batch_size = encoded.batch_size
             yield self._apply(api, encoded), labels
 
@@ -124,54 +120,46 @@ class Preprocessor:
             raise unknown("api", api, APIS)
         if self._training:
             raise ValueError("training order has no positions: read `pipeline` or `dynamic`")
-        batches = self._run_pipeline() if api == "pipeline" else self._run_dynamic()
         position = self._first
         try:
-            for image in batches:
-                yield Sample(
-                    position,
-                    self.source.names[position],
-                    int(self.source.labels[position]),
-                    image,
-                    self.chain.layout,
-                )
+            for image in self._images(api):
+                name, label = self.source.names[position], int(self.source.labels[position])
+                yield Sample(position, name, label, image, self.chain.layout)
                 position += 1
-        except (RuntimeError, ValueError, MemoryError) as error:  # as DALI and NumPy call it
+        except (RuntimeError, ValueError, MemoryError) as error:  # the errors of DALI and NumPy
             raise self._explain(error, position) from error
 
-    def _run_pipeline(self) -> Iterator[np.ndarray]:
+    def _images(self, api: str) -> Iterator[np.ndarray]:
+        """All images of an epoch."""
+        if api == "dynamic":
+            for images, _ in self.dynamic():
+                yield from map(np.array, images.cpu().tensors)
+            return
         left = self.size
-        # Not `self.pipeline`, which may stand anywhere in its epoch.
-        pipeline = self._build(functools.partial(reader_calls.in_graph, self._call), checkpointing=False)
+        # Not `self.pipeline`, which may be anywhere in its epoch.
+        pipeline = self._build(self._read, checkpointing=False)
         while left:
-            images, _ = pipeline.run()
-            images = images.as_cpu()
+            images = pipeline.run()[0].as_cpu()
             for i in range(min(len(images), left)):
                 yield np.array(images[i])
             left -= min(len(images), left)
-
-    def _run_dynamic(self) -> Iterator[np.ndarray]:
-        for images, _ in self.dynamic():
-            for image in images.cpu().tensors:
-                yield np.array(image)
 
     # --- TensorFlow ---
 
     def dataset(self) -> tf.data.Dataset:
         """(images, labels) as tf.data; it never ends. All images of a batch must come out equally large.
 
-        A source of Python's (--source=external) goes through DALIDatasetWithInputs; of such a dataset the
-        position cannot be saved.
+        A source that Python reads goes through DALIDatasetWithInputs, whose position cannot be saved.
         """
         inputs: dict[str, Any] = {}
-        make = dali_tf.DALIDataset
-        read = functools.partial(reader_calls.in_graph, self._call)
-        if isinstance(self._call, reader_calls.ExternalCall):
+        make, read = dali_tf.DALIDataset, self._read
+        if isinstance(self._call, reading.PythonCall):
             make = dali_tf.experimental.DALIDatasetWithInputs
-            read, inputs["input_datasets"] = tf_inputs(self._call, self.batch_size)
+            read, inputs["input_datasets"] = reading.tf_inputs(self._call, self.batch_size)
         pipeline = self._build(read, checkpointing=self._device == "cpu" and not inputs)
-        with tf.device("/cpu:0") if self._device == "cpu" else contextlib.nullcontext():
-            return make(
+        device = "/cpu:0" if self._device == "cpu" else f"/gpu:{self._device_id}"
+        with tf.device(device):
+            dataset = make(
                 pipeline=pipeline,
                 batch_size=self.batch_size,
                 output_shapes=((self.batch_size, None, None, None), (self.batch_size,)),
@@ -181,8 +169,12 @@ class Preprocessor:
                 prefetch_queue_depth=self._prefetch,
                 **inputs,
             )
+        return dataset if self._device == "cpu" else _Placed(dataset, device)
 
     # --- inside ---
+
+    def _read(self) -> tuple[Any, Any]:
+        return reading.in_graph(self._call)
 
     def _build(
         self, read: Callable[[], tuple[Any, Any]], *, checkpointing: bool, checkpoint: str | None = None
@@ -193,30 +185,30 @@ class Preprocessor:
             device_id=self._device_id,
             prefetch_queue_depth=self._prefetch,
             seed=self._seed,
-            exec_dynamic=True,  # the older executor writes over a batch that somebody may still hold
+            exec_dynamic=True,  # the older executor overwrites batches that the caller still holds
             enable_checkpointing=checkpointing,
             checkpoint=checkpoint,
         )
         with pipeline:
             encoded, labels = read()
-            images = self._apply(dali_api.GRAPH, encoded)
+            images = self._apply(GRAPH, encoded)
             pipeline.set_outputs(images, labels.gpu() if self._device == "gpu" else labels)
         pipeline.build()
         return pipeline
 
-    def _apply(self, api: dali_api.Api, encoded: dali_api.Data) -> dali_api.Data:
+    def _apply(self, api: Api, encoded: Data) -> Data:
         return self.chain.apply(api, encoded, is_decoded=self.source.is_decoded, device=self._device)
 
     def _alone(self, position: int) -> np.ndarray:
-        """One image by itself."""
+        """One image, alone in its batch."""
         call = self.source.call(shard_id=position, num_shards=self.source.size, training=False, seed=0)
         single = copy.copy(self)
         single.batch_size = 1
-        images, _ = single._build(functools.partial(reader_calls.in_graph, call), checkpointing=False).run()
+        images, _ = single._build(lambda: reading.in_graph(call), checkpointing=False).run()
         return np.array(images.as_cpu()[0])
 
     def _explain(self, error: Exception, position: int) -> UserError:
-        """Which image of the batch that begins at `position` it is, found by running each by itself."""
+        """Names the image of the batch from `position` on that fails, by running each alone."""
         for suspect in range(position, min(position + self.batch_size, self._first + self.size)):
             try:
                 self._alone(suspect)
@@ -226,9 +218,28 @@ class Preprocessor:
         return UserError(f"one of the images from {position} on, or what was drawn for it: {_reason(error)}")
 
 
+class _Placed(tf.data.Dataset):
+    """A dataset on a GPU whose iterators are made on that GPU, whatever device the caller is on."""
+
+    def __init__(self, dataset: tf.data.Dataset, device: str) -> None:
+        self._dataset, self._device = dataset, device
+        super().__init__(dataset._variant_tensor)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._dataset]
+
+    @property
+    def element_spec(self) -> Any:
+        return self._dataset.element_spec
+
+    def __iter__(self) -> Iterator[Any]:
+        with tf.device(self._device):
+            return super().__iter__()
+
+
 def _reason(error: Exception) -> str:
-    """What DALI says, without tracebacks and places in its own source, and what helps."""
-    text = str(error.__cause__ or error)  # the Dynamic API's own words are in the cause
+    """DALI's reason, without tracebacks and places in its source, and what helps."""
+    text = str(error.__cause__ or error)  # the Dynamic API has the reason in the cause
     operator = re.search(r"operator `nvidia\.dali\.fn\.([\w.]+)`", text)
     _, _, said = text.removeprefix("Multiple exceptions:").rpartition("encountered:")
     first = next((line.strip() for line in said.splitlines() if line.strip()), "")

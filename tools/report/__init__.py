@@ -1,1 +1,1 @@
-"""What stands behind check_data.py: numbers, anchors, tables and pages."""
+"""The report of check_data: statistics, anchors, tables, figures, pictures, the page."""

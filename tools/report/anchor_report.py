@@ -1,25 +1,26 @@
-"""What the anchors of a network can make of a data set, before anything is trained.
+"""What the anchors of a network can do with a data set, before anything is trained.
 
 Which boxes each level matches, which boxes no anchor reaches, which lose their anchors to other boxes, what
-AP perfect outputs would get, and whether other anchors would fit better. Images are seen as in evaluation:
-whole, letterboxed to one network input; boxes are matched as `box_encoder` matches them.
+AP perfect outputs would get, and whether other anchors would fit better. Images are letterboxed whole to one
+network input, as in evaluation. common/grid_matching.py matches boxes, as in training.
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
-from keras import ops
 
+from common import grid_matching
 from common.anchors import Anchors
 from common.annotations import Annotations
-from common.box_encoder import MATCH_IOU, MAX_INSTANCES, decode_boxes
-from tools.report import anchor_fit, ap_ceiling, shown_boxes
-from tools.report.anchor_matching import Matches, best_overlap, encode_offsets, match
-from tools.report.shown_boxes import Group, ShownBoxes
+from common.box_encoder import MATCH_IOU, MAX_INSTANCES
+from common.evaluation import anchor_fit, ap_ceiling
+from common.evaluation.anchor_fit import Fit
+from common.evaluation.ap_ceiling import BoxGroup
 
 SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # of anchors that are tried
 MAX_TRIED_BOXES = 20_000  # of the sample: more would not change the choice
+_IMAGES_AT_ONCE = 64
+_BOXES_AT_ONCE = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Level:
 
     Attributes:
         level: l, of stride 2**l.
-        anchors: how many.
+        anchors: number of anchors.
         smallest, largest: square root of their areas in pixels of the network input.
         reached: boxes that some anchor of this level overlaps by more than MATCH_IOU.
         best: boxes whose best anchor is of this level.
@@ -50,55 +51,50 @@ class Suggestion:
 
     Attributes:
         hparams: for --hparams.
-        own, new: how well the given and the suggested anchors fit the same held-out boxes.
+        old, new: how well the given and the suggested anchors fit the same held-out boxes.
         lost: boxes of the whole sample that would own no anchor.
     """
 
     hparams: str
-    own: anchor_fit.Fit
-    new: anchor_fit.Fit
+    old: Fit
+    new: Fit
     lost: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class AnchorReport:
-    """What the anchors make of a sample of the images. `to_json` gives what JSON can hold.
+    """What the anchors match in a sample of the images.
 
     Attributes:
-        anchors: the settings of the `Anchors`.
-        num_anchors: how many.
+        anchors: the given anchors.
         max_instances: boxes that are kept per image.
         images, images_with_boxes: in the sample, and in the data set.
-        boxes: true boxes of the sample, no crowds; those without area are among them.
-        too_small: boxes dropped because a side of theirs is below min_box_size.
-        truncated: boxes beyond max_instances.
-        unreached: boxes that no anchor overlaps by more than MATCH_IOU: the best one has to do.
-        lost: boxes that own no anchor: other boxes own their best one. They train nothing.
-        levels: one each.
+        boxes: true boxes of the sample without crowds; those without area are among them.
+        too_small: boxes dropped because a side is below min_box_size.
+        over_limit: boxes beyond max_instances.
+        unreached: boxes that no anchor overlaps by more than MATCH_IOU; only their best anchor trains them.
+        lost: boxes that own no anchor, because other boxes own their best one. They train nothing.
+        levels: one for each.
         fit: of the best anchors of all boxes that training keeps.
         ceiling: ap_ceiling.NAMES -> value; None where there is no box.
-        reasons: in words, why it is below 1.
-        suggestion: other anchors, if they are really better.
+        reasons: why it is below 1, in words.
+        suggestion: other anchors, if they are better.
     """
 
-    anchors: dict[str, Any]
-    num_anchors: int
+    anchors: Anchors
     max_instances: int
     images: int
     images_with_boxes: int
     boxes: int
-    too_small: Group
-    truncated: Group
-    unreached: Group
-    lost: Group
+    too_small: BoxGroup
+    over_limit: BoxGroup
+    unreached: BoxGroup
+    lost: BoxGroup
     levels: tuple[Level, ...]
-    fit: anchor_fit.Fit
+    fit: Fit
     ceiling: dict[str, float] | None
     reasons: tuple[str, ...]
     suggestion: Suggestion | None
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def examine(
@@ -117,39 +113,42 @@ def examine(
         anchors: those of the network at its image size.
         max_instances: boxes kept per image, the largest first.
         min_box_size: pixels of the network input; boxes with a shorter side are dropped.
-        max_images: images with boxes beyond these are left out, at random.
-        seed: of the choice of images, and of what new anchors are fitted to.
+        max_images: size of the sample, of images with boxes.
+        seed: chooses the sample, and the boxes that new anchors are fitted to.
     """
     random = np.random.default_rng(seed)
-    shown = shown_boxes.show(
-        shown_boxes.sample_images(annotations, max_images, random),
+    network = ap_ceiling.network_boxes(
+        ap_ceiling.sample_images(annotations, max_images, random),
         anchors.image_size,
         keep_aspect=True,
         centered=False,
         max_instances=max_instances,
         min_box_size=min_box_size,
     )
-    kept = shown.kept
-    boxes, image = shown.boxes[kept], shown.image[kept]
-    matches = match(boxes, image, anchors)
-    lost = np.setdiff1d(np.arange(len(kept)), matches.owned_box)
-    ceiling = _ceiling(shown, matches, anchors) if shown.num_true else None
-    reasons: tuple[str, ...] = ()
-    if ceiling and ceiling["AP"] < ap_ceiling.PERFECT:
-        reasons = ap_ceiling.reasons(shown, {"without an anchor": len(lost)})
+    kept = network.kept
+    boxes, image = network.boxes[kept], network.image[kept]
+    iou = template_iou(boxes, anchors)
+    owned, owners = match(boxes, image, anchors)
+    with_anchor = np.unique(owners)
+    lost = np.setdiff1d(np.arange(len(kept)), with_anchor)
+    ceiling, reasons = None, ()
+    if network.num_true:
+        classes = network.sample.target_boxes.classes[kept[with_anchor]]
+        ceiling = ap_ceiling.score(network, kept[with_anchor], classes)
+        if ceiling["AP"] < ap_ceiling.PERFECT:
+            reasons = ap_ceiling.reasons(network, {"without an anchor": len(lost)})
     return AnchorReport(
-        anchors=dataclasses.asdict(anchors),
-        num_anchors=anchors.num_anchors,
+        anchors=anchors,
         max_instances=max_instances,
-        images=shown.sample.num_images,
+        images=network.sample.num_images,
         images_with_boxes=len(np.unique(annotations.box_image[~annotations.is_crowd])),
-        boxes=shown.num_true,
-        too_small=shown.group(np.flatnonzero(shown.too_small)),
-        truncated=shown.group(np.flatnonzero(shown.truncated)),
-        unreached=shown.group(kept[matches.best_iou <= MATCH_IOU]),
-        lost=shown.group(kept[lost]),
-        levels=_levels(anchors, matches),
-        fit=anchor_fit.Fit.of(matches.best_iou),
+        boxes=network.num_true,
+        too_small=network.group(np.flatnonzero(network.too_small)),
+        over_limit=network.group(np.flatnonzero(network.over_limit)),
+        unreached=network.group(kept[iou.max(axis=1) <= MATCH_IOU]),
+        lost=network.group(kept[lost]),
+        levels=_levels(anchors, iou, owned),
+        fit=Fit.of(iou.max(axis=1)),
         ceiling=ceiling,
         reasons=reasons,
         suggestion=suggest(boxes, image, anchors, random),
@@ -159,7 +158,7 @@ def examine(
 def suggest(
     boxes: np.ndarray, image: np.ndarray, anchors: Anchors, random: np.random.Generator
 ) -> Suggestion | None:
-    """Another anchor_scale, and other aspect_ratios (as many as there are), if they fit really better.
+    """Another anchor_scale, and other aspect_ratios (as many as given), if they fit better.
 
     They are searched on one half of the images and compared on the other by `anchor_fit.beats`: first the
     scale alone, then ratios too, which have to beat that.
@@ -175,30 +174,71 @@ def suggest(
         some = np.sort(random.choice(some, MAX_TRIED_BOXES, replace=False))
     is_fitted = anchor_fit.split(image[some], random)
     fitted, held_out = boxes[some[is_fitted]], boxes[some[~is_fitted]]
-    own_iou = best_iou = best_overlap(held_out, anchors)
+    old_iou = best_iou = template_iou(held_out, anchors).max(axis=1)
     best = anchors
     for ratios in (anchors.aspect_ratios, _fit_ratios(fitted, anchors, random)):
         tried = [
             dataclasses.replace(anchors, anchor_scale=scale, aspect_ratios=ratios)
             for scale in sorted({*SCALES, anchors.anchor_scale})
         ]
-        candidate = max(tried, key=lambda these: anchor_fit.Fit.of(best_overlap(fitted, these)).merit)
-        candidate_iou = best_overlap(held_out, candidate)
+        fits = [Fit.of(template_iou(fitted, these).max(axis=1)) for these in tried]
+        candidate = tried[int(np.argmax([fit.mean_iou + fit.reached for fit in fits]))]
+        candidate_iou = template_iou(held_out, candidate).max(axis=1)
         if anchor_fit.beats(candidate_iou, best_iou, by_reach=True):
             best, best_iou = candidate, candidate_iou
     if best == anchors:
         return None
     ratios_text = ",".join(f"{ratio:g}" for ratio in best.aspect_ratios)
+    _, owners = match(boxes, image, best)
     return Suggestion(
         hparams=f"anchor_scale={best.anchor_scale:g},aspect_ratios={ratios_text}",
-        own=anchor_fit.Fit.of(own_iou),
-        new=anchor_fit.Fit.of(best_iou),
-        lost=len(boxes) - len(np.unique(match(boxes, image, best).owned_box)),
+        old=Fit.of(old_iou),
+        new=Fit.of(best_iou),
+        lost=len(boxes) - len(np.unique(owners)),
     )
 
 
+def match(boxes: np.ndarray, image: np.ndarray, anchors: Anchors) -> tuple[np.ndarray, np.ndarray]:
+    """The anchors that own a box, and the box of each: int (P,) anchor, int (P,) index of the box.
+
+    Args:
+        boxes: float32 (M, 4), ltrb normalised to the network input, each with an area.
+        image: int (M,), ascending; boxes compete within their image only.
+        anchors: those of the network input.
+    """
+    owned, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for start in range(0, int(image.max(initial=-1)) + 1, _IMAGES_AT_ONCE):
+        first, last = np.searchsorted(image, [start, start + _IMAGES_AT_ONCE])
+        within = (image[first:last] - start).astype(np.int32)
+        found = grid_matching.match(boxes[first:last], within, _IMAGES_AT_ONCE, anchors, MATCH_IOU)
+        owned.append(found[0].numpy() % anchors.num_anchors)
+        owners.append(found[1].numpy() + first)
+    return np.concatenate(owned), np.concatenate(owners)
+
+
+def template_iou(boxes: np.ndarray, anchors: Anchors) -> np.ndarray:
+    """float64 (M, T): of each level, scale and ratio the IoU of the nearest anchor, which overlaps most.
+
+    Args:
+        boxes: float32 (M, 4), ltrb normalised to the network input, each with an area.
+        anchors: those of the network input.
+    """
+    templates = grid_matching.templates(anchors)
+    iou = np.zeros((len(boxes), len(templates.sizes)))
+    for start in range(0, len(boxes), _BOXES_AT_ONCE):
+        some = boxes[start : start + _BOXES_AT_ONCE, None].astype(np.float64)
+        centers, sizes = (some[..., :2] + some[..., 2:]) / 2, some[..., 2:] - some[..., :2]
+        cell = np.clip(np.rint(centers * templates.cells - 0.5), 0, templates.cells - 1)
+        distance = np.abs(centers - (cell + 0.5) / templates.cells)
+        common = np.minimum(np.minimum(sizes, templates.sizes), (sizes + templates.sizes) / 2 - distance)
+        intersection = np.maximum(common, 0.0).prod(axis=2)
+        union = sizes.prod(axis=2) + templates.sizes.prod(axis=1) - intersection
+        iou[start : start + _BOXES_AT_ONCE] = intersection / union
+    return iou
+
+
 def _fit_ratios(boxes: np.ndarray, anchors: Anchors, random: np.random.Generator) -> tuple[float, ...]:
-    """As many ratios as there are, by k-means on the shapes of the boxes whatever their sizes."""
+    """As many ratios as given, by k-means on the shapes of the boxes without their sizes."""
     sides = (boxes[:, 2:] - boxes[:, :2]) * np.array(anchors.image_size[::-1], np.float64)
     shapes = sides / np.sqrt(sides.prod(axis=1, keepdims=True))
     count = len(anchors.aspect_ratios)
@@ -209,47 +249,22 @@ def _fit_ratios(boxes: np.ndarray, anchors: Anchors, random: np.random.Generator
     return tuple(ratios) if len(ratios) == count else anchors.aspect_ratios
 
 
-def _ceiling(shown: ShownBoxes, matches: Matches, anchors: Anchors) -> dict[str, float]:
-    """One detection of every box that owns an anchor, from the offsets that this anchor should learn."""
-    box, first = np.unique(matches.owned_box, return_index=True)
-    number = shown.kept[box]
-    image = shown.image[number]
-    decoded = _encode_and_decode(shown.boxes[number], matches.owned_anchor[first], anchors)
-    classes = shown.sample.target_boxes.classes[number]
-    return ap_ceiling.score(shown.sample, image, shown.in_original(decoded, image), classes)
-
-
-def _encode_and_decode(boxes: np.ndarray, anchor: np.ndarray, anchors: Anchors) -> np.ndarray:
-    """What `decode_boxes` makes of boxes (P, 4) that are encoded for the anchors (P,): float32 (P, 4)."""
-    offsets = encode_offsets(boxes, anchors.boxes_normalized[anchor])
-    order = np.argsort(anchor, kind="stable")
-    turn = np.empty(len(anchor), np.int64)  # which of the boxes that want this anchor, in different images
-    turn[order] = np.arange(len(anchor)) - np.searchsorted(anchor[order], anchor[order])
-    decoded = np.empty_like(offsets)
-    for number in range(turn.max(initial=-1) + 1):  # as few dense tensors as hold them all
-        mine = np.flatnonzero(turn == number)
-        dense = np.zeros((anchors.num_anchors, 4), np.float32)
-        dense[anchor[mine]] = offsets[mine]
-        decoded[mine] = ops.convert_to_numpy(decode_boxes(dense, anchors))[anchor[mine]]
-    return decoded
-
-
-def _levels(anchors: Anchors, matches: Matches) -> tuple[Level, ...]:
+def _levels(anchors: Anchors, iou: np.ndarray, owned: np.ndarray) -> tuple[Level, ...]:
     k = anchors.anchors_per_location
     counts = [height * width * k for height, width in anchors.feature_sizes]
-    ends = np.cumsum(counts)
-    best = np.bincount(np.searchsorted(ends, matches.best_anchor, side="right"), minlength=len(counts))
-    owned = np.bincount(np.searchsorted(ends, matches.owned_anchor, side="right"), minlength=len(counts))
-    sides = np.sqrt((anchors.boxes[:, 2:] - anchors.boxes[:, :2]).prod(axis=1))
+    positives = np.histogram(owned, [0, *np.cumsum(counts)])[0].tolist()
+    by_level = iou.reshape(len(iou), len(counts), k).max(axis=2)
+    best = len(counts) - 1 - by_level[:, ::-1].argmax(axis=1)  # the last of equals, as in matching
+    sides = np.sqrt(grid_matching.templates(anchors).sizes.prod(axis=1) * np.prod(anchors.image_size))
     return tuple(
         Level(
             level=level,
             anchors=counts[i],
-            smallest=float(sides[ends[i] - k : ends[i]].min()),
-            largest=float(sides[ends[i] - k : ends[i]].max()),
-            reached=int(np.count_nonzero(matches.reached[:, i])),
-            best=int(best[i]),
-            positives=int(owned[i]),
+            smallest=float(sides[i * k : i * k + k].min()),
+            largest=float(sides[i * k : i * k + k].max()),
+            reached=int(np.count_nonzero(by_level[:, i] > MATCH_IOU)),
+            best=int(np.count_nonzero(best == i)),
+            positives=positives[i],
         )
         for i, level in enumerate(anchors.levels)
     )

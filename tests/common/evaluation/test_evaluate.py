@@ -19,7 +19,8 @@ from nvidia.dali import fn, types
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from common import dataset
+from common import dataset, tf_readers
+from common.datacheck import damaged_images
 from common.distributed.packing import pack, unpack
 from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
@@ -116,7 +117,7 @@ class ShardLoader:
             size = dataset.image_size_tf(example["encoded"])
             return image_id, {"image_ids": image_id, "image_sizes": size, "letterbox": tf.zeros(4)}
 
-        examples = self._source.examples(**self._options).repeat().map(describe)
+        examples = tf_readers.examples(self._source, **self._options).repeat().map(describe)
         return examples.batch(self.batch_size)
 
     def _by_dali(self):
@@ -340,7 +341,11 @@ def test_an_image_that_was_damaged_meanwhile_ends_all_ranks(drawn, tmp_path):
     network = Network(source)
     file = tmp_path / "data" / "images" / source.annotations.file_names[10]
     file.write_bytes(b"no image")
-    assert file.name in problem_of(on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network)), 2)
+    explain = damaged_images.explain
+    outcomes = on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network, explain=explain))
+    assert file.name in problem_of(outcomes, 2)
+    outcomes = on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network))
+    assert problem_of(outcomes, 2).startswith("the loader (dali_cpu) stopped: ")
 
 
 def test_data_without_boxes_end_all_ranks(drawn):

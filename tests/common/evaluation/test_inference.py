@@ -6,10 +6,12 @@ import os
 import numpy as np
 import pytest
 
-from common.datacheck.images import ImagePolicy
+from common.datacheck.coco import load_coco
 from common.errors import UserError
+from common.evaluation.args import InferArgs
 from common.evaluation.inference import open_job
 from common.labels import LabelMap
+from common.open_data import open_images
 
 LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
 FOUND = [{"image_id": 1, "category_id": 17, "bbox": [5.0, 6.0, 20.0, 10.0], "score": 0.5}]
@@ -32,17 +34,8 @@ def images(request, drawn):
 
 
 def open_it(images, output_dir, *, draw):
-    return open_job(
-        str(images),
-        output_dir=str(output_dir),
-        annotations=None,
-        image_info=None,
-        submission_file=None,
-        score_threshold=0.3,
-        draw=draw,
-        pipeline_type="auto",
-        policy=ImagePolicy("stop", 178.0),
-    )
+    args = InferArgs(weights=None, images=str(images), output_dir=str(output_dir), draw=draw)
+    return open_job(args, open_images, load_coco)
 
 
 def test_beside_the_images_only_what_replaces_none(images):

@@ -8,6 +8,7 @@ from pycocotools.coco import COCO
 
 from common.errors import UserError
 from common.evaluation import submission
+from common.evaluation.inference import look_up
 from common.labels import LabelMap
 
 CATEGORIES = [{"id": 3, "name": "car", "supercategory": "vehicle"}, {"id": 17, "name": "cat"}]
@@ -52,18 +53,24 @@ def test_pycocotools_reads_it(tmp_path):
 def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
     images = [{"id": 9, "file_name": "b.jpg", "height": 3, "width": 4}, {"id": 4, "file_name": "a/c.jpg"}]
     info = submission.read_image_info(image_info(tmp_path, images, categories=CATEGORIES))
-    assert submission.rows_in_info(["a/c.jpg", "x/b.jpg"], info, "f") == {0: 4, 1: 9}
+
+    def ids(*names):
+        found = look_up(list(names), info.image_ids)
+        submission.check_listed(names, found, info, "f")
+        return found
+
+    assert ids("a/c.jpg", "x/b.jpg") == [4, 9]
     assert capsys.readouterr().err == ""
-    assert submission.rows_in_info(["d.jpg", "b.jpg", "e.jpg"], info, "f") == {1: 9}
+    assert ids("d.jpg", "b.jpg", "e.jpg") == [None, 9, None]
     said = capsys.readouterr().err.splitlines()
     assert said == [
         "2 images are not in f and are left out, 'd.jpg' the first",
         "warning: 1 of the 2 images of f are not among --images",
     ]
     with pytest.raises(UserError, match=r"f knows none of the 2 images, not even 'd\.jpg'"):
-        submission.rows_in_info(["d.jpg", "e.jpg"], info, "f")
+        ids("d.jpg", "e.jpg")
     with pytest.raises(UserError, match=r"'b\.jpg' and 'x/b\.jpg' are both image 9"):
-        submission.rows_in_info(["b.jpg", "x/b.jpg"], info, "f")
+        ids("b.jpg", "x/b.jpg")
 
 
 def test_categories_must_be_those_of_the_list(tmp_path):
@@ -78,7 +85,7 @@ def test_categories_must_be_those_of_the_list(tmp_path):
 
 def test_ids_from_names_that_are_numbers():
     assert submission.ids_by_name(["000000000139.jpg", "d/7.png"]) == [139, 7]
-    with pytest.raises(UserError, match=r"'frog\.jpg' is no number: give --image_info=FILE"):
+    with pytest.raises(UserError, match=r"'frog\.jpg' is not a number: give --image_info=FILE"):
         submission.ids_by_name(["1.jpg", "frog.jpg"])
     with pytest.raises(UserError, match=r"'007\.jpg' and '7\.jpg' are both image 7"):
         submission.ids_by_name(["007.jpg", "7.jpg"])
@@ -87,9 +94,9 @@ def test_ids_from_names_that_are_numbers():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"images": [{"id": "1", "file_name": "a.jpg"}]}', r"is no json with COCO's images: .*id"),
+        ('{"images": [{"id": "1", "file_name": "a.jpg"}]}', r"is not a json with COCO's images: .*id"),
         ('{"images": [{"id": 1}]}', "file_name"),
-        ("[1, 2", "is no json"),
+        ("[1, 2", "is not a json"),
         ('{"images": [{"id": 1, "file_name": "a"}, {"id": 1, "file_name": "b"}]}', "2 images have the id 1"),
         ('{"images": [{"id": 1, "file_name": "a"}, {"id": 2, "file_name": "a"}]}', "the file_name 'a'"),
         (None, "No such file"),

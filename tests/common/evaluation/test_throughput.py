@@ -1,18 +1,18 @@
 import pytest
 
-from common.evaluation import throughput
+from common.evaluation import commands
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that a test sets."""
     times = [100.0]
-    monkeypatch.setattr(throughput.time, "monotonic", lambda: times[0])
+    monkeypatch.setattr(commands.time, "monotonic", lambda: times[0])
     return times
 
 
 def test_compiling_and_what_was_loaded_meanwhile_do_not_count(clock):
-    meter = throughput.Throughput(num_images=38, batch_size=8, prefetch=2)
+    meter = commands.Throughput(num_images=38, batch_size=8, prefetch=2)
     for done, now in enumerate((160.0, 160.1, 160.2, 161.0, 163.2), start=1):
         clock[0] = now
         meter(done, 5)
@@ -21,7 +21,7 @@ def test_compiling_and_what_was_loaded_meanwhile_do_not_count(clock):
 
 
 def test_few_batches_have_seconds_and_no_rate(clock):
-    meter = throughput.Throughput(num_images=9, batch_size=8, prefetch=2)
+    meter = commands.Throughput(num_images=9, batch_size=8, prefetch=2)
     for done, now in ((1, 112.0), (2, 112.5)):
         clock[0] = now
         meter(done, 2)

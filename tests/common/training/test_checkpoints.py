@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import pathlib
-import re
 import resource
 import shutil
 import signal
@@ -24,7 +23,7 @@ from common import atomic
 from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
 from common.layers import moving_statistics
-from common.training import checkpoint_files, weights
+from common.training import checkpoint_files
 from common.training.checkpoints import Checkpoints
 from common.training.ema import AveragedWeights
 from tests.common.thread_ranks import together
@@ -78,14 +77,14 @@ def files_end_at(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def fail_at_call(monkeypatch, owner, name, number):
+def fail_at_call(monkeypatch, owner, name, number, error=errno.EIO):
     """From its call `number` on, counted from 0, a function finds the disk broken. Returns its calls."""
     real, calls = getattr(owner, name), []
 
     def call(*args, **kwargs):
         calls.append(args)
         if len(calls) > number:
-            raise OSError(errno.EIO, "Input/output error")
+            raise OSError(error, os.strerror(error))
         return real(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, call)
@@ -425,7 +424,6 @@ PLACES = [
     (os, "fsync"),
     (os, "replace"),
     (os, "scandir"),
-    (shutil, "disk_usage"),
     (shutil, "rmtree"),
     (pathlib.Path, "iterdir"),
     (pathlib.Path, "open"),
@@ -475,68 +473,14 @@ def test_a_real_error_of_the_file_system(tmp_path, capfd):
         assert not training.save(2)
     said = capfd.readouterr().err
     assert said.startswith("warning: the checkpoint of step 2 cannot be written: ")
-    assert said.endswith("File too large; training goes on, what was saved before stands\n")
+    assert said.endswith("File too large; training continues, what was saved before is intact\n")
     assert steps(tmp_path) == ["00000001"]
     assert Training(tmp_path).resume() == 1
 
 
-def free_space(monkeypatch, num_bytes):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**40, 0, num_bytes))
-
-
-def size(path):
-    return sum(file.stat().st_size for file in path.iterdir())
-
-
-def test_space_is_looked_at_before_anything_is_written(tmp_path, monkeypatch, capfd):
-    training = Training(tmp_path)
-    assert training.save(1) and training.save(2)
-    free_space(monkeypatch, 1000)
-    monkeypatch.setattr(checkpoint_files, "_SPARE", 10)
-    calls = fail_at_call(monkeypatch, os, "mkdir", 99)
-    assert not training.save(3)
-    assert not calls
-    assert re.search(r"it needs 0\.\d\d MB and 0\.00 MB are free", capfd.readouterr().err)
-    assert steps(tmp_path) == ["00000001", "00000002"]  # removing one would have made no room
-
-
-@pytest.mark.parametrize(
-    "saved, removed",
-    [
-        ((1, 2), "00000001"),
-        ((4, 5, 6), "00000005"),  # the whole epoch is the last to go
-        ((4, 5), "00000004"),
-        ((1,), None),  # never the last one
-    ],
-)
-def test_the_oldest_makes_room_where_there_is_none(tmp_path, monkeypatch, saved, removed):
-    training = Training(tmp_path)
-    for step in saved:
-        assert training.save(step)
-    before = steps(tmp_path)
-    needed = size(tmp_path / "checkpoints" / before[-1])
-    free_space(monkeypatch, int(0.5 * needed))
-    fail_at_call(monkeypatch, tf.train.Checkpoint, "write", 1)  # the shared part: after the look at the space
-    assert not training.save(7)
-    assert set(before) - set(steps(tmp_path)) == ({removed} if removed else set())
-    assert Training(tmp_path).resume() == saved[-1]
-
-
-def test_what_the_run_goes_on_from_never_makes_room(tmp_path, monkeypatch):
-    """It went back to a whole epoch: the newest one is not of its own past."""
-    training = Training(tmp_path)
-    assert training.save(4) and training.save(6)
-    back = Training(tmp_path)
-    assert back.resume(boundary=True) == 4
-    free_space(monkeypatch, int(0.5 * size(tmp_path / "checkpoints" / "00000004")))
-    with files_end_at(1000):
-        assert not back.save(5)
-    assert steps(tmp_path) == ["00000004"]
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_quota_that_ends_the_save_costs_the_oldest_and_not_the_save(tmp_path, monkeypatch, number):
-    """The disk has room and the user has not: there is room once a checkpoint is gone."""
+def test_a_full_disk_costs_older_checkpoints_and_not_the_save(tmp_path, monkeypatch, number):
+    """There is room once a checkpoint is gone."""
     training = Training(tmp_path)
     assert training.save(1) and training.save(2)
     real = checkpoint_files.write
@@ -551,7 +495,7 @@ def test_a_quota_that_ends_the_save_costs_the_oldest_and_not_the_save(tmp_path, 
     assert steps(tmp_path) == ["00000002", "00000003"]
 
 
-def test_a_quota_never_costs_the_last_checkpoint(tmp_path, monkeypatch):
+def test_a_full_disk_never_costs_the_last_checkpoint(tmp_path, monkeypatch):
     training = Training(tmp_path)
     assert training.save(1)
 
@@ -561,6 +505,17 @@ def test_a_quota_never_costs_the_last_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_files, "write", write)
     assert not training.save(2)
     assert Training(tmp_path).resume() == 1
+
+
+def test_a_full_disk_never_costs_what_the_run_goes_on_from(tmp_path, monkeypatch):
+    """It went back to a whole epoch: the newest checkpoint is not of its past."""
+    training = Training(tmp_path)
+    assert training.save(4) and training.save(6)
+    back = Training(tmp_path)
+    assert back.resume(boundary=True) == 4
+    fail_at_call(monkeypatch, checkpoint_files, "write", 0, errno.ENOSPC)
+    assert not back.save(5)
+    assert steps(tmp_path) == ["00000004"]
 
 
 def test_a_directory_that_cannot_be_used_is_the_users_problem(tmp_path):
@@ -692,23 +647,6 @@ def test_what_rank_0_cannot_read_ends_all(tmp_path):
         return type(raised.value)
 
     assert together(2, resume) == [UserError, OtherRankError]
-
-
-# --- the best ---
-
-
-def test_best_is_the_highest_finite_metric_and_survives_a_restart(tmp_path):
-    saved = Training(tmp_path).saved
-    metrics = [float("nan"), 0.2, 0.2, float("inf"), 0.1, float("nan"), 0.3]
-    kept = [saved.save_best(metric, {"epoch": epoch}) for epoch, metric in enumerate(metrics)]
-    assert kept == [False, True, False, False, False, False, True]
-    assert weights.read_metadata(tmp_path / "best.weights.h5") == {"epoch": 6, "metric": 0.3}
-    assert not Training(tmp_path).saved.save_best(0.25, {"epoch": 7})
-    assert Training(tmp_path).saved.save_best(0.25, {"epoch": 7, "eval_data": "other"})
-    (tmp_path / "best.weights.h5").write_bytes(b"damaged")
-    assert Training(tmp_path).saved.save_best(0.1, {"epoch": 8})
-    saved.save_last({"epoch": 9})
-    assert weights.read_metadata(tmp_path / "last.weights.h5") == {"epoch": 9}
 
 
 # --- kill -9 and full disks ---

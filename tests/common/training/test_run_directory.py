@@ -1,11 +1,12 @@
+import dataclasses
 import json
 
 import pytest
 
 from common.errors import UserError
-from common.training.run_directory import RunDirectory
+from common.training.run_directory import Identity, RunDirectory
 
-IDENTITY = {"app": "efficientdet", "config": {"image_size": (512, 512), "momentum": 0.9}, "seed": 0}
+IDENTITY = Identity({"app": "efficientdet", "config": {"image_size": (512, 512), "momentum": 0.9}, "seed": 0})
 
 
 def test_the_same_run_is_taken_up_again(tmp_path):
@@ -25,7 +26,7 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
     RunDirectory(tmp_path, identity=IDENTITY).claim()
     other = {"app": "efficientdet", "config": {"image_size": (640, 512), "momentum": 0.9}, "batch_size": 8}
     with pytest.raises(UserError) as caught:
-        RunDirectory(tmp_path, identity=other)
+        RunDirectory(tmp_path, identity=Identity(other))
     message = str(caught.value)
     assert "config.image_size was [512, 512] and is now [640, 512]" in message
     assert "seed was 0 and is now absent" in message
@@ -37,19 +38,45 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
 
 
 def test_other_data_are_said_without_fingerprints(tmp_path):
-    RunDirectory(tmp_path, identity={"data": "864dbb", "seed": 1}).claim()
+    RunDirectory(tmp_path, identity=Identity({"data": "864dbb", "seed": 1})).claim()
     with pytest.raises(UserError, match=r"holds another run: the training data are not the same\. Name"):
-        RunDirectory(tmp_path, identity={"data": "241152", "seed": 1})
+        RunDirectory(tmp_path, identity=Identity({"data": "241152", "seed": 1}))
 
 
 def test_long_values_are_shown_where_they_differ(tmp_path):
     names = [f"class {i}" for i in range(1000)]
-    RunDirectory(tmp_path, identity={"names": names}).claim()
+    RunDirectory(tmp_path, identity=Identity({"names": names})).claim()
     with pytest.raises(UserError) as caught:
-        RunDirectory(tmp_path, identity={"names": [*names[:700], "changed", *names[701:]]})
+        RunDirectory(tmp_path, identity=Identity({"names": [*names[:700], "changed", *names[701:]]}))
     assert "class 700" in str(caught.value)
     assert "changed" in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    width: int
+    epochs: int = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class LaterConfig(Config):
+    dropout: float = 0.0
+    levels: tuple[int, ...] = (3, 4)
+
+
+def test_a_new_field_with_its_default_does_not_make_another_run(tmp_path):
+    RunDirectory(tmp_path, identity=Identity.of(Config(8), may_change=("epochs",), app="a")).claim()
+    for config in (LaterConfig(8), LaterConfig(8, epochs=3), Config(8, epochs=3)):
+        identity = Identity.of(config, may_change=("epochs",), app="a")
+        assert RunDirectory(tmp_path, identity=identity).resumed
+    for config, message in (
+        (LaterConfig(8, dropout=0.5), "config.dropout was 0.0 and is now 0.5"),
+        (LaterConfig(8, levels=(3,)), r"config.levels was \[3, 4\] and is now \[3\]"),
+        (LaterConfig(9), "config.width was 8 and is now 9"),
+    ):
+        with pytest.raises(UserError, match=message):
+            RunDirectory(tmp_path, identity=Identity.of(config, may_change=("epochs",), app="a"))
 
 
 def test_a_directory_with_other_files_is_refused_and_they_survive_overwrite(tmp_path):
@@ -59,7 +86,7 @@ def test_a_directory_with_other_files_is_refused_and_they_survive_overwrite(tmp_
     RunDirectory(tmp_path, identity=IDENTITY, overwrite=True).claim()
     (tmp_path / "checkpoints" / "00000001").mkdir(parents=True)
     (tmp_path / "best.weights.h5").write_text("")
-    other = RunDirectory(tmp_path, identity={"seed": 1}, overwrite=True)
+    other = RunDirectory(tmp_path, identity=Identity({"seed": 1}), overwrite=True)
     assert not other.resumed
     assert (tmp_path / "best.weights.h5").exists()  # only `claim` removes
     other.claim()

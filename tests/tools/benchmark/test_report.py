@@ -53,17 +53,17 @@ def test_stages_are_differences_round_by_round():
         [
             CutCost("read", 1.0, 2.0),
             CutCost("decode", 4.0, 4.0),
-            CutCost("op", 14.0, 9.0),
+            CutCost("op", 14.0, 9.0, "decode"),
             CutCost("end", 6.0, 5.0),
         ],
         [
             CutCost("read", 2.0, 2.0),
             CutCost("decode", 6.0, 5.0),
-            CutCost("op", 12.0, 9.0),
+            CutCost("op", 12.0, 9.0, "decode"),
             CutCost("end", 7.0, 5.0),
         ],
     ]
-    found = {stage["stage"]: stage for stage in summary.stages([{"op": "decode"}, *rounds])}
+    found = {stage["stage"]: stage for stage in summary.stages(rounds)}
     assert found["read"]["cpu_ms_per_image"] == {"median": 1.5, "min": 1.0, "max": 2.0}
     assert found["decode"]["cpu_ms_per_image"] == {"median": 3.5, "min": 3.0, "max": 4.0}
     assert found["op"]["cpu_ms_per_image"] == {"median": 8.0, "min": 6.0, "max": 10.0}
@@ -170,16 +170,16 @@ def test_verdict_says_that_other_work_ran():
     assert record(data_dali_cpu=candidate(10, cpu_ms=1))["verdict"] == []
 
 
-def test_verdict_compares_with_peers():
+def test_verdict_compares_with_baselines():
     made = record(
         data_dali_cpu=candidate(60, 80, 70, cpu_ms=33),
         model={"error": "killed"},
-        peer_automl=candidate(15, 16, 35, cpu_ms=66),
+        baseline_automl=candidate(15, 16, 35, cpu_ms=66),
     )
-    assert made["verdict"] == ["Against peer automl: data dali_cpu 4x."]  # rounds: 4, 5, 2
+    assert made["verdict"] == ["Against baseline automl: data dali_cpu 4x."]  # rounds: 4, 5, 2
     assert summary.ratios(made["candidates"]) == {
-        "data dali_cpu": {"peer automl": 4.0},
-        "peer automl": {"data dali_cpu": 0.25},
+        "data dali_cpu": {"baseline automl": 4.0},
+        "baseline automl": {"data dali_cpu": 0.25},
     }
 
 

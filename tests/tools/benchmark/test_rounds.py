@@ -1,9 +1,8 @@
-"""Candidates here are small Python programs that keep to the protocol, as a peer's would."""
+"""Candidates here are small Python programs that keep to the protocol, as a baseline's would."""
 
 import itertools
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import time
 
 import pytest
 
-from tools.benchmark import rounds, usage
+from tools.benchmark import rounds
 from tools.benchmark.rounds import Command
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -19,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 LOGGING = """
 import sys, time
 print("some library's chatter"); print("ready", flush=True)
-with open(sys.argv[1], "w") as log:
+with open(sys.argv[1], "a") as log:
     while True:
         time.sleep(0.002)
         print(time.monotonic(), file=log, flush=True)
@@ -32,7 +31,7 @@ def python(code: str, *arguments: object) -> list[str]:
 
 
 def measure(tmp_path: pathlib.Path, commands: list[Command], **options) -> dict[str, rounds.Measured]:
-    options = {"rounds": 2, "seconds": 0.1, "logs": tmp_path, "say": lambda _: None} | options
+    options = {"rounds": 2, "seconds": 0.1, "logs": tmp_path, "log": lambda _: None} | options
     return rounds.measure(commands, **options)
 
 
@@ -48,16 +47,14 @@ def alive(word: str) -> list[str]:
     return [state for state in found if state != "Z"]
 
 
-def test_one_runs_while_the_others_stand_still(tmp_path):
+def test_one_runs_at_a_time_and_every_second_round_backwards(tmp_path):
     logs = [tmp_path / name for name in ("a", "b", "c")]
     measured = measure(tmp_path, [Command(log.name, python(LOGGING, log)) for log in logs], rounds=3)
     assert list(measured) == ["a", "b", "c"]
     steps = sorted((float(line), log.name) for log in logs for line in log.read_text().splitlines()[:-1])
     turns = [steps[0][1]]
     turns += [name for (_, before), (_, name) in itertools.pairwise(steps) if name != before]
-    # Perhaps a step each before it is first stopped; then the rounds, every second one backwards, so that two
-    # turns of c meet, and then two of a.
-    assert re.fullmatch("a?b?c?abcbabc", "".join(turns))
+    assert "".join(turns) == "abcbabc"  # two turns of c meet, and two of a
     for name, log in zip("abc", logs, strict=True):
         windows = measured[name].windows
         assert len(windows) == 3 and measured[name].error == ""
@@ -68,11 +65,9 @@ def test_one_runs_while_the_others_stand_still(tmp_path):
 
 def test_steps_that_were_ready_before_are_not_counted(tmp_path):
     code = """
-import signal, time
-def hand_out(*_):
-    for _ in range(3): print("step 1000000")
-signal.signal(signal.SIGCONT, hand_out)
+import time
 print("ready")
+for _ in range(3): print("step 1000000")
 while True: time.sleep(0.001); print("step 1")
 """
     (window,) = measure(tmp_path, [Command("a", python(code), settle=4)], rounds=1)["a"].windows
@@ -116,9 +111,9 @@ FAILURES = {
     "says why": ("import sys; print('nonsense', file=sys.stderr); sys.exit('error: no data')", "1: no data"),
     "traceback": ("raise KeyError('boxes')", "exit code 1: KeyError: 'boxes'"),
     "killed": ("import os; os.kill(os.getpid(), 9)", "killed, as the system does where memory runs out"),
-    "crashed": ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV: it said nothing"),
-    "later": ("print('ready')\nfor _ in range(20): print('step 1')", "exit code 0: it said nothing"),
-    "silent": ("import time; print('ready'); time.sleep(100)", "no word from it for 0 s"),
+    "crashed": ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV: its stderr is empty"),
+    "later": ("print('ready')\nfor _ in range(20): print('step 1')", "exit code 0: its stderr is empty"),
+    "silent": ("import time; print('ready'); time.sleep(100)", "no line from it within 0 s"),
 }
 
 
@@ -131,22 +126,6 @@ def test_one_that_fails_is_a_line_and_the_others_go_on(tmp_path, monkeypatch, fa
     assert line in measured["bad"].error and "\n" not in measured["bad"].error
     assert measured["bad"].windows == []
     assert len(measured["good"].windows) == 2 and measured["good"].error == ""
-
-
-def test_one_that_memory_has_no_room_for_is_not_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(usage, "available_bytes", lambda: 5_000_000)
-    small, large = "print('ready')\nwhile True: print('step 1')", LOGGING
-    commands = [
-        Command("small", python(small)),
-        Command("large", python(large, tmp_path / "log"), like="small"),
-        Command("other", python(small), like="no candidate"),
-    ]
-    measured = measure(tmp_path, commands)
-    assert "not started: 0.0 GB of memory are free, and small took" in measured["large"].error
-    assert not (tmp_path / "log").exists()
-    assert len(measured["other"].windows) == len(measured["small"].windows) == 2
-    monkeypatch.undo()
-    assert 10e6 < usage.available_bytes() < 1e15
 
 
 def test_one_that_cannot_be_started_is_a_line(tmp_path):
@@ -163,7 +142,7 @@ def test_nobody_is_left_behind(tmp_path, number):
 import pathlib, sys
 from tools.benchmark import rounds
 commands = [rounds.Command(name, [sys.executable, "-uc", {candidate!r}, {mark!r}]) for name in "abc"]
-rounds.measure(commands, rounds=1000, seconds=1, logs=pathlib.Path({str(tmp_path)!r}), say=print)
+rounds.measure(commands, rounds=1000, seconds=1, logs=pathlib.Path({str(tmp_path)!r}), log=print)
 """)
     process = subprocess.Popen(
         [sys.executable, "-u", program],
@@ -175,7 +154,7 @@ rounds.measure(commands, rounds=1000, seconds=1, logs=pathlib.Path({str(tmp_path
         if b"starting c" in line:
             break
     deadline = time.monotonic() + 60
-    while sorted(alive(mark)) != ["S", "T", "T"] and time.monotonic() < deadline:
+    while len(alive(mark)) != 1 and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
     process.wait()

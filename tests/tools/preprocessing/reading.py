@@ -3,7 +3,7 @@
 import numpy as np
 from nvidia import dali
 
-from common import reader_calls
+from tools.preprocessing import reading
 
 
 def by_pipeline(call, batches, batch_size=3):
@@ -17,7 +17,7 @@ def build(call, batch_size=3, checkpoint=None):
         batch_size, 1, None, prefetch_queue_depth=1, enable_checkpointing=True, checkpoint=checkpoint
     )
     with pipeline:
-        pipeline.set_outputs(*reader_calls.in_graph(call))
+        pipeline.set_outputs(*reading.in_graph(call))
     pipeline.build()
     return pipeline
 
@@ -35,7 +35,7 @@ def by_dynamic(call, batch_size=3, **options):
             (np.asarray(image), int(np.asarray(label)))
             for image, label in zip(images.tensors, labels.tensors, strict=True)
         ]
-        for images, labels in reader_calls.in_dynamic(call, batch_size, **options)
+        for images, labels in reading.in_dynamic(call, batch_size, **options)
     ]
 
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tools.preprocessing.outputs import Sample, check_output
+from tools.preprocessing.outputs import check_output
+from tools.preprocessing.samples import Sample
 
 
 def images(count, shape=(20, 31, 3), dtype=np.uint8):

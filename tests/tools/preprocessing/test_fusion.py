@@ -8,11 +8,11 @@ import pytest
 from nvidia import dali
 from nvidia.dali import fn
 
-from common.dali_api import GRAPH
 from common.datacheck.images import ImagePolicy
 from tests.common.image_variants import VARIANTS
 from tests.tools.preprocessing.pictures_on_disk import picture
 from tools.preprocessing import chain
+from tools.preprocessing.apis import GRAPH
 from tools.preprocessing.fusion import fuse
 from tools.preprocessing.image_source import open_image_source
 from tools.preprocessing.preprocessor import Preprocessor

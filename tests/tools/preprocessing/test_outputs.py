@@ -12,7 +12,8 @@ import pytest
 
 from common.errors import UserError
 from tests.tools.preprocessing.samples import images, left, output, samples
-from tools.preprocessing.outputs import Sample, check_output
+from tools.preprocessing.outputs import check_output
+from tools.preprocessing.samples import Sample
 
 EVERY_OUTPUT = ["x.npz", "x.npy", "x.png", "x.jpg", "pictures", "x.tfrecord"]
 

@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import types
 
 import numpy as np
 import PIL.Image
@@ -14,7 +15,7 @@ from common import args as shared_flags
 from common.errors import UserError
 from tests.tools.preprocessing import pictures_on_disk
 from tools import preprocess
-from tools.preprocessing.output_encoding import Encoding
+from tools.preprocessing import outputs
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def run(*arguments):
     fv = flags.FlagValues()
     preprocess.define_flags(fv)
     fv(["preprocess", *arguments])
-    preprocess.preprocess(**shared_flags.values(fv, preprocess.define_flags))
+    preprocess.preprocess(types.SimpleNamespace(**shared_flags.values(fv, preprocess.define_flags)))
 
 
 CROP = "--ops=crop:40x64,fill=7"
@@ -160,7 +161,7 @@ def test_a_signal_leaves_nothing(tree, tmp_path, monkeypatch, number):
     preprocess.define_flags(fv)
     fv(["preprocess", f"--input={tree[0]}", f"--output={tmp_path}/new/"])
     monkeypatch.setattr(preprocess.flags, "FLAGS", fv)
-    monkeypatch.setattr(Encoding, "encode", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr(outputs, "encode", lambda *_: os.kill(os.getpid(), number))
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(KeyboardInterrupt):

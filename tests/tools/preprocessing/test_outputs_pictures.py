@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from tests.tools.preprocessing.samples import images, left, output, samples
-from tools.preprocessing.output_names import FileNames
+from tools.preprocessing.samples import FileNames
 
 
 def read(path):

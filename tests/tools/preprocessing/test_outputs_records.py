@@ -118,7 +118,7 @@ def test_the_preprocessing_itself_can_read_them(tmp_path):
     assert source.labels.tolist() == [0, 1, -1, 5, 0]
     assert list(source.names[:4]) == NAMES[:4]
     for i, image in enumerate(of):
-        np.testing.assert_array_equal(PIL.Image.open(io.BytesIO(source.encoded(i))), image)
+        np.testing.assert_array_equal(PIL.Image.open(io.BytesIO(source.load(i).tobytes())), image)
 
 
 def test_more_shards_than_images_are_one_line(tmp_path):

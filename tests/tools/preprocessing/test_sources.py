@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from nvidia import dali
 
-from common import readers
 from common.datacheck.images import ImagePolicy
 from common.errors import UserError
 from common.issues import DataError
-from common.reader_calls import ExternalCall, ReaderCall
-from common.shards import shard_range
+from common.readers import shard_range
 from tests.tools.preprocessing.reading import build, by_dynamic, by_pipeline, flat, key, run
 from tests.tools.preprocessing.source_writing import COUNT, IMAGES, LABELS, WRITERS, labels_of, pixels, png
-from tools.preprocessing.image_source import KINDS, open_image_source
+from tools.preprocessing.image_source import KINDS, image_reader, open_image_source
+from tools.preprocessing.reading import PythonCall, ReaderCall
 
 SHUFFLED = sorted(set(WRITERS) - {"external-generator", "external-batches"})
 ENCODED = sorted(set(WRITERS) - {"numpy"})
@@ -62,18 +61,14 @@ def test_what_is_said_of_the_images(written, case):
     assert source.labels.dtype == np.int32 and source.labels.tolist() == labels_of(case)
     assert list(source.label_names) == (["a", "b ü"] if case == "files" else [])
     assert source.is_decoded == (case == "numpy")
-    assert [key(source.sample(i)) for i in range(COUNT)] == expected(case)
-    if source.is_decoded:
-        with pytest.raises(TypeError, match="not an encoded image"):
-            source.encoded(0)
-    else:
-        assert [source.encoded(i) for i in range(COUNT)] == IMAGES
+    loaded = zip(map(source.load, range(COUNT)), source.labels.tolist(), strict=True)
+    assert [key(sample) for sample in loaded] == expected(case)
 
 
 @pytest.mark.parametrize("case", WRITERS)
 def test_a_reader_of_dali_reads_what_is_sound(written, case):
     """Python feeds only where it has to."""
-    kind = ExternalCall if case.startswith("external") else ReaderCall
+    kind = PythonCall if case.startswith("external") else ReaderCall
     assert isinstance(written(case)[0].call(), kind)
 
 
@@ -129,7 +124,7 @@ def test_training_goes_through_all_images_in_a_new_order_each_epoch(written, cas
 
 @pytest.mark.parametrize("case", ["external-generator", "external-batches"])
 def test_an_iterable_is_not_shuffled(written, case):
-    with pytest.raises(UserError, match="is an iterable, whose order is its own: to shuffle it, give a"):
+    with pytest.raises(UserError, match="an iterable cannot be shuffled: give a sequence"):
         written(case)[0].call(training=True)
 
 
@@ -217,7 +212,7 @@ def test_what_was_seen_is_remembered_until_the_file_changes(tmp_path, case, monk
         file.unlink()
     path, _ = write(tmp_path, [png(9), *IMAGES[1:]], LABELS)
     source = open_image_source(kind, path, on_report=lambda findings: None)
-    assert source.encoded(0) == png(9) and len(looks) > COUNT
+    assert source.load(0).tobytes() == png(9) and len(looks) > COUNT
 
 
 def test_what_is_no_source_is_refused(tmp_path):
@@ -231,26 +226,20 @@ def test_what_is_no_source_is_refused(tmp_path):
         open_image_source("coco", "x")
 
 
-# --- common/readers.py ---
+# --- readers for graphs ---
 
-READERS = {
-    "tfrecord": readers.image_tfrecord_reader,
-    "lmdb-caffe": readers.lmdb_reader,
-    "recordio": readers.recordio_reader,
-    "webdataset": readers.webdataset_reader,
-    "numpy": readers.numpy_reader,
-    "external-function": readers.external_reader,
-}
+IN_GRAPHS = ("tfrecord", "lmdb-caffe", "recordio", "webdataset", "numpy", "external-function")
 
 
-@pytest.mark.parametrize("case", READERS)
+@pytest.mark.parametrize("case", IN_GRAPHS)
 def test_readers_for_graphs(written, tmp_path, case):
-    path, _ = WRITERS[case][1](tmp_path, IMAGES, LABELS)
+    kind, write = WRITERS[case]
+    path, _ = write(tmp_path, IMAGES, LABELS)
     options = {"training": True, "shard_id": 1, "num_shards": 2, "seed": 4}
     # With checkpointing, DALI 2.4 permutes later epochs otherwise.
     pipeline = dali.Pipeline(3, 1, None, enable_checkpointing=True)
     with pipeline:
-        pipeline.set_outputs(*READERS[case](path, name="mine", **options))
+        pipeline.set_outputs(*image_reader(kind, path, name="mine", **options))
     pipeline.build()
     call = written(case)[0].call(**options)
     want = [[key(sample) for sample in batch] for batch in by_pipeline(call, 4)]
@@ -260,5 +249,5 @@ def test_readers_for_graphs(written, tmp_path, case):
 
 
 def test_readers_name_what_is_wrong(tmp_path):
-    with pytest.raises(UserError, match="there is no such file"), dali.Pipeline(1, 1, None):
-        readers.lmdb_reader(f"{tmp_path}/nowhere", training=False)
+    with pytest.raises(UserError, match="nowhere: No such file"), dali.Pipeline(1, 1, None):
+        image_reader("lmdb", f"{tmp_path}/nowhere", training=False)

@@ -3,6 +3,7 @@
 import csv
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def run(*arguments):
     fv = flags.FlagValues()
     preprocess.define_flags(fv)
     fv(["preprocess", *arguments])
-    preprocess.preprocess(**shared_flags.values(fv, preprocess.define_flags))
+    preprocess.preprocess(types.SimpleNamespace(**shared_flags.values(fv, preprocess.define_flags)))
 
 
 def given(case, directory, images=IMAGES, labels=LABELS):

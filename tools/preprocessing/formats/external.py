@@ -1,189 +1,225 @@
 """Images that a user's Python gives: encoded, or as arrays (H, W, C) of uint8 or float32.
 
-A step gives a sample, `image` or `(image, label)`, or a batch: a list of samples, `(images, labels)`, or an
-array (N, H, W, C). Samples are numbered through all steps.
+--input names a sequence, a function that takes DALI's SampleInfo or BatchInfo, an iterable, or a function
+without arguments that makes one. Each step gives a sample, `image` or `(image, label)`, or a batch: a list of
+samples, `(images, labels)`, or an array (N, H, W, C). Samples are numbered through all steps.
 
 Samples are asked for by number, so a pipeline over them resumes exactly, if the same number gives the same
-sample: of functions that draw random numbers without regard to SampleInfo it does not. An iterable is run
-through again up to there.
+sample. An iterable is run through again up to there.
 """
 
-import dataclasses
-from collections.abc import Sequence
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from nvidia.dali import types
 
-from common.datacheck import images as image_files
+from common.datacheck import images
 from common.datacheck.images import ImageFacts, ImagePolicy
-from common.errors import UserError
-from common.issues import Findings
-from common.reader_calls import Call
-from tools.preprocessing.formats import base, external_steps
-from tools.preprocessing.formats.base import Given, ImageSource, Part, Seen
-from tools.preprocessing.formats.external_steps import Steps
+from common.errors import UserError, unknown
+from tools.preprocessing.formats import base
+from tools.preprocessing.formats.base import Image, ImageSource, SourceFlags
 
-_MOST = 1_000_000  # samples: what gives more is taken to have no end
+_MOST = 1_000_000  # steps: what gives more is taken to have no end
 _ENCODED = "encoded"
+_WANTED = "an image is bytes, uint8 (bytes,), or uint8 or float32 (height, width, channels)"
 _Sample = tuple[np.ndarray, int | None]
 
 
-class Samples:
-    """The samples of steps.
-
-    Args:
-        steps: of the user.
-        origin: --input, for messages.
-    """
-
-    def __init__(self, steps: Steps, origin: str):
-        self._steps, self._origin = steps, origin
-        self._last: tuple[int, list[_Sample]] = (-1, [])
-        self.in_any_order = steps.in_any_order
-
-    def of_step(self, number: int) -> list[_Sample] | None:
-        """The samples of a step; None behind the last one.
-
-        Raises:
-            UserError: the user's code raised something, or gave what is no sample.
-        """
-        if self._last[0] != number:
-            whose = f"{self._origin}: step {number}"
-            try:
-                item = self._steps.step(number)
-            except StopIteration:
-                return None
-            except UserError:
-                raise
-            except Exception as error:
-                raise UserError(f"{whose} raised {external_steps.said(error)}") from error
-            self._last = (number, _samples(item, whose))
-        return self._last[1]
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ExternalImages(ImageSource):
-    """Images of Python.
-
-    Attributes:
-        origin: --input.
-        samples: of it.
-        places: int64 (size, 2), the step of each image and its place there.
-        form: "encoded", or the dtype of arrays.
-    """
-
-    kind = "external"
-    origin: str
-    samples: Samples
-    places: np.ndarray
-    form: str
-    names: Sequence[str]
-    labels: np.ndarray
-    label_names: Sequence[str]
-
-    @property
-    def is_decoded(self) -> bool:
-        return self.form != _ENCODED
-
-    def encoded(self, i: int) -> bytes:
-        if self.is_decoded:
-            raise TypeError(f"{self.names[i]} is an array, not an encoded image")
-        return self.sample(i)[0].tobytes()
-
-    def sample(self, i: int) -> tuple[np.ndarray, int]:
-        step, place = self.places[i].tolist()
-        found = self.samples.of_step(step)
-        if found is None or place >= len(found):
-            raise UserError(f"{self.origin}: step {step} gave {self.names[i]} before, and does not any more")
-        image, label = found[place]
-        if _form_of(image) != self.form:
-            raise UserError(f"{self.origin}: {self.names[i]} was {self.form} before and is {_form_of(image)}")
-        return image, base.NO_LABEL if label is None else label
-
-    def _call(self, part: Part) -> Call:
-        if part.training and not self.samples.in_any_order:
-            raise UserError(
-                f"--input={self.origin} is an iterable, whose order is its own: to shuffle it, give a"
-                " sequence, or a function that takes SampleInfo"
-            )
-        return self._external_call(part)
-
-
-def open_external(given: Given) -> ExternalImages:
+def open_external(flags: SourceFlags) -> ImageSource:
     """--source=external: `FILE.py:name` or `package.module:name`."""
-    samples = Samples(external_steps.load(given.path), given.path)
-    seen: list[Seen] = []
-    step = 0
-    while (found := samples.of_step(step)) is not None:
-        for place, (image, label) in enumerate(found):
-            name = f"sample-{len(seen)}"
-            seen.append(Seen(name, _look(image, given.policy), label, _form_of(image), (step, place)))
-        step += 1
-        if step > _MOST:
-            raise UserError(f"{given.path} goes on after {_MOST} steps: raise StopIteration at the end")
-    if not seen:
-        raise UserError(f"{given.path} gives no sample")
-    findings = Findings(given.path)
-    kept = base.judge(seen, findings, given.policy, lambda row: seen[row].name)
-    base.check_one_kind([seen[row] for row in kept], given.path)
-    given.on_report(findings)
-    labels = base.column_of([seen[row].label for row in kept])
-    return ExternalImages(
-        origin=given.path,
-        samples=samples,
-        places=np.array([seen[row].place for row in kept], np.int64),
-        form=seen[kept[0]].form,
-        names=[seen[row].name for row in kept],
-        labels=labels,
-        label_names=base.names_of(labels, given.label_map),
+    steps = _Steps(flags.path)
+    found: list[Image] = []
+    for number in range(_MOST + 1):
+        samples = steps.samples(number)
+        if samples is None:
+            break
+        for place, (image, label) in enumerate(samples):
+            found.append(_check(f"sample-{len(found)}", image, label, (number, place), flags.policy))
+    else:
+        raise UserError(f"{flags.path} goes on after {_MOST} steps: raise StopIteration at the end")
+    if not found:
+        raise UserError(f"{flags.path} gives no sample")
+
+    def load(image: Image) -> np.ndarray:
+        step, place = image.place
+        samples = steps.samples(step) or []
+        if place >= len(samples) or _form(samples[place][0]) != image.form:
+            raise UserError(f"{flags.path}: {image.name} was {image.form} before, and is not any more")
+        return samples[place][0]
+
+    return base.make_source(
+        "external",
+        flags,
+        found,
+        load,
+        lambda kept: None,
+        is_decoded=any(image.form != _ENCODED for image in found if not image.fault),
+        can_shuffle=steps.in_any_order,
     )
 
 
-def _look(image: np.ndarray, policy: ImagePolicy) -> ImageFacts:
-    if _form_of(image) == _ENCODED:
-        return image_files.inspect(
-            image.tobytes(), decode=policy.decode, max_megapixels=policy.max_megapixels
-        )
-    return image_files.limited(ImageFacts("array", image.shape[0], image.shape[1]), policy.max_megapixels)
+class _Steps:
+    """What the user's Python gives, by number.
+
+    Args:
+        path: --input.
+
+    Attributes:
+        in_any_order: asking for a step costs no more than asking for the next one.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._step, self.in_any_order = _function_of(_imported(path), path)
+        self._last: tuple[int, list[_Sample]] = (-1, [])
+
+    def samples(self, number: int) -> list[_Sample] | None:
+        """The samples of a step; None behind the last one.
+
+        Raises:
+            UserError: the user's code raised an error, or gave what is no sample.
+        """
+        if self._last[0] != number:
+            owner = f"{self._path}: step {number}"
+            try:
+                item = self._step(number)
+            except StopIteration:
+                return None
+            except Exception as error:
+                raise UserError(f"{owner} raised {_one_line(error)}") from error
+            self._last = (number, _samples(item, owner))
+        return self._last[1]
 
 
-def _form_of(image: np.ndarray) -> str:
+def _imported(path: str) -> Any:
+    place, colon, name = path.rpartition(":")
+    if not colon or not place or not name:
+        raise UserError(f"--input={path} names nothing in Python: FILE.py:name or package.module:name")
+    if place.endswith(".py") and not os.path.isfile(place):
+        raise UserError(f"--input={path}: there is no file {place}")
+    try:
+        if place.endswith(".py"):
+            module_name = f"external_{os.path.basename(place).removesuffix('.py')}"
+            spec = importlib.util.spec_from_file_location(module_name, place)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[module_name] = module  # dataclasses look there
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+    except Exception as error:
+        raise UserError(f"--input={path}: importing {place} raised {_one_line(error)}") from error
+    found = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise unknown(f"name in {place}", name, [known for known in vars(module) if known[0] != "_"])
+        found = getattr(found, part)
+    return found
+
+
+def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
+    """(number -> step, raising StopIteration behind the last one; whether in any order)."""
+    if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+        return _sequence(found), True
+    if callable(found) and not isinstance(found, type):
+        parameters = [
+            parameter
+            for parameter in inspect.signature(found).parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        if len(parameters) == 1:
+            if parameters[0].annotation in (types.BatchInfo, "BatchInfo", "types.BatchInfo"):
+                return lambda number: found(types.BatchInfo(number, 0)), True
+            return lambda number: found(types.SampleInfo(number, 0, number, 0)), True
+        if not parameters:
+            return _iterable(found), False
+    elif isinstance(found, Iterable) and not isinstance(found, Iterator | type):
+        return _iterable(lambda: found), False
+    raise UserError(
+        f"--input={path} is {getattr(found, '__name__', type(found).__name__)!r}: name a sequence, an"
+        " iterable that is not used up by one pass, or a function of SampleInfo, BatchInfo or no argument"
+    )
+
+
+def _sequence(found: Any) -> Callable[[int], Any]:
+    def step(number: int) -> Any:
+        if number >= len(found):
+            raise StopIteration
+        return found[number]
+
+    return step
+
+
+def _iterable(make: Callable[[], Iterable]) -> Callable[[int], Any]:
+    """Asked for a step that has gone by, it runs the iterable through again."""
+    iterator, following = iter(()), -1
+
+    def step(number: int) -> Any:
+        nonlocal iterator, following
+        if not 0 <= following <= number:
+            iterator, following = iter(make()), 0
+        while True:
+            item = next(iterator)
+            following += 1
+            if following > number:
+                return item
+
+    return step
+
+
+def _check(
+    name: str, array: np.ndarray, label: int | None, place: tuple[int, int], policy: ImagePolicy
+) -> Image:
+    image = Image(name, "", label, place, _form(array))
+    if image.form == _ENCODED:
+        return image.checked(array.tobytes(), name, policy)
+    facts = images.limited(ImageFacts("array", array.shape[0], array.shape[1]), policy.max_megapixels)
+    return image.judged(facts, name)
+
+
+def _form(image: np.ndarray) -> str:
     return _ENCODED if image.ndim == 1 else image.dtype.name
 
 
-def _samples(item: Any, whose: str) -> list[_Sample]:
+def _samples(item: Any, owner: str) -> list[_Sample]:
     """What a step gave, as samples."""
     if isinstance(item, list):
-        return [_sample(part, f"{whose}, place {place}") for place, part in enumerate(item)]
-    images, labels = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
-    if not isinstance(images, list) and not (isinstance(images, np.ndarray) and images.ndim == 4):
-        return [_sample(item, whose)]
+        return [_sample(part, f"{owner}, place {place}") for place, part in enumerate(item)]
+    batch, labels = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
+    if not isinstance(batch, list) and not (isinstance(batch, np.ndarray) and batch.ndim == 4):
+        return [_sample(item, owner)]
     if labels is None:
-        labels = [None] * len(images)
-    if not hasattr(labels, "__len__") or len(labels) != len(images):
-        raise UserError(f"{whose} gave {len(images)} images, and not as many labels")
+        labels = [None] * len(batch)
+    if not hasattr(labels, "__len__") or len(labels) != len(batch):
+        raise UserError(f"{owner} gave {len(batch)} images, and not as many labels")
     return [
-        _sample((image, label), f"{whose}, place {place}")
-        for place, (image, label) in enumerate(zip(images, labels, strict=True))
+        _sample(sample, f"{owner}, place {i}") for i, sample in enumerate(zip(batch, labels, strict=True))
     ]
 
 
-def _sample(item: Any, whose: str) -> _Sample:
+def _sample(item: Any, owner: str) -> _Sample:
     image, label = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
     if isinstance(image, bytes | bytearray | memoryview):
         image = np.frombuffer(image, np.uint8)
     if not isinstance(image, np.ndarray):
-        raise UserError(f"{whose} gave {type(image).__name__}: {_WANTED}")
+        raise UserError(f"{owner} gave {type(image).__name__}: {_WANTED}")
     is_encoded = image.ndim == 1 and image.dtype == np.uint8
     is_array = image.ndim == 3 and image.dtype in (np.uint8, np.float32) and image.size
     if not is_encoded and not is_array:
-        raise UserError(f"{whose} gave {image.dtype} of the shape {image.shape}: {_WANTED}")
+        raise UserError(f"{owner} gave {image.dtype} of the shape {image.shape}: {_WANTED}")
     if label is not None:
         label = np.asarray(label)
         if label.size != 1 or label.dtype.kind not in "iuf":
-            raise UserError(f"{whose} gave the label {label.tolist()!r}: a label is one whole number")
-        label = base.check_label(label.item(), whose)
+            raise UserError(f"{owner} gave the label {label.tolist()!r}: a label is one whole number")
+        label = base.check_label(label.item(), owner)
     return np.ascontiguousarray(image), label
 
 
-_WANTED = "an image is bytes, uint8 (bytes,), or uint8 or float32 (height, width, channels)"
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

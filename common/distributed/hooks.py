@@ -1,0 +1,51 @@
+"""What elastic training and the dry run add to a training run, without changing `train`.
+
+    train(args)                                                     # a plain run
+    train(args, Hooks(on_epoch=commit, lost_ranks="report"))        # elastic.py
+    train(args, Hooks(on_start=..., on_step=..., wrap_eval_loader=...))   # tools/dry_run_process.py
+
+`args` is the app's frozen `Args`: `dataclasses.asdict(args)` is what JSON can hold, `train.Args(**values)`
+makes it again, and `dataclasses.replace(args, overwrite=False)` changes a flag.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from common.loading import Loader
+    from common.training.run import Run
+
+
+def _nothing(*_: Any) -> None:
+    """The default of a hook that only observes."""
+
+
+def _same(loader: Any) -> Any:
+    return loader
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """Callables that `train` and its `Run` call. Every rank calls them at the same place, in the same order.
+
+    Attributes:
+        on_start: called with the Run once it is started: `run.ranks`, `run.model`, `run.optimizer` and
+            `run.state` ("epoch": epochs done, "step", "step_in_epoch") are there, and stay valid to the end.
+        on_step: (run, images, targets), called after each training step, when `run.state["step"]` is its
+            number and before anything of it is saved. `targets` is what the step got; `targets["image_ids"]`
+            names its images (one value for each local replica under tf.distribute).
+        on_epoch: called with the number of epochs done, after their checkpoint is written. What it raises
+            ends `train`.
+        wrap_eval_loader: evaluation loader -> the loader that is used in its place.
+        expected_epochs: that the run is known to have done. A directory with fewer is refused.
+        lost_ranks: what the loss of another rank means (Watchdog's `on_loss`). exit: this process ends with
+            code 1. report: the loss is logged, and the error of the collective operation propagates.
+    """
+
+    on_start: Callable[["Run"], None] = _nothing
+    on_step: Callable[["Run", Any, Any], None] = _nothing
+    on_epoch: Callable[[int], None] = _nothing
+    wrap_eval_loader: Callable[["Loader"], "Loader"] = _same
+    expected_epochs: int = 0
+    lost_ranks: str = "exit"

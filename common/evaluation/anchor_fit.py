@@ -1,0 +1,114 @@
+"""Anchor shapes that fit the boxes of a data set, by k-means, and when new anchors are worth having.
+
+The distance is 1 - IoU of shapes on one centre, as in YOLOv2 (arXiv 1612.08242 section 2) and in Darknet's
+calc_anchors (AlexeyAB/darknet src/detector.c).
+"""
+
+import dataclasses
+
+import numpy as np
+
+MAX_BOXES = 50_000  # more are sampled: they would move the anchors by less than a pixel
+STARTS = 10  # k-means ends in the nearest optimum, so the best of several
+MAX_ROUNDS = 200
+
+REACHED_IOU = 0.5  # an anchor reaches a box where their IoU is above this
+MARGIN = 0.02  # of the mean IoU or of the share of boxes reached: less is not worth other anchors
+MIN_ERRORS = 2.0  # and the gain must be this many standard errors
+MAX_FALL = 0.01  # of the other of the two numbers: one box in a hundred decides nothing
+MIN_BOXES = 20  # of fewer even the standard error is not known
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """How well anchors fit boxes.
+
+    Attributes:
+        mean_iou: mean over the boxes of the IoU with their best anchor.
+        reached: share of the boxes whose best IoU is above REACHED_IOU.
+        boxes: number of boxes.
+    """
+
+    mean_iou: float
+    reached: float
+    boxes: int
+
+    @classmethod
+    def of(cls, best_iou: np.ndarray) -> "Fit":
+        """From the IoU (N,) of every box with its best anchor."""
+        if not len(best_iou):
+            return cls(0.0, 0.0, 0)
+        return cls(float(best_iou.mean()), float((best_iou > REACHED_IOU).mean()), len(best_iou))
+
+    def __str__(self) -> str:
+        return f"mean best IoU {self.mean_iou:.3f}, {100 * self.reached:.1f} % of the boxes reached at 0.5"
+
+
+def beats(new_iou: np.ndarray, old_iou: np.ndarray, *, by_reach: bool) -> bool:
+    """Whether new anchors fit the same boxes better than the old ones, beyond the noise.
+
+    The gain is at least MARGIN and MIN_ERRORS standard errors. The other number must not fall by more than
+    MAX_FALL.
+
+    Args:
+        new_iou, old_iou: float (N,), the IoU of each box with its best anchor.
+        by_reach: the share of boxes reached must gain, because a box that no anchor reaches has only one
+            anchor to train; False: the mean IoU, where every box trains its best anchor in any case.
+    """
+    if len(old_iou) < MIN_BOXES:
+        return False
+    iou = np.subtract(new_iou, old_iou, dtype=np.float64)
+    reach = np.subtract(new_iou > REACHED_IOU, old_iou > REACHED_IOU, dtype=np.float64)
+    gaining, other = (reach, iou) if by_reach else (iou, reach)
+    error = float(gaining.std(ddof=1)) / len(gaining) ** 0.5
+    return float(gaining.mean()) >= max(MARGIN, MIN_ERRORS * error) and float(other.mean()) >= -MAX_FALL
+
+
+def split(box_image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """bool (N,): the half of the boxes that anchors are fitted to; the other half judges them.
+
+    Boxes of one image resemble each other, so they stay together, unless there is only one image.
+    """
+    different, image = np.unique(box_image, return_inverse=True)
+    groups = image if len(different) > 1 else np.arange(len(box_image))
+    count = int(groups.max(initial=-1)) + 1
+    chosen = np.zeros(count, bool)
+    chosen[random.permutation(count)[: count // 2]] = True
+    return chosen[groups]
+
+
+def fit_anchors(sizes: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+    """`count` anchors for boxes of these sizes, by k-means with the distance 1 - IoU.
+
+    Args:
+        sizes: (N, 2), widths and heights, at least `count` different ones.
+        count: number of anchors.
+        seed: chooses the sample of boxes and the starting points.
+
+    Returns:
+        float64 (count, 2), widths and heights, the smallest area first.
+    """
+    random = np.random.default_rng(seed)
+    if len(sizes) > MAX_BOXES:
+        sizes = random.choice(sizes, MAX_BOXES, replace=False)
+    different = np.unique(sizes, axis=0)
+    candidates = [_k_means(sizes, random.choice(different, count, replace=False)) for _ in range(STARTS)]
+    best = max(candidates, key=lambda anchors: shape_iou(sizes, anchors).max(1).mean())
+    return best[best.prod(1).argsort(kind="stable")]
+
+
+def _k_means(sizes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
+    nearest = None
+    for _ in range(MAX_ROUNDS):
+        previous, nearest = nearest, shape_iou(sizes, anchors).argmax(1)
+        if previous is not None and (nearest == previous).all():
+            break
+        groups = [sizes[nearest == i] for i in range(len(anchors))]
+        anchors = np.array([g.mean(0) if len(g) else a for g, a in zip(groups, anchors, strict=True)])
+    return anchors
+
+
+def shape_iou(sizes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
+    """IoU of every size (N, 2) with every anchor (A, 2) on one centre, (N, A)."""
+    common = np.minimum(sizes[:, None], anchors[None]).prod(2)
+    return common / (sizes.prod(1)[:, None] + anchors.prod(1)[None] - common)

@@ -1,0 +1,190 @@
+"""The boxes of a data set in the input of a network, and the AP that perfect outputs would get for them.
+
+Some true boxes have no target, because training drops them or because other boxes take their place. The AP
+ceiling is what pycocotools gives a network that finds exactly the boxes that have a target. Images are whole,
+letterboxed or stretched to the network input as in evaluation.
+"""
+
+import dataclasses
+
+import numpy as np
+from keras import ops
+
+from common.annotations import Annotations
+from common.evaluation import coco_metrics
+from common.issues import KEPT
+from common.letterbox import boxes_to_letterbox, geometry
+
+NAMES = ("AP", "AP50", "APs", "APm", "APl")
+PERFECT = 0.9995  # is printed as 1.000
+MAX_PER_CLASS = 100  # detections of one class in one image that pycocotools counts
+LAST_IOU = 0.95  # of COCO's thresholds: a box of which less than this lies inside its image is missed there
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoxGroup:
+    """Boxes with the same problem.
+
+    Attributes:
+        count: number of boxes.
+        images: number of images that have any.
+        sides: float (count,), square roots of their areas in pixels of the network input.
+        offenders: the first KEPT of them in words.
+    """
+
+    count: int
+    images: int
+    sides: np.ndarray
+    offenders: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NetworkBoxes:
+    """The M boxes of a sample of images, `sample.target_boxes`, in one network input.
+
+    Attributes:
+        sample: the annotations of the images.
+        image_size: (height, width) of the network input.
+        boxes: float32 (M, 4), ltrb normalised to the network input.
+        image: int (M,), ascending.
+        too_small, over_limit: bool (M,), boxes that training drops for min_box_size, for max_instances.
+    """
+
+    sample: Annotations
+    image_size: tuple[int, int]
+    boxes: np.ndarray
+    image: np.ndarray
+    too_small: np.ndarray
+    over_limit: np.ndarray
+
+    @property
+    def kept(self) -> np.ndarray:
+        """int (K,): the boxes that training keeps."""
+        return np.flatnonzero(~(self.too_small | self.over_limit))
+
+    @property
+    def num_true(self) -> int:
+        """True boxes without crowds; those without area, which have no target, are among them."""
+        return int(np.count_nonzero(~self.sample.is_crowd))
+
+    def group(self, numbers: np.ndarray) -> BoxGroup:
+        """The boxes of these numbers, counted and in words."""
+        sides = _sides(self.boxes[numbers]) * np.array(self.image_size[::-1])
+        targets, names = self.sample.target_boxes, self.sample.label_map.names
+        offenders = []
+        for (width, height), number in zip(sides[:KEPT].tolist(), numbers[:KEPT].tolist(), strict=True):
+            row = int(self.image[number])
+            size = self.sample.image_sizes[row][::-1]
+            left, top, right, bottom = (targets.boxes[number] * np.tile(size, 2)).tolist()
+            offenders.append(
+                f"{self.sample.image_name(row)} has {names[targets.classes[number]]!r} at [{left:.1f}, "
+                f"{top:.1f}, {right - left:.1f}, {bottom - top:.1f}], {width:.2f} x {height:.2f} pixels in "
+                "the network"
+            )
+        images = len(np.unique(self.image[numbers]))
+        return BoxGroup(len(numbers), images, np.sqrt(sides.prod(axis=1)), tuple(offenders))
+
+
+def sample_images(annotations: Annotations, max_images: int, random: np.random.Generator) -> Annotations:
+    """The images that have a true box, or `max_images` of them at random."""
+    images = np.unique(annotations.box_image[~annotations.is_crowd])
+    if len(images) > max_images:
+        images = random.choice(images, max_images, replace=False)
+    return annotations.select(np.isin(np.arange(annotations.num_images), images))
+
+
+def network_boxes(
+    sample: Annotations,
+    image_size: tuple[int, int],
+    *,
+    keep_aspect: bool,
+    centered: bool,
+    max_instances: int,
+    min_box_size: float,
+) -> NetworkBoxes:
+    """Puts the boxes to train on into a network input.
+
+    Args:
+        sample: the images.
+        image_size: (height, width) of the network input.
+        keep_aspect: images are letterboxed; False: stretched.
+        centered: letterboxed images lie in the middle instead of the top left corner.
+        max_instances: boxes kept per image, the largest first, of equals the first.
+        min_box_size: pixels of the network input; boxes with a shorter side are dropped.
+    """
+    targets = sample.target_boxes
+    image = np.repeat(np.arange(sample.num_images), np.diff(targets.row_splits))
+    place = np.tile([0, 0, *image_size], (sample.num_images, 1))  # top, left, height, width
+    if keep_aspect:
+        height, width = sample.image_sizes.astype(np.int64).T
+        sides = geometry(height, width, image_size, centered, np.minimum, np.maximum)
+        place = np.stack(np.broadcast_arrays(*sides), axis=1)
+    boxes = ops.convert_to_numpy(boxes_to_letterbox(targets.boxes, place[image], image_size))
+    large = (_sides(boxes) * np.array(image_size[::-1], np.float32) >= min_box_size).all(axis=1)
+    order = np.lexsort((-_sides(boxes).prod(axis=1), ~large, image))
+    rank = np.empty(len(boxes), np.int64)
+    rank[order] = np.arange(len(boxes)) - np.searchsorted(image, image)
+    return NetworkBoxes(sample, image_size, boxes, image, ~large, large & (rank >= max_instances))
+
+
+def score(network: NetworkBoxes, numbers: np.ndarray, classes: np.ndarray) -> dict[str, float]:
+    """COCO's metrics of detections that are true boxes and all have the score 1.
+
+    Args:
+        network: at least one box of the sample is not a crowd.
+        numbers: int (D,), the boxes that are detected, in its images.
+        classes: int (D,), 0-based, as what each is detected.
+
+    Returns:
+        NAMES -> value; coco_metrics.NO_TRUTH where there is no box of that size.
+    """
+    sample, image = network.sample, network.image[numbers]
+    boxes = sample.target_boxes.boxes[numbers] * sample.image_sizes[image][:, [1, 0, 1, 0]]
+    boxes_ltwh_px = np.concatenate([boxes[:, :2], _sides(boxes)], axis=1).astype(np.float64)
+    columns = (
+        sample.image_ids[image].tolist(),
+        np.array(sample.label_map.category_ids)[classes].tolist(),
+        boxes_ltwh_px.tolist(),
+    )
+    detections = [
+        {"image_id": image_id, "category_id": category_id, "bbox": box, "score": 1.0}
+        for image_id, category_id, box in zip(*columns, strict=True)
+    ]
+    metrics = coco_metrics.evaluate(sample.ground_truth(), detections)
+    return {name: metrics[name] for name in NAMES}
+
+
+def reasons(network: NetworkBoxes, without_target: dict[str, int]) -> tuple[str, ...]:
+    """What keeps the ceiling below 1, in words with counts; `without_target` holds those of the anchors."""
+    sample = network.sample
+    is_true = ~sample.is_crowd
+    clipped, _ = sample.clipped_boxes
+    sizes = sample.image_sizes[sample.box_image][:, ::-1].astype(np.float64)
+    left_over = (_sides(clipped) * sizes).prod(axis=1)
+    whole = sample.boxes_ltwh_px[:, 2:].prod(axis=1)
+    cut = is_true & (left_over > 0) & (left_over < LAST_IOU * whole)
+    keys = np.stack([sample.box_image, sample.category_ids], axis=1)[is_true]
+    _, per_class = np.unique(keys, axis=0, return_counts=True)
+    counts = {
+        **without_target,
+        "beyond max_instances": np.count_nonzero(network.over_limit),
+        "smaller than min_box_size in the network": np.count_nonzero(network.too_small),
+        "without area in their image": sample.target_boxes.num_dropped,
+        "reaching far outside their image": np.count_nonzero(cut),
+        f"beyond the {MAX_PER_CLASS} of a class in an image that pycocotools counts": np.maximum(
+            per_class - MAX_PER_CLASS, 0
+        ).sum(),
+    }
+    return tuple(f"{count:,} {what}" for what, count in counts.items() if count)
+
+
+def ceiling_lines(ceiling: dict[str, float], why: tuple[str, ...]) -> list[str]:
+    """The ceiling and its reasons, for people."""
+    values = ", ".join(f"{name} {value:.3f}" for name, value in ceiling.items() if value >= 0)
+    lines = [f"AP ceiling, of perfect outputs: {values}"]
+    return [*lines, f"what is missing: {'; '.join(why)}"] if why else lines
+
+
+def _sides(boxes: np.ndarray) -> np.ndarray:
+    """(M, 4) ltrb -> (M, 2) widths and heights."""
+    return boxes[:, 2:] - boxes[:, :2]

@@ -1,0 +1,191 @@
+"""--init_from: weights of one model as the start of another, with any classes. --freeze: untrained layers."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import keras
+import numpy as np
+from numpy.typing import ArrayLike
+
+from common import atomic
+from common.coco_classes import find_class
+from common.errors import UserError
+from common.labels import LabelMap
+
+# Of the model's weights. A backbone alone has more (efficientdet-d0's 44 %); what has less is of another
+# model, and a few layers of it amid random ones are a worse start than none.
+LEAST_SHARE = 0.4
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassRows:
+    """Where the numbers of the classes lie: in the last axis of some weights, for each anchor side by side.
+
+    Attributes:
+        paths: of these weights.
+        anchors: per location, of the model to start.
+        source_anchors: per location, of the model that was trained.
+        first: how many other numbers each anchor has before those of its classes; they are always taken.
+    """
+
+    paths: Collection[str]
+    anchors: int
+    source_anchors: int
+    first: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What became of every weight. Its text is one short paragraph.
+
+    Attributes:
+        origin: where the weights come from, as the paragraph names it.
+        taken: paths of the model's weights that have the source's values. Those with rows of classes are
+            among them when any row was taken.
+        made_anew: paths of the model's other weights.
+        unused: names of what the source has besides.
+        new_classes: names of the model's classes that the source does not have.
+        num_classes: of the model.
+        remark: what else to know.
+    """
+
+    origin: str
+    taken: tuple[str, ...]
+    made_anew: tuple[str, ...]
+    unused: tuple[str, ...]
+    new_classes: tuple[str, ...]
+    num_classes: int
+    remark: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.origin}: {len(self.taken)} of {len(self.taken) + len(self.made_anew)} weights taken"
+        if self.made_anew:
+            text += f", made anew: {_list(sorted({path.rpartition('/')[0] for path in self.made_anew}))}"
+        if self.unused:
+            text += f", {len(self.unused)} in it not used: {_list(self.unused)}"
+        if self.new_classes:
+            text += f", {len(self.new_classes)} of {self.num_classes} classes are new: "
+            text += _list(self.new_classes)
+        return text + (f"; {self.remark}" if self.remark else "")
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the paragraph and every name, one a line, atomically."""
+        lines = [str(self)]
+        for title in ("taken", "made_anew", "unused", "new_classes"):
+            names = getattr(self, title)
+            lines += ["", f"{title}: {len(names)}", *(f"  {name}" for name in names)]
+        atomic.write_bytes(path, ("\n".join(lines) + "\n").encode())
+
+
+def transfer(
+    model: keras.Model,
+    source: Mapping[str, ArrayLike],
+    rows: ClassRows,
+    label_map: LabelMap,
+    source_names: Sequence[str],
+    origin: str,
+    *,
+    least_share: float = LEAST_SHARE,
+    unused: Sequence[str] = (),
+    remark: str = "",
+) -> Report:
+    """Copies every weight whose path and shape agree; the others keep their initial values.
+
+    The weights of `rows` are taken class by class: the rows of classes with the same name (in COCO's or in
+    Pascal VOC's spelling) are copied, at whatever place in either model; those of new classes keep their
+    initial values.
+
+    Args:
+        model: the model to start.
+        source: path of a weight -> its values.
+        rows: which weights have a row for each class.
+        label_map: the model's classes.
+        source_names: the classes of `source` in their order; "" for a row without one.
+        origin: where `source` comes from, as messages begin: "--init_from=runs/mine".
+        least_share: of the model's weights that must be in `source`.
+        unused: what the file has besides `source`, for the report.
+        remark: for the report.
+
+    Raises:
+        UserError: less than `least_share` of the model's weights are in `source`, or none is; none is
+            assigned then.
+    """
+    taken, made_anew = {}, []
+    for weight in model.weights:
+        values = source.get(weight.path)
+        if values is not None and weight.path in rows.paths:
+            values = _copy_rows(np.array(weight), np.array(values), rows, label_map.names, source_names)
+        if values is None or tuple(values.shape) != tuple(weight.shape):
+            made_anew.append(weight.path)
+        else:
+            taken[weight.path] = values
+    if not taken or len(taken) < len(model.weights) * least_share:
+        raise UserError(
+            f"{origin}: only {len(taken)} of the {len(model.weights)} weights of {model.name} "
+            "are in it: give weights of the same model"
+        )
+    for weight in model.weights:
+        if weight.path in taken:
+            weight.assign(taken[weight.path])
+    return Report(
+        origin=origin,
+        taken=tuple(taken),
+        made_anew=tuple(made_anew),
+        unused=(*(path for path in source if path not in taken), *unused),
+        new_classes=tuple(name for name in label_map.names if find_class(name, source_names) is None),
+        num_classes=label_map.num_classes,
+        remark=remark,
+    )
+
+
+def freeze(model: keras.Model, pattern: str) -> str:
+    """Stops the layers whose name matches from training, their batch norms from updating.
+
+    Args:
+        model: a built model.
+        pattern: a regular expression that is searched for in the names of the layers.
+
+    Returns:
+        One line that names them.
+
+    Raises:
+        UserError: the pattern is none, matches no layer, or leaves nothing to train.
+    """
+    try:
+        frozen = [layer for layer in model.layers if layer.weights and re.search(pattern, layer.name)]
+    except re.error as error:
+        raise UserError(f"--freeze={pattern!r} is not a regular expression: {error}") from error
+    if not frozen:
+        names = sorted({layer.name.split(".")[0] for layer in model.layers if layer.weights})
+        raise UserError(f"--freeze={pattern!r} matches no layer; names start with {', '.join(names)}")
+    for layer in frozen:
+        layer.trainable = False
+    if not model.trainable_variables:
+        raise UserError(f"--freeze={pattern!r} leaves nothing to train")
+    return f"frozen: {len(frozen)} layers, {frozen[0].name} to {frozen[-1].name}"
+
+
+def _copy_rows(
+    own: np.ndarray, source: np.ndarray, rows: ClassRows, names: Sequence[str], source_names: Sequence[str]
+) -> np.ndarray | None:
+    """`own` with `source`'s numbers in place of those that both have; None where there are none."""
+    if own.shape[:-1] != source.shape[:-1] or rows.anchors != rows.source_anchors:
+        return None
+    places = {index: find_class(name, source_names) for index, name in enumerate(names)}
+    known = {index: place for index, place in places.items() if place is not None}
+    if not known and not rows.first:
+        return None
+    shape = (*own.shape[:-1], rows.anchors)
+    values = own.reshape(*shape, -1).copy()  # (..., anchors, first + C)
+    source = source.reshape(*shape, -1)
+    values[..., : rows.first] = source[..., : rows.first]
+    for index, place in known.items():
+        values[..., rows.first + index] = source[..., rows.first + place]
+    return values.reshape(own.shape)
+
+
+def _list(names: Sequence[str], shown: int = 5) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

@@ -1,0 +1,352 @@
+"""The state that every training run has: directory, checkpoints, log, EMA, step guard, signals, watchdog.
+
+The loop itself is in each app's train.py. Saving, averaging and evaluating are collective operations, so
+every rank calls these methods in the same order. What decides it (steps, --save_every, a stop, --patience) is
+the same on all ranks.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from common.args import Args
+from common.distributed import ranks as distributed
+from common.distributed.hooks import Hooks
+from common.distributed.ranks import Ranks
+from common.errors import StoppedError, UserError
+from common.evaluation import coco_metrics
+from common.evaluation.evaluate import Evaluation, OnBatch
+from common.progress import log
+from common.training import early_stopping, skipped_batch, step_guard
+from common.training.checkpoints import Checkpoints
+from common.training.ema import AveragedWeights
+from common.training.fine_tuning import Report
+from common.training.input_feed import OpenLoader, resume
+from common.training.optimizers import last_learning_rate
+from common.training.preemption import StopSignals
+from common.training.results import Results
+from common.training.run_directory import Identity, RunDirectory
+from common.training.step_guard import StepGuard, StepResult
+from common.training.train_log import EpochLog
+from common.training.watchdog import Watchdog
+
+IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
+COMPILE_SECONDS = SCORE_SECONDS = 1800.0  # that compiling a step, or scoring an evaluation, may take at most
+
+
+class Run:
+    """One training run. Making the object only looks at the directory; `start` writes.
+
+    Args:
+        a: the flags.
+        ranks: of the run.
+        hooks: of elastic training and the dry run.
+        identity: what makes two runs different, besides the flags that always do.
+        metadata: of the weights files.
+        steps_per_epoch: batches of one replica in an epoch.
+        evaluates: whether there are evaluation data.
+        open_loader: see InputFeed.
+        loader_kwargs: epochs done -> arguments of the loaders that are opened after them.
+        explain: error of a loader -> the UserError that names the images.
+        show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
+
+    Attributes:
+        metadata: of the weights files.
+        resumed: whether the run continues from a checkpoint.
+        directory: the run directory, on rank 0; None elsewhere.
+        model, optimizer, ema: what is trained.
+        state: "epoch" (epochs done), "step", "step_in_epoch" and other plain values that checkpoints hold.
+        metrics: of the last evaluation; of a run with nothing left to train, those of metrics.json.
+
+    Raises:
+        UserError: the directory holds another run, or the ranks differ in flags or data.
+    """
+
+    def __init__(
+        self,
+        a: Args,
+        ranks: Ranks,
+        hooks: Hooks,
+        *,
+        identity: Identity,
+        metadata: Mapping[str, Any],
+        steps_per_epoch: int,
+        evaluates: bool,
+        open_loader: OpenLoader,
+        loader_kwargs: Callable[[int], Mapping[str, Any]],
+        explain: Callable[[Exception], UserError],
+        show_batch: Callable[..., str],
+    ) -> None:
+        self.ranks = ranks
+        self.directory: pathlib.Path | None = None
+        self.metrics: dict[str, Any] | None = None
+        self._a, self._hooks = a, hooks
+        self._steps_per_epoch, self._evaluates = steps_per_epoch, evaluates
+        self._open_loader, self._loader_kwargs = open_loader, loader_kwargs
+        self._explain, self._show_batch = explain, show_batch
+        self.metadata = dict(metadata)
+        self._identity = identity.extended(
+            num_replicas=ranks.num_replicas,
+            num_ranks=ranks.world_size,
+            steps_per_epoch=steps_per_epoch,
+            **{name: getattr(a, name) for name in IDENTITY_FLAGS},
+        )
+        elastic = ("num_replicas", "num_ranks", "steps_per_epoch") if a.elastic else ()
+        may_change = ("freeze", *elastic)
+        self._found: RunDirectory | None = None  # rank 0's alone: hosts need not share a disk
+        with ranks.raise_on_any_rank():
+            distributed.check_agreement(ranks, self._identity.values)
+            if ranks.rank == 0:
+                self._found = RunDirectory(
+                    a.output_dir, identity=self._identity, overwrite=a.overwrite, may_change=may_change
+                )
+        self.resumed: bool = ranks.broadcast_object(self._found and self._found.begun)
+
+    def start(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        *,
+        ema_decay: float,
+        init_report: Report | None = None,
+    ) -> None:
+        """Claims the directory, gives all ranks the same weights, restores the checkpoint, opens the data.
+
+        Args:
+            model: built, with its initial weights, its frozen layers frozen.
+            optimizer: built for all the variables that ever train.
+            ema_decay: see AveragedWeights.
+            init_report: what --init_from took, on rank 0; kept in the directory.
+
+        Raises:
+            UserError: the directory cannot be written to, or no checkpoint in it can be used.
+        """
+        ranks, a = self.ranks, self._a
+        self.model, self.optimizer = model, optimizer
+        with ranks.raise_on_any_rank():
+            if self._found:
+                self.directory = self._found.claim()  # before this line nothing was written or overwritten
+        ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
+        distributed.seed_per_rank(model, ranks.rank)
+        with ranks.scope():
+            self.ema = AveragedWeights(model, ema_decay)
+        flags = dataclasses.asdict(a)
+        self._checkpoints = Checkpoints(
+            self.directory,
+            ranks=ranks,
+            model=model,
+            optimizer=optimizer,
+            averaged=self.ema,
+            state={"epoch": 0, "step": 0, "step_in_epoch": 0, "totals": {}, "loader": self._loader_kwargs(0)},
+            metadata=self.metadata | {"flags": flags},
+            identity=self._identity,
+        )
+        steps, saved = self._steps_per_epoch, self._checkpoints
+        self._feed = resume(saved, ranks, self._open_loader, self._loader_kwargs, steps_per_epoch=steps)
+        self.state = saved.state
+        if a.elastic and self.state["step"] == 0:
+            self._checkpoints.save()  # where to go back to when a host is lost in the first epoch
+        if self.state["epoch"] < self._hooks.expected_epochs:
+            raise UserError(
+                f"--output_dir={a.output_dir} has {self.state['epoch']} of the {self._hooks.expected_epochs} "
+                "epochs that were trained: with --elastic it must lie where all hosts see it"
+            )
+        done = max(self.state["epoch"], self.state.get("evaluated", 0))
+        self._results = Results(self.directory, model, self.metadata, done)
+        self._results.save_start(flags, init_report)
+        about = self.metadata | {"precision": a.precision, "freeze": a.freeze}
+        save_batch = functools.partial(skipped_batch.save_batch, ranks, self.directory, model, about)
+        self._guard = StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
+        self._compiled = self._unsaved = False
+        self._hooks.on_start(self)
+
+    def __enter__(self) -> "Run":
+        with contextlib.ExitStack() as stack:
+            self._signals = stack.enter_context(StopSignals())
+            self._watchdog = stack.enter_context(
+                Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
+            )
+            self._extra_time = stack.enter_context(contextlib.ExitStack())  # holds Watchdog.allow
+            self._exit_stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """After an error, no collective call: the launcher or the watchdog ends the other ranks."""
+        self._exit_stack.__exit__(kind, error, trace)
+        if error is None:
+            if self.directory:
+                if self.metrics is not None:
+                    print(coco_metrics.format_table(self.metrics))
+                print(f"results are in {self._a.output_dir}")
+            self.ranks.close()
+
+    @property
+    def stop_requested(self) -> tf.Tensor:
+        """1.0 once this rank got a signal, else 0.0; the training step tells the other ranks."""
+        return self._signals.requested
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """The numbers (from 1) of the epochs that are left, until --patience ends them."""
+        self._num_epochs = num_epochs
+        state, patience, where = self.state, self._a.patience, self._a.output_dir
+        over = early_stopping.is_over(state, patience) and not state["step_in_epoch"]
+        if over or state["epoch"] >= num_epochs:
+            why = early_stopping.describe(state, patience) if over else f"has its {state['epoch']} epochs"
+            log(f"{where} {why}: nothing left to train")
+            self.metrics = coco_metrics.read_metrics(pathlib.Path(where, "metrics.json"))
+            return
+        while state["epoch"] < num_epochs:
+            self._begin_epoch()
+            yield state["epoch"] + 1
+            if early_stopping.is_over(state, patience):
+                log(early_stopping.describe(state, patience))
+                return
+
+    def epoch_is_unfinished(self) -> bool:
+        """Whether steps or an evaluation are left in this epoch."""
+        return self.state["step_in_epoch"] < self._steps_per_epoch or self.is_evaluation_due()
+
+    def batches(self) -> Iterator[tuple[Any, Any]]:
+        """(images, targets) of each step up to the next evaluation or the end of the epoch.
+
+        A batch is read when `after_step` is through with the one before: a checkpoint holds that place.
+
+        Raises:
+            UserError: the loader stopped, for example at a damaged image.
+        """
+        state = self.state
+        while state["step_in_epoch"] < self._steps_per_epoch and not self.is_evaluation_due():
+            self._watchdog.beat("training", epoch=state["epoch"] + 1, step=state["step"])
+            try:
+                images, targets = next(self._feed)
+            except tf.errors.OpError as error:
+                raise self._explain(error) from error
+            if state["step"] == 0:
+                batch = self.ranks.first(images), self.ranks.first(targets)
+                self._results.save_first_batch(self._show_batch, *batch)
+            if not self._compiled:
+                self._extra_time.enter_context(self._watchdog.allow(COMPILE_SECONDS))
+            yield images, targets
+
+    def after_step(self, result: StepResult, images: Any, targets: Any) -> None:
+        """Counts a step, looks at its result, shows progress; saves where it is time to.
+
+        Raises:
+            UserError: too many steps in a row were skipped.
+            StoppedError: a signal came to any rank; everything is saved.
+        """
+        state, a = self.state, self._a
+        self._extra_time.close()
+        self._compiled = self._unsaved = True
+        state["step"] += 1
+        state["step_in_epoch"] += 1
+        self._hooks.on_step(self, images, targets)
+        self._guard.check(state["step"], result, images, targets)
+        if self._epoch.add(state["step_in_epoch"], result.values, result.finite):
+            step_guard.check_loss_scale(self.optimizer)
+        if self._guard.stop:
+            self._save()
+            raise StoppedError(self._signals.message(state["step"]))
+        in_epoch = state["step_in_epoch"] < self._steps_per_epoch
+        if a.save_every and state["step"] % a.save_every == 0 and in_epoch:
+            self._save()
+
+    def is_evaluation_due(self) -> bool:
+        """Whether to evaluate now: by --eval_every_steps, --eval_every, or because the run ends.
+
+        An evaluation that is done and saved is not due again, in this session or after resuming.
+        """
+        state, a = self.state, self._a
+        if not self._evaluates or not state["step_in_epoch"] or state.get("evaluated") == self._progress():
+            return False
+        if state["step_in_epoch"] < self._steps_per_epoch:
+            return bool(a.eval_every_steps) and state["step"] % a.eval_every_steps == 0
+        epoch = state["epoch"] + 1
+        return epoch == self._num_epochs or bool(a.eval_every and epoch % a.eval_every == 0)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[OnBatch]:
+        """Around an evaluation: the model has its averaged weights. Gives what to call after each batch.
+
+        Raises:
+            StoppedError: a signal came to any rank. Nothing is lost: all steps were saved before.
+        """
+        state = self.state
+        if self._unsaved:
+            self._save()  # an evaluation is long: stopping it must not cost training
+
+        def on_batch(done: int, total: int) -> None:
+            self._extra_time.close()
+            self._watchdog.beat("evaluating", epoch=state["epoch"] + 1, step=state["step"])
+            if done == total:
+                self._extra_time.enter_context(self._watchdog.allow(SCORE_SECONDS))
+            if self._signals.agreed(self.ranks, done):
+                raise StoppedError(self._signals.message(state["step"]))
+
+        self._extra_time.enter_context(self._watchdog.allow(COMPILE_SECONDS))
+        with self.ema.swapped_in(self.ranks):  # every rank: moving statistics are averaged over them
+            yield on_batch
+        self._extra_time.close()
+        if state["step_in_epoch"] < self._steps_per_epoch:
+            self._epoch.restart_clock()  # images_per_second is the rate of the steps after this evaluation
+            self._save()  # the evaluation, too, is done
+
+    def save_evaluation(self, evaluation: Evaluation) -> None:
+        """Keeps an evaluation: its files, its row in the log, the weights if they are the best so far."""
+        state, metrics = self.state, evaluation.metrics
+        self.metrics = metrics
+        state["evaluated"] = self._progress()
+        early_stopping.note(state, metrics["AP"])
+        self._results.save_evaluation(evaluation, state["epoch"] + 1, state["step"])
+        scores = {name: metrics[name] for name in coco_metrics.NAMES}
+        if state["step_in_epoch"] < self._steps_per_epoch:
+            when = f"step {state['step']}"
+            self._results.save_row(self._progress(), state["step"], scores)
+        else:
+            when = f"epoch {state['epoch'] + 1}"
+            self._scores = scores  # for the epoch's row
+        log(f"{when}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
+
+    def end_epoch(self) -> None:
+        """Ends an epoch: its row in the log, its weights, its checkpoint."""
+        state, epoch = self.state, self.state["epoch"] + 1
+        replicas, rate = self.ranks.num_replicas, last_learning_rate(self.optimizer)
+        row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
+        with self.ema.swapped_in(self.ranks):  # every rank, as in `evaluating`
+            self._results.save_row(epoch, state["step"], row)
+            self._results.save_last(epoch, state["step"])
+        self._epoch.clear()
+        state.update(epoch=epoch, step_in_epoch=0)
+        self._save()
+        self._hooks.on_epoch(epoch)
+
+    def _begin_epoch(self) -> None:
+        """Opens the loaders anew where the epoch wants other ones; starts its totals and progress bar."""
+        state, epoch = self.state, self.state["epoch"] + 1
+        if state["step_in_epoch"] == 0:
+            self._feed.begin_epoch(epoch, self._loader_kwargs(state["epoch"]))
+            state["loader"], self._checkpoints.iterators = self._feed.loader_kwargs, self._feed.iterators
+        title = f"epoch {epoch}/{self._num_epochs}"
+        self._epoch = EpochLog(title, self._steps_per_epoch, state["step_in_epoch"], state["totals"])
+        self._scores: dict[str, float] = {}
+
+    def _progress(self) -> float:
+        """Epochs done, with the part of the present one."""
+        return round(self.state["epoch"] + self.state["step_in_epoch"] / self._steps_per_epoch, 6)
+
+    def _save(self) -> None:
+        """Writes a checkpoint. Every rank: each has its data position and random seeds in it."""
+        state = self.state
+        self._guard.flush()
+        self._watchdog.beat("saving", epoch=state["epoch"] + 1, step=state["step"])
+        with self.ranks.raise_on_any_rank():
+            step_guard.check_weights(self.model, state["step"])
+        state["totals"] = self._epoch.totals()
+        self._checkpoints.save()
+        self._unsaved = False

@@ -1,0 +1,131 @@
+"""What comes before the loop of train.py: the process, the data, the initial weights."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import keras
+
+from common import devices, progress
+from common.args import Args
+from common.datacheck.images import ImagePolicy
+from common.distributed import ranks as distributed
+from common.distributed.ranks import Ranks
+from common.errors import UserError
+from common.evaluation import coco_backends
+from common.labels import LabelMap
+from common.loading import check_dali_device
+from common.open_data import DataFlags, check_sizes, open_splits, say_source
+from common.progress import log
+from common.sources import Source
+from common.training import model_metadata
+from common.training.fine_tuning import Report, freeze
+
+if TYPE_CHECKING:
+    from common.training.run import Run
+
+
+def start_process(a: Args) -> Ranks:
+    """Joins this process to its run. Call it before TensorFlow does anything else.
+
+    Raises:
+        UserError: --output_dir is missing; or see distributed.start.
+    """
+    if not a.output_dir:
+        raise UserError("--output_dir is missing: name a directory for checkpoints and results")
+    devices.reproducible()
+    ranks = distributed.start(a.strategy, a.compression)
+    progress.be_quiet(ranks.rank > 0)
+    keras.utils.set_random_seed(a.seed)
+    keras.mixed_precision.set_global_policy(a.precision)
+    return ranks
+
+
+class Data(NamedTuple):
+    """The data of a run.
+
+    Attributes:
+        train, evaluation: their sources; None where they are synthetic, or not given.
+        label_map: the classes of the training data.
+        num_classes: of the model: those, or more (--num_classes).
+    """
+
+    train: Source | None
+    evaluation: Source | None
+    label_map: LabelMap
+    num_classes: int
+
+
+def open_data(a: Args, ranks: Ranks, *, max_instances: int, synthetic_classes: int) -> Data:
+    """Opens and checks the data; one rank of each host first, so that the others find its caches.
+
+    Args:
+        a: the flags.
+        ranks: of the run.
+        max_instances: boxes of an image that are kept.
+        synthetic_classes: number of classes of synthetic data.
+
+    Raises:
+        UserError: on every rank, if any rank cannot use its flags or data; it names every bad file.
+    """
+    train_set, eval_set, label_map = None, None, LabelMap.numbered(a.num_classes or synthetic_classes)
+    with ranks.raise_on_any_rank():
+        coco_backends.check(a.coco_backend)
+        check_dali_device(a.dali_device_id, a.pipeline_type, a.strategy)
+        if a.pipeline_type != "synthetic":
+            train_set, eval_set = ranks.first_on_host(
+                lambda: open_splits(
+                    DataFlags(a.train_images, a.train_annotations, a.train_file_pattern),
+                    DataFlags(a.eval_images, a.eval_annotations, a.eval_file_pattern),
+                    input_type=a.input_type,
+                    label_map=a.label_map,
+                    policy=ImagePolicy(a.on_bad_image, a.max_megapixels),
+                )
+            )
+            label_map = train_set.label_map
+            say_source("training", train_set)
+            check_sizes(
+                train_set,
+                batch_size=a.batch_size,
+                num_replicas=ranks.num_replicas,
+                max_instances=max_instances,
+            )
+            if eval_set:
+                say_source("evaluation", eval_set)
+        num_classes = a.num_classes or label_map.num_classes
+        if num_classes < label_map.num_classes:
+            raise UserError(
+                f"--num_classes={num_classes}: the data have {label_map.num_classes} classes; leave the "
+                "flag out"
+            )
+    return Data(train_set, eval_set, label_map, num_classes)
+
+
+def set_initial_weights(
+    a: Args, run: "Run", model: keras.Model, init_from: Callable[[], Report]
+) -> Report | None:
+    """Loads --init_from on rank 0 of a new run, whose weights `run.start` broadcasts, and freezes --freeze.
+
+    Args:
+        a: the flags.
+        run: whether it continues from a checkpoint; its metadata, to explain how that of the file differs.
+        model: with all layers trainable.
+        init_from: loads the file into the model.
+
+    Returns:
+        What was taken from the file; None where nothing was.
+
+    Raises:
+        UserError: on every rank: the file cannot be used, or the pattern fits no layer or all.
+    """
+    report = None
+    with run.ranks.raise_on_any_rank():
+        if a.init_from and run.resumed:
+            log(f"--init_from={a.init_from} is not read again: this run continues from its checkpoint")
+        elif a.init_from and run.ranks.rank == 0:
+            report = init_from()
+            log(str(report))
+            title = f"--init_from={a.init_from} was trained otherwise"
+            model_metadata.explain_file(a.init_from, run.metadata, title)
+        if a.freeze:
+            log(freeze(model, a.freeze))
+    return report

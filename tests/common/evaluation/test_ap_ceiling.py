@@ -1,0 +1,180 @@
+"""Boxes in the network input are those of the loaders; perfect detections are scored by pycocotools."""
+
+import numpy as np
+import pytest
+
+from common import box_encoder
+from common.datacheck.coco import load_coco
+from common.evaluation import ap_ceiling, coco_metrics
+from common.letterbox import boxes_from_letterbox, boxes_to_letterbox, geometry
+from tests.common.made_annotations import annotations, random_annotations
+
+PLAIN = {"keep_aspect": True, "centered": False, "max_instances": 100, "min_box_size": 0.0}
+
+
+def results_of(truth, kept):
+    """Some of the true boxes as COCO results, in a plain loop."""
+    targets = truth.target_boxes
+    image = np.repeat(np.arange(truth.num_images), np.diff(targets.row_splits))[kept]
+    boxes, classes = targets.boxes[kept], targets.classes[kept]
+    results = []
+    for i, (left, top, right, bottom), index in zip(image, boxes.tolist(), classes, strict=True):
+        height, width = truth.image_sizes[i].tolist()
+        left, right = (min(max(x, 0), 1) * width for x in (left, right))
+        top, bottom = (min(max(y, 0), 1) * height for y in (top, bottom))
+        results.append(
+            {
+                "image_id": int(truth.image_ids[i]),
+                "category_id": truth.label_map.category_of(int(index)),
+                "bbox": [round(x, 2) for x in (left, top, right - left, bottom - top)],
+                "score": 1.0,
+            }
+        )
+    return results
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
+def test_scores_are_those_of_results_in_a_plain_loop(share):
+    """With crowds, with classes without boxes, without detections, and of one size only."""
+    rng = np.random.default_rng(0)
+    made = random_annotations(rng, 25, 12, num_classes=7)
+    rows = [
+        (i, int(c) // 10 - 1, *b)
+        for i, c, b in zip(made.box_image, made.category_ids, made.boxes_ltwh_px, strict=True)
+    ]
+    rows += [(3, 7, 2, 2, 10, 10), (4, 8, 1, 1, 60, 60)]
+    truth = annotations(made.image_sizes, rows, [f"c{i}" for i in range(10)], crowds=[0, 5, 9, len(rows) - 1])
+    check_score(truth, np.flatnonzero(rng.random(len(truth.target_boxes.boxes)) < share))
+
+
+def check_score(truth, kept):
+    network = ap_ceiling.network_boxes(truth, (128, 128), **PLAIN)
+    expected = coco_metrics.evaluate(truth.ground_truth(), results_of(truth, kept))
+    found = ap_ceiling.score(network, kept, truth.target_boxes.classes[kept])
+    assert found == pytest.approx({name: expected[name] for name in ap_ceiling.NAMES})
+    assert list(found) == ["AP", "AP50", "APs", "APm", "APl"]
+
+
+def test_on_coco128_too(coco128):
+    check_score(load_coco(coco128 / "instances.json", None), np.arange(0, 929, 3))
+
+
+def test_sizes_without_truth_have_no_number():
+    truth = annotations([(100, 100)], [(0, 0, 10, 10, 20, 20)])
+    network = ap_ceiling.network_boxes(truth, (128, 128), **PLAIN)
+    found = ap_ceiling.score(network, np.array([0]), np.array([0]))
+    assert found == pytest.approx({"AP": 1, "AP50": 1, "APs": 1, "APm": -1, "APl": -1})
+
+
+def reasons_of(truth, without_target=None, **options):
+    network = ap_ceiling.network_boxes(truth, (128, 128), **(PLAIN | {"min_box_size": 1.0} | options))
+    return ap_ceiling.reasons(network, without_target or {})
+
+
+def test_each_reason_is_counted():
+    boxes = [(0, 0, 10, 10, 40, 40), (0, 1, 5, 5, 30, 50)]
+    assert reasons_of(annotations([(128, 128)], boxes)) == ()
+    assert reasons_of(annotations([(128, 128)], boxes), {"lost": 1234, "other": 0}) == ("1,234 lost",)
+    assert reasons_of(annotations([(128, 128)], boxes), max_instances=1) == ("1 beyond max_instances",)
+    small = annotations([(1280, 1280)], [*boxes, (0, 0, 3, 3, 9, 400), (0, 0, 3, 3, 400, 11)])
+    assert reasons_of(small) == ("1 smaller than min_box_size in the network",)
+    flat = annotations([(128, 128)], [*boxes, (0, 0, 3, 3, 0, 40), (0, 0, 200, 3, 9, 9)])
+    assert reasons_of(flat) == ("2 without area in their image",)
+    outside = annotations([(128, 128)], [*boxes, (0, 0, -10, 3, 50, 9), (0, 0, -1, 3, 50, 9)])
+    assert reasons_of(outside) == ("1 reaching far outside their image",)
+    crowd = annotations([(128, 128)], [*boxes, (0, 0, -10, 3, 50, 9)], crowds=[2])
+    assert reasons_of(crowd) == ()
+    many = annotations([(128, 128)] * 2, [(0, 0, i, 1, 5, 5) for i in range(103)] + [(1, 0, 1, 1, 5, 5)] * 3)
+    assert reasons_of(many, max_instances=200) == (
+        "3 beyond the 100 of a class in an image that pycocotools counts",
+    )
+
+
+# --- boxes in the network input ---
+
+
+@pytest.mark.parametrize(
+    ("keep_aspect", "centered"), [(True, False), (True, True), (False, True)], ids=["corner", "middle", "all"]
+)
+def test_boxes_go_where_the_image_goes(keep_aspect, centered):
+    truth = random_annotations(np.random.default_rng(0), 20, 6)
+    image_size = (96, 160)
+    shown = ap_ceiling.network_boxes(
+        truth, image_size, **PLAIN | {"keep_aspect": keep_aspect, "centered": centered}
+    )
+    targets = truth.target_boxes
+    for i, (height, width) in enumerate(truth.image_sizes.tolist()):
+        place = geometry(height, width, image_size, centered) if keep_aspect else (0, 0, *image_size)
+        mine = shown.image == i
+        original = targets.boxes[targets.row_splits[i] : targets.row_splits[i + 1]]
+        np.testing.assert_allclose(
+            shown.boxes[mine], np.asarray(boxes_to_letterbox(original, place, image_size)), atol=1e-7
+        )
+        back = boxes_from_letterbox(shown.boxes[mine], place, image_size)
+        np.testing.assert_allclose(np.asarray(back), original, atol=1e-6)
+
+
+@pytest.mark.parametrize("max_instances", [1, 7, 100])
+def test_what_is_kept_is_what_the_encoder_keeps(max_instances):
+    truth = random_annotations(np.random.default_rng(1), 12, 30, smallest=0.004)
+    shown = ap_ceiling.network_boxes(
+        truth, (128, 64), **PLAIN | {"max_instances": max_instances, "min_box_size": 1.5}
+    )
+    assert shown.too_small.any()
+    assert shown.over_limit.any() == (max_instances < 30)
+    assert not (shown.too_small & shown.over_limit).any()
+    for i in range(12):
+        mine = np.flatnonzero(shown.image == i)
+        boxes, numbers = box_encoder.drop_small_boxes_tf(
+            shown.boxes[mine], mine.astype(np.int32), (1.5 / 128, 1.5 / 64)
+        )
+        _, numbers = box_encoder.keep_largest_tf(boxes, numbers, max_instances)
+        np.testing.assert_array_equal(shown.kept[np.isin(shown.kept, mine)], numbers)
+
+
+def test_of_equally_large_boxes_the_first_stay():
+    rows = [(0, 0, *corner, 50, 50) for corner in ((0, 0), (50, 50), (0, 50))] + [(1, 0, 0, 0, 10, 10)]
+    network = ap_ceiling.network_boxes(
+        annotations([(100, 100)] * 2, rows), (100, 100), **PLAIN | {"max_instances": 2}
+    )
+    assert network.over_limit.tolist() == [False, False, True, False]
+
+
+def test_offenders_name_image_class_and_both_sizes():
+    truth = annotations(
+        [(200, 100), (100, 100)], [(0, 0, 1, 1, 2, 2), (1, 2, 10, 20, 30, 40), (1, 1, 50, 60, 4, 9)]
+    )
+    shown = ap_ceiling.network_boxes(truth, (50, 50), **PLAIN)
+    group = shown.group(np.array([1, 2]))
+    assert (group.count, group.images) == (2, 1)
+    assert group.offenders == (
+        "image 102 ('2.jpg') has 'cow' at [10.0, 20.0, 30.0, 40.0], 15.00 x 20.00 pixels in the network",
+        "image 102 ('2.jpg') has 'dog' at [50.0, 60.0, 4.0, 9.0], 2.00 x 4.50 pixels in the network",
+    )
+    np.testing.assert_allclose(group.sides, [np.sqrt(300), 3], rtol=1e-5)
+    assert shown.group(np.zeros(0, np.int64)).count == 0
+
+
+def test_only_so_many_offenders_are_named():
+    truth = annotations([(200, 100)], [(0, 0, 1, 1, 20, 20)] * 1100)
+    group = ap_ceiling.network_boxes(truth, (50, 50), **PLAIN).group(np.arange(1100))
+    assert (group.count, len(group.offenders)) == (1100, 1000)
+
+
+def test_images_without_a_true_box_are_no_part_of_the_sample():
+    truth = annotations(
+        [(50, 50)] * 5, [(1, 0, 1, 1, 9, 9), (2, 0, 1, 1, 9, 9), (4, 0, 1, 1, 0, 9)], crowds=[1]
+    )
+    sample = ap_ceiling.sample_images(truth, 10, np.random.default_rng(0))
+    assert sample.image_ids.tolist() == [102, 105]  # the last one's box has no area, but it is judged
+
+
+def test_a_sample_is_drawn_by_seed():
+    truth = annotations([(50, 50)] * 300, [(i, 0, 1, 1, 9, 9) for i in range(300)])
+    first, again, other = (
+        ap_ceiling.sample_images(truth, 40, np.random.default_rng(seed)).image_ids.tolist()
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+    assert len(set(first)) == 40
+    assert max(first) - min(first) > 200

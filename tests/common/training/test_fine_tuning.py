@@ -1,0 +1,144 @@
+"""Which weights go over, and that class rows follow names, on networks of two small layers."""
+
+import keras
+import numpy as np
+import pytest
+
+from common.coco_classes import VOC_SPELLINGS, coco_label_map
+from common.errors import UserError
+from common.labels import LabelMap
+from common.training.fine_tuning import ClassRows, Report, transfer
+
+PATHS = ("head/kernel", "head/bias")
+# the 20 classes of Pascal VOC as COCO spells them
+VOC = {"person", "bird", "cat", "cow", "dog", "horse", "sheep", "airplane", "bicycle", "boat", "bus", "car"}
+VOC |= {"motorcycle", "train", "bottle", "chair", "dining table", "potted plant", "couch", "tv"}
+
+
+def make_model(outputs, inputs=4, middle=6):
+    x = images = keras.Input((inputs,))
+    x = keras.layers.Dense(middle, name="body")(x)
+    x = keras.layers.Dense(outputs, name="head")(x)
+    model = keras.Model(images, x, name="small")
+    random = np.random.default_rng(outputs + middle)
+    for weight in model.weights:
+        weight.assign(random.normal(size=weight.shape))
+    return model
+
+
+def values_of(model):
+    return {weight.path: np.array(weight) for weight in model.weights}
+
+
+def label_map(*names):
+    return LabelMap(tuple(range(1, len(names) + 1)), names)
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_rows_follow_the_names(first):
+    model, source = make_model(2 * (first + 3)), values_of(make_model(2 * (first + 4)))
+    before = values_of(model)
+    report = transfer(
+        model, source, ClassRows(PATHS, 2, 2, first), label_map("c", "new", "a"), ("a", "b", "c", "d"), "run"
+    )
+    after = values_of(model)
+    np.testing.assert_array_equal(after["body/kernel"], source["body/kernel"])
+    for path in PATHS:
+        now, was, theirs = (
+            values[path].reshape(-1, 2, first + count)
+            for values, count in ((after, 3), (before, 3), (source, 4))
+        )
+        for anchor in range(2):
+            np.testing.assert_array_equal(now[:, anchor, :first], theirs[:, anchor, :first])
+            np.testing.assert_array_equal(now[:, anchor, first + 0], theirs[:, anchor, first + 2])
+            np.testing.assert_array_equal(now[:, anchor, first + 1], was[:, anchor, first + 1])
+            np.testing.assert_array_equal(now[:, anchor, first + 2], theirs[:, anchor, first + 0])
+    assert str(report) == "run: 4 of 4 weights taken, 1 of 3 classes are new: new"
+
+
+def test_rows_of_another_number_of_anchors_are_not_mixed_up():
+    """Two anchors with three classes, three with two: the shapes agree, the meaning does not."""
+    model, source = make_model(6), values_of(make_model(6))
+    before = {path: value + 1 for path, value in values_of(model).items()}
+    for weight in model.weights:
+        weight.assign(before[weight.path])
+    report = transfer(model, source, ClassRows(PATHS, 2, 3), label_map("a", "b", "c"), ("a", "b"), "run")
+    for path in PATHS:
+        np.testing.assert_array_equal(values_of(model)[path], before[path])
+    assert report.made_anew == report.unused == PATHS
+    assert "2 of 4 weights taken, made anew: head, 2 in it not used: head/kernel, head/bias" in str(report)
+
+
+def test_other_shapes_and_missing_weights_are_made_anew():
+    model, source = make_model(3, inputs=4), values_of(make_model(3, inputs=5))
+    before = values_of(model)
+    del source["head/bias"]
+    source["tail/kernel"] = np.zeros(3)
+    report = transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "run", unused=["step"])
+    after = values_of(model)
+    for path, value in before.items():
+        anew = path in ("body/kernel", "head/bias")
+        np.testing.assert_array_equal(after[path], value if anew else source[path])
+    assert report.taken == ("body/bias", "head/kernel")
+    assert report.made_anew == ("body/kernel", "head/bias")
+    assert report.unused == ("body/kernel", "tail/kernel", "step")
+    assert str(report) == (
+        "run: 2 of 4 weights taken, made anew: body, head, 3 in it not used: body/kernel, tail/kernel, step"
+    )
+
+
+def test_nothing_that_fits_is_an_error():
+    model = make_model(3)
+    source = {f"other/{name}": np.zeros(3) for name in "abc"}
+    with pytest.raises(UserError, match=r"^there: only 0 of the 4 weights of small are in it"):
+        transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there", least_share=0)
+
+
+def test_a_little_that_fits_is_an_error_unless_that_is_known():
+    model, source = make_model(3), {"body/bias": np.zeros(6)}
+    before = values_of(model)
+    arguments = (model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there")
+    with pytest.raises(UserError, match=r"only 1 of the 4"):
+        transfer(*arguments)
+    for path, value in before.items():
+        np.testing.assert_array_equal(values_of(model)[path], value)
+    assert transfer(*arguments, least_share=0).taken == ("body/bias",)
+    assert not values_of(model)["body/bias"].any()
+
+
+def test_classes_are_found_in_the_other_spelling():
+    """COCO to Pascal VOC: all of its 20 have a row, and an equal name goes before another spelling."""
+    voc = sorted(VOC_SPELLINGS.get(name, name) for name in coco_label_map().names if name in VOC)
+    assert len(voc) == 20
+    coco = coco_label_map().names
+    model, source = make_model(20), values_of(make_model(80))
+    report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*voc), coco, "coco")
+    assert not report.new_classes
+    expected = {"aeroplane": 4, "sofa": 57, "tvmonitor": 62, "person": 0, "diningtable": 60}
+    for name, line in expected.items():  # of Darknet's data/coco.names, counted from 0
+        assert values_of(model)["head/bias"][voc.index(name)] == source["head/bias"][line]
+    back = make_model(3)
+    source = values_of(model)
+    both = [*voc, "couch"][1:]  # 20 rows: no aeroplane
+    report = transfer(back, source, ClassRows(PATHS, 1, 1), label_map("couch", "tv", "airplane"), both, "voc")
+    assert report.new_classes == ("airplane",)
+    assert values_of(back)["head/bias"][0] == source["head/bias"][19]
+    assert values_of(back)["head/bias"][1] == source["head/bias"][18]
+
+
+def test_the_report_in_full(tmp_path):
+    report = Report("run", ("body/a",), ("head/b", "head/c"), ("d",), ("cat",), 2, "a remark")
+    report.save(tmp_path / "init_from.txt")
+    lines = (tmp_path / "init_from.txt").read_text().splitlines()
+    assert lines[0] == str(report)
+    assert lines[0].endswith("1 in it not used: d, 1 of 2 classes are new: cat; a remark")
+    parts = "taken: 1", "  body/a", "made_anew: 2", "  head/b", "  head/c", "unused: 1", "  d"
+    assert [line for line in lines[1:] if line] == [*parts, "new_classes: 1", "  cat"]
+
+
+def test_long_lists_are_cut():
+    model, source = make_model(9), values_of(make_model(2))
+    names = tuple("abcdefghi")
+    report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*names), ("x", "y"), "run")
+    assert report.made_anew == PATHS  # not one row of them was taken
+    assert str(report).endswith("9 of 9 classes are new: a, b, c, d, e and 4 more")

@@ -1,0 +1,182 @@
+"""Images with a label file each, as Pascal VOC and YOLO have them, made into Annotations.
+
+The two formats name no image ids. An image's id is the number that the digits of its name make
+(2007_000027.jpg: 2007000027), so that it is the same in every split; unless two images would share one or a
+name has no digits, or too many: then images are numbered from 1 in their order.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from common.annotations import Annotations
+from common.datacheck import images as image_files
+from common.datacheck.images import ImageFacts, ImagePolicy
+from common.errors import UserError
+from common.issues import Findings
+from common.labels import LabelMap
+
+_MAX_IMAGE_ID = 2**31 - 1  # DALI takes these as they are
+
+
+@dataclasses.dataclass
+class LabelledImage:
+    """An image and its objects.
+
+    Attributes:
+        file_name: relative to the directory of images.
+        label_file: where its objects were read, for messages.
+        size: (height, width) in pixels as the label file says; None: the image's header says it.
+        boxes_ltwh_px: left, top, width, height of each object.
+        category_ids: of each object.
+        is_crowd: of each object.
+    """
+
+    file_name: str
+    label_file: str
+    size: tuple[int, int] | None = None
+    boxes_ltwh_px: list[Sequence[float]] = dataclasses.field(default_factory=list)
+    category_ids: list[int] = dataclasses.field(default_factory=list)
+    is_crowd: list[bool] = dataclasses.field(default_factory=list)
+
+    def add(self, box_ltwh_px: Sequence[float], category_id: int, *, is_crowd: bool = False) -> None:
+        """Adds an object."""
+        self.boxes_ltwh_px.append(box_ltwh_px)
+        self.category_ids.append(category_id)
+        self.is_crowd.append(is_crowd)
+
+    def __str__(self) -> str:
+        return f"image {self.file_name!r} ({self.label_file})"
+
+
+def image_ids(file_names: Sequence[str]) -> list[int]:
+    """An id for each image; the module says which."""
+    digits = [re.sub(r"[^0-9]", "", pathlib.PurePath(name).stem) for name in file_names]
+    ids = [int(number) if 0 < len(number) < 19 else _MAX_IMAGE_ID + 1 for number in digits]
+    if len(set(ids)) == len(ids) and max(ids, default=0) <= _MAX_IMAGE_ID:
+        return ids
+    return list(range(1, len(file_names) + 1))
+
+
+def read_label_file(path: str | os.PathLike, findings: Findings) -> bytes | None:
+    """The content of a label file; None, with a finding, where it cannot be read."""
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            findings.add("label-file", f"{os.fspath(path)} is no regular file")  # reading a pipe never ends
+            return None
+        return pathlib.Path(path).read_bytes()
+    except OSError as error:
+        findings.add("label-file", f"{os.fspath(path)}: {error.strerror}")
+        return None
+
+
+def read_list(path: str | os.PathLike) -> list[tuple[int, str]]:
+    """The lines of a list of names that are not blank, with their numbers from 1.
+
+    Raises:
+        UserError: the file cannot be read or is no text.
+    """
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{os.fspath(path)}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{os.fspath(path)} is no UTF-8 text: {error}") from error
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
+    return [(number, line) for number, line in lines if line]
+
+
+def find_listed(
+    path: str | os.PathLike, find: Callable[[str], str | None], missing: str, findings: Findings
+) -> list[str]:
+    """What the lines of a list name, each once, in their order.
+
+    Args:
+        path: of the list.
+        find: what a line names; None where there is no such thing.
+        missing: kind of finding for these lines.
+        findings: gets them, and lines that name the same again.
+    """
+    found: dict[str, int] = {}
+    for number, line in read_list(path):
+        item = find(line)
+        if item is None:
+            findings.add(missing, f"{path} line {number}: there is no {line!r}")
+        elif item in found:
+            first = found[item]
+            findings.add("label-line", f"{path} line {number}: {line!r} stands in line {first} already")
+        else:
+            found[item] = number
+    return list(found)
+
+
+def inspect_images(
+    images: Sequence[LabelledImage], images_dir: str, policy: ImagePolicy, findings: Findings
+) -> tuple[list[LabelledImage], list[ImageFacts]]:
+    """Looks at the image files and adds to `findings` what is wrong with them.
+
+    Returns:
+        The images that can be used, with the size of the header where the label file gives none, and what
+        is known of each.
+    """
+    sound = []
+    for image in images:
+        if image_files.path_fault(image.file_name):
+            findings.add("path-leaves-directory", str(image))
+        elif any("\ud800" <= letter <= "\udfff" for letter in image.file_name):
+            findings.add("image-unreadable", f"{image}: its name is no UTF-8, which json requires")
+        else:
+            sound.append(image)
+    facts = image_files.inspect_files(
+        images_dir,
+        [image.file_name for image in sound],
+        decode=policy.decode,
+        max_megapixels=policy.max_megapixels,
+    )
+    for image, fact in zip(sound, facts, strict=True):
+        if image.size is None and not fact.fault:
+            image.size = (fact.height, fact.width)
+    sizes = np.array([image.size or (0, 0) for image in sound], np.int32).reshape(-1, 2)
+    usable = image_files.check_images(
+        facts, sizes, [image.file_name for image in sound], lambda row: str(sound[row]), findings
+    )
+    kept = np.flatnonzero(usable).tolist()
+    return [sound[row] for row in kept], [facts[row] for row in kept]
+
+
+def as_annotations(
+    images: Sequence[LabelledImage], label_map: LabelMap, policy: ImagePolicy, findings: Findings
+) -> Annotations:
+    """The annotations of images that were inspected.
+
+    Raises:
+        DataError: everything in `findings` that stops, by `policy`; or that there is no image or no box.
+    """
+    if policy.on_bad_image == "skip":
+        findings.skip_images()
+    if not findings.stopping and not images:
+        findings.add("no-images", "there is none left")
+    if not findings.stopping and not any(image.category_ids for image in images):
+        findings.add("no-boxes", f"{len(images)} images, none with an object")
+    findings.raise_if_stopping()
+    boxes = [box for image in images for box in image.boxes_ltwh_px]
+    boxes_ltwh_px = np.array(boxes, np.float64).reshape(-1, 4)
+    counts = [len(image.category_ids) for image in images]
+    file_names = [image.file_name for image in images]
+    return Annotations(
+        label_map=label_map,
+        image_ids=np.array(image_ids(file_names), np.int64),
+        file_names=file_names,
+        image_sizes=np.array([image.size for image in images], np.int32),
+        box_image=np.repeat(np.arange(len(images)), counts),
+        boxes_ltwh_px=boxes_ltwh_px,
+        category_ids=np.array([i for image in images for i in image.category_ids], np.int64),
+        is_crowd=np.array([crowd for image in images for crowd in image.is_crowd], np.bool_),
+        areas=boxes_ltwh_px[:, 2] * boxes_ltwh_px[:, 3],
+        origin=findings.origin,
+        findings=findings,
+    )

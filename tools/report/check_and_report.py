@@ -1,0 +1,72 @@
+"""Checks a data set, or training and evaluation data together, and reports what is in them."""
+
+import collections
+import pathlib
+
+from common.anchors import Anchors
+from common.box_encoder import MAX_INSTANCES
+from common.datacheck.images import ImagePolicy, inspect_files
+from common.issues import DataError
+from common.open_data import DataFlags, open_source, open_splits
+from common.sources import CocoSource, Source
+from tools.report import anchor_report, page, pictures, statistics, tables
+
+
+def check(
+    data: DataFlags,
+    evaluation: DataFlags,
+    anchors: Anchors,
+    policy: ImagePolicy,
+    *,
+    label_map: str | None = None,
+    report: str | None = None,
+    max_instances: int = MAX_INSTANCES,
+) -> str:
+    """Checks one data set, or two that belong together; prints, writes the report, and returns the text.
+
+    Args:
+        data, evaluation: where they are; `evaluation` may name nothing.
+        anchors: the anchors to match.
+        policy: about images that cannot be used.
+        label_map: class names for TFRecords.
+        report: file to write; that of the evaluation data gets `_eval` before its suffix.
+        max_instances: boxes kept per image.
+
+    Raises:
+        DataError: everything that would make training wrong; the report is written before.
+        UserError: flags that cannot be used.
+    """
+    if report:
+        page.check_suffix(report)
+    try:
+        if any(evaluation):
+            sources = open_splits(data, evaluation, label_map=label_map, policy=policy, names=("", "eval"))
+        else:
+            sources = (open_source(*data, label_map=label_map, policy=policy, split=""),)
+    except DataError as error:
+        if report:
+            page.write_faults(report, error.findings)
+        raise
+    parts = []
+    for number, source in enumerate(sources):
+        found = source.annotations
+        numbers = statistics.describe(found, _formats(source, policy))
+        matched = anchor_report.examine(found, anchors, max_instances=max_instances)
+        parts.append(tables.format_text(numbers, matched, found.findings))
+        if report:
+            path = pathlib.Path(report)
+            path = path.with_stem(f"{path.stem}_eval") if number else path
+            page.write(path, numbers, matched, found, pictures.sample_images(found, source.encoded))
+            parts.append(f"report: {path}")
+    text = "\n\n".join(parts)
+    print(text)
+    return text
+
+
+def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
+    """How many images have which format, which the check has just seen and remembered."""
+    if not isinstance(source, CocoSource):
+        return source.records.formats
+    names = source.annotations.file_names
+    facts = inspect_files(source.images_dir, names, max_megapixels=policy.max_megapixels)
+    return dict(collections.Counter(fact.image_format for fact in facts).most_common())
