@@ -3,7 +3,7 @@
 `encode_boxes` works inside a DALI graph, around `fn.box_encoder`; `encode_batch_tf` gives the same tensors by
 TensorFlow, after a graph that ends with the padded boxes, and for the loader without DALI. Matching is that
 of SSD (arXiv 1512.02325, section 2.2): an anchor takes the box that it overlaps most if their IoU exceeds
-0.5, and every box gets its best anchor whatever the IoU. Offsets are those of Faster R-CNN (arXiv 1506.01497,
+0.5, and every box gets its best anchor whatever the IoU. Deltas are those of Faster R-CNN (arXiv 1506.01497,
 section 3.1.2) in TensorFlow's order, (dy, dx, dh, dw).
 """
 
@@ -61,8 +61,8 @@ def encode_boxes(
 ) -> EncodedBoxes:
     """Encodes the boxes of one image against the anchors; runs in a DALI graph.
 
-    Boxes without area are dropped first (fn.box_encoder would give them infinite offsets), and of more than
-    `max_instances` the largest are kept, so that the padded boxes and the targets speak of the same boxes.
+    Boxes without area are dropped first (fn.box_encoder would give them infinite deltas), and of more than
+    `max_instances` the largest are kept, so that the padded boxes and the targets are of the same boxes.
     Of equally good anchors a box gets the last; of equally good boxes an anchor takes the last. A box can
     end up without an anchor, where others take its best one: `boxes_without_anchor` counts these.
 
@@ -96,9 +96,9 @@ def encode_boxes(
     for start, size, (height, width) in _level_slices(anchors):
         k = anchors.anchors_per_location
         level_targets = fn.slice(targets, start, size, axes=[0])
-        level_offsets = fn.slice(deltas, start, size, axes=[0])
+        level_deltas = fn.slice(deltas, start, size, axes=[0])
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))
-        box_targets.append(fn.reshape(level_offsets, shape=[height, width, k * 4]))
+        box_targets.append(fn.reshape(level_deltas, shape=[height, width, k * 4]))
     return EncodedBoxes(num_positives, padded_boxes, padded_classes, tuple(class_targets), tuple(box_targets))
 
 
@@ -106,7 +106,7 @@ def pad_boxes(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[Da
     """Fills up with -1; runs in a DALI graph.
 
     Args:
-        boxes: float32 (N, 4), N at most max_instances, which fn.pad does not look at.
+        boxes: float32 (N, 4), N at most max_instances: fn.pad does not truncate.
         labels: int32 (N,), 1-based.
         max_instances: rows of the results.
 
@@ -122,7 +122,7 @@ def drop_small_boxes(
 ) -> tuple[DataNode, DataNode]:
     """Drops boxes smaller than `min_size`; runs in a DALI graph, on the CPU.
 
-    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates go whatever `min_size` is.
+    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates are always dropped.
 
     Args:
         boxes: float32 (N, 4), ltrb normalised.
@@ -195,7 +195,7 @@ def _arange(count: DataNode) -> DataNode:
 def encode_boxes_tf(
     boxes: tf.Tensor, labels: tf.Tensor, anchors: Anchors, max_instances: int = MAX_INSTANCES
 ) -> EncodedBoxes:
-    """`encode_boxes` for one image by TensorFlow operations: the same owners, offsets equal to 1e-6."""
+    """`encode_boxes` for one image by TensorFlow operations: the same owners, deltas equal to 1e-6."""
     boxes, labels = keep_largest_tf(*drop_small_boxes_tf(boxes, labels), max_instances)
     boxes, classes = pad_boxes_tf(boxes, labels, max_instances)
     batch = encode_batch_tf(boxes[tf.newaxis], classes[tf.newaxis], anchors)
@@ -205,7 +205,7 @@ def encode_boxes_tf(
 def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> EncodedBoxes:
     """The targets of a batch from its padded boxes, by TensorFlow operations: for `tf.data.Dataset.map`.
 
-    They are those of `encode_boxes`, every owner the same, offsets equal to 1e-6, at a fraction of the cost.
+    They are those of `encode_boxes`, every owner the same, deltas equal to 1e-6, at a fraction of the cost.
 
     Args:
         boxes: float32 (B, max_instances, 4), B static, ltrb normalised, within the image, each with an area.
@@ -236,9 +236,9 @@ def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> E
     k = anchors.anchors_per_location
     class_targets, box_targets = [], []
     for start, size, (height, width) in _level_slices(anchors):
-        level_offsets = deltas[:, 4 * start : 4 * (start + size)]
+        level_deltas = deltas[:, 4 * start : 4 * (start + size)]
         class_targets.append(tf.reshape(targets[:, start : start + size], [batch_size, height, width, k]))
-        box_targets.append(tf.reshape(level_offsets, [batch_size, height, width, k * 4]))
+        box_targets.append(tf.reshape(level_deltas, [batch_size, height, width, k * 4]))
     num_positives = tf.math.bincount(owned // num_anchors, minlength=batch_size, dtype=tf.float32)
     return EncodedBoxes(
         num_positives=tf.ensure_shape(num_positives, [batch_size]),
@@ -291,22 +291,22 @@ def _level_slices(anchors: Anchors) -> list[tuple[int, int, tuple[int, int]]]:
 
 
 def decode_boxes(deltas: Any, anchors: Anchors) -> Any:
-    """The inverse of the encoding: the boxes that the heads' offsets stand for.
+    """The inverse of the encoding: the boxes that the heads' deltas stand for.
 
     Args:
-        offsets: (..., A, 4), (dy, dx, dh, dw), or a list, (B, h, w, anchors_per_location * 4) per level.
-        anchors: the anchors that the offsets are relative to.
+        deltas: (..., A, 4), (dy, dx, dh, dw), or a list, (B, h, w, anchors_per_location * 4) per level.
+        anchors: the anchors that the deltas are relative to.
 
     Returns:
         float32 (..., A, 4) ltrb, normalised, not clipped to the image.
     """
     if isinstance(deltas, list | tuple):
-        deltas = flatten_levels(deltas, 4)
-    return decode_offsets(deltas, anchors.boxes_normalized)
+        deltas = ops.concatenate(split_anchors(deltas, 4), axis=1)
+    return decode_deltas(deltas, anchors.boxes_normalized)
 
 
-def decode_offsets(deltas: Any, prior: Any) -> Any:
-    """`decode_boxes` of single anchors: offsets (..., 4) and the anchors, ltrb normalised, (..., 4)."""
+def decode_deltas(deltas: Any, prior: Any) -> Any:
+    """`decode_boxes` of single anchors: deltas (..., 4) and the anchors, ltrb normalised, (..., 4)."""
     dy, dx, dh, dw = ops.unstack(ops.cast(deltas, "float32"), 4, axis=-1)
     left, top, right, bottom = ops.unstack(prior, 4, axis=-1)
     width, height = right - left, bottom - top
@@ -315,13 +315,8 @@ def decode_offsets(deltas: Any, prior: Any) -> Any:
     return ops.stack([x - half_width, y - half_height, x + half_width, y + half_height], axis=-1)
 
 
-def flatten_levels(per_level: Sequence[Any], num_values: int) -> Any:
-    """Joins each level's (B, h, w, k * num_values) to (B, A, num_values), in the order of the anchors."""
-    return ops.concatenate(split_anchors(per_level, num_values), axis=1)
-
-
 def split_anchors(per_level: Sequence[Any], num_values: int) -> list[Any]:
-    """Each level's (B, h, w, k * num_values) as (B, h * w * k, num_values)."""
+    """Each level's (B, h, w, k * num_values) as (B, h * w * k, num_values), in the order of the anchors."""
     flat = []
     for level in per_level:
         _, height, width, depth = level.shape

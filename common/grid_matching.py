@@ -4,10 +4,10 @@ The rule is that of fn.box_encoder (common/box_encoder.py), and the numbers are 
 the search is another: the anchors of one kind, that is of one level, scale and ratio, form a regular grid, so
 that
 
-- the best of a kind for a box is the one whose centre is nearest, and its IoU says whether any of the kind
-  matters;
+- the best of a kind for a box is the one whose centre is nearest, and its IoU decides whether any of the
+  kind matters;
 - an IoU above t needs an intersection above t / (1 + t) times the sum of both areas, which bounds how far
-  apart the centres may be, along each axis by itself: a small rectangle of cells.
+  apart the centres may be, separately along each axis: a small rectangle of cells.
 
 fn.box_encoder computes the IoU of all N x A pairs; here some hundred are left of them for a box, whatever A.
 """

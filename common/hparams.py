@@ -11,7 +11,6 @@ import dataclasses
 import math
 import pathlib
 import re
-import types
 import typing
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar
@@ -149,9 +148,6 @@ def parse_value(key: str, value: Any, field_type: Any) -> Any:
     """Converts text (or a YAML scalar or list) to `field_type`; raises UserError naming the key."""
     if key == "image_size":
         return parse_image_size(value)
-    members = typing.get_args(field_type) if isinstance(field_type, types.UnionType) else ()
-    if types.NoneType in members and str(value).lower() == "none":
-        return None
     if isinstance(value, str) and typing.get_origin(field_type) is tuple:
         value = [item for item in re.split(r"[,\s]+", value) if item]
     try:

@@ -165,7 +165,7 @@ def only_finite(boxes: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
 
 
 def moved_apart(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
-    """Boxes (B, K, 4) with those of each class in a place of their own, where they overlap no other class.
+    """Boxes (B, K, 4), those of each class moved to another place, where they overlap no other class.
 
     So suppression that knows no classes works within each. What reaches far outside is cut. The places form a
     square grid, which keeps the coordinates small and so precise: with 90 classes and boxes within the image,

@@ -28,6 +28,7 @@ from common.readers import check_shards, shard_range
 from common.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY
 
 if TYPE_CHECKING:
+    from common.loader import BaseLoader
     from common.sources import Source
 
 Example = dict[str, tf.Tensor]
@@ -64,6 +65,15 @@ def examples(
         source.annotations.image_ids,
         positions,
     )
+
+
+def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
+    """The examples of a loader. Evaluation repeats them, so that a shorter shard fills its steps."""
+    shard = {"shard_id": loader.shard_id, "num_shards": loader.num_shards}
+    found = examples(loader.source, **shard, training=loader.training, seed=loader.seed)
+    if loader.training:
+        return found
+    return found.repeat().take(loader.steps_per_epoch * loader.batch_size).repeat()
 
 
 class Random:

@@ -8,10 +8,10 @@ and ids. A model that automl trained on other data needs its --label_map. eval.p
 what is written; train.py reads both with --init_from. The AdvProp checkpoints expect another normalisation.
 """
 
-import dataclasses
 import os
 import pathlib
 import sys
+from types import SimpleNamespace
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -39,6 +39,14 @@ from efficientdet.import_weights.automl_names import canonical, models_of
 from efficientdet.import_weights.tf_files import ForeignWeights, open_weights
 from efficientdet.model import build_model
 from efficientdet.model_metadata import make_metadata
+
+FLAGS = {
+    "weights": "automl's: a .h5 file, a checkpoint or its directory.",
+    "output": "The file to write; ends in .weights.h5.",
+    "model_name": "One of efficientdet-d0 .. d7x.",
+    "image_size": "N or HxW in pixels. Default: the model's.",
+    "label_map": "Names of the classes by category id (output 1 has id 1). Default: COCO's for 90 outputs.",
+}
 
 
 def load_automl(model: keras.Model, path: str | os.PathLike) -> Report:
@@ -68,18 +76,8 @@ def load_automl(model: keras.Model, path: str | os.PathLike) -> Report:
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    flags.DEFINE_string(
-        "weights", None, "automl's: a .h5 file, a checkpoint or its directory.", flag_values=fv
-    )
-    flags.DEFINE_string("output", None, "The file to write; ends in .weights.h5.", flag_values=fv)
-    flags.DEFINE_string("model_name", None, "One of efficientdet-d0 .. d7x.", flag_values=fv)
-    flags.DEFINE_string("image_size", None, "N or HxW in pixels. Default: the model's.", flag_values=fv)
-    flags.DEFINE_string(
-        "label_map",
-        None,
-        "Names of the classes by category id, 1 for the first output. Default: COCO's for 90 outputs.",
-        flag_values=fv,
-    )
+    for name, text in FLAGS.items():
+        flags.DEFINE_string(name, None, text, flag_values=fv)
     shared_flags.define_hparams_flag(fv)
 
 
@@ -92,7 +90,7 @@ def convert(
     label_map: str | None = None,
     hparams: str | None = None,
 ) -> None:
-    """Writes a checkpoint of automl as weights of ours; see the flags of the same names.
+    """Writes a checkpoint of automl as a weights file of this project; see the flags of the same names.
 
     Raises:
         UserError: anything that the user gave and that cannot be used; a file in the way.
@@ -143,11 +141,7 @@ def _configure(
         raise UserError(f"--model_name is missing{hint}")
     # automl's loader resizes without antialiasing (efficientdet/dataloader.py: tf.image.resize)
     config = hparams.replace(get_config(model_name), {"antialias": False})
-    fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
-    config = hparams.override(config, hparams_spec, only=fields)
-    if image_size:
-        config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
-    return config
+    return hparams.resolve(config, SimpleNamespace(hparams=hparams_spec, image_size=image_size))
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """EfficientNet (arXiv 1905.11946) as EfficientDet's backbone: features of strides 2 to 32.
 
-The other backbones have files of their own, resnet.py and mobilenet.py; `extract_features` knows them all.
+The other backbones are in resnet.py and mobilenet.py; `extract_features` makes any of them.
 
 Structure, initialisation and drop rates follow google/automl efficientdet/backbone/efficientnet_model.py and
 efficientnet_builder.py. Each feature is the output of a whole block (the narrow, projected tensor), not the
@@ -22,15 +22,13 @@ class Scaling(NamedTuple):
 
     width: float
     depth: float
-    survival: (
-        float | None
-    )  # probability that the last block survives stochastic depth; None: no stochastic depth
+    survival: float | None  # probability that the last block survives stochastic depth; None: it is off
 
 
 # efficientnet_builder.py efficientnet_params. EfficientDet turns stochastic depth off for B0 only
 # (tf2/efficientdet_keras.py EfficientDetNet).
 BACKBONES = {
-    "efficientnet-nano": Scaling(0.5, 0.5, None),  # ours, from no paper: for tests and laptops
+    "efficientnet-nano": Scaling(0.5, 0.5, None),  # not published: for tests and laptops
     "efficientnet-b0": Scaling(1.0, 1.0, None),
     "efficientnet-b1": Scaling(1.0, 1.1, 0.8),
     "efficientnet-b2": Scaling(1.1, 1.2, 0.8),
@@ -89,7 +87,7 @@ def extract_features(
     if backbone in mobilenet.MOBILENETS:
         return mobilenet.extract_features(images, bn_momentum)
     scaling = BACKBONES[backbone]
-    blocks = _blocks(scaling)
+    blocks = scaled_blocks(scaling)
 
     x = _convolution(_round_filters(_STEM_FILTERS, scaling.width), 3, 2, "backbone.stem.conv")(images)
     x = batch_norm("backbone.stem.bn", bn_momentum)(x)
@@ -168,11 +166,11 @@ def _convolution(
 
 
 def _initializer() -> keras.initializers.Initializer:
-    """A new one for every layer: a Keras initializer draws the same numbers each time that it is used."""
+    """A new initializer for every layer: each one draws the same numbers at every use."""
     return keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")
 
 
-def _blocks(scaling: Scaling) -> list[_Stage]:
+def scaled_blocks(scaling: Scaling) -> list[_Stage]:
     """One entry per block: the stages of B0, widened and repeated."""
     blocks = []
     for stage in _STAGES:

@@ -95,21 +95,16 @@ class EfficientDetConfig:
             raise ValueError(
                 f"min_level={self.min_level}, max_level={self.max_level}: need 1 <= min <= 5 <= max"
             )
-        if not 0 < self.resize_min <= self.resize_max:
-            raise ValueError(
-                f"resize_min={self.resize_min}, resize_max={self.resize_max}: need 0 < min <= max"
-            )
-        if not 0 < self.jitter_min <= self.jitter_max:
-            raise ValueError(
-                f"jitter_min={self.jitter_min}, jitter_max={self.jitter_max}: need 0 < min <= max"
-            )
+        for name in ("resize", "jitter"):
+            low, high = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
+            if not 0 < low <= high:
+                raise ValueError(f"{name}_min={low}, {name}_max={high}: need 0 < min <= max")
         if not self.epochs and not self.iterations:
             raise ValueError("epochs=0: need at least 1, or iterations that say how long a run is")
-        if (self.milestones or self.lr_schedule == "milestones") and (
-            list(self.milestones) != sorted(self.milestones)
-            or not all(0 < milestone <= self.iterations for milestone in self.milestones)
-            or not self.iterations
-        ):
+        in_order = list(self.milestones) == sorted(self.milestones)
+        in_range = all(0 < milestone <= self.iterations for milestone in self.milestones)
+        needed = self.milestones or self.lr_schedule == "milestones"
+        if needed and not (in_order and in_range and self.iterations):
             raise ValueError(
                 f"milestones={self.milestones}, iterations={self.iterations}: need milestones from 1 to "
                 "iterations, in order"
@@ -118,19 +113,13 @@ class EfficientDetConfig:
             raise ValueError(
                 f"warmup_iterations={self.warmup_iterations}, iterations={self.iterations}: need no more"
             )
-        _ = self.anchors  # has checks of its own
+        _ = self.anchors  # Anchors checks its arguments
 
     @property
     def anchors(self) -> Anchors:
         """The anchors of this model at this image size."""
-        return Anchors(
-            self.min_level,
-            self.max_level,
-            self.num_scales,
-            self.aspect_ratios,
-            self.anchor_scale,
-            self.image_size,
-        )
+        levels = self.min_level, self.max_level
+        return Anchors(*levels, self.num_scales, self.aspect_ratios, self.anchor_scale, self.image_size)
 
     @property
     def anchors_per_location(self) -> int:
@@ -148,6 +137,22 @@ DETECTION_FIELDS = (
 )
 
 
+_SUM = {"fpn_fusion": "sum"}
+# Not published: the same parts at a size that a laptop trains in minutes. At 256 pixels objects are
+# small, so its anchors are too; a short run from scratch learns faster with Adam and little scale jitter;
+# and after a few hundred steps a momentum of 0.99 would still hold much of the initial variance of 1.
+_NANO = {
+    "bn_momentum": 0.9,
+    "anchor_scale": 2.0,
+    "jitter_min": 0.8,
+    "jitter_max": 1.25,
+    "optimizer": "adam",
+    "learning_rate": 0.024,
+    "warmup_learning_rate": 0.001,
+    "ema_decay": 0.99,
+    "epochs": 30,
+}
+
 # model: image side, backbone, BiFPN channels, BiFPN cells, head repeats, and what else differs.
 # arXiv 1911.09070 table 1; google/automl efficientdet/hparams_config.py efficientdet_model_param_dict.
 _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
@@ -157,44 +162,10 @@ _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
     "efficientdet-d3": (896, "efficientnet-b3", 160, 6, 4, {}),
     "efficientdet-d4": (1024, "efficientnet-b4", 224, 7, 4, {}),
     "efficientdet-d5": (1280, "efficientnet-b5", 288, 7, 4, {}),
-    "efficientdet-d6": (1280, "efficientnet-b6", 384, 8, 5, {"fpn_fusion": "sum"}),
-    "efficientdet-d7": (
-        1536,
-        "efficientnet-b6",
-        384,
-        8,
-        5,
-        {"fpn_fusion": "sum", "anchor_scale": 5.0, "epochs": 600},
-    ),
-    "efficientdet-d7x": (
-        1536,
-        "efficientnet-b7",
-        384,
-        8,
-        5,
-        {"fpn_fusion": "sum", "max_level": 8, "epochs": 600},
-    ),
-    # Ours, from no paper: the same parts at a size that a laptop trains in minutes. At 256 pixels objects are
-    # small, so its anchors are too; a short run from nothing learns faster with Adam and little scale jitter;
-    # and after a few hundred steps a momentum of 0.99 would still hold much of the initial variance of 1.
-    "efficientdet-nano": (
-        256,
-        "efficientnet-nano",
-        32,
-        2,
-        2,
-        {
-            "bn_momentum": 0.9,
-            "anchor_scale": 2.0,
-            "jitter_min": 0.8,
-            "jitter_max": 1.25,
-            "optimizer": "adam",
-            "learning_rate": 0.024,
-            "warmup_learning_rate": 0.001,
-            "ema_decay": 0.99,
-            "epochs": 30,
-        },
-    ),
+    "efficientdet-d6": (1280, "efficientnet-b6", 384, 8, 5, _SUM),
+    "efficientdet-d7": (1536, "efficientnet-b6", 384, 8, 5, _SUM | {"anchor_scale": 5.0, "epochs": 600}),
+    "efficientdet-d7x": (1536, "efficientnet-b7", 384, 8, 5, _SUM | {"max_level": 8, "epochs": 600}),
+    "efficientdet-nano": (256, "efficientnet-nano", 32, 2, 2, _NANO),
     **RETINANETS,
 }
 
@@ -206,12 +177,4 @@ def get_config(model_name: str) -> EfficientDetConfig:
     if model_name not in _TABLE:
         raise unknown("model", model_name, MODEL_NAMES)
     side, backbone, channels, cells, repeats, other = _TABLE[model_name]
-    return EfficientDetConfig(
-        model_name=model_name,
-        image_size=(side, side),
-        backbone=backbone,
-        fpn_channels=channels,
-        fpn_cells=cells,
-        head_repeats=repeats,
-        **other,
-    )
+    return EfficientDetConfig(model_name, (side, side), backbone, channels, cells, repeats, **other)

@@ -27,7 +27,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
     Args:
         model: the model to start.
         label_map: its classes.
-        weights: a weights file of ours (.weights.h5) or a run directory; or what others have published, as a
+        weights: a weights file of this project (.weights.h5) or a run directory; or published weights, as a
             .h5 file, a checkpoint of TensorFlow or a directory with one: google/automl's EfficientDet of the
             same size, or an EfficientNet trained on ImageNet, for the backbone alone.
 
@@ -54,7 +54,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
             label_map,
             (),
             origin,
-            least_share=0,  # all of the backbone is there, whatever its share of the model is
+            least_share=0,  # all of the backbone is there, however small a part of the model it is
             unused=unused,
             remark="only a backbone",
         )

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from common import devices
 from efficientdet.config import EfficientDetConfig
 
 # Logits of a batch from which on XLA compiles the focal loss on a CPU (on a GPU --xla decides): one loop in
@@ -42,7 +41,8 @@ def focal_loss(
     """
     logits = tf.cast(logits, tf.float32)
     is_large = (logits.shape.num_elements() or 0) >= FUSE_FROM
-    compute = _fused_focal_loss if is_large and devices.is_cpu_only() else _focal_loss
+    on_cpu = not tf.config.list_physical_devices("GPU")
+    compute = _fused_focal_loss if is_large and on_cpu else _focal_loss
     return compute(logits, class_targets, alpha, gamma, label_smoothing)
 
 
@@ -89,10 +89,10 @@ def _loss_and_gradient(logits, class_targets, alpha, gamma, label_smoothing):
 def box_loss(
     deltas: tf.Tensor, box_targets: tf.Tensor, class_targets: tf.Tensor, *, delta: float
 ) -> tf.Tensor:
-    """Sum of the Huber loss over the four offsets of every positive anchor of one level.
+    """Sum of the Huber loss over the four box deltas of every positive anchor of one level.
 
     Args:
-        offsets: (B, h, w, k * 4) from the box head.
+        deltas: (B, h, w, k * 4) from the box head.
         box_targets: (B, h, w, k * 4).
         class_targets: int (B, h, w, k); an anchor is positive where this is not -1.
         delta: where the loss turns from quadratic to linear.
@@ -100,9 +100,8 @@ def box_loss(
     Returns:
         float32 scalar, not normalised.
     """
-    positive = tf.cast(
-        tf.cast(tf.reshape(class_targets, [-1, 1]), tf.float32) >= 0, tf.float32
-    )  # (B h w k, 1)
+    classes = tf.cast(tf.reshape(class_targets, [-1, 1]), tf.float32)  # (B h w k, 1)
+    positive = tf.cast(classes >= 0, tf.float32)
     error = tf.abs(tf.cast(deltas, tf.float32) - tf.cast(box_targets, tf.float32))
     error = tf.reshape(error, [-1, 4])
     quadratic = tf.minimum(error, delta)
@@ -144,7 +143,7 @@ def detection_loss(
 
     Args:
         class_logits: per level (B, h, w, k * C).
-        box_offsets: per level (B, h, w, k * 4).
+        box_deltas: per level (B, h, w, k * 4).
         targets: as the loader gives them: num_positives (B,), class_targets_<level>, box_targets_<level>.
         config: names the levels and holds the constants.
         num_positives: the mean of `num_positives_share` over the replicas; None for a batch on its own.

@@ -1,7 +1,7 @@
 """EfficientDet (arXiv 1911.09070): EfficientNet, BiFPN, and class and box heads shared by all levels.
 
     model = build_model("efficientdet-d0", num_classes=90)
-    class_logits, box_offsets = model(images)  # images: normalised, (B, 512, 512, 3)
+    class_logits, box_deltas = model(images)  # images: normalised, (B, 512, 512, 3)
 
 Structure and initialisation follow google/automl efficientdet/tf2/efficientdet_keras.py and fpn_configs.py,
 so that its published weights fit. The model is an ordinary functional `keras.Model`. The names of its layers
@@ -41,9 +41,9 @@ def build_model(
         config: the model's configuration where it differs from the published one.
 
     Returns:
-        Model from images (B, height, width, 3) to (class logits, box offsets): two lists with one float32
+        Model from images (B, height, width, 3) to (class logits, box deltas): two lists with one float32
         tensor per level, finest first. Level l has (h, w) = (ceil(height / 2**l), ceil(width / 2**l)) places.
-        Logits are (B, h, w, anchors_per_location * C), an anchor's classes next to each other; offsets are
+        Logits are (B, h, w, anchors_per_location * C), an anchor's classes next to each other; deltas are
         (B, h, w, anchors_per_location * 4), an anchor's (dy, dx, log dh, log dw) next to each other.
 
     Raises:
@@ -135,7 +135,7 @@ class FastFusion(keras.layers.Layer):
         )
 
     def call(self, inputs):
-        weights = keras.ops.relu(self.fusion_weights)  # in float32, whatever the type of the features
+        weights = keras.ops.relu(self.fusion_weights)  # in float32 for features of any type
         shares = keras.ops.cast(weights / (keras.ops.sum(weights) + FUSION_EPSILON), inputs[0].dtype)
         return sum(x * share for x, share in zip(inputs, keras.ops.unstack(shares), strict=True))
 

@@ -3,6 +3,7 @@
 EfficientDet: google/automl tf2/train_lib.py, corrected. RetinaNet: NVIDIA/retinanet-examples odtk/train.py.
 """
 
+import dataclasses
 import math
 
 import keras
@@ -12,6 +13,7 @@ from common.training import optimizers
 from efficientdet.config import EfficientDetConfig
 
 
+@dataclasses.dataclass(eq=False)
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up, then half a cosine down to zero.
 
@@ -25,29 +27,22 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         total_steps: where the cosine reaches 0; later steps stay there.
     """
 
-    def __init__(self, peak: float, start: float, warmup_steps: int, total_steps: int):
-        super().__init__()
-        self.peak = peak
-        self.start = start
-        self.warmup_steps = warmup_steps
-        self.total_steps = total_steps
+    peak: float
+    start: float
+    warmup_steps: int
+    total_steps: int
 
     def __call__(self, step):
         step = ops.cast(step, "float32")
-        warm = self.start + (self.peak - self.start) * step / max(self.warmup_steps, 1)
         progress = (step - self.warmup_steps) / max(self.total_steps - self.warmup_steps, 1)
         cosine = 0.5 * self.peak * (1.0 + ops.cos(math.pi * ops.clip(progress, 0.0, 1.0)))
-        return ops.where(step < self.warmup_steps, warm, cosine)
+        return _after_warmup(self, step, cosine)
 
     def get_config(self) -> dict:
-        return {
-            "peak": self.peak,
-            "start": self.start,
-            "warmup_steps": self.warmup_steps,
-            "total_steps": self.total_steps,
-        }
+        return dataclasses.asdict(self)
 
 
+@dataclasses.dataclass(eq=False)
 class WarmupMilestones(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up, then a constant rate that falls at each milestone (odtk/train.py, schedule).
 
@@ -59,30 +54,26 @@ class WarmupMilestones(keras.optimizers.schedules.LearningRateSchedule):
         factor: see `milestones`.
     """
 
-    def __init__(self, peak: float, start: float, warmup_steps: int, milestones: list[int], factor: float):
-        super().__init__()
-        self.peak = peak
-        self.start = start
-        self.warmup_steps = warmup_steps
-        self.milestones = milestones
-        self.factor = factor
+    peak: float
+    start: float
+    warmup_steps: int
+    milestones: list[int]
+    factor: float
 
     def __call__(self, step):
         step = ops.cast(step, "float32")
-        warm = self.start + (self.peak - self.start) * step / max(self.warmup_steps, 1)
         rate = ops.ones_like(step) * self.peak
         for milestone in self.milestones:
             rate = ops.where(step < milestone, rate, rate * self.factor)
-        return ops.where(step < self.warmup_steps, warm, rate)
+        return _after_warmup(self, step, rate)
 
     def get_config(self) -> dict:
-        return {
-            "peak": self.peak,
-            "start": self.start,
-            "warmup_steps": self.warmup_steps,
-            "milestones": self.milestones,
-            "factor": self.factor,
-        }
+        return dataclasses.asdict(self)
+
+
+def _after_warmup(schedule: WarmupCosine | WarmupMilestones, step, rate):
+    warm = schedule.start + (schedule.peak - schedule.start) * step / max(schedule.warmup_steps, 1)
+    return ops.where(step < schedule.warmup_steps, warm, rate)
 
 
 def num_epochs(

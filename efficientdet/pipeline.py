@@ -11,9 +11,10 @@ The graph is a sequence of the functions below and in crops.py, which see one sa
 EfficientDet: arXiv 1911.09070.
 """
 
+import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,11 +35,9 @@ from common.dali_ops import (
     resize,
     uniform,
 )
+from common.loader import BaseLoader, DaliOptions, Shapes
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import random_crop, source_size, whole_image
-
-if TYPE_CHECKING:
-    from common.sources import Source
 
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
@@ -129,100 +128,48 @@ def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int])
 # --- 4. the whole graph of one sample ---
 
 
-def augment(config: EfficientDetConfig, images: DataNode, boxes: DataNode) -> tuple[DataNode, DataNode]:
-    """Flip, GridMask and colour, each absent from the graph where it is off."""
+def augment(
+    config: EfficientDetConfig, images: DataNode, boxes: DataNode, labels: DataNode
+) -> tuple[DataNode, DataNode, DataNode]:
+    """Flip, GridMask and colour, each absent from the graph where it is off. A new stage goes here.
+
+    Args:
+        config: has a field for each stage.
+        images: uint8 (h, w, 3), a resized crop.
+        boxes: float32 (N, 4), ltrb normalised by the crop.
+        labels: int32 (N,), 1-based.
+    """
     if config.flip_prob:
         images, boxes = random_flip(images, boxes, config.flip_prob)
     if config.grid_mask_prob:
         images = random_grid_mask(images, config.image_size, config.grid_mask_prob)
     if config.brightness or config.contrast or config.saturation or config.hue:
         images = random_color(images, config.brightness, config.contrast, config.saturation, config.hue)
-    return images, boxes
+    return images, boxes, labels
 
 
-class EfficientDetPipeline:
-    """Feeds one rank. The same class serves training, evaluation and (without targets) inference.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class EfficientDetLoader(BaseLoader):
+    """The options and the targets of all loaders of this app."""
 
-    Training is infinite, shuffled, augmented. Evaluation goes through this rank's shard in order,
-    letterboxed; ranks whose shard is shorter repeat an image at the end.
+    config: EfficientDetConfig
 
-    Attributes:
-        pipeline_type: dali_cpu or dali_gpu.
-        saveable: whether tf.train.Checkpoint can save the dataset's iterator.
-        dali_device_id: see __init__; common.loading.placement puts the dataset there.
-        size: images of the whole source, all ranks together.
-        steps_per_epoch: batches that every rank takes in one epoch.
-        element_spec: of one batch, in the order of the DALI outputs (INTERFACE order).
-    """
+    def target_shapes(self) -> Shapes:
+        config, k = self.config, self.config.anchors_per_location
+        shapes: Shapes = {
+            "num_positives": ((), tf.float32),
+            "boxes": ((config.max_instances, 4), tf.float32),
+            "classes": ((config.max_instances,), tf.int32),
+        }
+        for level, (height, width) in zip(config.anchors.levels, config.anchors.feature_sizes, strict=True):
+            shapes[f"class_targets_{level}"] = ((height, width, k), tf.int32)
+            shapes[f"box_targets_{level}"] = ((height, width, k * 4), tf.float32)
+        return shapes
 
-    def __init__(
-        self,
-        *,
-        source: "Source",
-        config: EfficientDetConfig,
-        batch_size: int,
-        training: bool,
-        device: str = "cpu",
-        device_id: int | None = None,
-        dali_device_id: int | None = None,
-        shard_id: int = 0,
-        num_shards: int = 1,
-        num_threads: int = 2,
-        prefetch: int = 2,
-        seed: int = 0,
-        with_targets: bool = True,
-        count_lost: bool = False,
-        name_images: bool = False,
-        checkpointing: bool = True,
-    ) -> None:
-        """
-        Args:
-            source: what `common.datacheck.open_data.open_source` returns.
-            config: the model's; it decides image size, anchors and augmentation.
-            batch_size: images of a batch on this rank.
-            training: shuffled and augmented; otherwise in order, whole, letterboxed.
-            device: "cpu", or "gpu": pixels are decoded, and all that follows is done, on that GPU.
-            device_id: the GPU; None on a CPU.
-            dali_device_id: another GPU, where pixels are to be made on one that the model is not on.
-            shard_id, num_shards: this rank's share of the data.
-            num_threads, prefetch: DALI's CPU threads; batches made ahead.
-            seed: of the order, the same on all ranks, and of the augmentation, another on each. 0 is one.
-            with_targets: False leaves images, image_ids, image_sizes and letterbox only.
-            count_lost: adds `lost`, int32 (B, 2): boxes that show, but below min_box_size; boxes above
-                max_instances.
-            name_images: adds `image_ids`, which evaluation always has, to training batches.
-            checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
-        """
-        if device not in ("cpu", "gpu") or (device == "gpu") != (device_id is not None):
-            raise ValueError(
-                f"device={device!r}, device_id={device_id!r}: need 'cpu' and None, or 'gpu' and a number"
-            )
-        self.config = config
-        self.batch_size = batch_size
-        self.training = training
-        self.pipeline_type = f"dali_{device}"
-        self.saveable = checkpointing and device == "cpu"
-        self.dali_device_id = dali_device_id
-        self.size = source.size
-        self.steps_per_epoch = dataset.steps_per_epoch(
-            source.size, batch_size * num_shards, training=training
-        )
-        self.element_spec = element_spec(
-            config,
-            batch_size,
-            training=training,
-            with_targets=with_targets,
-            count_lost=count_lost,
-            name_images=name_images,
-        )
-        self._source = source
-        self._device = device
-        self._device_id = device_id if dali_device_id is None else dali_device_id
-        self._shard_id = shard_id
-        self._num_shards = num_shards
-        self._num_threads = num_threads
-        self._prefetch = prefetch
-        self._seed = seed
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
+    """The loader by DALI. Its options are the fields of the two classes in common/loader.py."""
 
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
@@ -232,17 +179,18 @@ class EfficientDetPipeline:
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends.
 
-        On a CPU the targets are encoded after the graph: fn.box_encoder, which looks at every pair of box and
+        On a CPU the targets are encoded after the graph: fn.box_encoder, which compares every box with every
         anchor, costs as much there as the pixels do.
         """
-        images_spec, *_ = self.element_spec.values()
-        targets_spec = {name: spec for name, spec in self.element_spec.items() if name != "images"}
-        encode_after = self._device == "cpu" and "num_positives" in targets_spec
+        targets_spec = self.target_spec
+        encode_after = self.device == "cpu" and "num_positives" in targets_spec
         if encode_after:
             encoded = ("num_positives", "class_targets", "box_targets")
             targets_spec = {k: spec for k, spec in targets_spec.items() if not k.startswith(encoded)}
         pipeline = self._build(["images", *sorted(targets_spec)], encode_boxes=not encode_after)
-        batches = dataset.from_pipeline(pipeline, (images_spec, targets_spec), device_id=self._device_id)
+        batches = dataset.from_pipeline(
+            pipeline, (self.element_spec["images"], targets_spec), device_id=self.pixel_device_id
+        )
         if encode_after:
             batches = batches.map(functools.partial(add_targets, anchors=self.config.anchors))
         return batches
@@ -250,28 +198,28 @@ class EfficientDetPipeline:
     def _build(self, names: list[str], *, encode_boxes: bool) -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
-            num_threads=self._num_threads,
-            device_id=self._device_id,
-            prefetch_queue_depth=self._prefetch,
+            num_threads=self.num_threads,
+            device_id=self.pixel_device_id,
+            prefetch_queue_depth=self.prefetch,
             # Another augmentation on every rank; the reader has the seed itself.
-            seed=int(np.random.SeedSequence([self._seed, self._shard_id]).generate_state(1)[0]),
+            seed=int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),
             exec_dynamic=True,
             enable_checkpointing=self.saveable,
         )
         with pipeline:
             outputs = self._define_graph(encode_boxes)
             nodes = [outputs[name] for name in names]
-            pipeline.set_outputs(*(node.gpu() if self._device == "gpu" else node for node in nodes))
+            pipeline.set_outputs(*(node.gpu() if self.device == "gpu" else node for node in nodes))
         pipeline.build()
         return pipeline
 
     def _define_graph(self, encode_boxes: bool) -> dict[str, DataNode]:
         config = self.config
-        jpegs, boxes, labels, image_ids = self._source.read(
-            shard_id=self._shard_id,
-            num_shards=self._num_shards,
+        jpegs, boxes, labels, image_ids = self.source.read(
+            shard_id=self.shard_id,
+            num_shards=self.num_shards,
             training=self.training,
-            seed=self._seed,
+            seed=self.seed,
         )
         size = source_size(jpegs)
         if self.training:
@@ -279,11 +227,11 @@ class EfficientDetPipeline:
         else:
             crop = whole_image(size, config.image_size)
 
-        images = decode_crop(jpegs, crop.window, self._device)
+        images = decode_crop(jpegs, crop.window, self.device)
         images = resize(images, crop.size, antialias=config.antialias)
         boxes = boxes_to_window(boxes, size, crop.window)
         if self.training:
-            images, boxes = augment(config, images, boxes)
+            images, boxes, labels = augment(config, images, boxes, labels)
         images = pad_and_normalize(images, config.image_size)
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
@@ -292,7 +240,7 @@ class EfficientDetPipeline:
         large = labels.shape(dtype=types.INT32)[0]
         if encode_boxes:
             encoded = box_encoder.encode_boxes(
-                boxes, labels, config.anchors, config.max_instances, device=self._device
+                boxes, labels, config.anchors, config.max_instances, device=self.device
             )
             targets = target_dict(encoded, config.anchors)
         else:
@@ -330,36 +278,3 @@ def add_targets(
     """A batch whose `targets` hold padded boxes and classes, and what is encoded from them as well."""
     encoded = box_encoder.encode_batch_tf(targets["boxes"], targets["classes"], anchors)
     return images, targets | target_dict(encoded, anchors)
-
-
-def element_spec(
-    config: EfficientDetConfig,
-    batch_size: int,
-    *,
-    training: bool,
-    with_targets: bool,
-    count_lost: bool,
-    name_images: bool,
-) -> dict[str, tf.TensorSpec]:
-    """Name -> shape and dtype of what one batch holds, in order. All loaders of the app give these."""
-    anchors, k = config.anchors, config.anchors_per_location
-    spec = {"images": ((*config.image_size, 3), tf.float32)}
-    if with_targets:
-        spec |= {
-            "num_positives": ((), tf.float32),
-            "boxes": ((config.max_instances, 4), tf.float32),
-            "classes": ((config.max_instances,), tf.int32),
-        }
-        for level, (height, width) in zip(anchors.levels, anchors.feature_sizes, strict=True):
-            spec[f"class_targets_{level}"] = ((height, width, k), tf.int32)
-            spec[f"box_targets_{level}"] = ((height, width, k * 4), tf.float32)
-    if not training or name_images:
-        spec["image_ids"] = ((), tf.int64)
-    if not training:
-        spec |= {
-            "image_sizes": ((2,), tf.int32),
-            "letterbox": ((4,), tf.float32),
-        }
-    if count_lost:
-        spec["lost"] = ((2,), tf.int32)
-    return {name: tf.TensorSpec((batch_size, *shape), dtype) for name, (shape, dtype) in spec.items()}

@@ -23,7 +23,7 @@ def detect(
 
     Args:
         class_logits: per level (B, h, w, anchors_per_location * C), any float type.
-        box_offsets: per level (B, h, w, anchors_per_location * 4).
+        box_deltas: per level (B, h, w, anchors_per_location * 4).
         config: nms_method, nms_iou, nms_sigma, score_threshold, nms_candidates and max_detections are used.
         anchors: those of the images that went into the model.
     """
@@ -59,14 +59,14 @@ def candidates(
         box_encoder.split_anchors(class_logits, num_classes), config.nms_candidates
     )
     deltas = nms.take_rows(box_encoder.split_anchors(box_deltas, 4), rows)  # (B, K, 4)
-    boxes = box_encoder.decode_offsets(deltas, tf.gather(anchors.boxes_normalized, rows))
+    boxes = box_encoder.decode_deltas(deltas, tf.gather(anchors.boxes_normalized, rows))
     return boxes, tf.sigmoid(logits), classes
 
 
 def decode_all(
     class_logits: list[tf.Tensor], box_deltas: list[tf.Tensor], anchors: Anchors
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Every anchor's box and scores, for whoever suppresses elsewhere.
+    """Every anchor's box and scores, without NMS.
 
     Returns:
         boxes float32 (B, A, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, A, C).
@@ -75,5 +75,5 @@ def decode_all(
     num_classes = class_logits[0].shape[-1] // anchors.anchors_per_location
     deltas = tf.concat(box_encoder.split_anchors(box_deltas, 4), axis=1)
     logits = tf.concat(box_encoder.split_anchors(class_logits, num_classes), axis=1)
-    boxes = box_encoder.decode_offsets(tf.cast(deltas, tf.float32), anchors.boxes_normalized)
+    boxes = box_encoder.decode_deltas(tf.cast(deltas, tf.float32), anchors.boxes_normalized)
     return boxes, tf.sigmoid(tf.cast(logits, tf.float32))

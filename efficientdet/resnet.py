@@ -21,7 +21,7 @@ class Depth(NamedTuple):
 
 
 RESNETS = {  # arXiv 1512.03385 table 1
-    "resnet-nano": Depth((1, 1, 1, 1), False, 32),  # ours, from no paper: for tests and laptops
+    "resnet-nano": Depth((1, 1, 1, 1), False, 32),  # not published: for tests and laptops
     "resnet-18": Depth((2, 2, 2, 2), False),
     "resnet-34": Depth((3, 4, 6, 3), False),
     "resnet-50": Depth((3, 4, 6, 3), True),

@@ -4,26 +4,25 @@
 
 Stage for stage the twin of pipeline.py: the same rules, other random numbers. On evaluation images, where
 nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and targets
-are equal. It has what the published recipes need: GridMask and colour are DALI's only.
+are equal. It has what the published recipes need: min_iou_crop, GridMask and colour are DALI's only.
 
 All random numbers are functions of (seed, shard, running index of the image), so that a saved and restored
 iterator goes on exactly as it would have.
 """
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
-from common import box_encoder, dataset, letterbox, tf_readers
-from common import boxes as box_ops
+from common import box_encoder, dataset, letterbox
 from common.errors import UserError
-from common.sources import Source
-from common.tf_readers import Random
+from common.tf_readers import Random, loader_examples
 from efficientdet import pipeline
 from efficientdet.config import EfficientDetConfig
-from efficientdet.crops import CROP_ASPECT, CROP_SCALING, CROP_THRESHOLDS, CropResize
+from efficientdet.crops import CropResize
 
 COLOR_FIELDS = ("brightness", "contrast", "saturation", "hue")
-CROP_CANDIDATES = 200  # min_iou_crop: drawn at once, where DALI draws until one fits
 
 
 # --- 1. crop; CropResize holds float32 tensors here ---
@@ -54,51 +53,6 @@ def resize_range_crop(
     shorter = tf.floor(random.uniform(resize_min, resize_max + 1.0))
     whole = whole_image(size, image_size)
     return whole._replace(size=tf.minimum(whole.size, tf.floor(size * shorter / tf.reduce_min(size) + 0.5)))
-
-
-def min_iou_crop(
-    size: tf.Tensor, boxes: tf.Tensor, labels: tf.Tensor, image_size: tuple[int, int], random: Random
-) -> tuple[CropResize, tf.Tensor, tf.Tensor]:
-    """A random crop, as large as fits: the first candidate that overlaps every box by what it owes.
-
-    Returns:
-        The crop; the boxes whose centre is in it, still normalised by the image; their labels.
-    """
-    candidates, thresholds = _candidate_crops(random)
-    centers = (boxes[:, :2] + boxes[:, 2:]) / 2
-    inside = (centers >= candidates[:, tf.newaxis, :2]) & (centers <= candidates[:, tf.newaxis, 2:])
-    inside = tf.reduce_all(inside, -1)  # (n, N)
-    has_object = tf.reduce_any(inside, 1) | (tf.shape(boxes)[0] == 0)
-    overlaps = tf.reduce_all(box_ops.pairwise_iou(candidates, boxes) >= thresholds[:, tf.newaxis], 1)
-    widths, heights = tf.unstack((candidates[:, 2:] - candidates[:, :2]) * size[::-1], axis=1)
-    low, high = CROP_ASPECT
-    shaped = (widths >= low * heights) & (widths <= high * heights)
-    is_whole = thresholds == 0
-    valid = is_whole | (has_object & overlaps & shaped)
-    chosen = tf.argmax(tf.cast(valid, tf.int32))  # the first of the valid ones
-
-    first = tf.math.ceil(candidates[chosen, 1::-1] * size - 1e-3)  # whole pixels inside the crop; y, x
-    first = tf.clip_by_value(first, 0.0, size - 1.0)
-    last = tf.clip_by_value(tf.floor(candidates[chosen, 3:1:-1] * size + 1e-3), first + 1.0, size)
-    crop = _fit(tf.concat([first, last - first], 0), image_size)
-    kept = inside[chosen]
-    return crop, boxes[kept], labels[kept]
-
-
-def _candidate_crops(random: Random) -> tuple[tf.Tensor, tf.Tensor]:
-    """Crops, float32 (n, 4) ltrb normalised, and the IoU with every box that each owes, float32 (n,).
-
-    Some owe nothing: they are the whole image. So is the last one.
-    """
-    n = CROP_CANDIDATES
-    choices = tf.constant([0.0, *CROP_THRESHOLDS])
-    thresholds = tf.gather(choices, tf.cast(random.uniform(0.0, len(choices), (n,)), tf.int32))
-    sides = random.uniform(*CROP_SCALING, (n, 2))
-    left_top = random.uniform(0.0, 1.0, (n, 2)) * (1.0 - sides)
-    candidates = tf.concat([left_top, left_top + sides], 1)
-    whole = tf.constant([0.0, 0.0, 1.0, 1.0])
-    candidates = tf.where(thresholds[:, tf.newaxis] == 0, whole, candidates)
-    return tf.concat([candidates, whole[tf.newaxis]], 0), tf.concat([thresholds, [0.0]], 0)
 
 
 def _fit(window: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
@@ -156,83 +110,42 @@ def boxes_to_input(boxes: tf.Tensor, size: tf.Tensor, image_size: tuple[int, int
 # --- 5. the whole pipeline ---
 
 
-def random_crop(
-    config: EfficientDetConfig, size: tf.Tensor, boxes: tf.Tensor, labels: tf.Tensor, random: Random
-) -> tuple[CropResize, tf.Tensor, tf.Tensor]:
-    """The crop that `config.augmentation` names; its boxes, still normalised by the image; their labels."""
-    if config.augmentation == "min_iou_crop":
-        return min_iou_crop(size, boxes, labels, config.image_size, random)
+def random_crop(config: EfficientDetConfig, size: tf.Tensor, random: Random) -> CropResize:
+    """The crop that `config.augmentation` names."""
     if config.augmentation == "scale_jitter":
-        crop = jittered_crop(size, config.image_size, config.jitter_min, config.jitter_max, random)
-    elif config.augmentation == "resize_range":
-        crop = resize_range_crop(size, config.image_size, config.resize_min, config.resize_max, random)
-    else:
-        crop = whole_image(size, config.image_size)
-    return crop, boxes, labels
+        return jittered_crop(size, config.image_size, config.jitter_min, config.jitter_max, random)
+    if config.augmentation == "resize_range":
+        return resize_range_crop(size, config.image_size, config.resize_min, config.resize_max, random)
+    return whole_image(size, config.image_size)
 
 
-class EfficientDetTFPipeline:
-    """Feeds one rank, as EfficientDetPipeline does, without DALI. Arguments and elements are the same."""
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
+    """The loader without DALI. Options and elements are those of EfficientDetPipeline."""
 
     pipeline_type = "tensorflow"
-    saveable = True
 
-    def __init__(
-        self,
-        *,
-        source: Source,
-        config: EfficientDetConfig,
-        batch_size: int,
-        training: bool,
-        shard_id: int = 0,
-        num_shards: int = 1,
-        num_threads: int = 2,
-        prefetch: int = 2,
-        seed: int = 0,
-        with_targets: bool = True,
-        count_lost: bool = False,
-        name_images: bool = False,
-    ) -> None:
-        self.config = config
-        self.batch_size = batch_size
-        self.training = training
-        self.size = source.size
-        self.steps_per_epoch = dataset.steps_per_epoch(
-            source.size, batch_size * num_shards, training=training
-        )
-        self.element_spec = pipeline.element_spec(
-            config,
-            batch_size,
-            training=training,
-            with_targets=with_targets,
-            count_lost=count_lost,
-            name_images=name_images,
-        )
-        if training and (config.grid_mask_prob or any(getattr(config, name) for name in COLOR_FIELDS)):
+    def __post_init__(self) -> None:
+        config = self.config
+        is_dali_only = config.augmentation == "min_iou_crop" or config.grid_mask_prob > 0
+        if self.training and (is_dali_only or any(getattr(config, name) for name in COLOR_FIELDS)):
             raise UserError(
-                "--pipeline_type=tensorflow has no GridMask and no colour augmentation: use dali_cpu, or"
-                f" --hparams=grid_mask_prob=0,{','.join(f'{name}=0' for name in COLOR_FIELDS)}"
+                "--pipeline_type=tensorflow has no min_iou_crop, GridMask or colour augmentation: use"
+                " dali_cpu, or --hparams=augmentation=scale_jitter,grid_mask_prob=0,"
+                f"{','.join(f'{name}=0' for name in COLOR_FIELDS)}"
             )
-        self._examples = tf_readers.examples(
-            source, shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
-        )
-        self._seed = np.random.SeedSequence([seed, shard_id]).generate_state(2).astype(np.int32)
-        self._num_threads = num_threads
-        self._prefetch = prefetch
 
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
-        examples = self._examples
-        if not self.training:  # a shorter shard repeats images to fill its steps; their ids tell
-            examples = examples.repeat().take(self.steps_per_epoch * self.batch_size).repeat()
         options = tf.data.Options()
-        options.threading.private_threadpool_size = self._num_threads
+        options.threading.private_threadpool_size = self.num_threads
         return (
-            examples.enumerate()
-            .map(self._preprocess, num_parallel_calls=self._num_threads, deterministic=True)
+            loader_examples(self)
+            .enumerate()
+            .map(self._preprocess, num_parallel_calls=self.num_threads, deterministic=True)
             .batch(self.batch_size, drop_remainder=True)
             .map(self._finish)
-            .prefetch(self._prefetch)
+            .prefetch(self.prefetch)
             .with_options(options)
         )
 
@@ -242,9 +155,10 @@ class EfficientDetTFPipeline:
         config = self.config
         encoded, boxes, labels = example["encoded"], example["boxes"], example["labels"]
         size = tf.cast(dataset.image_size_tf(encoded), tf.float32)
-        random = Random(tf.random.fold_in(tf.constant(self._seed), index))
+        seed = np.random.SeedSequence([self.seed, self.shard_id]).generate_state(2).astype(np.int32)
+        random = Random(tf.random.fold_in(tf.constant(seed), index))
         if self.training:
-            crop, boxes, labels = random_crop(config, size, boxes, labels, random)
+            crop = random_crop(config, size, random)
         else:
             crop = whole_image(size, config.image_size)
 
@@ -256,9 +170,7 @@ class EfficientDetTFPipeline:
         image = pad_and_normalize(image, config.image_size)
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
-        visible = tf.math.count_nonzero(
-            (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]), dtype=tf.int32
-        )
+        visible = tf.math.count_nonzero(tf.reduce_all(boxes[:, 2:] > boxes[:, :2], 1), dtype=tf.int32)
         boxes, labels = box_encoder.drop_small_boxes_tf(boxes, labels, pipeline.min_box_size(config))
         large = tf.shape(labels)[0]
         boxes, labels = box_encoder.keep_largest_tf(boxes, labels, config.max_instances)
@@ -278,8 +190,5 @@ class EfficientDetTFPipeline:
         """Encodes the boxes of a batch, where targets are wanted, and keeps what `element_spec` names."""
         if "num_positives" in self.element_spec:
             images, targets = pipeline.add_targets(images, targets, self.config.anchors)
-        return images, {
-            name: tf.ensure_shape(targets[name], spec.shape)
-            for name, spec in self.element_spec.items()
-            if name != "images"
-        }
+        spec = self.target_spec
+        return images, {name: tf.ensure_shape(targets[name], spec[name].shape) for name in spec}

@@ -21,7 +21,7 @@ def random_color(images: list[DataNode], config: YOLOv4Config) -> list[DataNode]
 
 
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
-    """`change_hsv`, each image by draws of its own: -hue .. hue degrees, and twice a `random_factor`."""
+    """`change_hsv`, drawn anew for each image: -hue .. hue degrees, and twice a `random_factor`."""
     count = len(images)
     degrees = uniform(-hue, hue, [count])
     saturations, brightnesses = random_factor(saturation, count), random_factor(exposure, count)

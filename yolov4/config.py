@@ -170,49 +170,44 @@ _TINY = {
     "epochs": 1082,  # 2,000,200 batches of 64
 }
 
-_TABLE: dict[str, tuple[int, dict]] = {
-    "yolov4": (
-        608,
-        {
-            "backbone": "csp_darknet53",
-            "anchors": (12, 16, 19, 36, 40, 28, 36, 75, 76, 55, 72, 146, 142, 110, 192, 243, 459, 401),
-            "masks": ((0, 1, 2), (3, 4, 5), (6, 7, 8)),
-            "scale_xy": (1.2, 1.1, 1.05),
-            "iou_thresh": 0.213,
-            "max_delta": 5.0,
-            "multi_scale": 1.4,  # random=1: src/detector.c, train_detector
-        },
-    ),
+_YOLOV4 = {
+    "backbone": "csp_darknet53",
+    "anchors": (12, 16, 19, 36, 40, 28, 36, 75, 76, 55, 72, 146, 142, 110, 192, 243, 459, 401),
+    "masks": ((0, 1, 2), (3, 4, 5), (6, 7, 8)),
+    "scale_xy": (1.2, 1.1, 1.05),
+    "iou_thresh": 0.213,
+    "max_delta": 5.0,
+    "multi_scale": 1.4,  # random=1: src/detector.c, train_detector
+}
+# Not published: tiny with half the channels at a size that a laptop trains in minutes, and anchors to match.
+# A short run from scratch learns faster with Adam; and after a few hundred steps a momentum of 0.99 would
+# still hold much of the initial variance of 1.
+_NANO = _TINY | {
+    "width": 0.5,
+    "bn_momentum": 0.9,
+    "objectness_bias": -4.0,
+    "anchors": (10, 10, 16, 16, 24, 24, 36, 36, 60, 60, 100, 100),
+    "masks": ((0, 1, 2), (3, 4, 5)),
+    "iou_thresh": 0.213,
+    "jitter": 0.2,
+    "mosaic_prob": 0.5,
+    "close_mosaic": 5,
+    "box_gradient": "exact",
+    "size_weighting": True,
+    "iou_normalizer": 0.5,
+    "optimizer": "adam",
+    "learning_rate": 0.016,
+    "lr_schedule": "cosine",
+    "burn_in_steps": 100,
+    "burn_in_power": 1.0,
+    "clip_norm": 10.0,
+    "ema_decay": 0.99,
+    "epochs": 30,
+}
+_TABLE: dict[str, tuple[int, dict]] = {  # model: image side, and what differs from the defaults
+    "yolov4": (608, _YOLOV4),
     "yolov4-tiny": (416, _TINY),
-    # Ours, from no paper: tiny with half the channels at a size that a laptop trains in minutes, and anchors
-    # to match. A short run from nothing learns faster with Adam; and after a few hundred steps a momentum of
-    # 0.99 would still hold much of the initial variance of 1.
-    "yolov4-nano": (
-        256,
-        _TINY
-        | {
-            "width": 0.5,
-            "bn_momentum": 0.9,
-            "objectness_bias": -4.0,
-            "anchors": (10, 10, 16, 16, 24, 24, 36, 36, 60, 60, 100, 100),
-            "masks": ((0, 1, 2), (3, 4, 5)),
-            "iou_thresh": 0.213,
-            "jitter": 0.2,
-            "mosaic_prob": 0.5,
-            "close_mosaic": 5,
-            "box_gradient": "exact",
-            "size_weighting": True,
-            "iou_normalizer": 0.5,
-            "optimizer": "adam",
-            "learning_rate": 0.016,
-            "lr_schedule": "cosine",
-            "burn_in_steps": 100,
-            "burn_in_power": 1.0,
-            "clip_norm": 10.0,
-            "ema_decay": 0.99,
-            "epochs": 30,
-        },
-    ),
+    "yolov4-nano": (256, _NANO),
 }
 
 MODEL_NAMES = tuple(_TABLE)

@@ -42,7 +42,7 @@ def source_sizes(jpegs: list[DataNode]) -> DataNode:
 
 
 def input_size(config: YOLOv4Config, training: bool, seed: int) -> DataNode:
-    """int32 (2,): (height, width) of the network input, drawn for every training batch if config says so.
+    """int32 (2,): (height, width) of the network input, drawn for every training batch at multi_scale > 1.
 
     `seed` decides, so that all ranks draw alike: they wait for each other, and a large image takes longer.
 

@@ -9,13 +9,13 @@ every convolution in the order of the .cfg: batch norm's beta, gamma, mean and v
 is no batch norm, then the kernel (output, input, height, width); float32, little endian.
 """
 
-import dataclasses
 import math
 import os
 import pathlib
 import re
 import struct
 import sys
+from types import SimpleNamespace
 from typing import NamedTuple
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
@@ -43,6 +43,14 @@ from yolov4.predict import load_trained
 VERSION = (0, 2, 5)  # include/darknet.h: MAJOR_VERSION, MINOR_VERSION, PATCH_VERSION
 
 _LAYER = re.compile(r"\w+\.layer_(\d+)\.conv")
+
+
+FLAGS = {
+    "weights": "A .weights file, or weights or a run directory of ours.",
+    "output": "Ends in .weights.h5 (from Darknet) or .weights (to Darknet).",
+    "model_name": f"From Darknet: one of {', '.join(MODEL_NAMES)}.",
+    "image_size": "From Darknet: N or HxW in pixels. Default: the model's.",
+}
 
 
 class Contents(NamedTuple):
@@ -138,12 +146,12 @@ def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
         raise UserError(f"weights {path}: {error.strerror}") from error
 
     convolutions, num_classes = found
-    values, begin = {}, 0
+    values, has_head = {}, False
     for block in blocks[:convolutions]:
+        has_head |= _is_head(block)
         for variable in block:
             shape = _shape(variable, block, anchors, num_classes)
-            end = begin + math.prod(shape)
-            array = np.asarray(content[begin:end], np.float32)
+            array, content = np.split(content, [math.prod(shape)])
             if not np.isfinite(array).all():
                 raise UserError(f"weights {path}: {variable.path} is not finite: the file is damaged")
             if variable.name == "moving_variance" and array.min() < 0:
@@ -153,19 +161,16 @@ def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
             if len(shape) == 4:
                 height, width, inputs, outputs = shape
                 array = array.reshape(outputs, inputs, height, width).transpose(2, 3, 1, 0)
-            values[variable.path] = array
-            begin = end
-    has_head = any(_is_head(block) for block in blocks[:convolutions])
+            values[variable.path] = np.asarray(array, np.float32)
     return Contents(values, convolutions, num_classes if has_head else None, seen)
 
 
 def _assign(model: keras.Model, contents: Contents) -> Report:
     taken, blocks = 0, _blocks(model)
     for block in blocks[: contents.convolutions]:
-        arrays = [contents.values[variable.path] for variable in block]
-        if all(array.shape == variable.shape for array, variable in zip(arrays, block, strict=True)):
-            for array, variable in zip(arrays, block, strict=True):
-                variable.assign(array)
+        if all(contents.values[variable.path].shape == variable.shape for variable in block):
+            for variable in block:
+                variable.assign(contents.values[variable.path])
             taken += 1
     return Report(taken, len(blocks), contents.num_classes, contents.seen)
 
@@ -222,16 +227,8 @@ def _header(content: bytes) -> tuple[int, int]:
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    flags.DEFINE_string(
-        "weights", None, "A .weights file, or weights or a run directory of ours.", flag_values=fv
-    )
-    flags.DEFINE_string(
-        "output", None, "Ends in .weights.h5 (from Darknet) or .weights (to Darknet).", flag_values=fv
-    )
-    flags.DEFINE_string("model_name", None, f"From Darknet: one of {', '.join(MODEL_NAMES)}.", flag_values=fv)
-    flags.DEFINE_string(
-        "image_size", None, "From Darknet: N or HxW in pixels. Default: the model's.", flag_values=fv
-    )
+    for name, text in FLAGS.items():
+        flags.DEFINE_string(name, None, text, flag_values=fv)
     shared_flags.define_hparams_flag(fv)
 
 
@@ -273,10 +270,7 @@ def _from_darknet(
     _refuse_existing(pathlib.Path(output))
     # Darknet resizes without antialiasing (src/image.c: resize_image)
     config = hparams.replace(get_config(model_name), {"antialias": False})
-    fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
-    config = hparams.override(config, hparams_spec, only=fields)
-    if image_size:
-        config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
+    config = hparams.resolve(config, SimpleNamespace(hparams=hparams_spec, image_size=image_size))
     model = build_model(model_name, config=config)
     contents = read_darknet(weights, model)
     if contents.convolutions < len(_blocks(model)):

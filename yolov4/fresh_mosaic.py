@@ -1,7 +1,7 @@
 """Mosaics of four freshly read images, in DALI: --hparams=mosaic_tiles=fresh, as Darknet makes them.
 
 The same mosaic as in mosaic.py, with the same crops, flips, colours and cut points; but its four canvases are
-of four images of its own, read by four readers, and none of these canvases is ever made. A tile is a
+of four images that four readers read for it, and none of these canvases is ever made. A tile is a
 rectangle of one, so it is known before anything is decoded which pixels of the stored image it shows: just
 these, and what the filter of the resize reaches beyond them, are decoded, resized and coloured. All four
 together are as many pixels as one canvas. What grows is the reading and the part of the decoding that no
@@ -11,9 +11,9 @@ A sample that is no mosaic this time is one tile, the whole canvas of the first 
 that the others have read for it are not looked at.
 
 An epoch has as many steps as ever: the first reader goes once through the data, sharded among the ranks and
-in the order that it always has. The other three read the same shards, each in an order of its own, so an
+in the order that it always has. The other three read the same shards, each in another order, so an
 image is read four times in an epoch. Two tiles may show the same image by chance, in 6 of as many mosaics as
-there are images; Darknet draws its four likewise. From TFRecords each reader holds a buffer of its own, and
+there are images; Darknet draws its four likewise. From TFRecords each reader holds another buffer, and
 they walk through few files side by side (common/readers.py): write many, and shuffled.
 
 Tiles are columns here: int32 (2, 4) is a row of four y and a row of four x.
@@ -26,7 +26,6 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common.args import MAX_SEED
 from common.dali_ops import decode_crop, int32
 from yolov4.color import random_color
 from yolov4.config import YOLOv4Config
@@ -72,9 +71,9 @@ def is_wanted(config: YOLOv4Config) -> bool:
 
 
 def reader_seeds(seed: int) -> list[int]:
-    """Of the readers' orders, the same on all ranks; the first has the loader's own."""
+    """The seeds of the orders, the same on all ranks, at most args.MAX_SEED; the first is the loader's."""
     others = [np.random.SeedSequence([seed, number]).generate_state(1)[0] for number in range(1, TILES)]
-    return [seed, *(int(other) % (MAX_SEED + 1) for other in others)]
+    return [seed, *(int(other) % 2**31 for other in others)]
 
 
 def make(

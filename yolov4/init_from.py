@@ -1,11 +1,8 @@
-"""`--init_from`: weights of an earlier run or of Darknet as a starting point, whatever their classes were."""
+"""`--init_from`: weights of an earlier run or of Darknet as a starting point, of any classes."""
 
 import pathlib
-from collections.abc import Mapping
-from typing import NamedTuple
 
 import keras
-from numpy.typing import ArrayLike
 
 from common.errors import UserError
 from common.labels import LabelMap
@@ -27,9 +24,9 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
     Args:
         model: the model to start.
         label_map: its classes.
-        weights: a weights file of ours, a run directory, or a file of Darknet's: .weights, or one that ends
-            early (yolov4.conv.137, yolov4-tiny.conv.29). The classes of a .weights file stand in the .names
-            file beside it; without one, 80 classes are COCO's, and others are not known.
+        weights: a weights file of this project, a run directory, or a file of Darknet's: .weights, or one
+            that ends early (yolov4.conv.137, yolov4-tiny.conv.29). The classes of a .weights file stand in
+            the .names file beside it; without one, 80 classes are COCO's, and others are not known.
         config: the model's.
 
     Returns:
@@ -38,45 +35,39 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
     Raises:
         UserError: the file cannot be read, or nothing in it fits.
     """
-    if pathlib.Path(weights).is_dir() or weights.endswith(".h5"):
-        source = _read_own(weights, config)
-    else:
-        source = _read_darknet(weights, model, config)
-    layers = describe(config, num_classes=label_map.num_classes)
-    heads = [layer for layer in layers if isinstance(layer, Conv) and not layer.batch_norm]
-    paths = [f"{head.part}.layer_{head.index}.conv/{name}" for head in heads for name in ("kernel", "bias")]
-    rows = ClassRows(paths, config.anchors_per_location, source.anchors, first=BOX_ROWS)
     origin = f"--init_from={weights}"
-    return transfer(model, source.values, rows, label_map, source.names, origin, remark=source.remark)
-
-
-class _Source(NamedTuple):
-    values: Mapping[str, ArrayLike]  # path of a variable -> array
-    anchors: int  # per location
-    names: tuple[str, ...]  # of the classes
-    remark: str = ""
-
-
-def _read_own(weights: str, config: YOLOv4Config) -> _Source:
-    model, own_config, label_map, _ = load_trained(weights)
-    if own_config.backbone != config.backbone:
-        raise UserError(
-            f"--init_from={weights} is a {own_config.model_name}: start a {config.model_name} from weights of"
-            " its own kind"
-        )
-    values = {weight.path: weight.value for weight in model.weights}
-    same = (own_config.anchors, own_config.masks) == (config.anchors, config.masks)
-    remark = "" if same else "its anchors are others, so boxes start at other sizes"
-    return _Source(values, own_config.anchors_per_location, label_map.names, remark)
-
-
-def _read_darknet(weights: str, model: keras.Model, config: YOLOv4Config) -> _Source:
+    if pathlib.Path(weights).is_dir() or weights.endswith(".h5"):
+        return _from_own(model, label_map, weights, config, origin)
     contents = read_darknet(weights, model)
     names, remark = (), ""
     if contents.num_classes:
-        label_map = read_label_map(weights, contents.num_classes)
-        if label_map:
-            names = label_map.names
+        known = read_label_map(weights, contents.num_classes)
+        if known:
+            names = known.names
         else:
             remark = f"the names of its {contents.num_classes} classes are unknown: there is no .names file"
-    return _Source(contents.values, config.anchors_per_location, names, remark)
+    rows = _class_rows(config, config.anchors_per_location)
+    return transfer(model, contents.values, rows, label_map, names, origin, remark=remark)
+
+
+def _from_own(
+    model: keras.Model, label_map: LabelMap, weights: str, config: YOLOv4Config, origin: str
+) -> Report:
+    source_model, source_config, source_map, _ = load_trained(weights)
+    if source_config.backbone != config.backbone:
+        raise UserError(
+            f"{origin} is a {source_config.model_name}: start a {config.model_name} from weights of the same "
+            "backbone"
+        )
+    source = {weight.path: weight.value for weight in source_model.weights}
+    same = (source_config.anchors, source_config.masks) == (config.anchors, config.masks)
+    remark = "" if same else "its anchors are others, so boxes start at other sizes"
+    rows = _class_rows(config, source_config.anchors_per_location)
+    return transfer(model, source, rows, label_map, source_map.names, origin, remark=remark)
+
+
+def _class_rows(config: YOLOv4Config, source_anchors: int) -> ClassRows:
+    """The last convolutions of the heads, the only ones without batch norm."""
+    heads = [x for x in describe(config, num_classes=1) if isinstance(x, Conv) and not x.batch_norm]
+    paths = [f"{head.part}.layer_{head.index}.conv/{name}" for head in heads for name in ("kernel", "bias")]
+    return ClassRows(paths, config.anchors_per_location, source_anchors, first=BOX_ROWS)

@@ -1,4 +1,4 @@
-"""Who loads: `--pipeline_type` to an object with `.dataset()`, `.size`, `.steps_per_epoch`.
+"""The loader that `--pipeline_type` names: an object with `.dataset()`, `.size`, `.steps_per_epoch`.
 
 The types are those of common/loading.py.
 """
@@ -9,69 +9,43 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from common import dataset
 from common.args import MAX_SEED, Args
 from common.distributed.ranks import Ranks
+from common.loader import synthetic_dataset
 from common.loading import SYNTHETIC_BOXES, SYNTHETIC_IMAGES, Loader, resolve_type, synthetic_boxes
 from common.sources import Source
-from yolov4 import pipeline
 from yolov4.config import YOLOv4Config
-from yolov4.pipeline import YOLOv4Pipeline
+from yolov4.pipeline import YOLOv4Loader, YOLOv4Pipeline
 from yolov4.tf_pipeline import YOLOv4TFPipeline
 
 
 def make_loader(
     pipeline_type: str,
     *,
-    source: Source | None,
-    config: YOLOv4Config,
-    batch_size: int,
-    training: bool,
     device_id: int = 0,
     dali_device_id: int | None = None,
-    shard_id: int = 0,
-    num_shards: int = 1,
-    num_threads: int = 2,
-    prefetch: int = 2,
-    seed: int = 0,
-    with_targets: bool = True,
-    count_lost: bool = False,
-    name_images: bool = False,
     num_classes: int = 80,
-    mosaic: bool = True,
+    **options: Any,
 ) -> Loader:
-    """The loader that `--pipeline_type` names; see YOLOv4Pipeline for the other arguments.
+    """The loader that `--pipeline_type` names.
 
     Args:
-        source: None for synthetic data only.
+        pipeline_type: one of args.PIPELINE_TYPES.
         device_id: the GPU of this rank, where there is one.
         dali_device_id: another one for dali_gpu; see loading.check_dali_device.
         num_classes: of synthetic data.
-        mosaic: False switches mosaic, MixUp and CutMix off, for the last epochs.
+        options: source, config, batch_size, training and the others of YOLOv4Loader.
 
     Raises:
         UserError: dali_gpu without a GPU.
     """
     pipeline_type = resolve_type(pipeline_type)
-    options = {
-        "config": config,
-        "batch_size": batch_size,
-        "training": training,
-        "num_shards": num_shards,
-        "shard_id": shard_id,
-        "seed": seed,
-        "with_targets": with_targets,
-        "count_lost": count_lost,
-        "name_images": name_images,
-    }
     if pipeline_type == "synthetic":
-        return SyntheticLoader(**options, num_classes=num_classes)
-    options |= {"source": source, "num_threads": num_threads, "prefetch": prefetch, "mosaic": mosaic}
+        return SyntheticLoader(num_classes=num_classes, **options)
     if pipeline_type == "tensorflow":
         return YOLOv4TFPipeline(**options)
     if pipeline_type == "dali_gpu":
-        device = {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
-        return YOLOv4Pipeline(**options, **device)
+        options |= {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
     return YOLOv4Pipeline(**options)
 
 
@@ -136,62 +110,30 @@ def open_eval_loader(a: Args, config: YOLOv4Config, source: Source | None, ranks
     )
 
 
-class SyntheticLoader:
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SyntheticLoader(YOLOv4Loader):
     """One batch of noise with random boxes, repeated, always of config.image_size. Needs no files."""
 
-    pipeline_type = "synthetic"
-    saveable = True
+    num_classes: int
 
-    def __init__(
-        self,
-        *,
-        config: YOLOv4Config,
-        batch_size: int,
-        training: bool,
-        shard_id: int = 0,
-        num_shards: int = 1,
-        seed: int = 0,
-        with_targets: bool = True,
-        count_lost: bool = False,
-        name_images: bool = False,
-        num_classes: int = 80,
-    ) -> None:
-        self._config = dataclasses.replace(config, multi_scale=1.0)
-        self.size = SYNTHETIC_IMAGES
-        self.steps_per_epoch = dataset.steps_per_epoch(self.size, batch_size * num_shards, training=training)
-        self.element_spec = pipeline.element_spec(
-            self._config,
-            batch_size,
-            training=training,
-            with_targets=with_targets,
-            count_lost=count_lost,
-            name_images=name_images,
-        )
-        self._num_classes = num_classes
-        self._seed = [seed, shard_id]
+    pipeline_type = "synthetic"
+    size = SYNTHETIC_IMAGES
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return self.config.image_size
 
     def dataset(self) -> tf.data.Dataset:
-        """tf.data of (images, targets), the same batch for ever."""
-        random = np.random.default_rng(self._seed)
-        examples = [self._example(random, i) for i in range(self.element_spec["images"].shape[0])]
-        batch = {
-            name: tf.constant(np.stack([example[name] for example in examples]), spec.dtype)
-            for name, spec in self.element_spec.items()
-        }
-        return dataset.repeat_batch((batch.pop("images"), batch))
+        """tf.data of (images, targets), the same batch without end."""
+        return synthetic_dataset(self, self._example)
 
-    def _example(self, random: np.random.Generator, index: int) -> dict[str, np.ndarray]:
-        config = self._config
-        boxes, labels = synthetic_boxes(random, self._num_classes)
-        count = min(SYNTHETIC_BOXES, config.max_instances)
-        padding = [0, config.max_instances - count]
+    def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:
+        boxes, labels = synthetic_boxes(random, self.num_classes)
+        count = min(SYNTHETIC_BOXES, self.config.max_instances)
+        padding = [0, self.config.max_instances - count]
         return {
-            "images": random.random((*config.image_size, 3), np.float32),
+            "images": random.random((*self.image_size, 3), np.float32),
             "boxes": np.pad(boxes[:count], [padding, [0, 0]], constant_values=-1),
             "classes": np.pad(labels[:count] - 1, [padding], constant_values=-1),
             "num_boxes": np.int32(count),
-            "image_ids": np.int64(index),
-            "image_sizes": np.array(config.image_size, np.int32),
-            "letterbox": np.array((0, 0, *config.image_size), np.float32),
-            "lost": np.zeros(2, np.int32),
         }

@@ -1,7 +1,7 @@
 """CIoU on the predictions that a box trains, cross-entropy for objectness and classes, L2 on the kernels.
 
 YOLOv4 (arXiv 2004.10934) section 3.4 with the constants of AlexeyAB/darknet cfg/yolov4.cfg, and the rules of
-its src/yolo_layer.c; targets.py says which prediction a box trains.
+its src/yolo_layer.c; targets.py decides which predictions a box trains.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def box_loss(
     CIoU compares aspect ratios of normalised sides, as Darknet does: on a network input that is not square
     they are not the ratios in pixels.
 
-    config.box_gradient says what is handed back to the raw outputs. "exact" is the derivative of the loss.
+    config.box_gradient chooses the gradient of the raw outputs. "exact" is the derivative of the loss.
     "darknet" is what Darknet's delta_yolo_box takes for it, and what its iou_normalizer of 0.07 and max_delta
     of 5 are made for: the derivative by the box itself, in units of the image, as if the raw outputs were
     its centre and sides (`_darknet_derivative`). That is larger than the exact one by the number of columns
@@ -53,7 +53,7 @@ def box_loss(
         grid_size: (rows, columns) of the head.
 
     Returns:
-        float32 scalar. Its gradient is finite whatever the boxes and offsets are (fix_nan_inf).
+        float32 scalar. Its gradient is finite for any boxes and offsets (fix_nan_inf).
     """
     stride = config.strides[head]
     boxes = boxes[:, :, None, :]  # (B, M, 1, 4)
@@ -208,7 +208,7 @@ def _darknet_derivative(
     By centre x, centre y, width and height of the box, normalised, and passed on to the raw outputs as it is;
     by the sides times the exponential of the raw output, without the anchor. IoU counts twice by the sides,
     and the aspect term is without its divisor width**2 + height**2, as in the CIoU paper. One departure:
-    src/box.c dx_box_iou has the wrong sign where the centre moves the enclosing box; ours is the derivative.
+    src/box.c dx_box_iou has the wrong sign where the centre moves the enclosing box; here it is right.
     """
     boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
     with tf.GradientTape(persistent=True) as tape:

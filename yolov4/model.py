@@ -3,7 +3,7 @@
     model = build_model("yolov4", num_classes=80)
     raw_heads = model(images)  # images: RGB in [0, 1], (B, 608, 608, 3)
 
-network.py says which layers there are. The model is an ordinary functional `keras.Model`; the names of its
+network.py lists the layers. The model is an ordinary functional `keras.Model`; the names of its
 layers say where they are, and their numbers are Darknet's: `backbone.layer_0.conv`, `backbone.layer_0.bn`,
 `neck.layer_105.conv`, `head.layer_138.conv`. (Dots, because Keras allows no slashes.)
 """
@@ -41,7 +41,7 @@ def build_model(
     Returns:
         Model from images (B, height, width, 3) in [0, 1] to the raw heads, float32, finest stride first: for
         stride s (B, height / s, width / s, K, 5 + C), K anchors per place, each with x, y, width, height,
-        objectness and C class logits, nothing activated (decoding.py says what they mean).
+        objectness and C class logits, nothing activated; decoding.py turns them into boxes.
 
     Raises:
         UserError: no such model.

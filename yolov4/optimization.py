@@ -2,9 +2,10 @@
 
 Keras multiplies the gradient by the learning rate before it enters the velocity, Darknet the velocity
 afterwards (src/convolutional_layer.c, update_convolutional_layer): under a constant rate the two are one;
-where the rate falls, ours still moves at the old rate for about 1 / (1 - momentum) updates.
+where the rate falls, Keras still moves at the old rate for about 1 / (1 - momentum) updates.
 """
 
+import dataclasses
 import math
 
 import keras
@@ -18,6 +19,7 @@ from yolov4.config import YOLOv4Config
 INITIAL_LOSS_SCALE = 32.0
 
 
+@dataclasses.dataclass(eq=False)
 class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
     """A power of the update's number up to the peak, then steps down or half a cosine to zero.
 
@@ -36,24 +38,13 @@ class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
             Keras counts those.
     """
 
-    def __init__(
-        self,
-        peak: float,
-        burn_in: int,
-        power: float,
-        total: int,
-        boundaries: list[int] | None,
-        factor: float,
-        accumulate_steps: int = 1,
-    ):
-        super().__init__()
-        self.peak = peak
-        self.burn_in = burn_in
-        self.power = power
-        self.total = total
-        self.boundaries = boundaries
-        self.factor = factor
-        self.accumulate_steps = accumulate_steps
+    peak: float
+    burn_in: int
+    power: float
+    total: int
+    boundaries: list[int] | None
+    factor: float
+    accumulate_steps: int = 1
 
     def __call__(self, step):
         number = ops.floor((ops.cast(step, "float32") + 0.5) / self.accumulate_steps) + 1.0
@@ -68,15 +59,7 @@ class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
         return ops.where(number < self.burn_in, warm, after)
 
     def get_config(self) -> dict:
-        return {
-            "peak": self.peak,
-            "burn_in": self.burn_in,
-            "power": self.power,
-            "total": self.total,
-            "boundaries": self.boundaries,
-            "factor": self.factor,
-            "accumulate_steps": self.accumulate_steps,
-        }
+        return dataclasses.asdict(self)
 
 
 def make_schedule(

@@ -15,7 +15,6 @@ YOLOv4: arXiv 2004.10934. Darknet: github.com/AlexeyAB/darknet.
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -24,17 +23,14 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, dali_ops, dataset, readers
+from common import box_encoder, dali_ops, dataset
 from common.dali_ops import count_visible, decode_crop, resize
-from common.sources import Source
+from common.loader import BaseLoader, DaliOptions, Shapes
 from yolov4 import fresh_mosaic
 from yolov4.color import random_color, to_unit
 from yolov4.config import YOLOv4Config
 from yolov4.crops import input_size, source_size, training_crop, whole_image, xyxy
 from yolov4.mixing import Objects, mix
-
-if TYPE_CHECKING:
-    from common.sources import Source
 
 # Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
 # with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
@@ -102,95 +98,66 @@ def select_objects(objects: Objects, config: YOLOv4Config) -> tuple[Objects, Dat
 # --- 4. the whole graph ---
 
 
-class YOLOv4Pipeline:
-    """Feeds one rank. The same class serves training, evaluation and (without targets) inference.
+def augment(
+    config: YOLOv4Config, images: DataNode, boxes: DataNode, labels: DataNode
+) -> tuple[DataNode, DataNode, DataNode]:
+    """Colour. A new stage goes here; the flip is a part of the resize, and mosaics come later.
 
-    Training is infinite, shuffled, augmented. Evaluation goes through this rank's shard in order, whole
-    images; ranks whose shard is shorter repeat an image at the end.
+    Args:
+        config: has a field for each stage.
+        images: uint8 (h, w, 3), a resized and flipped crop.
+        boxes: float32 (N, 4), ltrb normalised by the crop.
+        labels: int32 (N,), 1-based.
+
+    Returns:
+        float32 (h, w, 3) in [0, 1]; the boxes; the labels.
+    """
+    (images,) = random_color([images], config)
+    return images, boxes, labels
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class YOLOv4Loader(BaseLoader):
+    """The options and the targets of all loaders of this app.
 
     Attributes:
-        pipeline_type: dali_cpu or dali_gpu.
-        saveable: whether tf.train.Checkpoint can save the dataset's iterator.
-        dali_device_id: see __init__; common.loading.placement puts the dataset there.
-        size: images of the whole source, all ranks together.
-        steps_per_epoch: batches that every rank takes in one epoch.
-        element_spec: of one batch, in the order of the DALI outputs.
+        mosaic: False for the last epochs: no mosaic, and no MixUp and CutMix either. Only images of a batch
+            are mixed: in a batch of one a mosaic is made of four pieces of the image, and there is no MixUp
+            and no CutMix.
     """
 
-    def __init__(
-        self,
-        *,
-        source: "Source",
-        config: YOLOv4Config,
-        batch_size: int,
-        training: bool,
-        device: str = "cpu",
-        device_id: int | None = None,
-        dali_device_id: int | None = None,
-        shard_id: int = 0,
-        num_shards: int = 1,
-        num_threads: int = 2,
-        prefetch: int = 2,
-        seed: int = 0,
-        with_targets: bool = True,
-        count_lost: bool = False,
-        name_images: bool = False,
-        checkpointing: bool = True,
-        mosaic: bool = True,
-    ) -> None:
-        """
-        Args:
-            source: what `common.datacheck.open_data.open_source` returns.
-            config: the model's; it decides image size and augmentation.
-            batch_size: images of a batch on this rank. Others of the batch are what mosaic, MixUp and CutMix
-                mix an image with; where there is only one, a mosaic is made of four pieces of it, and there
-                is no MixUp and no CutMix.
-            training: shuffled and augmented; otherwise in order and whole.
-            device: "cpu", or "gpu": pixels are decoded, and all that follows is done, on that GPU.
-            device_id: the GPU; None on a CPU.
-            dali_device_id: another GPU, where pixels are to be made on one that the model is not on.
-            shard_id, num_shards: this rank's share of the data.
-            num_threads, prefetch: DALI's CPU threads; batches made ahead.
-            seed: of the order, the same on all ranks, and of the augmentation, another on each. 0 is one.
-            with_targets: False leaves images, image_ids, image_sizes and letterbox only.
-            count_lost: adds `lost`, int32 (B, 2): boxes that show, but below min_box_size; boxes above
-                max_instances.
-            name_images: adds `image_ids`, which evaluation always has, to training batches: what was read, in
-                the order of reading, for the first tiles only where mosaics are of freshly read images.
-            checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
-            mosaic: False for the last epochs: no mosaic, and no MixUp and CutMix either.
-        """
-        if device not in ("cpu", "gpu") or (device == "gpu") != (device_id is not None):
-            raise ValueError(
-                f"device={device!r}, device_id={device_id!r}: need 'cpu' and None, or 'gpu' and a number"
-            )
-        self.config = config
-        self.batch_size = batch_size
-        self.training = training
-        self.pipeline_type = f"dali_{device}"
-        self.saveable = checkpointing and device == "cpu"
-        self.dali_device_id = dali_device_id
-        self.size = source.size
-        self.steps_per_epoch = dataset.steps_per_epoch(
-            source.size, batch_size * num_shards, training=training
-        )
-        self.element_spec = element_spec(
-            config,
-            batch_size,
-            training=training,
-            with_targets=with_targets,
-            count_lost=count_lost,
-            name_images=name_images,
-        )
-        self._source = source
-        self._device = device
-        self._device_id = device_id if dali_device_id is None else dali_device_id
-        self._shard_id = shard_id
-        self._num_shards = num_shards
-        self._num_threads = num_threads
-        self._prefetch = prefetch
-        self._seed = seed
-        self._mosaic = mosaic
+    config: YOLOv4Config
+    mosaic: bool = True
+
+    @property
+    def image_size(self) -> tuple[int | None, int | None]:
+        is_fixed = not self.training or self.config.multi_scale == 1
+        return self.config.image_size if is_fixed else (None, None)
+
+    @property
+    def mixed_config(self) -> YOLOv4Config:
+        """The config with the probabilities of mosaic, MixUp and CutMix that hold here."""
+        config = self.config
+        if not (self.training and self.mosaic):
+            return dataclasses.replace(config, mosaic_prob=0.0, mixup_prob=0.0, cutmix_prob=0.0)
+        if self.batch_size == 1:
+            return dataclasses.replace(config, mixup_prob=0.0, cutmix_prob=0.0)
+        return config
+
+    def target_shapes(self) -> Shapes:
+        return {
+            "boxes": ((self.config.max_instances, 4), tf.float32),
+            "classes": ((self.config.max_instances,), tf.int32),
+            "num_boxes": ((), tf.int32),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
+    """The loader by DALI. Its options are those of YOLOv4Loader and of common.loader.DaliOptions.
+
+    With `name_images` a freshly read mosaic has the image id of its first tile.
+    """
 
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
@@ -199,33 +166,32 @@ class YOLOv4Pipeline:
 
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends."""
-        images_spec, *_ = self.element_spec.values()
-        targets_spec = {name: spec for name, spec in self.element_spec.items() if name != "images"}
-        pipeline = self._build(["images", *sorted(targets_spec)])
-        return dataset.from_pipeline(pipeline, (images_spec, targets_spec), device_id=self._device_id)
+        spec = self.element_spec["images"], self.target_spec
+        pipeline = self._build(["images", *sorted(self.target_spec)])
+        return dataset.from_pipeline(pipeline, spec, device_id=self.pixel_device_id)
 
     def _build(self, names: list[str]) -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
-            num_threads=self._num_threads,
-            device_id=self._device_id,
-            prefetch_queue_depth=self._prefetch,
+            num_threads=self.num_threads,
+            device_id=self.pixel_device_id,
+            prefetch_queue_depth=self.prefetch,
             # Another augmentation on every rank; the reader has the seed itself.
-            seed=_mixed_seed(self._seed, self._shard_id, 1),
+            seed=_mixed_seed(self.seed, self.shard_id, 1),
             exec_dynamic=True,
             enable_checkpointing=self.saveable,
         )
         with pipeline:
             outputs = self._define_graph()
             nodes = [outputs[name] for name in names]
-            pipeline.set_outputs(*(node.gpu() if self._device == "gpu" else node for node in nodes))
+            pipeline.set_outputs(*(node.gpu() if self.device == "gpu" else node for node in nodes))
         pipeline.build()
         return pipeline
 
     def _define_graph(self) -> dict[str, DataNode]:
         config = self.config
-        mixed = mixed_config(config, self.batch_size, on=self.training and self._mosaic)
-        image_size = input_size(config, self.training, _mixed_seed(self._seed, 0, 2))
+        mixed = self.mixed_config
+        image_size = input_size(config, self.training, _mixed_seed(self.seed, 0, 2))
         if fresh_mosaic.is_wanted(mixed):
             images, objects, facts = self._fresh_mosaics(mixed, image_size)
         else:
@@ -248,7 +214,7 @@ class YOLOv4Pipeline:
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
         """One image each, mixed with others of the batch; what is known of the image."""
         config = self.config
-        jpegs, boxes, labels, image_ids = self._read(self._seed)
+        jpegs, boxes, labels, image_ids = self._read(self.seed)
         size = source_size(jpegs)
         if self.training:
             crop = training_crop(config, size, image_size)
@@ -258,12 +224,15 @@ class YOLOv4Pipeline:
         place, mirrored = crop.place, None
         if self.training and config.flip_prob:
             mirrored, place = random_flip(place, image_size, config.flip_prob)
-        images = decode_crop(jpegs, crop.window, self._device)
+        images = decode_crop(jpegs, crop.window, self.device)
         images = resize(images, place[2:4], mirrored, config.antialias)
         boxes = boxes_to_window(boxes, size, crop.window)
         if mirrored is not None:
             boxes = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True)
-        (images,) = random_color([images], config) if self.training else [to_unit(images)]
+        if self.training:
+            images, boxes, labels = augment(config, images, boxes, labels)
+        else:
+            images = to_unit(images)
         if config.letterbox or (self.training and config.jitter):
             images = pad(images, place, image_size)
         boxes_px = boxes_to_input(boxes, place)
@@ -282,7 +251,7 @@ class YOLOv4Pipeline:
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
         """Some of four images, the others of one; then mixed with others of the batch; the first's ids."""
         examples, image_ids = [], []
-        for number, seed in enumerate(fresh_mosaic.reader_seeds(self._seed)):
+        for number, seed in enumerate(fresh_mosaic.reader_seeds(self.seed)):
             *nodes, ids = self._read(seed, f"reader_{number}" if number else "reader")
             examples.append(fresh_mosaic.Example(*nodes))
             image_ids.append(ids)
@@ -290,7 +259,7 @@ class YOLOv4Pipeline:
             examples,
             mixed,
             image_size,
-            device=self._device,
+            device=self.device,
             fill=FILL / 255,
         )
         if mixed.mixup_prob or mixed.cutmix_prob:
@@ -298,57 +267,15 @@ class YOLOv4Pipeline:
             images, objects = mix(without, images, objects, None, image_size, taken=mosaics)
         return images, objects, {"image_ids": image_ids[0]}
 
-    def _read(self, seed: int, name: str = "reader") -> readers.Nodes:
-        return self._source.read(
-            shard_id=self._shard_id,
-            num_shards=self._num_shards,
+    def _read(self, seed: int, name: str = "reader") -> tuple[DataNode, ...]:
+        return self.source.read(
+            shard_id=self.shard_id,
+            num_shards=self.num_shards,
             training=self.training,
             seed=seed,
             name=name,
         )
 
 
-def mixed_config(config: YOLOv4Config, batch_size: int, *, on: bool) -> YOLOv4Config:
-    """The config with the probabilities of mosaic, MixUp and CutMix that hold here; none if not `on`."""
-    if not on:
-        return dataclasses.replace(config, mosaic_prob=0.0, mixup_prob=0.0, cutmix_prob=0.0)
-    if batch_size == 1:  # nobody to mix with
-        return dataclasses.replace(config, mixup_prob=0.0, cutmix_prob=0.0)
-    return config
-
-
 def _mixed_seed(seed: int, shard_id: int, purpose: int) -> int:
     return int(np.random.SeedSequence([seed, shard_id, purpose]).generate_state(1)[0])
-
-
-def element_spec(
-    config: YOLOv4Config,
-    batch_size: int,
-    *,
-    training: bool,
-    with_targets: bool,
-    count_lost: bool,
-    name_images: bool,
-) -> dict[str, tf.TensorSpec]:
-    """Name -> shape and dtype of what one batch holds, in order. All loaders of the app give these.
-
-    The sides of the images are None where training draws another size for every batch.
-    """
-    image_size = (None, None) if training and config.multi_scale > 1 else config.image_size
-    spec = {"images": ((*image_size, 3), tf.float32)}
-    if with_targets:
-        spec |= {
-            "boxes": ((config.max_instances, 4), tf.float32),
-            "classes": ((config.max_instances,), tf.int32),
-            "num_boxes": ((), tf.int32),
-        }
-    if not training or name_images:
-        spec["image_ids"] = ((), tf.int64)
-    if not training:
-        spec |= {
-            "image_sizes": ((2,), tf.int32),
-            "letterbox": ((4,), tf.float32),
-        }
-    if count_lost:
-        spec["lost"] = ((2,), tf.int32)
-    return {name: tf.TensorSpec((batch_size, *shape), dtype) for name, (shape, dtype) in spec.items()}

@@ -18,7 +18,7 @@ _METHODS = {"greedy": "hard", "diou": "diou"}  # nms_method -> its name in commo
 def decode_heads(
     raw: list[tf.Tensor], model_name: str, image_size: tuple[int, int]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """All boxes and scores of a published model, for whoever wants them without suppression.
+    """All boxes and scores of a published model, without NMS.
 
     Args:
         raw: per head (B, h, w, K, 5 + C), finest stride first, any float type.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from common.tf_readers import Random
-from yolov4.mosaic import MIN_OFFSET, TILES
+from yolov4.mosaic import IS_FIRST, MIN_OFFSET, TILES
 
 
 class Canvases(NamedTuple):
@@ -92,37 +92,24 @@ def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor) -> Mixed:
         tiles: int32 (4,), the rows of the canvases: top left, top right, bottom left, bottom right.
         cut: int32 (2,), row and column of the point.
     """
-    height, width = tf.unstack(tf.shape(canvases.images)[1:3])
-    cut_y, cut_x = tf.unstack(cut)
+    size = tf.shape(canvases.images)[1:3]
     pieces, boxes_px = [], []
-    for i in range(TILES):
-        top, left, place_height, place_width = tf.unstack(canvases.places[tiles[i]])
-        bottom, right = height - top - place_height, width - left - place_width
-        # from: where the piece lies in its canvas; to: where in the mosaic
-        if i in (0, 1):
-            from_y = height - cut_y - tf.minimum(bottom, height - cut_y)
-            to_y, piece_height = 0, cut_y
-        else:
-            from_y = tf.minimum(top, cut_y)
-            to_y, piece_height = cut_y, height - cut_y
-        if i in (0, 2):
-            from_x = width - cut_x - tf.minimum(right, width - cut_x)
-            to_x, piece_width = 0, cut_x
-        else:
-            from_x = tf.minimum(left, cut_x)
-            to_x, piece_width = cut_x, width - cut_x
-        rows = slice(from_y, from_y + piece_height)
-        pieces.append(canvases.images[tiles[i], rows, from_x : from_x + piece_width])
-        shift = tf.stack([to_x - from_x, to_y - from_y] * 2)
-        moved_px = canvases.boxes_px[tiles[i]] + tf.cast(shift, tf.float32)
-        tile = tf.stack([to_x, to_y, to_x + piece_width, to_y + piece_height])
-        boxes_px.append(_clip(moved_px, tile))
+    for i, is_first in enumerate(IS_FIRST):  # the same sums as in mosaic.tiles
+        before = canvases.places[tiles[i], :2]
+        after = size - before - canvases.places[tiles[i], 2:]
+        rest = size - cut
+        starts = is_first * (rest - tf.minimum(rest, after)) + (1 - is_first) * tf.minimum(cut, before)
+        lengths = is_first * cut + (1 - is_first) * rest
+        targets = (1 - is_first) * cut
+        (top, left), (bottom, right) = tf.unstack(starts), tf.unstack(starts + lengths)
+        pieces.append(canvases.images[tiles[i], top:bottom, left:right])
+        moved_px = canvases.boxes_px[tiles[i]] + _xyxy(targets - starts)
+        boxes_px.append(tf.clip_by_value(moved_px, _xyxy(targets), _xyxy(targets + lengths)))
     upper, lower = tf.concat(pieces[:2], 1), tf.concat(pieces[2:], 1)
     labels = tf.reshape(tf.gather(canvases.labels, tiles), [-1])
     return Mixed(tf.concat([upper, lower], 0), tf.concat(boxes_px, 0), labels)
 
 
-def _clip(boxes_px: tf.Tensor, rectangle: tf.Tensor) -> tf.Tensor:
-    left, top, right, bottom = tf.unstack(tf.cast(rectangle, tf.float32))
-    low, high = tf.stack([left, top, left, top]), tf.stack([right, bottom, right, bottom])
-    return tf.clip_by_value(boxes_px, low, high)
+def _xyxy(yx: tf.Tensor) -> tf.Tensor:
+    """(2,), y and x -> float32 (4,): x, y, x, y."""
+    return tf.cast(tf.gather(yx, [1, 0, 1, 0]), tf.float32)

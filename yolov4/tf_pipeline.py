@@ -12,13 +12,14 @@ All random numbers are functions of (seed, shard, running index of the image or 
 and restored iterator goes on exactly as it would have.
 """
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
-from common import box_encoder, dataset, letterbox, tf_readers
+from common import box_encoder, dataset, letterbox
 from common.errors import UserError
-from common.sources import Source
-from common.tf_readers import Random
+from common.tf_readers import Random, loader_examples
 from yolov4 import pipeline, tf_mosaic
 from yolov4.config import YOLOv4Config
 from yolov4.crops import CropResize
@@ -27,7 +28,7 @@ from yolov4.crops import CropResize
 
 
 def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tensor:
-    """int32 (2,): (height, width) of the network input, drawn for every training batch if config says so."""
+    """int32 (2,): (height, width) of the network input, drawn for every training batch at multi_scale > 1."""
     if not training or config.multi_scale == 1:
         return tf.constant(config.image_size)
     low, high = config.size_range
@@ -95,7 +96,7 @@ def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.
 
 
 def random_color(image: tf.Tensor, config: YOLOv4Config, random: Random) -> tf.Tensor:
-    """Another hue, saturation and brightness, drawn as the config says; the same image where it says none."""
+    """Another hue, saturation and brightness, drawn within the config's limits."""
     if config.hue or config.saturation > 1 or config.exposure > 1:
         return random_hsv(image, config.hue, config.saturation, config.exposure, random)
     return image
@@ -167,10 +168,10 @@ def select_boxes(
     large = tf.shape(labels)[0]
     boxes_px, labels = box_encoder.keep_largest_tf(boxes_px, labels, config.max_instances)
     kept = tf.shape(labels)[0]
-    padding = [[0, config.max_instances - kept]]
+    boxes, classes = box_encoder.pad_boxes_tf(boxes_px / xyxy(image_size), labels, config.max_instances)
     return {
-        "boxes": tf.pad(boxes_px / xyxy(image_size), padding + [[0, 0]], constant_values=-1.0),
-        "classes": tf.pad(labels - 1, padding, constant_values=-1),
+        "boxes": boxes,
+        "classes": classes,
         "num_boxes": kept,
         "lost": tf.stack([visible - large, large - kept]),
     }
@@ -184,75 +185,33 @@ def xyxy(yx: tf.Tensor) -> tf.Tensor:
 # --- 4. the whole pipeline ---
 
 
-class YOLOv4TFPipeline:
-    """Feeds one rank, as YOLOv4Pipeline does, without DALI. Arguments and elements are the same."""
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
+    """The loader without DALI. Options and elements are those of YOLOv4Pipeline."""
 
     pipeline_type = "tensorflow"
-    saveable = True
 
-    def __init__(
-        self,
-        *,
-        source: Source,
-        config: YOLOv4Config,
-        batch_size: int,
-        training: bool,
-        shard_id: int = 0,
-        num_shards: int = 1,
-        num_threads: int = 2,
-        prefetch: int = 2,
-        seed: int = 0,
-        with_targets: bool = True,
-        count_lost: bool = False,
-        name_images: bool = False,
-        mosaic: bool = True,
-    ) -> None:
-        self.config = config
-        self.batch_size = batch_size
-        self.training = training
-        self.size = source.size
-        self.steps_per_epoch = dataset.steps_per_epoch(
-            source.size, batch_size * num_shards, training=training
-        )
-        self.element_spec = pipeline.element_spec(
-            config,
-            batch_size,
-            training=training,
-            with_targets=with_targets,
-            count_lost=count_lost,
-            name_images=name_images,
-        )
-        mixed = pipeline.mixed_config(config, batch_size, on=training and mosaic)
+    def __post_init__(self) -> None:
+        mixed = self.mixed_config
         if mixed.mixup_prob or mixed.cutmix_prob or (mixed.mosaic_prob and mixed.mosaic_tiles == "fresh"):
             raise UserError(
                 "--pipeline_type=tensorflow has no MixUp, CutMix or freshly read mosaics: use dali_cpu,"
                 " or --hparams=mixup_prob=0,cutmix_prob=0,mosaic_tiles=batch"
             )
-        self._mosaic_prob = mixed.mosaic_prob
-        self._examples = tf_readers.examples(
-            source, shard_id=shard_id, num_shards=num_shards, training=training, seed=seed
-        )
-        self._num_threads = num_threads
-        self._prefetch = prefetch
-        # The size of a batch is the same on all ranks: they wait for each other.
-        self._size_seed = _seed(seed, 0, 1)
-        self._image_seed, self._batch_seed = _seed(seed, shard_id, 2), _seed(seed, shard_id, 3)
 
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
-        examples = self._examples
-        if not self.training:  # a shorter shard repeats images to fill its steps; their ids tell
-            examples = examples.repeat().take(self.steps_per_epoch * self.batch_size).repeat()
         options = tf.data.Options()
-        options.threading.private_threadpool_size = self._num_threads
-        parallel = {"num_parallel_calls": self._num_threads, "deterministic": True}
+        options.threading.private_threadpool_size = self.num_threads
+        parallel = {"num_parallel_calls": self.num_threads, "deterministic": True}
         return (
-            examples.enumerate()
+            loader_examples(self)
+            .enumerate()
             .map(self._preprocess, **parallel)
             .padded_batch(self.batch_size, drop_remainder=True)  # boxes with rows of 0
             .enumerate()
             .map(self._finish, **parallel)
-            .prefetch(self._prefetch)
+            .prefetch(self.prefetch)
             .with_options(options)
         )
 
@@ -262,7 +221,7 @@ class YOLOv4TFPipeline:
         encoded, boxes = example["encoded"], example["boxes"]
         size = dataset.image_size_tf(encoded)
         image_size = self._input_size(index // self.batch_size)
-        random = Random(tf.random.fold_in(self._image_seed, index))
+        random = Random(tf.random.fold_in(_seed(self.seed, self.shard_id, 2), index))
         if self.training:
             crop = training_crop(config, size, image_size, random)
         else:
@@ -291,38 +250,33 @@ class YOLOv4TFPipeline:
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """What is made of the batch as a whole, and its last form."""
         images, boxes_px, labels = batch["images"], batch["boxes_px"], batch["labels"]
-        if self._mosaic_prob:
-            random = Random(tf.random.fold_in(self._batch_seed, index))
+        mosaic_prob = self.mixed_config.mosaic_prob
+        if mosaic_prob:
+            random = Random(tf.random.fold_in(_seed(self.seed, self.shard_id, 3), index))
             canvases = tf_mosaic.Canvases(images, boxes_px, labels, batch["places"])
-            images, boxes_px, labels = tf_mosaic.mix(canvases, self._mosaic_prob, random)
+            images, boxes_px, labels = tf_mosaic.mix(canvases, mosaic_prob, random)
         image_size = self._input_size(index)
         selected = tf.map_fn(
             lambda sample: select_boxes(*sample, image_size, self.config),
             (boxes_px, labels),
-            fn_output_signature={
-                "boxes": tf.float32,
-                "classes": tf.int32,
-                "num_boxes": tf.int32,
-                "lost": tf.int32,
-            },
+            fn_output_signature={"boxes": tf.float32}
+            | dict.fromkeys(("classes", "num_boxes", "lost"), tf.int32),
         )
         outputs = {
             "images": tf.cast(images, tf.float32) / 255,
             **selected,
             "image_ids": batch["image_ids"],
+            "image_sizes": batch["image_sizes"],
+            "letterbox": tf.cast(batch["places"], tf.float32),
         }
-        if not self.training:
-            outputs |= {
-                "image_sizes": batch["image_sizes"],
-                "letterbox": tf.cast(batch["places"], tf.float32),
-            }
-        outputs = {
-            name: tf.ensure_shape(outputs[name], spec.shape) for name, spec in self.element_spec.items()
-        }
+        spec = self.element_spec
+        outputs = {name: tf.ensure_shape(outputs[name], spec[name].shape) for name in spec}
         return outputs.pop("images"), outputs
 
     def _input_size(self, batch_index: tf.Tensor) -> tf.Tensor:
-        return input_size(self.config, self.training, Random(tf.random.fold_in(self._size_seed, batch_index)))
+        # The size of a batch is the same on all ranks: they wait for each other.
+        random = Random(tf.random.fold_in(_seed(self.seed, 0, 1), batch_index))
+        return input_size(self.config, self.training, random)
 
 
 def _seed(seed: int, shard_id: int, purpose: int) -> tf.Tensor:

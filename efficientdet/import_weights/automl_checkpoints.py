@@ -1,4 +1,4 @@
-"""Reading google/automl's EfficientDet checkpoints into our models; automl_weights.py is the command.
+"""Reads google/automl's EfficientDet checkpoints into the models here; automl_weights.py is the command.
 
 Class output i of its models is category id i + 1: COCO's 80 classes are spread over 90 of them.
 """

@@ -40,7 +40,7 @@ _COMBINE = re.compile(r"/op_after_combine\d+/")
 
 
 def canonical(name: str) -> str | None:
-    """A name without what differs between releases and says nothing; None for what is no part of the network.
+    """A name without the parts that differ between releases; None for a variable outside of the network.
 
     >>> canonical("efficientnet-b0/model/blocks_0/conv2d/kernel")
     'backbone/blocks_0/conv2d/kernel'
@@ -112,7 +112,7 @@ def backbone_of(names: Iterable[str]) -> str | None:
 
 
 def models_of(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The models that a checkpoint with these names may be of; `efficientdet-lite0` is none of ours.
+    """The models that a checkpoint may be of; some (`efficientdet-lite0`) are not in this project.
 
     Args:
         names: as the file has them.

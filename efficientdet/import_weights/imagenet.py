@@ -2,7 +2,7 @@
 
 Two public forms: Keras' (`efficientnetb0_notop.h5`, keras.applications, b0 to b7) and the checkpoints of its
 authors (tensorflow/tpu models/official/efficientnet), whose names are those of google/automl's EfficientDet.
-Both were trained on the input that ours gives, RGB normalised by ImageNet's mean and standard deviation; the
+Both were trained on the input of this project, RGB normalised by ImageNet's mean and standard deviation; the
 AdvProp checkpoints were not.
 """
 
@@ -13,33 +13,12 @@ import keras
 import numpy as np
 
 from common.errors import UserError
+from efficientdet.backbone import BACKBONES, scaled_blocks
 from efficientdet.config import MODEL_NAMES, get_config
 from efficientdet.import_weights.automl_names import BACKBONE, automl_names, backbone_of, canonical
 from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
 
-# our layer within a block -> Keras' (keras/src/applications/efficientnet.py, block)
-_LAYERS = {
-    "expand.conv": "expand_conv",
-    "expand.bn": "expand_bn",
-    "depthwise.conv": "dwconv",
-    "depthwise.bn": "bn",
-    "se.reduce": "se_reduce",
-    "se.expand": "se_expand",
-    "project.conv": "project_conv",
-    "project.bn": "project_bn",
-}
 _BLOCK = re.compile(r"^(block\d[a-z])_")
-# blocks and filters of the last one: counted from the scaling rule of arXiv 1905.11946
-_SIZES = {
-    (16, 320): "efficientnet-b0",
-    (23, 320): "efficientnet-b1",
-    (23, 352): "efficientnet-b2",
-    (26, 384): "efficientnet-b3",
-    (32, 448): "efficientnet-b4",
-    (39, 512): "efficientnet-b5",
-    (45, 576): "efficientnet-b6",
-    (55, 640): "efficientnet-b7",
-}
 
 
 def is_backbone(file: ForeignWeights) -> bool:
@@ -72,7 +51,7 @@ def read_backbone(file: ForeignWeights, model: keras.Model) -> tuple[dict[str, n
     try:
         return take(file, model, wanted), unused(file, wanted)
     except ValueError as error:
-        kind = _SIZES.get((len(blocks), last[-1]))
+        kind = _backbone_of_size(len(blocks), last[-1])
         models = [name for name in MODEL_NAMES if get_config(name).backbone == kind]
         if not kind or model.name in models:
             raise UserError(
@@ -89,23 +68,35 @@ def _keras_blocks(names: Iterable[str]) -> list[str]:
     return sorted({match[1] for match in map(_BLOCK.match, names) if match})
 
 
+def _backbone_of_size(num_blocks: int, last_filters: int) -> str | None:
+    for name, scaling in BACKBONES.items():
+        blocks = scaled_blocks(scaling)
+        if (len(blocks), blocks[-1].filters) == (num_blocks, last_filters):
+            return name
+    return None
+
+
 def _keras_names(
     model: keras.Model, blocks: list[str], known: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[str, ...]]:
-    """Path of a weight of our backbone -> what Keras calls it; depthwise kernels have two names there."""
+    """Path of a weight of our backbone -> its name in keras/src/applications/efficientnet.py.
+
+    For example `block_1.expand.conv` -> `block2a_expand_conv`; only the depthwise convolution and its batch
+    norm have names of another kind. Keras 2 calls a depthwise kernel `depthwise_kernel`, Keras 3 `kernel`.
+    """
     names = {}
     for weight in model.weights:
         layer, _, variable = weight.path.rpartition("/")
-        block = re.fullmatch(r"backbone\.block_(\d+)\.(.+)", layer)
-        if block:
-            number = int(block[1])
-            prefix = blocks[number] if number < len(blocks) else f"block {number}"
-            theirs = f"{prefix}_{_LAYERS[block[2]]}"
-        elif layer.startswith("backbone.stem."):
-            theirs = f"stem_{layer.removeprefix('backbone.stem.')}"
-        else:
+        match = re.fullmatch(r"backbone\.(?:block_(\d+)|stem)\.(.+)", layer)
+        if not match:
             continue
-        if theirs.endswith("_dwconv") and f"{theirs}/depthwise_kernel" in known:  # Keras 2; 3: kernel
+        prefix = "stem"
+        if match[1]:
+            number = int(match[1])
+            prefix = blocks[number] if number < len(blocks) else f"block {number}"
+        part = {"depthwise.conv": "dwconv", "depthwise.bn": "bn"}.get(match[2], match[2].replace(".", "_"))
+        theirs = f"{prefix}_{part}"
+        if part == "dwconv" and f"{theirs}/depthwise_kernel" in known:
             variable = "depthwise_kernel"
         names[weight.path] = (f"{theirs}/{variable}",)
     return names

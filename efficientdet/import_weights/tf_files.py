@@ -12,9 +12,10 @@ Where a variable has an average over the training (`<name>/ExponentialMovingAver
 `average`), the average is what counts: it is what its authors evaluated.
 """
 
+import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import h5py
@@ -31,8 +32,8 @@ _AVERAGE = "/ExponentialMovingAverage"  # tf.train.ExponentialMovingAverage
 _AVERAGE_SLOT = "average"  # tensorflow_addons' MovingAverage, which automl's Keras training uses
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SLOT = "/.OPTIMIZER_SLOT/"
-# what h5py and TensorFlow's reader raise at one time or another, beside TensorFlow's own errors
-_DAMAGED = (OSError, RuntimeError, LookupError, ValueError, TypeError)
+# What h5py, TensorFlow's reader and protobuf raise for damaged files.
+_DAMAGED = (tf.errors.OpError, DecodeError, OSError, RuntimeError, LookupError, ValueError, TypeError)
 
 
 class ForeignWeights(NamedTuple):
@@ -81,11 +82,12 @@ def open_weights(path: str | os.PathLike) -> ForeignWeights:
     prefix = _find_prefix(pathlib.Path(path))
     if prefix:
         return _open_checkpoint(path, prefix)
+    problem = "no such file, run directory or checkpoint"
     if pathlib.Path(path).is_dir():
-        raise UserError(f"weights {path}: the directory holds neither a run of ours nor one checkpoint")
-    if pathlib.Path(path).exists():
-        raise UserError(f"weights {path}: the file is damaged, or neither a .h5 file nor a checkpoint")
-    raise UserError(f"weights {path}: no such file, run directory or checkpoint")
+        problem = "the directory holds neither a run of ours nor one checkpoint"
+    elif pathlib.Path(path).exists():
+        problem = "the file is damaged, or neither a .h5 file nor a checkpoint"
+    raise UserError(f"weights {path}: {problem}")
 
 
 def take(
@@ -107,7 +109,7 @@ def take(
         Path of a weight -> float32 array.
 
     Raises:
-        ValueError: one is missing or of another shape; the text says which, and how.
+        ValueError: one is missing or of another shape; the message names it and both shapes.
         UserError: the file is damaged.
     """
     weights = [weight for weight in model.weights if weight.path in wanted]
@@ -117,9 +119,8 @@ def take(
             if name not in file.shapes:
                 raise ValueError(f"{name} is not in it")
         shape = file.shapes[names[0]] if len(names) == 1 else (len(names), *file.shapes[names[0]])
-        expected = tuple(weight.shape)
-        if lengths and weight.path in lengths:
-            expected = (*expected[:-1], lengths[weight.path])
+        last_axis = (lengths or {}).get(weight.path)
+        expected = (*weight.shape[:-1], last_axis) if last_axis else tuple(weight.shape)
         if shape != expected:
             raise ValueError(f"{names[0]} is {shape} in it and {expected} in the model")
     arrays = iter(file.read(file.stored[name] for weight in weights for name in wanted[weight.path]))
@@ -144,13 +145,19 @@ def _check_numbers(path: str, name: str, values: np.ndarray) -> None:
         raise UserError(f"weights {path}: {name} is negative: the file is damaged")
 
 
+@contextlib.contextmanager
+def _in_one_line(path: str, problem: str) -> Iterator[None]:
+    """Turns the errors of a damaged file into a UserError."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise UserError(f"weights {path}: {problem} ({weight_files.reason(error)})") from error
+
+
 def _open_h5(path: str) -> ForeignWeights:
     def read(keys: Iterable[str]) -> list[np.ndarray]:
-        try:
-            with h5py.File(path) as file:
-                return [file[key][()] for key in keys]
-        except _DAMAGED as error:
-            raise UserError(f"weights {path}: the file is damaged ({weight_files.reason(error)})") from error
+        with _in_one_line(path, "the file is damaged"), h5py.File(path) as file:
+            return [file[key][()] for key in keys]
 
     shapes, stored = {}, {}
 
@@ -159,11 +166,8 @@ def _open_h5(path: str) -> ForeignWeights:
             name = key.removeprefix("model_weights/").partition("/")[2].removesuffix(":0")
             shapes[name], stored[name] = tuple(item.shape), key
 
-    try:
-        with h5py.File(path) as file:
-            file.visititems(note)
-    except _DAMAGED as error:
-        raise UserError(f"weights {path}: the file is damaged ({weight_files.reason(error)})") from error
+    with _in_one_line(path, "the file is damaged"), h5py.File(path) as file:
+        file.visititems(note)
     return ForeignWeights(path, shapes, stored, tuple(stored.values()), frozenset(), False, read)
 
 
@@ -183,20 +187,12 @@ def _find_prefix(path: pathlib.Path) -> str | None:
 
 def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
     def read(keys: Iterable[str]) -> list[np.ndarray]:
-        try:
+        with _in_one_line(path, "the checkpoint is not whole"):
             return [reader.get_tensor(key) for key in keys]
-        except (tf.errors.OpError, *_DAMAGED) as error:
-            raise UserError(
-                f"weights {path}: the checkpoint is not whole ({weight_files.reason(error)})"
-            ) from error
 
-    try:
+    with _in_one_line(path, "the checkpoint is damaged"):
         reader = tf.train.load_checkpoint(prefix)
         by_key = reader.get_variable_to_shape_map()
-    except (tf.errors.OpError, *_DAMAGED) as error:
-        raise UserError(
-            f"weights {path}: the checkpoint is damaged ({weight_files.reason(error)})"
-        ) from error
     if _GRAPH in by_key:
         raw, averages = _names_of_objects(path, *read([_GRAPH]))
         del by_key[_GRAPH]
@@ -218,10 +214,8 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
 
 def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str | None]]:
     """Name of a variable -> key of its values, and of their average (None: lost), from the graph saved."""
-    try:
+    with _in_one_line(path, "the checkpoint is damaged"):
         nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes
-    except DecodeError as error:
-        raise UserError(f"weights {path}: the checkpoint is damaged ({error})") from error
     keys = [{a.full_name: a.checkpoint_key for a in node.attributes if a.full_name} for node in nodes]
     raw = {name: key for of_node in keys for name, key in of_node.items()}
     averages = {}

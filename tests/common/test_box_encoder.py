@@ -428,9 +428,9 @@ def test_decoding_takes_any_leading_shape_and_computes_in_float32():
     np.testing.assert_allclose(decoded[1, 2], box_encoder.decode_boxes(deltas[1, 2].astype(np.float32), WIDE))
 
 
-def test_flatten_levels_keeps_each_anchors_values_together():
+def test_split_anchors_keeps_each_anchors_values_together():
     per_level = [np.arange(2 * h * w * 9 * 5).reshape(2, h, w, 45) for h, w in WIDE.feature_sizes]
-    flat = np.asarray(box_encoder.flatten_levels(per_level, 5))
+    flat = np.concatenate(box_encoder.split_anchors(per_level, 5), axis=1)
     assert flat.shape == (2, WIDE.num_anchors, 5)
     row, column, anchor = 3, 7, 4
     first_level_width = WIDE.feature_sizes[0][1]

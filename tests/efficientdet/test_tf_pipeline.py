@@ -140,7 +140,6 @@ def test_evaluation_is_aligned_to_its_epoch_and_complete(rectangles):
 
 AUGMENTATIONS = {
     "scale_jitter": {"augmentation": "scale_jitter", "jitter_min": 0.3, "jitter_max": 2.0},
-    "min_iou_crop": {"augmentation": "min_iou_crop"},
     "resize_range": {"augmentation": "resize_range", "resize_min": 40, "resize_max": 200},
     "flip": {"flip_prob": 1.0},
     "all": {"augmentation": "scale_jitter", "flip_prob": 0.5, "jitter_min": 0.5},
@@ -193,37 +192,6 @@ def test_jittered_view_has_the_range_of_dali_s():
     assert np.histogram(starts, 4, (0, 1))[0].min() > 0.5 * len(starts) / 4
 
 
-def test_min_iou_view_overlaps_every_box():
-    boxes = np.array([[0.1, 0.2, 0.5, 0.6], [0.3, 0.3, 0.9, 0.8]], np.float32)
-    labels = tf.constant([1, 2])
-    whole = 0
-    run = tf.function(
-        lambda size, i: tf_pipeline.min_iou_crop(
-            size, tf.constant(boxes), labels, INPUT, Random(tf.stack([i, 3]))
-        )
-    )
-    for i in tf.range(120):
-        size = np.array(SIZES[i % 3])
-        crop, kept, kept_labels = run(tf.constant(size, tf.float32), i)
-        (top, left, height, width), scale = crop.window.numpy(), size[[1, 0, 1, 0]]
-        crop = np.array([left, top, left + width, top + height]) / scale
-        overlap = np.prod(
-            np.maximum(np.minimum(boxes[:, 2:], crop[2:]) - np.maximum(boxes[:, :2], crop[:2]), 0), 1
-        )
-        areas = np.prod(boxes[:, 2:] - boxes[:, :2], 1)
-        assert (overlap / (areas + np.prod(crop[2:] - crop[:2]) - overlap) > 0.1 - 0.03).all()
-        centers = (boxes[:, :2] + boxes[:, 2:]) / 2
-        clearly = np.minimum(centers - crop[:2], crop[2:] - centers).min(1)
-        assert set(np.flatnonzero(clearly > 0.02) + 1) <= set(kept_labels.numpy())
-        assert set(kept_labels.numpy()) <= set(np.flatnonzero(clearly > -0.02) + 1)
-        np.testing.assert_array_equal(kept, boxes[kept_labels.numpy() - 1])
-        if (height, width) == tuple(size):
-            whole += 1
-        else:
-            assert 0.45 < width / height < 2.2
-    assert 10 < whole < 90
-
-
 EVERYTHING = {
     "augmentation": "scale_jitter",
     "flip_prob": 0.5,
@@ -271,9 +239,15 @@ def test_iterator_resumes_bit_exactly(rectangles, tmp_path):
             np.testing.assert_array_equal(got_targets[name], tensor)
 
 
-@pytest.mark.parametrize("field", ["grid_mask_prob", "brightness", "contrast", "saturation", "hue"])
-def test_what_only_dali_has_is_refused(rectangles, field):
-    config = dataclasses.replace(NANO, **{field: 0.5})
-    with pytest.raises(UserError, match="--pipeline_type=tensorflow has no GridMask and no colour"):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"augmentation": "min_iou_crop"},
+        *({name: 0.5} for name in ("grid_mask_prob", "brightness", "contrast", "saturation", "hue")),
+    ],
+)
+def test_what_only_dali_has_is_refused(rectangles, changes):
+    config = dataclasses.replace(NANO, **changes)
+    with pytest.raises(UserError, match="--pipeline_type=tensorflow has no min_iou_crop, GridMask or colour"):
         make(rectangles, config)
     make(rectangles, config, training=False)

@@ -36,7 +36,8 @@ class App(NamedTuple):
         num_classes: of the published model, for a synthetic batch without data.
         stages: of its DALI graph; see stages.stage_nodes.
         config: fields of the config with other values than train.py's.
-        get_config, make_loader, build_model, make_schedule, make_optimizer, make_train_step, make_halves: the app's.
+        get_config, make_loader, build_model, make_schedule, make_optimizer, make_train_step,
+            make_halves: the app's.
     """
 
     name: str

@@ -4,7 +4,7 @@
 
 The layers are network.py's. The recipe is written as far as Darknet's detector knows it: CutMix,
 close_mosaic, clip_norm, size_weighting, min_box_size, bn_momentum and the probabilities of mosaic and MixUp
-(one half there, and only one of the two) have no counterpart, and iou_normalizer means what it says under
+(one half there, and only one of the two) have no counterpart, and iou_normalizer has Darknet's meaning under
 box_gradient=darknet only.
 """
 
