@@ -33,6 +33,7 @@ from common.datacheck import images as image_files
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.loading import SYNTHETIC_IMAGES
+from common.open_data import open_checked
 from common.progress import log
 from common.sources import Source
 from common.training import checkpoint_files
@@ -73,7 +74,7 @@ def run(app: str, a: Args) -> None:
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
         directory = pathlib.Path(name)
         log("dry run: checking all of the data")
-        data = open_data(a, ranks, max_instances=config.max_instances, synthetic_classes=1)
+        data = open_data(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=1)
         size = data.train.size if data.train else SYNTHETIC_IMAGES
         small, ids = _small_flags(a, config, size), {"train": [], "eval": []}
         for split, source in (("train", data.train), ("eval", data.evaluation)):
