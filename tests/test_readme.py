@@ -210,16 +210,17 @@ def test_links_exist(path):
 def test_flags_in_the_text_exist():
     from absl import flags
 
-    from efficientdet import automl_weights, bench, eval, export, infer, train, walkthrough
-    from tools import check_data, convert, preprocess, preprocess_bench
+    from efficientdet import automl_weights, bench, eval, export, infer, train
+    from examples import efficientdet_walkthrough
+    from tools import check_data, convert, copy_app, preprocess, preprocess_bench
     from tools.benchmark import measuring
     from yolov4 import darknet_weights, fit_anchors
     from yolov4 import train as yolov4_train
 
     known: set[str] = {"flagfile"}
     for command in (
-        *(check_data, convert, preprocess, preprocess_bench),
-        *(automl_weights, bench, eval, export, infer, train, walkthrough),
+        *(check_data, convert, copy_app, preprocess, preprocess_bench),
+        *(automl_weights, bench, eval, export, infer, train, efficientdet_walkthrough),
         *(darknet_weights, fit_anchors, yolov4_train),
     ):
         fv = flags.FlagValues()
