@@ -50,15 +50,12 @@ def fit(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
 
 def _fitted(api: Api, images: Data, arguments: dict[str, Any]) -> tuple[Data, Data]:
     """The image as large as fits; its (top, left) in the letterbox."""
-    size = api.size(images)
-    top, left, height, width = letterbox_geometry.geometry(
-        api.part(size, 0),
-        api.part(size, 1),
-        _whole(arguments["size"]),
-        arguments.get("centered", False),
-        api.math.min,
-        api.math.max,
+    size, limits = api.size(images), _whole(arguments["size"])
+    height, width = letterbox_geometry.fit(
+        api.part(size, 0), api.part(size, 1), limits, api.math.min, api.math.max
     )
+    share = 1 if arguments.get("centered", False) else 0  # a factor: 0 has to be a node of the graph, too
+    top, left = share * ((limits[0] - height) // 2), share * ((limits[1] - width) // 2)
     images = dali_ops.resize(
         images,
         api.ops.stack(height, width),
