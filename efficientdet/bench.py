@@ -17,10 +17,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from efficientdet.config import MODEL_NAMES, get_config
 from efficientdet.loaders import make_loader
-from efficientdet.model import build_model
 from efficientdet.optimization import make_optimizer, make_schedule
 from efficientdet.predict import make_halves
-from efficientdet.train import make_train_step
+from efficientdet.train import make_model, make_train_step
 from tools.benchmark import measuring
 from tools.benchmark.worker import App
 
@@ -39,7 +38,7 @@ APP = App(
     config={},
     get_config=get_config,
     make_loader=make_loader,
-    build_model=build_model,
+    make_model=make_model,
     make_schedule=make_schedule,
     make_optimizer=make_optimizer,
     make_train_step=make_train_step,

@@ -19,10 +19,9 @@ from tools.benchmark import measuring
 from tools.benchmark.worker import App
 from yolov4.config import MODEL_NAMES, get_config
 from yolov4.loaders import make_loader
-from yolov4.model import build_model
 from yolov4.optimization import make_optimizer, make_schedule
 from yolov4.predict import make_halves
-from yolov4.train import make_train_step
+from yolov4.train import make_model, make_train_step
 
 APP = App(
     name="yolov4",
@@ -40,7 +39,7 @@ APP = App(
     config={"multi_scale": 1.0},  # one size: rates of many sizes would need long windows
     get_config=get_config,
     make_loader=make_loader,
-    build_model=build_model,
+    make_model=make_model,
     make_schedule=make_schedule,
     make_optimizer=make_optimizer,
     make_train_step=make_train_step,

@@ -5,12 +5,14 @@
 Writes the first images that it makes to a file, then keeps to the protocol of rounds.py.
 """
 
+import functools
+import itertools
 import json
 import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
@@ -19,30 +21,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 
 from tools.benchmark import baselines
-from tools.benchmark.baselines import Batches, Reading, Standard
+from tools.benchmark.baselines import Batches, Standard, Task
 from tools.benchmark.protocol import tell_steps
-
-
-class Task(NamedTuple):
-    """What all candidates do.
-
-    Attributes:
-        input: --input of tools/preprocess.py with --source=files.
-        policy: on_bad_image and max_megapixels, as there.
-        ops: the chain.
-        standard: the chain as the fields of a `Standard`; None where it is another one.
-        reading: the fields of a `Reading`.
-        compared: number of images whose pixels are compared.
-        pixels: directory for them.
-    """
-
-    input: str
-    policy: tuple[str, float]
-    ops: str
-    standard: tuple | None
-    reading: tuple
-    compared: int
-    pixels: str
 
 
 def _preprocessor(task: Task) -> Any:
@@ -52,10 +32,8 @@ def _preprocessor(task: Task) -> Any:
     from tools.preprocessing.preprocessor import Preprocessor
 
     source = open_image_source("files", task.input, policy=ImagePolicy(*task.policy))
-    _, batch_size, num_threads, prefetch = task.reading
-    return Preprocessor(
-        source=source, ops=task.ops, batch_size=batch_size, num_threads=num_threads, prefetch=prefetch
-    )
+    options = {"num_threads": task.num_threads, "prefetch": task.prefetch}
+    return Preprocessor(source=source, ops=task.ops, batch_size=task.batch_size, **options)
 
 
 def _pipeline(task: Task) -> Batches:
@@ -75,44 +53,34 @@ def _dataset(task: Task) -> Batches:
     return (images for images, _ in _preprocessor(task).dataset())
 
 
-def _library(load: Callable[..., Batches], antialias: bool = True, **more: Any) -> Callable[[Task], Batches]:
-    def batches(task: Task) -> Batches:
-        standard = Standard(*task.standard)
-        standard = standard._replace(antialias=standard.antialias and antialias)
-        return load(standard, Reading(*task.reading), **more)
-
-    return batches
-
-
 OURS: dict[str, Callable[[Task], Batches]] = {
     "pipeline": _pipeline,
     "dynamic": _dynamic,
     "dataset": _dataset,
 }
 OTHERS: dict[str, Callable[[Task], Batches]] = {
-    "tfdata": _library(baselines.tfdata),
-    "pillow": _library(baselines.pillow),
-    "opencv": _library(baselines.opencv),
+    "tfdata": baselines.tfdata,
+    "pillow": baselines.pillow,
+    "opencv": baselines.opencv,
 }
 SHORTCUTS: dict[str, Callable[[Task], Batches]] = {  # less work and other pixels, which is common practice
-    "tfdata-no-antialias": _library(baselines.tfdata, antialias=False),
-    "opencv-no-antialias": _library(baselines.opencv, antialias=False),
-    "pillow-draft": _library(baselines.pillow, draft=True),
+    "tfdata-no-antialias": functools.partial(baselines.tfdata, antialias=False),
+    "opencv-no-antialias": functools.partial(baselines.opencv, antialias=False),
+    "pillow-draft": functools.partial(baselines.pillow, draft=True),
 }
 CANDIDATES = OURS | OTHERS | SHORTCUTS
 
 
 def first_images(batches: Iterator[Any], count: int) -> list[np.ndarray]:
     """The first images; the batches that hold them are used up."""
-    images: list[np.ndarray] = []
-    while len(images) < count:
-        images += [np.array(image) for image in next(batches)]
-    return images[:count]
+    images = itertools.chain.from_iterable(batches)
+    return [np.array(image) for image in itertools.islice(images, count)]
 
 
 def main(name: str, path: str) -> None:
     """Runs until it is killed."""
     task = Task(*json.loads(pathlib.Path(path).read_text()))
+    task = task._replace(standard=task.standard and Standard(*task.standard))
     batches = iter(CANDIDATES[name](task))
     np.savez(pathlib.Path(task.pixels, f"{name}.npz"), *first_images(batches, task.compared))
     tell_steps(lambda: next(batches))
