@@ -102,17 +102,17 @@ def test_a_candidate_trains(drawn, monkeypatch, name, role):
         advance()
         advance()
 
-    def make_step(ranks, model, *rest, make=bench.APP.make_train_step, **options):
+    def make_step(ranks, model, *rest, make=bench.APP.train.make_train_step, **options):
         models.append(model)
         initial.update({weight.path: weight.numpy() for weight in model.weights})
         return make(ranks, model, *rest, **options)
 
     monkeypatch.setattr(worker, "tell_steps", tell)
-    app_to_measure = bench.APP._replace(make_train_step=make_step)
+    monkeypatch.setattr(bench.APP.train, "make_train_step", make_step)
     a = parse(bench, *small(app, drawn, "--num_classes=3", f"--role={role}"))
     tf.config.run_functions_eagerly(True)  # two steps take less than compiling one
     try:
-        measuring.start(app_to_measure, a)
+        measuring.start(bench.APP, a)
     finally:
         tf.config.run_functions_eagerly(False)
     assert sizes == [4]
@@ -140,7 +140,7 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     """Each cut holds a part of the whole graph, and the last one gives the very pixels."""
     a = parse(bench, f"--model_name={app.model_name}", f"--hparams={WHOLE[app.name]}")
     source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
-    loader = bench.APP.make_loader(
+    loader = bench.APP.loaders.make_loader(
         "dali_cpu", source=source, config=bench.APP.make_config(a), batch_size=4, training=True, seed=3
     )
     whole = loader.pipeline
@@ -165,7 +165,7 @@ def test_cuts_of_mosaics_of_fresh_images(drawn):
     bench = importlib.import_module("yolov4.bench")
     a = parse(bench, "--model_name=yolov4-nano", f"--hparams={WHOLE['yolov4']},mosaic_tiles=fresh")
     source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
-    loader = bench.APP.make_loader(
+    loader = bench.APP.loaders.make_loader(
         "dali_cpu", source=source, config=bench.APP.make_config(a), batch_size=4, training=True, seed=3
     )
     nodes = stages.stage_nodes(loader.pipeline, bench.APP.stages)
@@ -185,7 +185,7 @@ def test_the_last_cut_is_what_training_gets(app, bench, drawn):
 
     def open_loader(**options):
         common = {"source": source, "config": bench.APP.make_config(a), "batch_size": 4, "training": True}
-        return bench.APP.make_loader("dali_cpu", **common, seed=3, **options)
+        return bench.APP.loaders.make_loader("dali_cpu", **common, seed=3, **options)
 
     cuts = stages.cuts(open_loader(), bench.APP.stages, open_loader)
     regular = [cut.stage for cut in cuts if not cut.instead]

@@ -65,7 +65,7 @@ def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
     """The function that defines all flags of an app's bench.py."""
 
     def define(fv: flags.FlagValues) -> None:
-        shared_flags.define_model_flags(fv, app.model_names, default=app.model_name)
+        shared_flags.define_model_flags(fv, app.config.MODEL_NAMES, default=app.model_name)
         shared_flags.define_source_flags(fv, ("train",))
         shared_flags.define_dali_device_flag(fv)
         shared_flags.define_batch_flags(fv)
@@ -120,12 +120,10 @@ def measure(app: App, a: BenchArgs) -> None:
         logs = pathlib.Path(name)
         commands = [*(_command(app, a, role) for role in roles), *baselines]
         candidates = rounds.measure(commands, rounds=a.rounds, seconds=a.seconds, logs=logs)
-        alone = {
-            part: {each: rounds.result(_command(app, a, f"{part}:{each}"), logs) for each in each_type}
-            for part, each_type in (
-                ("stages", [each for each in types if each != "tensorflow"]),
-                ("inference", types),
-            )
+        alone = {"stages": [each for each in types if each != "tensorflow"], "inference": types}
+        results = {
+            part: {each: rounds.result(_command(app, a, f"{part}:{each}"), logs) for each in of_types}
+            for part, of_types in alone.items()
             if part in what
         }
     found = record.make(
@@ -136,7 +134,7 @@ def measure(app: App, a: BenchArgs) -> None:
         settings=_settings(a, config),
         candidates=candidates,
     )
-    found |= alone
+    found |= results
     found["verdict"] = report.verdict(found)
     record.publish(found, report.tables(found), a.json)
 

@@ -30,32 +30,27 @@ class App(NamedTuple):
 
     Attributes:
         name: its folder.
-        model_names: of its models.
         model_name: default of --model_name.
         num_classes: of the published model, for a synthetic batch without data.
         stages: of its DALI graph; see stages.stage_nodes.
-        config: fields of the config with other values than train.py's.
-        get_config, make_loader, make_model, make_schedule, make_optimizer, make_train_step,
-            make_halves: the app's.
+        fixed: fields of the config with other values than train.py's.
+        config, loaders, optimization, predict, train: the app's modules of these names.
     """
 
     name: str
-    model_names: tuple[str, ...]
     model_name: str
     num_classes: int
     stages: Mapping[str, str]
-    config: Mapping[str, Any]
-    get_config: Callable[[str], Any]
-    make_loader: Callable[..., Loader]
-    make_model: Callable[..., keras.Model]
-    make_schedule: Callable[..., Any]
-    make_optimizer: Callable[..., keras.optimizers.Optimizer]
-    make_train_step: Callable[..., Callable]
-    make_halves: Callable[..., tuple[inference.Network, inference.ToDetections]]
+    fixed: Mapping[str, Any]
+    config: Any
+    loaders: Any
+    optimization: Any
+    predict: Any
+    train: Any
 
     def make_config(self, a: args.Args) -> Any:
-        """The config that train.py makes of these flags, but for `self.config`."""
-        return hparams.replace(hparams.resolve(self.get_config(a.model_name), a), self.config)
+        """The config that train.py makes of these flags, but for `self.fixed`."""
+        return hparams.replace(hparams.resolve(self.config.get_config(a.model_name), a), self.fixed)
 
 
 def work(app: App, a: Any, role: str) -> None:
@@ -89,20 +84,22 @@ def work(app: App, a: Any, role: str) -> None:
             "num_classes": data.num_classes,
             "dali_device_id": a.dali_device_id,
         }
-        return app.make_loader(a.pipeline_type, **like_train | options)
+        return app.loaders.make_loader(a.pipeline_type, **like_train | options)
 
     if what == "data":
         tell_steps(stages.load(open_loader()), a.batch_size)
     elif what in ("model", "both"):
-        model = app.make_model(config, data.num_classes)
+        model = app.train.make_model(config, data.num_classes)
         tell_steps(_train(app, config, model, open_loader(), ranks, a), a.batch_size)
     else:
         with own_stdout() as tell:
             if what == "stages":
                 found = stages.measure(stages.cuts(open_loader(), app.stages, open_loader), a)
             else:
-                model = app.make_model(config, data.num_classes)
-                found = _measure_inference(app, app.make_halves(model, config), data.train, open_loader, a)
+                model = app.train.make_model(config, data.num_classes)
+                found = _measure_inference(
+                    app, app.predict.make_halves(model, config), data.train, open_loader, a
+                )
             tell(json.dumps(found))
 
 
@@ -110,11 +107,13 @@ def _train(
     app: App, config: Any, model: keras.Model, loader: Loader, ranks: Ranks, a: args.Args
 ) -> Callable[[], None]:
     """A function that takes a batch from the loader, and train.py's step of a new model with it."""
-    schedule = app.make_schedule(config, a.batch_size, loader.steps_per_epoch)
-    optimizer = app.make_optimizer(config, schedule, precision=a.precision)
+    schedule = app.optimization.make_schedule(config, a.batch_size, loader.steps_per_epoch)
+    optimizer = app.optimization.make_optimizer(config, schedule, precision=a.precision)
     optimizer.build(model.trainable_variables)
     averaged = AveragedWeights(model, config.ema_decay)
-    step = app.make_train_step(ranks, model, config, optimizer, averaged, precision=a.precision, xla=a.xla)
+    step = app.train.make_train_step(
+        ranks, model, config, optimizer, averaged, precision=a.precision, xla=a.xla
+    )
     guard = step_guard.StepGuard(ranks, limit=0, save_batch=lambda *_: None)
     stop_requested = tf.constant(0.0)
     with placement(loader):
