@@ -62,7 +62,7 @@ class Task(NamedTuple):
 
 
 Batches = Iterator[Any]  # of NumPy arrays, or of what np.asarray takes
-Load = Callable[[str], np.ndarray]  # file -> uint8 (height, width, 3), RGB
+Load = Callable[[str], np.ndarray]  # file -> resized image, uint8 (height, width, 3), RGB
 
 
 def tfdata(task: Task, antialias: bool = True) -> Batches:
@@ -98,16 +98,14 @@ def pillow(task: Task, draft: bool = False) -> Batches:
     """
     from PIL import Image, ImageOps
 
-    standard = task.standard
+    short = task.standard.short
 
     def load(path: str) -> np.ndarray:
         with Image.open(path) as image:
             if draft:
-                image.draft("RGB", (standard.short, standard.short))
+                image.draft("RGB", (short, short))
             image = ImageOps.exif_transpose(image.convert("RGB"))
-        image = image.resize(_resized(image.size, standard.short), Image.Resampling.BILINEAR)
-        left, top = _middle(image.size, standard.crop[::-1])
-        return np.asarray(image.crop((left, top, left + standard.crop[1], top + standard.crop[0])))
+        return np.asarray(image.resize(_resized(image.size, short), Image.Resampling.BILINEAR))
 
     return _pooled(load, task, multiprocessing.get_context("fork").Pool)
 
@@ -116,17 +114,14 @@ def opencv(task: Task, antialias: bool = True) -> Batches:
     """OpenCV in threads: its functions let go of Python. INTER_AREA averages, INTER_LINEAR does not."""
     import cv2
 
-    standard = task.standard
+    antialias = antialias and task.standard.antialias
     cv2.setNumThreads(1)  # one image a thread, and not all threads an image
 
     def load(path: str) -> np.ndarray:
-        image = cv2.imread(path, cv2.IMREAD_COLOR)
-        size = _resized(image.shape[1::-1], standard.short)
-        shrinks = antialias and standard.antialias and size[0] < image.shape[1]
-        image = cv2.resize(image, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-        top, left = _middle(image.shape[:2], standard.crop)
-        part = image[top : top + standard.crop[0], left : left + standard.crop[1]]
-        return cv2.cvtColor(part, cv2.COLOR_BGR2RGB)
+        image = cv2.imread(path, cv2.IMREAD_COLOR_RGB)
+        size = _resized(image.shape[1::-1], task.standard.short)
+        shrinks = antialias and size[0] < image.shape[1]
+        return cv2.resize(image, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
 
     return _pooled(load, task, multiprocessing.pool.ThreadPool)
 
@@ -136,26 +131,23 @@ def _resized(size: tuple[int, int], short: int) -> tuple[int, int]:
     return int(size[0] * scale + 0.5), int(size[1] * scale + 0.5)
 
 
-def _middle(size: tuple[int, int], part: tuple[int, int]) -> tuple[int, int]:
-    return (size[0] - part[0] + 1) // 2, (size[1] - part[1] + 1) // 2
-
-
 def _pooled(load: Load, task: Task, make_pool: Callable[..., Any]) -> Batches:
     """Batches by workers that each fill a whole one, in memory that all share: nothing is sent."""
-    standard = task.standard
+    height, width = task.standard.crop
     ahead = task.num_threads + task.prefetch
-    shape = (ahead + 1, task.batch_size, *standard.crop, 3)  # one more is with whoever asked for it
+    shape = (ahead + 1, task.batch_size, height, width, 3)  # one more is with whoever asked for it
     ring = np.frombuffer(multiprocessing.RawArray("f", int(np.prod(shape))), np.float32).reshape(shape)
     # By rows: NumPy would run over three channels at a time.
-    scale = np.tile(1 / np.array(standard.std, np.float32), standard.crop[1])
-    shift = np.tile(-np.array(standard.mean, np.float32), standard.crop[1]) * scale
+    scale = np.tile(1 / np.array(task.standard.std, np.float32), width)
+    shift = np.tile(-np.array(task.standard.mean, np.float32), width) * scale
 
     def fill(number: int) -> int:
         slot = number % len(ring)
-        for place, target in enumerate(ring[slot].reshape(task.batch_size, standard.crop[0], -1)):
-            position = (number * task.batch_size + place) % len(task.files)
-            image = load(task.files[position]).reshape(standard.crop[0], -1)
-            np.multiply(image, scale, out=target, dtype=np.float32)
+        for place, target in enumerate(ring[slot].reshape(task.batch_size, height, -1)):
+            image = load(task.files[(number * task.batch_size + place) % len(task.files)])
+            top, left = (image.shape[0] - height + 1) // 2, (image.shape[1] - width + 1) // 2
+            part = image[top : top + height, left : left + width].reshape(height, -1)
+            np.multiply(part, scale, out=target, dtype=np.float32)
             target += shift
         return slot
 
