@@ -31,8 +31,7 @@ from common.datacheck.images import ImagePolicy
 from common.errors import UserError
 from common.progress import log
 from tools.benchmark import measuring, preprocess_worker, record, report, rounds, summary
-from tools.benchmark.baselines import Standard, Task
-from tools.benchmark.preprocess_worker import CANDIDATES, OURS
+from tools.benchmark.preprocess_worker import CANDIDATES, OURS, Standard, Task
 from tools.benchmark.rounds import Command
 from tools.benchmark.summary import Record
 from tools.preprocessing import chain

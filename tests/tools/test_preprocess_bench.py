@@ -16,8 +16,7 @@ from common.errors import UserError
 from tests.tools.preprocessing.pictures_on_disk import picture
 from tools import preprocess_bench
 from tools.benchmark import preprocess_worker, summary
-from tools.benchmark.baselines import Standard, Task
-from tools.benchmark.preprocess_worker import CANDIDATES, OTHERS, SHORTCUTS
+from tools.benchmark.preprocess_worker import CANDIDATES, OTHERS, SHORTCUTS, Standard, Task
 from tools.benchmark.summary import Window
 from tools.preprocessing import chain
 

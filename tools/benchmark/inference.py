@@ -21,16 +21,15 @@ from common.labels import LabelMap
 from common.loading import Loader, placement
 from tools.benchmark.summary import Record
 
-Network = Callable[[tf.Tensor], Any]  # images -> outputs of the network
-ToDetections = Callable[[Any, tf.Tensor], tuple[tf.Tensor, ...]]  # those, letterbox -> what Detect returns
+# images -> outputs of the network; those, letterbox -> what Detect returns
+Halves = tuple[Callable[[tf.Tensor], Any], Callable[[Any, tf.Tensor], tuple[tf.Tensor, ...]]]
 Draw = Callable[[list[int], list[dict[str, Any]]], None]  # image ids, their detections as COCO results
 
 
 def measure(
     *,
     loader: Loader,
-    network: Network,
-    to_detections: ToDetections,
+    halves: Halves,
     label_map: LabelMap,
     decode: dali.Pipeline | None = None,
     draw: Draw | None = None,
@@ -42,7 +41,7 @@ def measure(
 
     Args:
         loader: an evaluation loader without targets. It never ends, so its data may be less than a round.
-        network, to_detections: the two halves of the app's make_detect (predict.make_halves).
+        halves: of the app's make_detect (predict.make_halves).
         label_map: of the classes.
         decode: the loader's graph as far as the decoded image; None: loading stays one stage, "load".
         draw: see `drawer`; None: there is no such stage.
@@ -59,6 +58,7 @@ def measure(
         found = (*detections[:3], extra["image_ids"], extra["image_sizes"])
         return coco_metrics.to_results(*map(np.asarray, found), label_map, set())
 
+    network, to_detections = halves
     stages = {
         "network": lambda images, extra: network(images),
         "post-processing": lambda outputs, extra: to_detections(outputs, extra["letterbox"]),
@@ -90,16 +90,17 @@ def measure(
             values, windows[stage] = _timed(function, zip(values, extras, strict=True), wait=True)
         _, whole = _timed(detect, _batches(loader, prefetch, num_batches))
         rounds.append(windows)
-        rates.append(1000 * int(extras[0]["image_ids"].shape[0]) / whole[0])
+        rates.append(1000 / whole[0])
 
-    times = {stage: _stage_time(windows[stage] for windows in rounds[1:]) for stage in rounds[0]}
+    times = {stage: _stage_time([windows[stage] for windows in rounds[1:]]) for stage in rounds[0]}
+    batch_size = len(extras[0]["image_ids"])
     return {
-        "batch_size": int(extras[0]["image_ids"].shape[0]),
+        "batch_size": batch_size,
         "num_batches": num_batches,
         "num_rounds": num_rounds,
         "stages": times,
         "latency_ms": sum(each["wall_ms"] for each in times.values()),
-        "images_per_second": statistics.median(rates[1:]),
+        "images_per_second": batch_size * statistics.median(rates[1:]),
     }
 
 
@@ -157,8 +158,8 @@ def _now() -> np.ndarray:
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def _stage_time(windows: Iterable[np.ndarray]) -> dict[str, float]:
-    wall, cpu = zip(*(window.tolist() for window in windows), strict=True)
+def _stage_time(windows: list[np.ndarray]) -> dict[str, float]:
+    wall, cpu = np.transpose(windows).tolist()
     return {
         "wall_ms": statistics.median(wall),
         "lowest_ms": min(wall),

@@ -1,7 +1,7 @@
 """What an app's bench.py does: measures loaders, the training step and both together, prints and writes it.
 
 Candidates: each loader alone, the step on a synthetic batch, the step fed by each loader, and each command of
-`--baseline`. Each runs in a process of its own, one after another (rounds.py). After them come the stages of
+`--baseline`. Each runs in a separate process, one after another (rounds.py). After them come the stages of
 each DALI loader (stages.py) and inference (inference.py).
 """
 
@@ -113,13 +113,11 @@ def measure(app: App, a: BenchArgs) -> None:
     config = app.make_config(a)
     a, source = _with_data(app, a, config, types, needed=bool({*what} - {"model"}))
 
-    roles = [f"data:{each}" for each in types if "data" in what]
-    roles += ["model"] if "model" in what else []
-    roles += [f"both:{each}" for each in types if "both" in what]
+    roles = [*(f"data:{each}" for each in types), "model", *(f"both:{each}" for each in types)]
+    own = [_command(app, a, role) for role in roles if role.partition(":")[0] in what]
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         logs = pathlib.Path(name)
-        commands = [*(_command(app, a, role) for role in roles), *baselines]
-        candidates = rounds.measure(commands, rounds=a.rounds, seconds=a.seconds, logs=logs)
+        candidates = rounds.measure([*own, *baselines], rounds=a.rounds, seconds=a.seconds, logs=logs)
         alone = {"stages": [each for each in types if each != "tensorflow"], "inference": types}
         results = {
             part: {each: rounds.result(_command(app, a, f"{part}:{each}"), logs) for each in of_types}

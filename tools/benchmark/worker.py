@@ -1,4 +1,4 @@
-"""One candidate of an app's bench.py, in its own process: a loader, a training step, or both.
+"""One candidate of an app's bench.py, in a separate process: a loader, a training step, or both.
 
 It keeps to the protocol of rounds.py, as a baseline's script does.
 """
@@ -88,22 +88,20 @@ def work(app: App, a: Any, role: str) -> None:
 
     if what == "data":
         tell_steps(stages.load(open_loader()), a.batch_size)
-    elif what in ("model", "both"):
-        model = app.train.make_model(config, data.num_classes)
-        tell_steps(_train(app, config, model, open_loader(), ranks, a), a.batch_size)
-    else:
+    elif what == "stages":
         with own_stdout() as tell:
-            if what == "stages":
-                found = stages.measure(stages.cuts(open_loader(), app.stages, open_loader), a)
-            else:
-                model = app.train.make_model(config, data.num_classes)
-                found = _measure_inference(
-                    app, app.predict.make_halves(model, config), data.train, open_loader, a
-                )
-            tell(json.dumps(found))
+            tell(json.dumps(stages.measure(stages.cuts(open_loader(), app.stages, open_loader), a)))
+    else:
+        model = app.train.make_model(config, data.num_classes)
+        if what == "inference":
+            halves = app.predict.make_halves(model, config)
+            with own_stdout() as tell:
+                tell(json.dumps(_measure_inference(app, halves, data.train, open_loader, a)))
+        else:
+            tell_steps(_make_step(app, config, model, open_loader(), ranks, a), a.batch_size)
 
 
-def _train(
+def _make_step(
     app: App, config: Any, model: keras.Model, loader: Loader, ranks: Ranks, a: args.Args
 ) -> Callable[[], None]:
     """A function that takes a batch from the loader, and train.py's step of a new model with it."""
@@ -128,7 +126,7 @@ def _train(
 
 def _measure_inference(
     app: App,
-    halves: tuple[inference.Network, inference.ToDetections],
+    halves: inference.Halves,
     source: Any,
     open_loader: Callable[..., Loader],
     a: Any,
@@ -148,8 +146,7 @@ def _measure_inference(
         found.append(
             inference.measure(
                 loader=loader,
-                network=halves[0],
-                to_detections=halves[1],
+                halves=halves,
                 label_map=label_map,
                 decode=decode,
                 draw=draw,
