@@ -6,6 +6,7 @@ each DALI loader (stages.py) and inference (inference.py).
 """
 
 import dataclasses
+import itertools
 import pathlib
 import shlex
 import sys
@@ -118,12 +119,10 @@ def measure(app: App, a: BenchArgs) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         logs = pathlib.Path(name)
         candidates = rounds.measure([*own, *baselines], rounds=a.rounds, seconds=a.seconds, logs=logs)
-        alone = {"stages": [each for each in types if each != "tensorflow"], "inference": types}
-        results = {
-            part: {each: rounds.result(_command(app, a, f"{part}:{each}"), logs) for each in of_types}
-            for part, of_types in alone.items()
-            if part in what
-        }
+        results: dict[str, Record] = {"stages": {}, "inference": {}}
+        for part, each in itertools.product(results, types):
+            if part in what and (part, each) != ("stages", "tensorflow"):
+                results[part][each] = rounds.result(_command(app, a, f"{part}:{each}"), logs)
     found = record.make(
         app.name,
         a,
