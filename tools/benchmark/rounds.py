@@ -20,7 +20,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -75,7 +75,7 @@ def measure(
                 continue
             log(f"round {number + 1} of {rounds}: starting {name}")
             try:
-                with Candidate(command, logs) as candidate:
+                with contextlib.closing(Candidate(command, logs)) as candidate:
                     while candidate.line(START_TIMEOUT) != b"ready":
                         pass
                     window = candidate.window(seconds)
@@ -92,7 +92,7 @@ def result(command: Command, logs: pathlib.Path) -> Any:
     """What a command that measures prints at its end, one line of JSON; {"error": reason} where it fails."""
     log(f"starting {command.name}")
     try:
-        with Candidate(command, logs) as candidate:
+        with contextlib.closing(Candidate(command, logs)) as candidate:
             return json.loads(candidate.line(None))
     except CandidateError as error:
         return _failure(command.name, error)
@@ -104,7 +104,7 @@ def _failure(name: str, error: CandidateError) -> Record:
 
 
 class Candidate:
-    """A running command, in a `with` block that ends with killing it and all processes that it started.
+    """A running command.
 
     Args:
         command: what to start.
@@ -131,10 +131,8 @@ class Candidate:
             raise CandidateError(f"cannot be started: {error.strerror}: {command.arguments[0]}") from error
         threading.Thread(target=self._read, daemon=True).start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Kills it and all processes that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
