@@ -53,19 +53,7 @@ def measure(
         wall_ms (median of the rounds), lowest_ms, highest_ms, cpu_ms (median). latency_ms: sum of the stages.
         images_per_second: of the whole, median of the rounds.
     """
-
-    def results_of(detections: tuple[tf.Tensor, ...], extra: dict[str, tf.Tensor]) -> list[dict[str, Any]]:
-        found = (*detections[:3], extra["image_ids"], extra["image_sizes"])
-        return coco_metrics.to_results(*map(np.asarray, found), label_map, set())
-
-    network, to_detections = halves
-    stages = {
-        "network": lambda images, extra: network(images),
-        "post-processing": lambda outputs, extra: to_detections(outputs, extra["letterbox"]),
-        "results": results_of,
-    }
-    if draw:
-        stages["drawing"] = lambda results, extra: draw(np.asarray(extra["image_ids"]).tolist(), results)
+    stages = _stages(halves, label_map, draw)
 
     def detect(images: tf.Tensor, extra: dict[str, tf.Tensor]) -> None:
         value = images
@@ -120,6 +108,24 @@ def drawer(files: Sequence[pathlib.Path], label_map: LabelMap, score_threshold: 
             drawing.draw_results(pixels, shown, label_map)
 
     return draw
+
+
+def _stages(halves: Halves, label_map: LabelMap, draw: Draw | None) -> dict[str, Callable[[Any, dict], Any]]:
+    """What follows loading: functions of the result of the stage before and of the batch's other tensors."""
+
+    def results_of(detections: tuple[tf.Tensor, ...], extra: dict[str, tf.Tensor]) -> list[dict[str, Any]]:
+        found = (*detections[:3], extra["image_ids"], extra["image_sizes"])
+        return coco_metrics.to_results(*map(np.asarray, found), label_map, set())
+
+    network, to_detections = halves
+    stages = {
+        "network": lambda images, extra: network(images),
+        "post-processing": lambda outputs, extra: to_detections(outputs, extra["letterbox"]),
+        "results": results_of,
+    }
+    if draw:
+        stages["drawing"] = lambda results, extra: draw(np.asarray(extra["image_ids"]).tolist(), results)
+    return stages
 
 
 def _batches(loader: Loader, prefetch: int, count: int) -> Iterator[tuple[tf.Tensor, dict]]:
