@@ -20,9 +20,12 @@ from absl import flags
 from common import args as shared_flags
 from common import errors
 from common.evaluation.args import EvalArgs
-from common.evaluation.args import define_eval_flags as define_flags
 from yolov4.loaders import make_loader
 from yolov4.predict import open_detector
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    shared_flags.define(fv, EvalArgs)
 
 
 def evaluate_weights(**given) -> dict:

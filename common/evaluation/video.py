@@ -146,7 +146,7 @@ def write_video(path: str | os.PathLike, source: VideoSource, frames: Iterable[n
 class VideoJob:
     """A video: the same video with boxes, and detections.json with the number and time of the frame.
 
-    An inference.Job.
+    It has the attributes and methods of inference.PicturesJob.
 
     Args:
         source: the video.

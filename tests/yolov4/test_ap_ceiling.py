@@ -5,9 +5,10 @@ import pytest
 
 from common import box_encoder
 from common.datacheck.coco import load_coco
-from common.evaluation import ap_ceiling, coco_metrics
+from common.evaluation import coco_metrics
 from common.letterbox import boxes_from_letterbox, boxes_to_letterbox, geometry
 from tests.common.made_annotations import annotations, random_annotations
+from yolov4 import ap_ceiling
 
 PLAIN = {"keep_aspect": True, "centered": False, "max_instances": 100, "min_box_size": 0.0}
 
