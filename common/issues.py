@@ -130,11 +130,13 @@ _WARNINGS = {
     "voc-filename": ("xml file with the filename of another image", "the image named like the xml is taken"),
     "voc-zero": ("box that begins before pixel 1, the first of VOC", "perhaps --voc_pixels=zero_based"),
 }
-KINDS = {
-    kind: Kind(severity, *row)
-    for severity, rows in zip(Severity, (_ERRORS, _BAD_IMAGES, _FIXES, {}, _WARNINGS), strict=True)
-    for kind, row in rows.items()
+_ROWS = {
+    Severity.ERROR: _ERRORS,
+    Severity.FIXED: _FIXES,
+    Severity.IMAGE: _BAD_IMAGES,
+    Severity.WARNING: _WARNINGS,
 }
+KINDS = {kind: Kind(severity, *row) for severity, rows in _ROWS.items() for kind, row in rows.items()}
 
 
 @dataclasses.dataclass

@@ -13,17 +13,22 @@ from keras import ops
 
 
 def geometry(
-    height: int, width: int, image_size: tuple[int, int], centered: bool = False
-) -> tuple[int, int, int, int]:
-    """Where an image of `height` x `width` pixels goes in a network input of `image_size`.
+    height: Any,
+    width: Any,
+    image_size: tuple[int, int],
+    centered: bool = False,
+    minimum: Callable[[Any, Any], Any] = min,
+    maximum: Callable[[Any, Any], Any] = max,
+) -> tuple[Any, Any, Any, Any]:
+    """Where an image of `height` x `width` pixels goes in a network input; arguments as for `fit`.
 
     Returns:
-        (top, left, new height, new width) in pixels of the network input; the sizes are those of `fit`.
+        (top, left, new height, new width) in pixels of the network input.
     """
-    new_height, new_width = fit(height, width, image_size)
-    if not centered:
-        return 0, 0, new_height, new_width
-    return (image_size[0] - new_height) // 2, (image_size[1] - new_width) // 2, new_height, new_width
+    new_height, new_width = fit(height, width, image_size, minimum, maximum)
+    share = 1 if centered else 0  # a factor: in a DALI graph 0 has to be a node, too
+    top, left = share * ((image_size[0] - new_height) // 2), share * ((image_size[1] - new_width) // 2)
+    return top, left, new_height, new_width
 
 
 def fit(

@@ -27,6 +27,7 @@ from absl import flags
 
 from common import args, errors, hparams
 from common.datacheck import damaged_images
+from common.datacheck.open_data import open_checked
 from common.distributed import elastic
 from common.distributed.hooks import Hooks
 from common.distributed.ranks import Ranks
@@ -73,7 +74,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     config = hparams.resolve(get_config(a.model_name), a)  # the model's row in the table < --hparams < flags
 
     # --- Data -------------------------------------------------------------------------------------
-    data = open_data(a, ranks, max_instances=config.max_instances, synthetic_classes=90)
+    data = open_data(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=90)
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_loader = functools.partial(open_training_loader, a, config, data.train, data.num_classes, ranks)
     eval_loader = functools.cache(

@@ -4,7 +4,6 @@ A block that cannot be run here says what it needs: ```bash needs: two hosts
 """
 
 import json
-import os
 import pathlib
 import re
 import shlex
@@ -53,9 +52,9 @@ def page(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, drawn) -> pathlib.Path:
-    """What somebody who copies the app has: <app>/ and common/ in an empty folder, and data in my/."""
+    """The product in an empty folder, and data in my/."""
     directory = tmp_path_factory.mktemp("copy")
-    for name in (*SMALL_MODEL, "common", "examples"):
+    for name in (*SMALL_MODEL, "common", "examples", "tools"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(drawn, directory / "my")
     (directory / "my" / "records").mkdir()
@@ -208,65 +207,27 @@ def test_links_exist(path):
         assert link.startswith("https://") or (path.parent / link).exists(), link
 
 
-def test_the_map_is_complete():
-    tree = re.search(r"## Map\n+```\n(.*?)```", page("architecture"), re.DOTALL)[1]
-    named, folder = set(), ""
-    for line in tree.splitlines():
-        folder = line.split()[0] if line and not line.startswith(" ") else folder
-        named |= {folder + name for name in re.findall(r"\b\w+\.py\b", line)}
-    existing = {
-        str(path.relative_to(ROOT))
-        for folder in (*SMALL_MODEL, "common")
-        for path in (ROOT / folder).rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    assert named == existing
-
-
 def test_flags_in_the_text_exist():
     from absl import flags
 
-    from efficientdet import automl_weights, bench, eval, export, infer, train, walkthrough
-    from tools import check_data, convert, preprocess, preprocess_bench
+    from efficientdet import automl_weights, bench, eval, export, infer, train
+    from examples import efficientdet_walkthrough
+    from tools import check_data, convert, copy_app, preprocess, preprocess_bench
+    from tools.benchmark import measuring
     from yolov4 import darknet_weights, fit_anchors
     from yolov4 import train as yolov4_train
 
     known: set[str] = {"flagfile"}
     for command in (
-        *(check_data, convert, preprocess, preprocess_bench),
-        *(automl_weights, bench, eval, export, infer, train, walkthrough),
+        *(check_data, convert, copy_app, preprocess, preprocess_bench),
+        *(automl_weights, bench, eval, export, infer, train, efficientdet_walkthrough),
         *(darknet_weights, fit_anchors, yolov4_train),
     ):
         fv = flags.FlagValues()
         command.define_flags(fv)
         known |= set(fv)
+    fv = flags.FlagValues()
+    measuring.define_flags(bench.APP, fv)
+    known |= set(fv)
     for name in ("README.md", *(f"docs/{page}.md" for page in PAGES)):
         assert set(re.findall(r"(?<![-\w])--(\w+)=", (ROOT / name).read_text())) <= known, name
-
-
-def test_an_app_can_be_copied(tmp_path, drawn):
-    """docs/copy_this.md, literally, but for the environment, which is this one."""
-    (block,) = re.findall(r"```bash needs: a checkout[^\n]*\n(.*?)```", page("copy_this"), re.DOTALL)
-    assert "docker/setup_env.sh .venv\n" in block
-    script = block.replace("docker/setup_env.sh .venv\n", "").replace(".venv/bin/python", sys.executable)
-    done = subprocess.run(
-        ["bash", "-e", "-c", script],
-        cwd=tmp_path,
-        env=os.environ | {"REPO": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert (tmp_path / "my_project/runs/first/metrics.json").exists()
-    (row,) = re.findall(r"\| less \| (.*) can go", page("copy_this"))
-    for name in re.findall(r"`(.*?)`", row):
-        path = tmp_path / "my_project" / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    again = script.splitlines()[-3:]
-    done = subprocess.run(
-        ["bash", "-e", "-c", "\n".join(again).replace("--epochs=1", "--epochs=2")],
-        cwd=tmp_path / "my_project",
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]

@@ -32,7 +32,6 @@ PARTS = {
     "retinanet": ("{app}/retinanet*.py", "{app}/resnet.py", "{app}/mobilenet.py"),
     "tf_distribute": ("common/distributed/tf_*.py",),
     "elastic": ("common/distributed/elastic.py",),
-    "datacheck": ("common/datacheck/*.py",),
     "import_weights": ("{app}/import_weights/*.py", "{app}/automl_weights.py", "{app}/darknet_weights.py"),
     "fit_anchors": ("{app}/fit_anchors.py", "{app}/anchor_*.py", "{app}/ap_ceiling.py"),
     "export": ("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),

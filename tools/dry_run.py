@@ -30,6 +30,7 @@ import numpy as np
 from common import dataset, hparams
 from common.args import Args
 from common.datacheck import images as image_files
+from common.datacheck.open_data import open_checked
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.loading import SYNTHETIC_IMAGES
@@ -73,7 +74,7 @@ def run(app: str, a: Args) -> None:
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
         directory = pathlib.Path(name)
         log("dry run: checking all of the data")
-        data = open_data(a, ranks, max_instances=config.max_instances, synthetic_classes=1)
+        data = open_data(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=1)
         size = data.train.size if data.train else SYNTHETIC_IMAGES
         small, ids = _small_flags(a, config, size), {"train": [], "eval": []}
         for split, source in (("train", data.train), ("eval", data.evaluation)):

@@ -27,6 +27,7 @@ from absl import flags
 
 from common import args, errors, hparams
 from common.datacheck import damaged_images
+from common.datacheck.open_data import open_checked
 from common.distributed import elastic
 from common.distributed.hooks import Hooks
 from common.distributed.ranks import Ranks
@@ -80,7 +81,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     config = hparams.resolve(get_config(a.model_name), a)  # the model's row in the table < --hparams < flags
 
     # --- Data -------------------------------------------------------------------------------------
-    data = open_data(a, ranks, max_instances=config.max_instances, synthetic_classes=80)
+    data = open_data(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=80)
     mixes = config.mosaic_prob or config.mixup_prob or config.cutmix_prob
     if mixes and config.epochs <= config.close_mosaic:
         log(f"no mosaic, MixUp or CutMix: close_mosaic={config.close_mosaic} of {config.epochs} epochs")

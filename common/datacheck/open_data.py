@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.args import Args
 from common.datacheck import images as image_files
 from common.datacheck import tfrecord
 from common.datacheck.coco import load_coco
@@ -113,6 +114,31 @@ def open_splits(
     if faulty:
         raise DataError(*faulty)
     return sources[0], sources[1] if len(sources) == 2 else None
+
+
+def open_checked(a: Args, *, num_replicas: int, max_instances: int) -> tuple[Source, Source | None]:
+    """The sources that the flags of train.py name, opened, checked and logged; None for no evaluation.
+
+    Args:
+        a: the flags.
+        num_replicas: devices that train.
+        max_instances: boxes of an image that are kept.
+
+    Raises:
+        UserError, DataError: see `open_splits` and `check_sizes`.
+    """
+    train, evaluation = open_splits(
+        DataFlags(a.train_images, a.train_annotations, a.train_file_pattern),
+        DataFlags(a.eval_images, a.eval_annotations, a.eval_file_pattern),
+        input_type=a.input_type,
+        label_map=a.label_map,
+        policy=ImagePolicy(a.on_bad_image, a.max_megapixels),
+    )
+    log_source("training", train)
+    check_sizes(train, batch_size=a.batch_size, num_replicas=num_replicas, max_instances=max_instances)
+    if evaluation:
+        log_source("evaluation", evaluation)
+    return train, evaluation
 
 
 def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:

@@ -82,7 +82,6 @@ class Run:
         show_batch: Callable[..., str],
     ) -> None:
         self.ranks = ranks
-        self._directory: pathlib.Path | None = None
         self.metrics: dict[str, Any] | None = None
         self._a, self._hooks = a, hooks
         self._steps_per_epoch, self._evaluates = steps_per_epoch, evaluates
@@ -127,15 +126,14 @@ class Run:
         ranks, a = self.ranks, self._a
         self.model, self.optimizer = model, optimizer
         with ranks.raise_on_any_rank():
-            if self._found:
-                self._directory = self._found.claim()  # before this line nothing was written or overwritten
+            directory = self._found and self._found.claim()  # until here nothing is written or overwritten
         ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
         distributed.seed_per_rank(model, ranks.rank)
         with ranks.scope():
             self.ema = AveragedWeights(model, ema_decay)
         flags = dataclasses.asdict(a)
         self._checkpoints = Checkpoints(
-            self._directory,
+            directory,
             ranks=ranks,
             model=model,
             optimizer=optimizer,
@@ -155,10 +153,10 @@ class Run:
                 "epochs that were trained: with --elastic it must lie where all hosts see it"
             )
         done = max(self.state["epoch"], self.state.get("evaluated", 0))
-        self._results = Results(self._directory, model, self.metadata, done)
+        self._results = Results(directory, model, self.metadata, done)
         self._results.save_start(flags, init_report)
         about = self.metadata | {"precision": a.precision, "freeze": a.freeze}
-        save_batch = functools.partial(skipped_batch.save_batch, ranks, self._directory, model, about)
+        save_batch = functools.partial(skipped_batch.save_batch, ranks, directory, model, about)
         self._guard = StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
         self._compiled = self._unsaved = False
         self._hooks.on_start(self)
@@ -176,7 +174,7 @@ class Run:
         """After an error, no collective call: the launcher or the watchdog ends the other ranks."""
         self._exit_stack.__exit__(kind, error, trace)
         if error is None:
-            if self._directory:
+            if self.ranks.rank == 0:
                 if self.metrics is not None:
                     print(coco_metrics.format_table(self.metrics))
                 print(f"results are in {self._a.output_dir}")
@@ -273,6 +271,8 @@ class Run:
             StoppedError: a signal came to any rank. Nothing is lost: all steps were saved before.
         """
         state = self.state
+        if self._is_within_epoch():
+            log("")  # ends the line of the progress bar
         if self._unsaved:
             self._save()  # an evaluation is long: stopping it must not cost training
 

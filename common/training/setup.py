@@ -7,8 +7,6 @@ import keras
 
 from common import devices, progress
 from common.args import Args
-from common.datacheck.images import ImagePolicy
-from common.datacheck.open_data import DataFlags, check_sizes, log_source, open_splits
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.errors import UserError
@@ -55,12 +53,20 @@ class Data(NamedTuple):
     num_classes: int
 
 
-def open_data(a: Args, ranks: Ranks, *, max_instances: int, synthetic_classes: int) -> Data:
+def open_data(
+    a: Args,
+    ranks: Ranks,
+    open_checked: Callable[..., tuple[Source, Source | None]],
+    *,
+    max_instances: int,
+    synthetic_classes: int,
+) -> Data:
     """Opens and checks the data; one rank of each host first, so that the others find its caches.
 
     Args:
         a: the flags.
         ranks: of the run.
+        open_checked: open_data.open_checked, the data check.
         max_instances: boxes of an image that are kept.
         synthetic_classes: number of classes of synthetic data.
 
@@ -73,24 +79,9 @@ def open_data(a: Args, ranks: Ranks, *, max_instances: int, synthetic_classes: i
         check_dali_device(a.dali_device_id, a.pipeline_type, a.strategy)
         if a.pipeline_type != "synthetic":
             train_set, eval_set = ranks.first_on_host(
-                lambda: open_splits(
-                    DataFlags(a.train_images, a.train_annotations, a.train_file_pattern),
-                    DataFlags(a.eval_images, a.eval_annotations, a.eval_file_pattern),
-                    input_type=a.input_type,
-                    label_map=a.label_map,
-                    policy=ImagePolicy(a.on_bad_image, a.max_megapixels),
-                )
+                lambda: open_checked(a, num_replicas=ranks.num_replicas, max_instances=max_instances)
             )
             label_map = train_set.label_map
-            log_source("training", train_set)
-            check_sizes(
-                train_set,
-                batch_size=a.batch_size,
-                num_replicas=ranks.num_replicas,
-                max_instances=max_instances,
-            )
-            if eval_set:
-                log_source("evaluation", eval_set)
         num_classes = a.num_classes or label_map.num_classes
         if num_classes < label_map.num_classes:
             raise UserError(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from common.evaluation import drawing
+from common.evaluation import coco_metrics, drawing
 from common.files import write_file
 from common.progress import Bar
 
@@ -123,6 +123,9 @@ class RunLog:
         row |= {name: f"{value:.6g}" if math.isfinite(value) else "" for name, value in values.items()}
         self._rows.append(row)
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
+        columns.sort(
+            key=lambda name: name in coco_metrics.NAMES
+        )  # the metrics last, also where they are first
 
         def write(path: pathlib.Path) -> None:
             with path.open("w", newline="") as file:

@@ -1,27 +1,20 @@
-"""A flag is a parameter of the entry function, with the same name and default, and the other way round."""
+"""The flags of the commands."""
 
 import dataclasses
-import inspect
 import pathlib
 import subprocess
 import sys
 
-import pytest
 from absl import flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("entry", ["train", "eval", "infer", "export"])
-def test_flags_are_the_parameters(app, entry):
-    module, function = app.entry(entry)
+def test_the_flags_of_training_are_the_fields_of_args(app):
     fv = flags.FlagValues()
-    module.define_flags(fv)
-    parameters = inspect.signature(module.Args if entry == "train" else function).parameters
-    assert set(fv) == set(parameters)
-    for name, parameter in parameters.items():
-        expected = None if parameter.default is parameter.empty else parameter.default
-        assert fv[name].default == expected, name
+    app.package.train.define_flags(fv)
+    fields = {field.name: field.default for field in dataclasses.fields(app.package.train.Args)}
+    assert {name: fv[name].default for name in fv} == fields
 
 
 def test_help_shows_the_flags(app):

@@ -444,11 +444,11 @@ REFUSED = {
     "freeze matches nothing": (["--freeze=xyz", "--pipeline_type=synthetic"], "matches no layer"),
     "missing weights": (["--init_from=/nowhere.h5", "--pipeline_type=synthetic"], "/nowhere.h5"),
     "freeze everything": (["--freeze=.", "--pipeline_type=synthetic"], "nothing to train"),
-    "momentum that never fades": (["--hparams=momentum=1", "--pipeline_type=synthetic"], "momentum=1"),
+    "momentum that never fades": (["--hparams=momentum=1", "--pipeline_type=synthetic"], "momentum='1'"),
     "not a number": (["--learning_rate=nan", "--pipeline_type=synthetic"], "learning_rate=nan"),
     "averaging that never moves": (["--ema_decay=1", "--pipeline_type=synthetic"], "ema_decay"),
     "model in hparams": (["--hparams=model_name={model}"], "model_name"),
-    "impossible setting": (["--hparams=max_instances=0"], "max_instances=0"),
+    "impossible setting": (["--hparams=max_instances=0"], "max_instances='0'"),
     "no GPU": (
         ["--pipeline_type=dali_gpu", "--train_images={d}", "--train_annotations={d}/x.json"],
         "x.json",

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 
 from common.errors import UserError
 from tools import copy_app
-from tools.imports import code_lines
+from tools.imports import ROOT, code_lines
 
 LIMIT = 5_000  # code lines of the minimal copy
 
@@ -68,3 +69,10 @@ def test_bad_arguments_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is not an empty directory"):
         copy_app.copy("yolov4", tmp_path)
+
+
+def test_the_page_lists_every_part():
+    page = (ROOT / "docs/copy_this.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(copy_app.PARTS)
+    commands = re.search(r"```bash needs: a checkout[^\n]*\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    assert commands[0] == "python $REPO/tools/copy_app.py efficientdet my_project"

@@ -102,7 +102,7 @@ def test_the_newest_files_stay_and_a_full_disk_costs_only_the_file(tmp_path, mon
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(skipped_batch.atomic, "write_bytes", full)
+    monkeypatch.setattr(skipped_batch, "write_bytes", full)
     assert save(tmp_path, model, 200, batch()) is None
     assert "step_00000200.npz cannot be written: No space left on device" in capsys.readouterr().err
     assert skipped_batch.save_batch(Ranks(), None, model, METADATA, 7, *batch()) is None  # not rank 0

@@ -4,14 +4,14 @@ import glob
 import os
 from typing import NamedTuple
 
-from common import tfrecord
 from common.annotations import Annotations
 from common.args import MAX_MEGAPIXELS
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
+from common.datacheck.open_data import open_tfrecords
 from common.errors import UserError
 from common.labels import LabelMap
-from common.sources import TFRecordSource
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.conversion.coco_writer import extract_images, round_boxes, write_coco
 from tools.conversion.voc import read_voc
 from tools.conversion.yolo import read_yolo
@@ -61,7 +61,7 @@ def convert(source: str, target: str, options: Options) -> tuple[Annotations, st
         if target == "coco":
             write_coco(annotations, options.output)
         else:
-            tfrecord.write_tfrecords(
+            write_tfrecords(
                 annotations,
                 images_dir,
                 options.output,
@@ -76,7 +76,7 @@ def convert(source: str, target: str, options: Options) -> tuple[Annotations, st
 
 def _read(source: str, options: Options, policy: ImagePolicy) -> tuple[Annotations, str]:
     if source == "tfrecord":
-        records = TFRecordSource(options.input, options.label_map, policy)
+        records = open_tfrecords(options.input, options.label_map, policy)
         directory = options.images or os.path.join(os.path.dirname(options.output), "images")
         annotations = round_boxes(records.annotations)
         return extract_images(records.files, annotations, directory, overwrite=options.overwrite), directory
