@@ -245,15 +245,14 @@ def _parse(text: str | None, body: Iterable[bytes], path: pathlib.Path) -> dict[
     return found
 
 
-def seal(metadata: str, body: Iterable[bytes]) -> str:
-    """The metadata, JSON text, with a checksum of itself and of the rest of an exported file.
+def seal(metadata: Mapping[str, Any], body: Iterable[bytes]) -> str:
+    """The metadata as JSON text, with a checksum of itself and of the rest of an exported file.
 
     Args:
-        metadata: JSON text.
+        metadata: what JSON can hold.
         body: a saved_model's `directory_body`; of another file what stands before the metadata.
     """
-    content = json.loads(metadata)
-    return json.dumps(content | {_CHECKSUM: _digest(content, body)})
+    return json.dumps({**metadata, _CHECKSUM: _digest(metadata, body)})
 
 
 def directory_body(path: pathlib.Path) -> Iterator[bytes]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -149,7 +148,7 @@ def _check_output(options: Options) -> None:
 
 def _write(network: Network, options: Options) -> None:
     log(f"writing {options.verified_file}")
-    common = {"nms": options.suppression, "metadata": json.dumps(_metadata(network, options))}
+    common = {"nms": options.suppression, "metadata": _metadata(network, options)}
     parts = network.parts
     try:
         if options.format == "saved_model":

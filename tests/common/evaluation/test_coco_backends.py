@@ -213,7 +213,7 @@ def test_garbage_is_collected_again_afterwards(monkeypatch):
         assert not gc.isenabled()
         raise KeyError
 
-    monkeypatch.setattr(coco_backends, "_to_dicts", fail)
+    monkeypatch.setattr(coco_backends, "COCO", fail)
     with pytest.raises(KeyError):
         coco_metrics.evaluate(truth, [])
     assert gc.isenabled()
