@@ -45,7 +45,7 @@ def evaluate_weights(
     detector = open_detector(a.weights, a.image_size, a.hparams)
     directory = make_output_directory(a.output_dir or _results_directory(detector.file))
     source = open_source(a, detector.label_map)
-    loader = _open_loader(a, make_loader, a.pipeline_type, source, detector)
+    loader = make_loader(a.pipeline_type, source=source, **_loader_options(a, detector))
     throughput = Throughput(source.size, a.batch_size, a.prefetch)
     options = {"on_batch": throughput, "explain": explain, "coco_backend": a.coco_backend}
     found = evaluate(detector.detect, loader, source, detector.label_map, **options)
@@ -86,39 +86,26 @@ def infer(
     job = open_job(a, open_images, load_annotations)
     detector = open_detector(a.weights, a.image_size, a.hparams)
     job.check_labels(detector.label_map)
-    loader = _open_loader(a, make_loader, job.pipeline_type, job.source, detector)
+    loader = make_loader(job.pipeline_type, source=job.source, **_loader_options(a, detector))
     throughput = Throughput(job.source.size, a.batch_size, a.prefetch)
-    found = predict(
-        _only_above(detector.detect, job.least_score),
-        loader,
-        job.source,
-        detector.label_map,
-        title="detecting",
-        on_batch=throughput,
-        explain=explain,
-    )
+    detect = _only_above(detector.detect, job.least_score)
+    options = {"title": "detecting", "on_batch": throughput, "explain": explain}
+    found = predict(detect, loader, job.source, detector.label_map, **options)
     results = job.write(found, detector.label_map)
     print(throughput.describe())
     return results
 
 
-def _open_loader(
-    a: EvalArgs | InferArgs,
-    make_loader: MakeLoader,
-    pipeline_type: str,
-    source: Source,
-    detector: Detector,
-) -> Loader:
-    return make_loader(
-        pipeline_type,
-        source=source,
-        config=detector.config,
-        batch_size=a.batch_size,
-        training=False,
-        num_threads=a.num_threads,
-        prefetch=a.prefetch,
-        with_targets=False,
-    )
+def _loader_options(a: EvalArgs | InferArgs, detector: Detector) -> dict[str, Any]:
+    """Arguments of make_loader beside the pipeline type and the source."""
+    return {
+        "config": detector.config,
+        "batch_size": a.batch_size,
+        "training": False,
+        "num_threads": a.num_threads,
+        "prefetch": a.prefetch,
+        "with_targets": False,
+    }
 
 
 def _only_above(detect: Detect, least_score: float) -> Detect:
