@@ -153,13 +153,6 @@ def score(
     return Score(metrics, curves)
 
 
-def evaluate(
-    ground_truth: dict[str, Any], detections: list[dict[str, Any]], coco_backend: str = "pycocotools"
-) -> dict[str, Any]:
-    """The metrics of `score`, with its arguments and errors."""
-    return score(ground_truth, detections, coco_backend).metrics
-
-
 def format_table(metrics: dict[str, Any]) -> str:
     """The 12 numbers and one line per class as text; `-` where there is no ground truth."""
     width = max(len(name) for name in [*metrics["per_class"], "class"])
