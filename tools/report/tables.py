@@ -179,7 +179,7 @@ def conclusion(anchors: AnchorReport) -> list[str]:
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """What stops first, notes last."""
-    return sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.NOTE))
+    return sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.WARNING))
 
 
 def findings_text(findings: Iterable[Finding]) -> str:
