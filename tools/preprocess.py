@@ -66,7 +66,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     )
     switch("overwrite", False, "Replace --output.")
     choice("image_format", None, IMAGE_FORMATS, "Format of pictures and records. Default: png.")
-    number("jpeg_quality", None, "Quality of JPEGs, 1 to 100. Default: 95.")
+    number("jpeg_quality", None, "Quality of JPEGs. Default: 95.", lower_bound=1, upper_bound=100)
     number("output_shards", None, "Number of record files.", lower_bound=1)
     number("shard_id", 0, "Which part of the source.", lower_bound=0)
     number("num_shards", 1, "Number of parts of the source.", lower_bound=1)

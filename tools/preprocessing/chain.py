@@ -53,11 +53,8 @@ class Chain:
     @property
     def layout(self) -> str:
         """ "HWC" or "CHW", of what comes out."""
-        layout = "HWC"
-        for operator, arguments in self.steps:
-            if operator.layout:
-                layout = arguments.get(operator.layout, "HWC")
-        return layout
+        given = [step.arguments["output_layout"] for step in self.steps if "output_layout" in step.arguments]
+        return given[-1] if given else "HWC"
 
     @property
     def is_random(self) -> bool:
@@ -138,40 +135,20 @@ def _step(text: str) -> Step:
             arguments[argument] = operator.arguments[argument].parse(value)
         except UserError as error:
             raise _in(f"{name}:{key}" if equals else name, error) from error
-    for argument in operator.required:
-        if argument not in arguments:
-            raise UserError(
-                f"--ops: {text}: {argument} is missing, as in {name}:{_example(operator, argument)}"
-            )
-    _check_together(text, operator, arguments)
-    return Step(operator, arguments)
-
-
-def _check_together(text: str, operator: Operator, arguments: dict[str, Any]) -> None:
-    """Arguments that need, or cannot stand beside, each other."""
     short = {full: alias for alias, full in operator.aliases.items()}
-
-    def names(wanted: tuple[str, ...]) -> str:
-        return " or ".join(short.get(argument, argument) for argument in wanted)
-
-    if operator.one_of and sum(argument in arguments for argument in operator.one_of) != 1:
-        raise UserError(f"--ops: {text}: give {names(operator.one_of)}, and just one of them")
-    if operator.any_of and not arguments.keys() & set(operator.any_of):
-        raise UserError(f"--ops: {text}: give {names(operator.any_of)}")
+    if operator.needs and not arguments.keys() & set(operator.needs):
+        raise UserError(
+            f"--ops: {text}: give {' or '.join(short.get(need, need) for need in operator.needs)}"
+        )
     for argument, others in operator.excludes.items():
         beside = next((other for other in others if other in arguments), None)
         if argument in arguments and beside:
             raise UserError(f"--ops: {text}: {argument} and {beside} exclude each other: leave one out")
+    return Step(operator, arguments)
 
 
 def _in(place: str, error: UserError) -> UserError:
     return UserError(f"--ops: {place}: {error}" if place else f"--ops: {error}")
-
-
-def _example(operator: Operator, argument: str) -> str:
-    kind = operator.arguments[argument].kind
-    value = {"sides": "224x224", "dtype": "float32", "word": "CHW"}.get(kind, "10")
-    return value if argument == operator.first else f"{argument}={value}"
 
 
 def _with_statistics(step: Step, color: types.DALIImageType) -> Step:
@@ -197,11 +174,10 @@ def _check_order(chain: Chain) -> None:
             raise UserError(f"--ops: {operator.name} needs colour images, and they are decoded to gray")
         if layout != "HWC" and operator.name != "layout":
             raise UserError(f"--ops: {operator.name} comes after the channels went first: put it before")
-        if operator.layout:
-            target = arguments.get(operator.layout, "HWC")
-            if operator.name == "layout" and target == layout:
-                raise UserError(f"--ops: layout:{target}: images are {layout} already")
-            layout = target
+        target = arguments.get("output_layout", layout)
+        if operator.name == "layout" and target == layout:
+            raise UserError(f"--ops: layout:{target}: images are {layout} already")
+        layout = target
 
 
 def _is_random(step: Step) -> bool:

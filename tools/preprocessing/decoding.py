@@ -68,7 +68,7 @@ _ROWS = (
         "decoders__ImageSlice",
         "the part that start and shape (row/column and height/width in pixels), or rel_start and rel_shape, "
         "say",
-        any_of=("start", "shape", "rel_start", "rel_shape"),
+        needs=("start", "shape", "rel_start", "rel_shape"),
     ),
 )
 

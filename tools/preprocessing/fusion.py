@@ -30,7 +30,7 @@ _RADIUS = {
 _MARGIN = 3.0  # source pixels more: chroma is interpolated, too
 _RESIZE = ("resize_shorter", "antialias", "interp_type")
 _CROP = ("crop", "crop_pos_x", "crop_pos_y")
-_OTHERS_OF_CROP = ("out_of_bounds_policy", "fill_values", "rounding")
+_OTHERS_OF_CROP = {"out_of_bounds_policy", "fill_values", "rounding"}
 
 
 def fuse(chain: Chain, *, is_decoded: bool = False, device: str = "cpu") -> Chain:
@@ -59,23 +59,22 @@ def fuse(chain: Chain, *, is_decoded: bool = False, device: str = "cpu") -> Chai
 
 def _fits(decoder: Step, resize: Step, crop: Step) -> bool:
     """Whether these can be one step: the window lies within any image so resized."""
-    if (decoder.operator.name, resize.operator.name) != ("decode", "resize"):
-        return False
-    if crop.operator.name not in ("crop", "crop_mirror_normalize"):
-        return False
-    if "resize_shorter" not in resize.arguments or not resize.arguments.keys() <= set(_RESIZE):
-        return False
-    if resize.arguments.get("interp_type", types.INTERP_LINEAR) not in _RADIUS:
-        return False
-    size = crop.arguments.get("crop")
-    if size is None or len(size) != 2 or any(isinstance(side, Range) for side in size):
-        return False
-    if crop.operator.name == "crop" and not crop.arguments.keys() <= set(_CROP):
-        return False
-    if crop.arguments.keys() & set(_OTHERS_OF_CROP):
-        return False
-    short = resize.arguments["resize_shorter"]
-    return max(size) <= (short.low if isinstance(short, Range) else short)
+    size, short = crop.arguments.get("crop"), resize.arguments.get("resize_shorter")
+    allowed = set(_CROP)
+    if crop.operator.name == "crop_mirror_normalize":
+        allowed = crop.operator.arguments.keys() - _OTHERS_OF_CROP
+    return (
+        (decoder.operator.name, resize.operator.name) == ("decode", "resize")
+        and crop.operator.name in ("crop", "crop_mirror_normalize")
+        and short is not None
+        and resize.arguments.keys() <= set(_RESIZE)
+        and resize.arguments.get("interp_type", types.INTERP_LINEAR) in _RADIUS
+        and size is not None
+        and len(size) == 2
+        and not any(isinstance(side, Range) for side in size)
+        and crop.arguments.keys() <= allowed
+        and max(size) <= (short.low if isinstance(short, Range) else short)
+    )
 
 
 def _decode_resize_crop(api: Api, encoded: Data, arguments: dict[str, Any]) -> Data:
@@ -134,14 +133,11 @@ def _resized(api: Api, images: Data, start: Data, end: Data, arguments: dict[str
     return api.ops.resize(images, roi_start=start, roi_end=end, size=arguments["crop"], **options)
 
 
-def _arguments(name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
-    return {key: OPERATORS[name].arguments[key] for key in wanted}
-
-
 _RESIZE_CROP = Operator(
     "resize | crop",
     "resizes no more than the crop shows",
-    _arguments("resize", _RESIZE) | _arguments("crop", _CROP),
+    {name: OPERATORS["resize"].arguments[name] for name in _RESIZE}
+    | {name: OPERATORS["crop"].arguments[name] for name in _CROP},
     _resize_crop,
 )
 _DECODE_RESIZE_CROP = Operator(

@@ -102,7 +102,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, code, said):
     [
         ("code.py", "names nothing in Python: FILE.py:name"),
         (":name", "names nothing in Python"),
-        ("nowhere.py:name", "there is no file nowhere.py"),
+        ("nowhere.py:name", "importing nowhere.py raised FileNotFoundError"),
         ("nothing_of_this_name:name", "raised ModuleNotFoundError"),
     ],
 )

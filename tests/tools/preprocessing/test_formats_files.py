@@ -146,14 +146,6 @@ def test_lines_of_a_list(tmp_path):
         assert [label for _, label in read] == [-3, 2**31 - 1, 0, 5, 1]
 
 
-def test_a_list_without_labels(tmp_path):
-    put(tmp_path, "a b.png", "sub/c.png")
-    assert names_and_labels("list", listed(tmp_path, "sub/c.png\na b.png"))[0] == {
-        "sub/c.png": -1,
-        "a b.png": -1,
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

