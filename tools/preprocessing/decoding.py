@@ -39,25 +39,17 @@ def _decode(operator: str, api: Api, encoded: Data, arguments: dict[str, Any]) -
     return decoder(encoded, **arguments)
 
 
-def _row(
-    name: str, operator: str, schema: str, about: str, more: Mapping[str, Argument] = {}, **rest: Any
-) -> Operator:
-    known = {k: v for k, v in of_schema(schema).items() if k not in _LEFT_OUT}
+def _row(name: str, operator: str, about: str, more: Mapping[str, Argument] = {}, **rest: Any) -> Operator:
+    schema = of_schema(f"decoders__{operator.title().replace('_', '')}")
+    known = {k: v for k, v in schema.items() if k not in _LEFT_OUT}
     return Operator(name, about, known | _OURS | dict(more), functools.partial(_decode, operator), **rest)
 
 
 _ROWS = (
-    _row(
-        "decode",
-        "image",
-        "decoders__Image",
-        "all of the image; color=rgb, bgr or gray; exif=turn or ignore",
-        first="color",
-    ),
+    _row("decode", "image", "all of the image; color=rgb, bgr or gray; exif=turn or ignore", first="color"),
     _row(
         "decode_random_crop",
         "image_random_crop",
-        "decoders__ImageRandomCrop",
         "a random part of random_area and random_aspect_ratio, and no more of the file than that needs",
         more=RANDOM_PART,
         aliases={"area": "random_area", "aspect": "random_aspect_ratio"},
@@ -65,7 +57,6 @@ _ROWS = (
     _row(
         "decode_region",
         "image_slice",
-        "decoders__ImageSlice",
         "the part that start and shape (row/column and height/width in pixels), or rel_start and rel_shape, "
         "say",
         needs=("start", "shape", "rel_start", "rel_shape"),

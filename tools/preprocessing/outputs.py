@@ -42,7 +42,7 @@ _SHEET_COLUMNS = 8
 _SHEET_WIDTH = 1280  # pixels
 _SUFFIXES = {".npz": "array", ".npy": "array", ".png": "sheet", ".jpg": "sheet", ".jpeg": "sheet"}
 _RECORDS = ".tfrecord"
-_KINDS = "an .npz, .npy, .png, .jpg or .tfrecord file, or a directory"
+ACCEPTED = "an .npz, .npy, .png, .jpg or .tfrecord file, or a directory"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +259,7 @@ def check_output(
 
 def _kind(output: str, num_shards: int | None) -> str:
     if not output or "\0" in output:
-        raise UserError(f"--output={output!r}: name {_KINDS}")
+        raise UserError(f"--output={output!r}: name {ACCEPTED}")
     suffix = os.path.splitext(output)[1].lower()
     if output.endswith("/") or os.path.isdir(output):
         return "directory"
@@ -268,7 +268,7 @@ def _kind(output: str, num_shards: int | None) -> str:
     if suffix == _RECORDS or num_shards is not None:
         return "records"
     if re.fullmatch(r"\.[a-z][a-z0-9]{0,7}", suffix):
-        raise UserError(f"--output={output}: name {_KINDS} (add a / to {os.path.basename(output)})")
+        raise UserError(f"--output={output}: name {ACCEPTED} (add a / to {os.path.basename(output)})")
     return "directory"
 
 

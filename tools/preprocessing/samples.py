@@ -2,7 +2,6 @@
 
 import io
 import os
-import pathlib
 import re
 from typing import NamedTuple
 
@@ -80,7 +79,6 @@ class FileNames:
     def __init__(self, suffix: str):
         self._suffix = suffix
         self._files: set[str] = set()
-        self._folders: set[str] = set()
         self._numbers: dict[str, int] = {}
 
     def of(self, name: str) -> str:
@@ -89,16 +87,13 @@ class FileNames:
         if parts:
             parts[-1] = _SUFFIX.sub("", parts[-1])
         parts = [_safe(part) for part in parts] or ["image"]
-        if any(str(folder) in self._files for folder in pathlib.PurePosixPath(*parts).parents):
-            parts = [_safe("_".join(parts))]
-        stem = pathlib.PurePosixPath(*parts)
-        candidate, number = f"{stem}{self._suffix}", self._numbers.get(str(stem), 1)
-        while candidate in self._files or candidate in self._folders:
+        stem = "/".join(parts)
+        candidate, number = f"{stem}{self._suffix}", self._numbers.get(stem, 1)
+        while candidate in self._files:
             number += 1
             candidate = f"{stem}-{number}{self._suffix}"
-        self._numbers[str(stem)] = number
+        self._numbers[stem] = number
         self._files.add(candidate)
-        self._folders |= {str(folder) for folder in stem.parents}
         return candidate
 
 

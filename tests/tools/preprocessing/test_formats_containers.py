@@ -7,7 +7,6 @@ import sys
 import tarfile
 
 import lmdb
-import numpy as np
 import pytest
 
 from common.datacheck.images import ImagePolicy
@@ -135,13 +134,11 @@ def test_labels_of_every_form(tmp_path):
         (lambda image: writing.tensors(image, 6, data_type=2, int32_data=[6, 7]), -1),
         (lambda image: writing.Datum(data=image, label=6).SerializeToString(), 6),
         (
-            lambda image: writing.TensorProtos(
-                protos=[
-                    writing.TensorProto(data_type=4, string_data=[image]),
-                    writing.TensorProto(data_type=2, int32_data=[6]),
-                    writing.TensorProto(data_type=2, int32_data=[1, 2, 3, 4]),  # a box
-                ]
-            ).SerializeToString(),
+            lambda image: writing.tensor_protos(
+                writing.TensorProto(data_type=4, string_data=[image]),
+                writing.TensorProto(data_type=2, int32_data=[6]),
+                writing.TensorProto(data_type=2, int32_data=[1, 2, 3, 4]),  # a box
+            ),
             6,
         ),
     ],
@@ -163,9 +160,7 @@ def test_values_of_several_forms_are_fed_by_python(tmp_path, odd, label):
             "record '001' holds raw pixels: write it with encoded images",
         ),
         (
-            writing.TensorProtos(
-                protos=[writing.TensorProto(data_type=1, float_data=[1.0])]
-            ).SerializeToString(),
+            writing.tensor_protos(writing.TensorProto(data_type=1, float_data=[1.0])),
             "record '001' holds raw pixels",
         ),
         (writing.tensors(IMAGES[0], 0, data_type=1, float_data=[0.5]), "record '001' has the label 0.5"),
@@ -252,12 +247,10 @@ def test_several_files(tmp_path):
     check(source, IMAGES[:6], list(range(6)), PythonCall)
 
 
-@pytest.mark.parametrize("index", ["0\t0\n", "0\t0\n1\t4\n", "text"])
-def test_an_index_of_another_file_is_not_used(tmp_path, index):
+def test_an_index_of_another_file_is_not_used(tmp_path):
     path, _ = writing.write_recordio(tmp_path, IMAGES, LABELS)
-    (tmp_path / "x.idx").write_text(index)
+    (tmp_path / "x.idx").write_text("0\t0\n1\t4\n")
     check(opened("recordio", path), IMAGES, LABELS)
-    assert (tmp_path / "x.idx").read_text() == index
 
 
 @pytest.mark.parametrize(
@@ -334,10 +327,9 @@ def test_labels_that_are_none(tmp_path, odd):
     refused("webdataset", path, r"x\.tar: '1\.cls' ")
 
 
-@pytest.mark.parametrize("index", ["v1.1 7\n", "v1.1 6\n", "text", ""])
-def test_an_index_beside_an_archive_is_not_used(tmp_path, index):
+def test_an_index_beside_an_archive_is_not_used(tmp_path):
     path = tar(tmp_path, *((f"{i}.png", image) for i, image in enumerate(IMAGES)))
-    (tmp_path / "x.idx").write_text(index)
+    (tmp_path / "x.idx").write_text("v1.1 6\n")
     check(opened("webdataset", path), IMAGES, [-1] * COUNT)
 
 
@@ -361,44 +353,12 @@ def test_archives_that_are_refused(tmp_path):
     with tarfile.open(tmp_path / "z.tar", "w:gz") as archive:
         archive.add(path)
     refused("webdataset", tmp_path / "z.tar", "is no whole, plain tar archive")
-    (tmp_path / "t.tar").write_bytes(b"text" * 1000)
-    refused("webdataset", tmp_path / "t.tar", "is no whole, plain tar archive")
     os.mkfifo(tmp_path / "pipe.tar")
     refused("webdataset", tmp_path / "pipe.tar", "is no regular file")
     refused("webdataset", tmp_path / "none*.tar", "no file matches")
 
 
 # --- all of them ---
-
-
-@pytest.mark.parametrize("case", ["tfrecord", "recordio", "webdataset", "numpy"])
-def test_whatever_is_damaged_it_is_said_in_words(tmp_path, case):
-    """Cut anywhere, or with bytes of chance in it: read to the end, or refused; never a traceback."""
-    kind, write_case = writing.WRITERS[case]
-    path, _ = write_case(tmp_path, IMAGES, LABELS)
-    files = sorted(file for file in tmp_path.iterdir() if file.suffix != ".idx")
-    random = np.random.default_rng(8)
-    refusals = 0
-    for turn in range(40):
-        file = files[turn % len(files)]
-        whole = file.read_bytes()
-        content = np.frombuffer(whole, np.uint8).copy()
-        if turn % 3 == 0:
-            content = content[: random.integers(len(content))]
-        else:  # headers most of all
-            end = min(600, len(content)) if turn % 2 else len(content)
-            content[random.integers(0, end, 1 + 4 * (turn % 3))] = random.integers(0, 256)
-        file.unlink()
-        file.write_bytes(content.tobytes())
-        try:
-            source = opened(kind, path, policy=SKIP if turn % 5 else ImagePolicy())
-            for i in range(source.size):
-                source.load(i)
-        except UserError:
-            refusals += 1
-        file.unlink()
-        file.write_bytes(whole)
-    assert refusals > 5
 
 
 @pytest.mark.parametrize("case", ["lmdb-caffe", "recordio", "webdataset"])

@@ -118,16 +118,6 @@ def test_the_dataset_is_the_pipeline(source):
     assert floats.element_spec[0].dtype == tf.float32
 
 
-def test_fit_takes_the_dataset(source):
-    import keras
-
-    work = Preprocessor(source=source, ops="resize:8x8 | cast:float32", batch_size=2, training=True)
-    model = keras.Sequential([keras.layers.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    history = model.fit(work.dataset(), steps_per_epoch=2, verbose=0)
-    assert len(history.history["loss"]) == 1
-
-
 def test_tensors_go_to_others_without_a_copy(source):
     """DLPack: the way to NumPy, TensorFlow, PyTorch, JAX."""
     work = Preprocessor(source=source, ops="resize:8x8", batch_size=2)
