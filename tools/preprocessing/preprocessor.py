@@ -75,7 +75,7 @@ class Preprocessor:
             )
         self.source = source
         parsed = chain.parse(ops, is_decoded=source.is_decoded)
-        self.chain = fuse(parsed, is_decoded=source.is_decoded, device=device)
+        self.chain = parsed if source.is_decoded else fuse(parsed, device=device)
         self.batch_size = batch_size
         self._first, end = shard_range(source.size, shard_id, num_shards)
         self.size = end - self._first
