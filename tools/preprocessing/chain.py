@@ -100,9 +100,6 @@ def parse(ops: str, *, is_decoded: bool = False) -> Chain:
         if is_decoded:
             raise UserError(f"--ops: {texts[0]}: there is nothing to decode, this source has arrays")
         decoder = steps.pop(0)
-    late = next((step.operator.name for step in steps if step.operator.name in DECODERS), None)
-    if late:
-        raise UserError(f"--ops: {late} must be the first operator: afterwards nothing is encoded any more")
     color = decoder.arguments.get("color", types.RGB)
     chain = Chain(decoder, tuple(_with_statistics(step, color) for step in steps))
     _check_order(chain)
@@ -170,6 +167,8 @@ def _with_statistics(step: Step, color: types.DALIImageType) -> Step:
 def _check_order(chain: Chain) -> None:
     layout = "HWC"
     for operator, arguments in chain.steps:
+        if operator.name in DECODERS:
+            raise UserError(f"--ops: {operator.name} must be the first operator: images are decoded once")
         if operator.needs_color and chain.color == types.GRAY:
             raise UserError(f"--ops: {operator.name} needs colour images, and they are decoded to gray")
         if layout != "HWC" and operator.name != "layout":

@@ -38,12 +38,6 @@ def test_an_npz_is_one_array_in_the_order_of_the_images(tmp_path, shape, dtype, 
     assert str(tmp_path / "x.npz") in line and f"{count} images" in line
 
 
-def test_an_npy_can_be_mapped_and_holds_the_same(tmp_path):
-    of = images(4, dtype=np.float32)
-    output(tmp_path / "x.npy").write(samples(of), 4)
-    np.testing.assert_array_equal(np.load(tmp_path / "x.npy", mmap_mode="r"), np.stack(of))
-
-
 @pytest.mark.parametrize("name", ["x.npz", "x.npy"])
 def test_images_are_not_gathered_in_memory(tmp_path, name):
     """60 MB of images, two or three of which live at a time."""

@@ -64,14 +64,6 @@ def test_arrays(tree, tmp_path, capsys, api, suffix):
     assert (tmp_path / f"x.{suffix}.csv").read_text().splitlines()[-1] == "4,two dogs/4.png,1,two dogs"
 
 
-def test_pictures(tree, tmp_path):
-    directory, images = tree
-    run(f"--input={directory}", f"--output={tmp_path}/out")
-    for i, image in enumerate(images):
-        path = tmp_path / "out" / ("cats" if i < 3 else "two dogs") / f"{i}.png"
-        np.testing.assert_array_equal(np.asarray(PIL.Image.open(path)), image)
-
-
 def test_pictures_have_the_colours_of_their_sources_whatever_the_order_of_channels(tree, tmp_path):
     directory, _ = tree
     ops = "decode:bgr | resize:16x16"

@@ -24,24 +24,6 @@ def test_png_pictures_are_the_pixels(tmp_path, shape):
         np.testing.assert_array_equal(read(tmp_path / f"out/{i}.png"), expected)
 
 
-def test_blue_green_red_is_turned_for_files(tmp_path):
-    (image,) = images(1)
-    for name in ("out", "x.png"):
-        output(tmp_path / name, is_bgr=True).write(samples([image]), 1)
-    for file in ("out/0.png", "x.png"):
-        np.testing.assert_array_equal(read(tmp_path / file), image[..., ::-1])
-
-
-def test_pictures_may_differ_in_size(tmp_path):
-    of = [images(1, (10 + i, 40 - i, 3))[0] for i in range(3)]
-    output(tmp_path / "out").write(samples(of), 3)
-    assert [read(tmp_path / f"out/{i}.png").shape for i in range(3)] == [
-        (10, 40, 3),
-        (11, 39, 3),
-        (12, 38, 3),
-    ]
-
-
 def test_pictures_are_named_after_their_sources(tmp_path):
     names = {
         "cats/a.jpg": "cats/a.png",

@@ -85,11 +85,6 @@ def test_shards_are_equal_parts_in_order(tmp_path, num_shards, sizes):
         ]
 
 
-def test_a_prefix_with_num_shards_needs_no_suffix(tmp_path):
-    output(tmp_path / "train", num_shards=1).write(samples(images(1)), 1)
-    assert left(tmp_path) == ["train-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord.idx"]
-
-
 def test_without_labels_records_have_none(tmp_path):
     output(tmp_path / "x.tfrecord").write(samples(images(1)), 1)
     (record,) = tf.data.TFRecordDataset(str(tmp_path / "x.tfrecord"))

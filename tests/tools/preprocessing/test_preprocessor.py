@@ -118,18 +118,6 @@ def test_the_dataset_is_the_pipeline(source):
     assert floats.element_spec[0].dtype == tf.float32
 
 
-def test_tensors_go_to_others_without_a_copy(source):
-    """DLPack: the way to NumPy, TensorFlow, PyTorch, JAX."""
-    work = Preprocessor(source=source, ops="resize:8x8", batch_size=2)
-    (images, _) = work.pipeline.run()
-    for image in images:
-        there = np.from_dlpack(image)
-        assert there.ctypes.data == np.asarray(image).ctypes.data
-    for batch, _ in work.dynamic():
-        for tensor in batch.tensors:
-            np.testing.assert_array_equal(np.from_dlpack(tensor.evaluate()), np.asarray(tensor))
-
-
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])
 @pytest.mark.parametrize(
     ("ops", "said"),
