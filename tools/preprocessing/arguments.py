@@ -139,9 +139,7 @@ class Argument:
             return values[0]
         if not self.may_vary:
             raise UserError(f"{text} is a range, and this cannot be drawn at random: give one number")
-        if values[0] > values[1]:
-            raise UserError(f"the range {text} runs backwards: write {values[1]:g}..{values[0]:g}")
-        return Range(*values) if values[0] < values[1] else values[0]
+        return Range(*values) if values[0] != values[1] else values[0]
 
 
 def of_schema(schema_name: str) -> dict[str, Argument]:

@@ -153,14 +153,9 @@ def _with_statistics(step: Step, color: types.DALIImageType) -> Step:
     operator, arguments = step
     if arguments.get("mean") == IMAGENET_MEAN:
         arguments = {"std": IMAGENET_STD} | arguments
-    named = [name for name in ("mean", "std") if arguments.get(name) in (IMAGENET_MEAN, IMAGENET_STD)]
-    if named and color == types.GRAY:
-        raise UserError(
-            f"--ops: {operator.name}:{named[0]}=imagenet is of three colours, and images are decoded to "
-            "gray: give one number"
-        )
     if color == types.BGR:
-        arguments |= {name: arguments[name][::-1] for name in named}
+        known = (IMAGENET_MEAN, IMAGENET_STD)
+        arguments |= {k: arguments[k][::-1] for k in ("mean", "std") if arguments.get(k) in known}
     return Step(operator, arguments)
 
 
