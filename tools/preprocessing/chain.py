@@ -190,10 +190,8 @@ def describe() -> str:
         short = {full: alias for alias, full in operator.aliases.items()}
         for name, argument in operator.arguments.items():
             names = f"{short[name]}, {name}" if name in short else name
-            kind = (
-                " | ".join(argument.names) if argument.names and argument.kind != "numbers" else argument.kind
-            )
+            kind = " | ".join(argument.names) if argument.kind in ("word", "flag") else ""
             varies = ", may be a range" if argument.may_vary and argument.kind != "interpolation" else ""
             first = ", first" if name == operator.first else ""
-            lines.append(f"    {names}: {kind}{varies}{first}")
+            lines.append(f"    {names}: {kind or argument.kind}{varies}{first}")
     return "\n".join(lines)

@@ -25,12 +25,10 @@ _OURS = {
 
 def _decode(operator: str, api: Api, encoded: Data, arguments: dict[str, Any]) -> Data:
     """uint8 (bytes,) -> uint8 (H, W, 3), or (H, W, 1) for gray, on `arguments["device"]`."""
-    arguments = {
-        **{name: value for name, value in arguments.items() if name not in ("color", "exif", "device")},
-        "output_type": arguments.get("color", types.RGB),
-        "adjust_orientation": arguments.get("exif", True),
-        "device": api.decoder_device(arguments["device"]),
-    }
+    arguments = dict(arguments)
+    arguments["output_type"] = arguments.pop("color", types.RGB)
+    arguments["adjust_orientation"] = arguments.pop("exif", True)
+    arguments["device"] = api.decoder_device(arguments["device"])
     decoder = getattr(api.ops.decoders, operator)
     if operator == "image_slice":
         arguments["axes"] = [0, 1]
