@@ -228,7 +228,7 @@ def _pick_by_diou(
     score_threshold: float,
     beta: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Greedy suppression with DIoU: each turn of the loop picks one box of every image and drops its rivals.
+    """Greedy suppression with DIoU: each turn of the loop picks one box of every image and drops its overlaps.
 
     Returns:
         As `_pick_by_iou`.
@@ -257,11 +257,11 @@ def _pick_by_diou(
         diagonal = tf.square(hull_width) + tf.square(hull_height)
         distance = (tf.square(left + right - left1 - right1) + tf.square(top + bottom - top1 - bottom1)) / 4
         overlap = iou - tf.pow(distance / tf.maximum(diagonal, box_ops.TINY), beta)
-        is_rival = (numbers[..., 5] == class1) & (overlap > iou_threshold)
+        is_overlapped = (numbers[..., 5] == class1) & (overlap > iou_threshold)
         is_place = (places == turn) & (best_score > score_threshold)  # (B, D)
         return (
             turn + 1,
-            tf.where(is_rival | (positions == best), 0.0, scores),
+            tf.where(is_overlapped | (positions == best), 0.0, scores),
             tf.where(is_place, best, selected),
             tf.where(is_place, best_score, selected_scores),
         )

@@ -26,7 +26,7 @@ class Bar:
     Args:
         title: one word or two.
         total: number of steps.
-        done: how many of them were done in another sitting.
+        done: how many of them were done in an earlier session.
     """
 
     def __init__(self, title: str, total: int, done: int = 0):

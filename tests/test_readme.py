@@ -227,7 +227,7 @@ def test_flags_in_the_text_exist():
         command.define_flags(fv)
         known |= set(fv)
     fv = flags.FlagValues()
-    measuring.define_flags(bench.APP, fv)
+    measuring.flags_of(bench.APP)(fv)
     known |= set(fv)
     for name in ("README.md", *(f"docs/{page}.md" for page in PAGES)):
         assert set(re.findall(r"(?<![-\w])--(\w+)=", (ROOT / name).read_text())) <= known, name

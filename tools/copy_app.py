@@ -27,7 +27,7 @@ from tools.imports import ROOT, closure, parse, python_files
 APPS = ("efficientdet", "yolov4")
 # What can be left out, and its files. {app} is the name of the app.
 PARTS = {
-    "tfrecord": ("common/tfrecord*.py", "common/datacheck/tfrecord*.py"),
+    "tfrecord": ("common/datacheck/tfrecord*.py", "tools/conversion/coco_to_tfrecord.py"),
     "tf_pipeline": ("{app}/tf_*.py", "common/tf_readers.py"),
     "retinanet": ("{app}/retinanet*.py", "{app}/resnet.py", "{app}/mobilenet.py"),
     "tf_distribute": ("common/distributed/tf_*.py",),
@@ -40,6 +40,11 @@ PARTS = {
     "video": ("common/evaluation/video.py",),
     "submission": ("common/evaluation/submission.py",),
 }
+# Programs that no import leads to: started as processes, or by the user.
+TOOLS = (
+    *("tools/synthetic.py", "tools/dry_run_process.py", "tools/replay_step.py"),
+    "tools/conversion/coco_to_tfrecord.py",
+)
 # Copied as they are: the set-up with its pins and hashes, and the licence.
 SETUP = ("docker/setup_env.sh", "docker/build_horovod.sh", "docker/locks", "LICENSE", ".gitignore")
 
@@ -73,8 +78,9 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise errors.UserError(f"{directory} exists and is not an empty directory: name a new one")
     left_out = left_out_files(app, without)
-    entries = [path for path in python_files(app) if path.count("/") == 1 and path not in left_out]
-    found = closure([*entries, "tools/synthetic.py"], without=left_out)
+    commands = [path for path in python_files(app) if path.count("/") == 1]
+    entries = {*commands, *TOOLS} - left_out
+    found = closure(sorted(entries), without=left_out)
     product = sorted(found)
     for path in product:
         _write(
@@ -83,6 +89,8 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
     kept = found - left_out
     for path in sorted(_tests(app, kept)):
         _write(directory / path, (ROOT / path).read_text())
+        for beside in (ROOT / path).parent.glob("*.txt"):  # numbers that tests compare with
+            _write(directory / beside.relative_to(ROOT), beside.read_text())
     for recipe in sorted((ROOT / app / "flags").glob("*.txt")):
         _write(directory / app / "flags" / recipe.name, recipe.read_text())
     for path in SETUP:
@@ -90,7 +98,10 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
     pins = (ROOT / "pyproject.toml").read_text()
-    _write(directory / "pyproject.toml", re.sub(r'(?m)^name = ".*"', f'name = "{directory.name}"', pins))
+    _write(
+        directory / "pyproject.toml",
+        re.sub(r'(?m)^name = ".*"', f'name = "{directory.resolve().name}"', pins),
+    )
     _write(directory / "Makefile", MAKEFILE.format(app=app))
     _write(directory / "README.md", _readme(app, directory.name, without))
     return product
@@ -137,13 +148,14 @@ def _used_names(module: str, found: Iterable[str]) -> set[str]:
 
 
 def _constant(path: str, name: str) -> str:
-    """The source of a constant's value where it is a literal, else None."""
+    """A literal constant as text; "{}" for another dictionary, "None" for anything else."""
     for node in parse(path).body:
-        if isinstance(node, ast.Assign) and name in (ast.unparse(target) for target in node.targets):
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+        if name in map(ast.unparse, targets):
             try:
                 return repr(ast.literal_eval(node.value))
             except ValueError:
-                break
+                return "{}" if isinstance(node.value, ast.Dict | ast.DictComp) else "None"
     return "None"
 
 

@@ -39,8 +39,8 @@ class Hooks:
             ends `train`.
         wrap_eval_loader: evaluation loader -> the loader that is used in its place.
         expected_epochs: that the run is known to have done. A directory with fewer is refused.
-        lost_ranks: what the loss of another rank means (Watchdog's `on_loss`). exit: this process ends with
-            code 1. report: the loss is logged, and the error of the collective operation propagates.
+        lost_ranks: what happens when another rank is lost (Watchdog's `on_loss`). exit: this process ends
+            with code 1. report: the error of the collective operation propagates.
     """
 
     on_start: Callable[["Run"], None] = _nothing

@@ -312,6 +312,7 @@ class Run:
         """Ends an epoch: its row in the log, its weights, its checkpoint."""
         state, epoch = self.state, self.state["epoch"] + 1
         replicas, rate = self.ranks.num_replicas, last_learning_rate(self.optimizer)
+        self._guard.check_weights(self.model, state["step"])  # before they replace those of the last epoch
         row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
         with self.ema.swapped_in(self.ranks):  # every rank, as in `evaluating`
             self._results.save_row(epoch, state["step"], row)
@@ -341,10 +342,8 @@ class Run:
     def _save(self) -> None:
         """Writes a checkpoint. Every rank: each has its data position and random seeds in it."""
         state = self.state
-        self._guard.flush()
         self._watchdog.beat("saving", epoch=state["epoch"] + 1, step=state["step"])
-        with self.ranks.raise_on_any_rank():
-            step_guard.check_weights(self.model, state["step"])
+        self._guard.check_weights(self.model, state["step"])
         state["totals"] = self._epoch.totals()
         self._checkpoints.save()
         self._unsaved = False

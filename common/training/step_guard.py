@@ -149,6 +149,12 @@ class StepGuard:
         while self._waiting:
             self._look(*self._waiting.popleft())
 
+    def check_weights(self, model: keras.Model, step: int) -> None:
+        """UserError on all ranks if a weight of any is not finite, so that such a model is never saved."""
+        self.flush()
+        with self._ranks.raise_on_any_rank():
+            check_weights(model, step)
+
     def _look(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
         self.stop = self.stop or bool(result.stop)
         if bool(result.finite):

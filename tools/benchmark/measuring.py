@@ -20,6 +20,7 @@ from absl import flags
 from common import args as shared_flags
 from common import errors
 from common.args import flag
+from common.datacheck.open_data import open_checked
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.files import cache_directory
@@ -200,6 +201,7 @@ def _with_data(
     data = open_data(
         dataclasses.replace(a, pipeline_type=pipeline_type if needed or given else "synthetic"),
         Ranks(),
+        open_checked,
         max_instances=config.max_instances,
         synthetic_classes=app.num_classes,
     )

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from common import args, devices, hparams
+from common.datacheck.open_data import open_checked
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.loading import Loader, placement
@@ -69,7 +70,9 @@ def work(app: App, a: Any, role: str) -> None:
     keras.utils.set_random_seed(0)
     keras.mixed_precision.set_global_policy(a.precision)
     config = app.make_config(a)
-    data = open_data(a, ranks, max_instances=config.max_instances, synthetic_classes=app.num_classes)
+    data = open_data(
+        a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=app.num_classes
+    )
 
     def open_loader(**options: Any) -> Loader:
         like_train = {
