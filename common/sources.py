@@ -12,13 +12,16 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common import readers, tfrecord
-from common.annotations import Annotations
 from common.labels import LabelMap
 from common.tfrecord import Records
+
+if TYPE_CHECKING:
+    from common.annotations import Annotations
 
 
 class Source(abc.ABC):
@@ -30,7 +33,7 @@ class Source(abc.ABC):
     """
 
     name: str
-    annotations: Annotations | None
+    annotations: "Annotations | None"
 
     @property
     def size(self) -> int:
@@ -62,7 +65,7 @@ class CocoSource(Source):
     """A directory of images and the annotations of a COCO json, whose file names refer to it."""
 
     images_dir: str
-    annotations: Annotations
+    annotations: "Annotations"
     name = "coco"
 
     @functools.cached_property
@@ -93,7 +96,7 @@ class TFRecordSource(Source):
 
     files: Sequence[str]
     records: Records
-    annotations: Annotations
+    annotations: "Annotations"
     rows: np.ndarray
     formats: dict[str, int]
     name = "tfrecord"

@@ -15,10 +15,9 @@ import os
 import numpy as np
 
 from common.annotations import Annotations
-from common.datacheck import annotation_cache, coco_checks, coco_columns, coco_parse
-from common.datacheck import images as image_files
+from common.datacheck import checked_annotations, coco_checks, coco_columns, coco_parse
 from common.datacheck.coco_columns import Images
-from common.datacheck.images import ImagePolicy
+from common.datacheck.images import ImagePolicy, check_files
 from common.files import load_cached, save_cached
 from common.issues import Findings
 
@@ -53,8 +52,10 @@ def load_coco(
     annotations, images = (None, None) if content is None else _decode(content, findings)
     del content
     usable = None
-    if images_dir is not None:
-        usable = _check_files(os.fspath(images_dir), images, policy, findings)
+    if images_dir is not None and not os.path.isdir(images_dir):
+        findings.add("no-image-directory", os.fspath(images_dir))
+    elif images_dir is not None and images is not None:
+        usable, _ = check_files(images_dir, images.file_names, images.sizes, images.name, policy, findings)
     if policy.on_bad_image == "skip":
         findings.skip_images()
         if annotations is not None and usable is not None:
@@ -67,7 +68,7 @@ def _decode(content: bytes, findings: Findings) -> tuple[Annotations | None, Ima
     """The annotations, unless something stops, and the images as far as they are known."""
     name = f"coco-{hashlib.sha256(content).hexdigest()}-{_VERSION}.npz"
     saved = load_cached(name)
-    annotations = None if saved is None else annotation_cache.unpack(saved, findings.origin)
+    annotations = None if saved is None else checked_annotations.unpack(saved, findings.origin)
     if annotations is not None:
         findings.extend(annotations.findings)
         annotations = dataclasses.replace(annotations, findings=findings)
@@ -80,35 +81,8 @@ def _decode(content: bytes, findings: Findings) -> tuple[Annotations | None, Ima
     objects = None if objects is None else coco_columns.objects_of(objects, findings)
     annotations = coco_checks.check(images, objects, categories, findings)
     if annotations is not None:
-        save_cached(name, annotation_cache.pack(annotations))
+        save_cached(name, checked_annotations.pack(annotations))
     return annotations, images
-
-
-def _check_files(
-    images_dir: str, images: Images | None, policy: ImagePolicy, findings: Findings
-) -> np.ndarray | None:
-    """Returns bool (I,), the images whose files can be used; None where no file was looked at."""
-    if not os.path.isdir(images_dir):
-        findings.add("no-image-directory", images_dir)
-        return None
-    if images is None:
-        return None
-    rows = []
-    for row, name in enumerate(images.file_names):
-        if name and image_files.path_fault(name):
-            findings.add("path-leaves-directory", f"{images.name(row)} is not below {images_dir}")
-        elif name:
-            rows.append(row)
-    names = [images.file_names[row] for row in rows]
-    facts = image_files.inspect_files(
-        images_dir, names, decode=policy.decode, max_megapixels=policy.max_megapixels
-    )
-    # A size that the json lacks was reported: here it is whatever the file says.
-    stored = np.array([(fact.height, fact.width) for fact in facts], np.int32).reshape(-1, 2)
-    sizes = np.where(images.sizes[rows] > 0, images.sizes[rows], stored)
-    usable = np.zeros(len(images.ids), np.bool_)
-    usable[rows] = image_files.check_images(facts, sizes, names, lambda i: images.name(rows[i]), findings)
-    return usable
 
 
 def _select(annotations: Annotations, usable: np.ndarray) -> Annotations:

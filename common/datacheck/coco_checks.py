@@ -2,19 +2,18 @@
 
 import collections
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from common.annotations import Annotations, clip_boxes
+from common.annotations import Annotations
 from common.datacheck import coco_parse
+from common.datacheck.checked_annotations import report_fixes
 from common.datacheck.coco_columns import NONE, Images, Objects, some
 from common.issues import Findings
 from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 
-LARGE_ID = 2**31  # DALI takes smaller ones
 _FRACTION = 1.05  # edges of boxes that are fractions: rounding may put them a little outside
 _MANY = 8  # boxes outside their images from which on a wrong form is the better explanation
 
@@ -46,20 +45,14 @@ def check(
         return None
     image_row = _check_references(objects, "image_id", images.ids, "unknown-image", findings)
     _check_unit(images, objects, image_row, findings)
-    is_target = _check_boxes(images, objects, image_row, findings)
     if findings.stopping:
-        return None
-    counts = np.bincount(image_row[is_target], minlength=len(images.ids))
-    _add(findings, "image-without-boxes", counts == 0, images.name)
-    if not is_target.any():
-        findings.add("no-boxes", f"none of {len(is_target)} annotations is more than a crowd or an empty box")
         return None
     order = np.argsort(image_row, kind="stable")  # grouped by image, otherwise in the order of the file
     boxes_ltwh_px = objects.boxes_ltwh_px[order]
     areas = objects.areas[order]
     with np.errstate(over="ignore"):
         box_areas = boxes_ltwh_px[:, 2] * boxes_ltwh_px[:, 3]
-    return Annotations(
+    annotations = Annotations(
         label_map=LabelMap.from_categories(categories),
         image_ids=images.ids,
         file_names=images.file_names,
@@ -73,6 +66,12 @@ def check(
         findings=findings,
     )
 
+    def name_box(row: int) -> str:
+        return _text_in_image(images, objects, image_row, order[row])
+
+    report_fixes(annotations, images.name, name_box, findings)
+    return None if findings.stopping else annotations
+
 
 def _check_categories(categories: list[Any], findings: Findings) -> np.ndarray:
     """Returns int64 (C,), the ids that annotations may have; NONE where one was reported."""
@@ -84,9 +83,6 @@ def _check_categories(categories: list[Any], findings: Findings) -> np.ndarray:
         is_usable = type(category_id) is int and 0 <= category_id <= MAX_CATEGORY_ID
         ids.append(category_id if is_usable else NONE)
         names.append(f"category {category_id} ({category.get('name')!r})" if is_usable else "")
-    for category_id, name in zip(ids, names, strict=True):
-        if category_id >= LARGE_ID:
-            findings.add("large-id", name)
     for before, (category_id, name) in itertools.pairwise(zip(ids, names, strict=True)):
         if NONE < category_id < before[0]:
             findings.add("category-order", f"{name} is listed after {before[1]}")
@@ -98,7 +94,6 @@ def _check_images(images: Images, findings: Findings) -> None:
         findings.add("no-images", "`images` is empty")
     repeats = _repeats(images.ids)
     findings.add_many("repeated-image-id", len(repeats), map(images.repeat_name, repeats))
-    _add(findings, "large-id", images.ids >= LARGE_ID, images.name)
     rows_of = collections.defaultdict(list)
     for row, name in enumerate(images.file_names):
         if name:
@@ -113,8 +108,8 @@ def _check_objects(objects: Objects, findings: Findings) -> None:
         findings.add("no-boxes", "`annotations` is empty")
     repeats = _repeats(objects.ids)
     findings.add_many("repeated-annotation-id", len(repeats), map(objects.repeat_name, repeats))
-    _add(findings, "box-negative", objects.is_negative, objects.box_name)
-    _add(findings, "crowd", objects.is_crowd, lambda row: f"{objects.name(row)} is a crowd")
+    negative = np.flatnonzero(objects.is_negative).tolist()
+    findings.add_many("box-negative", len(negative), map(objects.box_name, negative))
 
 
 def _check_references(
@@ -169,21 +164,6 @@ def _check_unit(images: Images, objects: Objects, image_row: np.ndarray, finding
         findings.add_many("boxes-of-corners", len(outside), texts)
 
 
-def _check_boxes(images: Images, objects: Objects, image_row: np.ndarray, findings: Findings) -> np.ndarray:
-    """Returns bool (N,), the boxes that a network is trained on."""
-    is_target = ~objects.is_crowd & ~objects.is_negative & ~np.isnan(objects.boxes_ltwh_px[:, 0])
-    is_target &= np.append(np.all(images.sizes > 0, axis=1), False)[image_row]  # NONE is the last one
-    rows = np.flatnonzero(is_target)
-    boxes, is_clipped = clip_boxes(objects.boxes_ltwh_px[rows], images.sizes[image_row[rows]])
-    has_area = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
-    for kind, which in (("box-outside", is_clipped & has_area), ("box-empty", ~has_area)):
-        offenders = rows[which].tolist()
-        texts = (_text_in_image(images, objects, image_row, row) for row in offenders)
-        findings.add_many(kind, len(offenders), texts)
-    is_target[rows] = has_area
-    return is_target
-
-
 def _text_in_image(images: Images, objects: Objects, image_row: np.ndarray, row: int) -> str:
     height, width = images.sizes[image_row[row]].tolist()
     return f"{objects.box_name(row)} in {width} x {height} pixels"
@@ -196,8 +176,3 @@ def _repeats(ids: np.ndarray) -> list[list[int]]:
     is_repeated = (counts > 1) & (unique != NONE)
     spans = zip(first[is_repeated].tolist(), counts[is_repeated].tolist(), strict=True)
     return [order[begin : begin + count].tolist() for begin, count in spans]
-
-
-def _add(findings: Findings, kind: str, which: np.ndarray, text: Callable[[int], str]) -> None:
-    rows = np.flatnonzero(which).tolist()
-    findings.add_many(kind, len(rows), map(text, rows))

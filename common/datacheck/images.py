@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +26,8 @@ from common.progress import Bar
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
 
 _CHUNK = 64  # files that a thread takes at once
+_CORES = len(os.sched_getaffinity(0))
+_READERS, _DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads
 _SLOW = (20_000, 500)  # images from which on a progress bar is shown: headers only, every pixel
 
 
@@ -110,15 +113,23 @@ def inspect_files(
         UserError: there is no place for the cache.
     """
     images_dir = os.fspath(images_dir)
-    states, absent = _list(images_dir, names)
+    paths = {name: os.path.join(images_dir, name) for name in names}
+    states = dict(zip(paths, _in_threads(_state, list(paths.values()), _READERS), strict=True))
+    absent = {name: state for name, state in states.items() if isinstance(state, ImageFacts)}
     known = _recall(images_dir)
     fresh = []
     for name, state in states.items():
         entry = known.get(name)
-        if entry is None or entry.state != state or (decode and not entry.decoded):
+        if name not in absent and (entry is None or entry.state != state or (decode and not entry.decoded)):
             fresh.append(name)
+    found = _in_threads(
+        lambda path: _inspect_file(path, decode, max_megapixels),
+        [paths[name] for name in fresh],
+        _DECODERS if decode else _READERS,
+        bar=len(fresh) > _SLOW[decode],
+    )
     try:
-        for name, facts in zip(fresh, _inspect_all(images_dir, fresh, decode, max_megapixels), strict=True):
+        for name, facts in zip(fresh, found, strict=True):
             known.pop(name, None)
             if facts.fault in _PASSING:
                 absent[name] = facts
@@ -127,8 +138,7 @@ def inspect_files(
     finally:  # an interrupted check is not lost
         if fresh:
             _remember(images_dir, known)
-    found = [absent.get(name) or known[name].facts for name in names]
-    return [limited(facts, max_megapixels) for facts in found]
+    return [limited(absent.get(name) or known[name].facts, max_megapixels) for name in names]
 
 
 def inspect_list(
@@ -181,6 +191,44 @@ def check_images(
     return usable
 
 
+def check_files(
+    images_dir: str | os.PathLike,
+    names: Sequence[str],
+    image_sizes: np.ndarray,
+    describe: Callable[[int], str],
+    policy: ImagePolicy,
+    findings: Findings,
+) -> tuple[np.ndarray, list[ImageFacts]]:
+    """Inspects image files and compares them with what annotations contain (`inspect_files`, `check_images`).
+
+    Args:
+        images_dir: the directory of the images.
+        names: paths below it, of I images; "" where there is none.
+        image_sizes: (I, 2), (height, width) in pixels; 0 where the annotations have none.
+        describe: gives the name of image i in messages.
+        policy: about images that cannot be used.
+        findings: gets what is at fault or remarkable.
+
+    Returns:
+        bool (I,), which images can be decoded; and what is known of each.
+    """
+    rows, facts = [], [ImageFacts()] * len(names)
+    for row, name in enumerate(names):
+        if path_fault(name):
+            findings.add("path-leaves-directory", f"{describe(row)} is not below {os.fspath(images_dir)}")
+        elif name:
+            rows.append(row)
+    safe = [names[row] for row in rows]
+    found = inspect_files(images_dir, safe, decode=policy.decode, max_megapixels=policy.max_megapixels)
+    for row, fact in zip(rows, found, strict=True):
+        facts[row] = fact
+    stored = np.array([(fact.height, fact.width) for fact in found], np.int32).reshape(-1, 2)
+    sizes = np.where(image_sizes[rows] > 0, image_sizes[rows], stored)
+    usable = np.zeros(len(names), np.bool_)
+    usable[rows] = check_images(found, sizes, safe, lambda i: describe(rows[i]), findings)
+    return usable, facts
+
+
 _SWAPS_SIDES = (5, 6, 7, 8)  # EXIF orientations
 _SUFFIXES = {
     "JPEG": "jpg jpeg jpe jfif mpo",
@@ -231,13 +279,13 @@ def _inspect_file(path: str, decode: bool, max_megapixels: float) -> ImageFacts:
         # Should a pipe have taken the file's place just now, it does not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        return _os_fault(error)
+        return _os_fault(error, path)
     try:
         size = os.fstat(descriptor).st_size
         encoded = Encoded(size, lambda offset, count: _read(descriptor, offset, count))
         return _inspect(encoded, decode, max_megapixels)
     except OSError as error:
-        return _os_fault(error)
+        return _os_fault(error, path)
     finally:
         os.close(descriptor)
 
@@ -252,12 +300,11 @@ def _read(descriptor: int, offset: int, count: int) -> bytes:
     return content
 
 
-def _os_fault(error: OSError) -> ImageFacts:
-    missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-    return ImageFacts(
-        fault="image-missing" if missing else "image-unreadable",
-        detail="" if missing else error.strerror or str(error),
-    )
+def _os_fault(error: OSError, path: str) -> ImageFacts:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        detail = "a symbolic link to nothing" if os.path.islink(path) else ""
+        return ImageFacts(fault="image-missing", detail=detail)
+    return ImageFacts(fault="image-unreadable", detail=error.strerror or str(error))
 
 
 # --- many files ---
@@ -268,6 +315,7 @@ _PASSING = ("image-missing", "image-unreadable", "image-too-large")  # not a mat
 # What shows that a file has changed: size, times of its content and of its inode in ns, the inode's number.
 # Size and time of the content alone survive tar, rsync and os.utime.
 _State = tuple[int, int, int, int]
+_Found = TypeVar("_Found")
 
 
 class _Entry(msgspec.Struct, gc=False, array_like=True):
@@ -302,62 +350,31 @@ def _cache_name(directory: str) -> str:
     return f"files-{hashlib.sha256(path).hexdigest()[:32]}.msgpack"
 
 
-def _list(images_dir: str, names: Sequence[str]) -> tuple[dict[str, _State], dict[str, ImageFacts]]:
-    """The states of the regular files, and what is wrong with the others.
-
-    One listing per directory: asking for each file in turn is slow on a network.
-    """
-    by_directory: dict[str, dict[str, str]] = {}
-    for name in names:
-        directory, _, base = name.rpartition("/")
-        by_directory.setdefault(directory, {})[base] = name
-    states: dict[str, _State] = {}
-    absent = dict.fromkeys(names, ImageFacts(fault="image-missing"))
-    for directory, name_of in by_directory.items():
-        try:
-            with os.scandir(os.path.join(images_dir, directory)) as entries:
-                for entry in entries:
-                    if entry.name in name_of:
-                        name = name_of[entry.name]
-                        state = _state(entry)
-                        if isinstance(state, ImageFacts):
-                            absent[name] = state
-                        else:
-                            states[name] = state
-                            del absent[name]
-        except OSError as error:
-            absent.update(dict.fromkeys(name_of.values(), _os_fault(error)))
-    return states, absent
-
-
-def _state(entry: os.DirEntry) -> _State | ImageFacts:
+def _state(path: str) -> _State | ImageFacts:
+    """What shows whether a regular file has changed; or why there is none. Opens nothing."""
     try:
-        status = entry.stat()
-    except FileNotFoundError:
-        return ImageFacts(fault="image-missing", detail="a symbolic link to nothing")
+        status = os.stat(path)
     except OSError as error:
-        return _os_fault(error)
+        return _os_fault(error, path)
     if stat.S_ISREG(status.st_mode):
         return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+    return ImageFacts(fault="image-not-a-file", detail=file_type(status.st_mode))
+
+
+def file_type(mode: int) -> str:
+    """What a file that is not regular is, in words."""
     kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
-    what = next((said for is_kind, said in kinds if is_kind(status.st_mode)), "a device")
-    return ImageFacts(fault="image-not-a-file", detail=what)
+    return next((name for is_kind, name in kinds if is_kind(mode)), "a device")
 
 
-def _inspect_all(
-    images_dir: str, names: Sequence[str], decode: bool, max_megapixels: float
-) -> Iterator[ImageFacts]:
-    """The facts of files, in order."""
-
-    def inspect_chunk(chunk: Sequence[str]) -> list[ImageFacts]:
-        return [_inspect_file(os.path.join(images_dir, name), decode, max_megapixels) for name in chunk]
-
-    # Threads: reading and decoding release the interpreter, and a forked TensorFlow would hang.
-    cores = len(os.sched_getaffinity(0))
-    chunks = [names[i : i + _CHUNK] for i in range(0, len(names), _CHUNK)]
-    bar = Bar("Checking images", len(chunks)) if len(names) > _SLOW[decode] else None
-    with concurrent.futures.ThreadPoolExecutor(cores + 2 if decode else min(8 * cores, 32)) as pool:
-        for facts in pool.map(inspect_chunk, chunks):
-            yield from facts
-            if bar:
-                bar.step()
+def _in_threads(
+    look: Callable[[str], _Found], paths: Sequence[str], threads: int, *, bar: bool = False
+) -> Iterator[_Found]:
+    """`look(path)` of each path, in order. Threads: a forked TensorFlow would hang."""
+    chunks = [paths[i : i + _CHUNK] for i in range(0, len(paths), _CHUNK)]
+    progress = Bar("Checking images", len(chunks)) if bar else None
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        for found in pool.map(lambda chunk: list(map(look, chunk)), chunks):
+            yield from found
+            if progress:
+                progress.step()

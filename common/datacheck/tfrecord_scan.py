@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from common.annotations import Annotations
-from common.datacheck import annotation_cache, images
+from common.datacheck import checked_annotations, images
 from common.datacheck.images import ImageFacts, ImagePolicy
 from common.datacheck.tfrecord_example import UNKNOWN, Example, parse
 from common.files import load_cached, save_cached
@@ -76,7 +76,7 @@ def read(files: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy) 
     content = _scan(files, label_map, policy)
     if all(finding.severity is not Severity.ERROR for finding in content.findings):
         kept = (content.formats, content.is_usable.tobytes(), content.absent.tobytes())
-        packed = annotation_cache.pack(content.annotations)
+        packed = checked_annotations.pack(content.annotations)
         save_cached(names[policy.decode], msgspec.msgpack.encode((*kept, packed)))
     return content
 
@@ -87,13 +87,12 @@ def name_files(files: Sequence[str | os.PathLike]) -> str:
     return first if len(files) == 1 else f"{first} and {len(files) - 1} more files"
 
 
-def record_names(files: Sequence[RecordFile], image_ids: np.ndarray, rows: np.ndarray) -> Iterator[str]:
-    """Some of all records, by their rows, in words."""
+def record_name(files: Sequence[RecordFile], image_ids: np.ndarray, row: int) -> str:
+    """One of all records, by its row, in words."""
     begins = np.cumsum([0, *(len(file.spans) for file in files)])
-    for row in rows.tolist():
-        number = int(np.searchsorted(begins, row, side="right")) - 1
-        known = f" (image {image_ids[row]})" if image_ids[row] != UNKNOWN else ""
-        yield f"{files[number].name(row - begins[number])}{known}"
+    number = int(np.searchsorted(begins, row, side="right")) - 1
+    known = f" (image {image_ids[row]})" if image_ids[row] != UNKNOWN else ""
+    return f"{files[number].name(row - begins[number])}{known}"
 
 
 def parts(file: RecordFile) -> Iterator[tuple[int, int]]:
@@ -139,7 +138,7 @@ def _from_bytes(kept: bytes | None, origin: str) -> Content | None:
     if kept is None:
         return None
     formats, is_usable, absent, packed = msgspec.msgpack.decode(kept)
-    annotations = annotation_cache.unpack(packed, origin)
+    annotations = checked_annotations.unpack(packed, origin)
     if annotations is None:
         return None
     return Content(annotations, np.frombuffer(is_usable, np.bool_), np.frombuffer(absent, np.uint8), formats)
@@ -261,7 +260,7 @@ def _check_ids(files: Sequence[RecordFile], image_ids: np.ndarray, findings: Fin
 
     def text(of: int) -> str:
         rows = order[begins[of] : begins[of] + min(counts[of], _NAMED)]
-        names = ", ".join(record_names(files, image_ids, rows))
+        names = ", ".join(record_name(files, image_ids, row) for row in rows)
         return f"image {unique[of]} is given {counts[of]} times: {names}"
 
     findings.add_many("repeated-image-id", len(repeated), map(text, repeated.tolist()))

@@ -15,13 +15,13 @@ from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write
 from common.evaluation.inference import OpenImages, open_job
 from common.files import make_output_directory, writing
 from common.labels import LabelMap
-from common.loading import Loader, refuse_synthetic
+from common.loader import BaseLoader, refuse_synthetic
 from common.sources import Source
 
 OpenDetector = Callable[
     [str | None, str | None, str | None], Detector
 ]  # (--weights, --image_size, --hparams)
-MakeLoader = Callable[..., Loader]
+MakeLoader = Callable[..., BaseLoader]
 
 
 def evaluate_weights(
@@ -109,7 +109,7 @@ def infer(
 
 def _open_loader(
     a: DetectArgs, make_loader: MakeLoader, pipeline_type: str, source: Source, detector: Detector
-) -> Loader:
+) -> BaseLoader:
     return make_loader(
         pipeline_type,
         source=source,

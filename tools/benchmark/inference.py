@@ -18,7 +18,7 @@ from nvidia import dali
 from common import boxes as box_ops
 from common.evaluation import coco_metrics, drawing
 from common.labels import LabelMap
-from common.loading import Loader, placement
+from common.loader import BaseLoader, placement
 
 Network = Callable[[tf.Tensor], Any]  # images -> outputs of the network
 ToDetections = Callable[[Any, tf.Tensor], tuple[tf.Tensor, ...]]  # those, letterbox -> what Detect returns
@@ -29,7 +29,7 @@ Window = tuple[float, float]  # milliseconds a batch: by the clock, of all CPUs 
 
 def measure(
     *,
-    loader: Loader,
+    loader: BaseLoader,
     network: Network,
     to_detections: ToDetections,
     label_map: LabelMap,
@@ -112,7 +112,7 @@ def drawer(files: Sequence[pathlib.Path], label_map: LabelMap, score_threshold: 
 
 
 def _round(
-    loader: Loader,
+    loader: BaseLoader,
     decode: dali.Pipeline | None,
     stages: dict[str, Stage],
     prefetch: int,
@@ -132,7 +132,7 @@ def _round(
     return batches, windows
 
 
-def _load(loader: Loader, prefetch: int, count: int) -> tuple[list[tuple[tf.Tensor, dict]], Window]:
+def _load(loader: BaseLoader, prefetch: int, count: int) -> tuple[list[tuple[tf.Tensor, dict]], Window]:
     """So many batches, one right after another, and their time."""
     batches = _batches(loader, prefetch)
     start = _now()
@@ -160,7 +160,7 @@ def _run(function: Stage, values: Sequence[Any], extras: Sequence[dict]) -> tupl
     return results, _window(start, len(values))
 
 
-def _rate(loader: Loader, prefetch: int, count: int, stages: dict[str, Stage]) -> float:
+def _rate(loader: BaseLoader, prefetch: int, count: int, stages: dict[str, Stage]) -> float:
     """Images a second of everything together, with the loader ahead."""
     batches = _batches(loader, prefetch)
     start = time.perf_counter()
@@ -174,7 +174,7 @@ def _rate(loader: Loader, prefetch: int, count: int, stages: dict[str, Stage]) -
     return num_images / (time.perf_counter() - start)
 
 
-def _batches(loader: Loader, prefetch: int) -> Iterator[tuple[tf.Tensor, dict]]:
+def _batches(loader: BaseLoader, prefetch: int) -> Iterator[tuple[tf.Tensor, dict]]:
     """The loader's batches without those that were prefetched."""
     with placement(loader):
         batches = iter(loader.dataset())

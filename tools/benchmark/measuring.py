@@ -22,7 +22,7 @@ from common import errors
 from common.datacheck.open_data import check_sizes, log_source
 from common.errors import UserError
 from common.files import cache_directory, write_bytes
-from common.loading import check_dali_device, gpu_visible
+from common.loader import check_dali_device, gpu_visible
 from common.progress import log
 from common.sources import Source
 from common.training import checkpoint_files

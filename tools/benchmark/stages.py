@@ -15,7 +15,7 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali.data_node import DataNode
 
-from common.loading import Loader, placement
+from common.loader import BaseLoader, placement
 from tools.benchmark.summary import CutCost
 
 _QUIET = 0.05  # seconds without work after which a queue counts as full
@@ -35,7 +35,7 @@ class Cut(NamedTuple):
     instead: str = ""
 
 
-def load(loader: Loader) -> Callable[[], object]:
+def load(loader: BaseLoader) -> Callable[[], object]:
     """A function that takes a batch from the loader's dataset."""
     with placement(loader):
         batches = iter(loader.dataset())
@@ -49,7 +49,7 @@ def load(loader: Loader) -> Callable[[], object]:
     return advance
 
 
-def cuts(loader: Loader, stages: Mapping[str, str], open_loader: Callable[..., Loader]) -> list[Cut]:
+def cuts(loader: BaseLoader, stages: Mapping[str, str], open_loader: Callable[..., BaseLoader]) -> list[Cut]:
     """All cuts of a DALI loader, in their order.
 
     Args:

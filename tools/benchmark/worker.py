@@ -16,7 +16,7 @@ from common import devices, hparams
 from common.datacheck.images import ImagePolicy
 from common.datacheck.open_data import open_source
 from common.distributed import ranks as distributed
-from common.loading import Loader, placement
+from common.loader import BaseLoader, placement
 from common.sources import CocoSource, ImageListSource, Source
 from common.training import step_guard
 from common.training.ema import AveragedWeights
@@ -47,7 +47,7 @@ class App(NamedTuple):
     stages: Mapping[str, str]
     config: Mapping[str, Any]
     get_config: Callable[[str], Any]
-    make_loader: Callable[..., Loader]
+    make_loader: Callable[..., BaseLoader]
     build_model: Callable[..., keras.Model]
     make_schedule: Callable[..., Any]
     make_optimizer: Callable[..., keras.optimizers.Optimizer]
@@ -76,7 +76,7 @@ def work(app: App, given: dict[str, Any], role: str) -> None:
     config = app.make_config(given)
     source = open_given(given) if pipeline_type else None
 
-    def open_loader(**options: Any) -> Loader:
+    def open_loader(**options: Any) -> BaseLoader:
         like_train = {
             "source": source,
             "config": config,
@@ -114,7 +114,7 @@ def open_given(given: dict[str, Any]) -> Source:
     )
 
 
-def _train(app: App, config: Any, loader: Loader, given: dict[str, Any]) -> Callable[[], None]:
+def _train(app: App, config: Any, loader: BaseLoader, given: dict[str, Any]) -> Callable[[], None]:
     """A function that takes a batch from the loader, and train.py's step of a new model with it."""
     ranks = distributed.start("none")
     model = app.build_model(config.model_name, given["num_classes"], config=config)
@@ -161,7 +161,7 @@ def _tell_inference(
     app: App,
     halves: tuple[inference.Network, inference.ToDetections],
     source: Source,
-    open_loader: Callable[..., Loader],
+    open_loader: Callable[..., BaseLoader],
     given: dict[str, Any],
 ) -> None:
     """Measures detecting, one image at a time and a batch at a time; prints a line for each."""

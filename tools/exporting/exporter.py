@@ -19,7 +19,7 @@ from common.evaluation import exported as runtimes
 from common.evaluation.evaluate import Detect, evaluate
 from common.files import write_directory, write_file
 from common.labels import LabelMap
-from common.loading import Loader
+from common.loader import BaseLoader
 from common.progress import log
 from common.sources import Source
 from common.training import weights as weight_files
@@ -47,7 +47,7 @@ class App(NamedTuple):
     load_trained: Callable[..., tuple[keras.Model, Any, LabelMap, pathlib.Path]]
     make_detect: Callable[[keras.Model, Any], Detect]
     make_exportable: Callable[[keras.Model, Any], Exportable]
-    make_loader: Callable[..., Loader]
+    make_loader: Callable[..., BaseLoader]
     make_metadata: Callable[..., dict[str, Any]]
     to_pixels: Callable[[tf.Tensor], tf.Tensor]
     nms_method: str
@@ -67,7 +67,7 @@ class Trained(NamedTuple):
 
     parts: Exportable
     detectors: dict[str, Detect]
-    make_loader: Callable[[Source, str, int], Loader]
+    make_loader: Callable[[Source, str, int], BaseLoader]
     to_pixels: Callable[[tf.Tensor], tf.Tensor]
     label_map: LabelMap
     metadata: dict[str, Any]
@@ -119,7 +119,7 @@ def load(app: App, options: Options) -> Trained:
     )
     config = dataclasses.replace(trained_config, nms_method=app.nms_method)
 
-    def make_loader(source: Source, pipeline_type: str, batch_size: int) -> Loader:
+    def make_loader(source: Source, pipeline_type: str, batch_size: int) -> BaseLoader:
         return app.make_loader(
             pipeline_type,
             source=source,

@@ -180,7 +180,7 @@ def test_more_records_than_are_decoded_at_a_time(small, monkeypatch):
             ["annotations", 0, "iscrowd"],
             1,
             "crowd",
-            ["annotation 1 (image 7) is a crowd", "annotation 5 (image 42) is a crowd"],
+            ["annotation 1 (image 7) has bbox", "annotation 5 (image 42) has bbox"],
         ),
         (["annotations", 3, "image_id"], 7, "image-without-boxes", ["image 42 ('a.jpg')"]),
         (["annotations", 3, "bbox"], [1, 2, 0, 4], "image-without-boxes", ["image 42 ('a.jpg')"]),

@@ -197,16 +197,6 @@ def test_a_disk_that_fails_is_asked_again(tmp_path, monkeypatch):
     assert inspect_files(tmp_path, ["a"]) == [JPEG]
 
 
-def test_a_directory_that_cannot_be_listed(tmp_path, monkeypatch):
-    def fail(_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "scandir", fail)
-    assert inspect_files(tmp_path, ["a"]) == [
-        ImageFacts(fault="image-unreadable", detail="Permission denied")
-    ]
-
-
 # --- what is remembered ---
 
 

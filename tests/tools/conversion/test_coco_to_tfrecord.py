@@ -305,16 +305,6 @@ def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
     write_tfrecords(load(drawn), drawn / "images", tmp_path / "t", num_shards=3, num_workers=3)
 
 
-def test_images_are_asked_for_before_they_are_needed(drawn, tmp_path, monkeypatch):
-    fetched = []
-    monkeypatch.setattr(coco_to_tfrecord, "_RUN", 2)
-    monkeypatch.setattr(coco_to_tfrecord, "_fetch", lambda path: fetched.append(os.path.basename(path)))
-    annotations = load(drawn)
-    files = write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=1, num_workers=1)
-    names = dict(zip(annotations.image_ids.tolist(), annotations.file_names, strict=True))
-    assert fetched == [names[image_id] for image_id in records(files)][2:]
-
-
 def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
     annotations = load(drawn)
     write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=2)
