@@ -17,7 +17,8 @@ import numpy as np
 from common.annotations import Annotations
 from common.datacheck import checked_annotations, coco_checks, coco_columns, coco_parse
 from common.datacheck.coco_columns import Images
-from common.datacheck.images import ImagePolicy, check_files
+from common.datacheck.image_files import check_files
+from common.datacheck.images import ImagePolicy
 from common.files import load_cached, save_cached
 from common.issues import Findings
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.args import Args
-from common.datacheck import images as image_files
-from common.datacheck import tfrecord
+from common.datacheck import image_files, tfrecord
 from common.datacheck.coco import load_coco
 from common.datacheck.images import IMAGE_SUFFIXES, ImagePolicy
 from common.errors import UserError
@@ -152,8 +151,7 @@ def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSo
     findings = Findings(f"--images={images}")
     facts = image_files.inspect_list(files, decode=policy.decode, max_megapixels=policy.max_megapixels)
     for file, fact in zip(files, facts, strict=True):
-        if fact.fault:
-            findings.add(fact.fault, f"{str(file)!r}: {fact.detail}" if fact.detail else repr(str(file)))
+        fact.add_fault(repr(str(file)), findings)
     if policy.on_bad_image == "skip":
         findings.skip_images()
         files = [file for file, fact in zip(files, facts, strict=True) if not fact.fault]

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from common.annotations import Annotations
-from common.datacheck.images import ImageFacts, ImagePolicy, check_files
+from common.datacheck.image_files import check_files
+from common.datacheck.images import ImageFacts, ImagePolicy
 from common.errors import UserError
 from common.issues import Findings
 from common.labels import LabelMap

@@ -10,9 +10,10 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common.datacheck import images as image_files
+from common.datacheck import image_files
 from common.datacheck.coco import load_coco
-from common.datacheck.images import ImageFacts, check_images, inspect, inspect_files, path_fault
+from common.datacheck.image_files import inspect_files
+from common.datacheck.images import ImageFacts, check_images, inspect, path_fault
 from common.files import cache_directory
 from common.issues import Findings
 from tests.common.image_variants import HEIGHT, JPEGS, VARIANTS, WIDTH, opencv, pillow
