@@ -111,6 +111,12 @@ def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], ob
         raise
 
 
+def file_type(mode: int) -> str:
+    """What a file that is not regular is, in words."""
+    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for is_kind, name in kinds if is_kind(mode)), "a device")
+
+
 def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
     """Makes the directory of --output_dir, before the work for its files; UserError where that fails."""
     try:

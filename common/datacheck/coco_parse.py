@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from common.datacheck.image_files import file_type
+from common.files import file_type
 from common.issues import Findings
 
 _REPR = reprlib.Repr()

@@ -23,7 +23,7 @@ from common.datacheck.images import (
     limited,
     path_fault,
 )
-from common.files import load_cached, save_cached
+from common.files import file_type, load_cached, save_cached
 from common.issues import Findings
 from common.progress import Bar
 
@@ -221,12 +221,6 @@ def _state(path: str) -> _State | ImageFacts:
     if stat.S_ISREG(status.st_mode):
         return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
     return ImageFacts(fault="image-not-a-file", detail=file_type(status.st_mode))
-
-
-def file_type(mode: int) -> str:
-    """What a file that is not regular is, in words."""
-    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
-    return next((name for is_kind, name in kinds if is_kind(mode)), "a device")
 
 
 def _in_threads(
