@@ -1,8 +1,7 @@
-"""An opened data set: what it holds, and where.
+"""An opened data set: its annotations, and the location of its images.
 
-datacheck/open_data.py opens data sets from the data flags and checks them; `Source.read` reads with DALI,
-`tf_readers.examples` without. Code below the flags does not
-depend on where the images come from.
+datacheck/open_data.py opens and checks data sets. `Source.read` reads them with DALI, `tf_readers.examples`
+without. Other code does not depend on the kind of the data set.
 """
 
 import abc

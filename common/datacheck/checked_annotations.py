@@ -44,8 +44,7 @@ def report_fixes(
         ("image-without-boxes", counts == 0, name_image),
         ("large-id", annotations.image_ids >= LARGE_ID, name_image),
     ):
-        rows = np.flatnonzero(which).tolist()
-        findings.add_many(kind, len(rows), map(name, rows))
+        findings.add_each(kind, np.flatnonzero(which), name)
     for category in annotations.label_map.categories():
         if category["id"] >= LARGE_ID:
             findings.add("large-id", f"category {category['id']} ({category['name']!r})")

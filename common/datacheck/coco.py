@@ -1,9 +1,8 @@
-"""COCO annotations, checked before anything else sees them.
+"""Reads and checks a COCO json of instances.
 
-DALI's own COCO reader takes a truncated json, an unknown category or a missing key without a word and trains
-on what is left, so it only ever gets a json that was written from what `load_coco` accepted (readers.py).
-Everything that is wrong is said at once, with the ids. A json that was accepted is remembered by its content:
-the next start does not decode it again.
+DALI's COCO reader accepts a truncated json, an unknown category or a missing key, and trains on the rest. So
+DALI reads a json that readers.py writes from the result of `load_coco`. All errors are reported together with
+the ids. The cache keeps an accepted json by the hash of its content: the next start does not decode it again.
 
 Format: https://cocodataset.org/#format-data
 """
@@ -22,7 +21,7 @@ from common.datacheck.images import ImagePolicy
 from common.files import load_cached, save_cached
 from common.issues import Findings
 
-_VERSION = 3  # of the checks and of what is remembered: raise it when either changes
+_VERSION = 4  # of the checks and of what is remembered: raise it when either changes
 
 
 def load_coco(
@@ -42,8 +41,8 @@ def load_coco(
         policy: about images that cannot be used.
 
     Returns:
-        The annotations, of the usable images where the policy is to skip the others. Their `findings` say
-        what was mended, skipped or is remarkable.
+        The annotations; with on_bad_image="skip", of the usable images. Their `findings` list what was fixed,
+        skipped or is remarkable.
 
     Raises:
         DataError: everything that would make training wrong, in the json and in the image files.

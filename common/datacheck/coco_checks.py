@@ -1,6 +1,7 @@
 """The columns of a COCO json, checked against each other: ids, references, categories, boxes."""
 
 import collections
+import functools
 import itertools
 from typing import Any
 
@@ -21,16 +22,16 @@ _MANY = 8  # boxes outside their images from which on a wrong form is the better
 def check(
     images: Images | None, objects: Objects | None, records: list[msgspec.Raw] | None, findings: Findings
 ) -> Annotations | None:
-    """Looks at everything, also where some of it cannot be used.
+    """Checks all columns, also where some of them cannot be used.
 
     Args:
-        images: None where the whole list was reported; so the others.
-        objects: the annotations.
-        records: the categories, undecoded.
-        findings: gets all kinds about records that are not about their form.
+        images: None where the whole list was reported.
+        objects: the annotations; None where the whole list was reported.
+        records: the categories, undecoded; None where the whole list was reported.
+        findings: gets all errors but those of single values; without errors, what is fixed or remarkable.
 
     Returns:
-        The annotations; None where anything stops, or stopped before.
+        The annotations; None where `findings` has errors.
     """
     categories = [coco_parse.decode_record(record) for record in records or []]
     if images is not None:
@@ -92,8 +93,7 @@ def _check_categories(categories: list[Any], findings: Findings) -> np.ndarray:
 def _check_images(images: Images, findings: Findings) -> None:
     if not len(images.ids):
         findings.add("no-images", "`images` is empty")
-    repeats = _repeats(images.ids)
-    findings.add_many("repeated-image-id", len(repeats), map(images.repeat_name, repeats))
+    findings.add_each("repeated-image-id", _repeats(images.ids), images.repeat_name)
     rows_of = collections.defaultdict(list)
     for row, name in enumerate(images.file_names):
         if name:
@@ -106,10 +106,8 @@ def _check_images(images: Images, findings: Findings) -> None:
 def _check_objects(objects: Objects, findings: Findings) -> None:
     if not len(objects.ids):
         findings.add("no-boxes", "`annotations` is empty")
-    repeats = _repeats(objects.ids)
-    findings.add_many("repeated-annotation-id", len(repeats), map(objects.repeat_name, repeats))
-    negative = np.flatnonzero(objects.is_negative).tolist()
-    findings.add_many("box-negative", len(negative), map(objects.box_name, negative))
+    findings.add_each("repeated-annotation-id", _repeats(objects.ids), objects.repeat_name)
+    findings.add_each("box-negative", np.flatnonzero(objects.is_negative), objects.box_name)
 
 
 def _check_references(
@@ -135,15 +133,16 @@ def _check_references(
     # An id may be unknown because the record that should have it was reported. That is said once.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(np.unique(ids[unknown])) > num_lost:
-        text = f"{{}} has {key} {{}}, which no {key.removesuffix('_id')} has"
-        findings.add_many(
-            kind, len(unknown), (text.format(objects.name(row), ids[row]) for row in unknown.tolist())
+        of = key.removesuffix("_id")
+        findings.add_each(
+            kind, unknown, lambda row: f"{objects.name(row)} has {key} {ids[row]}, which no {of} has"
         )
     return np.where(is_known, order[places], NONE)
 
 
 def _check_unit(images: Images, objects: Objects, image_row: np.ndarray, findings: Findings) -> None:
     """Looks for boxes in another unit or form: all of them fractions, or corners in place of sides."""
+    name_box = functools.partial(_text_in_image, images, objects, image_row)
     is_larger = np.append(np.all(images.sizes > 1, axis=1), False)[image_row]  # NONE is the last one
     is_sound = ~objects.is_negative & ~np.isnan(objects.boxes_ltwh_px[:, 0])
     rows = np.flatnonzero(is_larger & is_sound)
@@ -151,8 +150,7 @@ def _check_unit(images: Images, objects: Objects, image_row: np.ndarray, finding
     with np.errstate(over="ignore"):
         is_within = (np.abs(left_top) <= _FRACTION) & (left_top + sides <= _FRACTION)
     if is_within.all() and np.all(sides > 0, axis=1).any():
-        texts = (_text_in_image(images, objects, image_row, row) for row in rows.tolist())
-        findings.add_many("boxes-not-in-pixels", len(rows), texts)
+        findings.add_each("boxes-not-in-pixels", rows, name_box)
         return
     # Corners in place of sides: half of the boxes reach far outside, and as corners all would fit.
     limits = images.sizes[image_row[rows]][:, ::-1] + 1.0  # (M, 2) width, height, and a pixel
@@ -160,8 +158,7 @@ def _check_unit(images: Images, objects: Objects, image_row: np.ndarray, finding
     would_fit = np.all((left_top >= -1) & (sides > left_top) & (sides <= limits), axis=1)
     outside = rows[is_outside]
     if len(outside) >= max(_MANY, len(rows) / 2) and would_fit.all():
-        texts = (_text_in_image(images, objects, image_row, row) for row in outside.tolist())
-        findings.add_many("boxes-of-corners", len(outside), texts)
+        findings.add_each("boxes-of-corners", outside, name_box)
 
 
 def _text_in_image(images: Images, objects: Objects, image_row: np.ndarray, row: int) -> str:

@@ -1,10 +1,10 @@
 """The records of a COCO json -> columns of numbers, with a finding for every value that cannot be used.
 
-Each record is decoded by itself into a typed struct. Those that do not decode are looked at value by value:
-each fault is reported with the record's id, and what is good in the record goes on. Few records exist at a
+Each record is decoded into a typed struct. Where that fails, the values of the record are checked one by one:
+each fault is reported with the record's id, and the other values are used. One annotation is decoded at a
 time, so memory stays small.
 
-Strict: "12" is no number, 1.5 no id, true no number. Keys that nobody here needs are skipped.
+Decoding is strict: "12" and true are not numbers, and 1.5 is not an id. Unused keys are skipped.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""The bytes of a COCO json -> its records, still undecoded; or what keeps it from being a json at all.
+"""The bytes of a COCO json -> its records, not decoded yet; or why the file is not a json.
 
-Cutting is fast and needs little memory: no polygon is decoded, and the records are views of the file's bytes.
+This is fast and needs little memory: polygons are not decoded, and records are views of the file's bytes.
 """
 
 import codecs

@@ -1,6 +1,6 @@
 """Checks image files: which cannot be used, and which differ from their annotations.
 
-What was found in files is remembered in the cache until their size or times change.
+The cache keeps the results for a file until its size or times change.
 """
 
 import concurrent.futures
@@ -40,14 +40,14 @@ def inspect_files(
     decode: bool = False,
     max_megapixels: float = MAX_MEGAPIXELS,
 ) -> list[ImageFacts]:
-    """Looks at image files, in parallel, and remembers what it saw.
+    """Inspects image files in parallel, and keeps the results in the cache.
 
-    Nothing but regular files is opened: a pipe would hang the reader for ever.
+    Only regular files are opened: a pipe would block the reader.
 
     Args:
         images_dir: the directory of the images.
         names: paths below it, for none of which `path_fault` holds; links may lead elsewhere.
-        decode: look at every pixel of every image, unless that was done before and the file has not changed.
+        decode: decode every pixel of every image, except of files that were decoded before and are unchanged.
         max_megapixels: larger images are at fault, and not decoded.
 
     Returns:
@@ -126,10 +126,8 @@ def check_files(
     found = inspect_files(images_dir, safe, decode=policy.decode, max_megapixels=policy.max_megapixels)
     for row, fact in zip(rows, found, strict=True):
         facts[row] = fact
-    stored = np.array([(fact.height, fact.width) for fact in found], np.int32).reshape(-1, 2)
-    sizes = np.where(image_sizes[rows] > 0, image_sizes[rows], stored)
     usable = np.zeros(len(names), np.bool_)
-    usable[rows] = check_images(found, sizes, safe, lambda i: describe(rows[i]), findings)
+    usable[rows] = check_images(found, image_sizes[rows], safe, lambda i: describe(rows[i]), findings)
     return usable, facts
 
 

@@ -94,7 +94,7 @@ def check_images(
 
     Args:
         facts: of I images.
-        image_sizes: (I, 2), (height, width) according to the annotations.
+        image_sizes: (I, 2), (height, width) according to the annotations; 0 where they have none.
         names: their file names; "" where there is none.
         describe: gives the name of image i in messages: `image 12 ('a.jpg')`.
         findings: gets what is at fault or remarkable.
@@ -107,8 +107,10 @@ def check_images(
         if fact.add_fault(describe(i), findings):
             usable[i] = False
             continue
-        if size != [fact.height, fact.width]:
-            turned = fact.orientation in _SWAPS_SIDES and size == [fact.width, fact.height]
+        stored = [fact.height, fact.width]
+        size = [given or found for given, found in zip(size, stored, strict=True)]
+        if size != stored:
+            turned = fact.orientation in _SWAPS_SIDES and size == stored[::-1]
             findings.add(
                 "image-turned" if turned else "image-size-differs",
                 f"{describe(i)} is {fact.width} x {fact.height} pixels, the annotations say"

@@ -1,7 +1,6 @@
-"""From the data flags to checked sources: bad data stop here.
+"""Opens and checks the data that flags name.
 
-Everything that would make training wrong is listed at once, of training and evaluation data together, before
-anything is built or written.
+All errors of the training and evaluation data are reported together, before anything is built or written.
 """
 
 import glob
@@ -184,11 +183,10 @@ def check_sizes(source: Source, *, batch_size: int, num_replicas: int, max_insta
         findings.add("fewer-than-batch", f"{annotations.num_images} images, --batch_size={batch_size}{ranks}")
     findings.raise_if_stopping()
     counts = np.diff(annotations.target_boxes.row_splits)
-    crowded = np.flatnonzero(counts > max_instances).tolist()
-    findings.add_many(
+    findings.add_each(
         "too-many-boxes",
-        len(crowded),
-        (f"{annotations.image_name(i)} has {counts[i]}, kept are {max_instances}" for i in crowded),
+        np.flatnonzero(counts > max_instances),
+        lambda i: f"{annotations.image_name(i)} has {counts[i]}, kept are {max_instances}",
     )
     log_findings(findings)
 

@@ -174,8 +174,11 @@ def open_records(
     asked = 0xFF if annotations.is_crowd.any() else 0xFF - _CROWD_BIT
     lacking = np.where(content.is_usable, content.absent & asked, 0).astype(np.uint8)
     rows = np.flatnonzero(lacking[kept])
-    texts = (f"{name_record(row)} lacks {', '.join(absent_keys(lacking[kept[row]]))}" for row in rows)
-    findings.add_many("record-completed", len(rows), texts)
+    findings.add_each(
+        "record-completed",
+        rows,
+        lambda row: f"{name_record(row)} lacks {', '.join(absent_keys(lacking[kept[row]]))}",
+    )
     missing = missing_shards([file.path for file in walked])
     findings.add_many("shard-missing", len(missing), missing)
     return _lay_out(walked, annotations, content, lacking)

@@ -1,7 +1,7 @@
-"""What record files hold, read once: annotations, checksums of the data, headers of the images.
+"""Reads record files once: annotations, checksums of the data, headers of the images.
 
-The result is kept in the user's cache directory under a name that is made of everything that it depends on,
-so that the next start reads no data. Faults that the user must correct in the files are not kept.
+The cache keeps the result under a hash of everything that it depends on, so the next start does not read the
+data. A result with faults that the user must correct in the files is not kept.
 """
 
 import collections
@@ -203,14 +203,9 @@ def _scan_run(
     columns = _columns_of(examples)
     _check_boxes(examples, columns, findings)
     rows = [row for row, _ in facts]
-    # A size that was reported already is not compared.
-    sizes = [
-        examples[row].image_size if any(examples[row].image_size) else (fact.height, fact.width)
-        for row, fact in facts
-    ]
     columns["is_usable"][rows] = images.check_images(
         [fact for _, fact in facts],
-        np.array(sizes, np.int32).reshape(-1, 2),
+        columns["image_sizes"][rows],
         [examples[row].file_name for row in rows],
         lambda i: examples[rows[i]].name,
         findings,
@@ -263,4 +258,4 @@ def _check_ids(files: Sequence[RecordFile], image_ids: np.ndarray, findings: Fin
         names = ", ".join(record_name(files, image_ids, row) for row in rows)
         return f"image {unique[of]} is given {counts[of]} times: {names}"
 
-    findings.add_many("repeated-image-id", len(repeated), map(text, repeated.tolist()))
+    findings.add_each("repeated-image-id", repeated, text)

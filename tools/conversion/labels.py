@@ -74,19 +74,23 @@ def read_label_file(path: str | os.PathLike, findings: Findings) -> bytes | None
         return None
 
 
+def read_text(path: str | os.PathLike) -> str:
+    """The text of a file; UserError where it cannot be read or is not UTF-8."""
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{os.fspath(path)}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{os.fspath(path)} is no UTF-8 text: {error}") from error
+
+
 def read_list(path: str | os.PathLike) -> list[tuple[int, str]]:
     """The lines of a list of names that are not blank, with their numbers from 1.
 
     Raises:
         UserError: the file cannot be read or is no text.
     """
-    try:
-        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UserError(f"{os.fspath(path)}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{os.fspath(path)} is no UTF-8 text: {error}") from error
-    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
+    lines = [(number, line.strip()) for number, line in enumerate(read_text(path).split("\n"), 1)]
     return [(number, line) for number, line in lines if line]
 
 
@@ -117,7 +121,7 @@ def find_listed(
 def inspect_images(
     images: Sequence[LabelledImage], images_dir: str, policy: ImagePolicy, findings: Findings
 ) -> tuple[list[LabelledImage], list[ImageFacts]]:
-    """Looks at the image files and adds to `findings` what is wrong with them.
+    """Inspects the image files and adds what is wrong with them to `findings`.
 
     Returns:
         The images that can be used, with the size of the header where the label file gives none, and what
