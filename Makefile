@@ -12,7 +12,7 @@ BENCH := runs/bench
 BENCH_FLAGS := --rounds=3
 JOBS := 2
 CHECKS := tests/test_older_versions.py tests/apps/test_determinism.py tests/distributed/test_stop_and_resume.py \
-  tests/distributed/test_checkpoints_horovod.py
+  tests/distributed/test_checkpoints_horovod.py tests/test_structure.py
 APPS := efficientdet yolov4
 
 .PHONY: help setup horovod demo demo-yolov4 demo-clean check test test-gpu bench soak docker docker-test lint format clean
@@ -85,7 +85,7 @@ docker-test:  ## builds the CPU image without Docker and tries it (root; apt: bu
 lint: setup  ## what ruff, codespell, shellcheck and hadolint find
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/codespell $(APPS) common tests examples docker docs *.md Makefile
+	$(VENV)/bin/codespell $(APPS) common tools tests examples docker docs *.md Makefile
 	$(VENV)/bin/shellcheck docker/*.sh .ci/run
 	$(VENV)/bin/hadolint docker/Dockerfile docker/Dockerfile.cpu
 

@@ -235,22 +235,10 @@ def _define(fv: flags.FlagValues, name: str, annotation: Any, field: dataclasses
 # --- the flags of commands that take some of train.py's --------------------------------------------------
 
 
-def define_data_flags(fv: flags.FlagValues, splits: tuple[str, ...]) -> None:
-    """The data and their loader; `splits` of ("train", "eval")."""
-    define_source_flags(fv, splits)
-    define_loader_flags(fv)
-
-
 def define_source_flags(fv: flags.FlagValues, splits: tuple[str, ...]) -> None:
     """The data."""
     parts = ("images", "annotations", "file_pattern")
     define(fv, Args, ["input_type", "label_map", *(f"{split}_{part}" for split in splits for part in parts)])
-
-
-def define_loader_flags(fv: flags.FlagValues) -> None:
-    """The loader, with its threads."""
-    define(fv, Args, ["pipeline_type"])
-    define_batch_flags(fv)
 
 
 def define_dali_device_flag(fv: flags.FlagValues) -> None:
@@ -269,11 +257,6 @@ def define_image_flags(fv: flags.FlagValues) -> None:
     define(fv, Args, ["on_bad_image", "max_megapixels"])
 
 
-def define_evaluation_flags(fv: flags.FlagValues) -> None:
-    """The library that computes the COCO metrics."""
-    define(fv, Args, ["coco_backend"])
-
-
 def define_model_flags(fv: flags.FlagValues, model_names: Sequence[str], default: str) -> None:
     """The network, its size and its hyper-parameters."""
     _define(fv, "model_name", str, model_name_flag(model_names, default))
@@ -283,18 +266,6 @@ def define_model_flags(fv: flags.FlagValues, model_names: Sequence[str], default
 def define_hparams_flag(fv: flags.FlagValues) -> None:
     """Any hyper-parameter."""
     define(fv, Args, ["hparams"])
-
-
-def define_trained_flags(fv: flags.FlagValues) -> None:
-    """A trained network, and how it detects."""
-    define(fv, DetectionArgs, ["weights", "image_size"])
-    define_hparams_flag(fv)
-
-
-def define_picture_flags(fv: flags.FlagValues) -> None:
-    """The images to detect in, and what is made of them."""
-    names = ["images", "annotations", "output_dir", "draw", "submission", "image_info", "score_threshold"]
-    define(fv, DetectionArgs, names)
 
 
 def define_arithmetic_flags(fv: flags.FlagValues) -> None:

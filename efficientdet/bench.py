@@ -15,18 +15,12 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from efficientdet.config import MODEL_NAMES, get_config
-from efficientdet.loaders import make_loader
-from efficientdet.model import build_model
-from efficientdet.optimization import make_optimizer, make_schedule
-from efficientdet.predict import make_halves
-from efficientdet.train import make_train_step
+from efficientdet import config, loaders, optimization, predict, train
 from tools.benchmark import measuring
 from tools.benchmark.worker import App
 
 APP = App(
     name="efficientdet",
-    model_names=MODEL_NAMES,
     model_name="efficientdet-d0",
     num_classes=90,
     stages={
@@ -36,14 +30,12 @@ APP = App(
         "augment": "Flip|GridMask|ColorTwist",
         "normalize": "CropMirrorNormalize",
     },
-    config={},
-    get_config=get_config,
-    make_loader=make_loader,
-    build_model=build_model,
-    make_schedule=make_schedule,
-    make_optimizer=make_optimizer,
-    make_train_step=make_train_step,
-    make_halves=make_halves,
+    fixed={},
+    config=config,
+    loaders=loaders,
+    optimization=optimization,
+    predict=predict,
+    train=train,
 )
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ from absl import flags
 from common import args as shared_flags
 from common import errors
 from common.evaluation.args import EvalArgs
-from common.evaluation.args import define_eval_flags as define_flags
-from efficientdet.loaders import make_loader
-from efficientdet.predict import open_detector
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    shared_flags.define(fv, EvalArgs)
 
 
 def evaluate_weights(**given) -> dict:
@@ -30,6 +31,8 @@ def evaluate_weights(**given) -> dict:
     from common.datacheck import damaged_images
     from common.datacheck.open_data import open_evaluation
     from common.evaluation import commands
+    from efficientdet.loaders import make_loader
+    from efficientdet.predict import open_detector
 
     return commands.evaluate_weights(
         EvalArgs(**given), open_detector, make_loader, open_evaluation, damaged_images.explain

@@ -24,21 +24,21 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from tools.exporting.options import Options, define_flags
+from tools.exporting.options import Options
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    shared_flags.define(fv, Options)
 
 
 def export(**given: Any) -> pathlib.Path:
     """Exports weights; `given`: fields of Options. Returns the path of the exported file."""
     from efficientdet.export_parts import make_exportable
     from efficientdet.loaders import make_loader
-    from efficientdet.model_metadata import make_metadata
-    from efficientdet.predict import load_trained, make_detect, to_pixels
+    from efficientdet.predict import APP
     from tools.exporting import exporter
 
-    app = exporter.App(
-        load_trained, make_detect, make_exportable, make_loader, make_metadata, to_pixels, nms_method="hard"
-    )
-    return exporter.export(app, Options(**given))
+    return exporter.export(APP, Options(**given), make_exportable, make_loader, nms_method="hard")
 
 
 def main() -> None:

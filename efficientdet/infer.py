@@ -22,7 +22,10 @@ from absl import flags
 from common import args as shared_flags
 from common import errors
 from common.evaluation.args import InferArgs
-from common.evaluation.args import define_infer_flags as define_flags
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    shared_flags.define(fv, InferArgs)
 
 
 def infer(**given) -> list[dict]:

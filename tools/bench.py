@@ -33,70 +33,65 @@ def read(path: str) -> Record:
     return record
 
 
-def differences(old: Record, new: Record) -> list[str]:
-    """What differs in app, hardware, data and settings, a line each."""
-    found = []
-    for part in ("machine", "data", "settings"):
-        for key in old[part].keys() | new[part].keys():
-            before, after = old[part].get(key), new[part].get(key)
-            if before != after and key not in ("memory_bytes", "summary"):
-                found.append(f"{part}: {key} was {before}, is {after}")
-    if old["app"] != new["app"]:
-        found.append(f"app: was {old['app']}, is {new['app']}")
-    return sorted(found)
-
-
-def table(old: Record, new: Record) -> str:
-    """Candidates and stages that both have, with the ratio of the new to the old."""
-    rows = [["", "images/s old", "new", "ratio", "CPU ms/image old", "new", "ratio", "peak MB old", "new"]]
-    candidates = [summary.succeeded(record["candidates"]) for record in (old, new)]
-    for name in [name for name in candidates[0] if name in candidates[1]]:
-        pair = [each[name] for each in candidates]
-        row = [name]
-        for key in ("images_per_second", "cpu_ms_per_image"):
-            before, after = (each[key]["median"] for each in pair)
-            row += [f"{before:.4g}", f"{after:.4g}", f"{after / before:.2f}"]
-        rows.append([*row, *(f"{each['peak_bytes'] / 1e6:.0f}" for each in pair)])
-    stages = [["CPU ms/image by stage", "old", "new", "ratio"]]
-    before, after = _stage_costs(old), _stage_costs(new)
-    for name in [name for name in before if name in after]:
-        ratio = f"{after[name] / before[name]:.2f}" if before[name] > 0 and after[name] > 0 else ""
-        stages.append([name, f"{before[name]:.2f}", f"{after[name]:.2f}", ratio])
-    parts = [report.align(each) for each in (rows, stages) if len(each) > 1]
-    return "\n\n".join(parts) or "nothing that both have measured"
-
-
 def compare(old_path: str, new_path: str) -> str:
     """The text that `python tools/bench.py compare OLD.json NEW.json` prints."""
     old, new = read(old_path), read(new_path)
-    head = [
+    lines = [
         f"{word}: {path}: {each['title']}, {each['when']}, commit {each['commit']}"
         for word, path, each in (("old", old_path, old), ("new", new_path, new))
     ]
-    found = differences(old, new)
-    if found:
-        head.append("These numbers cannot be compared, because the runs differ:")
-        head += [f"  {line}" for line in found]
+    if found := differences(old, new):
+        lines.append("These numbers cannot be compared, because the runs differ:")
+        lines += [f"  {line}" for line in found]
     else:
-        head.append("Both ran on one machine: differences under 10 % mean nothing.")
-    for word, each in (("old", old), ("new", new)):
-        if each["other_cores"] > report.QUIET * each["machine"]["cores"]:
-            head.append(f"Other work took {each['other_cores']:.2g} cores during the {word} run.")
+        lines.append("Both ran on one machine: differences under 10 % mean nothing.")
+    lines += report.other_work(old, " during the old run") + report.other_work(new, " during the new run")
     versions = [
         f"{name} {old['versions'].get(name)} -> {version}"
         for name, version in new["versions"].items()
         if old["versions"].get(name) != version
     ]
     if versions:
-        head.append(f"Other software: {', '.join(versions)}")
-    return "\n".join(head) + "\n\n" + table(old, new)
+        lines.append(f"Other software: {', '.join(versions)}")
+    return "\n".join(lines) + "\n\n" + tables(old, new)
 
 
-def _stage_costs(record: Record) -> dict[str, float]:
+def differences(old: Record, new: Record) -> list[str]:
+    """What differs in app, hardware, data and settings, a line each."""
+    found = [] if old["app"] == new["app"] else [f"app: was {old['app']}, is {new['app']}"]
+    for part in ("machine", "data", "settings"):
+        for key in (old[part].keys() | new[part].keys()) - {"memory_bytes", "summary"}:
+            before, after = old[part].get(key), new[part].get(key)
+            if before != after:
+                found.append(f"{part}: {key} was {before}, is {after}")
+    return sorted(found)
+
+
+def tables(old: Record, new: Record) -> str:
+    """Candidates and stages that both have, with the ratio of the new to the old."""
+    rows = [["", "images/s old", "new", "ratio", "CPU ms/image old", "new", "ratio", "peak MB old", "new"]]
+    before, after = (summary.succeeded(each["candidates"]) for each in (old, new))
+    for name in [name for name in before if name in after]:
+        pair = before[name], after[name]
+        row = [name]
+        for key in ("images_per_second", "cpu_ms_per_image"):
+            first, second = (each[key]["median"] for each in pair)
+            row += [f"{first:.4g}", f"{second:.4g}", f"{second / first:.2f}"]
+        rows.append([*row, *(f"{each['peak_bytes'] / 1e6:.0f}" for each in pair)])
+    stages = [["CPU ms/image by stage", "old", "new", "ratio"]]
+    before, after = _stage_costs(old), _stage_costs(new)
+    for name in [name for name in before if name in after]:
+        ratio = f"{after[name] / before[name]:.2f}" if before[name] > 0 and after[name] > 0 else ""
+        stages.append([name, f"{before[name]:.2f}", f"{after[name]:.2f}", ratio])
+    found = [report.align(each) for each in (rows, stages) if len(each) > 1]
+    return "\n\n".join(found) or "nothing that both have measured"
+
+
+def _stage_costs(benchmark: Record) -> dict[str, float]:
     """`LOADER: STAGE` -> CPU milliseconds an image, of the loaders whose stages were measured."""
     return {
         f"{name}: {stage['stage']}": stage["cpu_ms_per_image"]["median"]
-        for name, stages in record["stages"].items()
+        for name, stages in benchmark["stages"].items()
         if isinstance(stages, list)
         for stage in stages
     }

@@ -33,7 +33,7 @@ PARTS = {
     "tf_distribute": ("common/distributed/tf_*.py",),
     "elastic": ("common/distributed/elastic.py",),
     "import_weights": ("{app}/import_weights/*.py", "{app}/automl_weights.py", "{app}/darknet_weights.py"),
-    "fit_anchors": ("{app}/fit_anchors.py",),
+    "fit_anchors": ("{app}/fit_anchors.py", "{app}/anchor_*.py", "{app}/ap_ceiling.py"),
     "export": ("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
     "bench": ("{app}/bench.py", "tools/benchmark/*.py"),
     "dry_run": ("tools/dry_run*.py",),

@@ -42,9 +42,8 @@ def describe(metadata: Mapping[str, Any]) -> str:
     if "label_map" in metadata:
         label_map = LabelMap.from_json(metadata["label_map"])
         rows["class outputs"] = metadata.get("num_classes", label_map.num_classes)
-        for index, (category_id, name) in enumerate(
-            zip(label_map.category_ids, label_map.names, strict=True)
-        ):
+        classes = zip(label_map.category_ids, label_map.names, strict=True)
+        for index, (category_id, name) in enumerate(classes):
             rows[f"class {index}"] = f"category {category_id}, {name}"
     width = max(map(len, rows))
     return "\n".join(f"{name:{width}}  {_text(value)}" for name, value in rows.items())
@@ -52,14 +51,12 @@ def describe(metadata: Mapping[str, Any]) -> str:
 
 def _trained(metadata: Mapping[str, Any]) -> str | None:
     state = metadata.get("state", {})  # of a checkpoint
-    facts = []
-    if "step" in state:
-        facts.append(f"step {state['step']}, {state.get('epoch', 0)} whole epochs")
-    if "epoch" in metadata:
-        facts.append(f"epoch {metadata['epoch']}")
-    if "AP" in metadata:
-        facts.append(f"AP {100 * metadata['AP']:.1f}")
-    return ", ".join(facts) or None
+    facts = [
+        "step" in state and f"step {state['step']}, {state.get('epoch', 0)} whole epochs",
+        "epoch" in metadata and f"epoch {metadata['epoch']}",
+        "AP" in metadata and f"AP {100 * metadata['AP']:.1f}",
+    ]
+    return ", ".join(filter(None, facts)) or None
 
 
 def _text(value: Any) -> str:

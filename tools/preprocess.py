@@ -10,7 +10,7 @@ The same chain runs in DALI's Pipeline API (a graph, prefetched: throughput) or 
 exploration). In Python: `open_image_source` and `Preprocessor`, see preprocessing/preprocessor.py.
 """
 
-import functools
+import dataclasses
 import glob
 import itertools
 import os
@@ -30,48 +30,51 @@ from nvidia.dali import types as dali_types
 
 from common import args as shared_flags
 from common import errors
+from common.args import flag
 from common.datacheck.images import ImagePolicy
 from common.errors import UserError
 from common.progress import log
 from tools.preprocessing import chain
 from tools.preprocessing.image_source import KINDS, open_image_source
-from tools.preprocessing.outputs import IMAGE_FORMATS, check_output
+from tools.preprocessing.outputs import ACCEPTED, IMAGE_FORMATS, check_output
 from tools.preprocessing.preprocessor import APIS, Preprocessor
 
 __all__ = ["Preprocessor", "open_image_source", "preprocess"]
 
-_OUTPUTS = "an .npz, .npy, .png, .jpg or .tfrecord file, or a directory"
 
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """The flags of this command, beside those of `define_batch_flags`."""
 
-def define_flags(fv: flags.FlagValues) -> None:
-    """All flags of this command."""
-    text = functools.partial(flags.DEFINE_string, flag_values=fv)
-    choice = functools.partial(flags.DEFINE_enum, flag_values=fv)
-    switch = functools.partial(flags.DEFINE_bool, flag_values=fv)
-    number = functools.partial(flags.DEFINE_integer, flag_values=fv)
-    choice("source", "files", list(KINDS), "Kind of --input.")
-    text("input", None, "A directory, file or glob; for external FILE.py:name or module:name.")
-    text("images", None, "coco: directory of the images, where --input is the json.")
-    text("annotations", None, "coco: the json, where --input is the directory of the images.")
-    text("label_map", None, "File that names the labels.")
-    text("ops", "", "Chain of operators; --list_ops shows them.")
-    switch("list_ops", False, "Show all operators with their arguments.")
-    choice("api", "pipeline", APIS, "pipeline: a graph, prefetched; dynamic: operator by operator.")
-    choice("device", "cpu", ("cpu", "gpu"), "Where images are, from the decoder on.")
-    text(
-        "output",
+    source: str = flag("files", "Kind of --input.", choices=list(KINDS))
+    input: str | None = flag(None, "A directory, file or glob; for external FILE.py:name or module:name.")
+    images: str | None = flag(None, "coco: directory of the images, where --input is the json.")
+    annotations: str | None = flag(None, "coco: the json, where --input is the directory of the images.")
+    label_map: str | None = flag(None, "File that names the labels.")
+    ops: str = flag("", "Chain of operators; --list_ops shows them.")
+    list_ops: bool = flag(False, "Show all operators with their arguments.")
+    api: str = flag("pipeline", "pipeline: a graph, prefetched; dynamic: operator by operator.", choices=APIS)
+    device: str = flag("cpu", "Where images are, from the decoder on.", choices=("cpu", "gpu"))
+    output: str | None = flag(
         None,
         "x.npz or x.npy: one array; a directory: a picture of each image; x.png or x.jpg: a contact sheet; "
         "x.tfrecord: records with an index.",
     )
-    switch("overwrite", False, "Replace --output.")
-    choice("image_format", None, IMAGE_FORMATS, "Format of pictures and records. Default: png.")
-    number("jpeg_quality", None, "Quality of JPEGs, 1 to 100. Default: 95.")
-    number("output_shards", None, "Number of record files.", lower_bound=1)
-    number("shard_id", 0, "Which part of the source.", lower_bound=0)
-    number("num_shards", 1, "Number of parts of the source.", lower_bound=1)
-    number("seed", 0, "Seed of random draws.", lower_bound=0, upper_bound=shared_flags.MAX_SEED)
-    switch("decode", False, "Check every pixel of every image before anything runs.")
+    overwrite: bool = flag(False, "Replace --output.")
+    image_format: str | None = flag(
+        None, "Format of pictures and records. Default: png.", choices=IMAGE_FORMATS
+    )
+    jpeg_quality: int | None = flag(None, "Quality of JPEGs. Default: 95.", low=1, high=100)
+    output_shards: int | None = flag(None, "Number of record files.", low=1)
+    shard_id: int = flag(0, "Which part of the source.", low=0)
+    num_shards: int = flag(1, "Number of parts of the source.", low=1)
+    seed: int = flag(0, "Seed of random draws.", low=0, high=shared_flags.MAX_SEED)
+    decode: bool = flag(False, "Check every pixel of every image before anything runs.")
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    """All flags of this command."""
+    shared_flags.define(fv, Args)
     shared_flags.define_batch_flags(fv)
 
 
@@ -91,7 +94,7 @@ def preprocess(a: types.SimpleNamespace) -> None:
     if not a.input:
         raise UserError("--input is missing: name a directory, file or glob of images")
     if not a.output:
-        raise UserError(f"--output is missing: name {_OUTPUTS}")
+        raise UserError(f"--output is missing: name {ACCEPTED}")
     if a.shard_id >= a.num_shards:
         raise UserError(f"--shard_id={a.shard_id} is not in 0..{a.num_shards - 1} (--num_shards)")
     color = chain.parse(a.ops).color  # an error in --ops comes before images are checked

@@ -8,7 +8,7 @@ pipeline's. The other libraries can do the usual chain of a classifier only. Wit
 drawn. Compare two --json files by tools/bench.py.
 """
 
-import datetime
+import dataclasses
 import json
 import pathlib
 import sys
@@ -26,17 +26,16 @@ from nvidia.dali import types as dali_types
 
 from common import args as shared_flags
 from common import errors
+from common.args import flag
 from common.datacheck.images import ImagePolicy
 from common.errors import UserError
 from common.progress import log
-from common.training import checkpoint_files
-from tools.benchmark import environment, measuring, preprocess_worker, report, rounds, summary
-from tools.benchmark.baselines import Standard
-from tools.benchmark.preprocess_worker import CANDIDATES, OURS, Task
+from tools.benchmark import measuring, preprocess_worker, record, report, rounds, summary
+from tools.benchmark.preprocess_worker import CANDIDATES, OURS, Standard, Task
 from tools.benchmark.rounds import Command
+from tools.benchmark.summary import Record
 from tools.preprocessing import chain
 from tools.preprocessing.chain import Chain
-from tools.preprocessing.formats.base import ImageSource
 from tools.preprocessing.image_source import open_image_source
 
 OPS = "resize:short=256 | crop:224x224 | crop_mirror_normalize:mean=imagenet"
@@ -44,31 +43,29 @@ COMPARED = 64  # images whose pixels are compared
 SAME = 2.5  # levels: other decoders, and filters that average over the same pixels, differ by less
 
 
+@dataclasses.dataclass(frozen=True)
+class BenchArgs(measuring.RoundArgs):
+    """The flags, besides those of measuring.RoundArgs and of reading images (args.define_batch_flags)."""
+
+    input: str | None = flag(None, "Directory, file or glob of images. Default: they are drawn.")
+    ops: str = flag(OPS, "Chain of operators, as in preprocess.py.")
+    candidates: str | None = flag(
+        None, f"What to measure, of {','.join(CANDIDATES)}. Default: all that can do --ops."
+    )
+
+
 def define_flags(fv: flags.FlagValues) -> None:
     """All flags of this command."""
-    flags.DEFINE_string(
-        "input", None, "Directory, file or glob of images. Default: they are drawn.", flag_values=fv
-    )
-    flags.DEFINE_string("ops", OPS, "Chain of operators, as in preprocess.py.", flag_values=fv)
-    flags.DEFINE_list(
-        "candidates",
-        None,
-        f"What to measure, of {','.join(CANDIDATES)}. Default: all that can do --ops.",
-        flag_values=fv,
-    )
+    shared_flags.define(fv, BenchArgs)
     shared_flags.define_batch_flags(fv)
     fv.set_default("batch_size", 32)
-    measuring.define_rounds_flags(fv)
 
 
-def bench(a: types.SimpleNamespace) -> dict[str, Any]:
+def bench(a: Any) -> None:
     """The command.
 
     Args:
         a: the values of the flags, by their names.
-
-    Returns:
-        The record, as `--json` has it.
 
     Raises:
         UserError: flags that cannot be used, or nothing could be measured.
@@ -80,10 +77,22 @@ def bench(a: types.SimpleNamespace) -> dict[str, Any]:
     path = a.input or str(measuring.draw(a.drawn_images) / "images")
     policy = (a.on_bad_image, a.max_megapixels)
     source = open_image_source("files", path, policy=ImagePolicy(*policy))
-    batch_size = min(a.batch_size, source.size)
-    reading = (list(source.files), batch_size, a.num_threads, a.prefetch)
+    settings = {
+        "ops": a.ops,
+        "batch_size": min(a.batch_size, source.size),
+        "num_threads": a.num_threads,
+        "prefetch": a.prefetch,
+    }
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        task = Task(path, policy, a.ops, standard, reading, min(COMPARED, source.size), directory)
+        task = Task(
+            input=path,
+            files=list(source.files),
+            policy=policy,
+            standard=standard,
+            compared=min(COMPARED, source.size),
+            pixels=directory,
+            **settings,
+        )
         task_file = pathlib.Path(directory, "task.json")
         task_file.write_text(json.dumps(task))
         settle = a.prefetch + a.num_threads + 1  # as many batches may have been ready
@@ -92,19 +101,25 @@ def bench(a: types.SimpleNamespace) -> dict[str, Any]:
             for name in names
         ]
         logs = pathlib.Path(directory)
-        measured = rounds.measure(commands, rounds=a.rounds, seconds=a.seconds, logs=logs, log=log)
-        candidates = {name: summary.candidate(each) for name, each in measured.items()}
-        good = [name for name, each in candidates.items() if "error" not in each]
+        candidates = rounds.measure(commands, rounds=a.rounds, seconds=a.seconds, logs=logs)
+        good = list(summary.succeeded(candidates))
         pixels = {} if parsed.is_random else compare_pixels(good, parsed, logs)
-    record = _record(a, source, batch_size) | {"candidates": candidates, "pixels": pixels}
-    record |= {"other_cores": summary.other_cores(candidates), "ratios": summary.ratios(candidates)}
-    record["verdict"] = verdict(record)
-    print(text(record), flush=True)
-    if a.json:
-        measuring.write(a.json, record)
-    if not good:
-        raise UserError("nothing could be measured: the lines above have the reasons")
-    return record
+    kilobytes = sum(pathlib.Path(file).stat().st_size for file in source.files) / source.size / 1000
+    found = record.make(
+        "preprocess",
+        a,
+        title=f"{a.ops}; batch {task.batch_size}, {a.num_threads} threads, prefetch {a.prefetch}",
+        data={
+            "summary": f"{source.size} images of {kilobytes:.0f} kB",
+            "images": source.size,
+            "kilobytes_per_image": round(kilobytes, 1),
+        },
+        settings=settings,
+        candidates=candidates,
+    )
+    found["pixels"] = pixels
+    found["verdict"] = verdict(found)
+    record.publish(found, text(found), a.json)
 
 
 def standard_of(parsed: Chain) -> Standard | None:
@@ -132,52 +147,22 @@ def standard_of(parsed: Chain) -> Standard | None:
     return Standard(int(short), tuple(map(int, sides)), mean, std, resize.get("antialias", True))
 
 
-def _record(a: types.SimpleNamespace, source: ImageSource, batch_size: int) -> dict[str, Any]:
-    """What is measured, when and where."""
-    kilobytes = sum(pathlib.Path(file).stat().st_size for file in source.files) / source.size / 1000
-    return {
-        "format": summary.FORMAT,
-        "app": "preprocess",
-        "title": f"{a.ops}; batch {batch_size}, {a.num_threads} threads, prefetch {a.prefetch}",
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": environment.commit(),
-        "versions": checkpoint_files.versions(),
-        "machine": environment.machine(),
-        "data": {
-            "summary": f"{source.size} images of {kilobytes:.0f} kB",
-            "images": source.size,
-            "kilobytes_per_image": round(kilobytes, 1),
-        },
-        "settings": {
-            "ops": a.ops,
-            "batch_size": batch_size,
-            "num_threads": a.num_threads,
-            "prefetch": a.prefetch,
-        },
-        "rounds": a.rounds,
-        "seconds": a.seconds,
-        "stages": {},
-        "inference": {},
-    }
-
-
-def _chosen(names: Sequence[str] | None, standard: Standard | None) -> list[str]:
+def _chosen(words: str | None, standard: Standard | None) -> list[str]:
     """Candidates; UserError for those that are unknown or cannot do the chain."""
     able = list(CANDIDATES if standard else OURS)
     if standard and not standard.antialias:  # they would be measured twice, and Pillow's resize cannot
         able = [name for name in able if not name.endswith("-no-antialias") and "pillow" not in name]
-    if names is None:
+    if words is None:
         if standard is None:
             log(f"tf.data, Pillow and OpenCV are measured with chains like {OPS!r} only")
         return able
-    for name in names:
-        if name not in CANDIDATES:
-            raise errors.unknown("candidate", name, CANDIDATES)
-        if name not in able:
-            raise UserError(f"--candidates={name} cannot do these --ops: of these, {', '.join(able)} can")
+    names = measuring.chosen("candidate", words, CANDIDATES)
     if not names:
         raise UserError("--candidates is empty: nothing to measure")
-    return list(dict.fromkeys(names))
+    for name in names:
+        if name not in able:
+            raise UserError(f"--candidates={name} cannot do these --ops: of these, {', '.join(able)} can")
+    return names
 
 
 def compare_pixels(
@@ -209,22 +194,14 @@ def compare_pixels(
     return pixels
 
 
-def verdict(record: dict[str, Any]) -> list[str]:
+def verdict(found: Record) -> list[str]:
     """How fast the pipeline is beside the fastest candidate, and whose pixels differ."""
-    good = {name: each for name, each in record["candidates"].items() if "error" not in each}
-    cores, pixels, lines = record["machine"]["cores"], record["pixels"], []
-    if record["other_cores"] > report.QUIET * cores:
-        lines.append(
-            f"Other work took {record['other_cores']:.2g} of {cores:g} cores: measure again where nothing"
-            " else runs."
-        )
+    good, pixels = summary.succeeded(found["candidates"]), found["pixels"]
+    lines = report.other_work(found)
     if "pipeline" not in good:
         return lines
-    same = {
-        name for name in good if name == "pipeline" or pixels.get(name, {"mean": SAME + 1})["mean"] <= SAME
-    }
-    best = _fastest(good)
-    best_of_same = _fastest({name: good[name] for name in good if name in same})
+    same = [name for name in good if name == "pipeline" or (name in pixels and pixels[name]["mean"] <= SAME)]
+    best, best_of_same = _fastest(good), _fastest({name: good[name] for name in same})
     for name, place in {best: "The fastest of all", best_of_same: "The fastest with its pixels"}.items():
         share = f" The pipeline reaches {summary.ratio(good['pipeline'], good[name]):.2f}x of it."
         lines.append(f"{place}: {name}.{'' if name == 'pipeline' else share}")
@@ -234,18 +211,17 @@ def verdict(record: dict[str, Any]) -> list[str]:
     return lines
 
 
-def text(record: dict[str, Any]) -> str:
+def text(found: Record) -> str:
     """The table and the verdict, as printed."""
-    machine, candidates = record["machine"], record["candidates"]
-    head = f"{record['title']}\n{machine['cpu']}, {machine['cores']:g} cores; {record['data']['summary']}"
-    off = {name: f"{each['mean']:.2f}" for name, each in record["pixels"].items()}
+    candidates = found["candidates"]
+    off = {name: f"{each['mean']:.2f}" for name, each in found["pixels"].items()}
     table = report.candidate_table(candidates, beside=_fastest(candidates), more={"levels off": off})
-    return "\n\n".join([head, table, "\n".join(record["verdict"])])
+    return "\n\n".join([report.heading(found), table, "\n".join(found["verdict"])])
 
 
-def _fastest(candidates: dict[str, Any]) -> str:
+def _fastest(candidates: dict[str, Record]) -> str:
     """The candidate with the highest median; "" where all failed."""
-    good = {name: each for name, each in candidates.items() if "error" not in each}
+    good = summary.succeeded(candidates)
     return max(good, key=lambda name: good[name]["images_per_second"]["median"], default="")
 
 

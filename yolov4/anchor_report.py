@@ -9,8 +9,8 @@ import dataclasses
 import numpy as np
 
 from common.annotations import Annotations
-from common.evaluation import ap_ceiling
-from common.evaluation.ap_ceiling import BoxGroup
+from yolov4 import ap_ceiling
+from yolov4.ap_ceiling import BoxGroup
 from yolov4.config import YOLOv4Config
 from yolov4.targets import assign_targets
 

@@ -17,16 +17,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from tools.benchmark import measuring
 from tools.benchmark.worker import App
-from yolov4.config import MODEL_NAMES, get_config
-from yolov4.loaders import make_loader
-from yolov4.model import build_model
-from yolov4.optimization import make_optimizer, make_schedule
-from yolov4.predict import make_halves
-from yolov4.train import make_train_step
+from yolov4 import config, loaders, optimization, predict, train
 
 APP = App(
     name="yolov4",
-    model_names=MODEL_NAMES,
     model_name="yolov4",
     num_classes=80,
     stages={
@@ -37,14 +31,12 @@ APP = App(
         "place": "Slice",
         "mosaic": "MultiPaste",
     },
-    config={"multi_scale": 1.0},  # one size: rates of many sizes would need long windows
-    get_config=get_config,
-    make_loader=make_loader,
-    build_model=build_model,
-    make_schedule=make_schedule,
-    make_optimizer=make_optimizer,
-    make_train_step=make_train_step,
-    make_halves=make_halves,
+    fixed={"multi_scale": 1.0},  # one size: rates of many sizes would need long windows
+    config=config,
+    loaders=loaders,
+    optimization=optimization,
+    predict=predict,
+    train=train,
 )
 
 if __name__ == "__main__":

@@ -24,7 +24,11 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from tools.exporting.options import Options, define_flags
+from tools.exporting.options import Options
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    shared_flags.define(fv, Options)
 
 
 def export(**given: Any) -> pathlib.Path:
@@ -32,13 +36,9 @@ def export(**given: Any) -> pathlib.Path:
     from tools.exporting import exporter
     from yolov4.export_parts import make_exportable
     from yolov4.loaders import make_loader
-    from yolov4.model_metadata import make_metadata
-    from yolov4.predict import load_trained, make_detect, to_pixels
+    from yolov4.predict import APP
 
-    app = exporter.App(
-        load_trained, make_detect, make_exportable, make_loader, make_metadata, to_pixels, nms_method="greedy"
-    )
-    return exporter.export(app, Options(**given))
+    return exporter.export(APP, Options(**given), make_exportable, make_loader, nms_method="greedy")
 
 
 def main() -> None:

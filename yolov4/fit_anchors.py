@@ -24,10 +24,9 @@ from common import args as shared_flags
 from common import errors, hparams
 from common.annotations import Annotations
 from common.datacheck.coco import load_coco
-from common.evaluation import anchor_fit
-from common.evaluation.anchor_fit import Fit, fit_anchors, shape_iou
 from common.letterbox import fit
-from yolov4 import anchor_report
+from yolov4 import anchor_fit, anchor_report
+from yolov4.anchor_fit import Fit, fit_anchors, shape_iou
 from yolov4.config import MODEL_NAMES, YOLOv4Config, get_config
 
 

@@ -1,90 +1,19 @@
 """From weights to detections, for evaluation during training, eval.py and infer.py."""
 
-import pathlib
+import functools
 from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
 from common import boxes as box_ops
-from common import hparams, letterbox
-from common.errors import UserError
-from common.evaluation.detector import Detector, change_config, open_exported, read_config
+from common import letterbox
 from common.evaluation.evaluate import Detect
-from common.evaluation.exported import is_exported
-from common.labels import LabelMap
-from common.training import model_metadata
-from common.training import weights as weight_files
+from common.training import trained
 from yolov4 import postprocess
 from yolov4.config import DETECTION_FIELDS, YOLOv4Config
 from yolov4.model import build_model
 from yolov4.model_metadata import make_metadata
-
-
-def load_trained(
-    weights: str | None,
-    image_size: str | None = None,
-    hparams_spec: str | None = None,
-    nms_iou: float | None = None,
-) -> tuple[keras.Model, YOLOv4Config, LabelMap, pathlib.Path]:
-    """The model that `weights` was saved from, with them in it.
-
-    Args:
-        weights: a `.weights.h5` file of this project, or a run directory.
-        image_size: N or HxW to run it at another size.
-        hparams_spec: how to detect, for example `nms_method=diou`; what was trained cannot change any more.
-        nms_iou: instead of that of the weights; `hparams_spec` goes before it.
-
-    Returns:
-        model, config, label map, and the file that was read.
-    """
-    if not weights:
-        raise UserError("--weights is missing: name a .weights.h5 file or a run directory")
-    file = weight_files.find(weights)
-    if file.suffix != ".h5":
-        raise UserError(
-            f"weights {file} are not a .weights.h5 file; convert a file of Darknet with "
-            "python yolov4/darknet_weights.py"
-        )
-    metadata = weight_files.read_metadata(file)
-    config = read_config(metadata, file, "yolov4", YOLOv4Config)
-    if nms_iou is not None:
-        config = hparams.replace(config, {"nms_iou": nms_iou})
-        metadata["config"]["nms_iou"] = nms_iou  # this default of infer.py is not a difference to report
-    config = change_config(config, image_size, hparams_spec, DETECTION_FIELDS)
-    model = build_model(config.model_name, metadata["num_classes"], config=config)
-    weight_files.load(model, file)
-    label_map = LabelMap.from_json(metadata["label_map"])
-    now = make_metadata(config, label_map, metadata["num_classes"])
-    model_metadata.explain(metadata, now, f"{file} runs otherwise than it was saved")
-    return model, config, label_map, file
-
-
-def open_detector(
-    weights: str | None,
-    image_size: str | None = None,
-    hparams_spec: str | None = None,
-    nms_iou: float | None = None,
-) -> Detector:
-    """A detector from weights or from an exported file, ready for the evaluation loader.
-
-    Args:
-        weights: a `.weights.h5` file of this project or a run directory; or what export.py wrote: a
-            saved_model directory, an .onnx or a .tflite file.
-        image_size: N or HxW to run it at another size.
-        hparams_spec: how to detect; of an exported file neither this nor the size can change any more.
-        nms_iou: instead of that of the weights; `hparams_spec` goes before it. Exported files keep theirs.
-
-    Raises:
-        UserError: there is no such file, it is damaged or not of this app, or cannot be changed like this.
-    """
-    if weights and is_exported(weights):
-        file = pathlib.Path(weights)
-        metadata = model_metadata.read(file)
-        config = read_config(metadata, file, "yolov4", YOLOv4Config)
-        return open_exported(file, metadata, config, to_pixels, image_size, hparams_spec)
-    model, config, label_map, file = load_trained(weights, image_size, hparams_spec, nms_iou)
-    return Detector(make_detect(model, config), config, label_map, file)
 
 
 def make_detect(model: keras.Model, config: YOLOv4Config) -> Detect:
@@ -117,3 +46,17 @@ def to_pixels(images: tf.Tensor) -> tf.Tensor:
     """Float images (..., 3) in [0, 1] -> uint8 RGB."""
     pixels = tf.round(tf.cast(images, tf.float32) * 255)
     return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)
+
+
+APP = trained.App(
+    name="yolov4",
+    config_class=YOLOv4Config,
+    detection_fields=DETECTION_FIELDS,
+    build_model=build_model,
+    make_metadata=make_metadata,
+    make_detect=make_detect,
+    to_pixels=to_pixels,
+    converter="python yolov4/darknet_weights.py",
+)
+load_trained = functools.partial(trained.load, APP)
+open_detector = functools.partial(trained.open_detector, APP)

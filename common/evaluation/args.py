@@ -1,65 +1,45 @@
 """Flags of eval.py and infer.py of both apps; importing this module needs neither TensorFlow nor DALI."""
 
 import dataclasses
+from typing import Any
 
-from absl import flags
+from common.args import Args, DetectionArgs, flag
 
-from common import args as shared_flags
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DetectArgs:
-    """Flags of both commands; see common/args.py."""
-
-    weights: str | None
-    output_dir: str | None = None
-    image_size: str | None = None
-    hparams: str | None = None
-    pipeline_type: str = "auto"
-    batch_size: int = 8
-    num_threads: int = 2
-    prefetch: int = 2
-    on_bad_image: str = "stop"
-    max_megapixels: float = shared_flags.MAX_MEGAPIXELS
+_Field = tuple[str, Any, Any]  # name, type, default
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvalArgs(DetectArgs):
-    """Flags of eval.py."""
-
-    input_type: str | None = None
-    eval_images: str | None = None
-    eval_annotations: str | None = None
-    eval_file_pattern: str | None = None
-    label_map: str | None = None
-    coco_backend: str = "pycocotools"
+def shared(args_class: type, *names: str) -> list[_Field]:
+    """The fields of these names, with their flags, for `dataclasses.make_dataclass`."""
+    return [
+        (field.name, field.type, dataclasses.field(default=field.default, metadata=field.metadata))
+        for field in dataclasses.fields(args_class)
+        if field.name in names
+    ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class InferArgs(DetectArgs):
-    """Flags of infer.py."""
+_DETECTOR = [
+    *shared(DetectionArgs, "weights", "image_size"),
+    *shared(Args, "hparams", "pipeline_type", "batch_size", "num_threads", "prefetch"),
+    *shared(Args, "on_bad_image", "max_megapixels"),
+]
+_RESULTS = "Where metrics.json and detections.json go. Default: the run directory; beside an exported file."
 
-    images: str | None
-    annotations: str | None = None
-    draw: bool = True
-    submission: str | None = None
-    image_info: str | None = None
-    score_threshold: float = 0.3
-
-
-def define_eval_flags(fv: flags.FlagValues) -> None:
-    shared_flags.define_trained_flags(fv)
-    shared_flags.define_data_flags(fv, ("eval",))
-    shared_flags.define_evaluation_flags(fv)
-    flags.DEFINE_string(
-        "output_dir",
-        None,
-        "Where metrics.json and detections.json go. Default: the run directory; beside an exported file.",
-        flag_values=fv,
-    )
-
-
-def define_infer_flags(fv: flags.FlagValues) -> None:
-    shared_flags.define_trained_flags(fv)
-    shared_flags.define_loader_flags(fv)
-    shared_flags.define_picture_flags(fv)
+EvalArgs = dataclasses.make_dataclass(
+    "EvalArgs",
+    [
+        *_DETECTOR,
+        *shared(Args, "input_type", "eval_images", "eval_annotations", "eval_file_pattern", "label_map"),
+        *shared(Args, "coco_backend"),
+        ("output_dir", str | None, flag(None, _RESULTS)),
+    ],
+    frozen=True,
+)
+InferArgs = dataclasses.make_dataclass(
+    "InferArgs",
+    [
+        *_DETECTOR,
+        *shared(DetectionArgs, "images", "annotations", "output_dir", "draw"),
+        *shared(DetectionArgs, "submission", "image_info", "score_threshold"),
+    ],
+    frozen=True,
+)

@@ -12,7 +12,7 @@ import gc
 import importlib.metadata
 import io
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
@@ -24,26 +24,6 @@ from common.errors import UserError, unknown
 FASTER_VERSION = "1.8.0"  # compared with pycocotools in tests/common/evaluation/test_coco_backends.py
 
 _ALL_SIZES = 0  # index into COCOeval's area ranges
-
-
-class Objects(NamedTuple):
-    """Annotations or detections as columns, by rising image, detections of one image by falling score.
-
-    Attributes:
-        images: int64 (N,), 1-based numbers of their images.
-        categories: int64 (N,), 1-based numbers of their categories.
-        boxes_ltwh_px: float64 (N, 4).
-        areas: float64 (N,), square pixels.
-        is_crowd: int64 (N,), 0 or 1; 0 for detections.
-        scores: float64 (N,); not used for annotations.
-    """
-
-    images: np.ndarray
-    categories: np.ndarray
-    boxes_ltwh_px: np.ndarray
-    areas: np.ndarray
-    is_crowd: np.ndarray
-    scores: np.ndarray
 
 
 def check(backend: str) -> None:
@@ -63,13 +43,19 @@ def check(backend: str) -> None:
 
 
 def count(
-    backend: str, ground_truth: Objects, detections: Objects, *, num_images: int, num_categories: int
+    backend: str,
+    ground_truth: list[dict[str, Any]],
+    detections: list[dict[str, Any]],
+    *,
+    num_images: int,
+    num_categories: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes COCO's numbers.
 
     Args:
         backend: one of args.COCO_BACKENDS.
-        ground_truth, detections: what to compare.
+        ground_truth, detections: what to compare, as annotations of a COCO json, detections with a score. All
+            ids are numbers from 1.
         num_images, num_categories: how many the data have.
 
     Returns:
@@ -84,11 +70,11 @@ def count(
     if backend == "faster":
         from faster_coco_eval import COCOeval_faster as evaluator_class  # an optional package
 
-    def index(objects: Objects) -> COCO:
+    def index(rows: list[dict[str, Any]]) -> COCO:
         coco = COCO()
         coco.dataset = {
             "images": [{"id": number} for number in range(1, num_images + 1)],
-            "annotations": _to_dicts(objects),
+            "annotations": rows,
             "categories": [{"id": number} for number in range(1, num_categories + 1)],
         }
         coco.createIndex()
@@ -100,13 +86,6 @@ def count(
         evaluator.accumulate()
         evaluator.summarize()
     return np.array(evaluator.stats[:12]), evaluator.eval["precision"][:, :, :, _ALL_SIZES, -1]
-
-
-def _to_dicts(objects: Objects) -> list[dict[str, Any]]:
-    """Annotations of a COCO json. Ids start at 1: COCOeval takes a match with annotation 0 for none."""
-    keys = ("image_id", "category_id", "bbox", "area", "iscrowd", "score")
-    rows = zip(*(column.tolist() for column in objects), strict=True)
-    return [dict(zip(keys, row, strict=True), id=number) for number, row in enumerate(rows, start=1)]
 
 
 @contextlib.contextmanager

@@ -125,23 +125,20 @@ def score(
             names the image.
     """
     annotations = ground_truth["annotations"]
-    categories = sorted(ground_truth["categories"], key=lambda category: category["id"])
-    image_ids = np.unique(_column(ground_truth["images"], "id", np.int64))
-    category_ids = _column(categories, "id", np.int64)
-    ordered = _sorted(detections)
-    for image_id in {detection["image_id"] for detection in detections}.difference(image_ids.tolist()):
+    categories = sorted(ground_truth["categories"], key=operator.itemgetter("id"))
+    images = _numbers(ground_truth["images"])
+    for image_id in {detection["image_id"] for detection in detections}.difference(images):
         raise ValueError(f"image {image_id} has a detection but is not in the ground truth")
     num_boxes = collections.Counter(a["category_id"] for a in annotations if not a.get("iscrowd", 0))
     if not num_boxes:
         raise UserError(
             "the evaluation data hold no box (crowds do not count): give other --eval_annotations"
         )
+    with coco_backends.without_garbage_collection():
+        numbers = images, _numbers(categories)
+        rows = [_renumbered(part, *numbers) for part in (annotations, _sorted(detections))]
     stats, precision = coco_backends.count(  # (12,), (IoU thresholds, recalls, categories)
-        coco_backend,
-        _objects(annotations, image_ids, category_ids),
-        _objects(ordered, image_ids, category_ids),
-        num_images=len(image_ids),
-        num_categories=len(category_ids),
+        coco_backend, *rows, num_images=len(images), num_categories=len(categories)
     )
     metrics: dict[str, Any] = dict(zip(NAMES, stats.tolist(), strict=True))
     metrics["per_class"], curves = {}, {}
@@ -154,13 +151,6 @@ def score(
         if num_boxes[category["id"]]:
             curves[category["name"]] = precision[0, :, k].tolist()
     return Score(metrics, curves)
-
-
-def evaluate(
-    ground_truth: dict[str, Any], detections: list[dict[str, Any]], coco_backend: str = "pycocotools"
-) -> dict[str, Any]:
-    """The metrics of `score`, with its arguments and errors."""
-    return score(ground_truth, detections, coco_backend).metrics
 
 
 def format_table(metrics: dict[str, Any]) -> str:
@@ -212,22 +202,28 @@ def _sorted(detections: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [detections[row] for row in order.tolist()]
 
 
-def _objects(
-    rows: list[dict[str, Any]], image_ids: np.ndarray, category_ids: np.ndarray
-) -> coco_backends.Objects:
-    """Annotations or detections as columns, without those of unknown images and categories."""
-    images, categories = (_column(rows, key, np.int64) for key in ("image_id", "category_id"))
-    known = np.isin(images, image_ids) & np.isin(categories, category_ids)
-    boxes = _boxes(rows)
-    areas = np.fromiter((row.get("area", np.nan) for row in rows), np.float64, len(rows))
-    return coco_backends.Objects(
-        images=np.searchsorted(image_ids, images[known]) + 1,
-        categories=np.searchsorted(category_ids, categories[known]) + 1,
-        boxes_ltwh_px=boxes[known],
-        areas=np.where(np.isnan(areas), boxes[:, 2] * boxes[:, 3], areas)[known],
-        is_crowd=np.fromiter((bool(row.get("iscrowd", 0)) for row in rows), np.int64, len(rows))[known],
-        scores=np.fromiter((row.get("score", 0.0) for row in rows), np.float64, len(rows))[known],
-    )
+def _numbers(rows: list[dict[str, Any]]) -> dict[int, int]:
+    """Id -> number from 1, in the order of the ids."""
+    return {id_: number for number, id_ in enumerate(sorted({row["id"] for row in rows}), start=1)}
+
+
+def _renumbered(
+    rows: list[dict[str, Any]], images: dict[int, int], categories: dict[int, int]
+) -> list[dict[str, Any]]:
+    """Annotations or detections for coco_backends, without those of unknown images and categories."""
+    known = [row for row in rows if row["image_id"] in images and row["category_id"] in categories]
+    return [
+        {
+            "id": number,  # from 1: COCOeval takes a match with annotation 0 for none
+            "image_id": images[row["image_id"]],
+            "category_id": categories[row["category_id"]],
+            "bbox": row["bbox"],
+            "area": row.get("area", row["bbox"][2] * row["bbox"][3]),
+            "iscrowd": int(row.get("iscrowd", 0)),
+            "score": row.get("score", 0.0),
+        }
+        for number, row in enumerate(known, start=1)
+    ]
 
 
 def _column(rows: list[dict[str, Any]], key: str, dtype: type) -> np.ndarray:

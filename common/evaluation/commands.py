@@ -1,5 +1,6 @@
 """What eval.py and infer.py of both apps do; each app gives its `open_detector` and `make_loader`."""
 
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -7,20 +8,16 @@ from typing import Any
 import numpy as np
 
 from common import devices
-from common.annotations import Annotations
 from common.evaluation import coco_backends, coco_metrics
-from common.evaluation.args import DetectArgs, EvalArgs, InferArgs
-from common.evaluation.detector import Detector
-from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write_evaluation
-from common.evaluation.inference import OpenImages, open_job
+from common.evaluation.args import EvalArgs, InferArgs
+from common.evaluation.evaluate import Detect, Detector, Explain, evaluate, predict, write_evaluation
+from common.evaluation.inference import LoadAnnotations, OpenImages, open_job
 from common.files import make_output_directory, writing
 from common.labels import LabelMap
 from common.loader import BaseLoader, refuse_synthetic
 from common.sources import Source
 
-OpenDetector = Callable[
-    [str | None, str | None, str | None], Detector
-]  # (--weights, --image_size, --hparams)
+OpenDetector = Callable[[str | None, str | None, str | None], Detector]  # --weights, --image_size, --hparams
 MakeLoader = Callable[..., BaseLoader]
 
 
@@ -46,25 +43,23 @@ def evaluate_weights(
     refuse_synthetic(a.pipeline_type)
     coco_backends.check(a.coco_backend)
     detector = open_detector(a.weights, a.image_size, a.hparams)
-    directory = make_output_directory(a.output_dir or detector.results_directory)
+    directory = make_output_directory(a.output_dir or _results_directory(detector.file))
     source = open_source(a, detector.label_map)
-    loader = _open_loader(a, make_loader, a.pipeline_type, source, detector)
+    loader = make_loader(a.pipeline_type, source=source, **_loader_options(a, detector))
     throughput = Throughput(source.size, a.batch_size, a.prefetch)
-    metrics, results, curves = evaluate(
-        detector.detect,
-        loader,
-        source,
-        detector.label_map,
-        on_batch=throughput,
-        explain=explain,
-        coco_backend=a.coco_backend,
-    )
-    print(coco_metrics.format_table(metrics))
+    options = {"on_batch": throughput, "explain": explain, "coco_backend": a.coco_backend}
+    found = evaluate(detector.detect, loader, source, detector.label_map, **options)
+    print(coco_metrics.format_table(found.metrics))
     print(throughput.describe())
     with writing(directory):
-        write_evaluation(directory, metrics, results, curves)
+        write_evaluation(directory, *found)
     print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
-    return metrics
+    return found.metrics
+
+
+def _results_directory(file: pathlib.Path) -> pathlib.Path:
+    """Where evaluation writes by default: the run directory; beside an exported file."""
+    return file.parent if file.suffix == ".h5" else file.with_name(f"{file.name}.eval")
 
 
 def infer(
@@ -72,7 +67,7 @@ def infer(
     open_detector: OpenDetector,
     make_loader: MakeLoader,
     open_images: OpenImages,
-    load_annotations: Callable[[str], Annotations],
+    load_annotations: LoadAnnotations,
     explain: Explain,
 ) -> list[dict[str, Any]]:
     """Detects, draws and writes.
@@ -91,38 +86,29 @@ def infer(
     job = open_job(a, open_images, load_annotations)
     detector = open_detector(a.weights, a.image_size, a.hparams)
     job.check_labels(detector.label_map)
-    loader = _open_loader(a, make_loader, job.pipeline_type, job.source, detector)
+    loader = make_loader(job.pipeline_type, source=job.source, **_loader_options(a, detector))
     throughput = Throughput(job.source.size, a.batch_size, a.prefetch)
-    found = predict(
-        only_above(detector.detect, job.least_score),
-        loader,
-        job.source,
-        detector.label_map,
-        title="detecting",
-        on_batch=throughput,
-        explain=explain,
-    )
+    detect = _only_above(detector.detect, job.least_score)
+    options = {"title": "detecting", "on_batch": throughput, "explain": explain}
+    found = predict(detect, loader, job.source, detector.label_map, **options)
     results = job.write(found, detector.label_map)
     print(throughput.describe())
     return results
 
 
-def _open_loader(
-    a: DetectArgs, make_loader: MakeLoader, pipeline_type: str, source: Source, detector: Detector
-) -> BaseLoader:
-    return make_loader(
-        pipeline_type,
-        source=source,
-        config=detector.config,
-        batch_size=a.batch_size,
-        training=False,
-        num_threads=a.num_threads,
-        prefetch=a.prefetch,
-        with_targets=False,
-    )
+def _loader_options(a: EvalArgs | InferArgs, detector: Detector) -> dict[str, Any]:
+    """Arguments of make_loader beside the pipeline type and the source."""
+    return {
+        "config": detector.config,
+        "batch_size": a.batch_size,
+        "training": False,
+        "num_threads": a.num_threads,
+        "prefetch": a.prefetch,
+        "with_targets": False,
+    }
 
 
-def only_above(detect: Detect, least_score: float) -> Detect:
+def _only_above(detect: Detect, least_score: float) -> Detect:
     """`detect` with its lower scores turned to padding, which evaluation.predict drops early.
 
     NMS does not change: only a box of a higher score suppresses another.

@@ -44,6 +44,22 @@ class Detect(Protocol):
         ...
 
 
+class Detector(NamedTuple):
+    """A trained detector.
+
+    Attributes:
+        detect: from a batch of the evaluation loader to detections.
+        config: the app's, with the image size and the NMS that `detect` has: what make_loader takes.
+        label_map: of the trained classes.
+        file: what was read: a weights file, a file of an exported format, or a saved_model directory.
+    """
+
+    detect: Detect
+    config: Any
+    label_map: LabelMap
+    file: pathlib.Path
+
+
 OnBatch = Callable[[int, int], None]  # (batches done, batches in all)
 # (what a loader raised, what it read, --pipeline_type) -> the error that names the images
 Explain = Callable[[Exception, "Source", str], errors.UserError]

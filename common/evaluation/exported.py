@@ -17,14 +17,7 @@ from common.evaluation.evaluate import Detect
 Found = dict[str, np.ndarray]
 Run = Callable[[np.ndarray, np.ndarray], Found]  # images uint8 (B, H, W, 3), image_sizes int32 (B, 2)
 
-SUFFIXES = (".onnx", ".tflite")
 RESIZED = "resized"  # the signature of a saved_model for images at their places in the network input
-
-
-def is_exported(path: str | os.PathLike) -> bool:
-    """Whether `path` is a file or directory of an exported format, by its name and what is in it."""
-    path = pathlib.Path(path)
-    return path.suffix in SUFFIXES or (path / "saved_model.pb").is_file()
 
 
 def open_runner(path: pathlib.Path) -> Run:

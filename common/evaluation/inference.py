@@ -10,7 +10,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL.Image
@@ -24,38 +24,18 @@ from common.files import make_output_directory, writing
 from common.labels import LabelMap
 from common.loader import refuse_synthetic
 from common.progress import Bar
-from common.sources import ImageListSource, Source
+from common.sources import ImageListSource
 
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
 
-
-OpenImages = Callable[[str], ImageListSource]
-
-
-class Job(Protocol):
-    """Images or a video, and what becomes of the detections.
-
-    Attributes:
-        source: what the loader reads.
-        pipeline_type: --pipeline_type, or the only one that can load this kind of source.
-        least_score: of the detections that `write` needs.
-    """
-
-    source: Source
-    pipeline_type: str
-    least_score: float
-
-    def check_labels(self, label_map: LabelMap) -> None:
-        """Raises UserError where the trained classes are not those of the given files."""
-        ...
-
-    def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
-        """Writes all files, prints which, returns the content of detections.json."""
-        ...
+OpenImages = Callable[[str], ImageListSource]  # --images -> opened and checked
+LoadAnnotations = Callable[[str], Annotations]  # a COCO json, without its images
 
 
-def open_job(a: InferArgs, open_images: OpenImages, load_annotations: Callable[[str], Annotations]) -> Job:
+def open_job(
+    a: InferArgs, open_images: OpenImages, load_annotations: LoadAnnotations
+) -> "PicturesJob | video.VideoJob":
     """The job that the flags of infer.py describe.
 
     Args:
@@ -103,15 +83,15 @@ class _Image(NamedTuple):
 
 
 class PicturesJob:
-    """Images: a picture of each, a contact sheet, detections.json, and a submission file on demand."""
+    """Images: a picture of each, a contact sheet, detections.json, and a submission file on demand.
 
-    def __init__(
-        self, a: InferArgs, source: ImageListSource, load_annotations: Callable[[str], Annotations]
-    ) -> None:
-        if a.annotations and a.image_info:
-            raise UserError(
-                "--annotations and --image_info both give the ids of the images: give one of them"
-            )
+    Attributes:
+        source: what the loader reads.
+        pipeline_type: --pipeline_type, or the only one that can load this kind of source.
+        least_score: of the detections that `write` needs.
+    """
+
+    def __init__(self, a: InferArgs, source: ImageListSource, load_annotations: LoadAnnotations) -> None:
         self.pipeline_type = a.pipeline_type
         self._a = a
         self._truth = load_annotations(a.annotations) if a.annotations else None
@@ -146,6 +126,7 @@ class PicturesJob:
         return [_Image(*image) for image in images if image[2] is not None]
 
     def check_labels(self, label_map: LabelMap) -> None:
+        """Raises UserError where the trained classes are not those of the given files."""
         if self._info:
             submission.check_categories(
                 self._info.categories, label_map, f"--image_info={self._a.image_info}"
@@ -156,6 +137,7 @@ class PicturesJob:
             )
 
     def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
+        """Writes all files, prints which, returns the content of detections.json."""
         if self._submission:
             count = submission.write(self._submission, found, [image.image_id for image in self._images])
             print(f"{self._submission}: {count} detections in {len(self._images)} images")

@@ -6,7 +6,6 @@ images.
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import os
 import pathlib
@@ -54,19 +53,15 @@ class VideoSource(Source):
     height: int
     width: int
     name = "video"
+    annotations = None
 
     @property
     def size(self) -> int:
         return self.num_frames
 
     @property
-    def annotations(self) -> None:
-        return None
-
-    @property
     def fingerprint(self) -> str:
-        with open(self.path, "rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return self.path  # no run is resumed on a video
 
     def frames(self) -> Iterator[np.ndarray]:
         """uint8 (H, W, 3) RGB, one frame after the other; `num_frames` of them."""
@@ -146,7 +141,7 @@ def write_video(path: str | os.PathLike, source: VideoSource, frames: Iterable[n
 class VideoJob:
     """A video: the same video with boxes, and detections.json with the number and time of the frame.
 
-    An inference.Job.
+    It has the attributes and methods of inference.PicturesJob.
 
     Args:
         source: the video.

@@ -59,24 +59,35 @@ _CHECKSUM = "sha256"
 # What zipfile raises for an archive with a flipped bit.
 _BAD_ARCHIVE = (zipfile.BadZipFile, KeyError, EOFError, OSError, RuntimeError, ValueError, zlib.error)
 
-# Names of the config's fields in both apps, or how they begin, by what follows where such a field differs.
-_STRUCTURE = ("model_name", "architecture", "backbone", "fpn_", "head_repeats", "width")
-_ANCHORS = ("min_level", "max_level", "num_scales", "aspect_ratios", "anchor", "masks", "scale_xy")
-_PIXELS = ("letterbox", "antialias")
-_DETECTION = ("nms_", "diou_beta", "score_threshold", "max_detections")
-_OTHER_PIXELS = "the network sees other pixels than it learnt: AP falls until it is trained on them"
-_CONSEQUENCES = {
-    "app": "another app's model: its weights cannot be loaded",
-    "classes": "outputs of classes of the same name can be kept, those of all others start anew",
-    "category_ids": "the same classes under other ids: detections come out with the ids of now",
-    "num_classes": "rows of the class outputs without a counterpart start anew",
-    "train_data": "other images or annotations were trained on",
-    "eval_data": "AP was measured on other images: the two numbers do not compare",
-    "preprocessing": _OTHER_PIXELS,
-    "versions": "results may differ in their last digits",
-    "export": "another file format or arithmetic: evaluate it for itself",
-    "config.image_size": "it runs, but objects have another size than it learnt: evaluate it first",
-}
+# Fields or how they begin, those of the config without "config.", and what follows where they differ.
+_CONSEQUENCES = (
+    ("app", "another app's model: its weights cannot be loaded"),
+    ("classes", "outputs of classes of the same name can be kept, those of all others start anew"),
+    ("category_ids", "the same classes under other ids: detections come out with the ids of now"),
+    ("num_classes", "rows of the class outputs without a counterpart start anew"),
+    ("train_data", "other images or annotations were trained on"),
+    ("eval_data", "AP was measured on other images: the two numbers do not compare"),
+    ("versions", "results may differ in their last digits"),
+    ("export", "another file format or arithmetic: evaluate it for itself"),
+    ("image_size", "it runs, but objects have another size than it learnt: evaluate it first"),
+    (
+        ("preprocessing", "letterbox", "antialias"),
+        "the network sees other pixels than it learnt: AP falls until it is trained on them",
+    ),
+    (
+        ("model_name", "architecture", "backbone", "fpn_", "head_repeats", "width"),
+        "another network: weights whose shape differs start anew",
+    ),
+    (
+        ("min_level", "max_level", "num_scales", "aspect_ratios", "anchor", "masks", "scale_xy"),
+        "box outputs are relative to other anchors: they must be trained again",
+    ),
+    (
+        ("nms_", "diou_beta", "score_threshold", "max_detections"),
+        "other detections from the same outputs: AP was measured with the saved value",
+    ),
+    ("", "of training alone: no detection changes, further training does"),
+)
 
 
 def make(
@@ -234,15 +245,14 @@ def _parse(text: str | None, body: Iterable[bytes], path: pathlib.Path) -> dict[
     return found
 
 
-def seal(metadata: str, body: Iterable[bytes]) -> str:
-    """The metadata, JSON text, with a checksum of itself and of the rest of an exported file.
+def seal(metadata: Mapping[str, Any], body: Iterable[bytes]) -> str:
+    """The metadata as JSON text, with a checksum of itself and of the rest of an exported file.
 
     Args:
-        metadata: JSON text.
+        metadata: what JSON can hold.
         body: a saved_model's `directory_body`; of another file what stands before the metadata.
     """
-    content = json.loads(metadata)
-    return json.dumps(content | {_CHECKSUM: _digest(content, body)})
+    return json.dumps({**metadata, _CHECKSUM: _digest(metadata, body)})
 
 
 def directory_body(path: pathlib.Path) -> Iterator[bytes]:
@@ -315,8 +325,7 @@ def _flat(metadata: Mapping[str, Any]) -> dict[str, Any]:
         fields["classes"] = sorted(label_map.names)
         fields["category_ids"] = dict(sorted(zip(label_map.names, label_map.category_ids, strict=True)))
     for section in ("config", "preprocessing", "versions", "export"):
-        for name, value in metadata.get(section, {}).items():
-            fields[f"{section}.{name}"] = json.loads(json.dumps(value))  # tuples and lists are the same
+        fields |= {f"{section}.{name}": value for name, value in metadata.get(section, {}).items()}
     for field, origin in (("resize", "letterbox"), ("antialias", "antialias")):
         if f"config.{origin}" in fields:
             fields.pop(f"preprocessing.{field}", None)
@@ -325,19 +334,8 @@ def _flat(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _consequence(field: str) -> str:
     """What follows where a field differs."""
-    section, _, name = field.partition(".")
-    found = _CONSEQUENCES.get(field) or _CONSEQUENCES.get(section)
-    if found:
-        return found
-    if name.startswith(_STRUCTURE):
-        return "another network: weights whose shape differs start anew"
-    if name.startswith(_ANCHORS):
-        return "box outputs are relative to other anchors: they must be trained again"
-    if name.startswith(_PIXELS):
-        return _OTHER_PIXELS
-    if name.startswith(_DETECTION):
-        return "other detections from the same outputs: AP was measured with the saved value"
-    return "of training alone: no detection changes, further training does"
+    name = field.removeprefix("config.")
+    return next(words for beginnings, words in _CONSEQUENCES if name.startswith(beginnings))
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,5 @@
 """bench.py of each app: once for real on a tiny network, and its pieces."""
 
-import functools
 import importlib
 import itertools
 import json
@@ -19,7 +18,8 @@ from common import args as shared_flags
 from common.datacheck.open_data import open_source
 from common.errors import UserError
 from tests.apps.conftest import APPS
-from tools.benchmark import inference, measuring, report, stages, summary, worker
+from tools.benchmark import inference, measuring, report, stages, worker
+from tools.benchmark.measuring import BenchArgs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASELINE = "import time; print('ready')\nwhile True: time.sleep(0.001); print('step 3')"
@@ -44,12 +44,12 @@ def bench(app):
     return importlib.import_module(f"{app.name}.bench")
 
 
-def parse(bench, *arguments: str) -> dict:
+def parse(bench, *arguments: str) -> BenchArgs:
     fv = flags.FlagValues()
-    define_flags = functools.partial(measuring.define_flags, bench.APP)
+    define_flags = measuring.flags_of(bench.APP)
     define_flags(fv)
     fv(["bench", *arguments])
-    return shared_flags.values(fv, define_flags)
+    return BenchArgs(**shared_flags.values(fv, define_flags))
 
 
 def small(app, drawn: pathlib.Path, *arguments: str) -> list[str]:
@@ -102,17 +102,17 @@ def test_a_candidate_trains(drawn, monkeypatch, name, role):
         advance()
         advance()
 
-    def make_step(ranks, model, *rest, make=bench.APP.make_train_step, **options):
+    def make_step(ranks, model, *rest, make=bench.APP.train.make_train_step, **options):
         models.append(model)
         initial.update({weight.path: weight.numpy() for weight in model.weights})
         return make(ranks, model, *rest, **options)
 
     monkeypatch.setattr(worker, "tell_steps", tell)
-    app_to_measure = bench.APP._replace(make_train_step=make_step)
-    given = parse(bench, *small(app, drawn, "--num_classes=3"))
+    monkeypatch.setattr(bench.APP.train, "make_train_step", make_step)
+    a = parse(bench, *small(app, drawn, "--num_classes=3", f"--role={role}"))
     tf.config.run_functions_eagerly(True)  # two steps take less than compiling one
     try:
-        measuring.start(app_to_measure, given, role)
+        measuring.start(bench.APP, a)
     finally:
         tf.config.run_functions_eagerly(False)
     assert sizes == [4]
@@ -121,12 +121,10 @@ def test_a_candidate_trains(drawn, monkeypatch, name, role):
     assert np.mean(moved) > 0.9
 
 
-def test_stages_are_told_line_by_line(app, bench, drawn, capfd):
-    given = parse(bench, *small(app, drawn, "--num_classes=3"))
-    measuring.start(bench.APP, given, "stages:dali_cpu")
-    *told, end = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert end is None and len(told) == given["rounds"]
-    found = {stage["stage"]: stage for stage in summary.stages(told)}
+def test_stages_are_one_line_of_json(app, bench, drawn, capfd):
+    measuring.start(bench.APP, parse(bench, *small(app, drawn, "--role=stages:dali_cpu")))
+    (line,) = capfd.readouterr().out.splitlines()
+    found = {stage["stage"]: stage for stage in json.loads(line)}
     after = {"efficientdet": ["hand-over", "encode", "fn.box_encoder"], "yolov4": ["boxes", "hand-over"]}
     assert list(found) == [*STAGES[app.name], *after[app.name]]
     assert [name for name in found if found[name]["instead"]] == after[app.name][2:]
@@ -140,10 +138,10 @@ def operators(pipeline) -> set[str]:
 
 def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     """Each cut holds a part of the whole graph, and the last one gives the very pixels."""
-    given = parse(bench, f"--model_name={app.model_name}", f"--hparams={WHOLE[app.name]}")
+    a = parse(bench, f"--model_name={app.model_name}", f"--hparams={WHOLE[app.name]}")
     source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
-    loader = bench.APP.make_loader(
-        "dali_cpu", source=source, config=bench.APP.make_config(given), batch_size=4, training=True, seed=3
+    loader = bench.APP.loaders.make_loader(
+        "dali_cpu", source=source, config=bench.APP.make_config(a), batch_size=4, training=True, seed=3
     )
     whole = loader.pipeline
     nodes = stages.stage_nodes(whole, bench.APP.stages)
@@ -165,10 +163,10 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
 
 def test_cuts_of_mosaics_of_fresh_images(drawn):
     bench = importlib.import_module("yolov4.bench")
-    given = parse(bench, "--model_name=yolov4-nano", f"--hparams={WHOLE['yolov4']},mosaic_tiles=fresh")
+    a = parse(bench, "--model_name=yolov4-nano", f"--hparams={WHOLE['yolov4']},mosaic_tiles=fresh")
     source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
-    loader = bench.APP.make_loader(
-        "dali_cpu", source=source, config=bench.APP.make_config(given), batch_size=4, training=True, seed=3
+    loader = bench.APP.loaders.make_loader(
+        "dali_cpu", source=source, config=bench.APP.make_config(a), batch_size=4, training=True, seed=3
     )
     nodes = stages.stage_nodes(loader.pipeline, bench.APP.stages)
     cuts = {stage: stages.truncate_at(loader.pipeline, each) for stage, each in nodes.items()}
@@ -182,12 +180,12 @@ def test_cuts_of_mosaics_of_fresh_images(drawn):
 
 
 def test_the_last_cut_is_what_training_gets(app, bench, drawn):
-    given = parse(bench, f"--model_name={app.model_name}", f"--hparams={WHOLE[app.name]}")
+    a = parse(bench, f"--model_name={app.model_name}", f"--hparams={WHOLE[app.name]}")
     source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
 
     def open_loader(**options):
-        common = {"source": source, "config": bench.APP.make_config(given), "batch_size": 4, "training": True}
-        return bench.APP.make_loader("dali_cpu", **common, seed=3, **options)
+        common = {"source": source, "config": bench.APP.make_config(a), "batch_size": 4, "training": True}
+        return bench.APP.loaders.make_loader("dali_cpu", **common, seed=3, **options)
 
     cuts = stages.cuts(open_loader(), bench.APP.stages, open_loader)
     regular = [cut.stage for cut in cuts if not cut.instead]
@@ -246,10 +244,9 @@ def test_inference_is_measured_at_both_batch_sizes(app, bench, drawn, monkeypatc
         return {"batch_size": len(asked)}
 
     monkeypatch.setattr(inference, "measure", measure)
-    given = parse(bench, *small(app, drawn, "--num_classes=3"))
-    measuring.start(bench.APP, given, "inference:dali_cpu")
-    *told, end = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert end is None and [times["batch_size"] for times in told] == [1, 2]
+    measuring.start(bench.APP, parse(bench, *small(app, drawn, "--role=inference:dali_cpu")))
+    (line,) = capfd.readouterr().out.splitlines()
+    assert [times["batch_size"] for times in json.loads(line)] == [1, 2]
     for options, batch_size in zip(asked, (1, 4), strict=True):
         images, extra = next(iter(options["loader"].dataset()))
         assert images.shape == (batch_size, 64, 96, 3) and set(extra) >= {"image_ids", "letterbox"}

@@ -112,7 +112,7 @@ def test_truth_fed_back_is_ap_one(coco128):
         for a in truth["annotations"]
         if not a["iscrowd"]
     ]
-    metrics = coco_metrics.evaluate(truth, perfect)
+    metrics = coco_metrics.score(truth, perfect).metrics
     assert metrics["AP"] == pytest.approx(1.0)
     assert metrics["AP50"] == pytest.approx(1.0)
 

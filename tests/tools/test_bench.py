@@ -54,7 +54,7 @@ def test_ratios_of_new_to_old(write):
     new["versions"]["tensorflow"] = "2.22.0"
     new["other_cores"] = 0.5
     text = bench.compare(write("old.json", RECORD), write("new.json", new))
-    assert "Other work took 0.5 cores during the new run" in text and "during the old" not in text
+    assert "Other work took 0.5 of 2 cores during the new run" in text and "during the old" not in text
     (row,) = [line.split() for line in text.splitlines() if line.startswith("data dali_cpu")]
     assert row[2:] == ["50", "75", "1.50", "30", "20", "0.67", "1000", "2000"]
     (row,) = [line.split() for line in text.splitlines() if line.startswith("dali_cpu: decode")]

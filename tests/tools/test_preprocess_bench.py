@@ -16,9 +16,8 @@ from common.errors import UserError
 from tests.tools.preprocessing.pictures_on_disk import picture
 from tools import preprocess_bench
 from tools.benchmark import preprocess_worker, summary
-from tools.benchmark.baselines import Standard
-from tools.benchmark.preprocess_worker import CANDIDATES, OTHERS, SHORTCUTS, Task
-from tools.benchmark.rounds import Measured, Window
+from tools.benchmark.preprocess_worker import CANDIDATES, OTHERS, SHORTCUTS, Standard, Task
+from tools.benchmark.summary import Window
 from tools.preprocessing import chain
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -42,7 +41,7 @@ def task(photos, tmp_path_factory) -> Task:
     files = sorted(map(str, photos.iterdir()))
     standard = preprocess_bench.standard_of(chain.parse(OPS))
     pixels = str(tmp_path_factory.mktemp("pixels"))
-    return Task(str(photos), ("stop", 10.0), OPS, standard, (files, 3, 2, 2), 4, pixels)
+    return Task(str(photos), files, ("stop", 10.0), OPS, standard, 3, 2, 2, 4, pixels)
 
 
 def test_the_command_compares_pixels_and_measures(photos, tmp_path):
@@ -80,7 +79,7 @@ def test_all_do_the_same_work(task):
         if name in OTHERS:
             again = preprocess_worker.first_images(batches, 3)  # of 0 1 2, 3 0 1: the next are 2, 3, 0
             np.testing.assert_array_equal(again[1:2], images[name][3:])
-    std = np.array(Standard(*task.standard).std)
+    std = np.array(task.standard.std)
     off = {
         name: np.mean([np.abs(a - b) * std for a, b in zip(each, images["pipeline"], strict=True)])
         for name, each in images.items()
@@ -129,11 +128,11 @@ def measure(**options):
 
 def test_flags_that_cannot_be(photos):
     for options, message in (
-        ({"candidates": ["opencw"]}, "unknown candidate 'opencw': did you mean 'opencv'"),
-        ({"candidates": []}, "nothing to measure"),
-        ({"candidates": ["tfdata"], "ops": "resize:short=48"}, "cannot do these --ops: of these, pipeline"),
+        ({"candidates": "opencw"}, "unknown candidate 'opencw': did you mean 'opencv'"),
+        ({"candidates": ""}, "nothing to measure"),
+        ({"candidates": "tfdata", "ops": "resize:short=48"}, "cannot do these --ops: of these, pipeline"),
         (
-            {"candidates": ["pillow"], "ops": OPS.replace("48", "48,antialias=0")},
+            {"candidates": "pillow", "ops": OPS.replace("48", "48,antialias=0")},
             "--candidates=pillow cannot do",
         ),
         ({"ops": "resize:shirt=48"}, "did you mean 'short'"),
@@ -161,7 +160,7 @@ def test_pixels_are_compared_in_levels(tmp_path):
 
 def candidate(*rates: float, cpu_ms: float) -> dict:
     windows = [Window(round(10 * rate), 10.0, 10 * rate * cpu_ms / 1000) for rate in rates]
-    return summary.candidate(Measured(windows, 500_000_000, ""))
+    return summary.candidate(windows, 500_000_000)
 
 
 def test_the_verdict():
@@ -175,7 +174,7 @@ def test_the_verdict():
     pixels = {"pipeline": 0.0, "dynamic": 0.0, "tfdata": 0.4, "opencv-no-antialias": 7.0}
     record = {
         "title": "resize",
-        "machine": {"cpu": "some CPU", "cores": 2.0},
+        "machine": {"cpu": "some CPU", "cores": 2.0, "gpus": []},
         "data": {"summary": "4 images"},
         "candidates": candidates,
         "pixels": {name: {"mean": off, "max": 9.0} for name, off in pixels.items()},

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from common.datacheck.coco import load_coco
-from common.evaluation import ap_ceiling
 from tests.common.made_annotations import annotations, random_annotations
 from tests.yolov4 import darknet_rules
-from yolov4 import anchor_report
+from yolov4 import anchor_report, ap_ceiling
 from yolov4.config import get_config
 
 V4 = dataclasses.replace(get_config("yolov4"), image_size=(192, 256))

@@ -8,9 +8,9 @@ import pytest
 
 from common.datacheck.coco import load_coco
 from common.errors import UserError
-from common.evaluation.anchor_fit import fit_anchors, shape_iou
 from common.hparams import override
 from yolov4 import anchor_report
+from yolov4.anchor_fit import fit_anchors, shape_iou
 from yolov4.config import get_config
 from yolov4.fit_anchors import box_sizes, suggest, trained_iou
 

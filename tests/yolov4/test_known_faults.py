@@ -561,7 +561,7 @@ def test_a_second_detection_of_an_object_costs_precision():
     scored = zip(([10, 10, 20, 20], [10, 10, 20, 20], [60, 60, 20, 20]), (0.9, 0.8, 0.7), strict=True)
     detections = [{"image_id": 1, "category_id": 1, "bbox": box, "score": score} for box, score in scored]
     # precision 1 up to recall 0.5 (51 of COCO's 101 points), then 2 / 3
-    assert coco_metrics.evaluate(truth, detections)["AP"] == pytest.approx((51 + 50 * 2 / 3) / 101)
+    assert coco_metrics.score(truth, detections).metrics["AP"] == pytest.approx((51 + 50 * 2 / 3) / 101)
 
 
 def test_misspelt_settings_are_errors(reds):

@@ -4,10 +4,11 @@ Stages run alone, one after another, in interleaved rounds. The whole runs as in
 works ahead while the network computes.
 """
 
+import itertools
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,35 +16,32 @@ import PIL.Image
 import tensorflow as tf
 from nvidia import dali
 
-from common import boxes as box_ops
 from common.evaluation import coco_metrics, drawing
 from common.labels import LabelMap
 from common.loader import BaseLoader, placement
+from tools.benchmark.summary import Record
 
-Network = Callable[[tf.Tensor], Any]  # images -> outputs of the network
-ToDetections = Callable[[Any, tf.Tensor], tuple[tf.Tensor, ...]]  # those, letterbox -> what Detect returns
+# images -> outputs of the network; those, letterbox -> what Detect returns
+Halves = tuple[Callable[[tf.Tensor], Any], Callable[[Any, tf.Tensor], tuple[tf.Tensor, ...]]]
 Draw = Callable[[list[int], list[dict[str, Any]]], None]  # image ids, their detections as COCO results
-Stage = Callable[[Any, dict], Any]  # (result of the stage before, the batch's other tensors) -> result
-Window = tuple[float, float]  # milliseconds a batch: by the clock, of all CPUs of this process
 
 
 def measure(
     *,
     loader: BaseLoader,
-    network: Network,
-    to_detections: ToDetections,
+    halves: Halves,
     label_map: LabelMap,
     decode: dali.Pipeline | None = None,
     draw: Draw | None = None,
     prefetch: int = 2,
     num_batches: int = 8,
     num_rounds: int = 5,
-) -> dict[str, Any]:
+) -> Record:
     """Measures every stage and the whole, after one round that compiles and warms up.
 
     Args:
         loader: an evaluation loader without targets. It never ends, so its data may be less than a round.
-        network, to_detections: the two halves of the app's make_detect (predict.make_halves).
+        halves: of the app's make_detect (predict.make_halves).
         label_map: of the classes.
         decode: the loader's graph as far as the decoded image; None: loading stays one stage, "load".
         draw: see `drawer`; None: there is no such stage.
@@ -55,36 +53,42 @@ def measure(
         wall_ms (median of the rounds), lowest_ms, highest_ms, cpu_ms (median). latency_ms: sum of the stages.
         images_per_second: of the whole, median of the rounds.
     """
+    stages = _stages(halves, label_map, draw)
 
-    def results_of(detections: tuple[tf.Tensor, ...], extra: dict[str, tf.Tensor]) -> list[dict[str, Any]]:
-        found = (*detections[:3], extra["image_ids"], extra["image_sizes"])
-        return coco_metrics.to_results(*map(np.asarray, found), label_map, set())
+    def detect(images: tf.Tensor, extra: dict[str, tf.Tensor]) -> None:
+        value = images
+        for function in stages.values():
+            value = function(value, extra)
 
-    stages = {
-        "network": lambda images, extra: network(images),
-        "post-processing": lambda outputs, extra: to_detections(outputs, extra["letterbox"]),
-        "results": results_of,
-    }
-    if draw:
-        stages["drawing"] = lambda results, extra: draw(np.asarray(extra["image_ids"]).tolist(), results)
+    def decode_batch(_: int) -> None:
+        decode.run()
 
-    windows: dict[str, list[Window]] = {}
-    rates = []
-    for number in range(num_rounds + 1):
-        batches, found = _round(loader, decode, stages, prefetch, num_batches)
-        rate = _rate(loader, prefetch, num_batches, stages)
-        if number:  # the first round compiled
-            rates.append(rate)
-            for stage, window in found.items():
-                windows.setdefault(stage, []).append(window)
-    times = {stage: _stage_time(windows) for stage, windows in windows.items()}
+    rounds, rates = [], []
+    for _ in range(num_rounds + 1):
+        batches, loading = _timed(lambda *batch: batch, _batches(loader, prefetch, num_batches))
+        windows = {"load": loading}
+        if decode:
+            for number in range(prefetch + 1):
+                decode_batch(number)
+            _, decoding = _timed(decode_batch, zip(range(num_batches)))
+            windows = {"read and decode": decoding, "letterbox": loading - decoding}
+        values, extras = zip(*batches, strict=True)
+        for stage, function in stages.items():
+            function(values[0], extras[0])  # not timed
+            values, windows[stage] = _timed(function, zip(values, extras, strict=True), wait=True)
+        _, whole = _timed(detect, _batches(loader, prefetch, num_batches))
+        rounds.append(windows)
+        rates.append(1000 / whole[0])
+
+    times = {stage: _stage_time([windows[stage] for windows in rounds[1:]]) for stage in rounds[0]}
+    batch_size = len(extras[0]["image_ids"])
     return {
-        "batch_size": int(batches[0][0].shape[0]),
+        "batch_size": batch_size,
         "num_batches": num_batches,
         "num_rounds": num_rounds,
         "stages": times,
         "latency_ms": sum(each["wall_ms"] for each in times.values()),
-        "images_per_second": statistics.median(rates),
+        "images_per_second": batch_size * statistics.median(rates[1:]),
     }
 
 
@@ -100,103 +104,68 @@ def drawer(files: Sequence[pathlib.Path], label_map: LabelMap, score_threshold: 
     def draw(image_ids: list[int], results: list[dict[str, Any]]) -> None:
         for image_id in image_ids:
             shown = [r for r in results if r["image_id"] == image_id and r["score"] >= score_threshold]
-            drawing.draw_boxes(
-                np.asarray(PIL.Image.open(files[image_id]).convert("RGB")),
-                box_ops.ltwh_to_ltrb(np.array([r["bbox"] for r in shown], np.float32).reshape(-1, 4)),
-                [label_map.class_of(r["category_id"]) for r in shown],
-                label_map.names,
-                [r["score"] for r in shown],
-            )
+            pixels = np.asarray(PIL.Image.open(files[image_id]).convert("RGB"))
+            drawing.draw_results(pixels, shown, label_map)
 
     return draw
 
 
-def _round(
-    loader: BaseLoader,
-    decode: dali.Pipeline | None,
-    stages: dict[str, Stage],
-    prefetch: int,
-    num_batches: int,
-) -> tuple[list[tuple[tf.Tensor, dict]], dict[str, Window]]:
-    """One round of all stages: its batches, and the time of each stage."""
-    batches, loading = _load(loader, prefetch, num_batches)
-    if decode:
-        decoding = _decode(decode, prefetch, num_batches)
-        letterbox = (loading[0] - decoding[0], loading[1] - decoding[1])
-        windows = {"read and decode": decoding, "letterbox": letterbox}
-    else:
-        windows = {"load": loading}
-    values, extras = zip(*batches, strict=True)
-    for stage, function in stages.items():
-        values, windows[stage] = _run(function, values, extras)
-    return batches, windows
+def _stages(halves: Halves, label_map: LabelMap, draw: Draw | None) -> dict[str, Callable[[Any, dict], Any]]:
+    """What follows loading: functions of the result of the stage before and of the batch's other tensors."""
+
+    def results_of(detections: tuple[tf.Tensor, ...], extra: dict[str, tf.Tensor]) -> list[dict[str, Any]]:
+        found = (*detections[:3], extra["image_ids"], extra["image_sizes"])
+        return coco_metrics.to_results(*map(np.asarray, found), label_map, set())
+
+    network, to_detections = halves
+    stages = {
+        "network": lambda images, extra: network(images),
+        "post-processing": lambda outputs, extra: to_detections(outputs, extra["letterbox"]),
+        "results": results_of,
+    }
+    if draw:
+        stages["drawing"] = lambda results, extra: draw(np.asarray(extra["image_ids"]).tolist(), results)
+    return stages
 
 
-def _load(loader: BaseLoader, prefetch: int, count: int) -> tuple[list[tuple[tf.Tensor, dict]], Window]:
-    """So many batches, one right after another, and their time."""
-    batches = _batches(loader, prefetch)
-    start = _now()
-    loaded = [next(batches) for _ in range(count)]
-    return loaded, _window(start, count)
-
-
-def _decode(pipeline: dali.Pipeline, prefetch: int, count: int) -> Window:
-    for _ in range(prefetch + 1):
-        pipeline.run()
-    start = _now()
-    for _ in range(count):
-        pipeline.run()
-    return _window(start, count)
-
-
-def _run(function: Stage, values: Sequence[Any], extras: Sequence[dict]) -> tuple[list[Any], Window]:
-    """One stage for every batch, after one call with the first batch that is not timed."""
-    function(values[0], extras[0])
-    start = _now()
-    results = []
-    for value, extra in zip(values, extras, strict=True):
-        results.append(function(value, extra))
-        tf.test.experimental.sync_devices()
-    return results, _window(start, len(values))
-
-
-def _rate(loader: BaseLoader, prefetch: int, count: int, stages: dict[str, Stage]) -> float:
-    """Images a second of everything together, with the loader ahead."""
-    batches = _batches(loader, prefetch)
-    start = time.perf_counter()
-    num_images = 0
-    for _ in range(count):
-        value, extra = next(batches)
-        num_images += int(value.shape[0])
-        for function in stages.values():
-            value = function(value, extra)
-    tf.test.experimental.sync_devices()
-    return num_images / (time.perf_counter() - start)
-
-
-def _batches(loader: BaseLoader, prefetch: int) -> Iterator[tuple[tf.Tensor, dict]]:
-    """The loader's batches without those that were prefetched."""
+def _batches(loader: BaseLoader, prefetch: int, count: int) -> Iterator[tuple[tf.Tensor, dict]]:
+    """So many of the loader's batches, after those that were prefetched."""
     with placement(loader):
         batches = iter(loader.dataset())
     for _ in range(prefetch + 1):
         next(batches)
-    return batches
+    return itertools.islice(batches, count)
 
 
-def _now() -> Window:
+def _timed(
+    function: Callable[..., Any], rows: Iterable[tuple], *, wait: bool = False
+) -> tuple[list[Any], np.ndarray]:
+    """Calls the function with each row.
+
+    Args:
+        function: what is timed.
+        rows: its arguments.
+        wait: lets devices finish their work after each call, and not only at the end.
+
+    Returns:
+        Its results; milliseconds for one call: by the clock, of all CPUs of this process.
+    """
+    start, results = _now(), []
+    for row in rows:
+        results.append(function(*row))
+        if wait:
+            tf.test.experimental.sync_devices()
+    return results, 1000 * (_now() - start) / len(results)
+
+
+def _now() -> np.ndarray:
     """Seconds by the clock and of the CPUs, once the devices have finished their work."""
     tf.test.experimental.sync_devices()
-    return time.perf_counter(), time.process_time()
+    return np.array([time.perf_counter(), time.process_time()])
 
 
-def _window(start: Window, count: int) -> Window:
-    """Milliseconds since `start` for one of `count` batches."""
-    wall, cpu = _now()
-    return 1e3 * (wall - start[0]) / count, 1e3 * (cpu - start[1]) / count
-
-
-def _stage_time(windows: list[Window]) -> dict[str, float]:
-    wall, cpu = zip(*windows, strict=True)
+def _stage_time(windows: list[np.ndarray]) -> dict[str, float]:
+    wall, cpu = np.transpose(windows).tolist()
     return {
         "wall_ms": statistics.median(wall),
         "lowest_ms": min(wall),

@@ -1,26 +1,29 @@
 """The text of a benchmark: a table of candidates, one of stages, and a verdict in words."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 
 from tools.benchmark import summary
 from tools.benchmark.summary import Record
 
-NONE = 1.1  # two rates with a smaller ratio count as equal
+EQUAL = 1.1  # two rates with a smaller ratio count as equal
 QUIET = 0.1  # share of the cores that other work may take
 
 
 def tables(record: Record) -> str:
     """All tables and the verdict, as printed."""
-    machine = record["machine"]
-    hardware = ", ".join([machine["cpu"], f"{machine['cores']:g} cores", *machine["gpus"]])
-    parts = [f"{record['title']}\n{hardware}; {record['data']['summary']}"]
+    parts = [heading(record)]
     if record["candidates"]:
         parts.append(candidate_table(record["candidates"]))
     parts += [stage_table(name, stages) for name, stages in record["stages"].items()]
     parts += [inference_table(name, times) for name, times in record["inference"].items()]
-    parts.append("\n".join(record["verdict"]))
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join([*parts, "\n".join(record["verdict"])]).rstrip()
+
+
+def heading(record: Record) -> str:
+    """What was measured on which machine and data."""
+    machine = record["machine"]
+    hardware = ", ".join([machine["cpu"], f"{machine['cores']:g} cores", *machine["gpus"]])
+    return f"{record['title']}\n{hardware}; {record['data']['summary']}"
 
 
 def candidate_table(
@@ -49,12 +52,10 @@ def candidate_table(
 
 
 def stage_table(name: str, stages: Sequence[Record] | Record) -> str:
-    """What each stage costs."""
-    title = f"{name} by stage"
+    """What each stage costs; in brackets one that replaces the rest of the loader."""
     if isinstance(stages, dict):
-        return f"{title}: failed: {stages['error']}"
-    total = _regular(stages)[-1]["cpu_ms_so_far"]
-    rows = [[title, "CPU ms/image", "min..max", "share", "so far", "images/s so far"]]
+        return f"{name} by stage: failed: {stages['error']}"
+    rows = [[f"{name} by stage", "CPU ms/image", "min..max", "share", "so far", "images/s so far"]]
     for stage in stages:
         cost, instead = stage["cpu_ms_per_image"], stage["instead"]
         rows.append(
@@ -62,7 +63,7 @@ def stage_table(name: str, stages: Sequence[Record] | Record) -> str:
                 f"({stage['stage']})" if instead else stage["stage"],
                 f"{cost['median']:.2f}",
                 f"{cost['min']:.2f}..{cost['max']:.2f}",
-                "" if instead else f"{cost['median'] / total:.0%}",
+                "" if instead else f"{cost['median'] / _total(stages):.0%}",
                 f"{stage['cpu_ms_so_far']:.2f}",
                 _number(stage["images_per_second"]),
             ]
@@ -98,73 +99,79 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 def verdict(record: Record) -> list[str]:
     """Which side limits training, and which flag to change: a line or two for each loader."""
-    candidates, cores = summary.succeeded(record["candidates"]), record["machine"]["cores"]
-    lines = other_work(candidates, cores)
+    candidates = summary.succeeded(record["candidates"])
     types = [name.removeprefix("data ") for name in candidates if name.startswith("data ")]
+    lines = other_work(record)
     if "model" in candidates:
         lines += [_of_loader(record, candidates, pipeline_type, types) for pipeline_type in types]
-    lines += _of_types(candidates, types)
-    ratios = summary.ratios(candidates)
-    own = [name for name in ratios if not name.startswith("baseline ")]
-    lines += [
-        f"Against {name}: " + ", ".join(f"{each} {ratios[each][name]:.3g}x" for each in own) + "."
-        for name in ratios
-        if own and name not in own
-    ]
+    lines += [_of_types(candidates, types[0], other) for other in types[1:]]
+    own = [name for name in candidates if not name.startswith("baseline ")]
+    for name in [name for name in candidates if own and name not in own]:
+        ratios = [f"{each} {summary.ratio(candidates[each], candidates[name]):.3g}x" for each in own]
+        lines.append(f"Against {name}: {', '.join(ratios)}.")
     for name, stages in record["stages"].items():
         if not isinstance(stages, dict):
-            lines.append(_of_stages(name, _regular(stages)))
+            lines.append(_of_stages(name, stages))
     return lines
 
 
-def other_work(candidates: dict[str, Record], cores: float) -> list[str]:
-    """A line where other work took more than QUIET of the cores."""
-    others = summary.other_cores(candidates)
+def other_work(record: Record, when: str = "") -> list[str]:
+    """A line where other work took more than QUIET of the cores; `when`: words for the run, or ""."""
+    others, cores = record["other_cores"], record["machine"]["cores"]
     if others <= QUIET * cores:
         return []
-    return [f"Other work took {others:.2g} of {cores:g} cores: measure again where nothing else runs."]
+    return [f"Other work took {others:.2g} of {cores:g} cores{when}: measure again where nothing else runs."]
 
 
 def _of_loader(record: Record, candidates: dict[str, Record], name: str, types: Sequence[str]) -> str:
     """Whether the loader or the model limits training, what both reach together, and an advice."""
-    data, model, both = (candidates.get(each) for each in (f"data {name}", "model", f"both {name}"))
     cores = record["machine"]["cores"]
-    limits = summary.bound(data, model, cores)
-    limit = {which: statistics.median(values) for which, values in limits.items()}
-    least = min(limit, key=limit.get)
-    made, taken = limit["loader"], limit["model"]
+    data, model = candidates[f"data {name}"], candidates["model"]
+    made, taken = (_median(each, "images_per_second") for each in (data, model))
+    loading, training = (_median(each, "cpu_ms_per_image") for each in (data, model))
+    allowed = 1000 * cores / max(loading + training, 1e-9)
+    limit, of = min(
+        (made, "the loader's rate"), (taken, "the model's rate"), (allowed, "what the CPU allows")
+    )
     relation = "they are equally fast"
-    if made < taken / NONE:
+    if made < taken / EQUAL:
         relation = "the model waits for the loader"
-    elif taken < made / NONE:
+    elif taken < made / EQUAL:
         relation = "the loader waits for the model"
     sentences = [
         f"{name}: the loader alone makes {_number(made)} images/s, the model alone takes {_number(taken)}: "
         f"{relation}."
     ]
-    if least == "cpu":
-        costs = [each["cpu_ms_per_image"]["median"] for each in (data, model)]
+    if limit == allowed:
         sentences.append(
-            f"They share {cores:g} cores: {costs[0]:.3g} + {costs[1]:.3g} ms of CPU an image allow "
-            f"{_number(limit['cpu'])} images/s."
+            f"They share {cores:g} cores: {loading:.3g} + {training:.3g} ms of CPU an image allow "
+            f"{_number(allowed)} images/s."
         )
     share = 1.0
-    if both:
-        lowest = map(min, zip(*limits.values(), strict=True))
-        share = statistics.median(a / b for a, b in zip(summary.rates(both), lowest, strict=True))
-        of = {"cpu": "what the CPU allows", "loader": "the loader's rate", "model": "the model's rate"}[least]
-        sentences.append(f"Together {_number(both['images_per_second']['median'])}, {share:.0%} of {of}.")
-    if least == "loader":
+    if both := candidates.get(f"both {name}"):
+        together = _median(both, "images_per_second")
+        share = together / limit
+        sentences.append(f"Together {_number(together)}, {share:.0%} of {of}.")
+    if limit == made:
         sentences.append(_loader_advice(record, data, types))
+    elif share < 1 / EQUAL:
+        sentences.append(_overlap_advice(record["settings"], on_cpu=limit == allowed))
+    elif limit == allowed:
+        part = loading / (loading + training)
+        sentences.append(f"The loader takes {part:.0%} of the CPU time. No flag gives more.")
+    elif record["machine"]["gpus"]:
+        sentences.append(
+            "The loader keeps up. A larger --batch_size or --precision=mixed_float16 may help the model."
+        )
     else:
-        sentences.append(_advice(record, least, share, data, model))
+        sentences.append("The loader keeps up: there is nothing to change about it.")
     return " ".join(sentences)
 
 
 def _loader_advice(record: Record, data: Record, types: Sequence[str]) -> str:
     """Which flag makes the loader faster."""
     threads, cores = record["settings"]["num_threads"], record["machine"]["cores"]
-    used = data["cores"]["median"]
+    used = _median(data, "cores")
     if record["machine"]["gpus"] and "dali_gpu" not in types:
         return "Let the GPU decode: --pipeline_type=dali_gpu."
     if used > 0.8 * threads and threads < cores:
@@ -177,46 +184,42 @@ def _loader_advice(record: Record, data: Record, types: Sequence[str]) -> str:
     )
 
 
-def _advice(record: Record, least: str, share: float, data: Record, model: Record) -> str:
-    """Which flag to change where the loader alone is fast enough."""
-    settings = record["settings"]
-    if share < 1 / NONE:
-        fewer = "fewer --num_threads leave the cores to the model; "
-        fewer = fewer if settings["num_threads"] > 1 and least == "cpu" else ""
-        deeper = f"--prefetch={2 * settings['prefetch']} evens out batches that take longer."
-        return f"They are in each other's way: {fewer}{deeper}"
-    if least == "cpu":
-        costs = [each["cpu_ms_per_image"]["median"] for each in (data, model)]
-        return f"The loader takes {costs[0] / sum(costs):.0%} of the CPU time. No flag gives more."
-    if record["machine"]["gpus"]:
-        return "The loader keeps up. A larger --batch_size or --precision=mixed_float16 may help the model."
-    return "The loader keeps up: there is nothing to change about it."
+def _overlap_advice(settings: Record, *, on_cpu: bool) -> str:
+    """Which flag to change where both together reach less than the slower of them."""
+    fewer = on_cpu and settings["num_threads"] > 1
+    return (
+        f"They are in each other's way: {'fewer --num_threads leave the cores to the model; ' * fewer}"
+        f"--prefetch={2 * settings['prefetch']} evens out batches that take longer."
+    )
 
 
-def _of_types(candidates: dict[str, Record], types: Sequence[str]) -> list[str]:
-    """The first loader against each of the others."""
-    lines = []
-    for other in types[1:]:
-        parts = []
-        for what, words in (("data", "alone"), ("both", "in training")):
-            first, second = (candidates.get(f"{what} {each}") for each in (types[0], other))
-            if first and second:
-                ratio = summary.ratio(first, second)
-                none = " (no difference)" if 1 / NONE < ratio < NONE else ""
-                parts.append(f"{ratio:.2f}x {words}{none}")
-        lines.append(f"{types[0]} against {other}: {', '.join(parts)}.")
-    return lines
+def _of_types(candidates: dict[str, Record], name: str, other: str) -> str:
+    """One loader against another, alone and in training."""
+    parts = []
+    for what, words in (("data", "alone"), ("both", "in training")):
+        first, second = (candidates.get(f"{what} {each}") for each in (name, other))
+        if first and second:
+            ratio = summary.ratio(first, second)
+            equal = " (no difference)" if 1 / EQUAL < ratio < EQUAL else ""
+            parts.append(f"{ratio:.2f}x {words}{equal}")
+    return f"{name} against {other}: {', '.join(parts)}."
 
 
 def _of_stages(name: str, stages: Sequence[Record]) -> str:
-    total = stages[-1]["cpu_ms_so_far"]
-    dearest = sorted(stages, key=lambda stage: -stage["cpu_ms_per_image"]["median"])[:3]
-    parts = [f"{each['stage']} {each['cpu_ms_per_image']['median'] / total:.0%}" for each in dearest]
+    """The three stages that cost the most."""
+    costs = {each["stage"]: _median(each, "cpu_ms_per_image") for each in stages if not each["instead"]}
+    total, dearest = _total(stages), sorted(costs, key=costs.get, reverse=True)[:3]
+    parts = [f"{stage} {costs[stage] / total:.0%}" for stage in dearest]
     return f"Of the {total:.3g} ms of CPU that {name} spends on an image: {', '.join(parts)}."
 
 
-def _regular(stages: Sequence[Record]) -> list[Record]:
-    return [stage for stage in stages if not stage["instead"]]
+def _total(stages: Sequence[Record]) -> float:
+    """CPU milliseconds an image of the whole loader."""
+    return [stage for stage in stages if not stage["instead"]][-1]["cpu_ms_so_far"]
+
+
+def _median(record: Record, key: str) -> float:
+    return record[key]["median"]
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Runs candidates one after another, each in a process of its own, in interleaved rounds.
+"""Runs candidates one after another, each in a separate process, in interleaved rounds.
 
 A candidate is any command that keeps to this protocol:
 
@@ -10,6 +10,7 @@ the machine. Every second round runs them in reverse order: a machine that slows
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import queue
@@ -18,10 +19,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import psutil
+
+from common.progress import log
+from tools.benchmark import summary
+from tools.benchmark.summary import Record, Window
 
 START_TIMEOUT = 1800.0  # seconds until `ready`: data are checked, a network is compiled
 STEP_TIMEOUT = 600.0  # seconds between two steps
@@ -46,46 +51,75 @@ class Command(NamedTuple):
     settle: int = 1
 
 
-class Window(NamedTuple):
-    """What one candidate did in one round."""
+def measure(
+    commands: Sequence[Command], *, rounds: int, seconds: float, logs: pathlib.Path
+) -> dict[str, Record]:
+    """Measures all candidates, `rounds` times.
 
-    images: int
-    seconds: float
-    cpu_seconds: float  # user and system, of all its processes
-    other_cpu_seconds: float = 0.0  # of everything else on this machine
+    Args:
+        commands: names must differ.
+        rounds: how often each is started.
+        seconds: length of a window, at least.
+        logs: an existing directory for their stderr.
 
-
-class Measured(NamedTuple):
-    """What one candidate did in all rounds.
-
-    Attributes:
-        windows: one for each round; none where it failed.
-        peak_bytes: highest resident memory of a round, summed over its processes, start-up included.
-        error: why it failed, one line; "" where it did not.
+    Returns:
+        By name, in the order of `commands`: summary.candidate. One that fails has the record
+        {"error": reason}, and the others go on.
     """
+    windows: dict[str, list[Window]] = {command.name: [] for command in commands}
+    peaks, failed = dict.fromkeys(windows, 0), {}
+    for number in range(rounds):
+        for command in commands[::-1] if number % 2 else commands:
+            name = command.name
+            if name in failed:
+                continue
+            log(f"round {number + 1} of {rounds}: starting {name}")
+            try:
+                with contextlib.closing(Candidate(command, logs)) as candidate:
+                    while candidate.line(START_TIMEOUT) != b"ready":
+                        pass
+                    window = candidate.window(seconds)
+                    peaks[name] = max(peaks[name], candidate.usage()[1])
+            except CandidateError as error:
+                failed[name] = _failure(name, error)
+                continue
+            windows[name].append(window)
+            log(f"  {name}: {window.images / window.seconds:.4g} images/s")
+    return {name: failed.get(name) or summary.candidate(windows[name], peaks[name]) for name in windows}
 
-    windows: list[Window]
-    peak_bytes: int
-    error: str
+
+def result(command: Command, logs: pathlib.Path) -> Any:
+    """What a command that measures prints at its end, one line of JSON; {"error": reason} where it fails."""
+    log(f"starting {command.name}")
+    try:
+        with contextlib.closing(Candidate(command, logs)) as candidate:
+            return json.loads(candidate.line(None))
+    except CandidateError as error:
+        return _failure(command.name, error)
+
+
+def _failure(name: str, error: CandidateError) -> Record:
+    log(f"  {name} failed: {error}")
+    return {"error": str(error)}
 
 
 class Candidate:
-    """A started command.
+    """A running command.
 
     Args:
         command: what to start.
-        log: file for its stderr.
+        logs: directory for its stderr.
 
     Raises:
         CandidateError: it cannot be started.
     """
 
-    def __init__(self, command: Command, log: pathlib.Path) -> None:
+    def __init__(self, command: Command, logs: pathlib.Path) -> None:
         self._settle = command.settle
-        self._log = log
+        self._log = logs / "stderr.txt"
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         try:
-            with log.open("wb") as stderr:
+            with self._log.open("wb") as stderr:
                 self._process = psutil.Popen(
                     command.arguments,
                     stdin=subprocess.DEVNULL,
@@ -97,11 +131,17 @@ class Candidate:
             raise CandidateError(f"cannot be started: {error.strerror}: {command.arguments[0]}") from error
         threading.Thread(target=self._read, daemon=True).start()
 
-    def line(self, timeout: float) -> bytes:
+    def close(self) -> None:
+        """Kills it and all processes that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def line(self, timeout: float | None) -> bytes:
         """The next line of its output.
 
         Raises:
-            CandidateError: none within `timeout` seconds, or it has ended.
+            CandidateError: none within `timeout` seconds (None: no limit), or it has ended.
         """
         try:
             line = self._lines.get(timeout=timeout)
@@ -110,11 +150,6 @@ class Candidate:
         if line is None:
             raise CandidateError(self._why_ended())
         return line
-
-    def wait_until_ready(self) -> None:
-        """Waits for `ready`; CandidateError if it ends or takes longer than START_TIMEOUT."""
-        while self.line(START_TIMEOUT) != b"ready":
-            pass
 
     def window(self, seconds: float) -> Window:
         """Measures whole steps that take at least so many seconds together."""
@@ -137,19 +172,12 @@ class Candidate:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in [self._process, *self._process.children(recursive=True)]:
                 with contextlib.suppress(psutil.NoSuchProcess, OSError):
-                    times = process.cpu_times()
-                    cpu_seconds += times.user + times.system + times.children_user + times.children_system
+                    cpu_seconds += sum(process.cpu_times()[:4])  # user and system; the same of children
                     # psutil has the current memory only; VmHWM is the peak (proc(5)).
                     status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
                     found = re.search(r"VmHWM:\s+(\d+) kB", status)
                     peak += int(found[1]) * 1024 if found else 0
         return cpu_seconds, peak
-
-    def close(self) -> None:
-        """Kills it and all processes that it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
 
     def _read(self) -> None:
         with self._process.stdout as lines:
@@ -164,76 +192,17 @@ class Candidate:
         return int(found[1])
 
     def _why_ended(self) -> str:
-        try:
-            code = self._process.wait(10)
-        except psutil.TimeoutExpired:
-            return "it has closed its output"
+        code = self._process.wait()
         if code == -signal.SIGKILL:
             return "killed, as the system does where memory runs out"
-        if code < 0:
-            return f"killed by {signal.Signals(-code).name}: {self._last_words()}"
-        return f"exit code {code}: {self._last_words()}"
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"{how}: {self._last_words()}"
 
     def _last_words(self) -> str:
         """The last line of stderr, or our own error message where there is one."""
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         return (errors or lines or ["its stderr is empty"])[-1]
-
-
-@contextlib.contextmanager
-def started(command: Command, log: pathlib.Path) -> Iterator[Candidate]:
-    """A running candidate, killed at the end of the block; see `Candidate`."""
-    candidate = Candidate(command, log)
-    try:
-        yield candidate
-    finally:
-        candidate.close()
-
-
-def measure(
-    commands: Sequence[Command],
-    *,
-    rounds: int,
-    seconds: float,
-    logs: pathlib.Path,
-    log: Callable[[str], None],
-) -> dict[str, Measured]:
-    """Measures all candidates, `rounds` times.
-
-    Args:
-        commands: names must differ.
-        rounds: how often each is started.
-        seconds: length of a window, at least.
-        logs: an existing directory for their stderr.
-        log: takes a line about each step.
-
-    Returns:
-        By name, in the order of `commands`. One that fails has an error and no windows; the others go on.
-    """
-    windows: dict[str, list[Window]] = {command.name: [] for command in commands}
-    peaks, errors = dict.fromkeys(windows, 0), dict.fromkeys(windows, "")
-    for number in range(rounds):
-        for command in commands[::-1] if number % 2 else commands:
-            name = command.name
-            if errors[name]:
-                continue
-            log(f"round {number + 1} of {rounds}: starting {name}")
-            try:
-                with started(command, logs / "stderr.txt") as candidate:
-                    candidate.wait_until_ready()
-                    window = candidate.window(seconds)
-                    peaks[name] = max(peaks[name], candidate.usage()[1])
-            except CandidateError as error:
-                errors[name] = str(error)
-                log(f"  {name} failed: {error}")
-                continue
-            windows[name].append(window)
-            log(f"  {name}: {window.images / window.seconds:.4g} images/s")
-    return {
-        name: Measured([], 0, errors[name]) if errors[name] else Measured(windows[name], peaks[name], "")
-        for name in windows
-    }
 
 
 def _machine_cpu_seconds() -> float:

@@ -7,17 +7,20 @@ many batches as were taken.
 """
 
 import re
+import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from nvidia import dali
 from nvidia.dali.data_node import DataNode
 
 from common.loader import BaseLoader, placement
-from tools.benchmark.summary import CutCost
+from tools.benchmark.protocol import WARM_UP
+from tools.benchmark.summary import Record, spread
 
+SHARE = 1 / 3  # of --seconds for each cut in each round: CPU time needs less than a rate
 _QUIET = 0.05  # seconds without work after which a queue counts as full
 
 
@@ -33,6 +36,13 @@ class Cut(NamedTuple):
     stage: str
     advance: Callable[[], object]
     instead: str = ""
+
+
+class Cost(NamedTuple):
+    """What one cut cost in one round, for an image: CPU time, and time by the clock."""
+
+    cpu_ms: float
+    ms: float
 
 
 def load(loader: BaseLoader) -> Callable[[], object]:
@@ -120,7 +130,22 @@ def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline
     return part
 
 
-def cost(cut: Cut, *, batch_size: int, seconds: float, settle: int) -> CutCost:
+def measure(cuts: Sequence[Cut], a: Any) -> list[Record]:
+    """Measures all cuts in turn, in rounds, and sums up; see `summarize`.
+
+    Args:
+        cuts: of one loader, in their order.
+        a: the flags: batch_size, prefetch, rounds, seconds.
+    """
+    for cut in cuts:
+        for _ in range(WARM_UP):
+            cut.advance()
+    options = {"batch_size": a.batch_size, "seconds": a.seconds * SHARE, "settle": a.prefetch + 1}
+    costs = [{cut.stage: cost(cut, **options) for cut in cuts} for _ in range(a.rounds)]
+    return summarize(cuts, costs)
+
+
+def cost(cut: Cut, *, batch_size: int, seconds: float, settle: int) -> Cost:
     """Takes batches for at least so many seconds.
 
     Args:
@@ -140,12 +165,31 @@ def cost(cut: Cut, *, batch_size: int, seconds: float, settle: int) -> CutCost:
     elapsed = time.monotonic() - start
     _wait_until_quiet()
     cpu = time.process_time() - cpu
-    return CutCost(
-        cut.stage,
-        cpu_ms=1000 * cpu / (batch_size * (settle + batches)),
-        ms=1000 * elapsed / (batch_size * batches),
-        instead=cut.instead,
-    )
+    return Cost(1000 * cpu / (batch_size * (settle + batches)), 1000 * elapsed / (batch_size * batches))
+
+
+def summarize(cuts: Sequence[Cut], rounds: Sequence[Mapping[str, Cost]]) -> list[Record]:
+    """What each stage costs more than the cut before it, and what the loader costs so far.
+
+    Args:
+        cuts: in their order.
+        rounds: for each round the cost of each cut, by its stage.
+    """
+    found, before = [], ""
+    for stage, _, instead in cuts:
+        base = instead or before
+        own = [costs[stage].cpu_ms - (costs[base].cpu_ms if base else 0.0) for costs in rounds]
+        found.append(
+            {
+                "stage": stage,
+                "cpu_ms_per_image": spread(own),
+                "cpu_ms_so_far": statistics.median(costs[stage].cpu_ms for costs in rounds),
+                "images_per_second": statistics.median(1000 / costs[stage].ms for costs in rounds),
+                "instead": bool(instead),
+            }
+        )
+        before = before if instead else stage
+    return found
 
 
 def _wait_until_quiet() -> None:

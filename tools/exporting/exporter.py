@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,7 +21,8 @@ from common.labels import LabelMap
 from common.loader import BaseLoader
 from common.progress import log
 from common.sources import Source
-from common.training import weights as weight_files
+from common.training import trained, weights
+from common.training.trained import App
 from tools import synthetic
 from tools.exporting import export_graph, litert, onnx_file, quantization, saved_model, tensorrt, verify
 from tools.exporting.export_graph import Exportable
@@ -32,28 +32,7 @@ DRAWN_IMAGES = 8  # for comparison where the user names none
 _CALIBRATION_BATCH = 4
 
 
-class App(NamedTuple):
-    """The parts of an app that an export needs.
-
-    Attributes:
-        load_trained, make_detect: of predict.py.
-        make_exportable: of export_parts.py.
-        make_loader: of loaders.py.
-        make_metadata: of model_metadata.py.
-        to_pixels: images of the evaluation loader -> uint8.
-        nms_method: the one that is exported.
-    """
-
-    load_trained: Callable[..., tuple[keras.Model, Any, LabelMap, pathlib.Path]]
-    make_detect: Callable[[keras.Model, Any], Detect]
-    make_exportable: Callable[[keras.Model, Any], Exportable]
-    make_loader: Callable[..., BaseLoader]
-    make_metadata: Callable[..., dict[str, Any]]
-    to_pixels: Callable[[tf.Tensor], tf.Tensor]
-    nms_method: str
-
-
-class Trained(NamedTuple):
+class Network(NamedTuple):
     """The weights that are exported.
 
     Attributes:
@@ -73,8 +52,21 @@ class Trained(NamedTuple):
     metadata: dict[str, Any]
 
 
-def export(app: App, options: Options) -> pathlib.Path:
+def export(
+    app: App,
+    options: Options,
+    make_exportable: Callable[[keras.Model, Any], Exportable],
+    make_loader: Callable[..., BaseLoader],
+    nms_method: str,
+) -> pathlib.Path:
     """Writes the file and compares it with the weights. Results go to stdout.
+
+    Args:
+        app: of predict.py.
+        options: the flags.
+        make_exportable: of export_parts.py.
+        make_loader: of loaders.py.
+        nms_method: the app's name of the NMS that is exported.
 
     Returns:
         The file or directory that was written.
@@ -85,19 +77,19 @@ def export(app: App, options: Options) -> pathlib.Path:
     """
     options.check()
     devices.share_gpu_memory()
-    trained = load(app, options)
+    network = _load(app, options, make_exportable, make_loader, nms_method)
     _check_output(options)
     evaluation = None
     if options.verify_annotations:
         evaluation = open_source(options.verify_images, options.verify_annotations, split="verify")
-        check_labels(trained.label_map, evaluation)
+        check_labels(network.label_map, evaluation)
     # TensorFlow's default on recent GPUs rounds to 10 bits, and the comparison would measure that
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    _write(trained, options)
+    _write(network, options)
     with _images(options.verify_images) as images:
-        largest = _compare(trained, options, images)
+        largest = _compare(network, options, images)
     if evaluation:
-        _compare_ap(trained, options, evaluation)
+        _compare_ap(network, options, evaluation)
     if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # NaN is too far, too
         raise UserError(
             f"{options.verified_file} is written, but differs from the weights by {largest:.1e}, more than "
@@ -106,37 +98,35 @@ def export(app: App, options: Options) -> pathlib.Path:
         )
     output = options.file
     if options.format == "tensorrt":
-        tensorrt.build(options.onnx_file, output, trained.parts.image_size, options.quantize)
+        tensorrt.build(options.onnx_file, output, network.parts.image_size, options.quantize)
     size = sum(file.stat().st_size for file in [output, *output.rglob("*")] if file.is_file())
     print(f"wrote {output} ({size / 2**20:.1f} MiB)")
     return output
 
 
-def load(app: App, options: Options) -> Trained:
+def _load(
+    app: App,
+    options: Options,
+    make_exportable: Callable[[keras.Model, Any], Exportable],
+    make_app_loader: Callable[..., BaseLoader],
+    nms_method: str,
+) -> Network:
     """The trained network of --weights."""
-    model, trained_config, label_map, file = app.load_trained(
-        options.weights, options.image_size, options.hparams
+    model, trained_config, label_map, file = trained.load(
+        app, options.weights, options.image_size, options.hparams
     )
-    config = dataclasses.replace(trained_config, nms_method=app.nms_method)
-
-    def make_loader(source: Source, pipeline_type: str, batch_size: int) -> BaseLoader:
-        return app.make_loader(
-            pipeline_type,
-            source=source,
-            config=config,
-            batch_size=batch_size,
-            training=False,
-            with_targets=False,
-        )
-
+    config = dataclasses.replace(trained_config, nms_method=nms_method)
+    given = {"config": config, "training": False, "with_targets": False}
     detectors = {"exported": app.make_detect(model, config)}
     if config != trained_config:
         detectors["trained"] = app.make_detect(model, trained_config)
-    metadata = weight_files.read_metadata(file)
-    return Trained(
-        parts=app.make_exportable(model, config),
+    metadata = weights.read_metadata(file)
+    return Network(
+        parts=make_exportable(model, config),
         detectors=detectors,
-        make_loader=make_loader,
+        make_loader=lambda source, pipeline_type, batch_size: make_app_loader(
+            pipeline_type, source=source, batch_size=batch_size, **given
+        ),
         to_pixels=app.to_pixels,
         label_map=label_map,
         metadata=metadata | app.make_metadata(config, label_map, metadata["num_classes"]),
@@ -156,10 +146,10 @@ def _check_output(options: Options) -> None:
         raise UserError(f"--output={output} is a directory: name a file")
 
 
-def _write(trained: Trained, options: Options) -> None:
+def _write(network: Network, options: Options) -> None:
     log(f"writing {options.verified_file}")
-    common = {"nms": options.suppression, "metadata": json.dumps(_metadata(trained, options))}
-    parts = trained.parts
+    common = {"nms": options.suppression, "metadata": _metadata(network, options)}
+    parts = network.parts
     try:
         if options.format == "saved_model":
             write_directory(options.file, lambda path: saved_model.write(parts, path, **common))
@@ -169,7 +159,7 @@ def _write(trained: Trained, options: Options) -> None:
                 lambda path: litert.write(parts, path, quantize=options.quantize, **common),
             )
         else:
-            quantizer = _quantizer(trained, options)
+            quantizer = _quantizer(network, options)
             write_file(
                 options.onnx_file,
                 lambda path: onnx_file.write(parts, path, opset=options.opset, quantizer=quantizer, **common),
@@ -182,29 +172,29 @@ def _write(trained: Trained, options: Options) -> None:
         raise UserError(f"--output={options.output}: {error.strerror or error}") from error
 
 
-def _metadata(trained: Trained, options: Options) -> dict[str, Any]:
+def _metadata(network: Network, options: Options) -> dict[str, Any]:
     about = {
         "format": options.format,
         "quantize": options.quantize,
         "nms": options.suppression,
-        "image_size": trained.parts.image_size,
+        "image_size": network.parts.image_size,
         "inputs": "images: uint8 RGB; image_sizes: int32, heights and widths of the originals",
         "boxes": "left, top, right, bottom in pixels of the original image",
         "classes": "0-based, in the order of label_map; -1 in the padding",
     }
     if options.format in ("onnx", "tensorrt"):
         about["opset"] = options.opset
-    return trained.metadata | {"export": about}
+    return network.metadata | {"export": about}
 
 
-def _quantizer(trained: Trained, options: Options) -> onnx_file.Quantizer | None:
+def _quantizer(network: Network, options: Options) -> onnx_file.Quantizer | None:
     if options.quantize == "fp16" and options.format == "onnx":
         return quantization.to_fp16
     if not options.needs_calibration:
         return None  # TensorRT itself makes FP16
     batches, count = iter(()), 0
     if not options.table.exists():
-        loader = trained.make_loader(open_images(options.calibration_images), "auto", _CALIBRATION_BATCH)
+        loader = network.make_loader(open_images(options.calibration_images), "auto", _CALIBRATION_BATCH)
         log(f"measuring ranges on {loader.size} images")
         batches, count = (np.asarray(images) for images, _ in verify.batches(loader)), loader.steps_per_epoch
     return quantization.make_int8(batches, count, options.table, symmetric=options.format == "tensorrt")
@@ -221,20 +211,20 @@ def _images(verify_images: str | None) -> Iterator[Source]:
         yield open_images(f"{folder}/images")
 
 
-def _compare(trained: Trained, options: Options, source: Source) -> float:
+def _compare(network: Network, options: Options, source: Source) -> float:
     """Prints and returns the largest difference from the weights; 0 where nothing here runs the file."""
     file = options.verified_file
     if options.suppression == "efficientnms_trt":
         print(f"{file} is not compared with the weights: only TensorRT runs its plugin")
         return 0.0
     run = runtimes.open_runner(file)
-    loader = trained.make_loader(source, "tensorflow", 1)
+    loader = network.make_loader(source, "tensorflow", 1)
     if options.suppression == "none":
-        largest, count = verify.largest_raw_difference(_raw_of(trained), run, trained.to_pixels, loader)
+        largest, count = verify.largest_raw_difference(_raw_of(network), run, network.to_pixels, loader)
     else:
-        exported = runtimes.make_detect(run, trained.to_pixels)
+        exported = runtimes.make_detect(run, network.to_pixels)
         largest, count = verify.largest_difference(
-            trained.detectors["exported"], exported, loader, trained.parts.max_detections
+            network.detectors["exported"], exported, loader, network.parts.max_detections
         )
     print(
         f"largest difference from the weights, of scores and of boxes as shares of the image: {largest:.1e} "
@@ -243,25 +233,25 @@ def _compare(trained: Trained, options: Options, source: Source) -> float:
     return largest
 
 
-def _raw_of(trained: Trained) -> runtimes.Run:
+def _raw_of(network: Network) -> runtimes.Run:
     """The weights without suppression, as a function like that of an exported file."""
-    detect = tf.function(lambda *given: export_graph.detect_raw(trained.parts, *given), reduce_retracing=True)
+    detect = tf.function(lambda *given: export_graph.detect_raw(network.parts, *given), reduce_retracing=True)
     return lambda *given: {name: value.numpy() for name, value in detect(*map(tf.constant, given)).items()}
 
 
-def _compare_ap(trained: Trained, options: Options, source: Source) -> None:
+def _compare_ap(network: Network, options: Options, source: Source) -> None:
     """Prints AP of the weights and of the exported file."""
     run = runtimes.open_runner(options.file)
     detectors = {
-        "weights, as they detect in training": trained.detectors.get("trained"),
-        "weights, hard suppression": trained.detectors["exported"],
-        str(options.file): runtimes.make_detect(run, trained.to_pixels),
+        "weights, as they detect in training": network.detectors.get("trained"),
+        "weights, hard suppression": network.detectors["exported"],
+        str(options.file): runtimes.make_detect(run, network.to_pixels),
     }
     ap = {}
     for name, detect in detectors.items():
         if detect:
-            loader = trained.make_loader(source, "auto", 8)
-            ap[name] = evaluate(detect, loader, source, trained.label_map).metrics["AP"]
+            loader = network.make_loader(source, "auto", 8)
+            ap[name] = evaluate(detect, loader, source, network.label_map).metrics["AP"]
             print(f"AP {ap[name]:.4f}  {name}")
     *_, by_weights, by_file = ap.values()
     limit = verify.AP_LIMITS.get(options.quantize)

@@ -8,25 +8,28 @@ each image (dynamic range), so that it needs no calibration, and decoding stays 
 import pathlib
 import tempfile
 import zipfile
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from common.training import model_metadata
-from tools.exporting import export_graph as parts_lib
+from tools.exporting import export_graph
 from tools.exporting.export_graph import Exportable
 
 
-def write(parts: Exportable, path: pathlib.Path, *, nms: str, quantize: str, metadata: str) -> None:
+def write(
+    parts: Exportable, path: pathlib.Path, *, nms: str, quantize: str, metadata: dict[str, Any]
+) -> None:
     """Writes `path`.
 
     Args:
         nms: standard or none.
         quantize: none, fp16 or int8.
-        metadata: JSON text, for the archive at the file's end.
+        metadata: what JSON can hold, for the archive at the file's end.
     """
-    detect = parts_lib.detect if nms == "standard" else parts_lib.detect_raw
-    specs = parts_lib.signature(parts, 1)
+    detect = export_graph.detect if nms == "standard" else export_graph.detect_raw
+    specs = export_graph.signature(parts, 1)
     # The converter leaves Keras' variables out, so they become constants before, which loses the names.
     whole = tf.function(
         lambda images, image_sizes: detect(parts, images, image_sizes), input_signature=specs

@@ -3,13 +3,13 @@
 import pathlib
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import onnx
 import tensorflow as tf
 
 from common.training import model_metadata
-from tools.exporting import export_graph as parts_lib
-from tools.exporting import onnx_graphs, onnx_nms
+from tools.exporting import export_graph, onnx_graphs, onnx_nms
 from tools.exporting.export_graph import Exportable
 
 _NMS = {
@@ -28,7 +28,7 @@ def write(
     *,
     nms: str,
     opset: int,
-    metadata: str,
+    metadata: dict[str, Any],
     quantizer: Quantizer | None = None,
 ) -> None:
     """Writes `path`.
@@ -36,12 +36,15 @@ def write(
     Args:
         nms: standard, efficientnms_trt or none.
         opset: of ONNX.
-        metadata: JSON text, for metadata_props.
+        metadata: what JSON can hold, for metadata_props.
         quantizer: turns the network, and nothing before or after it, into one of fewer bits.
     """
-    images, image_sizes = parts_lib.signature(parts, None)
+    images, image_sizes = export_graph.signature(parts, None)
     to_input = onnx_graphs.convert(
-        lambda *given: [parts_lib.network_input(parts, *given)], [images, image_sizes], [NETWORK_INPUT], opset
+        lambda *given: [export_graph.network_input(parts, *given)],
+        [images, image_sizes],
+        [NETWORK_INPUT],
+        opset,
     )
     network, raw = _network(parts, opset)
     if quantizer:

@@ -78,6 +78,12 @@ def join(models: Sequence[onnx.ModelProto], inputs: Sequence[str], outputs: Sequ
     )
 
 
+def port(spec: tf.TensorSpec) -> onnx.ValueInfoProto:
+    """An input or output of `by_hand`; its first side is the batch."""
+    element_type = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype.as_numpy_dtype))
+    return onnx.helper.make_tensor_value_info(spec.name, element_type, ["batch", *spec.shape[1:]])
+
+
 def by_hand(
     nodes: Sequence[onnx.NodeProto],
     inputs: Sequence[onnx.ValueInfoProto],

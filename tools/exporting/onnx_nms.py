@@ -3,12 +3,11 @@
 import numpy as np
 import onnx
 import tensorflow as tf
-from onnx import TensorProto, helper
+from onnx import helper
 
 from common import boxes as box_ops
 from common import nms
-from tools.exporting import export_graph as parts_lib
-from tools.exporting import onnx_graphs
+from tools.exporting import export_graph, onnx_graphs
 from tools.exporting.export_graph import Exportable
 
 OUTPUTS = ("boxes", "scores", "classes", "count")
@@ -42,20 +41,20 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec], opset: int) -> list[on
             classes=tf.where(is_detection, tf.gather(classes, places, batch_dims=1), -1),
             count=tf.reduce_sum(tf.cast(is_detection, tf.int32), axis=1),
         )
-        return list(parts_lib.name_outputs(parts, found, image_sizes).values())
+        return list(export_graph.name_outputs(parts, found, image_sizes).values())
 
     count = tf.function(candidates).get_concrete_function(*raw).structured_outputs[0].shape[1]
     boxes = tf.TensorSpec([None, count, 4], tf.float32, "candidate_boxes")
     scores = tf.TensorSpec([None, count], tf.float32, "candidate_scores")
     classes = tf.TensorSpec([None, count], tf.int32, "candidate_classes")
+    apart = tf.TensorSpec([None, count, 4], tf.float32, "candidates_apart")
     kept = tf.TensorSpec([None, count], tf.float32, "candidate_kept")
-    names = [boxes.name, scores.name, classes.name, "candidates_apart"]
+    image_sizes = export_graph.signature(parts, None)[1]
+    found = [boxes.name, scores.name, classes.name, apart.name]
     return [
-        onnx_graphs.convert(candidates, raw, names, opset),
-        _keep(parts, count, opset),
-        onnx_graphs.convert(
-            pick, [boxes, scores, classes, kept, parts_lib.signature(parts, None)[1]], OUTPUTS, opset
-        ),
+        onnx_graphs.convert(candidates, raw, found, opset),
+        _keep(parts, apart, scores, kept, opset),
+        onnx_graphs.convert(pick, [boxes, scores, classes, kept, image_sizes], OUTPUTS, opset),
     ]
 
 
@@ -74,17 +73,19 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec], opset: int) ->
             classes=tf.where(is_detection, classes, -1),
             count=count[:, 0],
         )
-        return list(parts_lib.name_outputs(parts, found, image_sizes).values())
+        return list(export_graph.name_outputs(parts, found, image_sizes).values())
 
     detections = parts.max_detections
-    count = tf.TensorSpec([None, 1], tf.int32, "num_detections")
-    boxes = tf.TensorSpec([None, detections, 4], tf.float32, "detection_boxes")
-    scores = tf.TensorSpec([None, detections], tf.float32, "detection_scores")
-    classes = tf.TensorSpec([None, detections], tf.int32, "detection_classes")
+    found = [
+        tf.TensorSpec([None, 1], tf.int32, "num_detections"),
+        tf.TensorSpec([None, detections, 4], tf.float32, "detection_boxes"),
+        tf.TensorSpec([None, detections], tf.float32, "detection_scores"),
+        tf.TensorSpec([None, detections], tf.int32, "detection_classes"),
+    ]
     plugin = helper.make_node(
         "EfficientNMS_TRT",
         ["all_boxes", "all_scores"],
-        [count.name, boxes.name, scores.name, classes.name],
+        [spec.name for spec in found],
         name="suppression",
         domain=PLUGIN_DOMAIN,
         plugin_version="1",
@@ -99,18 +100,11 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec], opset: int) ->
     decoded = onnx_graphs.convert(
         lambda *raw: parts.decode_all(list(raw)), raw, ["all_boxes", "all_scores"], opset
     )
-    inputs = list(decoded.graph.output)
-    outputs = [
-        helper.make_tensor_value_info(count.name, TensorProto.INT32, ["batch", 1]),
-        helper.make_tensor_value_info(boxes.name, TensorProto.FLOAT, ["batch", detections, 4]),
-        helper.make_tensor_value_info(scores.name, TensorProto.FLOAT, ["batch", detections]),
-        helper.make_tensor_value_info(classes.name, TensorProto.INT32, ["batch", detections]),
-    ]
-    specs = [count, boxes, scores, classes, parts_lib.signature(parts, None)[1]]
+    inputs, outputs = list(decoded.graph.output), [onnx_graphs.port(spec) for spec in found]
     return [
         decoded,
         onnx_graphs.by_hand([plugin], inputs, outputs, {}, opset, PLUGIN_DOMAIN),
-        onnx_graphs.convert(finish, specs, OUTPUTS, opset),
+        onnx_graphs.convert(finish, [*found, export_graph.signature(parts, None)[1]], OUTPUTS, opset),
     ]
 
 
@@ -120,26 +114,28 @@ def none(parts: Exportable, raw: list[tf.TensorSpec], opset: int) -> list[onnx.M
     def finish(*tensors):
         *raw, image_sizes = tensors
         boxes, scores = parts.decode_all(list(raw))
-        return parts_lib.to_pixels(parts, boxes, image_sizes), scores
+        return export_graph.to_pixels(parts, boxes, image_sizes), scores
 
-    return [onnx_graphs.convert(finish, [*raw, parts_lib.signature(parts, None)[1]], RAW_OUTPUTS, opset)]
+    return [onnx_graphs.convert(finish, [*raw, export_graph.signature(parts, None)[1]], RAW_OUTPUTS, opset)]
 
 
-def _keep(parts: Exportable, count: int | None, opset: int) -> onnx.ModelProto:
-    """candidates_apart (B, K, 4), candidate_scores (B, K) -> candidate_kept (B, K): 1 for those that stay."""
+def _keep(
+    parts: Exportable, apart: tf.TensorSpec, scores: tf.TensorSpec, kept: tf.TensorSpec, opset: int
+) -> onnx.ModelProto:
+    """Boxes apart by class (B, K, 4), their scores (B, K) -> (B, K): 1 for those that stay."""
     nodes = [
-        helper.make_node("Unsqueeze", ["candidate_scores", "one"], ["scores_of_one_class"]),  # (B, 1, K)
+        helper.make_node("Unsqueeze", [scores.name, "one"], ["scores_of_one_class"]),  # (B, 1, K)
         helper.make_node(
             "NonMaxSuppression",
-            ["candidates_apart", "scores_of_one_class", "most", "iou", "threshold"],
+            [apart.name, "scores_of_one_class", "most", "iou", "threshold"],
             ["selected"],  # (n, 3): image, class, candidate
         ),
         helper.make_node("Gather", ["selected", "image_and_candidate"], ["where"], axis=1),  # (n, 2)
         helper.make_node("Shape", ["selected"], ["n_and_3"]),
         helper.make_node("Gather", ["n_and_3", "zero"], ["n"]),  # (1,)
         helper.make_node("Expand", ["kept", "n"], ["ones"]),
-        helper.make_node("Sub", ["candidate_scores", "candidate_scores"], ["zeros"]),
-        helper.make_node("ScatterND", ["zeros", "where", "ones"], ["candidate_kept"]),
+        helper.make_node("Sub", [scores.name, scores.name], ["zeros"]),
+        helper.make_node("ScatterND", ["zeros", "where", "ones"], [kept.name]),
     ]
     constants = {
         "zero": np.array([0], np.int64),
@@ -150,9 +146,5 @@ def _keep(parts: Exportable, count: int | None, opset: int) -> onnx.ModelProto:
         "image_and_candidate": np.array([0, 2], np.int64),
         "kept": np.array([1.0], np.float32),
     }
-    inputs = [
-        helper.make_tensor_value_info("candidates_apart", TensorProto.FLOAT, ["batch", count, 4]),
-        helper.make_tensor_value_info("candidate_scores", TensorProto.FLOAT, ["batch", count]),
-    ]
-    outputs = [helper.make_tensor_value_info("candidate_kept", TensorProto.FLOAT, ["batch", count])]
-    return onnx_graphs.by_hand(nodes, inputs, outputs, constants, opset)
+    inputs = [onnx_graphs.port(apart), onnx_graphs.port(scores)]
+    return onnx_graphs.by_hand(nodes, inputs, [onnx_graphs.port(kept)], constants, opset)

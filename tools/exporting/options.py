@@ -3,10 +3,9 @@
 import dataclasses
 import pathlib
 
-from absl import flags
-
-from common import args as shared_flags
+from common.args import Args, DetectionArgs, flag
 from common.errors import UserError, unknown
+from common.evaluation.args import shared
 
 FORMATS = ("saved_model", "onnx", "litert", "tensorrt")
 QUANTIZE = ("none", "fp16", "int8")
@@ -17,71 +16,43 @@ OPSET = 17
 _SUFFIX = {"onnx": ".onnx", "litert": ".tflite", "tensorrt": ".engine"}
 
 
-def define_flags(fv: flags.FlagValues) -> None:
-    """All flags of export.py."""
-    shared_flags.define_trained_flags(fv)
-    flags.DEFINE_enum("format", None, FORMATS, "Format of the exported file.", flag_values=fv)
-    flags.DEFINE_string(
-        "output",
-        None,
-        "Exported file; for saved_model a directory. An existing one is replaced.",
-        flag_values=fv,
+_TrainedArgs = dataclasses.make_dataclass(
+    "_TrainedArgs",
+    [*shared(DetectionArgs, "weights", "image_size"), *shared(Args, "hparams")],
+    frozen=True,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(_TrainedArgs):
+    """The flags, and what follows from their values."""
+
+    format: str | None = flag(None, "Format of the exported file.", choices=FORMATS)
+    output: str | None = flag(
+        None, "Exported file; for saved_model a directory. An existing one is replaced."
     )
-    flags.DEFINE_enum(
-        "quantize",
+    quantize: str = flag(
         "none",
-        QUANTIZE,
         "fp16: half the bytes. int8: a quarter; onnx and tensorrt measure ranges on --calibration_images.",
-        flag_values=fv,
+        choices=QUANTIZE,
     )
-    flags.DEFINE_string(
-        "calibration_images",
-        None,
-        "Typical images for --quantize=int8: a directory or a glob; about a hundred.",
-        flag_values=fv,
+    calibration_images: str | None = flag(
+        None, "Typical images for --quantize=int8: a directory or a glob; about a hundred."
     )
-    flags.DEFINE_string(
-        "calibration_table",
-        None,
-        "File of measured ranges: read where it exists, else written. Default: beside the output.",
-        flag_values=fv,
+    calibration_table: str | None = flag(
+        None, "File of measured ranges: read where it exists, else written. Default: beside the output."
     )
-    flags.DEFINE_enum(
-        "nms",
+    nms: str | None = flag(
         None,
-        NMS,
         "Suppression by standard operations, by TensorRT's plugin, or none: all boxes and scores come out. "
         "Default: the plugin for tensorrt, else standard.",
-        flag_values=fv,
+        choices=NMS,
     )
-    flags.DEFINE_integer("opset", OPSET, "Version of ONNX's operators.", *OPSETS, flag_values=fv)
-    flags.DEFINE_string(
-        "verify_images",
-        None,
-        "Images to compare the exported file with the weights on. Default: eight drawn ones.",
-        flag_values=fv,
+    opset: int = flag(OPSET, "Version of ONNX's operators.", low=OPSETS[0], high=OPSETS[1])
+    verify_images: str | None = flag(
+        None, "Images to compare the exported file with the weights on. Default: eight drawn ones."
     )
-    flags.DEFINE_string(
-        "verify_annotations", None, "COCO json of --verify_images: compares AP, too.", flag_values=fv
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """The values of the flags, and what follows from them."""
-
-    weights: str | None
-    format: str | None
-    output: str | None
-    quantize: str = "none"
-    calibration_images: str | None = None
-    calibration_table: str | None = None
-    nms: str | None = None
-    opset: int = OPSET
-    verify_images: str | None = None
-    verify_annotations: str | None = None
-    image_size: str | None = None
-    hparams: str | None = None
+    verify_annotations: str | None = flag(None, "COCO json of --verify_images: compares AP, too.")
 
     @property
     def file(self) -> pathlib.Path:

@@ -9,25 +9,26 @@ their original sizes.
 
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from common.evaluation.exported import RESIZED
 from common.training import model_metadata
-from tools.exporting import export_graph as parts_lib
+from tools.exporting import export_graph
 from tools.exporting.export_graph import Exportable, Outputs
 
 ANY_SIZE = "serving_default"
 
 
-def write(parts: Exportable, path: pathlib.Path, *, nms: str, metadata: str) -> None:
+def write(parts: Exportable, path: pathlib.Path, *, nms: str, metadata: dict[str, Any]) -> None:
     """Writes the directory `path`, which does not exist.
 
     Args:
         nms: standard or none.
-        metadata: JSON text, for assets.extra.
+        metadata: what JSON can hold, for assets.extra.
     """
-    detect = parts_lib.detect if nms == "standard" else parts_lib.detect_raw
+    detect = export_graph.detect if nms == "standard" else export_graph.detect_raw
     module = tf.Module()
     module.model = parts.model  # so that its variables are saved
     signatures = {
@@ -37,7 +38,7 @@ def write(parts: Exportable, path: pathlib.Path, *, nms: str, metadata: str) -> 
         ),
         RESIZED: tf.function(
             lambda images, image_sizes: detect(parts, images, image_sizes),
-            input_signature=parts_lib.signature(parts, None),
+            input_signature=export_graph.signature(parts, None),
         ),
     }
     tf.saved_model.save(module, str(path), signatures=signatures)

@@ -139,9 +139,7 @@ class Argument:
             return values[0]
         if not self.may_vary:
             raise UserError(f"{text} is a range, and this cannot be drawn at random: give one number")
-        if values[0] > values[1]:
-            raise UserError(f"the range {text} runs backwards: write {values[1]:g}..{values[0]:g}")
-        return Range(*values) if values[0] < values[1] else values[0]
+        return Range(*values) if values[0] != values[1] else values[0]
 
 
 def of_schema(schema_name: str) -> dict[str, Argument]:
@@ -161,15 +159,15 @@ def draw(api: Api, argument: Argument, value: Any) -> Any:
     if isinstance(value, Range):
         drawn = _drawn(api, value, whole)
         return api.ops.cast(drawn, dtype=types.INT32) if argument.kind == "whole" else drawn
-    if isinstance(value, tuple) and any(isinstance(part, Range) for part in value):
-        parts = [_drawn(api, v, whole) if isinstance(v, Range) else api.constant(v) for v in value]
-        if argument.kind == "sides" and len(parts) == 1:
-            parts *= 2  # one draw for both
-        drawn = api.ops.stack(*parts)
-        return api.ops.cast(drawn, dtype=types.INT32) if argument.kind == "wholes" else drawn
-    if isinstance(value, tuple):
+    if not isinstance(value, tuple):
+        return float(value) if argument.kind == "number" else value
+    if not any(isinstance(part, Range) for part in value):
         return [int(part) if argument.kind == "wholes" else float(part) for part in value]
-    return float(value) if argument.kind == "number" else value
+    parts = [_drawn(api, part, whole) if isinstance(part, Range) else api.constant(part) for part in value]
+    if argument.kind == "sides" and len(parts) == 1:
+        parts *= 2  # one draw for both
+    drawn = api.ops.stack(*parts)
+    return api.ops.cast(drawn, dtype=types.INT32) if argument.kind == "wholes" else drawn
 
 
 def _drawn(api: Api, limits: Range, whole: bool) -> Data:

@@ -9,6 +9,15 @@ from common import letterbox as letterbox_geometry
 from tools.preprocessing.apis import Api, Data
 
 
+def call(name: str, api: Api, images: Data, arguments: dict[str, Any]) -> Data:
+    """The operator of DALI of this name, as it is."""
+    return getattr(api.ops, name)(images, **arguments)
+
+
+def random_resized_crop(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
+    return api.draw(api.ops.random_resized_crop, images, **arguments)
+
+
 def crop(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
     return api.ops.crop(images, **_filled(arguments))
 
@@ -113,5 +122,5 @@ MOVES = {  # in this order; names of DALI's transform and its argument
 
 
 def layout(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    perm = [2, 0, 1] if arguments["to"] == "CHW" else [1, 2, 0]
+    perm = [2, 0, 1] if arguments["output_layout"] == "CHW" else [1, 2, 0]
     return api.ops.transpose(images, perm=perm)

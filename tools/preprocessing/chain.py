@@ -53,11 +53,8 @@ class Chain:
     @property
     def layout(self) -> str:
         """ "HWC" or "CHW", of what comes out."""
-        layout = "HWC"
-        for operator, arguments in self.steps:
-            if operator.layout:
-                layout = arguments.get(operator.layout, "HWC")
-        return layout
+        given = [step.arguments["output_layout"] for step in self.steps if "output_layout" in step.arguments]
+        return given[-1] if given else "HWC"
 
     @property
     def is_random(self) -> bool:
@@ -103,9 +100,6 @@ def parse(ops: str, *, is_decoded: bool = False) -> Chain:
         if is_decoded:
             raise UserError(f"--ops: {texts[0]}: there is nothing to decode, this source has arrays")
         decoder = steps.pop(0)
-    late = next((step.operator.name for step in steps if step.operator.name in DECODERS), None)
-    if late:
-        raise UserError(f"--ops: {late} must be the first operator: afterwards nothing is encoded any more")
     color = decoder.arguments.get("color", types.RGB)
     chain = Chain(decoder, tuple(_with_statistics(step, color) for step in steps))
     _check_order(chain)
@@ -138,40 +132,20 @@ def _step(text: str) -> Step:
             arguments[argument] = operator.arguments[argument].parse(value)
         except UserError as error:
             raise _in(f"{name}:{key}" if equals else name, error) from error
-    for argument in operator.required:
-        if argument not in arguments:
-            raise UserError(
-                f"--ops: {text}: {argument} is missing, as in {name}:{_example(operator, argument)}"
-            )
-    _check_together(text, operator, arguments)
-    return Step(operator, arguments)
-
-
-def _check_together(text: str, operator: Operator, arguments: dict[str, Any]) -> None:
-    """Arguments that need, or cannot stand beside, each other."""
     short = {full: alias for alias, full in operator.aliases.items()}
-
-    def names(wanted: tuple[str, ...]) -> str:
-        return " or ".join(short.get(argument, argument) for argument in wanted)
-
-    if operator.one_of and sum(argument in arguments for argument in operator.one_of) != 1:
-        raise UserError(f"--ops: {text}: give {names(operator.one_of)}, and just one of them")
-    if operator.any_of and not arguments.keys() & set(operator.any_of):
-        raise UserError(f"--ops: {text}: give {names(operator.any_of)}")
+    if operator.needs and not arguments.keys() & set(operator.needs):
+        raise UserError(
+            f"--ops: {text}: give {' or '.join(short.get(need, need) for need in operator.needs)}"
+        )
     for argument, others in operator.excludes.items():
         beside = next((other for other in others if other in arguments), None)
         if argument in arguments and beside:
             raise UserError(f"--ops: {text}: {argument} and {beside} exclude each other: leave one out")
+    return Step(operator, arguments)
 
 
 def _in(place: str, error: UserError) -> UserError:
     return UserError(f"--ops: {place}: {error}" if place else f"--ops: {error}")
-
-
-def _example(operator: Operator, argument: str) -> str:
-    kind = operator.arguments[argument].kind
-    value = {"sides": "224x224", "dtype": "float32", "word": "CHW"}.get(kind, "10")
-    return value if argument == operator.first else f"{argument}={value}"
 
 
 def _with_statistics(step: Step, color: types.DALIImageType) -> Step:
@@ -179,29 +153,25 @@ def _with_statistics(step: Step, color: types.DALIImageType) -> Step:
     operator, arguments = step
     if arguments.get("mean") == IMAGENET_MEAN:
         arguments = {"std": IMAGENET_STD} | arguments
-    named = [name for name in ("mean", "std") if arguments.get(name) in (IMAGENET_MEAN, IMAGENET_STD)]
-    if named and color == types.GRAY:
-        raise UserError(
-            f"--ops: {operator.name}:{named[0]}=imagenet is of three colours, and images are decoded to "
-            "gray: give one number"
-        )
     if color == types.BGR:
-        arguments |= {name: arguments[name][::-1] for name in named}
+        known = (IMAGENET_MEAN, IMAGENET_STD)
+        arguments |= {k: arguments[k][::-1] for k in ("mean", "std") if arguments.get(k) in known}
     return Step(operator, arguments)
 
 
 def _check_order(chain: Chain) -> None:
     layout = "HWC"
     for operator, arguments in chain.steps:
+        if operator.name in DECODERS:
+            raise UserError(f"--ops: {operator.name} must be the first operator: images are decoded once")
         if operator.needs_color and chain.color == types.GRAY:
             raise UserError(f"--ops: {operator.name} needs colour images, and they are decoded to gray")
         if layout != "HWC" and operator.name != "layout":
             raise UserError(f"--ops: {operator.name} comes after the channels went first: put it before")
-        if operator.layout:
-            target = arguments.get(operator.layout, "HWC")
-            if operator.name == "layout" and target == layout:
-                raise UserError(f"--ops: layout:{target}: images are {layout} already")
-            layout = target
+        target = arguments.get("output_layout", layout)
+        if operator.name == "layout" and target == layout:
+            raise UserError(f"--ops: layout:{target}: images are {layout} already")
+        layout = target
 
 
 def _is_random(step: Step) -> bool:
@@ -220,10 +190,8 @@ def describe() -> str:
         short = {full: alias for alias, full in operator.aliases.items()}
         for name, argument in operator.arguments.items():
             names = f"{short[name]}, {name}" if name in short else name
-            kind = (
-                " | ".join(argument.names) if argument.names and argument.kind != "numbers" else argument.kind
-            )
+            kind = " | ".join(argument.names) if argument.kind in ("word", "flag") else ""
             varies = ", may be a range" if argument.may_vary and argument.kind != "interpolation" else ""
             first = ", first" if name == operator.first else ""
-            lines.append(f"    {names}: {kind}{varies}{first}")
+            lines.append(f"    {names}: {kind or argument.kind}{varies}{first}")
     return "\n".join(lines)

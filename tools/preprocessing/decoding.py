@@ -25,12 +25,10 @@ _OURS = {
 
 def _decode(operator: str, api: Api, encoded: Data, arguments: dict[str, Any]) -> Data:
     """uint8 (bytes,) -> uint8 (H, W, 3), or (H, W, 1) for gray, on `arguments["device"]`."""
-    arguments = {
-        **{name: value for name, value in arguments.items() if name not in ("color", "exif", "device")},
-        "output_type": arguments.get("color", types.RGB),
-        "adjust_orientation": arguments.get("exif", True),
-        "device": api.decoder_device(arguments["device"]),
-    }
+    arguments = dict(arguments)
+    arguments["output_type"] = arguments.pop("color", types.RGB)
+    arguments["adjust_orientation"] = arguments.pop("exif", True)
+    arguments["device"] = api.decoder_device(arguments["device"])
     decoder = getattr(api.ops.decoders, operator)
     if operator == "image_slice":
         arguments["axes"] = [0, 1]
@@ -39,25 +37,17 @@ def _decode(operator: str, api: Api, encoded: Data, arguments: dict[str, Any]) -
     return decoder(encoded, **arguments)
 
 
-def _row(
-    name: str, operator: str, schema: str, about: str, more: Mapping[str, Argument] = {}, **rest: Any
-) -> Operator:
-    known = {k: v for k, v in of_schema(schema).items() if k not in _LEFT_OUT}
+def _row(name: str, operator: str, about: str, more: Mapping[str, Argument] = {}, **rest: Any) -> Operator:
+    schema = of_schema(f"decoders__{operator.title().replace('_', '')}")
+    known = {k: v for k, v in schema.items() if k not in _LEFT_OUT}
     return Operator(name, about, known | _OURS | dict(more), functools.partial(_decode, operator), **rest)
 
 
 _ROWS = (
-    _row(
-        "decode",
-        "image",
-        "decoders__Image",
-        "all of the image; color=rgb, bgr or gray; exif=turn or ignore",
-        first="color",
-    ),
+    _row("decode", "image", "all of the image; color=rgb, bgr or gray; exif=turn or ignore", first="color"),
     _row(
         "decode_random_crop",
         "image_random_crop",
-        "decoders__ImageRandomCrop",
         "a random part of random_area and random_aspect_ratio, and no more of the file than that needs",
         more=RANDOM_PART,
         aliases={"area": "random_area", "aspect": "random_aspect_ratio"},
@@ -65,10 +55,9 @@ _ROWS = (
     _row(
         "decode_region",
         "image_slice",
-        "decoders__ImageSlice",
         "the part that start and shape (row/column and height/width in pixels), or rel_start and rel_shape, "
         "say",
-        any_of=("start", "shape", "rel_start", "rel_shape"),
+        needs=("start", "shape", "rel_start", "rel_shape"),
     ),
 )
 

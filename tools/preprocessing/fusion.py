@@ -9,7 +9,6 @@ CalculateAnchor in dali/operators/image/crop/crop_attr.h), so that the pixels ar
 but for levels that rounding moves by one.
 """
 
-import dataclasses
 from typing import Any
 
 from nvidia.dali import types
@@ -30,15 +29,14 @@ _RADIUS = {
 _MARGIN = 3.0  # source pixels more: chroma is interpolated, too
 _RESIZE = ("resize_shorter", "antialias", "interp_type")
 _CROP = ("crop", "crop_pos_x", "crop_pos_y")
-_OTHERS_OF_CROP = ("out_of_bounds_policy", "fill_values", "rounding")
+_OTHERS_OF_CROP = {"out_of_bounds_policy", "fill_values", "rounding"}
 
 
-def fuse(chain: Chain, *, is_decoded: bool = False, device: str = "cpu") -> Chain:
+def fuse(chain: Chain, *, device: str = "cpu") -> Chain:
     """The same chain in fewer steps; the chain itself where nothing can be made one.
 
     Args:
         chain: what `chain.parse` returns.
-        is_decoded: the source has arrays; resize and crop become one.
         device: "gpu": left as it is, for there is no measurement that says otherwise.
     """
     if device != "cpu" or len(chain.steps) < 2:
@@ -50,32 +48,28 @@ def fuse(chain: Chain, *, is_decoded: bool = False, device: str = "cpu") -> Chai
     if crop.operator.name == "crop_mirror_normalize":
         left = {name: value for name, value in crop.arguments.items() if name not in _CROP}
         rest = [Step(crop.operator, left), *rest]
-    resize = Step(_RESIZE_CROP, resize.arguments | window)
-    if is_decoded:
-        return dataclasses.replace(chain, steps=(resize, *rest))
-    decoder = Step(_DECODE_RESIZE_CROP, chain.decoder.arguments | resize.arguments)
+    decoder = Step(_DECODE_RESIZE_CROP, chain.decoder.arguments | resize.arguments | window)
     return Chain(decoder, tuple(rest))
 
 
 def _fits(decoder: Step, resize: Step, crop: Step) -> bool:
     """Whether these can be one step: the window lies within any image so resized."""
-    if (decoder.operator.name, resize.operator.name) != ("decode", "resize"):
-        return False
-    if crop.operator.name not in ("crop", "crop_mirror_normalize"):
-        return False
-    if "resize_shorter" not in resize.arguments or not resize.arguments.keys() <= set(_RESIZE):
-        return False
-    if resize.arguments.get("interp_type", types.INTERP_LINEAR) not in _RADIUS:
-        return False
-    size = crop.arguments.get("crop")
-    if size is None or len(size) != 2 or any(isinstance(side, Range) for side in size):
-        return False
-    if crop.operator.name == "crop" and not crop.arguments.keys() <= set(_CROP):
-        return False
-    if crop.arguments.keys() & set(_OTHERS_OF_CROP):
-        return False
-    short = resize.arguments["resize_shorter"]
-    return max(size) <= (short.low if isinstance(short, Range) else short)
+    size, short = crop.arguments.get("crop"), resize.arguments.get("resize_shorter")
+    allowed = set(_CROP)
+    if crop.operator.name == "crop_mirror_normalize":
+        allowed = crop.operator.arguments.keys() - _OTHERS_OF_CROP
+    return (
+        (decoder.operator.name, resize.operator.name) == ("decode", "resize")
+        and crop.operator.name in ("crop", "crop_mirror_normalize")
+        and short is not None
+        and resize.arguments.keys() <= set(_RESIZE)
+        and resize.arguments.get("interp_type", types.INTERP_LINEAR) in _RADIUS
+        and size is not None
+        and len(size) == 2
+        and not any(isinstance(side, Range) for side in size)
+        and crop.arguments.keys() <= allowed
+        and max(size) <= (short.low if isinstance(short, Range) else short)
+    )
 
 
 def _decode_resize_crop(api: Api, encoded: Data, arguments: dict[str, Any]) -> Data:
@@ -89,13 +83,8 @@ def _decode_resize_crop(api: Api, encoded: Data, arguments: dict[str, Any]) -> D
     low = api.ops.cast(api.math.max(start - margin, 0.0), dtype=types.INT32)
     high = api.ops.cast(api.math.min(end + margin, size), dtype=types.INT32)
     images = DECODERS["decode_region"].apply(api, encoded, how | {"start": low, "end": high})
-    return _resized(api, images, start - low, end - low, arguments)
-
-
-def _resize_crop(api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    """(H, W, C) -> (height, width, C) of the window."""
-    start, end, _ = _window(api, api.ops.cast(api.size(images), dtype=types.FLOAT), arguments)
-    return _resized(api, images, start, end, arguments)
+    options = {name: arguments[name] for name in ("antialias", "interp_type") if name in arguments}
+    return api.ops.resize(images, roi_start=start - low, roi_end=end - low, size=arguments["crop"], **options)
 
 
 def _window(api: Api, size: Data, arguments: dict[str, Any]) -> tuple[Data, Data, Data]:
@@ -129,24 +118,13 @@ def _window(api: Api, size: Data, arguments: dict[str, Any]) -> tuple[Data, Data
     return start, start + crop * pixel, pixel
 
 
-def _resized(api: Api, images: Data, start: Data, end: Data, arguments: dict[str, Any]) -> Data:
-    options = {name: arguments[name] for name in ("antialias", "interp_type") if name in arguments}
-    return api.ops.resize(images, roi_start=start, roi_end=end, size=arguments["crop"], **options)
-
-
-def _arguments(name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
-    return {key: OPERATORS[name].arguments[key] for key in wanted}
-
-
-_RESIZE_CROP = Operator(
-    "resize | crop",
-    "resizes no more than the crop shows",
-    _arguments("resize", _RESIZE) | _arguments("crop", _CROP),
-    _resize_crop,
-)
 _DECODE_RESIZE_CROP = Operator(
     "decode | resize | crop",
     "decodes and resizes no more than the crop shows",
-    {**DECODERS["decode"].arguments, **_RESIZE_CROP.arguments},
+    {
+        **DECODERS["decode"].arguments,
+        **{name: OPERATORS["resize"].arguments[name] for name in _RESIZE},
+        **{name: OPERATORS["crop"].arguments[name] for name in _CROP},
+    },
     _decode_resize_crop,
 )

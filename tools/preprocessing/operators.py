@@ -26,11 +26,8 @@ class Operator(NamedTuple):
         apply: (api, images, drawn arguments) -> images.
         first: the argument whose name may be left out; "" for none.
         aliases: shorter names of arguments.
-        required: the arguments without which it cannot be called.
-        one_of: arguments of which exactly one is needed.
-        any_of: arguments of which at least one is needed.
+        needs: arguments of which at least one must be given.
         excludes: argument -> those that cannot stand beside it.
-        layout: the argument that says which layout comes out, "" where it stays.
         needs_color: whether it takes the channels for red, green and blue, whatever they are.
     """
 
@@ -40,25 +37,13 @@ class Operator(NamedTuple):
     apply: Apply
     first: str = ""
     aliases: Mapping[str, str] = {}
-    required: tuple[str, ...] = ()
-    one_of: tuple[str, ...] = ()
-    any_of: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     excludes: Mapping[str, tuple[str, ...]] = {}
-    layout: str = ""
     needs_color: bool = False
-
-
-def _call(name: str, api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    return getattr(api.ops, name)(images, **arguments)
-
-
-def _draw(name: str, api: Api, images: Data, arguments: dict[str, Any]) -> Data:
-    return api.draw(getattr(api.ops, name), images, **arguments)
 
 
 def _dali(
     name: str,
-    schema: str,
     about: str,
     *,
     apply: Apply | None = None,
@@ -66,11 +51,10 @@ def _dali(
     leave_out: tuple[str, ...] = (),
     **rest: Any,
 ) -> Operator:
-    """A row for an operator of DALI; `more` are arguments of our own, `rest` the other fields of the row."""
-    known = {
-        k: v for k, v in of_schema(schema).items() if k not in leave_out and not k.endswith(("_z", "_d"))
-    }
-    return Operator(name, about, known | dict(more), apply or functools.partial(_call, name), **rest)
+    """A row for the operator of DALI of this name; `more` are arguments of our own, `rest` other fields."""
+    schema = of_schema(name.title().replace("_", ""))
+    known = {k: v for k, v in schema.items() if k not in leave_out and not k.endswith(("_z", "_d"))}
+    return Operator(name, about, known | dict(more), apply or functools.partial(calls.call, name), **rest)
 
 
 # --- the table ---
@@ -102,7 +86,6 @@ _LAYOUTS = {"hwc": "HWC", "chw": "CHW"}
 _ROWS = (
     _dali(
         "resize",
-        "Resize",
         "to HEIGHTxWIDTH, or by the shorter or the longer side; mode=not_larger, not_smaller or stretch",
         more={
             "size": _SIDES,
@@ -112,7 +95,8 @@ _ROWS = (
         leave_out=("resize_x", "resize_y"),
         first="size",
         aliases={"short": "resize_shorter", "long": "resize_longer", **_INTERP},
-        one_of=("size", "resize_shorter", "resize_longer"),
+        needs=("size", "resize_shorter", "resize_longer"),
+        excludes={"size": ("resize_shorter", "resize_longer"), "resize_shorter": ("resize_longer",)},
     ),
     Operator(
         "fit",
@@ -121,7 +105,7 @@ _ROWS = (
         calls.fit,
         first="size",
         aliases=_INTERP,
-        required=("size",),
+        needs=("size",),
     ),
     Operator(
         "letterbox",
@@ -130,42 +114,38 @@ _ROWS = (
         calls.letterbox,
         first="size",
         aliases=_INTERP,
-        required=("size",),
+        needs=("size",),
     ),
     _dali(
         "crop",
-        "Crop",
         "HEIGHTxWIDTH, from the middle, or where x and y say (0..1: at random); fill pads smaller images",
         apply=calls.crop,
         more={"crop": _SIDES, **_PLACES, **_OUTSIDE},
         first="crop",
         aliases=_CROP_ALIASES,
-        any_of=("crop", "crop_h", "crop_w"),
+        needs=("crop", "crop_h", "crop_w"),
     ),
     _dali(
         "random_resized_crop",
-        "RandomResizedCrop",
         "a random part of random_area and random_aspect_ratio, resized to HEIGHTxWIDTH",
-        apply=functools.partial(_draw, "random_resized_crop"),
+        apply=calls.random_resized_crop,
         more={"size": _FIXED_SIDES, **RANDOM_PART},
         first="size",
         aliases={"area": "random_area", "aspect": "random_aspect_ratio", **_INTERP},
-        required=("size",),
+        needs=("size",),
     ),
     _dali(
         "pad",
-        "Pad",
         "below and to the right, to at least HEIGHTxWIDTH",
         apply=calls.pad,
         more={"shape": _SIDES},
         leave_out=("axes", "axis_names"),
         first="shape",
         aliases={"size": "shape", "fill": "fill_value"},
-        required=("shape",),
+        needs=("shape",),
     ),
     _dali(
         "flip",
-        "Flip",
         "left and right; p and p_vertical are probabilities",
         apply=calls.flip,
         more=dict.fromkeys(calls.FLIP_AXES.values(), _PROBABILITY),
@@ -175,17 +155,15 @@ _ROWS = (
     ),
     _dali(
         "rotate",
-        "Rotate",
         "by degrees, counter-clockwise; the image grows unless keep_size=1",
         leave_out=("axis",),
         more={"size": _SIDES},
         first="angle",
         aliases={"fill": "fill_value", **_INTERP},
-        required=("angle",),
+        needs=("angle",),
     ),
     _dali(
         "warp_affine",
-        "WarpAffine",
         "angle (degrees), shear (degrees, x/y), scale, translate (pixels, x/y); or a matrix of 6 numbers, "
         "from x, y of the result to x, y of the image, with inverse_map=0 the other way",
         apply=calls.warp_affine,
@@ -198,30 +176,22 @@ _ROWS = (
             "translate": Argument("numbers", True, count=2),
         },
         aliases={"fill": "fill_value", **_INTERP},
-        any_of=("matrix", *calls.MOVES),
+        needs=("matrix", *calls.MOVES),
         excludes={"matrix": tuple(calls.MOVES), "inverse_map": tuple(calls.MOVES)},
     ),
     _dali(
         "color_twist",
-        "ColorTwist",
         "brightness, contrast, saturation (factors) and hue (degrees) at once",
         needs_color=True,
     ),
-    _dali("brightness", "Brightness", "times a factor", first="brightness"),
-    _dali("contrast", "Contrast", "a factor about contrast_center", first="contrast"),
-    _dali("saturation", "Saturation", "times a factor", first="saturation", needs_color=True),
-    _dali("hue", "Hue", "turned by degrees", first="hue", needs_color=True),
-    _dali("hsv", "Hsv", "hue (degrees), saturation and value (factors)", needs_color=True),
-    _dali(
-        "gaussian_blur",
-        "GaussianBlur",
-        "sigma and window_size in pixels",
-        first="sigma",
-        any_of=("sigma", "window_size"),
-    ),
+    _dali("brightness", "times a factor", first="brightness"),
+    _dali("contrast", "a factor about contrast_center", first="contrast"),
+    _dali("saturation", "times a factor", first="saturation", needs_color=True),
+    _dali("hue", "turned by degrees", first="hue", needs_color=True),
+    _dali("hsv", "hue (degrees), saturation and value (factors)", needs_color=True),
+    _dali("gaussian_blur", "sigma and window_size in pixels", first="sigma", needs=("sigma", "window_size")),
     _dali(
         "jpeg_compression_distortion",
-        "JpegCompressionDistortion",
         "as saved with a JPEG quality of 1 to 100",
         more={"quality": Argument("whole", True, lowest=1, highest=100)},
         first="quality",
@@ -229,7 +199,6 @@ _ROWS = (
     ),
     _dali(
         "crop_mirror_normalize",
-        "CropMirrorNormalize",
         "crop, mirror with probability p, (pixels - mean) / std for pixels in 0..255; mean=imagenet brings "
         "std=imagenet; output_layout is HWC unless given",
         apply=calls.crop_mirror_normalize,
@@ -246,17 +215,16 @@ _ROWS = (
         first="crop",
         aliases={**_CROP_ALIASES, "layout": "output_layout"},
         excludes={"p": ("mirror",)},
-        layout="output_layout",
     ),
-    _dali("cast", "Cast", "to another dtype; a fraction is rounded", first="dtype", required=("dtype",)),
+    _dali("cast", "to another dtype; a fraction is rounded", first="dtype", needs=("dtype",)),
     Operator(
         "layout",
         "CHW: channels first; HWC: channels last",
-        {"to": Argument("word", names=_LAYOUTS)},
+        {"output_layout": Argument("word", names=_LAYOUTS)},
         calls.layout,
-        first="to",
-        required=("to",),
-        layout="to",
+        first="output_layout",
+        aliases={"to": "output_layout"},
+        needs=("output_layout",),
     ),
 )
 

@@ -12,6 +12,7 @@ print(output.write(samples, total))
 import contextlib
 import csv
 import dataclasses
+import glob
 import itertools
 import math
 import os
@@ -19,7 +20,7 @@ import pathlib
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import tensorflow as tf
@@ -41,7 +42,7 @@ _SHEET_COLUMNS = 8
 _SHEET_WIDTH = 1280  # pixels
 _SUFFIXES = {".npz": "array", ".npy": "array", ".png": "sheet", ".jpg": "sheet", ".jpeg": "sheet"}
 _RECORDS = ".tfrecord"
-_KINDS = "an .npz, .npy, .png, .jpg or .tfrecord file, or a directory"
+ACCEPTED = "an .npz, .npy, .png, .jpg or .tfrecord file, or a directory"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,27 +89,25 @@ class Output:
             "records": self._write_records,
             "directory": self._write_pictures,
         }
-        shown = min(total, SHEET_IMAGES) if self.kind == "sheet" else total
         told = ""
 
         def write(staged: pathlib.Path) -> None:
             nonlocal told
-            rest = _counted(itertools.islice(samples, shown) if shown < total else samples, shown)
-            told = writers[self.kind](staged, rest, total)
-            next(rest, None)  # so that it counts them
+            shown = min(total, SHEET_IMAGES) if self.kind == "sheet" else total
+            told = writers[self.kind](staged, _counted(itertools.islice(samples, shown), shown), total)
 
         directory = pathlib.Path(self.path) if self.kind == "directory" else self.files[0].parent
         try:
             write_into(directory, write)
         except BaseException as error:
             progress.log("")  # a bar that stopped half-way has not ended its line
-            if isinstance(error, OSError):
-                reason = f"{_final_names(str(error.filename or ''))}: {error.strerror or error}"
-            elif isinstance(error, tf.errors.OpError):  # TensorFlow's words for a full disk
-                reason = _final_names(error.message)
-            else:
+            if not isinstance(error, OSError | tf.errors.OpError):
                 raise
-            raise UserError(f"--output={self.path}: {reason.removeprefix(': ')}") from error
+            # TensorFlow's errors have the file in their message.
+            reason = error.message if isinstance(error, tf.errors.OpError) else _reason(error)
+            # Staged files have their final names in messages.
+            reason = re.sub(rf"{re.escape(TEMPORARY)}[^/]*/?", "", reason)
+            raise UserError(f"--output={self.path}: {reason}") from error
         return told
 
     def _write_array(self, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
@@ -127,7 +126,9 @@ class Output:
                 image = sample.image
                 if first is None:
                     first = sample
-                    _write_header(stream, (total, *image.shape), image.dtype)
+                    descr = np.lib.format.dtype_to_descr(image.dtype)
+                    header = {"descr": descr, "fortran_order": False, "shape": (total, *image.shape)}
+                    np.lib.format.write_array_header_1_0(stream, header)
                 if image.shape != first.image.shape or image.dtype != first.image.dtype:
                     raise UserError(
                         f"{first.describe()}, {sample.describe()}: an array needs all of one size and type; a"
@@ -237,15 +238,11 @@ def check_output(
         raise UserError(f"--image_format does nothing for --output={output}: leave it out")
     if num_shards is not None and kind != "records":
         raise UserError(f"--output_shards does nothing for --output={output}: leave it out")
-    if num_shards is not None and num_shards < 1:
-        raise UserError(f"--output_shards={num_shards} is not at least 1")
     if kind == "sheet":
         image_format = "png" if output.lower().endswith(".png") else "jpeg"
     image_format = image_format or IMAGE_FORMATS[0]
     if jpeg_quality is not None and (kind == "array" or image_format != "jpeg"):
         raise UserError(f"--jpeg_quality does nothing for --output={output} without JPEGs: leave it out")
-    if not 1 <= (jpeg_quality or JPEG_QUALITY) <= 100 or jpeg_quality == 0:
-        raise UserError(f"--jpeg_quality={jpeg_quality} is not in 1..100")
     files = [pathlib.Path(output)]
     if num_shards is not None:
         prefix = output.removesuffix(_RECORDS)
@@ -255,14 +252,14 @@ def check_output(
             refuse_other_set(files[0].parent, os.path.basename(prefix), names)
     beside = {"array": ".csv", "records": ".idx"}.get(kind)
     targets = [*files, *(pathlib.Path(f"{file}{beside}") for file in files if beside)]
-    _check_targets(output, kind, targets, overwrite=overwrite, inputs=inputs)
+    _check_targets(kind, targets, overwrite=overwrite, inputs=inputs)
     quality = jpeg_quality or JPEG_QUALITY
     return Output(output, kind, files, image_format, quality, is_bgr, label_names, has_labels)
 
 
 def _kind(output: str, num_shards: int | None) -> str:
     if not output or "\0" in output:
-        raise UserError(f"--output={output!r}: name {_KINDS}")
+        raise UserError(f"--output={output!r}: name {ACCEPTED}")
     suffix = os.path.splitext(output)[1].lower()
     if output.endswith("/") or os.path.isdir(output):
         return "directory"
@@ -271,34 +268,17 @@ def _kind(output: str, num_shards: int | None) -> str:
     if suffix == _RECORDS or num_shards is not None:
         return "records"
     if re.fullmatch(r"\.[a-z][a-z0-9]{0,7}", suffix):
-        raise UserError(f"--output={output}: name {_KINDS} (add a / to {os.path.basename(output)})")
+        raise UserError(f"--output={output}: name {ACCEPTED} (add a / to {os.path.basename(output)})")
     return "directory"
 
 
 def _check_targets(
-    output: str,
-    kind: str,
-    targets: Sequence[pathlib.Path],
-    *,
-    overwrite: bool,
-    inputs: Sequence[str | os.PathLike],
+    kind: str, targets: Sequence[pathlib.Path], *, overwrite: bool, inputs: Sequence[str | os.PathLike]
 ) -> None:
-    """UserError where files cannot be written, exist or are the input; `targets`: files, or one directory."""
-    parent = targets[0] if kind == "directory" else targets[0].parent
-    existing = next(path for path in (parent, *parent.absolute().parents) if os.path.lexists(path))
-    if not existing.is_dir():
-        raise UserError(f"--output={output}: {existing} is no directory")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"--output={output}: nothing can be written to {existing}")
+    """UserError where `targets`, files or one directory, exist or are the input."""
     for target in filter(os.path.lexists, targets):
-        if kind == "directory":
-            try:
-                if not any(target.iterdir()):
-                    continue
-            except OSError as error:
-                raise UserError(f"--output={output}: {error.strerror}") from error
-        elif target.is_dir():
-            raise UserError(f"--output={target} is a directory: name another file")
+        if os.path.isdir(target) and not glob.glob("*", root_dir=target, include_hidden=True):
+            continue
         real = pathlib.Path(os.path.realpath(target))
         for given in inputs:
             path = pathlib.Path(os.path.realpath(given))
@@ -310,22 +290,15 @@ def _check_targets(
 
 
 def _counted(samples: Iterable[Sample], total: int) -> Iterator[Sample]:
-    """The same samples, with a progress bar; ValueError unless there are `total`."""
+    """The same samples, with a progress bar."""
     bar = progress.Bar("Preprocessing", total)
-    count = 0
     for sample in samples:
-        if count == total:
-            raise ValueError(f"more samples came than the {total} promised")
-        yield sample
-        count += 1
         bar.step()
-    if count < total:
-        raise ValueError(f"{count} samples came where {total} were promised")
+        yield sample
 
 
-def _final_names(text: str) -> str:
-    """A message in which staged files have their final names."""
-    return re.sub(rf"{re.escape(TEMPORARY)}[^/]*/?", "", text)
+def _reason(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
 
 
 @contextlib.contextmanager
@@ -340,8 +313,3 @@ def _array_stream(path: pathlib.Path) -> Iterator[BinaryIO]:
         archive.open("images.npy", "w", force_zip64=True) as stream,
     ):
         yield stream
-
-
-def _write_header(stream: BinaryIO, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    fields: dict[str, Any] = {"fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, {"descr": np.lib.format.dtype_to_descr(dtype), **fields})

@@ -19,7 +19,7 @@ import nvidia.dali.plugin.tf as dali_tf
 import tensorflow as tf
 from nvidia import dali
 
-from common.errors import UserError, unknown
+from common.errors import UserError
 from common.readers import shard_range
 from tools.preprocessing import chain, reading
 from tools.preprocessing.apis import GRAPH, Api, Data, Dynamic
@@ -75,7 +75,7 @@ class Preprocessor:
             )
         self.source = source
         parsed = chain.parse(ops, is_decoded=source.is_decoded)
-        self.chain = fuse(parsed, is_decoded=source.is_decoded, device=device)
+        self.chain = parsed if source.is_decoded else fuse(parsed, device=device)
         self.batch_size = batch_size
         self._first, end = shard_range(source.size, shard_id, num_shards)
         self.size = end - self._first
@@ -91,11 +91,11 @@ class Preprocessor:
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
         """Built; its outputs are images, and labels int32 (). It never ends: `size` is one epoch."""
-        return self._build(self._read, checkpointing=True)
+        return self._build()
 
     def restored(self, checkpoint: str) -> dali.Pipeline:
         """Continues where `pipeline.checkpoint()` of an equal pipeline was taken: order and draws."""
-        return self._build(self._read, checkpointing=True, checkpoint=checkpoint)
+        return self._build(checkpoint=checkpoint)
 
     def dynamic(self, *, epochs: int = 1) -> Iterator[tuple[ndd.Batch, ndd.Batch]]:
         """Batches of images and labels, made as they are asked for; the last of an epoch may be shorter."""
@@ -114,10 +114,8 @@ class Preprocessor:
             api: "pipeline" or "dynamic".
 
         Raises:
-            UserError: no such api; an image that an operator refuses, by its name.
+            UserError: an image that an operator refuses, by its name.
         """
-        if api not in APIS:
-            raise unknown("api", api, APIS)
         if self._training:
             raise ValueError("training order has no positions: read `pipeline` or `dynamic`")
         position = self._first
@@ -135,14 +133,12 @@ class Preprocessor:
             for images, _ in self.dynamic():
                 yield from map(np.array, images.cpu().tensors)
             return
-        left = self.size
         # Not `self.pipeline`, which may be anywhere in its epoch.
-        pipeline = self._build(self._read, checkpointing=False)
-        while left:
+        pipeline = self._build(checkpointing=False)
+        for begin in range(0, self.size, self.batch_size):
             images = pipeline.run()[0].as_cpu()
-            for i in range(min(len(images), left)):
+            for i in range(min(self.batch_size, self.size - begin)):
                 yield np.array(images[i])
-            left -= min(len(images), left)
 
     # --- TensorFlow ---
 
@@ -152,7 +148,7 @@ class Preprocessor:
         A source that Python reads goes through DALIDatasetWithInputs, whose position cannot be saved.
         """
         inputs: dict[str, Any] = {}
-        make, read = dali_tf.DALIDataset, self._read
+        make, read = dali_tf.DALIDataset, None
         if isinstance(self._call, reading.PythonCall):
             make = dali_tf.experimental.DALIDatasetWithInputs
             read, inputs["input_datasets"] = reading.tf_inputs(self._call, self.batch_size)
@@ -173,11 +169,12 @@ class Preprocessor:
 
     # --- inside ---
 
-    def _read(self) -> tuple[Any, Any]:
-        return reading.in_graph(self._call)
-
     def _build(
-        self, read: Callable[[], tuple[Any, Any]], *, checkpointing: bool, checkpoint: str | None = None
+        self,
+        read: Callable[[], tuple[Any, Any]] | None = None,
+        *,
+        checkpointing: bool = True,
+        checkpoint: str | None = None,
     ) -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
@@ -190,7 +187,7 @@ class Preprocessor:
             checkpoint=checkpoint,
         )
         with pipeline:
-            encoded, labels = read()
+            encoded, labels = read() if read else reading.in_graph(self._call)
             images = self._apply(GRAPH, encoded)
             pipeline.set_outputs(images, labels.gpu() if self._device == "gpu" else labels)
         pipeline.build()

@@ -2,7 +2,6 @@
 
 import io
 import os
-import pathlib
 import re
 from typing import NamedTuple
 
@@ -24,27 +23,19 @@ class Sample(NamedTuple):
         name: of the source image: "cats/a.jpg", a record's key, ...
         label: -1 for none.
         image: (H, W, C), (H, W), or (C, H, W); any dtype.
-        layout: of the image as DALI names it: "HWC", "HW", "CHW"; "" leaves it to the shape.
+        layout: of the image: "HWC" or "CHW".
     """
 
     position: int
     name: str
     label: int
     image: np.ndarray
-    layout: str = ""
+    layout: str = "HWC"
 
     def describe(self) -> str:
         """Which sample it is, its dtype and shape, for messages."""
         shape = " x ".join(map(str, self.image.shape))
-        layout = f" ({self.known_layout()})" if self.known_layout() else ""
-        return f"image {self.position} ({self.name!r}) is {self.image.dtype} {shape}{layout}"
-
-    def known_layout(self) -> str:
-        """`layout`, or else what the shape suggests; "" for neither."""
-        shape = self.image.shape
-        if not self.layout and len(shape) == 3:
-            return "CHW" if shape[0] in (1, 3) and shape[2] not in (1, 3) else "HWC"
-        return self.layout or ("HW" if len(shape) == 2 else "")
+        return f"image {self.position} ({self.name!r}) is {self.image.dtype} {shape} ({self.layout})"
 
 
 def to_picture(sample: Sample, *, is_bgr: bool = False) -> np.ndarray:
@@ -56,9 +47,9 @@ def to_picture(sample: Sample, *, is_bgr: bool = False) -> np.ndarray:
     image = sample.image
     if image.dtype != np.uint8:
         wanted = "uint8: leave crop_mirror_normalize and cast out of --ops"
-    elif sample.known_layout() == "CHW":
+    elif sample.layout == "CHW":
         wanted = "height x width x channels: leave layout:CHW out of --ops"
-    elif image.ndim not in (2, 3) or image.shape[2:] not in ((), (1,), (3,)) or not image.size:
+    elif image.shape[2:] not in ((), (1,), (3,)) or not image.size:
         wanted = "height x width x 3 or 1, not empty: change --ops"
     else:
         if image.shape[2:] == (1,):
@@ -88,7 +79,6 @@ class FileNames:
     def __init__(self, suffix: str):
         self._suffix = suffix
         self._files: set[str] = set()
-        self._folders: set[str] = set()
         self._numbers: dict[str, int] = {}
 
     def of(self, name: str) -> str:
@@ -97,16 +87,13 @@ class FileNames:
         if parts:
             parts[-1] = _SUFFIX.sub("", parts[-1])
         parts = [_safe(part) for part in parts] or ["image"]
-        if any(str(folder) in self._files for folder in pathlib.PurePosixPath(*parts).parents):
-            parts = [_safe("_".join(parts))]
-        stem = pathlib.PurePosixPath(*parts)
-        candidate, number = f"{stem}{self._suffix}", self._numbers.get(str(stem), 1)
-        while candidate in self._files or candidate in self._folders:
+        stem = "/".join(parts)
+        candidate, number = f"{stem}{self._suffix}", self._numbers.get(stem, 1)
+        while candidate in self._files:
             number += 1
             candidate = f"{stem}-{number}{self._suffix}"
-        self._numbers[str(stem)] = number
+        self._numbers[stem] = number
         self._files.add(candidate)
-        self._folders |= {str(folder) for folder in stem.parents}
         return candidate
 
 

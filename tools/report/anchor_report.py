@@ -13,9 +13,9 @@ from common import grid_matching
 from common.anchors import Anchors
 from common.annotations import Annotations
 from common.box_encoder import MATCH_IOU, MAX_INSTANCES
-from common.evaluation import anchor_fit, ap_ceiling
-from common.evaluation.anchor_fit import Fit
-from common.evaluation.ap_ceiling import BoxGroup
+from yolov4 import anchor_fit, ap_ceiling
+from yolov4.anchor_fit import Fit
+from yolov4.ap_ceiling import BoxGroup
 
 SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # of anchors that are tried
 MAX_TRIED_BOXES = 20_000  # of the sample: more would not change the choice

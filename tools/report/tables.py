@@ -10,10 +10,10 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
-from common.evaluation.ap_ceiling import BoxGroup, ceiling_lines
 from common.issues import KINDS, Finding, Severity
 from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import QUANTILES, DataStatistics
+from yolov4.ap_ceiling import BoxGroup, ceiling_lines
 
 COLUMNS = 100
 CLASS_ROWS = 12  # classes in the text; the page has all
@@ -179,7 +179,7 @@ def conclusion(anchors: AnchorReport) -> list[str]:
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """What stops first, notes last."""
-    return sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.NOTE))
+    return sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.WARNING))
 
 
 def findings_text(findings: Iterable[Finding]) -> str:

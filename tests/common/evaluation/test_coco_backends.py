@@ -164,7 +164,7 @@ def test_no_detections_or_none_that_count(faster, backend):
     foreign = {"image_id": truth["images"][0]["id"], "category_id": 1, "bbox": [0, 0, 9, 9], "score": 0.5}
     absent = foreign | {"category_id": IDS[-1]}
     for detections in ([], [foreign], [absent]):
-        metrics = coco_metrics.evaluate(truth, detections, backend)
+        metrics = coco_metrics.score(truth, detections, backend).metrics
         assert [metrics[name] for name in coco_metrics.NAMES] == [0.0] * 12
 
 
@@ -172,7 +172,7 @@ def test_both_refuse_data_without_boxes(faster):
     truth = hard_truth(np.random.default_rng(0))
     for backend in ("pycocotools", "faster"):
         with pytest.raises(UserError, match="hold no box"):
-            coco_metrics.evaluate(truth | {"annotations": []}, [], backend)
+            coco_metrics.score(truth | {"annotations": []}, [], backend)
 
 
 def test_sizes_without_truth_are_minus_one_with_both(faster):
@@ -180,7 +180,7 @@ def test_sizes_without_truth_are_minus_one_with_both(faster):
     truth = hard_truth(rng)
     truth["annotations"] = [a for a in truth["annotations"] if a["area"] > 96**2]
     found = hard_detections(truth, rng)
-    ours, theirs = (coco_metrics.evaluate(truth, found, name) for name in ("faster", "pycocotools"))
+    ours, theirs = (coco_metrics.score(truth, found, name).metrics for name in ("faster", "pycocotools"))
     assert numbers(ours) == pytest.approx(numbers(theirs), abs=1e-12, rel=0)
     assert ours["APs"] == ours["APm"] == ours["ARm"] == coco_metrics.NO_TRUTH
 
@@ -190,7 +190,7 @@ def test_a_perfect_detector_is_perfect_with_both(faster):
     truth["annotations"] = [a for a in truth["annotations"] if min(a["bbox"][2:]) > 0 and not a["iscrowd"]]
     keys = ("image_id", "category_id", "bbox")
     found = [{key: a[key] for key in keys} | {"score": 0.5} for a in truth["annotations"]]
-    assert coco_metrics.evaluate(truth, found, "faster")["AP"] == pytest.approx(1.0, abs=1e-12)
+    assert coco_metrics.score(truth, found, "faster").metrics["AP"] == pytest.approx(1.0, abs=1e-12)
 
 
 def test_the_truth_is_not_touched_and_nothing_is_printed(faster, capfd):
@@ -206,16 +206,16 @@ def test_the_truth_is_not_touched_and_nothing_is_printed(faster, capfd):
 
 def test_garbage_is_collected_again_afterwards(monkeypatch):
     truth = hard_truth(np.random.default_rng(0))
-    coco_metrics.evaluate(truth, [])
+    coco_metrics.score(truth, [])
     assert gc.isenabled()
 
     def fail(*_):
         assert not gc.isenabled()
         raise KeyError
 
-    monkeypatch.setattr(coco_backends, "_to_dicts", fail)
+    monkeypatch.setattr(coco_backends, "COCO", fail)
     with pytest.raises(KeyError):
-        coco_metrics.evaluate(truth, [])
+        coco_metrics.score(truth, [])
     assert gc.isenabled()
 
 
@@ -228,7 +228,7 @@ def test_a_backend_that_is_not_installed_is_one_line(monkeypatch):
     with pytest.raises(UserError, match=line):
         coco_backends.check("faster")
     with pytest.raises(UserError, match=line):
-        coco_metrics.evaluate(hard_truth(np.random.default_rng(0)), [], "faster")
+        coco_metrics.score(hard_truth(np.random.default_rng(0)), [], "faster")
     coco_backends.check("pycocotools")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.6.5")
     with pytest.raises(UserError, match=r"installed: 1\.6\.5"):

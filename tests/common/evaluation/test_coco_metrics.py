@@ -96,7 +96,7 @@ def by_pycocotools(truth, detections):
 def test_equals_pycocotools_run_directly(seed):
     truth = make_truth(seed)
     detections = make_detections(truth, seed)
-    metrics = coco_metrics.evaluate(truth, detections)
+    metrics = coco_metrics.score(truth, detections).metrics
     stats, precision = by_pycocotools(truth, detections)
     assert [metrics[name] for name in coco_metrics.NAMES] == stats.tolist()
     assert 0.05 < metrics["AP"] < 0.95
@@ -110,7 +110,7 @@ def test_equals_pycocotools_run_directly(seed):
 
 def test_truth_fed_back_is_perfect():
     truth = make_truth()
-    metrics = coco_metrics.evaluate(truth, perfect(truth))
+    metrics = coco_metrics.score(truth, perfect(truth)).metrics
     assert [metrics[name] for name in ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")] == [1.0] * 7
     assert all(row["AP"] == 1.0 for row in metrics["per_class"].values())
 
@@ -120,7 +120,7 @@ def test_truth_of_real_photographs_fed_back_is_perfect():
     if not path.exists():
         pytest.skip(f"no data at {path}: set DETECTION_TEST_DATA")
     truth = json.loads(path.read_text())
-    metrics = coco_metrics.evaluate(truth, perfect(truth))
+    metrics = coco_metrics.score(truth, perfect(truth)).metrics
     assert metrics["AP"] == 1.0
     absent = [row for row in metrics["per_class"].values() if row["num_boxes"] == 0]
     assert absent
@@ -147,7 +147,7 @@ def test_to_results_gives_back_the_truth_in_pixels_and_category_ids():
     sizes = np.tile(np.array([[480, 640]], np.int32), (len(ids), 1))
     seen = set()
     results = coco_metrics.to_results(boxes, scores, classes, ids, sizes, label_map, seen)
-    assert coco_metrics.evaluate(truth, results)["AP"] == 1.0
+    assert coco_metrics.score(truth, results).metrics["AP"] == 1.0
     for result, annotation in zip(results, truth["annotations"], strict=True):
         assert result["category_id"] == annotation["category_id"]
         np.testing.assert_allclose(result["bbox"], annotation["bbox"], atol=0.011)
@@ -201,12 +201,12 @@ def test_detections_that_are_not_finite_are_refused_with_the_image(bad, place):
     truth = make_truth()
     detection = {"image_id": 107, "category_id": 2, "bbox": list(box), "score": score}
     with pytest.raises(ValueError, match="image 107"):
-        coco_metrics.evaluate(truth, [*perfect(truth), detection])
+        coco_metrics.score(truth, [*perfect(truth), detection])
     one_image(box, [-1], [score])  # padding may hold anything
 
 
 def test_no_detections_are_zero_not_an_error():
-    metrics = coco_metrics.evaluate(make_truth(), [])
+    metrics = coco_metrics.score(make_truth(), []).metrics
     assert [metrics[name] for name in coco_metrics.NAMES] == [0.0] * 12
     assert all(row["AP"] == row["AP50"] == 0.0 for row in metrics["per_class"].values())
 
@@ -217,12 +217,12 @@ def test_no_ground_truth_is_said():
         annotation["iscrowd"] = 1
     for annotations in ([], truth["annotations"]):
         with pytest.raises(UserError, match="evaluation data hold no box"):
-            coco_metrics.evaluate(truth | {"annotations": annotations}, make_detections(make_truth()))
+            coco_metrics.score(truth | {"annotations": annotations}, make_detections(make_truth()))
 
 
 def test_an_image_that_is_not_in_the_ground_truth_is_named():
     with pytest.raises(ValueError, match="image 5 "):
-        coco_metrics.evaluate(
+        coco_metrics.score(
             make_truth(), [{"image_id": 5, "category_id": 2, "bbox": [0, 0, 1, 1], "score": 1.0}]
         )
 
@@ -230,7 +230,7 @@ def test_an_image_that_is_not_in_the_ground_truth_is_named():
 def test_sizes_without_truth_are_minus_one_and_shown_as_such():
     truth = make_truth()
     truth["annotations"] = [a for a in truth["annotations"] if a["area"] > 32**2 and a["category_id"] != 5]
-    metrics = coco_metrics.evaluate(truth, perfect(truth))
+    metrics = coco_metrics.score(truth, perfect(truth)).metrics
     assert metrics["APs"] == metrics["ARs"] == coco_metrics.NO_TRUTH
     assert metrics["AP"] == 1.0  # the class without truth does not count
     assert metrics["per_class"]["ring"] == {"AP": -1.0, "AP50": -1.0, "num_boxes": 0}
@@ -247,7 +247,7 @@ def test_missing_area_and_iscrowd_are_filled_in_and_the_truth_is_not_touched():
         del annotation["area"], annotation["iscrowd"]
     before = copy.deepcopy(bare)
     detections = make_detections(truth)
-    assert coco_metrics.evaluate(bare, detections) == coco_metrics.evaluate(truth, detections)
+    assert coco_metrics.score(bare, detections).metrics == coco_metrics.score(truth, detections).metrics
     assert bare == before
 
 
@@ -257,7 +257,7 @@ def test_the_order_of_detections_does_not_matter_even_with_equal_scores(tmp_path
     for detection in detections:
         detection["score"] = round(detection["score"], 1)
     shuffled = [detections[i] for i in np.random.default_rng(0).permutation(len(detections))]
-    assert coco_metrics.evaluate(truth, detections) == coco_metrics.evaluate(truth, shuffled)
+    assert coco_metrics.score(truth, detections).metrics == coco_metrics.score(truth, shuffled).metrics
     coco_metrics.write_detections(shuffled, tmp_path / "x.json")
     expected = sorted(detections, key=lambda d: (d["image_id"], d["category_id"], -d["score"], d["bbox"]))
     assert json.loads((tmp_path / "x.json").read_text()) == expected
@@ -268,7 +268,7 @@ def test_files_have_the_same_bytes_every_time(tmp_path):
     detections = make_detections(truth)
     for run, order in enumerate((detections, detections[::-1])):
         coco_metrics.write_detections(order, tmp_path / f"detections{run}.json")
-        coco_metrics.write_metrics(coco_metrics.evaluate(truth, order), tmp_path / f"metrics{run}.json")
+        coco_metrics.write_metrics(coco_metrics.score(truth, order).metrics, tmp_path / f"metrics{run}.json")
     assert (tmp_path / "detections0.json").read_bytes() == (tmp_path / "detections1.json").read_bytes()
     assert (tmp_path / "metrics0.json").read_bytes() == (tmp_path / "metrics1.json").read_bytes()
     written = json.loads((tmp_path / "detections0.json").read_text())
@@ -324,6 +324,6 @@ def test_the_area_under_the_curves_is_ap50():
 
 def test_nothing_is_printed(capfd):
     truth = make_truth()
-    coco_metrics.evaluate(truth, make_detections(truth))
-    coco_metrics.evaluate(truth, [])
+    coco_metrics.score(truth, make_detections(truth))
+    coco_metrics.score(truth, [])
     assert capfd.readouterr() == ("", "")

@@ -13,7 +13,7 @@ from common.training import model_metadata
 
 MADE = {"app": "yolov4", "label_map": {"names": ["car", "Ärger"]}, "AP": 0.1 + 0.2, "export": {"nms": "none"}}
 BODY = np.random.default_rng(5).integers(0, 256, 400, np.uint8).tobytes()
-SEALED = json.loads(model_metadata.seal(json.dumps(MADE), [BODY]))
+SEALED = json.loads(model_metadata.seal(MADE, [BODY]))
 
 
 def write_tflite(path: pathlib.Path) -> None:
@@ -27,7 +27,7 @@ def write_onnx(path: pathlib.Path) -> None:
     weights = onnx.helper.make_tensor("w", onnx.TensorProto.UINT8, [len(BODY)], BODY, raw=True)
     model = onnx.helper.make_model(onnx.helper.make_graph([], "weights", [], [], [weights]))
     body = model.SerializeToString()
-    text = model_metadata.seal(json.dumps(MADE), [body])
+    text = model_metadata.seal(MADE, [body])
     path.write_bytes(body + model_metadata.onnx_field(text))
     onnx.checker.check_model(onnx.load(path))  # protocol buffers may be continued like this
 
@@ -37,7 +37,7 @@ def write_saved_model(path: pathlib.Path) -> None:
     (path / "saved_model.pb").write_bytes(BODY[:99])
     (path / "variables" / "variables.data-00000-of-00001").write_bytes(BODY)
     folder = path / model_metadata.SAVED_MODEL_FOLDER
-    text = model_metadata.seal(json.dumps(MADE), model_metadata.directory_body(path))
+    text = model_metadata.seal(MADE, model_metadata.directory_body(path))
     folder.mkdir()
     (folder / model_metadata.FILE).write_text(text)
 

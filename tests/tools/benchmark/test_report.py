@@ -5,8 +5,8 @@ import copy
 import pytest
 
 from tools.benchmark import report, summary
-from tools.benchmark.rounds import Measured, Window
-from tools.benchmark.summary import CutCost
+from tools.benchmark.stages import Cost, Cut, summarize
+from tools.benchmark.summary import Window
 
 CORES = 2.0
 
@@ -14,7 +14,7 @@ CORES = 2.0
 def candidate(*rates: float, cpu_ms: float, peak: int = 500_000_000) -> dict:
     """What runs at these rates, with so much CPU time an image: windows of 10 s."""
     windows = [Window(round(10 * rate), 10.0, 10 * rate * cpu_ms / 1000) for rate in rates]
-    return summary.candidate(Measured(windows, peak, ""))
+    return summary.candidate(windows, peak)
 
 
 def record(gpus: tuple[str, ...] = (), threads: int = 2, stages: dict | None = None, **candidates) -> dict:
@@ -27,18 +27,18 @@ def record(gpus: tuple[str, ...] = (), threads: int = 2, stages: dict | None = N
         "candidates": found,
         "stages": stages or {},
         "inference": {},
+        "other_cores": summary.other_cores(found),
     }
     return made | {"verdict": report.verdict(made)}
 
 
 def test_numbers_of_a_candidate():
     windows = [Window(100, 10.0, 5.0), Window(40, 5.0, 4.0), Window(120, 10.0, 9.0)]
-    found = summary.candidate(Measured(windows, 7, ""))
+    found = summary.candidate(windows, 7)
     assert found["images_per_second"] == {"median": 10.0, "min": 8.0, "max": 12.0}
     assert found["cpu_ms_per_image"] == pytest.approx({"median": 75.0, "min": 50.0, "max": 100.0})
     assert found["cores"] == pytest.approx({"median": 0.8, "min": 0.5, "max": 0.9})
     assert found["peak_bytes"] == 7 and len(found["windows"]) == 3
-    assert summary.candidate(Measured([], 0, "no GPU")) == {"error": "no GPU"}
 
 
 def test_ratios_are_the_median_of_the_rounds_not_the_ratio_of_medians():
@@ -49,21 +49,15 @@ def test_ratios_are_the_median_of_the_rounds_not_the_ratio_of_medians():
 
 
 def test_stages_are_differences_round_by_round():
+    def cost(*values):
+        return {cut.stage: Cost(*each) for cut, each in zip(cuts, values, strict=True)}
+
+    cuts = [Cut("read", int), Cut("decode", int), Cut("op", int, "decode"), Cut("end", int)]
     rounds = [
-        [
-            CutCost("read", 1.0, 2.0),
-            CutCost("decode", 4.0, 4.0),
-            CutCost("op", 14.0, 9.0, "decode"),
-            CutCost("end", 6.0, 5.0),
-        ],
-        [
-            CutCost("read", 2.0, 2.0),
-            CutCost("decode", 6.0, 5.0),
-            CutCost("op", 12.0, 9.0, "decode"),
-            CutCost("end", 7.0, 5.0),
-        ],
+        cost((1.0, 2.0), (4.0, 4.0), (14.0, 9.0), (6.0, 5.0)),
+        cost((2.0, 2.0), (6.0, 5.0), (12.0, 9.0), (7.0, 5.0)),
     ]
-    found = {stage["stage"]: stage for stage in summary.stages(rounds)}
+    found = {stage["stage"]: stage for stage in summarize(cuts, rounds)}
     assert found["read"]["cpu_ms_per_image"] == {"median": 1.5, "min": 1.0, "max": 2.0}
     assert found["decode"]["cpu_ms_per_image"] == {"median": 3.5, "min": 3.0, "max": 4.0}
     assert found["op"]["cpu_ms_per_image"] == {"median": 8.0, "min": 6.0, "max": 10.0}
@@ -163,7 +157,7 @@ def test_verdict_compares_loaders_and_knows_what_is_no_difference():
 
 def test_verdict_says_that_other_work_ran():
     windows = [Window(100, 10.0, 15.0, other) for other in (1.0, 6.0, 7.0)]
-    busy = summary.candidate(Measured(windows, 1, ""))
+    busy = summary.candidate(windows, 1)
     assert record(data_dali_cpu=busy)["verdict"] == [
         "Other work took 0.6 of 2 cores: measure again where nothing else runs."
     ]

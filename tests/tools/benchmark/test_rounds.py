@@ -30,8 +30,8 @@ def python(code: str, *arguments: object) -> list[str]:
     return [sys.executable, "-u", "-c", code, *map(str, arguments)]
 
 
-def measure(tmp_path: pathlib.Path, commands: list[Command], **options) -> dict[str, rounds.Measured]:
-    options = {"rounds": 2, "seconds": 0.1, "logs": tmp_path, "log": lambda _: None} | options
+def measure(tmp_path: pathlib.Path, commands: list[Command], **options) -> dict[str, dict]:
+    options = {"rounds": 2, "seconds": 0.1, "logs": tmp_path} | options
     return rounds.measure(commands, **options)
 
 
@@ -56,11 +56,11 @@ def test_one_runs_at_a_time_and_every_second_round_backwards(tmp_path):
     turns += [name for (_, before), (_, name) in itertools.pairwise(steps) if name != before]
     assert "".join(turns) == "abcbabc"  # two turns of c meet, and two of a
     for name, log in zip("abc", logs, strict=True):
-        windows = measured[name].windows
-        assert len(windows) == 3 and measured[name].error == ""
-        assert all(window.images % 4 == 0 and window.images > 0 for window in windows)
-        assert sum(window.images for window in windows) <= 4 * len(log.read_text().splitlines())
-        assert all(window.seconds >= 0.1 for window in windows)
+        windows = measured[name]["windows"]
+        assert len(windows) == 3
+        assert all(window["images"] % 4 == 0 and window["images"] > 0 for window in windows)
+        assert sum(window["images"] for window in windows) <= 4 * len(log.read_text().splitlines())
+        assert all(window["seconds"] >= 0.1 for window in windows)
 
 
 def test_steps_that_were_ready_before_are_not_counted(tmp_path):
@@ -70,8 +70,8 @@ print("ready")
 for _ in range(3): print("step 1000000")
 while True: time.sleep(0.001); print("step 1")
 """
-    (window,) = measure(tmp_path, [Command("a", python(code), settle=4)], rounds=1)["a"].windows
-    assert 0 < window.images < 1000000
+    (window,) = measure(tmp_path, [Command("a", python(code), settle=4)], rounds=1)["a"]["windows"]
+    assert 0 < window["images"] < 1000000
 
 
 def test_cpu_time_and_memory_are_those_of_all_its_processes(tmp_path):
@@ -89,22 +89,21 @@ print("ready")
 while True: os.read(read, 1); print("step 2")
 """
     measured = measure(tmp_path, [Command("a", python(code))], rounds=1, seconds=0.5)["a"]
-    (window,) = measured.windows
-    assert window.cpu_seconds / window.images == pytest.approx(0.01, rel=0.5)
-    assert measured.peak_bytes > 100_000_000
-    assert 0 <= window.other_cpu_seconds <= os.cpu_count() * (window.seconds + 1)
+    (window,) = measured["windows"]
+    assert window["cpu_seconds"] / window["images"] == pytest.approx(0.01, rel=0.5)
+    assert measured["peak_bytes"] > 100_000_000
+    assert 0 <= window["other_cpu_seconds"] <= os.cpu_count() * (window["seconds"] + 1)
 
 
 def test_work_of_others_is_seen(tmp_path):
     busy = subprocess.Popen(python("while True: pass"))
     try:
-        (window,) = measure(tmp_path, [Command("a", python(LOGGING, tmp_path / "log"))], rounds=1, seconds=1)[
-            "a"
-        ].windows
+        command = Command("a", python(LOGGING, tmp_path / "log"))
+        (window,) = measure(tmp_path, [command], rounds=1, seconds=1)["a"]["windows"]
     finally:
         busy.kill()
         busy.wait()
-    assert window.other_cpu_seconds > 0.3
+    assert window["other_cpu_seconds"] > 0.3
 
 
 FAILURES = {
@@ -123,14 +122,22 @@ def test_one_that_fails_is_a_line_and_the_others_go_on(tmp_path, monkeypatch, fa
     code, line = FAILURES[failure]
     commands = [Command("bad", python(code)), Command("good", python(LOGGING, tmp_path / "log"))]
     measured = measure(tmp_path, commands)
-    assert line in measured["bad"].error and "\n" not in measured["bad"].error
-    assert measured["bad"].windows == []
-    assert len(measured["good"].windows) == 2 and measured["good"].error == ""
+    assert list(measured["bad"]) == ["error"]
+    assert line in measured["bad"]["error"] and "\n" not in measured["bad"]["error"]
+    assert len(measured["good"]["windows"]) == 2
 
 
 def test_one_that_cannot_be_started_is_a_line(tmp_path):
     measured = measure(tmp_path, [Command("a", ["/no/such/program"])])
-    assert measured["a"].error == "cannot be started: No such file or directory: /no/such/program"
+    error = "cannot be started: No such file or directory: /no/such/program"
+    assert measured == {"a": {"error": error}}
+
+
+def test_a_result_is_one_line_of_json(tmp_path):
+    command = Command("stages", python("import time; print('[1, 2]'); time.sleep(100)"))
+    assert rounds.result(command, tmp_path) == [1, 2]
+    found = rounds.result(Command("stages", python("import sys; sys.exit('error: no data')")), tmp_path)
+    assert found == {"error": "exit code 1: no data"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
@@ -142,15 +149,14 @@ def test_nobody_is_left_behind(tmp_path, number):
 import pathlib, sys
 from tools.benchmark import rounds
 commands = [rounds.Command(name, [sys.executable, "-uc", {candidate!r}, {mark!r}]) for name in "abc"]
-rounds.measure(commands, rounds=1000, seconds=1, logs=pathlib.Path({str(tmp_path)!r}), log=print)
+rounds.measure(commands, rounds=1000, seconds=1, logs=pathlib.Path({str(tmp_path)!r}))
 """)
     process = subprocess.Popen(
         [sys.executable, "-u", program],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
-    for line in process.stdout:
+    for line in process.stderr:
         if b"starting c" in line:
             break
     deadline = time.monotonic() + 60
@@ -158,7 +164,7 @@ rounds.measure(commands, rounds=1000, seconds=1, logs=pathlib.Path({str(tmp_path
         time.sleep(0.02)
     process.send_signal(number)
     process.wait()
-    process.stdout.close()
+    process.stderr.close()
     deadline = time.monotonic() + 60
     while alive(mark) and time.monotonic() < deadline:
         time.sleep(0.02)

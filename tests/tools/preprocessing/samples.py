@@ -14,7 +14,7 @@ def images(count, shape=(20, 31, 3), dtype=np.uint8):
     return [random.normal(size=shape).astype(dtype) for _ in range(count)]
 
 
-def samples(of, names=None, labels=None, layout=""):
+def samples(of, names=None, labels=None, layout="HWC"):
     """The images `of` as samples, one at a time."""
     names = names or [f"{i}.jpg" for i in range(len(of))]
     labels = labels or [-1] * len(of)

@@ -3,6 +3,7 @@
 Each `write_*` takes an empty directory, encoded images and their labels, and returns (--input, names).
 """
 
+import functools
 import io
 import json
 import os
@@ -119,17 +120,13 @@ def write_tfrecord(directory, images, labels):
     return os.fspath(directory / "*.tfrecord"), names
 
 
-def _messages(package, **messages):
-    """Classes of protobuf: {name: [(field, number, type, label, message)]}."""
-    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto2")
+def _messages(package, syntax, **messages):
+    """Classes of protobuf: {name: [(field, number, type, label)]}."""
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax=syntax)
     for name, fields in messages.items():
         message = file.message_type.add(name=name)
-        for field, number, kind, label, of, packed in fields:
-            added = message.field.add(name=field, number=number, type=kind, label=label)
-            if of:
-                added.type_name = f".{package}.{of}"
-            if packed:
-                added.options.packed = True
+        for field, number, kind, label in fields:
+            message.field.add(name=field, number=number, type=kind, label=label)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return [
@@ -141,27 +138,28 @@ _F = descriptor_pb2.FieldDescriptorProto
 _ONE, _MANY = _F.LABEL_OPTIONAL, _F.LABEL_REPEATED
 (Datum,) = _messages(
     "caffe",
+    "proto2",
     Datum=[
-        *((name, i, _F.TYPE_INT32, _ONE, None, False) for name, i in (("channels", 1), ("height", 2))),
-        ("width", 3, _F.TYPE_INT32, _ONE, None, False),
-        ("data", 4, _F.TYPE_BYTES, _ONE, None, False),
-        ("label", 5, _F.TYPE_INT32, _ONE, None, False),
-        ("float_data", 6, _F.TYPE_FLOAT, _MANY, None, False),
-        ("encoded", 7, _F.TYPE_BOOL, _ONE, None, False),
+        *((name, i, _F.TYPE_INT32, _ONE) for i, name in enumerate(("channels", "height", "width"), 1)),
+        ("data", 4, _F.TYPE_BYTES, _ONE),
+        ("label", 5, _F.TYPE_INT32, _ONE),
+        ("float_data", 6, _F.TYPE_FLOAT, _MANY),
+        ("encoded", 7, _F.TYPE_BOOL, _ONE),
     ],
 )
 TensorProto, TensorProtos = _messages(
     "caffe2",
+    "proto3",  # numbers are packed, as Caffe2's are
     TensorProto=[
-        ("dims", 1, _F.TYPE_INT64, _MANY, None, False),
-        ("data_type", 2, _F.TYPE_INT32, _ONE, None, False),
-        ("float_data", 3, _F.TYPE_FLOAT, _MANY, None, True),
-        ("int32_data", 4, _F.TYPE_INT32, _MANY, None, True),
-        ("byte_data", 5, _F.TYPE_BYTES, _ONE, None, False),
-        ("string_data", 6, _F.TYPE_BYTES, _MANY, None, False),
-        ("int64_data", 10, _F.TYPE_INT64, _MANY, None, True),
+        ("dims", 1, _F.TYPE_INT64, _MANY),
+        ("data_type", 2, _F.TYPE_INT32, _ONE),
+        ("float_data", 3, _F.TYPE_FLOAT, _MANY),
+        ("int32_data", 4, _F.TYPE_INT32, _MANY),
+        ("byte_data", 5, _F.TYPE_BYTES, _ONE),
+        ("string_data", 6, _F.TYPE_BYTES, _MANY),
+        ("int64_data", 10, _F.TYPE_INT64, _MANY),
     ],
-    TensorProtos=[("protos", 1, _F.TYPE_MESSAGE, _MANY, "TensorProto", False)],
+    TensorProtos=[("protos", 1, _F.TYPE_BYTES, _MANY)],  # each a TensorProto
 )
 
 
@@ -172,10 +170,14 @@ def datum(image, label):
 def tensors(image, label, **other):
     """Caffe2's record: `other` in place of an int32 label."""
     fields = other or {"data_type": 2, "int32_data": [label]}
-    protos = [TensorProto(dims=[1], data_type=4, string_data=[image])]
+    parts = [TensorProto(dims=[1], data_type=4, string_data=[image])]
     if label is not None:
-        protos.append(TensorProto(dims=[1], **fields))
-    return TensorProtos(protos=protos).SerializeToString()
+        parts.append(TensorProto(dims=[1], **fields))
+    return tensor_protos(*parts)
+
+
+def tensor_protos(*parts):
+    return TensorProtos(protos=[part.SerializeToString() for part in parts]).SerializeToString()
 
 
 def write_values(directory, values):
@@ -192,14 +194,6 @@ def write_caffe(directory, images, labels, make=datum):
     keys = [f"{number:08d}_ü {number}.png" for number in range(len(images))]
     values = {k.encode(): make(*sample) for k, *sample in zip(keys, images, labels, strict=True)}
     return write_values(directory, values), keys
-
-
-def write_caffe2(directory, images, labels):
-    return write_caffe(directory, images, labels, tensors)
-
-
-def write_caffe2_float(directory, images, labels):
-    return write_caffe(directory, images, labels, lambda i, x: tensors(i, x, data_type=1, float_data=[x]))
 
 
 def record(data):
@@ -263,7 +257,7 @@ def write_webdataset(directory, images, labels):
 # --- Python ---
 
 
-def write_python(directory, images, labels, name="function"):
+def write_python(directory, images, labels, name):
     """A module that gives the samples in every way."""
     (directory / "images.bin").write_bytes(repr((images, labels)).encode())
     (directory / "given.py").write_text(_MODULE)
@@ -275,7 +269,7 @@ import ast, pathlib
 import numpy as np
 
 images, labels = ast.literal_eval((pathlib.Path(__file__).parent / "images.bin").read_text())
-samples = list(zip(images, labels))
+sequence = samples = list(zip(images, labels))
 
 
 def function(info):
@@ -301,26 +295,6 @@ def batches():
 """
 
 
-def write_function(directory, images, labels):
-    return write_python(directory, images, labels)
-
-
-def write_sequence(directory, images, labels):
-    return write_python(directory, images, labels, "samples")
-
-
-def write_of_batches(directory, images, labels):
-    return write_python(directory, images, labels, "of_batches")
-
-
-def write_generator(directory, images, labels):
-    return write_python(directory, images, labels, "generator")
-
-
-def write_batches(directory, images, labels):
-    return write_python(directory, images, labels, "batches")
-
-
 # kind of test -> (--source, writer)
 WRITERS = {
     "files": ("files", write_files),
@@ -328,16 +302,18 @@ WRITERS = {
     "coco": ("coco", write_coco),
     "tfrecord": ("tfrecord", write_tfrecord),
     "lmdb-caffe": ("lmdb", write_caffe),
-    "lmdb-caffe2": ("lmdb", write_caffe2),
-    "lmdb-caffe2-float": ("lmdb", write_caffe2_float),
+    "lmdb-caffe2": ("lmdb", functools.partial(write_caffe, make=tensors)),
+    "lmdb-caffe2-float": (
+        "lmdb",
+        functools.partial(write_caffe, make=lambda i, x: tensors(i, x, data_type=1, float_data=[x])),
+    ),
     "recordio": ("recordio", write_recordio),
     "webdataset": ("webdataset", write_webdataset),
     "numpy": ("numpy", write_numpy),
-    "external-function": ("external", write_function),
-    "external-sequence": ("external", write_sequence),
-    "external-of-batches": ("external", write_of_batches),
-    "external-generator": ("external", write_generator),
-    "external-batches": ("external", write_batches),
+    **{
+        f"external-{case}": ("external", functools.partial(write_python, name=case.replace("-", "_")))
+        for case in ("function", "sequence", "of-batches", "generator", "batches")
+    },
 }
 
 

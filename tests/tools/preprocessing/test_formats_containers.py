@@ -7,9 +7,7 @@ import sys
 import tarfile
 
 import lmdb
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from common.datacheck.images import ImagePolicy
 from common.errors import UserError
@@ -136,13 +134,11 @@ def test_labels_of_every_form(tmp_path):
         (lambda image: writing.tensors(image, 6, data_type=2, int32_data=[6, 7]), -1),
         (lambda image: writing.Datum(data=image, label=6).SerializeToString(), 6),
         (
-            lambda image: writing.TensorProtos(
-                protos=[
-                    writing.TensorProto(data_type=4, string_data=[image]),
-                    writing.TensorProto(data_type=2, int32_data=[6]),
-                    writing.TensorProto(data_type=2, int32_data=[1, 2, 3, 4]),  # a box
-                ]
-            ).SerializeToString(),
+            lambda image: writing.tensor_protos(
+                writing.TensorProto(data_type=4, string_data=[image]),
+                writing.TensorProto(data_type=2, int32_data=[6]),
+                writing.TensorProto(data_type=2, int32_data=[1, 2, 3, 4]),  # a box
+            ),
             6,
         ),
     ],
@@ -159,35 +155,16 @@ def test_values_of_several_forms_are_fed_by_python(tmp_path, odd, label):
     ("content", "said"),
     [
         (b"\xff\xff", "record '001' is neither Caffe's Datum nor Caffe2's TensorProtos"),
-        (b"\x0b", "record '001' is neither Caffe's Datum nor Caffe2's TensorProtos: "),
-        (b"\x22\x7f", "record '001' is neither "),
         (
             writing.Datum(channels=3, height=1, width=1, data=b"abc", encoded=False).SerializeToString(),
             "record '001' holds raw pixels: write it with encoded images",
         ),
         (
-            writing.Datum(float_data=[1.0], label=1).SerializeToString(),
-            "record '001' holds raw pixels",
-        ),
-        (
-            writing.TensorProtos(
-                protos=[writing.TensorProto(dims=[1, 1, 3], data_type=3, byte_data=b"abc")]
-            ).SerializeToString(),
-            "record '001' holds raw pixels",
-        ),
-        (
-            writing.TensorProtos(
-                protos=[writing.TensorProto(data_type=1, float_data=[1.0])]
-            ).SerializeToString(),
+            writing.tensor_protos(writing.TensorProto(data_type=1, float_data=[1.0])),
             "record '001' holds raw pixels",
         ),
         (writing.tensors(IMAGES[0], 0, data_type=1, float_data=[0.5]), "record '001' has the label 0.5"),
-        (
-            writing.Datum(label=4).SerializeToString(),
-            "empty image file: record '001'",
-        ),
         (b"", "empty image file: record '001'"),
-        (writing.datum(b"", 1), "empty image file: record '001'"),
     ],
 )
 def test_values_that_are_refused(tmp_path, content, said):
@@ -270,12 +247,10 @@ def test_several_files(tmp_path):
     check(source, IMAGES[:6], list(range(6)), PythonCall)
 
 
-@pytest.mark.parametrize("index", ["0\t0\n", "0\t0\n1\t4\n", "text"])
-def test_an_index_of_another_file_is_not_used(tmp_path, index):
+def test_an_index_of_another_file_is_not_used(tmp_path):
     path, _ = writing.write_recordio(tmp_path, IMAGES, LABELS)
-    (tmp_path / "x.idx").write_text(index)
+    (tmp_path / "x.idx").write_text("0\t0\n1\t4\n")
     check(opened("recordio", path), IMAGES, LABELS)
-    assert (tmp_path / "x.idx").read_text() == index
 
 
 @pytest.mark.parametrize(
@@ -283,16 +258,11 @@ def test_an_index_of_another_file_is_not_used(tmp_path, index):
     [
         (b"", "is empty"),
         (b"text" * 9, "has no whole RecordIO record at byte 0: copy or write it again"),
-        (
-            writing.image_record(IMAGES[0], 1)[:-5],
-            "has no whole RecordIO record at byte 0",
-        ),
         (writing.image_record(IMAGES[0], 1) + b"\x0a", r"has no whole RecordIO record at byte \d\d+"),
         (writing.record(b"short"), r"record 0 \(5 bytes\) is no image record"),
         (writing.record(struct.pack("<IfQQ", 99, 0, 0, 0)), r"record 0 \(24 bytes\) is no image record"),
         (writing.image_record(IMAGES[0], 0.5), "record 0 has the label 0.5"),
         (writing.image_record(IMAGES[0], float("nan")), "record 0 has the label nan"),
-        (writing.image_record(IMAGES[0], float("inf")), "record 0 has the label inf"),
         (writing.image_record(b"", 1), "empty image file: .*record 0"),
         (writing.RECORDIO_MAGIC + struct.pack("<I", 3 << 29), "has no whole RecordIO record at byte 0"),
         (2 * (writing.RECORDIO_MAGIC + struct.pack("<I", 1 << 29)), "has no whole RecordIO record at byte 8"),
@@ -351,16 +321,15 @@ def test_labels_that_are_more_than_digits(tmp_path, odd):
     check(opened("webdataset", tar(tmp_path, *files)), IMAGES[:2], want, PythonCall)
 
 
-@pytest.mark.parametrize("odd", [b"cat", b"", b"1.5", b"\xff", b"2147483648", b"9" * 70, "١".encode()])
+@pytest.mark.parametrize("odd", [b"cat", b"", b"1.5", b"2147483648", b"9" * 70, "١".encode()])
 def test_labels_that_are_none(tmp_path, odd):
     path = tar(tmp_path, ("1.png", IMAGES[0]), ("1.cls", odd))
     refused("webdataset", path, r"x\.tar: '1\.cls' ")
 
 
-@pytest.mark.parametrize("index", ["v1.1 7\n", "v1.1 6\n", "text", ""])
-def test_an_index_beside_an_archive_is_not_used(tmp_path, index):
+def test_an_index_beside_an_archive_is_not_used(tmp_path):
     path = tar(tmp_path, *((f"{i}.png", image) for i, image in enumerate(IMAGES)))
-    (tmp_path / "x.idx").write_text(index)
+    (tmp_path / "x.idx").write_text("v1.1 6\n")
     check(opened("webdataset", path), IMAGES, [-1] * COUNT)
 
 
@@ -384,52 +353,12 @@ def test_archives_that_are_refused(tmp_path):
     with tarfile.open(tmp_path / "z.tar", "w:gz") as archive:
         archive.add(path)
     refused("webdataset", tmp_path / "z.tar", "is no whole, plain tar archive")
-    (tmp_path / "t.tar").write_bytes(b"text" * 1000)
-    refused("webdataset", tmp_path / "t.tar", "is no whole, plain tar archive")
     os.mkfifo(tmp_path / "pipe.tar")
     refused("webdataset", tmp_path / "pipe.tar", "is no regular file")
     refused("webdataset", tmp_path / "none*.tar", "no file matches")
 
 
 # --- all of them ---
-
-
-@pytest.mark.parametrize("case", ["tfrecord", "lmdb-caffe", "recordio", "webdataset"])
-def test_a_container_of_bad_images_alone_is_no_source(tmp_path, case):
-    kind, write_case = writing.WRITERS[case]
-    path, _ = write_case(tmp_path, [b"text"] * 2, LABELS[:2])
-    with pytest.raises(DataError, match="none of 2 can be read"):
-        opened(kind, path, policy=SKIP)
-
-
-@pytest.mark.parametrize("case", ["tfrecord", "recordio", "webdataset", "numpy"])
-def test_whatever_is_damaged_it_is_said_in_words(tmp_path, case):
-    """Cut anywhere, or with bytes of chance in it: read to the end, or refused; never a traceback."""
-    kind, write_case = writing.WRITERS[case]
-    path, _ = write_case(tmp_path, IMAGES, LABELS)
-    files = sorted(file for file in tmp_path.iterdir() if file.suffix != ".idx")
-    random = np.random.default_rng(8)
-    refusals = 0
-    for turn in range(40):
-        file = files[turn % len(files)]
-        whole = file.read_bytes()
-        content = np.frombuffer(whole, np.uint8).copy()
-        if turn % 3 == 0:
-            content = content[: random.integers(len(content))]
-        else:  # headers most of all
-            end = min(600, len(content)) if turn % 2 else len(content)
-            content[random.integers(0, end, 1 + 4 * (turn % 3))] = random.integers(0, 256)
-        file.unlink()
-        file.write_bytes(content.tobytes())
-        try:
-            source = opened(kind, path, policy=SKIP if turn % 5 else ImagePolicy())
-            for i in range(source.size):
-                source.load(i)
-        except UserError:
-            refusals += 1
-        file.unlink()
-        file.write_bytes(whole)
-    assert refusals > 5
 
 
 @pytest.mark.parametrize("case", ["lmdb-caffe", "recordio", "webdataset"])
@@ -444,13 +373,3 @@ def test_record_files_whose_names_are_no_utf_8(tmp_path):
     file = write(tmp_path / "x", *map(writing.example, IMAGES))
     os.rename(file, os.fsencode(tmp_path) + b"/\xff")
     refused("tfrecord", tmp_path / "*", "knows UTF-8 names only")
-
-
-def test_tensorflow_agrees_about_the_records(tmp_path):
-    """The writer of these tests, read by somebody else."""
-    path, _ = writing.write_tfrecord(tmp_path, IMAGES, LABELS)
-    files = sorted(tf.io.gfile.glob(path))
-    features = {"image/class/label": tf.io.FixedLenFeature((), tf.int64)}
-    records = tf.data.TFRecordDataset(files).map(lambda x: tf.io.parse_single_example(x, features))
-    labels = [int(record["image/class/label"]) for record in records.as_numpy_iterator()]
-    assert np.array_equal(labels, LABELS)

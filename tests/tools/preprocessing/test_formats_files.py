@@ -115,12 +115,6 @@ def test_nothing_to_read(tmp_path, path, said):
         open_image_source("files", os.fspath(tmp_path / path))
 
 
-def test_all_bad_is_no_source(tmp_path):
-    put(tmp_path, "1.png", "2.png", content=b"text")
-    with pytest.raises(DataError, match="none of 2 can be read"):
-        open_image_source("files", os.fspath(tmp_path), policy=ImagePolicy(on_bad_image="skip"))
-
-
 def test_too_large_images_are_named(tmp_path):
     put(tmp_path, "1.png")
     with pytest.raises(DataError, match=r"larger than --max_megapixels: '1\.png': 12 x 8 pixels"):
@@ -144,14 +138,6 @@ def test_lines_of_a_list(tmp_path):
     assert source.labels.tolist() == [-3, 2**31 - 1, 0, 5, 1]
     for read in (flat(by_pipeline(source.call(), 1, 5)), flat(by_dynamic(source.call()))):
         assert [label for _, label in read] == [-3, 2**31 - 1, 0, 5, 1]
-
-
-def test_a_list_without_labels(tmp_path):
-    put(tmp_path, "a b.png", "sub/c.png")
-    assert names_and_labels("list", listed(tmp_path, "sub/c.png\na b.png"))[0] == {
-        "sub/c.png": -1,
-        "a b.png": -1,
-    }
 
 
 @pytest.mark.parametrize(
@@ -228,18 +214,9 @@ def test_arrays_that_are_no_images(tmp_path, array, said):
         open_image_source("numpy", os.fspath(tmp_path))
 
 
-@pytest.mark.parametrize("size", [0, 5, 60, 127, 128, 200])
-def test_a_truncated_array_is_refused(tmp_path, size):
-    np.save(tmp_path / "x.npy", pixels(0))
-    os.truncate(tmp_path / "x.npy", size)
-    with pytest.raises(DataError, match=r"x\.npy") as caught:
-        open_image_source("numpy", os.fspath(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "header",
-    ["{'descr': '|u1', 'fortran_order': False, 'shape': (2, 2, 3", "{" * 500, "[]", "{1: 2}", "\xb7("],
+    ["{'descr': '|u1', 'fortran_order': False, 'shape': (9, 9, 3)}", "{" * 500, "[]", "\xb7("],
 )
 def test_a_damaged_header_is_said(tmp_path, header):
     text = header.encode("latin1").ljust(117) + b"\n"

@@ -5,14 +5,11 @@ import io
 import numpy as np
 import PIL.Image
 import pytest
-from nvidia import dali
-from nvidia.dali import fn
 
 from common.datacheck.images import ImagePolicy
 from tests.common.image_variants import VARIANTS
 from tests.tools.preprocessing.pictures_on_disk import picture
 from tools.preprocessing import chain
-from tools.preprocessing.apis import GRAPH
 from tools.preprocessing.fusion import fuse
 from tools.preprocessing.image_source import open_image_source
 from tools.preprocessing.preprocessor import Preprocessor
@@ -72,9 +69,9 @@ def source(directory):
 
 def images(source, ops: str, *, fused: bool, api: str = "pipeline", seed: int = 0) -> list[np.ndarray]:
     work = Preprocessor(source=source, ops=ops, batch_size=32, seed=seed)
-    work.chain = chain.parse(ops, is_decoded=source.is_decoded)
+    work.chain = chain.parse(ops)
     if fused:
-        whole, work.chain = work.chain, fuse(work.chain, is_decoded=source.is_decoded)
+        whole, work.chain = work.chain, fuse(work.chain)
         assert work.chain != whole
     return [sample.image.astype(np.float32) for sample in work.samples(api)]
 
@@ -115,22 +112,6 @@ def test_a_gpu_keeps_its_chain():
     assert fuse(parsed) != parsed
 
 
-def test_color_layout_and_chance_are_those_of_the_chain():
-    for ops in (
-        *CHAINS,
-        "resize:short=24 | crop:20x20,x=0..1",
-        "resize:short=24..30 | crop:20x20 | flip:p=0.5",
-    ):
-        parsed = chain.parse(ops)
-        fused = fuse(parsed)
-        assert len(fused.steps) < len(parsed.steps)
-        assert (fused.color, fused.layout, fused.is_random) == (
-            parsed.color,
-            parsed.layout,
-            parsed.is_random,
-        )
-
-
 def test_a_graph_without_the_steps_decodes_a_part(source):
     work = Preprocessor(source=source, ops="")
     work.chain = fuse(chain.parse("resize:short=24 | crop:20x20 | crop_mirror_normalize:mean=imagenet"))
@@ -155,17 +136,3 @@ def test_a_random_window_is_anywhere_and_as_large_as_asked(tmp_path):
     assert 0.18 < share.min() < 0.25 and 0.55 < share.max() < 0.62
     narrow = spans < 75
     assert tops[narrow].min() < 15 and tops[narrow].max() > 35
-
-
-def test_arrays_are_resized_by_their_window():
-    arrays = [picture(*size, seed) for seed, size in enumerate(SIZES)]
-    parsed = chain.parse("resize:short=24 | crop:20x23 | flip", is_decoded=True)
-    fused = fuse(parsed, is_decoded=True)
-    assert [step.operator.name for step in fused.steps] == ["resize | crop", "flip"]
-    pipeline = dali.Pipeline(batch_size=len(arrays), num_threads=1, device_id=None)
-    with pipeline:
-        given = fn.external_source(source=lambda: arrays, layout="HWC")
-        pipeline.set_outputs(*(each.apply(GRAPH, given, is_decoded=True) for each in (parsed, fused)))
-    pipeline.build()
-    expected, found = ([np.asarray(image, np.float32) for image in batch] for batch in pipeline.run())
-    assert levels_off("", expected, found) <= 1

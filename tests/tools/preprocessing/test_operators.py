@@ -318,11 +318,6 @@ def test_imagenet_follows_the_channels(run):
     np.testing.assert_array_equal(rgb, bgr[..., ::-1])
 
 
-def test_mean_of_imagenet_with_another_std(run, originals):
-    (found, *_), image = run("crop_mirror_normalize:mean=imagenet,std=1"), originals[0]
-    np.testing.assert_allclose(found, image - np.array(IMAGENET_MEAN), atol=1e-4)
-
-
 def test_cast_and_layout(run, originals):
     for rounded, planar, back, image in zip(
         run("crop_mirror_normalize:std=2 | cast:uint8"),
@@ -384,13 +379,3 @@ def test_probabilities(tmp_path, api):
     work = Preprocessor(source=source, ops="flip:0.25", batch_size=50, seed=1)
     flipped = np.mean([sample.image[0, 0, 0] != 0 for sample in work.samples(api)])
     assert abs(flipped - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 600)
-
-
-@pytest.mark.parametrize("api", ["pipeline", "dynamic"])
-def test_random_parts_cover_what_was_asked_for(many, api):
-    work = Preprocessor(
-        source=many, ops="decode_random_crop:area=0.25..0.75,aspect=1..3", batch_size=50, seed=1
-    )
-    areas = [np.prod(sample.image.shape[:2]) / 32 for sample in work.samples(api)]
-    assert np.mean(areas) == pytest.approx(0.5, abs=0.08)
-    assert len(set(areas)) > 3

@@ -1,10 +1,7 @@
 """Records of preprocessed images, read back by tf.data, by DALI and by this project's own checks."""
 
-import io
-
 import numpy as np
 import nvidia.dali.tfrecord as dali_tfrecord
-import PIL.Image
 import pytest
 import tensorflow as tf
 from nvidia import dali
@@ -13,7 +10,6 @@ from nvidia.dali import fn, types
 from common import tfrecord
 from common.errors import UserError
 from tests.tools.preprocessing.samples import images, left, output, samples
-from tools.preprocessing.image_source import open_image_source
 
 NAMES = ["cats/a.jpg", "../b ü.png", "cats/a.jpg", "key", "\udcff.jpg"]
 
@@ -71,15 +67,6 @@ def test_dali_reads_what_was_written_by_the_index_beside_it(tmp_path, image_form
     assert np.ravel(labels.as_array()).tolist() == [0, 1, -1, 5, 0]
 
 
-def test_grey_images_stay_grey(tmp_path):
-    of = images(2, (20, 31, 1))
-    (file,) = written(tmp_path, of)
-    for record, image in zip(tf.data.TFRecordDataset(file), of, strict=True):
-        example = tf.train.Example.FromString(record.numpy())
-        encoded = example.features.feature["image/encoded"].bytes_list.value[0]
-        np.testing.assert_array_equal(tf.io.decode_png(encoded, channels=0), image)
-
-
 @pytest.mark.parametrize(("num_shards", "sizes"), [(None, [5]), (1, [5]), (2, [2, 3]), (5, [1] * 5)])
 def test_shards_are_equal_parts_in_order(tmp_path, num_shards, sizes):
     files = written(tmp_path, images(5), num_shards=num_shards)
@@ -98,27 +85,12 @@ def test_shards_are_equal_parts_in_order(tmp_path, num_shards, sizes):
         ]
 
 
-def test_a_prefix_with_num_shards_needs_no_suffix(tmp_path):
-    output(tmp_path / "train", num_shards=1).write(samples(images(1)), 1)
-    assert left(tmp_path) == ["train-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord.idx"]
-
-
 def test_without_labels_records_have_none(tmp_path):
     output(tmp_path / "x.tfrecord").write(samples(images(1)), 1)
     (record,) = tf.data.TFRecordDataset(str(tmp_path / "x.tfrecord"))
     keys = set(tf.train.Example.FromString(record.numpy()).features.feature)
     names = ("encoded", "format", "filename", "source_id", "height", "width")
     assert keys == {f"image/{name}" for name in names}
-
-
-def test_the_preprocessing_itself_can_read_them(tmp_path):
-    of = images(5)
-    written(tmp_path, of, num_shards=2)
-    source = open_image_source("tfrecord", str(tmp_path / "x-*.tfrecord"))
-    assert source.labels.tolist() == [0, 1, -1, 5, 0]
-    assert list(source.names[:4]) == NAMES[:4]
-    for i, image in enumerate(of):
-        np.testing.assert_array_equal(PIL.Image.open(io.BytesIO(source.load(i).tobytes())), image)
 
 
 def test_more_shards_than_images_are_one_line(tmp_path):

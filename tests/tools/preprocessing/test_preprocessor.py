@@ -23,7 +23,7 @@ def source(tmp_path_factory):
 
 
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 16])
+@pytest.mark.parametrize("batch_size", [3, 7, 16])
 def test_every_image_once_in_order(source, api, batch_size):
     found = list(Preprocessor(source=source, batch_size=batch_size).samples(api))
     assert [sample.position for sample in found] == list(range(7))
@@ -118,28 +118,6 @@ def test_the_dataset_is_the_pipeline(source):
     assert floats.element_spec[0].dtype == tf.float32
 
 
-def test_fit_takes_the_dataset(source):
-    import keras
-
-    work = Preprocessor(source=source, ops="resize:8x8 | cast:float32", batch_size=2, training=True)
-    model = keras.Sequential([keras.layers.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    history = model.fit(work.dataset(), steps_per_epoch=2, verbose=0)
-    assert len(history.history["loss"]) == 1
-
-
-def test_tensors_go_to_others_without_a_copy(source):
-    """DLPack: the way to NumPy, TensorFlow, PyTorch, JAX."""
-    work = Preprocessor(source=source, ops="resize:8x8", batch_size=2)
-    (images, _) = work.pipeline.run()
-    for image in images:
-        there = np.from_dlpack(image)
-        assert there.ctypes.data == np.asarray(image).ctypes.data
-    for batch, _ in work.dynamic():
-        for tensor in batch.tensors:
-            np.testing.assert_array_equal(np.from_dlpack(tensor.evaluate()), np.asarray(tensor))
-
-
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])
 @pytest.mark.parametrize(
     ("ops", "said"),
@@ -149,8 +127,9 @@ def test_tensors_go_to_others_without_a_copy(source):
             "decode_region:start=0/0,shape=41/30",
             "image 5 ('b/3.png'): decoders.image_slice: The cropping window",
         ),
+        ("brightness:2..1", "image 0 ('a/0.png'): random.uniform: Invalid range [2, 1)"),
+        ("decode:gray | crop_mirror_normalize:mean=imagenet", "image 0 ('a/0.png'): crop_mirror_normalize: "),
         ("warp_affine:matrix=0/0/0/0/0/0,inverse_map=0", "image 0 ('a/0.png'): "),
-        ("gaussian_blur:0", "image 0 ('a/0.png'): gaussian_blur: `sigma` and `window_size`"),
     ],
 )
 def test_an_image_that_an_operator_refuses_is_named(source, api, ops, said):
@@ -159,11 +138,6 @@ def test_an_image_that_an_operator_refuses_is_named(source, api, ops, said):
         list(work.samples(api))
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
-
-
-def test_there_are_two_apis(source):
-    with pytest.raises(UserError, match="unknown api 'dinamic': did you mean 'dynamic'"):
-        next(Preprocessor(source=source).samples("dinamic"))
 
 
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])

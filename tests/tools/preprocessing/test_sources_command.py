@@ -58,21 +58,13 @@ def test_pixels_names_and_labels(tmp_path, case, api):
     assert [int(row["label"] or -1) for row in rows] == labels_of(case)
 
 
-@pytest.mark.parametrize("case", [case for case in WRITERS if WRITERS[case][0] not in ("numpy", "coco")])
-def test_a_damaged_image_is_named_and_stops_or_is_left_out(tmp_path, case, capsys):
-    images = list(IMAGES)
-    images[2] = images[2][:-20]
-    source, names = given(case, tmp_path / "in", images)
-    with pytest.raises(UserError) as caught:
-        run(*source, OPS, f"--output={tmp_path}/out.npz")
-    assert str(names[2]) in str(caught.value) or " record 2: " in str(caught.value)
-    assert not (tmp_path / "out.npz").exists()
-    for api in ("pipeline", "dynamic"):
-        run(*source, f"--api={api}", OPS, f"--output={tmp_path}/{api}.npz", "--on_bad_image=skip")
-        said = capsys.readouterr()
-        assert "Left out by --on_bad_image=skip" in said.err
-        assert said.out.startswith("6 images, ")
-        np.testing.assert_array_equal(np.load(tmp_path / f"{api}.npz")["images"], np.delete(padded(), 2, 0))
+def test_a_damaged_image_is_left_out_when_told(tmp_path, capsys):
+    source, _ = given("tfrecord", tmp_path / "in", [*IMAGES[:2], IMAGES[2][:-20], *IMAGES[3:]])
+    run(*source, OPS, f"--output={tmp_path}/x.npz", "--on_bad_image=skip")
+    said = capsys.readouterr()
+    assert "Left out by --on_bad_image=skip" in said.err
+    assert said.out.startswith("6 images, ")
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npz")["images"], np.delete(padded(), 2, 0))
 
 
 @pytest.mark.parametrize("case", WRITERS)
@@ -103,8 +95,6 @@ def test_what_is_not_there_is_one_line(tmp_path, kind):
         (["--input=IN", "--output=OUT.npz", "--ops=resise:3"], "did you mean 'resize'"),
         (["--input=IN", "--output=OUT.npz", "--num_shards=2", "--shard_id=2"], "--shard_id=2 is not in 0..1"),
         (["--input=IN", "--output=OUT.npz", "--num_shards=8"], "at most 7 ranks"),
-        (["--input=IN", "--output=OUT.npz", "--ops=crop:99x99"], "image 0 ("),
-        (["--input=IN", "--output=OUT.npz"], "a resize, crop or letterbox"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(tmp_path, flags_, said):

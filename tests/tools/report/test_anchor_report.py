@@ -63,7 +63,7 @@ def by_the_encoder(truth, anchors, max_instances):
                     "score": 1.0,
                 }
             )
-    return levels, num, lost_images, coco_metrics.evaluate(truth.ground_truth(), results)
+    return levels, num, lost_images, coco_metrics.score(truth.ground_truth(), results).metrics
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ Samples are asked for by number, so a pipeline over them resumes exactly, if the
 sample. An iterable is run through again up to there.
 """
 
+import functools
 import importlib
 import importlib.util
 import inspect
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -33,10 +35,10 @@ _Sample = tuple[np.ndarray, int | None]
 
 def open_external(flags: SourceFlags) -> ImageSource:
     """--source=external: `FILE.py:name` or `package.module:name`."""
-    steps = _Steps(flags.path)
+    step_samples, in_any_order = _steps(flags.path)
     found: list[Image] = []
     for number in range(_MOST + 1):
-        samples = steps.samples(number)
+        samples = step_samples(number)
         if samples is None:
             break
         for place, (image, label) in enumerate(samples):
@@ -48,7 +50,7 @@ def open_external(flags: SourceFlags) -> ImageSource:
 
     def load(image: Image) -> np.ndarray:
         step, place = image.place
-        samples = steps.samples(step) or []
+        samples = step_samples(step) or []
         if place >= len(samples) or _form(samples[place][0]) != image.form:
             raise UserError(f"{flags.path}: {image.name} was {image.form} before, and is not any more")
         return samples[place][0]
@@ -60,49 +62,37 @@ def open_external(flags: SourceFlags) -> ImageSource:
         load,
         lambda kept: None,
         is_decoded=any(image.form != _ENCODED for image in found if not image.fault),
-        can_shuffle=steps.in_any_order,
+        can_shuffle=in_any_order,
     )
 
 
-class _Steps:
-    """What the user's Python gives, by number.
+def _steps(path: str) -> tuple[Callable[[int], list[_Sample] | None], bool]:
+    """What the Python that --input names gives.
 
-    Args:
-        path: --input.
-
-    Attributes:
-        in_any_order: asking for a step costs no more than asking for the next one.
+    Returns:
+        number of a step -> its samples, None behind the last one, or a UserError where the user's code raised
+        an error or gave what is no sample; whether any step costs no more than the next one.
     """
+    step, in_any_order = _function_of(_imported(path), path)
 
-    def __init__(self, path: str):
-        self._path = path
-        self._step, self.in_any_order = _function_of(_imported(path), path)
-        self._last: tuple[int, list[_Sample]] = (-1, [])
+    @functools.lru_cache(maxsize=1)  # the samples of a batch are asked for one by one
+    def samples(number: int) -> list[_Sample] | None:
+        owner = f"{path}: step {number}"
+        try:
+            item = step(number)
+        except StopIteration:
+            return None
+        except Exception as error:
+            raise UserError(f"{owner} raised {_one_line(error)}") from error
+        return _samples(item, owner)
 
-    def samples(self, number: int) -> list[_Sample] | None:
-        """The samples of a step; None behind the last one.
-
-        Raises:
-            UserError: the user's code raised an error, or gave what is no sample.
-        """
-        if self._last[0] != number:
-            owner = f"{self._path}: step {number}"
-            try:
-                item = self._step(number)
-            except StopIteration:
-                return None
-            except Exception as error:
-                raise UserError(f"{owner} raised {_one_line(error)}") from error
-            self._last = (number, _samples(item, owner))
-        return self._last[1]
+    return samples, in_any_order
 
 
 def _imported(path: str) -> Any:
-    place, colon, name = path.rpartition(":")
-    if not colon or not place or not name:
+    place, _, name = path.rpartition(":")
+    if not place or not name:
         raise UserError(f"--input={path} names nothing in Python: FILE.py:name or package.module:name")
-    if place.endswith(".py") and not os.path.isfile(place):
-        raise UserError(f"--input={path}: there is no file {place}")
     try:
         if place.endswith(".py"):
             module_name = f"external_{os.path.basename(place).removesuffix('.py')}"
@@ -114,12 +104,11 @@ def _imported(path: str) -> Any:
             module = importlib.import_module(place)
     except Exception as error:
         raise UserError(f"--input={path}: importing {place} raised {_one_line(error)}") from error
-    found = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise unknown(f"name in {place}", name, [known for known in vars(module) if known[0] != "_"])
-        found = getattr(found, part)
-    return found
+    try:
+        return operator.attrgetter(name)(module)
+    except AttributeError as error:
+        known = [known for known in vars(module) if known[0] != "_"]
+        raise unknown(f"name in {place}", name, known) from error
 
 
 def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
@@ -127,12 +116,9 @@ def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
     if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
         return _sequence(found), True
     if callable(found) and not isinstance(found, type):
-        parameters = [
-            parameter
-            for parameter in inspect.signature(found).parameters.values()
-            if parameter.default is parameter.empty
-            and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        ]
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(found).parameters.values()
+        parameters = [p for p in parameters if p.default is p.empty and p.kind in kinds]
         if len(parameters) == 1:
             if parameters[0].annotation in (types.BatchInfo, "BatchInfo", "types.BatchInfo"):
                 return lambda number: found(types.BatchInfo(number, 0)), True

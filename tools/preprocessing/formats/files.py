@@ -3,6 +3,7 @@
 import glob
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -122,18 +123,17 @@ def _list(path: str) -> Found:
     if not lines:
         raise UserError(f"--input={path} lists no file: write one path a line, or a path and a label")
     parts = {number: line.rsplit(maxsplit=1) for number, line in lines.items()}
-    bare = [number for number, part in parts.items() if len(part) < 2 or not _is_integer(part[1])]
-    if not bare:
-        names = [name for name, _ in parts.values()]
-        labels = [
-            base.check_label(int(label), f"{path} line {number}") for number, (_, label) in parts.items()
-        ]
-    elif len(bare) < len(lines):
+    bare = [
+        number for number, part in parts.items() if len(part) < 2 or not re.fullmatch(r"-?[0-9]+", part[-1])
+    ]
+    if bare and len(bare) < len(lines):
         raise UserError(
             f"{path} line {bare[0]}, {lines[bare[0]]!r}, has no label, and others have: give all or none"
         )
-    else:
-        names, labels = list(lines.values()), [None] * len(lines)
+    names, labels = list(lines.values()), [None] * len(lines)
+    if not bare:
+        names = [name for name, _ in parts.values()]
+        labels = [base.check_label(int(part[1]), f"{path} line {n}") for n, part in parts.items()]
     directory = os.path.dirname(os.path.abspath(path))
     files = [os.path.normpath(os.path.join(directory, name)) for name in names]
     return Found(list(map(Image, names, files, labels)))
@@ -171,10 +171,6 @@ def _below(
             yield prefix + entry.name
 
 
-def _is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii()
-
-
 # --- arrays ---
 
 
@@ -192,10 +188,8 @@ def _check_array(image: Image, max_megapixels: float) -> Image:
 
 def _array_fault(file: str) -> tuple[str, str]:
     """(kind, detail) of what is wrong with an array; ("", "") for nothing."""
-    if not os.path.exists(file):
-        return "image-missing", ""
     if not os.path.isfile(file):
-        return "image-not-a-file", ""
+        return ("image-not-a-file" if os.path.exists(file) else "image-missing"), ""
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged header raises anything that Python's parser can

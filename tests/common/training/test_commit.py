@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tools.benchmark import environment
+from common.training import model_metadata
 
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 
@@ -30,8 +30,8 @@ def test_a_tree_has_its_own_commit_and_no_other(tmp_path, monkeypatch):
     head = _git(outer, "rev-parse", "HEAD")
 
     def commit_of(root):
-        monkeypatch.setattr(environment, "ROOT", root)
-        return environment.commit()
+        monkeypatch.setattr(model_metadata, "ROOT", root)
+        return model_metadata.commit.__wrapped__()  # not the one in its cache
 
     assert commit_of(outer) == commit_of(worktree) == head
     assert commit_of(inner) is None

@@ -150,7 +150,7 @@ def score(network: NetworkBoxes, numbers: np.ndarray, classes: np.ndarray) -> di
         {"image_id": image_id, "category_id": category_id, "bbox": box, "score": 1.0}
         for image_id, category_id, box in zip(*columns, strict=True)
     ]
-    metrics = coco_metrics.evaluate(sample.ground_truth(), detections)
+    metrics = coco_metrics.score(sample.ground_truth(), detections).metrics
     return {name: metrics[name] for name in NAMES}
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.evaluation.anchor_fit import MAX_BOXES, Fit, beats, fit_anchors, shape_iou, split
+from yolov4.anchor_fit import MAX_BOXES, Fit, beats, fit_anchors, shape_iou, split
 
 
 def test_fit_by_hand():

@@ -5,9 +5,10 @@ import pytest
 
 from common import box_encoder
 from common.datacheck.coco import load_coco
-from common.evaluation import ap_ceiling, coco_metrics
+from common.evaluation import coco_metrics
 from common.letterbox import boxes_from_letterbox, boxes_to_letterbox, geometry
 from tests.common.made_annotations import annotations, random_annotations
+from yolov4 import ap_ceiling
 
 PLAIN = {"keep_aspect": True, "centered": False, "max_instances": 100, "min_box_size": 0.0}
 
@@ -49,7 +50,7 @@ def test_scores_are_those_of_results_in_a_plain_loop(share):
 
 def check_score(truth, kept):
     network = ap_ceiling.network_boxes(truth, (128, 128), **PLAIN)
-    expected = coco_metrics.evaluate(truth.ground_truth(), results_of(truth, kept))
+    expected = coco_metrics.score(truth.ground_truth(), results_of(truth, kept)).metrics
     found = ap_ceiling.score(network, kept, truth.target_boxes.classes[kept])
     assert found == pytest.approx({name: expected[name] for name in ap_ceiling.NAMES})
     assert list(found) == ["AP", "AP50", "APs", "APm", "APl"]

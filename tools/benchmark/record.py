@@ -1,0 +1,87 @@
+"""The content of a `--json` file: what was measured, when, by which software, on which machine and data."""
+
+import contextlib
+import datetime
+import json
+import pathlib
+import platform
+import re
+from typing import Any
+
+import psutil
+import tensorflow as tf
+
+from common.errors import UserError
+from common.files import write_bytes
+from common.progress import log
+from common.training import checkpoint_files, model_metadata
+from tools.benchmark import summary
+from tools.benchmark.summary import FORMAT, Record
+
+
+def make(
+    app: str, a: Any, *, title: str, data: Record, settings: Record, candidates: dict[str, Record]
+) -> Record:
+    """A record without a verdict.
+
+    Args:
+        app: whose bench.py measured, or "preprocess".
+        a: the flags: `rounds` and `seconds`.
+        title: what was measured, for readers.
+        data: what the images are like; "summary" in words.
+        settings: what decides the numbers, besides machine and data.
+        candidates: as rounds.measure returns them.
+    """
+    return {
+        "format": FORMAT,
+        "app": app,
+        "title": title,
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": model_metadata.commit(),
+        "versions": checkpoint_files.versions(),
+        "machine": machine(),
+        "data": data,
+        "settings": settings,
+        "rounds": a.rounds,
+        "seconds": a.seconds,
+        "candidates": candidates,
+        "stages": {},
+        "inference": {},
+        "other_cores": summary.other_cores(candidates),
+        "ratios": summary.ratios(candidates),
+    }
+
+
+def publish(record: Record, text: str, path: str | None) -> None:
+    """Prints the text, and writes the record as JSON to `path`, the value of --json.
+
+    Raises:
+        UserError: the file cannot be written, or nothing could be measured.
+    """
+    print(text, flush=True)
+    if path:
+        try:
+            pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, json.dumps(record, indent=1).encode())
+        except OSError as error:
+            raise UserError(f"--json={path}: {error.strerror}") from error
+        log(f"wrote {path}")
+    results = [each for part in ("candidates", "stages", "inference") for each in record[part].values()]
+    if all("error" in each for each in results):
+        raise UserError("nothing could be measured: the lines above name the reasons")
+
+
+def machine() -> Record:
+    """The hardware; `cores` are those that this process may use: its affinity, its container's quota."""
+    model = re.search(r"model name\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text())
+    gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    cores = float(len(psutil.Process().cpu_affinity()))
+    with contextlib.suppress(OSError, ValueError):  # the quota may be "max"
+        quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, int(quota) / int(period))
+    return {
+        "cpu": model[1].strip() if model else platform.machine(),
+        "cores": cores,
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [each.get("device_name", "GPU") for each in gpus],
+    }
