@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.labels import LabelMap
-
 if TYPE_CHECKING:
     from common.issues import Findings
+    from common.labels import LabelMap
 
 ARRAYS = (
     "image_ids",
@@ -67,7 +66,7 @@ class Annotations:
         findings: what the data check fixed or warns of, never an error; None before a check.
     """
 
-    label_map: LabelMap
+    label_map: "LabelMap"
     image_ids: np.ndarray
     file_names: list[str]
     image_sizes: np.ndarray

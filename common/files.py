@@ -111,6 +111,12 @@ def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], ob
         raise
 
 
+def file_type(mode: int) -> str:
+    """What a file that is not regular is, in words."""
+    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for is_kind, name in kinds if is_kind(mode)), "a device")
+
+
 def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
     """Makes the directory of --output_dir, before the work for its files; UserError where that fails."""
     try:
@@ -212,14 +218,7 @@ def store_cached(content: bytes, suffix: str) -> pathlib.Path:
     Raises:
         UserError: it cannot be written.
     """
-    path = cache_directory() / f"{hashlib.sha256(content).hexdigest()[:32]}{suffix}"
-    try:
-        if path.read_bytes() == content:
-            return path
-    except FileNotFoundError:
-        pass
-    _write_cached(path, content)
-    return path
+    return get_or_create(f"{hashlib.sha256(content).hexdigest()[:32]}{suffix}", lambda: content)
 
 
 def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
@@ -237,7 +236,12 @@ def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
     except FileNotFoundError:
         pass
     content = make()
-    _write_cached(path, content)
+    try:
+        write_bytes(path, content)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
+        ) from error
     save_cached(f"{name}.sha256", hashlib.sha256(content).digest())
     return path
 
@@ -256,12 +260,3 @@ def load_cached(name: str) -> bytes | None:
         return None
     content = saved[_DIGEST:]
     return content if hashlib.sha256(content).digest() == saved[:_DIGEST] else None
-
-
-def _write_cached(path: pathlib.Path, content: bytes) -> None:
-    try:
-        write_bytes(path, content)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
-        ) from error

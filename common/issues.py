@@ -7,7 +7,7 @@ renumbered, categories sorted), never in the user's files. The rest are warnings
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from common.errors import UserError
@@ -217,6 +217,10 @@ class Findings:
         finding.count += count
         room = KEPT - len(finding.offenders)
         finding.offenders += [text for text, _ in zip(offenders, range(room), strict=False)]
+
+    def add_each(self, kind: str, items: Sequence[Any], describe: Callable[[Any], str]) -> None:
+        """Offenders that `describe` puts in words."""
+        self.add_many(kind, len(items), map(describe, items))
 
     def skip_images(self) -> None:
         """Unreadable images were left out: their findings are no longer errors."""

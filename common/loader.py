@@ -1,21 +1,38 @@
-"""What the loaders of both apps share: their options, the layout of a batch, and synthetic batches.
+"""What the loaders of both apps share: their options, the layout of a batch, `--pipeline_type`, placement.
 
-An app's loaders are subclasses: one by DALI, one by plain tf.data, and one that repeats a synthetic batch.
+auto         dali_gpu where TensorFlow and DALI both see a GPU, else dali_cpu
+dali_gpu     DALI, JPEGs decoded and everything after on the GPU
+dali_cpu     DALI without any GPU
+tensorflow   the plain tf.data twin
+synthetic    one random batch, repeated: the cost of a step without a loader
+
+An app's loaders are subclasses of `BaseLoader`. Every loader yields `(images, targets)` with static shapes,
+the batch first, so the training code, `fit` included, is the same for all.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import nvidia.dali.plugin.tf as dali_tf
 import tensorflow as tf
+from nvidia import dali
+from nvidia.dali import backend
 
-from common import dataset
+from common.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from common.sources import Source
 
+SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
+SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3
+# What `auto` and the others of args.PIPELINE_TYPES resolve to. A pipeline's copy does not need all flags.
+_RESOLVED_TYPES = ("dali_gpu", "dali_cpu", "tensorflow", "synthetic")
+
+ElementSpec = tuple[tf.TensorSpec, dict[str, tf.TensorSpec]]
 Shapes = dict[str, tuple[tuple[int | None, ...], tf.DType]]  # name -> shape of one image's tensor, dtype
 
 
@@ -37,6 +54,7 @@ class BaseLoader:
         with_targets: False leaves images, image_ids, image_sizes and letterbox only.
         count_lost: adds `lost`, int32 (B, 2): visible boxes below min_box_size; boxes above max_instances.
         name_images: adds `image_ids`, which evaluation always has, to training batches.
+        pipeline_type: dali_gpu, dali_cpu, tensorflow or synthetic; of each subclass.
         saveable: whether tf.train.Checkpoint can save the dataset's iterator.
     """
 
@@ -63,12 +81,16 @@ class BaseLoader:
     @property
     def steps_per_epoch(self) -> int:
         """Batches that every rank takes in one epoch."""
-        return dataset.steps_per_epoch(self.size, self.batch_size * self.num_shards, training=self.training)
+        return steps_per_epoch(self.size, self.batch_size * self.num_shards, training=self.training)
 
     @property
     def image_size(self) -> tuple[int | None, int | None]:
         """(height, width) of the images; None where it changes from batch to batch."""
         return self.config.image_size
+
+    def dataset(self) -> tf.data.Dataset:
+        """(images, targets) without end."""
+        raise NotImplementedError
 
     def target_shapes(self) -> Shapes:
         """What the app's loss compares to."""
@@ -103,7 +125,7 @@ class DaliOptions:
     Attributes:
         device: "cpu", or "gpu": pixels are decoded, and all that follows is done, on that GPU.
         device_id: the GPU; None on a CPU.
-        dali_device_id: another GPU for the pixels than the model's; common.loading.placement uses it.
+        dali_device_id: another GPU for the pixels than the model's; `placement` uses it.
         checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
     """
 
@@ -135,6 +157,132 @@ class DaliOptions:
         return self.device_id if self.dali_device_id is None else self.dali_device_id
 
 
+def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) -> int:
+    """Steps that every rank takes in one epoch.
+
+    Training batches cross the epoch's end, so the incomplete last batch is left to the next epoch. Evaluation
+    needs every image: ranks whose shard is shorter repeat an image, whose id tells.
+    """
+    if training:
+        return max(num_images // global_batch_size, 1)
+    return -(-num_images // global_batch_size)
+
+
+# --- --pipeline_type ---
+
+
+def resolve_type(pipeline_type: str) -> str:
+    """The loader that `--pipeline_type` means on this machine: auto becomes dali_gpu or dali_cpu.
+
+    Raises:
+        UserError: no such type, or dali_gpu without a GPU.
+    """
+    if pipeline_type == "auto":
+        return "dali_gpu" if gpu_visible() else "dali_cpu"
+    if pipeline_type not in _RESOLVED_TYPES:
+        raise unknown("pipeline type", pipeline_type, ("auto", *_RESOLVED_TYPES))
+    if pipeline_type == "dali_gpu" and not gpu_visible():
+        raise UserError(
+            "--pipeline_type=dali_gpu needs a GPU that TensorFlow and DALI both see (TensorFlow:"
+            f" {len(tf.config.list_physical_devices('GPU'))}, DALI: {backend.GetCUDADeviceCount()}):"
+            " use --pipeline_type=dali_cpu"
+        )
+    return pipeline_type
+
+
+def check_dali_device(dali_device_id: int | None, pipeline_type: str, strategy: str = "none") -> None:
+    """`--dali_device_id`: a GPU of this host for the loader, while the model keeps its own.
+
+    Raises:
+        UserError: the loader is none of DALI's on a GPU, there is no such GPU, or a strategy deals them out.
+    """
+    if dali_device_id is None:
+        return
+    pipeline_type = resolve_type(pipeline_type)
+    if pipeline_type != "dali_gpu":
+        raise UserError(
+            f"--dali_device_id={dali_device_id} is for --pipeline_type=dali_gpu, and this is {pipeline_type}:"
+            " leave it out"
+        )
+    if strategy != "none":
+        raise UserError(
+            f"--dali_device_id={dali_device_id} does not go with --strategy={strategy}: every GPU has a model"
+            " and its loader there; leave it out"
+        )
+    count = min(len(tf.config.list_physical_devices("GPU")), backend.GetCUDADeviceCount())
+    if dali_device_id >= count:
+        raise UserError(
+            f"--dali_device_id={dali_device_id}: there is no such GPU; they are numbered 0 to {count - 1}"
+        )
+
+
+def gpu_visible() -> bool:
+    """Whether both TensorFlow and DALI see a GPU."""
+    return bool(tf.config.list_physical_devices("GPU")) and backend.GetCUDADeviceCount() > 0
+
+
+def placement(loader: BaseLoader, device_index: int = 0) -> contextlib.AbstractContextManager:
+    """The scope in which to make a loader's dataset: DALI's GPU pipeline belongs on TensorFlow's GPU."""
+    if loader.pipeline_type != "dali_gpu":
+        return tf.device("/cpu:0")
+    return tf.device(f"/gpu:{device_index if loader.dali_device_id is None else loader.dali_device_id}")
+
+
+def refuse_synthetic(pipeline_type: str) -> None:
+    """Noise can be trained on for speed's sake, but there is nothing to find in it."""
+    if pipeline_type == "synthetic":
+        raise UserError("--pipeline_type=synthetic is for training speed only: use auto")
+
+
+# --- tf.data ---
+
+
+def from_pipeline(
+    pipeline: dali.Pipeline, element_spec: ElementSpec, *, device_id: int | None
+) -> tf.data.Dataset:
+    """A DALI pipeline as tf.data. It never ends: count steps (`steps_per_epoch`).
+
+    Its iterator can be saved by tf.train.Checkpoint on a CPU, if the pipeline was made with checkpointing; on
+    a GPU the plugin cannot. A GPU pipeline's dataset is placed where the caller's `tf.device` scope says.
+
+    Args:
+        pipeline: not run by anyone else: DALIDataset makes its own copy.
+        element_spec: of a batch, (images, targets). The pipeline's outputs must come in the order in which
+            tf.nest flattens it: the images, then the targets sorted by their names. Axes of size one that
+            DALI gives and the spec lacks are removed.
+        device_id: GPU of the pipeline; None for one without a GPU.
+    """
+    with tf.device("/cpu:0") if device_id is None else contextlib.nullcontext():
+        flat = dali_tf.DALIDataset(
+            pipeline=pipeline,
+            batch_size=pipeline.max_batch_size,
+            output_shapes=tuple(spec.shape for spec in tf.nest.flatten(element_spec)),
+            output_dtypes=tuple(spec.dtype for spec in tf.nest.flatten(element_spec)),
+            num_threads=pipeline.num_threads,
+            device_id=device_id,
+            prefetch_queue_depth=pipeline.prefetch_queue_depth,
+        )
+        if device_id is not None:
+            return _Structured(flat, element_spec)
+        return flat.map(lambda *tensors: tf.nest.pack_sequence_as(element_spec, tensors))
+
+
+class _Structured(tf.data.Dataset):
+    """The same tensors under another structure, for datasets on a GPU, where `map` has no kernel."""
+
+    def __init__(self, flat: tf.data.Dataset, element_spec: ElementSpec) -> None:
+        self._flat = flat
+        self._element_spec = element_spec
+        super().__init__(flat._variant_tensor)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._flat]
+
+    @property
+    def element_spec(self) -> ElementSpec:
+        return self._element_spec
+
+
 def synthetic_dataset(
     loader: BaseLoader, example: Callable[[np.random.Generator], dict[str, np.ndarray]]
 ) -> tf.data.Dataset:
@@ -150,4 +298,16 @@ def synthetic_dataset(
         name: tf.constant(np.stack([example[name] for example in examples]), spec.dtype)
         for name, spec in loader.element_spec.items()
     }
-    return dataset.repeat_batch((batch.pop("images"), batch))
+    return tf.data.Dataset.from_tensors((batch.pop("images"), batch)).repeat()
+
+
+def synthetic_boxes(random: np.random.Generator, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """What is said to be on one image of noise.
+
+    Returns:
+        float32 (SYNTHETIC_BOXES, 4), boxes, ltrb normalised; int32 (SYNTHETIC_BOXES,), their labels, 1-based.
+    """
+    centers = random.uniform(0.2, 0.8, (SYNTHETIC_BOXES, 2))
+    half_sizes = random.uniform(0.02, 0.2, (SYNTHETIC_BOXES, 2))
+    boxes = np.concatenate([centers - half_sizes, centers + half_sizes], 1).astype(np.float32)
+    return boxes, random.integers(1, num_classes + 1, SYNTHETIC_BOXES, np.int32)

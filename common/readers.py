@@ -27,8 +27,8 @@ Order, as observed with DALI 2.4:
 """
 
 import os
-import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -38,11 +38,13 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common import box_encoder, tfrecord
-from common.annotations import Annotations
 from common.errors import UserError
 from common.files import get_or_create
 from common.labels import LabelMap
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, Records
+
+if TYPE_CHECKING:
+    from common.annotations import Annotations
 
 SHUFFLE_BUFFER = 1024  # encoded images that each rank holds while it trains from containers
 _CLEAN_JSON = 1  # version of the json that _clean_json makes: raise it when that changes
@@ -53,7 +55,7 @@ Nodes = tuple[DataNode, DataNode, DataNode, DataNode]
 
 def coco_reader(
     images_dir: str | os.PathLike,
-    annotations: Annotations,
+    annotations: "Annotations",
     *,
     training: bool,
     shard_id: int = 0,
@@ -278,7 +280,7 @@ class _Object(msgspec.Struct, gc=False):
     iscrowd: int = 0
 
 
-def _clean_json(annotations: Annotations) -> bytes:
+def _clean_json(annotations: "Annotations") -> bytes:
     """The json that DALI reads. Equal annotations give equal bytes."""
     targets = annotations.target_boxes
     sizes = annotations.image_sizes
@@ -297,10 +299,3 @@ def _clean_json(annotations: Annotations) -> bytes:
             "categories": [{"id": i, "name": name} for i, name in enumerate(annotations.label_map.names, 1)],
         }
     )
-
-
-def _num_records(index: str) -> int:
-    try:
-        return pathlib.Path(index).read_bytes().count(b"\n")
-    except OSError as error:
-        raise UserError(f"{index}: {error.strerror}: make it by DALI's tfrecord2idx") from error

@@ -1,8 +1,7 @@
-"""An opened data set: what it holds, and where.
+"""An opened data set: its annotations, and the location of its images.
 
-datacheck/open_data.py opens data sets from the data flags and checks them; `Source.read` reads with DALI,
-`tf_readers.examples` without. Code below the flags does not
-depend on where the images come from.
+datacheck/open_data.py opens and checks data sets. `Source.read` reads them with DALI, `tf_readers.examples`
+without. Other code does not depend on the kind of the data set.
 """
 
 import abc
@@ -12,13 +11,16 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common import readers, tfrecord
-from common.annotations import Annotations
 from common.labels import LabelMap
 from common.tfrecord import Records
+
+if TYPE_CHECKING:
+    from common.annotations import Annotations
 
 
 class Source(abc.ABC):
@@ -30,7 +32,7 @@ class Source(abc.ABC):
     """
 
     name: str
-    annotations: Annotations | None
+    annotations: "Annotations | None"
 
     @property
     def size(self) -> int:
@@ -62,7 +64,7 @@ class CocoSource(Source):
     """A directory of images and the annotations of a COCO json, whose file names refer to it."""
 
     images_dir: str
-    annotations: Annotations
+    annotations: "Annotations"
     name = "coco"
 
     @functools.cached_property
@@ -93,7 +95,7 @@ class TFRecordSource(Source):
 
     files: Sequence[str]
     records: Records
-    annotations: Annotations
+    annotations: "Annotations"
     rows: np.ndarray
     formats: dict[str, int]
     name = "tfrecord"

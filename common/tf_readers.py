@@ -193,3 +193,37 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
         "labels": labels[kept],
         "image_id": tf.strings.to_number(features["image/source_id"], tf.int64),
     }
+
+
+# --- images ---
+
+
+def image_size_tf(encoded: tf.Tensor) -> tf.Tensor:
+    """int32 (2,): (height, width) of a JPEG or PNG as stored, from its header."""
+    size = tf.cond(
+        tf.io.is_jpeg(encoded),
+        lambda: tf.io.extract_jpeg_shape(encoded)[:2],
+        # PNG: the first chunk starts at byte 8 with its length and name, then width and height, big-endian.
+        lambda: tf.io.decode_raw(tf.strings.substr(encoded, 16, 8), tf.int32, little_endian=False)[::-1],
+    )
+    return tf.ensure_shape(size, (2,))
+
+
+def decode_image_tf(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    """The window (top, left, height, width) of a JPEG or PNG: uint8 (h, w, 3) RGB, not turned by EXIF.
+
+    Grey, palette and CMYK images become RGB. Whole images are bit for bit DALI's, whose inverse DCT is the
+    accurate one. A window of a JPEG with subsampled colour differs in its outermost columns: libjpeg does not
+    look beyond them.
+    """
+
+    def decode_png() -> tf.Tensor:
+        image = tf.io.decode_png(encoded, channels=3)
+        return image[window[0] : window[0] + window[2], window[1] : window[1] + window[3]]
+
+    image = tf.cond(
+        tf.io.is_jpeg(encoded),
+        lambda: tf.io.decode_and_crop_jpeg(encoded, window, channels=3, dct_method="INTEGER_ACCURATE"),
+        decode_png,
+    )
+    return tf.ensure_shape(image, (None, None, 3))

@@ -22,9 +22,8 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors, hparams
-from common.coco_classes import NUM_COCO_CLASSES, coco_label_map
 from common.errors import UserError
-from common.labels import LabelMap
+from common.labels import NUM_COCO_CLASSES, LabelMap, coco_label_map
 from common.training import weights as weight_files
 from common.training.fine_tuning import Report
 from efficientdet.config import EfficientDetConfig, get_config

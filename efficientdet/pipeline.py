@@ -23,7 +23,7 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, dataset
+from common import box_encoder
 from common.anchors import Anchors
 from common.dali_ops import (
     IMAGENET_MEAN,
@@ -35,7 +35,7 @@ from common.dali_ops import (
     resize,
     uniform,
 )
-from common.loader import BaseLoader, DaliOptions, Shapes
+from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import random_crop, source_size, whole_image
 
@@ -188,7 +188,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             encoded = ("num_positives", "class_targets", "box_targets")
             targets_spec = {k: spec for k, spec in targets_spec.items() if not k.startswith(encoded)}
         pipeline = self._build(["images", *sorted(targets_spec)], encode_boxes=not encode_after)
-        batches = dataset.from_pipeline(
+        batches = from_pipeline(
             pipeline, (self.element_spec["images"], targets_spec), device_id=self.pixel_device_id
         )
         if encode_after:

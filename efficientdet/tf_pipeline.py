@@ -15,7 +15,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from common import box_encoder, dataset, letterbox
+from common import box_encoder, letterbox, tf_readers
 from common.errors import UserError
 from common.tf_readers import Random, loader_examples
 from efficientdet import pipeline
@@ -154,7 +154,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         config = self.config
         encoded, boxes, labels = example["encoded"], example["boxes"], example["labels"]
-        size = tf.cast(dataset.image_size_tf(encoded), tf.float32)
+        size = tf.cast(tf_readers.image_size_tf(encoded), tf.float32)
         seed = np.random.SeedSequence([self.seed, self.shard_id]).generate_state(2).astype(np.int32)
         random = Random(tf.random.fold_in(tf.constant(seed), index))
         if self.training:
@@ -162,7 +162,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
         else:
             crop = whole_image(size, config.image_size)
 
-        image = dataset.decode_image_tf(encoded, tf.cast(crop.window, tf.int32))
+        image = tf_readers.decode_image_tf(encoded, tf.cast(crop.window, tf.int32))
         image = resize(image, crop.size, config.antialias)
         boxes = boxes_to_window(boxes, size, crop.window)
         if self.training and config.flip_prob:

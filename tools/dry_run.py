@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from common import dataset, hparams
+from common import hparams
 from common.args import Args
 from common.datacheck import images as image_files
 from common.datacheck.open_data import open_checked
 from common.distributed.ranks import Ranks
 from common.errors import UserError
-from common.loading import SYNTHETIC_IMAGES
+from common.loader import SYNTHETIC_IMAGES, steps_per_epoch
 from common.progress import log
 from common.sources import Source
 from common.training import checkpoint_files
@@ -86,7 +86,7 @@ def run(app: str, a: Args) -> None:
             config=config,
             images=size,
             steps_per_epoch=a.steps_per_epoch
-            or dataset.steps_per_epoch(size, a.batch_size * a.dry_run, training=True),
+            or steps_per_epoch(size, a.batch_size * a.dry_run, training=True),
             sessions=[
                 _run_session(
                     app, launcher, a.dry_run, directory, dataclasses.replace(a, **small, epochs=epochs)

@@ -20,7 +20,7 @@ import numpy as np
 
 from common import errors
 from common.distributed.hooks import Hooks
-from common.loading import Loader
+from common.loader import BaseLoader
 from common.training import checkpoint_files, weights
 from common.training.optimizers import last_learning_rate
 from common.training.run import Run
@@ -52,14 +52,14 @@ class Observer:
         self.image_ids.setdefault(run.state["epoch"], []).extend(np.ravel(targets["image_ids"]).tolist())
         self.rates.append(last_learning_rate(run.optimizer))
 
-    def wrap_eval_loader(self, loader: Loader) -> "ObservedLoader":
+    def wrap_eval_loader(self, loader: BaseLoader) -> "ObservedLoader":
         return ObservedLoader(loader, self.evaluated)
 
 
 class ObservedLoader:
     """An evaluation loader that notes the image ids of each pass in `evaluated`."""
 
-    def __init__(self, loader: Loader, evaluated: list[list[int]]) -> None:
+    def __init__(self, loader: BaseLoader, evaluated: list[list[int]]) -> None:
         self._loader, self._evaluated = loader, evaluated
 
     def __getattr__(self, name: str) -> Any:

@@ -28,10 +28,9 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors, hparams
-from common.coco_classes import NUM_COCO_CLASSES
 from common.errors import UserError
 from common.files import write_bytes, write_file
-from common.labels import LabelMap
+from common.labels import NUM_COCO_CLASSES, LabelMap
 from common.training import weights as weight_files
 from yolov4.config import MODEL_NAMES, get_config
 from yolov4.import_weights.darknet_cfg import cfg_text

@@ -1,6 +1,6 @@
 """The loader that `--pipeline_type` names: an object with `.dataset()`, `.size`, `.steps_per_epoch`.
 
-The types are those of common/loading.py.
+The types are those of common/loader.py.
 """
 
 import dataclasses
@@ -11,8 +11,14 @@ import tensorflow as tf
 
 from common.args import MAX_SEED, Args
 from common.distributed.ranks import Ranks
-from common.loader import synthetic_dataset
-from common.loading import SYNTHETIC_BOXES, SYNTHETIC_IMAGES, Loader, resolve_type, synthetic_boxes
+from common.loader import (
+    SYNTHETIC_BOXES,
+    SYNTHETIC_IMAGES,
+    BaseLoader,
+    resolve_type,
+    synthetic_boxes,
+    synthetic_dataset,
+)
 from common.sources import Source
 from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Loader, YOLOv4Pipeline
@@ -26,13 +32,13 @@ def make_loader(
     dali_device_id: int | None = None,
     num_classes: int = 80,
     **options: Any,
-) -> Loader:
+) -> BaseLoader:
     """The loader that `--pipeline_type` names.
 
     Args:
         pipeline_type: one of args.PIPELINE_TYPES.
         device_id: the GPU of this rank, where there is one.
-        dali_device_id: another one for dali_gpu; see loading.check_dali_device.
+        dali_device_id: another one for dali_gpu; see loader.check_dali_device.
         num_classes: of synthetic data.
         options: source, config, batch_size, training and the others of YOLOv4Loader.
 
@@ -70,7 +76,7 @@ def open_training_loader(
     device_index: int,
     seed: int,
     mosaic: bool,
-) -> Loader:
+) -> BaseLoader:
     """The training loader of one shard, for the replica `device_index` of this process."""
     return make_loader(
         a.pipeline_type,
@@ -92,7 +98,7 @@ def open_training_loader(
     )
 
 
-def open_eval_loader(a: Args, config: YOLOv4Config, source: Source | None, ranks: Ranks) -> Loader:
+def open_eval_loader(a: Args, config: YOLOv4Config, source: Source | None, ranks: Ranks) -> BaseLoader:
     """The evaluation loader of this rank's images."""
     return make_loader(
         a.pipeline_type,

@@ -23,9 +23,9 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, dali_ops, dataset
+from common import box_encoder, dali_ops
 from common.dali_ops import count_visible, decode_crop, resize
-from common.loader import BaseLoader, DaliOptions, Shapes
+from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from yolov4 import fresh_mosaic
 from yolov4.color import random_color, to_unit
 from yolov4.config import YOLOv4Config
@@ -168,7 +168,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends."""
         spec = self.element_spec["images"], self.target_spec
         pipeline = self._build(["images", *sorted(self.target_spec)])
-        return dataset.from_pipeline(pipeline, spec, device_id=self.pixel_device_id)
+        return from_pipeline(pipeline, spec, device_id=self.pixel_device_id)
 
     def _build(self, names: list[str]) -> dali.Pipeline:
         pipeline = dali.Pipeline(

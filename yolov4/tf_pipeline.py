@@ -17,7 +17,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from common import box_encoder, dataset, letterbox
+from common import box_encoder, letterbox, tf_readers
 from common.errors import UserError
 from common.tf_readers import Random, loader_examples
 from yolov4 import pipeline, tf_mosaic
@@ -219,7 +219,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         """One image and its boxes on their canvas."""
         config = self.config
         encoded, boxes = example["encoded"], example["boxes"]
-        size = dataset.image_size_tf(encoded)
+        size = tf_readers.image_size_tf(encoded)
         image_size = self._input_size(index // self.batch_size)
         random = Random(tf.random.fold_in(_seed(self.seed, self.shard_id, 2), index))
         if self.training:
@@ -228,7 +228,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
             crop = whole_image(size, image_size, config.letterbox)
 
         place = crop.place
-        image = dataset.decode_image_tf(encoded, crop.window)
+        image = tf_readers.decode_image_tf(encoded, crop.window)
         image = resize(image, place[2:], config.antialias)
         if self.training:
             image = random_color(image, config, random)

@@ -1,9 +1,8 @@
-"""COCO annotations, checked before anything else sees them.
+"""Reads and checks a COCO json of instances.
 
-DALI's own COCO reader takes a truncated json, an unknown category or a missing key without a word and trains
-on what is left, so it only ever gets a json that was written from what `load_coco` accepted (readers.py).
-Everything that is wrong is said at once, with the ids. A json that was accepted is remembered by its content:
-the next start does not decode it again.
+DALI's COCO reader accepts a truncated json, an unknown category or a missing key, and trains on the rest. So
+DALI reads a json that readers.py writes from the result of `load_coco`. All errors are reported together with
+the ids. The cache keeps an accepted json by the hash of its content: the next start does not decode it again.
 
 Format: https://cocodataset.org/#format-data
 """
@@ -15,14 +14,14 @@ import os
 import numpy as np
 
 from common.annotations import Annotations
-from common.datacheck import annotation_cache, coco_checks, coco_columns, coco_parse
-from common.datacheck import images as image_files
+from common.datacheck import checked_annotations, coco_checks, coco_columns, coco_parse
 from common.datacheck.coco_columns import Images
+from common.datacheck.image_files import check_files
 from common.datacheck.images import ImagePolicy
 from common.files import load_cached, save_cached
 from common.issues import Findings
 
-_VERSION = 3  # of the checks and of what is remembered: raise it when either changes
+_VERSION = 4  # of the checks and of what is remembered: raise it when either changes
 
 
 def load_coco(
@@ -42,8 +41,8 @@ def load_coco(
         policy: about images that cannot be used.
 
     Returns:
-        The annotations, of the usable images where the policy is to skip the others. Their `findings` say
-        what was mended, skipped or is remarkable.
+        The annotations; with on_bad_image="skip", of the usable images. Their `findings` list what was fixed,
+        skipped or is remarkable.
 
     Raises:
         DataError: everything that would make training wrong, in the json and in the image files.
@@ -53,8 +52,10 @@ def load_coco(
     annotations, images = (None, None) if content is None else _decode(content, findings)
     del content
     usable = None
-    if images_dir is not None:
-        usable = _check_files(os.fspath(images_dir), images, policy, findings)
+    if images_dir is not None and not os.path.isdir(images_dir):
+        findings.add("no-image-directory", os.fspath(images_dir))
+    elif images_dir is not None and images is not None:
+        usable, _ = check_files(images_dir, images.file_names, images.sizes, images.name, policy, findings)
     if policy.on_bad_image == "skip":
         findings.skip_images()
         if annotations is not None and usable is not None:
@@ -67,7 +68,7 @@ def _decode(content: bytes, findings: Findings) -> tuple[Annotations | None, Ima
     """The annotations, unless something stops, and the images as far as they are known."""
     name = f"coco-{hashlib.sha256(content).hexdigest()}-{_VERSION}.npz"
     saved = load_cached(name)
-    annotations = None if saved is None else annotation_cache.unpack(saved, findings.origin)
+    annotations = None if saved is None else checked_annotations.unpack(saved, findings.origin)
     if annotations is not None:
         findings.extend(annotations.findings)
         annotations = dataclasses.replace(annotations, findings=findings)
@@ -80,35 +81,8 @@ def _decode(content: bytes, findings: Findings) -> tuple[Annotations | None, Ima
     objects = None if objects is None else coco_columns.objects_of(objects, findings)
     annotations = coco_checks.check(images, objects, categories, findings)
     if annotations is not None:
-        save_cached(name, annotation_cache.pack(annotations))
+        save_cached(name, checked_annotations.pack(annotations))
     return annotations, images
-
-
-def _check_files(
-    images_dir: str, images: Images | None, policy: ImagePolicy, findings: Findings
-) -> np.ndarray | None:
-    """Returns bool (I,), the images whose files can be used; None where no file was looked at."""
-    if not os.path.isdir(images_dir):
-        findings.add("no-image-directory", images_dir)
-        return None
-    if images is None:
-        return None
-    rows = []
-    for row, name in enumerate(images.file_names):
-        if name and image_files.path_fault(name):
-            findings.add("path-leaves-directory", f"{images.name(row)} is not below {images_dir}")
-        elif name:
-            rows.append(row)
-    names = [images.file_names[row] for row in rows]
-    facts = image_files.inspect_files(
-        images_dir, names, decode=policy.decode, max_megapixels=policy.max_megapixels
-    )
-    # A size that the json lacks was reported: here it is whatever the file says.
-    stored = np.array([(fact.height, fact.width) for fact in facts], np.int32).reshape(-1, 2)
-    sizes = np.where(images.sizes[rows] > 0, images.sizes[rows], stored)
-    usable = np.zeros(len(images.ids), np.bool_)
-    usable[rows] = image_files.check_images(facts, sizes, names, lambda i: images.name(rows[i]), findings)
-    return usable
 
 
 def _select(annotations: Annotations, usable: np.ndarray) -> Annotations:

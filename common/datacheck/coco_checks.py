@@ -1,20 +1,20 @@
 """The columns of a COCO json, checked against each other: ids, references, categories, boxes."""
 
 import collections
+import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from common.annotations import Annotations, clip_boxes
+from common.annotations import Annotations
 from common.datacheck import coco_parse
+from common.datacheck.checked_annotations import report_fixes
 from common.datacheck.coco_columns import NONE, Images, Objects, some
 from common.issues import Findings
 from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 
-LARGE_ID = 2**31  # DALI takes smaller ones
 _FRACTION = 1.05  # edges of boxes that are fractions: rounding may put them a little outside
 _MANY = 8  # boxes outside their images from which on a wrong form is the better explanation
 
@@ -22,16 +22,16 @@ _MANY = 8  # boxes outside their images from which on a wrong form is the better
 def check(
     images: Images | None, objects: Objects | None, records: list[msgspec.Raw] | None, findings: Findings
 ) -> Annotations | None:
-    """Looks at everything, also where some of it cannot be used.
+    """Checks all columns, also where some of them cannot be used.
 
     Args:
-        images: None where the whole list was reported; so the others.
-        objects: the annotations.
-        records: the categories, undecoded.
-        findings: gets all kinds about records that are not about their form.
+        images: None where the whole list was reported.
+        objects: the annotations; None where the whole list was reported.
+        records: the categories, undecoded; None where the whole list was reported.
+        findings: gets all errors but those of single values; without errors, what is fixed or remarkable.
 
     Returns:
-        The annotations; None where anything stops, or stopped before.
+        The annotations; None where `findings` has errors.
     """
     categories = [coco_parse.decode_record(record) for record in records or []]
     if images is not None:
@@ -46,20 +46,14 @@ def check(
         return None
     image_row = _check_references(objects, "image_id", images.ids, "unknown-image", findings)
     _check_unit(images, objects, image_row, findings)
-    is_target = _check_boxes(images, objects, image_row, findings)
     if findings.stopping:
-        return None
-    counts = np.bincount(image_row[is_target], minlength=len(images.ids))
-    _add(findings, "image-without-boxes", counts == 0, images.name)
-    if not is_target.any():
-        findings.add("no-boxes", f"none of {len(is_target)} annotations is more than a crowd or an empty box")
         return None
     order = np.argsort(image_row, kind="stable")  # grouped by image, otherwise in the order of the file
     boxes_ltwh_px = objects.boxes_ltwh_px[order]
     areas = objects.areas[order]
     with np.errstate(over="ignore"):
         box_areas = boxes_ltwh_px[:, 2] * boxes_ltwh_px[:, 3]
-    return Annotations(
+    annotations = Annotations(
         label_map=LabelMap.from_categories(categories),
         image_ids=images.ids,
         file_names=images.file_names,
@@ -73,6 +67,12 @@ def check(
         findings=findings,
     )
 
+    def name_box(row: int) -> str:
+        return _text_in_image(images, objects, image_row, order[row])
+
+    report_fixes(annotations, images.name, name_box, findings)
+    return None if findings.stopping else annotations
+
 
 def _check_categories(categories: list[Any], findings: Findings) -> np.ndarray:
     """Returns int64 (C,), the ids that annotations may have; NONE where one was reported."""
@@ -84,9 +84,6 @@ def _check_categories(categories: list[Any], findings: Findings) -> np.ndarray:
         is_usable = type(category_id) is int and 0 <= category_id <= MAX_CATEGORY_ID
         ids.append(category_id if is_usable else NONE)
         names.append(f"category {category_id} ({category.get('name')!r})" if is_usable else "")
-    for category_id, name in zip(ids, names, strict=True):
-        if category_id >= LARGE_ID:
-            findings.add("large-id", name)
     for before, (category_id, name) in itertools.pairwise(zip(ids, names, strict=True)):
         if NONE < category_id < before[0]:
             findings.add("category-order", f"{name} is listed after {before[1]}")
@@ -96,9 +93,7 @@ def _check_categories(categories: list[Any], findings: Findings) -> np.ndarray:
 def _check_images(images: Images, findings: Findings) -> None:
     if not len(images.ids):
         findings.add("no-images", "`images` is empty")
-    repeats = _repeats(images.ids)
-    findings.add_many("repeated-image-id", len(repeats), map(images.repeat_name, repeats))
-    _add(findings, "large-id", images.ids >= LARGE_ID, images.name)
+    findings.add_each("repeated-image-id", _repeats(images.ids), images.repeat_name)
     rows_of = collections.defaultdict(list)
     for row, name in enumerate(images.file_names):
         if name:
@@ -111,10 +106,8 @@ def _check_images(images: Images, findings: Findings) -> None:
 def _check_objects(objects: Objects, findings: Findings) -> None:
     if not len(objects.ids):
         findings.add("no-boxes", "`annotations` is empty")
-    repeats = _repeats(objects.ids)
-    findings.add_many("repeated-annotation-id", len(repeats), map(objects.repeat_name, repeats))
-    _add(findings, "box-negative", objects.is_negative, objects.box_name)
-    _add(findings, "crowd", objects.is_crowd, lambda row: f"{objects.name(row)} is a crowd")
+    findings.add_each("repeated-annotation-id", _repeats(objects.ids), objects.repeat_name)
+    findings.add_each("box-negative", np.flatnonzero(objects.is_negative), objects.box_name)
 
 
 def _check_references(
@@ -140,15 +133,16 @@ def _check_references(
     # An id may be unknown because the record that should have it was reported. That is said once.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(np.unique(ids[unknown])) > num_lost:
-        text = f"{{}} has {key} {{}}, which no {key.removesuffix('_id')} has"
-        findings.add_many(
-            kind, len(unknown), (text.format(objects.name(row), ids[row]) for row in unknown.tolist())
+        of = key.removesuffix("_id")
+        findings.add_each(
+            kind, unknown, lambda row: f"{objects.name(row)} has {key} {ids[row]}, which no {of} has"
         )
     return np.where(is_known, order[places], NONE)
 
 
 def _check_unit(images: Images, objects: Objects, image_row: np.ndarray, findings: Findings) -> None:
     """Looks for boxes in another unit or form: all of them fractions, or corners in place of sides."""
+    name_box = functools.partial(_text_in_image, images, objects, image_row)
     is_larger = np.append(np.all(images.sizes > 1, axis=1), False)[image_row]  # NONE is the last one
     is_sound = ~objects.is_negative & ~np.isnan(objects.boxes_ltwh_px[:, 0])
     rows = np.flatnonzero(is_larger & is_sound)
@@ -156,8 +150,7 @@ def _check_unit(images: Images, objects: Objects, image_row: np.ndarray, finding
     with np.errstate(over="ignore"):
         is_within = (np.abs(left_top) <= _FRACTION) & (left_top + sides <= _FRACTION)
     if is_within.all() and np.all(sides > 0, axis=1).any():
-        texts = (_text_in_image(images, objects, image_row, row) for row in rows.tolist())
-        findings.add_many("boxes-not-in-pixels", len(rows), texts)
+        findings.add_each("boxes-not-in-pixels", rows, name_box)
         return
     # Corners in place of sides: half of the boxes reach far outside, and as corners all would fit.
     limits = images.sizes[image_row[rows]][:, ::-1] + 1.0  # (M, 2) width, height, and a pixel
@@ -165,23 +158,7 @@ def _check_unit(images: Images, objects: Objects, image_row: np.ndarray, finding
     would_fit = np.all((left_top >= -1) & (sides > left_top) & (sides <= limits), axis=1)
     outside = rows[is_outside]
     if len(outside) >= max(_MANY, len(rows) / 2) and would_fit.all():
-        texts = (_text_in_image(images, objects, image_row, row) for row in outside.tolist())
-        findings.add_many("boxes-of-corners", len(outside), texts)
-
-
-def _check_boxes(images: Images, objects: Objects, image_row: np.ndarray, findings: Findings) -> np.ndarray:
-    """Returns bool (N,), the boxes that a network is trained on."""
-    is_target = ~objects.is_crowd & ~objects.is_negative & ~np.isnan(objects.boxes_ltwh_px[:, 0])
-    is_target &= np.append(np.all(images.sizes > 0, axis=1), False)[image_row]  # NONE is the last one
-    rows = np.flatnonzero(is_target)
-    boxes, is_clipped = clip_boxes(objects.boxes_ltwh_px[rows], images.sizes[image_row[rows]])
-    has_area = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
-    for kind, which in (("box-outside", is_clipped & has_area), ("box-empty", ~has_area)):
-        offenders = rows[which].tolist()
-        texts = (_text_in_image(images, objects, image_row, row) for row in offenders)
-        findings.add_many(kind, len(offenders), texts)
-    is_target[rows] = has_area
-    return is_target
+        findings.add_each("boxes-of-corners", outside, name_box)
 
 
 def _text_in_image(images: Images, objects: Objects, image_row: np.ndarray, row: int) -> str:
@@ -196,8 +173,3 @@ def _repeats(ids: np.ndarray) -> list[list[int]]:
     is_repeated = (counts > 1) & (unique != NONE)
     spans = zip(first[is_repeated].tolist(), counts[is_repeated].tolist(), strict=True)
     return [order[begin : begin + count].tolist() for begin, count in spans]
-
-
-def _add(findings: Findings, kind: str, which: np.ndarray, text: Callable[[int], str]) -> None:
-    rows = np.flatnonzero(which).tolist()
-    findings.add_many(kind, len(rows), map(text, rows))

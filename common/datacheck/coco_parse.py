@@ -1,6 +1,6 @@
-"""The bytes of a COCO json -> its records, still undecoded; or what keeps it from being a json at all.
+"""The bytes of a COCO json -> its records, not decoded yet; or why the file is not a json.
 
-Cutting is fast and needs little memory: no polygon is decoded, and the records are views of the file's bytes.
+This is fast and needs little memory: polygons are not decoded, and records are views of the file's bytes.
 """
 
 import codecs
@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from common.files import file_type
 from common.issues import Findings
 
 _REPR = reprlib.Repr()
@@ -23,7 +24,7 @@ _NEAR = 20  # bytes shown before and after the place of a fault
 # which are wrong for every key that is used, and which no string can hold unbroken.
 _LITERAL = re.compile(rb"[NI-](?<=[\s\[,:].)(?:aN|nfinity|Infinity)(?=[\s\],}])")
 _MARKED = re.compile(rb'\{"\\u0000":"(NaN|-?Infinity)"\}')
-_BEFORE, _AFTER = b'{"\\u0000":"', b'"}'
+_MARK = rb'{"\\u0000":"\g<0>"}'
 
 
 # With a byte order mark or the bracket of an object; a UTF-32 mark begins like that of UTF-16.
@@ -50,7 +51,7 @@ def read(path: str, findings: Findings) -> bytes | None:
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
-            findings.add("json-not-a-file", _file_type(mode))
+            findings.add("json-not-a-file", f"it is {file_type(mode)}")
             return None
         content = pathlib.Path(path).read_bytes()
     except OSError as error:
@@ -69,12 +70,6 @@ def read(path: str, findings: Findings) -> bytes | None:
     else:
         return content
     return None
-
-
-def _file_type(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return "it is a directory"
-    return "it is a pipe" if stat.S_ISFIFO(mode) else "it is a device or a socket"
 
 
 def cut(content: bytes, findings: Findings) -> dict[str, list[msgspec.Raw] | None] | None:
@@ -97,10 +92,7 @@ def cut(content: bytes, findings: Findings) -> dict[str, list[msgspec.Raw] | Non
 
 def decode_record(record: msgspec.Raw) -> Any:
     """What Python's json makes of a record; where it makes nothing of it, the text."""
-    content = bytes(record)
-    if _BEFORE in content:
-        content = _MARKED.sub(rb"\1", content)
-    text = content.decode("utf-8", "surrogateescape")
+    text = _MARKED.sub(rb"\1", bytes(record)).decode("utf-8", "surrogateescape")
     try:
         return json.loads(text)  # takes what msgspec refuses: 1e999, and bytes that are no UTF-8
     except (ValueError, RecursionError):  # integers of more than 4300 digits, deep brackets
@@ -119,7 +111,7 @@ def _cut(content: bytes, findings: Findings) -> _Document | None:
         return found
     kind, words, position = found
     if content[position : position + 1] in (b"N", b"I"):
-        found = _decode(_mark(content), content)
+        found = _decode(_LITERAL.sub(_MARK, content), content)
         if isinstance(found, dict):
             return found
         if found[0] == "json-truncated":  # otherwise the literal is the first fault
@@ -152,15 +144,6 @@ def _decode(version: bytes, content: bytes) -> _Document | tuple[str, str, int]:
         return "json-truncated", f"it ends after {len(content)} bytes with {tail!r}", position
     near = version[max(position - _NEAR, 0) : position + _NEAR].decode("utf-8", "replace")
     return "json-malformed", f"{said[1]} at byte {position}, near {near!r}", position
-
-
-def _mark(content: bytes) -> bytes:
-    pieces, end = [], 0
-    view = memoryview(content)  # slices of it are no copies
-    for literal in _LITERAL.finditer(content):
-        pieces += [view[end : literal.start()], _BEFORE, literal[0], _AFTER]
-        end = literal.end()
-    return b"".join([*pieces, view[end:]])
 
 
 def _list(parts: list[msgspec.Raw], key: str, findings: Findings) -> list[msgspec.Raw] | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from common.datacheck import images, tfrecord
+from common.datacheck import image_files, tfrecord
 from common.datacheck.images import ImageFacts, ImagePolicy
 from common.errors import UserError
 from common.issues import DataError, Findings
@@ -62,8 +62,7 @@ def _damage(source: Source | None) -> Findings:
     if isinstance(source, CocoSource):
         findings = Findings(source.annotations.origin)
     for name, fact in _facts(source, decode=True):
-        if fact.fault:
-            findings.add(fact.fault, f"{name}: {fact.detail}" if fact.detail else name)
+        fact.add_fault(name, findings)
     return findings
 
 
@@ -80,10 +79,10 @@ def _facts(source: Source | None, *, decode: bool) -> Iterator[tuple[str, ImageF
     """The names of images in words, and what is found in their files."""
     if isinstance(source, CocoSource):
         annotations = source.annotations
-        facts = images.inspect_files(
+        facts = image_files.inspect_files(
             source.images_dir, annotations.file_names, decode=decode, max_megapixels=math.inf
         )
         yield from zip(map(annotations.image_name, range(source.size)), facts, strict=True)
     elif isinstance(source, ImageListSource):
-        facts = images.inspect_list(source.files, decode=decode, max_megapixels=math.inf)
+        facts = image_files.inspect_list(source.files, decode=decode, max_megapixels=math.inf)
         yield from zip(map(repr, source.files), facts, strict=True)

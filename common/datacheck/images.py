@@ -1,15 +1,11 @@
-"""Checks image files before anything decodes them: format, size, orientation, whether DALI can use them.
+"""Checks encoded images before anything decodes them: format, size, orientation, whether DALI can use them.
 
 A check reads the header and the end (image_headers.py); on demand, and always of 16-bit images, every pixel
-(image_pixels.py). What was found in files is remembered in the cache until their size or times change.
+(image_pixels.py).
 """
 
-import concurrent.futures
 import dataclasses
-import hashlib
-import os
-import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -18,14 +14,9 @@ from common.args import MAX_MEGAPIXELS
 from common.datacheck.image_headers import Encoded, Fault, Header, read_header
 from common.datacheck.image_pixels import check_pixels
 from common.errors import UserError
-from common.files import load_cached, save_cached
 from common.issues import Findings
-from common.progress import Bar
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
-
-_CHUNK = 64  # files that a thread takes at once
-_SLOW = (20_000, 500)  # images from which on a progress bar is shown: headers only, every pixel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +56,12 @@ class ImageFacts(msgspec.Struct, frozen=True, gc=False, array_like=True):
     fault: str = ""
     detail: str = ""
 
+    def add_fault(self, name: str, findings: Findings) -> bool:
+        """Adds the fault, if there is one, of an image with this name; returns whether there is one."""
+        if self.fault:
+            findings.add(self.fault, f"{name}: {self.detail}" if self.detail else name)
+        return bool(self.fault)
+
 
 def path_fault(name: str) -> bool:
     """Whether a file name leaves the image directory, or cannot stand in a list of files: absolute, with
@@ -83,62 +80,7 @@ def inspect(
             image_pixels.py.
         max_megapixels: a larger image is at fault, and not decoded.
     """
-    return _inspect(Encoded.of(encoded), decode, max_megapixels)
-
-
-def inspect_files(
-    images_dir: str | os.PathLike,
-    names: Sequence[str],
-    *,
-    decode: bool = False,
-    max_megapixels: float = MAX_MEGAPIXELS,
-) -> list[ImageFacts]:
-    """Looks at image files, in parallel, and remembers what it saw.
-
-    Nothing but regular files is opened: a pipe would hang the reader for ever.
-
-    Args:
-        images_dir: the directory of the images.
-        names: paths below it, for none of which `path_fault` holds; links may lead elsewhere.
-        decode: look at every pixel of every image, unless that was done before and the file has not changed.
-        max_megapixels: larger images are at fault, and not decoded.
-
-    Returns:
-        One for each name, in order.
-
-    Raises:
-        UserError: there is no place for the cache.
-    """
-    images_dir = os.fspath(images_dir)
-    states, absent = _list(images_dir, names)
-    known = _recall(images_dir)
-    fresh = []
-    for name, state in states.items():
-        entry = known.get(name)
-        if entry is None or entry.state != state or (decode and not entry.decoded):
-            fresh.append(name)
-    try:
-        for name, facts in zip(fresh, _inspect_all(images_dir, fresh, decode, max_megapixels), strict=True):
-            known.pop(name, None)
-            if facts.fault in _PASSING:
-                absent[name] = facts
-            else:
-                known[name] = _Entry(states[name], decode or facts.fault != "", facts)
-    finally:  # an interrupted check is not lost
-        if fresh:
-            _remember(images_dir, known)
-    found = [absent.get(name) or known[name].facts for name in names]
-    return [limited(facts, max_megapixels) for facts in found]
-
-
-def inspect_list(
-    paths: Sequence[str | os.PathLike], *, decode: bool = False, max_megapixels: float = MAX_MEGAPIXELS
-) -> list[ImageFacts]:
-    """`inspect_files` for files in several directories."""
-    paths = [os.path.abspath(path) for path in paths]
-    directory = os.path.commonpath([os.path.dirname(path) for path in paths])
-    names = [os.path.relpath(path, directory) for path in paths]
-    return inspect_files(directory, names, decode=decode, max_megapixels=max_megapixels)
+    return inspect_encoded(Encoded.of(encoded), decode, max_megapixels)
 
 
 def check_images(
@@ -152,7 +94,7 @@ def check_images(
 
     Args:
         facts: of I images.
-        image_sizes: (I, 2), (height, width) according to the annotations.
+        image_sizes: (I, 2), (height, width) according to the annotations; 0 where they have none.
         names: their file names; "" where there is none.
         describe: gives the name of image i in messages: `image 12 ('a.jpg')`.
         findings: gets what is at fault or remarkable.
@@ -162,12 +104,13 @@ def check_images(
     """
     usable = np.ones(len(facts), np.bool_)
     for i, (fact, size, name) in enumerate(zip(facts, image_sizes.tolist(), names, strict=True)):
-        if fact.fault:
+        if fact.add_fault(describe(i), findings):
             usable[i] = False
-            findings.add(fact.fault, f"{describe(i)}: {fact.detail}" if fact.detail else describe(i))
             continue
-        if size != [fact.height, fact.width]:
-            turned = fact.orientation in _SWAPS_SIDES and size == [fact.width, fact.height]
+        stored = [fact.height, fact.width]
+        size = [given or found for given, found in zip(size, stored, strict=True)]
+        if size != stored:
+            turned = fact.orientation in _SWAPS_SIDES and size == stored[::-1]
             findings.add(
                 "image-turned" if turned else "image-size-differs",
                 f"{describe(i)} is {fact.width} x {fact.height} pixels, the annotations say"
@@ -200,7 +143,8 @@ _FORMAT_OF = {suffix: image_format for image_format, of in _SUFFIXES.items() for
 # --- one image ---
 
 
-def _inspect(encoded: Encoded, decode: bool, max_megapixels: float) -> ImageFacts:
+def inspect_encoded(encoded: Encoded, decode: bool, max_megapixels: float) -> ImageFacts:
+    """`inspect` of an image of which as few bytes as possible are read."""
     header, fault = Header(), None
     try:
         read_header(encoded, header)
@@ -224,140 +168,3 @@ def limited(facts: ImageFacts, max_megapixels: float) -> ImageFacts:
         return facts
     detail = f"{facts.width} x {facts.height} pixels are {megapixels:.4g} megapixels, the limit is"
     return msgspec.structs.replace(facts, fault="image-too-large", detail=f"{detail} {max_megapixels:g}")
-
-
-def _inspect_file(path: str, decode: bool, max_megapixels: float) -> ImageFacts:
-    try:
-        # Should a pipe have taken the file's place just now, it does not block.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        return _os_fault(error)
-    try:
-        size = os.fstat(descriptor).st_size
-        encoded = Encoded(size, lambda offset, count: _read(descriptor, offset, count))
-        return _inspect(encoded, decode, max_megapixels)
-    except OSError as error:
-        return _os_fault(error)
-    finally:
-        os.close(descriptor)
-
-
-def _read(descriptor: int, offset: int, count: int) -> bytes:
-    content = os.pread(descriptor, count, offset)
-    while 0 < len(content) < count:  # Linux gives 2 GiB at most
-        more = os.pread(descriptor, count - len(content), offset + len(content))
-        if not more:
-            break
-        content += more
-    return content
-
-
-def _os_fault(error: OSError) -> ImageFacts:
-    missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-    return ImageFacts(
-        fault="image-missing" if missing else "image-unreadable",
-        detail="" if missing else error.strerror or str(error),
-    )
-
-
-# --- many files ---
-
-_VERSION = 3  # of the rules by which images are judged, for what is remembered
-_PASSING = ("image-missing", "image-unreadable", "image-too-large")  # not a matter of the file alone
-
-# What shows that a file has changed: size, times of its content and of its inode in ns, the inode's number.
-# Size and time of the content alone survive tar, rsync and os.utime.
-_State = tuple[int, int, int, int]
-
-
-class _Entry(msgspec.Struct, gc=False, array_like=True):
-    """What was found in a file: its state then, whether every pixel was decoded, and the facts."""
-
-    state: _State
-    decoded: bool
-    facts: ImageFacts
-
-
-def _remember(directory: str, entries: Mapping[str, _Entry]) -> None:
-    """Keeps `entries` in the cache. Of two processes that write at once, the last one stays."""
-    names = os.fsencode("\0".join(entries))  # they need not be UTF-8, msgpack's text must be
-    content = msgspec.msgpack.encode((_VERSION, names, list(entries.values())))
-    save_cached(_cache_name(directory), content)
-
-
-def _recall(directory: str) -> dict[str, _Entry]:
-    """What `_remember` kept; nothing where it is damaged or another version's."""
-    content = load_cached(_cache_name(directory))
-    try:
-        version, names, entries = msgspec.msgpack.decode(content or b"", type=tuple[int, bytes, list[_Entry]])
-    except msgspec.MsgspecError:
-        return {}
-    if version != _VERSION or not entries:
-        return {}
-    return dict(zip(os.fsdecode(names).split("\0"), entries, strict=True))
-
-
-def _cache_name(directory: str) -> str:
-    path = os.fsencode(os.path.realpath(directory))
-    return f"files-{hashlib.sha256(path).hexdigest()[:32]}.msgpack"
-
-
-def _list(images_dir: str, names: Sequence[str]) -> tuple[dict[str, _State], dict[str, ImageFacts]]:
-    """The states of the regular files, and what is wrong with the others.
-
-    One listing per directory: asking for each file in turn is slow on a network.
-    """
-    by_directory: dict[str, dict[str, str]] = {}
-    for name in names:
-        directory, _, base = name.rpartition("/")
-        by_directory.setdefault(directory, {})[base] = name
-    states: dict[str, _State] = {}
-    absent = dict.fromkeys(names, ImageFacts(fault="image-missing"))
-    for directory, name_of in by_directory.items():
-        try:
-            with os.scandir(os.path.join(images_dir, directory)) as entries:
-                for entry in entries:
-                    if entry.name in name_of:
-                        name = name_of[entry.name]
-                        state = _state(entry)
-                        if isinstance(state, ImageFacts):
-                            absent[name] = state
-                        else:
-                            states[name] = state
-                            del absent[name]
-        except OSError as error:
-            absent.update(dict.fromkeys(name_of.values(), _os_fault(error)))
-    return states, absent
-
-
-def _state(entry: os.DirEntry) -> _State | ImageFacts:
-    try:
-        status = entry.stat()
-    except FileNotFoundError:
-        return ImageFacts(fault="image-missing", detail="a symbolic link to nothing")
-    except OSError as error:
-        return _os_fault(error)
-    if stat.S_ISREG(status.st_mode):
-        return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
-    what = next((said for is_kind, said in kinds if is_kind(status.st_mode)), "a device")
-    return ImageFacts(fault="image-not-a-file", detail=what)
-
-
-def _inspect_all(
-    images_dir: str, names: Sequence[str], decode: bool, max_megapixels: float
-) -> Iterator[ImageFacts]:
-    """The facts of files, in order."""
-
-    def inspect_chunk(chunk: Sequence[str]) -> list[ImageFacts]:
-        return [_inspect_file(os.path.join(images_dir, name), decode, max_megapixels) for name in chunk]
-
-    # Threads: reading and decoding release the interpreter, and a forked TensorFlow would hang.
-    cores = len(os.sched_getaffinity(0))
-    chunks = [names[i : i + _CHUNK] for i in range(0, len(names), _CHUNK)]
-    bar = Bar("Checking images", len(chunks)) if len(names) > _SLOW[decode] else None
-    with concurrent.futures.ThreadPoolExecutor(cores + 2 if decode else min(8 * cores, 32)) as pool:
-        for facts in pool.map(inspect_chunk, chunks):
-            yield from facts
-            if bar:
-                bar.step()

@@ -1,7 +1,6 @@
-"""From the data flags to checked sources: bad data stop here.
+"""Opens and checks the data that flags name.
 
-Everything that would make training wrong is listed at once, of training and evaluation data together, before
-anything is built or written.
+All errors of the training and evaluation data are reported together, before anything is built or written.
 """
 
 import glob
@@ -12,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.args import Args
-from common.datacheck import images as image_files
-from common.datacheck import tfrecord
+from common.datacheck import image_files, tfrecord
 from common.datacheck.coco import load_coco
 from common.datacheck.images import IMAGE_SUFFIXES, ImagePolicy
 from common.errors import UserError
@@ -152,8 +150,7 @@ def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSo
     findings = Findings(f"--images={images}")
     facts = image_files.inspect_list(files, decode=policy.decode, max_megapixels=policy.max_megapixels)
     for file, fact in zip(files, facts, strict=True):
-        if fact.fault:
-            findings.add(fact.fault, f"{str(file)!r}: {fact.detail}" if fact.detail else repr(str(file)))
+        fact.add_fault(repr(str(file)), findings)
     if policy.on_bad_image == "skip":
         findings.skip_images()
         files = [file for file, fact in zip(files, facts, strict=True) if not fact.fault]
@@ -186,11 +183,10 @@ def check_sizes(source: Source, *, batch_size: int, num_replicas: int, max_insta
         findings.add("fewer-than-batch", f"{annotations.num_images} images, --batch_size={batch_size}{ranks}")
     findings.raise_if_stopping()
     counts = np.diff(annotations.target_boxes.row_splits)
-    crowded = np.flatnonzero(counts > max_instances).tolist()
-    findings.add_many(
+    findings.add_each(
         "too-many-boxes",
-        len(crowded),
-        (f"{annotations.image_name(i)} has {counts[i]}, kept are {max_instances}" for i in crowded),
+        np.flatnonzero(counts > max_instances),
+        lambda i: f"{annotations.image_name(i)} has {counts[i]}, kept are {max_instances}",
     )
     log_findings(findings)
 

@@ -13,14 +13,14 @@ import hashlib
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from common import tfrecord
 from common.annotations import Annotations
 from common.datacheck import tfrecord_scan
-from common.datacheck.coco_checks import LARGE_ID
+from common.datacheck.checked_annotations import report_fixes
 from common.datacheck.images import ImagePolicy
 from common.datacheck.tfrecord_example import absent_keys, complete
 from common.datacheck.tfrecord_scan import name_files
@@ -158,56 +158,30 @@ def open_records(
         annotations = annotations.select(content.is_usable)
     annotations = dataclasses.replace(annotations, findings=findings)
 
-    def names(rows: np.ndarray) -> Iterator[str]:
-        return tfrecord_scan.record_names(walked, content.annotations.image_ids, kept[rows])
+    def name_record(row: int) -> str:
+        return tfrecord_scan.record_name(walked, content.annotations.image_ids, kept[row])
 
-    _check(annotations, names, findings)
+    def name_box(row: int) -> str:
+        box = tfrecord_scan.box_name(_fractions(annotations, row))
+        return f"{name_record(annotations.box_image[row])} has {box}"
+
+    if not annotations.num_images:
+        findings.add("no-images", "no record has an image that can be read")
+        findings.raise_if_stopping()
+    report_fixes(annotations, name_record, name_box, findings)
     findings.raise_if_stopping()
     # DALI is asked for crowds only where there are any.
     asked = 0xFF if annotations.is_crowd.any() else 0xFF - _CROWD_BIT
     lacking = np.where(content.is_usable, content.absent & asked, 0).astype(np.uint8)
     rows = np.flatnonzero(lacking[kept])
-    texts = (
-        f"{name} lacks {', '.join(absent_keys(absent))}"
-        for name, absent in zip(names(rows), lacking[kept[rows]].tolist(), strict=True)
+    findings.add_each(
+        "record-completed",
+        rows,
+        lambda row: f"{name_record(row)} lacks {', '.join(absent_keys(lacking[kept[row]]))}",
     )
-    findings.add_many("record-completed", len(rows), texts)
     missing = missing_shards([file.path for file in walked])
     findings.add_many("shard-missing", len(missing), missing)
     return _lay_out(walked, annotations, content, lacking)
-
-
-def _check(
-    annotations: Annotations, names: Callable[[np.ndarray], Iterator[str]], findings: Findings
-) -> None:
-    """Adds findings about sound records, as coco_checks.py does about a json."""
-    if not annotations.num_images:
-        findings.add("no-images", "no record has an image that can be read")
-        return
-    boxes, is_clipped = annotations.clipped_boxes
-    has_area = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
-    is_target = has_area & ~annotations.is_crowd
-    if not is_target.any():
-        findings.add("no-boxes", f"none of {len(boxes)} boxes is more than a crowd or an empty box")
-    for kind, which in (
-        ("box-outside", is_target & is_clipped),
-        ("box-empty", ~annotations.is_crowd & ~has_area),
-        ("crowd", annotations.is_crowd),
-    ):
-        rows = np.flatnonzero(which)
-        texts = (
-            f"{name} has {tfrecord_scan.box_name(_fractions(annotations, row))}"
-            for name, row in zip(names(annotations.box_image[rows]), rows.tolist(), strict=True)
-        )
-        findings.add_many(kind, len(rows), texts)
-    counts = np.bincount(annotations.box_image[is_target], minlength=annotations.num_images)
-    kinds = {"image-without-boxes": counts == 0, "large-id": annotations.image_ids >= LARGE_ID}
-    for kind, which in kinds.items():
-        rows = np.flatnonzero(which)
-        findings.add_many(kind, len(rows), names(rows))
-    for category in annotations.label_map.categories():
-        if category["id"] >= LARGE_ID:
-            findings.add("large-id", f"category {category['id']} ({category['name']!r})")
 
 
 def _fractions(annotations: Annotations, row: int) -> np.ndarray:

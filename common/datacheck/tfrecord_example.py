@@ -7,14 +7,13 @@ import collections
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from common.issues import Findings
 from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, DALI_KEYS, LABEL_KEY
 
-CLASS_KEY = "image/class/label"  # of a whole image, in records like ImageNet's
 UNKNOWN = -1  # an image id that was reported
 
 _MAX_ID = 2**63 - 1
@@ -80,34 +79,6 @@ def parse(
         **objects,
     )
     return example, _value(features, "image/encoded", "bytes_list", name, findings)
-
-
-class LabelledImage(NamedTuple):
-    """What a record says of its image as a whole, in this schema or in that of ImageNet's records.
-
-    Attributes:
-        encoded: None where it was reported.
-        file_name: "" where there is none.
-        label: of `image/class/label`; None where there is none.
-    """
-
-    encoded: bytes | None = None
-    file_name: str = ""
-    label: int | None = None
-
-
-def parse_image(record: bytes, name: str, findings: Findings) -> LabelledImage:
-    """Reads a serialized tf.train.Example as `parse` does, but for its boxes and all that belongs to them."""
-    features = _features(record, name, findings)
-    if features is None:
-        return LabelledImage()
-    file_name = b"".join(_values(features, "image/filename", "bytes_list", name, findings) or ())
-    has_label = CLASS_KEY in features and features[CLASS_KEY].WhichOneof("kind")
-    return LabelledImage(
-        encoded=_value(features, "image/encoded", "bytes_list", name, findings),
-        file_name=file_name.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}"),
-        label=_value(features, CLASS_KEY, "int64_list", name, findings) if has_label else None,
-    )
 
 
 def absent_keys(absent: int) -> tuple[str, ...]:

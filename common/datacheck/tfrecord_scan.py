@@ -1,7 +1,7 @@
-"""What record files hold, read once: annotations, checksums of the data, headers of the images.
+"""Reads record files once: annotations, checksums of the data, headers of the images.
 
-The result is kept in the user's cache directory under a name that is made of everything that it depends on,
-so that the next start reads no data. Faults that the user must correct in the files are not kept.
+The cache keeps the result under a hash of everything that it depends on, so the next start does not read the
+data. A result with faults that the user must correct in the files is not kept.
 """
 
 import collections
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from common.annotations import Annotations
-from common.datacheck import annotation_cache, images
+from common.datacheck import checked_annotations, images
 from common.datacheck.images import ImageFacts, ImagePolicy
 from common.datacheck.tfrecord_example import UNKNOWN, Example, parse
 from common.files import load_cached, save_cached
@@ -76,7 +76,7 @@ def read(files: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy) 
     content = _scan(files, label_map, policy)
     if all(finding.severity is not Severity.ERROR for finding in content.findings):
         kept = (content.formats, content.is_usable.tobytes(), content.absent.tobytes())
-        packed = annotation_cache.pack(content.annotations)
+        packed = checked_annotations.pack(content.annotations)
         save_cached(names[policy.decode], msgspec.msgpack.encode((*kept, packed)))
     return content
 
@@ -87,13 +87,12 @@ def name_files(files: Sequence[str | os.PathLike]) -> str:
     return first if len(files) == 1 else f"{first} and {len(files) - 1} more files"
 
 
-def record_names(files: Sequence[RecordFile], image_ids: np.ndarray, rows: np.ndarray) -> Iterator[str]:
-    """Some of all records, by their rows, in words."""
+def record_name(files: Sequence[RecordFile], image_ids: np.ndarray, row: int) -> str:
+    """One of all records, by its row, in words."""
     begins = np.cumsum([0, *(len(file.spans) for file in files)])
-    for row in rows.tolist():
-        number = int(np.searchsorted(begins, row, side="right")) - 1
-        known = f" (image {image_ids[row]})" if image_ids[row] != UNKNOWN else ""
-        yield f"{files[number].name(row - begins[number])}{known}"
+    number = int(np.searchsorted(begins, row, side="right")) - 1
+    known = f" (image {image_ids[row]})" if image_ids[row] != UNKNOWN else ""
+    return f"{files[number].name(row - begins[number])}{known}"
 
 
 def parts(file: RecordFile) -> Iterator[tuple[int, int]]:
@@ -139,7 +138,7 @@ def _from_bytes(kept: bytes | None, origin: str) -> Content | None:
     if kept is None:
         return None
     formats, is_usable, absent, packed = msgspec.msgpack.decode(kept)
-    annotations = annotation_cache.unpack(packed, origin)
+    annotations = checked_annotations.unpack(packed, origin)
     if annotations is None:
         return None
     return Content(annotations, np.frombuffer(is_usable, np.bool_), np.frombuffer(absent, np.uint8), formats)
@@ -204,14 +203,9 @@ def _scan_run(
     columns = _columns_of(examples)
     _check_boxes(examples, columns, findings)
     rows = [row for row, _ in facts]
-    # A size that was reported already is not compared.
-    sizes = [
-        examples[row].image_size if any(examples[row].image_size) else (fact.height, fact.width)
-        for row, fact in facts
-    ]
     columns["is_usable"][rows] = images.check_images(
         [fact for _, fact in facts],
-        np.array(sizes, np.int32).reshape(-1, 2),
+        columns["image_sizes"][rows],
         [examples[row].file_name for row in rows],
         lambda i: examples[rows[i]].name,
         findings,
@@ -261,7 +255,7 @@ def _check_ids(files: Sequence[RecordFile], image_ids: np.ndarray, findings: Fin
 
     def text(of: int) -> str:
         rows = order[begins[of] : begins[of] + min(counts[of], _NAMED)]
-        names = ", ".join(record_names(files, image_ids, rows))
+        names = ", ".join(record_name(files, image_ids, row) for row in rows)
         return f"image {unique[of]} is given {counts[of]} times: {names}"
 
-    findings.add_many("repeated-image-id", len(repeated), map(text, repeated.tolist()))
+    findings.add_each("repeated-image-id", repeated, text)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from common.loading import Loader
+    from common.loader import BaseLoader
     from common.training.run import Run
 
 
@@ -46,6 +46,6 @@ class Hooks:
     on_start: Callable[["Run"], None] = _nothing
     on_step: Callable[["Run", Any, Any], None] = _nothing
     on_epoch: Callable[[int], None] = _nothing
-    wrap_eval_loader: Callable[["Loader"], "Loader"] = _same
+    wrap_eval_loader: Callable[["BaseLoader"], "BaseLoader"] = _same
     expected_epochs: int = 0
     lost_ranks: str = "exit"

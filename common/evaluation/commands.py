@@ -14,11 +14,11 @@ from common.evaluation.evaluate import Detect, Detector, Explain, evaluate, pred
 from common.evaluation.inference import LoadAnnotations, OpenImages, open_job
 from common.files import make_output_directory, writing
 from common.labels import LabelMap
-from common.loading import Loader, refuse_synthetic
+from common.loader import BaseLoader, refuse_synthetic
 from common.sources import Source
 
 OpenDetector = Callable[[str | None, str | None, str | None], Detector]  # --weights, --image_size, --hparams
-MakeLoader = Callable[..., Loader]
+MakeLoader = Callable[..., BaseLoader]
 
 
 def evaluate_weights(

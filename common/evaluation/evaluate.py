@@ -21,7 +21,7 @@ from common import errors, progress
 from common.distributed.ranks import Ranks
 from common.evaluation import coco_backends, coco_metrics, drawing
 from common.labels import LabelMap
-from common.loading import Loader, placement
+from common.loader import BaseLoader, placement
 
 if TYPE_CHECKING:
     from common.sources import Source
@@ -81,7 +81,7 @@ class Evaluation(NamedTuple):
 
 def predict(
     detect: Detect,
-    loader: Loader,
+    loader: BaseLoader,
     source: "Source",
     label_map: LabelMap,
     *,
@@ -155,7 +155,7 @@ def _collect(
 
 
 def _detect_batches(
-    detect: Detect, loader: Loader, source: "Source", explain: Explain | None
+    detect: Detect, loader: BaseLoader, source: "Source", explain: Explain | None
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """(boxes, scores, classes, image ids, image sizes) of each batch; what can be wrong is a UserError."""
     with placement(loader):
@@ -193,7 +193,7 @@ def _check_complete(seen: list[int], source: "Source") -> None:
 
 def evaluate(
     detect: Detect,
-    loader: Loader,
+    loader: BaseLoader,
     source: "Source",
     label_map: LabelMap,
     *,

@@ -22,7 +22,7 @@ from common.evaluation import coco_metrics, drawing, submission, video
 from common.evaluation.args import InferArgs
 from common.files import make_output_directory, writing
 from common.labels import LabelMap
-from common.loading import refuse_synthetic
+from common.loader import refuse_synthetic
 from common.progress import Bar
 from common.sources import ImageListSource
 

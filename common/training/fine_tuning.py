@@ -9,10 +9,9 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from common.coco_classes import find_class
 from common.errors import UserError
 from common.files import write_bytes
-from common.labels import LabelMap
+from common.labels import LabelMap, find_class
 
 # Of the model's weights. A backbone alone has more (efficientdet-d0's 44 %); what has less is of another
 # model, and a few layers of it amid random ones are a worse start than none.

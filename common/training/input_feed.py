@@ -15,12 +15,12 @@ from typing import Any
 import tensorflow as tf
 
 from common.distributed.ranks import Ranks
-from common.loading import Loader, placement
+from common.loader import BaseLoader, placement
 from common.progress import log
 from common.training.checkpoints import Checkpoints
 
 # open_loader(shard_id=0, num_shards=1, device_index=0, **loader_kwargs)
-OpenLoader = Callable[..., Loader]
+OpenLoader = Callable[..., BaseLoader]
 
 
 class InputFeed:
@@ -87,7 +87,7 @@ class InputFeed:
         return self._ranks.feed(batches)
 
 
-def _iterate(loader: Loader, device_index: int) -> tf.data.Iterator:
+def _iterate(loader: BaseLoader, device_index: int) -> tf.data.Iterator:
     with placement(loader, device_index):
         return iter(loader.dataset())
 

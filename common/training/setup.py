@@ -12,7 +12,7 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_backends
 from common.labels import LabelMap
-from common.loading import check_dali_device
+from common.loader import check_dali_device
 from common.progress import log
 from common.sources import Source
 from common.training import model_metadata

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from common.coco_classes import coco_label_map
 from common.errors import UserError
-from common.labels import LabelMap
+from common.labels import LabelMap, coco_label_map
 from common.training.fine_tuning import ClassRows, Report, transfer
 from efficientdet.import_weights.automl_names import automl_names, canonical, models_of
 from efficientdet.import_weights.tf_files import ForeignWeights, take, unused

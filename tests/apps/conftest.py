@@ -25,7 +25,7 @@ import yolov4.loaders
 import yolov4.predict
 import yolov4.train
 from common import args as shared_flags
-from common.loading import Loader
+from common.loader import BaseLoader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class App:
     def make_detect(self, model, config):
         return self.package.predict.make_detect(model, config)
 
-    def make_loader(self, *arguments, **options) -> Loader:
+    def make_loader(self, *arguments, **options) -> BaseLoader:
         return self.package.loaders.make_loader(*arguments, **options)
 
 

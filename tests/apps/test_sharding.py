@@ -12,8 +12,8 @@ import PIL.Image
 import pytest
 
 from common.datacheck.open_data import open_coco
-from common.dataset import steps_per_epoch
 from common.errors import UserError
+from common.loader import steps_per_epoch
 
 INPUT = (64, 96)
 LOADERS = ["dali_cpu", "tensorflow"]

@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from common.annotations import Annotations, clip_boxes
-from common.datacheck.annotation_cache import pack, unpack
+from common.datacheck.checked_annotations import pack, unpack
 from common.datacheck.coco import load_coco
 from common.issues import KINDS, Findings
 from common.labels import LabelMap

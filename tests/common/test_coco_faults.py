@@ -213,16 +213,6 @@ def test_all_faults_of_one_record_are_listed(small):
         assert all(text.startswith("annotations[2] (id -3) has ") for text in finding.offenders)
 
 
-def test_a_box_without_its_image_is_compared_with_none(small):
-    document = changed(["images", 0, "id"], "42")
-    document["annotations"][2] |= {"image_id": "7", "bbox": [18, 8, 9, 9]}
-    assert "box-outside" not in found_beside(small(document))
-    document["annotations"][2]["image_id"] = 7
-    assert "box-outside" not in found_beside(small(document))
-    document["annotations"][2]["bbox"] = [28, 38, 9, 9]
-    assert "box-outside" in found_beside(small(document))
-
-
 def test_offenders_without_ids_are_named_by_their_place(small):
     document = changed(["annotations", 2, "bbox"], [1, 2, -3, 4])
     del document["annotations"][2]["id"]
@@ -247,7 +237,7 @@ def test_nothing_but_crowds_and_empty_boxes(small):
     for an_object in document["annotations"][1:]:
         an_object["iscrowd"] = 1
     stopping = refused(small(document))
-    assert list(stopping) == ["no-boxes"] and "none of 4 annotations" in stopping["no-boxes"].offenders[0]
+    assert list(stopping) == ["no-boxes"] and "none of 4 boxes" in stopping["no-boxes"].offenders[0]
 
 
 # --- what is refused: everything at once ---
@@ -316,8 +306,6 @@ def test_every_fault_is_listed(small, images):
     ]
     with pytest.raises(DataError) as error:
         load_coco(path, images)
-    (findings,) = error.value.findings
-    assert findings["box-outside"].count == 1 and findings["crowd"].count == 1
     assert str(error.value).startswith(f"{len(stopping)} kinds of faults")
 
 

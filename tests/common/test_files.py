@@ -174,7 +174,8 @@ def test_many_writers_at_once(home):
         paths = set(pool.map(lambda _: files.store_cached(content, ".bin"), range(16)))
     (path,) = paths
     assert path.read_bytes() == content
-    assert [p.name for p in path.parent.iterdir()] == [path.name]  # nothing unfinished stays
+    names = {p.name for p in path.parent.iterdir()}
+    assert names == {path.name, f"{path.name}.sha256"}  # nothing unfinished stays
 
 
 def test_the_directory_is_private(home):

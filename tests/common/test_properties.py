@@ -12,9 +12,10 @@ from hypothesis.extra import numpy as st_numpy
 from nvidia import dali
 from nvidia.dali import fn
 
-from common import box_encoder, boxes, dataset, letterbox, readers, tfrecord
+from common import box_encoder, boxes, letterbox, readers, tfrecord
 from common.anchors import Anchors
 from common.errors import UserError
+from common.loader import steps_per_epoch
 from tests.oracle import numpy_boxes, numpy_images
 
 # The same examples on every run: a failure in CI is a failure here.
@@ -327,8 +328,8 @@ def test_every_rank_takes_the_same_steps_and_no_image_is_left_out(size, ranks, b
     assume(ranks <= size)
     lengths = np.diff([readers.shard_range(size, rank, ranks)[0] for rank in range(ranks)] + [size])
     assert lengths.sum() == size and lengths.min() >= 1
-    steps = dataset.steps_per_epoch(size, ranks * batch_size, training=False)
+    steps = steps_per_epoch(size, ranks * batch_size, training=False)
     # As many batches as the longest part needs, and no rank makes more.
     assert steps == max(math.ceil(length / batch_size) for length in lengths.tolist())
-    training = dataset.steps_per_epoch(size, ranks * batch_size, training=True)
+    training = steps_per_epoch(size, ranks * batch_size, training=True)
     assert training == 1 or training * ranks * batch_size <= size < (training + 1) * ranks * batch_size

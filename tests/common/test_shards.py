@@ -15,8 +15,8 @@ from nvidia import dali
 from common import readers, tf_readers
 from common.datacheck.coco import load_coco
 from common.datacheck.open_data import open_coco, open_tfrecords
-from common.dataset import steps_per_epoch
 from common.errors import UserError
+from common.loader import steps_per_epoch
 from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
 from tests.common.record_writing import png
 from tools.conversion.coco_to_tfrecord import write_tfrecords

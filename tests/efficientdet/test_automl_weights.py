@@ -9,9 +9,8 @@ import pytest
 from absl import flags
 
 from common import args as shared_flags
-from common.coco_classes import coco_label_map
 from common.errors import UserError
-from common.labels import LabelMap
+from common.labels import LabelMap, coco_label_map
 from common.training import weights
 from efficientdet import automl_weights
 from efficientdet.automl_weights import load_automl

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import loading
 from common.datacheck.open_data import open_source
 from common.errors import UserError
+from common.loader import SYNTHETIC_BOXES, gpu_visible
 from efficientdet import loaders
 from efficientdet.config import get_config
 from tools import synthetic
@@ -53,11 +53,11 @@ def test_synthetic_needs_no_source_and_repeats(tmp_path):
     assert (targets["num_positives"].numpy() > 0).all()
     classes = targets["classes"].numpy()
     assert classes.min() == -1 and 0 <= classes.max() < 4
-    assert ((classes >= 0).sum(1) == loading.SYNTHETIC_BOXES).all()
+    assert ((classes >= 0).sum(1) == SYNTHETIC_BOXES).all()
     assert len(np.unique(images[:, 0, 0, 0])) == 3  # three images, not one
 
 
-@pytest.mark.skipif(loading.gpu_visible(), reason="there is a GPU")
+@pytest.mark.skipif(gpu_visible(), reason="there is a GPU")
 def test_without_a_gpu(source):
     options = {"source": source, "config": CONFIG, "batch_size": 2, "training": True}
     assert loaders.make_loader("auto", **options).pipeline_type == "dali_cpu"

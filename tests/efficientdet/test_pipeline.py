@@ -13,8 +13,9 @@ from nvidia import dali
 from nvidia.dali import fn
 from PIL import Image
 
-from common import box_encoder, boxes, letterbox, loading
+from common import box_encoder, boxes, letterbox
 from common.datacheck.open_data import open_source
+from common.loader import gpu_visible
 from efficientdet import crops, pipeline
 from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline
@@ -592,7 +593,7 @@ def test_device_must_be_meant(rectangles, device, device_id):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not loading.gpu_visible(), reason="no GPU")
+@pytest.mark.skipif(not gpu_visible(), reason="no GPU")
 def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles):
     cpu = make(rectangles, training=False)
     gpu = make(rectangles, training=False, device="gpu", device_id=0)

@@ -19,7 +19,8 @@ from common.issues import DataError
 from common.labels import LabelMap
 from tools import convert as command
 from tools.conversion.coco_to_tfrecord import write_tfrecords
-from tools.conversion.convert import Options, convert
+from tools.conversion.convert import convert
+from tools.conversion.options import Options
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

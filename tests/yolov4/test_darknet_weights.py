@@ -11,8 +11,8 @@ import pytest
 from absl import flags
 
 from common import args as shared_flags
-from common.coco_classes import coco_label_map
 from common.errors import UserError
+from common.labels import coco_label_map
 from common.training import weights as weight_files
 from yolov4 import darknet_weights
 from yolov4.config import YOLOv4Config, get_config

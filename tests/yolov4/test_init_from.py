@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from common.coco_classes import coco_label_map
 from common.errors import UserError
-from common.labels import LabelMap
+from common.labels import LabelMap, coco_label_map
 from common.training import weights as weight_files
 from yolov4.config import get_config
 from yolov4.darknet_weights import save_darknet

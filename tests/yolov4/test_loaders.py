@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import loading
 from common.datacheck.open_data import open_source
 from common.errors import UserError
+from common.loader import SYNTHETIC_BOXES, gpu_visible, placement
 from tools import synthetic
 from yolov4 import loaders
 from yolov4.config import get_config
@@ -76,9 +76,9 @@ def test_synthetic_needs_no_source_and_repeats():
     np.testing.assert_array_equal(images, again)
     classes, boxes = targets["classes"].numpy(), targets["boxes"].numpy()
     assert classes.min() == -1 and 0 <= classes.max() < 4
-    assert (targets["num_boxes"].numpy() == loading.SYNTHETIC_BOXES).all()
+    assert (targets["num_boxes"].numpy() == SYNTHETIC_BOXES).all()
     real = classes >= 0
-    assert (real.sum(1) == loading.SYNTHETIC_BOXES).all() and (boxes[~real] == -1).all()
+    assert (real.sum(1) == SYNTHETIC_BOXES).all() and (boxes[~real] == -1).all()
     assert (boxes[real] >= 0).all() and (boxes[real] <= 1).all()
     assert (boxes[real][:, 2:] > boxes[real][:, :2]).all()
     assert len(np.unique(images[:, 0, 0, 0])) == 3  # three images, not one
@@ -91,7 +91,7 @@ def test_synthetic_boxes_fit_max_instances():
     assert targets["num_boxes"].numpy().tolist() == [3, 3] and targets["boxes"].shape == (2, 3, 4)
 
 
-@pytest.mark.skipif(loading.gpu_visible(), reason="there is a GPU")
+@pytest.mark.skipif(gpu_visible(), reason="there is a GPU")
 def test_without_a_gpu(source):
     options = {"source": source, "config": CONFIG, "batch_size": 2, "training": True}
     assert loaders.make_loader("auto", **options).pipeline_type == "dali_cpu"
@@ -102,12 +102,12 @@ def test_without_a_gpu(source):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not loading.gpu_visible(), reason="no GPU")
+@pytest.mark.skipif(not gpu_visible(), reason="no GPU")
 def test_with_a_gpu(source):
     options = {"source": source, "config": CONFIG, "batch_size": 2, "training": True}
     loader = loaders.make_loader("auto", **options)
     assert loader.pipeline_type == "dali_gpu" and not loader.saveable
-    with loading.placement(loader):
+    with placement(loader):
         images, targets = next(iter(loader.dataset()))
     assert images.shape == (2, 128, 192, 3)
     np.testing.assert_array_equal((targets["classes"].numpy() >= 0).sum(1), targets["num_boxes"])

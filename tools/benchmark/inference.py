@@ -18,7 +18,7 @@ from nvidia import dali
 
 from common.evaluation import coco_metrics, drawing
 from common.labels import LabelMap
-from common.loading import Loader, placement
+from common.loader import BaseLoader, placement
 from tools.benchmark.summary import Record
 
 # images -> outputs of the network; those, letterbox -> what Detect returns
@@ -28,7 +28,7 @@ Draw = Callable[[list[int], list[dict[str, Any]]], None]  # image ids, their det
 
 def measure(
     *,
-    loader: Loader,
+    loader: BaseLoader,
     halves: Halves,
     label_map: LabelMap,
     decode: dali.Pipeline | None = None,
@@ -128,7 +128,7 @@ def _stages(halves: Halves, label_map: LabelMap, draw: Draw | None) -> dict[str,
     return stages
 
 
-def _batches(loader: Loader, prefetch: int, count: int) -> Iterator[tuple[tf.Tensor, dict]]:
+def _batches(loader: BaseLoader, prefetch: int, count: int) -> Iterator[tuple[tf.Tensor, dict]]:
     """So many of the loader's batches, after those that were prefetched."""
     with placement(loader):
         batches = iter(loader.dataset())

@@ -24,7 +24,7 @@ from common.datacheck.open_data import open_checked
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.files import cache_directory
-from common.loading import gpu_visible
+from common.loader import gpu_visible
 from common.progress import log
 from common.sources import Source
 from common.training.setup import open_data

@@ -16,7 +16,7 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali.data_node import DataNode
 
-from common.loading import Loader, placement
+from common.loader import BaseLoader, placement
 from tools.benchmark.protocol import WARM_UP
 from tools.benchmark.summary import Record, spread
 
@@ -45,7 +45,7 @@ class Cost(NamedTuple):
     ms: float
 
 
-def load(loader: Loader) -> Callable[[], object]:
+def load(loader: BaseLoader) -> Callable[[], object]:
     """A function that takes a batch from the loader's dataset."""
     with placement(loader):
         batches = iter(loader.dataset())
@@ -59,7 +59,7 @@ def load(loader: Loader) -> Callable[[], object]:
     return advance
 
 
-def cuts(loader: Loader, stages: Mapping[str, str], open_loader: Callable[..., Loader]) -> list[Cut]:
+def cuts(loader: BaseLoader, stages: Mapping[str, str], open_loader: Callable[..., BaseLoader]) -> list[Cut]:
     """All cuts of a DALI loader, in their order.
 
     Args:

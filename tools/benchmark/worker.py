@@ -16,7 +16,7 @@ from common import args, devices, hparams
 from common.datacheck.open_data import open_checked
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
-from common.loading import Loader, placement
+from common.loader import BaseLoader, placement
 from common.sources import CocoSource, ImageListSource
 from common.training import step_guard
 from common.training.ema import AveragedWeights
@@ -74,7 +74,7 @@ def work(app: App, a: Any, role: str) -> None:
         a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=app.num_classes
     )
 
-    def open_loader(**options: Any) -> Loader:
+    def open_loader(**options: Any) -> BaseLoader:
         like_train = {
             "source": data.train,
             "config": config,
@@ -105,7 +105,7 @@ def work(app: App, a: Any, role: str) -> None:
 
 
 def _make_step(
-    app: App, config: Any, model: keras.Model, loader: Loader, ranks: Ranks, a: args.Args
+    app: App, config: Any, model: keras.Model, loader: BaseLoader, ranks: Ranks, a: args.Args
 ) -> Callable[[], None]:
     """A function that takes a batch from the loader, and train.py's step of a new model with it."""
     schedule = app.optimization.make_schedule(config, a.batch_size, loader.steps_per_epoch)
@@ -131,7 +131,7 @@ def _measure_inference(
     app: App,
     halves: inference.Halves,
     source: Any,
-    open_loader: Callable[..., Loader],
+    open_loader: Callable[..., BaseLoader],
     a: Any,
 ) -> list[Record]:
     """Measures detecting, one image at a time and a batch at a time: inference.measure for each."""

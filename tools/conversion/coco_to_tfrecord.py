@@ -10,12 +10,10 @@ The bytes depend on the images, the annotations, the number of shards and the se
 """
 
 import concurrent.futures
-import contextlib
 import itertools
 import json
 import os
 import pathlib
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -24,10 +22,10 @@ import tensorflow as tf
 
 from common import progress
 from common.annotations import Annotations
-from common.datacheck import images
+from common.datacheck import image_files, images
 from common.datacheck.images import ImageFacts, ImagePolicy
 from common.errors import UserError
-from common.files import TEMPORARY, write_bytes
+from common.files import write_into
 from common.issues import Findings
 from common.tfrecord import (
     AREA_KEY,
@@ -40,7 +38,6 @@ from common.tfrecord import (
     write_index,
 )
 
-_RUN = 8  # images that are asked for at a time, before they are needed
 _FORMATS = {"JPEG": "jpeg", "PNG": "png"}  # as images.py calls it -> image/format
 
 
@@ -89,20 +86,19 @@ def write_tfrecords(
         )
     directory, name = os.path.split(prefix)
     names = [f"{name}-{shard:05d}-of-{num_shards:05d}.tfrecord" for shard in range(num_shards)]
-    label_map_path = pathlib.Path(f"{prefix}.label_map.json")
+    label_map = pathlib.Path(f"{prefix}.label_map.json")
+    order = np.random.default_rng(seed).permutation(annotations.num_images).tolist()
+
+    def write(staged: pathlib.Path) -> None:
+        shards = {staged / name: order[shard::num_shards] for shard, name in enumerate(names)}
+        _write_shards(annotations, os.fspath(images_dir), facts, shards, num_workers)
+        _write_label_map(staged / label_map.name, annotations, num_shards, seed)
+        label_map.unlink(missing_ok=True)
+
     try:
-        label_map_path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_other_set(label_map_path.parent, name, names)
-        with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=directory or ".") as unfinished:
-            order = np.random.default_rng(seed).permutation(annotations.num_images).tolist()
-            shards = {
-                os.path.join(unfinished, name): order[shard::num_shards] for shard, name in enumerate(names)
-            }
-            _write_shards(annotations, os.fspath(images_dir), facts, shards, num_workers)
-            label_map_path.unlink(missing_ok=True)
-            for file in [*names, *(f"{name}.idx" for name in names)]:
-                os.replace(os.path.join(unfinished, file), os.path.join(directory, file))
-        _write_label_map(label_map_path, annotations, num_shards, seed)
+        if os.path.isdir(directory or "."):
+            refuse_other_set(label_map.parent, name, names)
+        write_into(label_map.parent, write)
     except OSError as error:
         raise UserError(f"{error.filename or prefix}: {error.strerror or error}") from error
     return [os.path.join(directory, name) for name in names]
@@ -113,23 +109,14 @@ def _usable_images(
 ) -> tuple[Annotations, list[ImageFacts]]:
     """The annotations of the images that can be written, and what these are."""
     findings = Findings(os.fspath(images_dir))
-    rows = range(annotations.num_images)
-    for row in rows:
-        if images.path_fault(annotations.file_names[row]):
-            findings.add("path-leaves-directory", annotations.image_name(row))
-    findings.raise_if_stopping()
-    facts = images.inspect_files(
-        images_dir, annotations.file_names, decode=policy.decode, max_megapixels=policy.max_megapixels
+    names, describe = annotations.file_names, annotations.image_name
+    usable, facts = image_files.check_files(
+        images_dir, names, annotations.image_sizes, describe, policy, findings
     )
-    usable = images.check_images(
-        facts, annotations.image_sizes, annotations.file_names, annotations.image_name, findings
-    )
-    for row in rows:
-        if usable[row] and facts[row].image_format not in _FORMATS:
+    for row in np.flatnonzero(usable).tolist():
+        if facts[row].image_format not in _FORMATS:
             usable[row] = False
-            findings.add(
-                "image-not-jpeg-or-png", f"{annotations.image_name(row)} is {facts[row].image_format}"
-            )
+            findings.add("image-not-jpeg-or-png", f"{describe(row)} is {facts[row].image_format}")
     if policy.on_bad_image == "skip":
         findings.skip_images()
     if not usable.any():
@@ -147,55 +134,33 @@ def _write_shards(
     annotations: Annotations,
     images_dir: str,
     facts: Sequence[ImageFacts],
-    shards: Mapping[str, Sequence[int]],
+    shards: Mapping[pathlib.Path, Sequence[int]],
     num_workers: int,
 ) -> None:
-    """Writes {file: rows of its images}, and the indexes."""
+    """Writes files of records with their indexes, `num_workers` at a time. A failure stops all of them."""
     bar = progress.Bar("Writing records", annotations.num_images)
     lock = threading.Lock()
     is_over = threading.Event()
 
-    def write(file: str, rows: Sequence[int]) -> None:
+    def write(file: pathlib.Path, rows: Sequence[int]) -> None:
         try:
             with open(file, "wb") as stream:
-                for number, row in enumerate(rows):
+                for row in rows:
                     if is_over.is_set():
                         return
-                    if number % _RUN == 0:
-                        fetchers.submit(fetch, rows[number + _RUN : number + 2 * _RUN])
                     stream.write(framed(_serialize(annotations, row, images_dir, facts[row])))
                     with lock:
                         bar.step()
-                stream.flush()
-                os.fsync(stream.fileno())
             write_index(file)
         except BaseException:
             is_over.set()
             raise
 
-    def fetch(rows: Sequence[int]) -> None:
-        for row in rows:
-            _fetch(os.path.join(images_dir, annotations.file_names[row]))
-
-    with (
-        concurrent.futures.ThreadPoolExecutor(num_workers) as fetchers,
-        concurrent.futures.ThreadPoolExecutor(num_workers) as writers,
-    ):
+    with concurrent.futures.ThreadPoolExecutor(num_workers) as writers:
         try:
             list(writers.map(write, shards.keys(), shards.values()))
         finally:
             is_over.set()  # after an interrupt, too
-
-
-def _fetch(path: str) -> None:
-    """Has the kernel read a file that is wanted soon. Handing on the bytes themselves from one thread to
-    another would cost more than all else that is done with them."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)
 
 
 def _serialize(annotations: Annotations, row: int, images_dir: str, facts: ImageFacts) -> bytes:
@@ -266,4 +231,4 @@ def _write_label_map(path: pathlib.Path, annotations: Annotations, num_shards: i
             "shards": num_shards,
         },
     }
-    write_bytes(path, (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode())
+    path.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

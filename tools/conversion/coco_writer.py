@@ -3,12 +3,9 @@
 Format: https://cocodataset.org/#format-data
 """
 
-import contextlib
 import dataclasses
 import os
 import pathlib
-import shutil
-import tempfile
 from collections.abc import Sequence
 
 import msgspec
@@ -19,7 +16,7 @@ from common import progress
 from common.annotations import Annotations
 from common.datacheck import images
 from common.errors import UserError
-from common.files import TEMPORARY, write_bytes
+from common.files import write_bytes, write_into
 
 _MAX_NAME = 255  # bytes of a file name, on all usual file systems
 _SUFFIXES = {"jpeg": "jpg", "mpo": "jpg"}
@@ -64,22 +61,14 @@ def extract_images(
         UserError: a file is in the way.
         OSError: the disk.
     """
-    directory = pathlib.Path(directory)
-    is_new = not directory.exists()
-    directory.mkdir(parents=True, exist_ok=True)
-    staged = pathlib.Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=directory))
-    try:
-        names = _stage(files, annotations, staged)
+    names: list[str] = []
+
+    def write(staged: pathlib.Path) -> None:
+        names.extend(_stage(files, annotations, staged))
         if not overwrite:
-            _refuse_existing(directory, names)
-        for name in names:
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(staged / name, directory / name)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-        if is_new:
-            with contextlib.suppress(OSError):
-                directory.rmdir()  # which only removes what is empty
+            _refuse_existing(pathlib.Path(directory), names)
+
+    write_into(directory, write)
     return dataclasses.replace(annotations, file_names=names)
 
 

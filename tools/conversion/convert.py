@@ -2,10 +2,8 @@
 
 import glob
 import os
-from typing import NamedTuple
 
 from common.annotations import Annotations
-from common.args import MAX_MEGAPIXELS
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
 from common.datacheck.open_data import open_tfrecords
@@ -13,27 +11,9 @@ from common.errors import UserError
 from common.labels import LabelMap
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.conversion.coco_writer import extract_images, round_boxes, write_coco
+from tools.conversion.options import Options
 from tools.conversion.voc import read_voc
 from tools.conversion.yolo import read_yolo
-
-
-class Options(NamedTuple):
-    """The flags of the same names; see tools/convert.py."""
-
-    input: str
-    output: str
-    images: str | None = None
-    split: str | None = None
-    label_map: str | None = None
-    names: str | None = None
-    difficult: str = "keep"
-    voc_pixels: str = "one_based"
-    yolo_pixels: str | None = None
-    num_shards: int = 1
-    seed: int = 0
-    overwrite: bool = False
-    on_bad_image: str = "stop"
-    max_megapixels: float = MAX_MEGAPIXELS
 
 
 def convert(source: str, target: str, options: Options) -> tuple[Annotations, str]:

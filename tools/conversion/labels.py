@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from common.annotations import Annotations
-from common.datacheck import images as image_files
+from common.datacheck.image_files import check_files
 from common.datacheck.images import ImageFacts, ImagePolicy
 from common.errors import UserError
 from common.issues import Findings
@@ -74,19 +74,23 @@ def read_label_file(path: str | os.PathLike, findings: Findings) -> bytes | None
         return None
 
 
+def read_text(path: str | os.PathLike) -> str:
+    """The text of a file; UserError where it cannot be read or is not UTF-8."""
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{os.fspath(path)}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{os.fspath(path)} is no UTF-8 text: {error}") from error
+
+
 def read_list(path: str | os.PathLike) -> list[tuple[int, str]]:
     """The lines of a list of names that are not blank, with their numbers from 1.
 
     Raises:
         UserError: the file cannot be read or is no text.
     """
-    try:
-        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UserError(f"{os.fspath(path)}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{os.fspath(path)} is no UTF-8 text: {error}") from error
-    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
+    lines = [(number, line.strip()) for number, line in enumerate(read_text(path).split("\n"), 1)]
     return [(number, line) for number, line in lines if line]
 
 
@@ -117,35 +121,25 @@ def find_listed(
 def inspect_images(
     images: Sequence[LabelledImage], images_dir: str, policy: ImagePolicy, findings: Findings
 ) -> tuple[list[LabelledImage], list[ImageFacts]]:
-    """Looks at the image files and adds to `findings` what is wrong with them.
+    """Inspects the image files and adds what is wrong with them to `findings`.
 
     Returns:
         The images that can be used, with the size of the header where the label file gives none, and what
         is known of each.
     """
-    sound = []
+    names = []
     for image in images:
-        if image_files.path_fault(image.file_name):
-            findings.add("path-leaves-directory", str(image))
-        elif any("\ud800" <= letter <= "\udfff" for letter in image.file_name):
+        is_utf_8 = not any("\ud800" <= letter <= "\udfff" for letter in image.file_name)
+        names.append(image.file_name if is_utf_8 else "")
+        if not is_utf_8:
             findings.add("image-unreadable", f"{image}: its name is no UTF-8, which json requires")
-        else:
-            sound.append(image)
-    facts = image_files.inspect_files(
-        images_dir,
-        [image.file_name for image in sound],
-        decode=policy.decode,
-        max_megapixels=policy.max_megapixels,
-    )
-    for image, fact in zip(sound, facts, strict=True):
+    sizes = np.array([image.size or (0, 0) for image in images], np.int32).reshape(-1, 2)
+    usable, facts = check_files(images_dir, names, sizes, lambda row: str(images[row]), policy, findings)
+    for image, fact in zip(images, facts, strict=True):
         if image.size is None and not fact.fault:
             image.size = (fact.height, fact.width)
-    sizes = np.array([image.size or (0, 0) for image in sound], np.int32).reshape(-1, 2)
-    usable = image_files.check_images(
-        facts, sizes, [image.file_name for image in sound], lambda row: str(sound[row]), findings
-    )
     kept = np.flatnonzero(usable).tolist()
-    return [sound[row] for row in kept], [facts[row] for row in kept]
+    return [images[row] for row in kept], [facts[row] for row in kept]
 
 
 def as_annotations(

@@ -20,7 +20,7 @@ import yaml
 from common.datacheck.images import IMAGE_SUFFIXES
 from common.errors import UserError, unknown
 from common.issues import Findings
-from tools.conversion.labels import find_listed, read_list
+from tools.conversion.labels import find_listed, read_list, read_text
 
 _YAML = (".yaml", ".yml")
 _NAME_FILES = ("data.yaml", "classes.txt", "obj.names", "labels/classes.txt")
@@ -139,10 +139,8 @@ def _read_images(path: str, findings: Findings) -> list[str]:
 
 def _read_yaml(path: str) -> dict[str, Any]:
     try:
-        document = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        document = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path} is no YAML that can be read: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
         raise UserError(f"{path} is no data.yaml: it holds no keys")

@@ -18,7 +18,7 @@ from common.evaluation import exported as runtimes
 from common.evaluation.evaluate import Detect, evaluate
 from common.files import write_directory, write_file
 from common.labels import LabelMap
-from common.loading import Loader
+from common.loader import BaseLoader
 from common.progress import log
 from common.sources import Source
 from common.training import trained, weights
@@ -46,7 +46,7 @@ class Network(NamedTuple):
 
     parts: Exportable
     detectors: dict[str, Detect]
-    make_loader: Callable[[Source, str, int], Loader]
+    make_loader: Callable[[Source, str, int], BaseLoader]
     to_pixels: Callable[[tf.Tensor], tf.Tensor]
     label_map: LabelMap
     metadata: dict[str, Any]
@@ -56,7 +56,7 @@ def export(
     app: App,
     options: Options,
     make_exportable: Callable[[keras.Model, Any], Exportable],
-    make_loader: Callable[..., Loader],
+    make_loader: Callable[..., BaseLoader],
     nms_method: str,
 ) -> pathlib.Path:
     """Writes the file and compares it with the weights. Results go to stdout.
@@ -108,7 +108,7 @@ def _load(
     app: App,
     options: Options,
     make_exportable: Callable[[keras.Model, Any], Exportable],
-    make_app_loader: Callable[..., Loader],
+    make_app_loader: Callable[..., BaseLoader],
     nms_method: str,
 ) -> Network:
     """The trained network of --weights."""

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from common.evaluation.evaluate import Detect
 from common.evaluation.exported import Run
-from common.loading import Loader, placement
+from common.loader import BaseLoader, placement
 
 FLOAT_LIMIT = 1e-4  # for boxes as shares of the image, and for scores
 AP_LIMITS = {"none": 1e-3, "int8": 0.01}
@@ -16,7 +16,7 @@ Detections = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4), scores (
 
 
 def largest_difference(
-    detect: Detect, exported: Detect, loader: Loader, max_detections: int
+    detect: Detect, exported: Detect, loader: BaseLoader, max_detections: int
 ) -> tuple[float, int]:
     """The largest difference over the loader's images, and how many detections were compared."""
     largest, count = 0.0, 0
@@ -53,7 +53,7 @@ def difference(wanted: Detections, found: Detections, max_detections: int) -> fl
 
 
 def largest_raw_difference(
-    reference: Run, exported: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor], loader: Loader
+    reference: Run, exported: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor], loader: BaseLoader
 ) -> tuple[float, int]:
     """The same without suppression, where the order is fixed: row by row."""
     largest, count = 0.0, 0
@@ -69,7 +69,7 @@ def largest_raw_difference(
     return float(largest), count
 
 
-def batches(loader: Loader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
+def batches(loader: BaseLoader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
     """One epoch of the loader."""
     with placement(loader):
         yield from loader.dataset().take(loader.steps_per_epoch)

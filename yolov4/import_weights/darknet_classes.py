@@ -7,9 +7,8 @@ them. The names here are COCO's own.
 import os
 import pathlib
 
-from common.coco_classes import NUM_COCO_CLASSES, VOC_SPELLINGS, coco_label_map
 from common.errors import UserError
-from common.labels import LabelMap
+from common.labels import NUM_COCO_CLASSES, VOC_SPELLINGS, LabelMap, coco_label_map
 
 
 def read_label_map(weights: str | os.PathLike, num_classes: int) -> LabelMap | None:

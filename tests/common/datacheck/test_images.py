@@ -10,9 +10,10 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common.datacheck import images as image_files
+from common.datacheck import image_files
 from common.datacheck.coco import load_coco
-from common.datacheck.images import ImageFacts, check_images, inspect, inspect_files, path_fault
+from common.datacheck.image_files import inspect_files
+from common.datacheck.images import ImageFacts, check_images, inspect, path_fault
 from common.files import cache_directory
 from common.issues import Findings
 from tests.common.image_variants import HEIGHT, JPEGS, VARIANTS, WIDTH, opencv, pillow
@@ -195,16 +196,6 @@ def test_a_disk_that_fails_is_asked_again(tmp_path, monkeypatch):
             ImageFacts(fault="image-unreadable", detail="Input/output error")
         ]
     assert inspect_files(tmp_path, ["a"]) == [JPEG]
-
-
-def test_a_directory_that_cannot_be_listed(tmp_path, monkeypatch):
-    def fail(_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "scandir", fail)
-    assert inspect_files(tmp_path, ["a"]) == [
-        ImageFacts(fault="image-unreadable", detail="Permission denied")
-    ]
 
 
 # --- what is remembered ---

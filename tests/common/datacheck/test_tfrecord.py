@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from common import files
-from common.datacheck import annotation_cache, images, tfrecord, tfrecord_scan
+from common.datacheck import checked_annotations, images, tfrecord, tfrecord_scan
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
 from common.errors import UserError
@@ -580,7 +580,7 @@ def test_what_was_kept_badly_is_made_again(tmp_path, reads, monkeypatch):
         assert len(reads) == number
     assert kept.read_bytes() == content
     with monkeypatch.context() as patch:  # what another version of annotations.py makes of its own
-        patch.setattr(annotation_cache, "unpack", lambda content, origin: None)
+        patch.setattr(checked_annotations, "unpack", lambda content, origin: None)
         start_again([file], policy=SKIP)
     assert len(reads) == len(spoilt) + 2
 

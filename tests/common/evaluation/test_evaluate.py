@@ -19,7 +19,8 @@ from nvidia.dali import fn, types
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from common import dataset, tf_readers
+from common import loader as loaders
+from common import tf_readers
 from common.datacheck import damaged_images
 from common.datacheck.open_data import open_coco, open_tfrecords
 from common.distributed.packing import pack, unpack
@@ -105,7 +106,7 @@ class ShardLoader:
         self.pipeline_type = pipeline_type
         self.size = source.size
         self.batch_size = batch_size
-        self.steps_per_epoch = dataset.steps_per_epoch(source.size, batch_size * num_shards, training=False)
+        self.steps_per_epoch = loaders.steps_per_epoch(source.size, batch_size * num_shards, training=False)
         self._source = source
         self._options = {"shard_id": shard_id, "num_shards": num_shards, "training": False, "seed": 0}
 
@@ -115,7 +116,7 @@ class ShardLoader:
     def _by_tensorflow(self):
         def describe(example):
             image_id = example["image_id"]
-            size = dataset.image_size_tf(example["encoded"])
+            size = tf_readers.image_size_tf(example["encoded"])
             return image_id, {"image_ids": image_id, "image_sizes": size, "letterbox": tf.zeros(4)}
 
         examples = tf_readers.examples(self._source, **self._options).repeat().map(describe)
@@ -133,7 +134,7 @@ class ShardLoader:
             sizes = fn.peek_image_shape(jpegs, dtype=types.INT32)[:2]
             pipeline.set_outputs(image_ids, image_ids, sizes, fn.zeros(shape=[4], dtype=types.FLOAT))
         pipeline.build()
-        return dataset.from_pipeline(pipeline, (spec["image_ids"], spec), device_id=None)
+        return loaders.from_pipeline(pipeline, (spec["image_ids"], spec), device_id=None)
 
 
 class Network:

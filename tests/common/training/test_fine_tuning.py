@@ -4,9 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from common.coco_classes import VOC_SPELLINGS, coco_label_map
 from common.errors import UserError
-from common.labels import LabelMap
+from common.labels import VOC_SPELLINGS, LabelMap, coco_label_map
 from common.training.fine_tuning import ClassRows, Report, transfer
 
 PATHS = ("head/kernel", "head/bias")

@@ -289,7 +289,7 @@ BOMB = "<!DOCTYPE annotation [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
         (xml_of(size=("tall", 30)), "a.xml has the size '30' x 'tall'"),
         (xml_of(size=(20.5, 30)), "a.xml has the size '30' x '20.5'"),
         (xml_of(size=(-20, 30)), "a.xml has the size '30' x '-20'"),
-        (xml_of(size=(21, 30)), r"image whose size is not the one in the annotations: image 'a.png' \("),
+        (xml_of(size=(21, 30)), r"image of another size than in the annotations: image 'a.png' \("),
         (spoil_box("<bndbox>", "<box>").replace("</bndbox>", "</box>"), "object 1 'cat' has no bndbox/xmin"),
         (spoil_box("<ymax>12</ymax>", ""), "a.xml object 1 'cat' has no bndbox/ymax"),
         (spoil_box(">12<", ">twelve<"), "object 1 'cat' has ymax 'twelve', which is no number"),

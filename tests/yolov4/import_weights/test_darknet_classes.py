@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from common.coco_classes import coco_label_map
 from common.errors import UserError
-from common.labels import LabelMap
+from common.labels import LabelMap, coco_label_map
 from yolov4.import_weights.darknet_classes import read_label_map
 
 

@@ -1,0 +1,136 @@
+import itertools
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from nvidia import dali
+from nvidia.dali import fn
+
+from common import args
+from common import loader as loaders
+from common.errors import UserError
+
+
+@pytest.mark.parametrize("gpu, expected", [(True, "dali_gpu"), (False, "dali_cpu")])
+def test_auto_is_what_the_machine_has(monkeypatch, gpu, expected):
+    monkeypatch.setattr(loaders, "gpu_visible", lambda: gpu)
+    assert loaders.resolve_type("auto") == expected
+    for pipeline_type in set(args.PIPELINE_TYPES) - {"auto", "dali_gpu"}:
+        assert loaders.resolve_type(pipeline_type) == pipeline_type
+
+
+def test_types_that_cannot_be(monkeypatch):
+    with pytest.raises(UserError, match="unknown pipeline type 'dali': did you mean"):
+        loaders.resolve_type("dali")
+    monkeypatch.setattr(loaders, "gpu_visible", lambda: False)
+    with pytest.raises(UserError, match=r"=dali_gpu needs a GPU .*use --pipeline_type=dali_cpu"):
+        loaders.resolve_type("dali_gpu")
+    with pytest.raises(UserError, match="for training speed only"):
+        loaders.refuse_synthetic("synthetic")
+    loaders.refuse_synthetic("auto")
+
+
+def test_dali_device_that_cannot_be(monkeypatch):
+    loaders.check_dali_device(None, "tensorflow", "horovod")
+    monkeypatch.setattr(loaders, "gpu_visible", lambda: False)
+    with pytest.raises(UserError, match=r"--dali_device_id=1 is for .*=dali_gpu, and this is dali_cpu"):
+        loaders.check_dali_device(1, "auto")
+    monkeypatch.setattr(loaders, "gpu_visible", lambda: True)
+    monkeypatch.setattr(loaders.tf.config, "list_physical_devices", lambda kind: ["GPU:0", "GPU:1"])
+    monkeypatch.setattr(loaders.backend, "GetCUDADeviceCount", lambda: 3)
+    loaders.check_dali_device(1, "auto")
+    with pytest.raises(UserError, match=r"--dali_device_id=2: there is no such GPU; .* 0 to 1$"):
+        loaders.check_dali_device(2, "dali_gpu")
+    with pytest.raises(UserError, match=r"--dali_device_id=1 does not go with --strategy=horovod"):
+        loaders.check_dali_device(1, "dali_gpu", "horovod")
+
+
+@pytest.mark.parametrize("chosen, expected", [(None, "/gpu:1"), (0, "/gpu:0"), (3, "/gpu:3")])
+def test_placement_of_a_gpu_loader(monkeypatch, chosen, expected):
+    monkeypatch.setattr(loaders.tf, "device", lambda name: name)
+    loader = types.SimpleNamespace(pipeline_type="dali_gpu", dali_device_id=chosen)
+    assert loaders.placement(loader, 1) == expected
+    assert loaders.placement(types.SimpleNamespace(pipeline_type="tensorflow"), 1) == "/cpu:0"
+
+
+def test_synthetic_boxes_are_boxes():
+    boxes, labels = loaders.synthetic_boxes(np.random.default_rng(0), 3)
+    assert boxes.shape == (loaders.SYNTHETIC_BOXES, 4) and boxes.dtype == np.float32
+    assert labels.shape == (loaders.SYNTHETIC_BOXES,) and labels.dtype == np.int32
+    assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] <= 1).all() and (boxes[:, 2:] > boxes[:, :2]).all()
+    many = np.concatenate([loaders.synthetic_boxes(np.random.default_rng(i), 3)[1] for i in range(20)])
+    assert set(many) == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    "images, batch, training, steps",
+    [
+        (128, 8, True, 16),
+        (130, 8, True, 16),
+        (5, 8, True, 1),
+        (128, 8, False, 16),
+        (129, 8, False, 17),
+        (5, 8, False, 1),
+    ],
+)
+def test_steps_per_epoch(images, batch, training, steps):
+    assert loaders.steps_per_epoch(images, batch, training=training) == steps
+
+
+def test_evaluation_steps_hold_the_longest_shard():
+    for images, ranks, batch in itertools.product(range(1, 30), range(1, 5), range(1, 5)):
+        steps = loaders.steps_per_epoch(images, ranks * batch, training=False)
+        longest = -(-images // ranks)
+        assert (steps - 1) * batch < longest <= steps * batch
+
+
+def counting_pipeline(batch_size: int) -> dali.Pipeline:
+    """Outputs 0, 1, 2, ... as (2, 3) images, (1,) ids and scalars."""
+    pipe = dali.Pipeline(
+        batch_size=batch_size,
+        num_threads=1,
+        device_id=None,
+        seed=1,
+        exec_dynamic=True,
+        enable_checkpointing=True,
+    )
+    with pipe:
+        noise = fn.random.uniform(range=(0.0, 1.0), shape=[2, 3])
+        pipe.set_outputs(
+            noise, fn.random.uniform(range=(10.0, 20.0), shape=[1]), fn.random.uniform(range=(20.0, 30.0))
+        )
+    return pipe
+
+
+SPEC = (
+    tf.TensorSpec((4, 2, 3), tf.float32),
+    {"tens": tf.TensorSpec((4,), tf.float32), "twenties": tf.TensorSpec((4,), tf.float32)},
+)
+
+
+def test_from_pipeline_names_the_outputs():
+    data = loaders.from_pipeline(counting_pipeline(4), SPEC, device_id=None)
+    assert data.element_spec == SPEC
+    pipe = counting_pipeline(4)
+    for images, targets in data.take(3):
+        expected = [np.asarray(output.as_tensor()) for output in pipe.run()]
+        np.testing.assert_array_equal(images, expected[0])
+        np.testing.assert_array_equal(targets["tens"], expected[1].reshape(4))
+        np.testing.assert_array_equal(targets["twenties"], expected[2].reshape(4))
+        assert (targets["tens"].numpy() < 20).all() and (targets["twenties"].numpy() >= 20).all()
+
+
+def test_from_pipeline_composes_and_saves(tmp_path):
+    def fresh():
+        data = loaders.from_pipeline(counting_pipeline(4), SPEC, device_id=None)
+        return iter(data.map(lambda images, targets: images + targets["tens"][:, None, None]).prefetch(2))
+
+    iterator = fresh()
+    next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "loader")
+    expected = [next(iterator) for _ in range(3)]
+    restored = fresh()
+    tf.train.Checkpoint(iterator=restored).restore(path).assert_consumed()
+    for tensor in expected:
+        np.testing.assert_array_equal(next(restored), tensor)
