@@ -228,7 +228,7 @@ def _pick_by_diou(
     score_threshold: float,
     beta: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Greedy suppression with DIoU: each turn of the loop picks one box of every image and drops its overlaps.
+    """Greedy suppression with DIoU: each turn picks one box of every image and drops its overlaps.
 
     Returns:
         As `_pick_by_iou`.

@@ -1,6 +1,6 @@
 """The sizes, layers and words that keep this repository readable. The limits are those that are reached.
 
-Aims: product 17,000, common 6,200 in 55 files, 24 at its root; train.py reaches 8,300, losses.py 500; depth 9.
+Aims: product 17,000, common 6,200 in 55 files, 24 at its root; train.py reaches 8,300, losses 500; depth 9.
 """
 
 import ast
@@ -38,7 +38,14 @@ OLD_WORDS = (
     *(r"passport(?!\.json|\"|\`)", "laggard", "rehears", "keep_going", "vary_seeds", "adopt", r"\bdoors?\b"),
     *("sitting", "by_heart", "rival"),
 )
-LONG_STORIES: set[str] = set()  # functions of 61 to 100 lines
+LONG_STORIES = {  # functions of 61 to 100 lines
+    "efficientdet/train.py:train",
+    "yolov4/train.py:train",
+    "yolov4/losses.py:box_loss",
+    "yolov4/fresh_mosaic.py:tiles_of",
+    "tools/benchmark/inference.py:measure",
+    "tools/conversion/coco_to_tfrecord.py:write_tfrecords",
+}
 
 
 def room(path: str) -> str:
@@ -73,10 +80,10 @@ def test_the_rooms_import_in_one_direction():
 @pytest.mark.parametrize(
     ("what", "size", "limit"),
     [
-        ("product", lambda: lines(FILES), 20_700),
-        ("common", lambda: lines(COMMON), 8_050),
-        ("files of common", lambda: len(COMMON), 80),
-        ("files at common's root", lambda: sum(path.count("/") == 1 for path in COMMON), 27),
+        ("product", lambda: lines(FILES), 20_560),
+        ("common", lambda: lines(COMMON), 7_960),
+        ("files of common", lambda: len(COMMON), 78),
+        ("files at common's root", lambda: sum(path.count("/") == 1 for path in COMMON), 24),
     ],
 )
 def test_the_whole_stays_small(what, size, limit):
@@ -84,7 +91,7 @@ def test_the_whole_stays_small(what, size, limit):
 
 
 @pytest.mark.parametrize("app", APPS)
-@pytest.mark.parametrize(("entry", "limit"), [("train", 10_600), ("pipeline", 1_600), ("losses", 700)])
+@pytest.mark.parametrize(("entry", "limit"), [("train", 10_400), ("pipeline", 1_600), ("losses", 700)])
 def test_what_a_reader_must_read_stays_small(app, entry, limit):
     assert lines(closure([f"{app}/{entry}.py"])) <= limit
 

@@ -3,9 +3,9 @@
     python tools/synthetic.py --output_dir=data/shapes --num_images=300 --seed=0
 
 writes `images/*.jpg` and `instances.json`. Five shapes of any colour and texture lie on textured backgrounds,
-cover each other and reach over the border, in images of different sizes; some images are empty. It holds what
-makes real data awkward, and takes seconds: category ids with gaps, small and large boxes, non-square images,
-occlusion. The ground truth of an object is the box around its full extent, hidden parts included, clipped to the image.
+cover each other and reach over the border. Like real data it has category ids with gaps, small and large
+boxes, non-square images, images without objects, and occlusion.
+The ground truth of an object is the box around its full extent, hidden parts included, clipped to the image.
 No object is drawn that would leave less than MIN_VISIBLE of itself, or of an object below it, in sight.
 `area` is the number of visible pixels.
 
