@@ -168,7 +168,7 @@ def _split_pairs(spec: str) -> list[tuple[str, str]]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's own rule for a repeated key is that the last one wins, silently."""
+    """Gives a mapping as pairs, so that a repeated key is seen: YAML silently keeps the last one."""
 
 
 def _mapping_as_pairs(loader: yaml.SafeLoader, node: yaml.MappingNode) -> list[tuple[str, Any]]:

@@ -68,7 +68,7 @@ def _focal_loss(
 def _fused_focal_loss(
     logits: tf.Tensor, class_targets: tf.Tensor, alpha: float, gamma: float, label_smoothing: float
 ) -> tf.Tensor:
-    """`_focal_loss` compiled with its gradient: apart, they would hand each other all that lies between."""
+    """`_focal_loss` compiled together with its gradient: else all intermediate tensors go through memory."""
 
     @tf.custom_gradient
     def of(logits):

@@ -12,8 +12,8 @@ that the others have read for it are not looked at.
 
 An epoch has as many steps as ever: the first reader goes once through the data, sharded among the ranks and
 in the order that it always has. The other three read the same shards, each in another order, so an
-image is read four times in an epoch. Two tiles may show the same image by chance, in 6 of as many mosaics as
-there are images; Darknet draws its four likewise. From TFRecords each reader holds another buffer, and
+image is read four times in an epoch. By chance two tiles show the same image, in about 6 / N of the
+mosaics of N images; Darknet draws its four likewise. From TFRecords each reader holds another buffer, and
 they walk through few files side by side (common/readers.py): write many, and shuffled.
 
 Tiles are columns here: int32 (2, 4) is a row of four y and a row of four x.
@@ -160,7 +160,7 @@ def tiles_of(
     end = start + dali_math.max(first * cut + (1 - first) * rest, 1)
     size = dali_math.min(end, before + place_size) - shown
     target = shown + shift
-    # A tile that is not there: one pixel below the first tile, which is pasted last, and no box.
+    # An absent tile is one pixel, hidden under the first tile, which is pasted last, and has no boxes.
     there = dali_math.max(types.Constant(np.array([1, 0, 0, 0], np.int32), device="cpu"), chosen)
     size = size * there + (1 - there)
     target = target * there + target[:, 0:1] * (1 - there)

@@ -10,7 +10,7 @@ enters training anew: it finds the checkpoint of the last whole epoch, as after 
 goes on with the ranks that there are. What was trained since that epoch is trained again. So the run
 directory must lie where all hosts see it.
 
-Only a death is a loss: an error in one process ends all of them, for it would come again.
+Only a dead process counts as lost. An error in one process ends all of them: it would happen again.
 """
 
 import contextlib

@@ -67,7 +67,7 @@ class Ranks:
         return [value]
 
     def first(self, value: T) -> T:
-        """What the first of them did."""
+        """The value of the first local replica."""
         return self.local(value)[0]
 
     # --- inside `run` ---
@@ -125,7 +125,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def raise_on_any_rank(self) -> Iterator[None]:
-        """A problem with what the user gave, of any rank, ends all: the first that has one reports it.
+        """A UserError on any rank ends all ranks; the first rank that has one reports it.
 
         Raises:
             UserError: on every rank, if any rank raised one inside; OtherRankError where another reports it.

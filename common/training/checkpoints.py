@@ -56,7 +56,7 @@ class Checkpoints:
 
     Attributes:
         state: counters and other plain values, to be read and changed in place.
-        iterators: the data's places, saveable tf.data iterators; empty where they cannot be saved.
+        iterators: of the data; their positions are saved. Empty where that is impossible.
 
     Raises:
         ValueError: the optimizer is not built: a restore would silently leave out its slots.
@@ -111,8 +111,8 @@ class Checkpoints:
         """Looks for the checkpoint to go on from.
 
         Args:
-            boundary: the newest that was saved between two epochs. That one it is, too, where the number of
-                ranks is another.
+            boundary: restore the newest checkpoint of an epoch's end. So it is when the number of ranks has
+                changed.
 
         Returns:
             The `state` in it, for what must be known before `restore`; None for a new run.
@@ -135,9 +135,8 @@ class Checkpoints:
     def restore(self) -> None:
         """Restores what `find` found.
 
-        Where the number of ranks is another, what ranks had of their own is left: they start with the moving
-        statistics of rank 0, and their data where `iterators` are. So do data whose place was saved and is
-        not among `iterators`.
+        With another number of ranks, what each rank had of its own is ignored: all start with the moving
+        statistics of rank 0, and their data start where `iterators` are.
 
         Raises:
             UserError: it is of another model.

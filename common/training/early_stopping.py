@@ -5,7 +5,7 @@ from typing import Any
 
 
 def note(state: dict[str, Any], metric: float) -> None:
-    """Remembers one evaluation: the best metric so far, and how many evaluations it has stood.
+    """Remembers one evaluation: the best metric so far, and the number of evaluations since.
 
     Args:
         state: of the checkpoint, changed in place; `best_metric` and `without_gain` are added to it.

@@ -20,7 +20,7 @@ LEAST_SHARE = 0.4
 
 @dataclasses.dataclass(frozen=True)
 class ClassRows:
-    """Where the numbers of the classes lie: in the last axis of some weights, for each anchor side by side.
+    """Which weights have numbers of single classes: their last axis holds those of each anchor side by side.
 
     Attributes:
         paths: of these weights.

@@ -5,8 +5,8 @@
 
 tf.train.Checkpoint can save the iterators of DALI on a CPU and of tf.data. It cannot save those of DALI on a
 GPU: there every epoch opens its loaders anew, with another seed, and a run that was stopped within an epoch
-reads the batches that it had trained on again and drops them. That is as exact; it costs part of an epoch's
-loading, and the images that do not fill an epoch's last batch.
+reads the batches that it had trained on again and drops them. The result is as exact; it costs part of an
+epoch's loading, and the images that do not fill an epoch's last batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence

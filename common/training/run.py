@@ -47,12 +47,12 @@ class Run:
         a: the flags.
         ranks: of the run.
         hooks: of elastic training and the dry run.
-        identity: what makes two runs different, besides the flags that always do.
+        identity: what must be equal for a run to resume; IDENTITY_FLAGS are added.
         metadata: of the weights files.
         steps_per_epoch: batches of one replica in an epoch.
         evaluates: whether there are evaluation data.
         open_loader: see InputFeed.
-        loader_kwargs: epochs done -> arguments of the loaders that are opened after them.
+        loader_kwargs: number of epochs done -> arguments of the loaders that are opened then.
         explain: error of a loader -> the UserError that names the images.
         show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
 
@@ -171,7 +171,7 @@ class Run:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """After an error, no collective call: the launcher or the watchdog ends the other ranks."""
+        """After an error this makes no collective call, because other ranks may be gone."""
         self._exit_stack.__exit__(kind, error, trace)
         if error is None:
             if self.ranks.rank == 0:

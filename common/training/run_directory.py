@@ -38,8 +38,8 @@ class Identity:
 
     Attributes:
         values: name -> value, as JSON can hold it; mappings inside are compared name by name.
-        defaults: likewise, what an older run had that lacks a name. So a new field of the config does not
-            make older runs others, as long as it has its default.
+        defaults: values assumed for names that an older run lacks, so that a new field of the config with
+            its default does not invalidate older runs.
     """
 
     values: Mapping[str, Any]

@@ -98,7 +98,7 @@ def set_initial_weights(
 
     Args:
         a: the flags.
-        run: whether it continues from a checkpoint; its metadata, to explain how that of the file differs.
+        run: its `resumed` and `metadata` are read.
         model: with all layers trainable.
         init_from: loads the file into the model.
 
@@ -106,7 +106,7 @@ def set_initial_weights(
         What was taken from the file; None where nothing was.
 
     Raises:
-        UserError: on every rank: the file cannot be used, or the pattern fits no layer or all.
+        UserError: on every rank: the file cannot be used, or the pattern matches no layer, or all.
     """
     report = None
     with run.ranks.raise_on_any_rank():

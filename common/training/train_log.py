@@ -100,9 +100,8 @@ class RunLog:
 
     Args:
         directory: the run directory.
-        done_epochs: epochs that the resumed run has behind it, with the fraction at which it was last
-            evaluated. Later rows (written by a run that was stopped between its row and its checkpoint) are
-            dropped, so that no epoch has two rows.
+        done_epochs: epochs that a resumed run has done, fractional after an evaluation within one. Later rows
+            (of a run that was stopped between its row and its checkpoint) are dropped: no epoch has two.
     """
 
     def __init__(self, directory: pathlib.Path, done_epochs: float):
