@@ -247,16 +247,3 @@ def index_records(paths: Sequence[str | os.PathLike]) -> Records:
         )
     numbered = [np.insert(of_file, 0, number, axis=1) for number, of_file in enumerate(spans)]
     return Records(tuple(paths), tuple(indexes), np.concatenate(numbered), is_crowd, has_empty)
-
-
-# --- writing ---
-
-
-def bytes_feature(values: list[bytes]) -> tf.train.Feature:
-    """Strings as an Example holds them."""
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
-
-
-def integers_feature(values: list[int]) -> tf.train.Feature:
-    """Integers as an Example holds them."""
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))

@@ -32,9 +32,7 @@ from common.tfrecord import (
     BOX_KEYS,
     CROWD_KEY,
     LABEL_KEY,
-    bytes_feature,
     framed,
-    integers_feature,
     write_index,
 )
 
@@ -185,19 +183,27 @@ def _make_example(annotations: Annotations, row: int, encoded: bytes, image_form
     names = [label_map.names[label_map.class_of(i)].encode() for i in category_ids]
     height, width = annotations.image_sizes[row].tolist()
     features = {
-        "image/encoded": bytes_feature([encoded]),
-        "image/format": bytes_feature([image_format.encode()]),
-        "image/filename": bytes_feature([annotations.file_names[row].encode()]),
-        "image/source_id": bytes_feature([str(annotations.image_ids[row]).encode()]),
-        "image/height": integers_feature([height]),
-        "image/width": integers_feature([width]),
+        "image/encoded": _strings([encoded]),
+        "image/format": _strings([image_format.encode()]),
+        "image/filename": _strings([annotations.file_names[row].encode()]),
+        "image/source_id": _strings([str(annotations.image_ids[row]).encode()]),
+        "image/height": _integers([height]),
+        "image/width": _integers([width]),
         **{key: _floats(boxes[kept, side].tolist()) for side, key in enumerate(BOX_KEYS)},
-        LABEL_KEY: integers_feature(category_ids),
-        "image/object/class/text": bytes_feature(names),
-        CROWD_KEY: integers_feature(annotations.is_crowd[begin:end][kept].astype(int).tolist()),
+        LABEL_KEY: _integers(category_ids),
+        "image/object/class/text": _strings(names),
+        CROWD_KEY: _integers(annotations.is_crowd[begin:end][kept].astype(int).tolist()),
         AREA_KEY: _floats(annotations.areas[begin:end][kept].tolist()),
     }
     return tf.train.Example(features=tf.train.Features(feature=features))
+
+
+def _strings(values: list[bytes]) -> tf.train.Feature:
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+
+
+def _integers(values: list[int]) -> tf.train.Feature:
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
 
 
 def _floats(values: list[float]) -> tf.train.Feature:

@@ -149,7 +149,7 @@ def test_text_of_known_data():
         "all 2 images with boxes, 4 boxes",
         "without an anchor: others own their best 1 25.0 % 2.56\n",
         "AP ceiling, of perfect outputs: AP 0.832, AP50 0.832, APs 0.505, APm 1.000\n",
-        "note image without boxes: image 103 ('3.jpg')",
+        "warning image without boxes: image 103 ('3.jpg')",
         "what is missing: 1 without an anchor",
     ):
         assert expected in words, expected
@@ -176,9 +176,9 @@ def test_what_stops_comes_first():
     findings.add("box-outside", "annotation 2")
     findings.add("image-missing", "image 3")
     lines = tables.findings_text(findings).splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["STOPS", "mended", "note"]
+    assert [line.split()[0] for line in lines[1:]] == ["STOPS", "fixed", "warning"]
     findings.skip_images()
-    assert re.match("  mended +box that reaches outside", tables.findings_text(findings).splitlines()[1])
+    assert re.match("  fixed +box that reaches outside", tables.findings_text(findings).splitlines()[1])
 
 
 @pytest.mark.parametrize(
