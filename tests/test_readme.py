@@ -220,7 +220,7 @@ def test_flags_in_the_text_exist():
     known: set[str] = {"flagfile"}
     for command in (
         *(check_data, convert, copy_app, preprocess, preprocess_bench),
-        *(automl_weights, bench, eval, export, infer, train, efficientdet_walkthrough),
+        *(automl_weights, eval, export, infer, train, efficientdet_walkthrough),
         *(darknet_weights, fit_anchors, yolov4_train),
     ):
         fv = flags.FlagValues()
