@@ -148,14 +148,17 @@ def _used_names(module: str, found: Iterable[str]) -> set[str]:
 
 
 def _constant(path: str, name: str) -> str:
-    """A literal constant as text; "{}" for what is annotated as a dictionary, "None" for anything else."""
+    """A literal constant as text; "{}" for any other dictionary, "None" for anything else."""
     for node in parse(path).body:
         targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
         if name in map(ast.unparse, targets):
             try:
                 return repr(ast.literal_eval(node.value))
             except ValueError:
-                return "{}" if ast.unparse(getattr(node, "annotation", node)).startswith("dict") else "None"
+                is_annotated = isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).startswith(
+                    "dict"
+                )
+                return "{}" if is_annotated or isinstance(node.value, ast.Dict | ast.DictComp) else "None"
     return "None"
 
 

@@ -17,7 +17,7 @@ from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
 
 NUM_COCO_ROWS = 90  # google/automl efficientdet/hparams_config.py: num_classes
 # (..., k * C); a plain kernel is RetinaNet's
-CLASS_WEIGHTS = tuple(f"class_net.predict/{name}" for name in ("pointwise_kernel", "kernel", "bias"))
+CLASS_WEIGHTS = ("class_net.predict/pointwise_kernel", "class_net.predict/kernel", "class_net.predict/bias")
 BOX_WEIGHTS = ("box_net.predict/pointwise_kernel", "box_net.predict/bias")  # (..., k * 4)
 
 
