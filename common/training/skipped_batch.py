@@ -90,6 +90,8 @@ def read_batch(path: str | os.PathLike) -> SkippedStep:
         UserError: it is missing or damaged.
     """
     try:
+        if os.path.isfile(path) and not zipfile.is_zipfile(path):
+            raise ValueError("it is damaged, or another kind of file")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         metadata = json.loads(str(arrays.pop("metadata")))

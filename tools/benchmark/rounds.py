@@ -192,7 +192,10 @@ class Candidate:
         return int(found[1])
 
     def _why_ended(self) -> str:
-        code = self._process.wait()
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            return "it has closed its output and still runs"
         if code == -signal.SIGKILL:
             return "killed, as the system does where memory runs out"
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
