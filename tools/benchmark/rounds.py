@@ -193,8 +193,8 @@ class Candidate:
 
     def _why_ended(self) -> str:
         try:
-            code = self._process.wait(10)
-        except subprocess.TimeoutExpired:
+            code = self._process.wait(min(STEP_TIMEOUT, 10))
+        except psutil.TimeoutExpired:
             return "it has closed its output and still runs"
         if code == -signal.SIGKILL:
             return "killed, as the system does where memory runs out"

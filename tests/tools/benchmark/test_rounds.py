@@ -112,6 +112,7 @@ FAILURES = {
     "killed": ("import os; os.kill(os.getpid(), 9)", "killed, as the system does where memory runs out"),
     "crashed": ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV: its stderr is empty"),
     "later": ("print('ready')\nfor _ in range(20): print('step 1')", "exit code 0: its stderr is empty"),
+    "closed": ("import os, time; os.close(1); time.sleep(100)", "closed its output and still runs"),
     "silent": ("import time; print('ready'); time.sleep(100)", "no line from it within 0 s"),
 }
 
