@@ -7,8 +7,9 @@ import keras
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import weights as weight_files
-from common.training.fine_tuning import ClassRows, Report, transfer
-from efficientdet.import_weights.automl_checkpoints import (
+from common.training.fine_tuning import ClassRows, Report, read_own, transfer
+from efficientdet.config import EfficientDetConfig
+from efficientdet.import_weights.automl import (
     CLASS_WEIGHTS,
     anchors_of,
     assign,
@@ -18,7 +19,7 @@ from efficientdet.import_weights.automl_checkpoints import (
 )
 from efficientdet.import_weights.imagenet import is_backbone, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
-from efficientdet.predict import load_trained
+from efficientdet.model import build_model
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
@@ -39,7 +40,9 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
     """
     origin = f"--init_from={weights}"
     if _is_ours(pathlib.Path(weights)):
-        return _from_own(model, label_map, weights, origin)
+        values, source, source_map = read_own(weights, "efficientdet", EfficientDetConfig, build_model)
+        rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), source.anchors_per_location)
+        return transfer(model, values, rows, label_map, source_map.names, origin)
     file = open_weights(weights)
     if is_automl(file):
         contents = read_automl(file, model)
@@ -68,10 +71,3 @@ def _is_ours(path: pathlib.Path) -> bool:
     if path.is_dir():
         return any((path / name).exists() for name in (weight_files.BEST, weight_files.LAST))
     return path.name.endswith(".weights.h5")
-
-
-def _from_own(model: keras.Model, label_map: LabelMap, weights: str, origin: str) -> Report:
-    source_model, source_config, source_map, _ = load_trained(weights)
-    rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), source_config.anchors_per_location)
-    source = {weight.path: weight.value for weight in source_model.weights}
-    return transfer(model, source, rows, label_map, source_map.names, origin)

@@ -3,15 +3,18 @@
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
+from common import hparams
 from common.errors import UserError
 from common.files import write_bytes
 from common.labels import LabelMap, find_class
+from common.training import weights
 
 # Of the model's weights. A backbone alone has more (efficientdet-d0's 44 %); what has less is of another
 # model, and a few layers of it amid random ones are a worse start than none.
@@ -76,6 +79,33 @@ class Report:
             names = getattr(self, title)
             lines += ["", f"{title}: {len(names)}", *(f"  {name}" for name in names)]
         write_bytes(path, ("\n".join(lines) + "\n").encode())
+
+
+def read_own(
+    path: str, app: str, config_class: type, build_model: Callable[..., keras.Model]
+) -> tuple[dict[str, ArrayLike], Any, LabelMap]:
+    """What a weights file of this project, or a run directory's best one, has to start another model from.
+
+    Args:
+        path: the file or the directory.
+        app: that must have saved it.
+        config_class, build_model: the app's.
+
+    Returns:
+        Path of a weight -> its values; the config; the classes.
+
+    Raises:
+        UserError: there is no such file, it is damaged or not of this app.
+    """
+    file = weights.find(path)
+    metadata = weights.read_metadata(file)
+    if metadata.get("app") != app:
+        raise UserError(f"{file} was saved by {metadata.get('app')!r}, not by {app}")
+    config = hparams.from_json(config_class, metadata["config"])
+    model = build_model(config.model_name, metadata["num_classes"], config=config)
+    weights.load(model, file)
+    values = {weight.path: weight.value for weight in model.weights}
+    return values, config, LabelMap.from_json(metadata["label_map"])
 
 
 def transfer(

@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from yolov4.config import YOLOv4Config
-from yolov4.network import IMAGE_CHANNELS, Conv, Layer, MaxPool, Route, Shortcut, Upsample, Yolo, describe
+from yolov4.network import IMAGE_CHANNELS, Layer, describe
 
 COCO_IMAGES = 118_287  # train2017: Darknet counts batches, our configs epochs
 SUBDIVISIONS = 8  # parts of a batch that a GPU takes at once, where they divide it
@@ -25,7 +25,7 @@ def cfg_text(config: YOLOv4Config, num_classes: int) -> str:
     """
     sections = [_section("net", _net(config))]
     for layer in describe(config, num_classes):
-        sections.append(_section(*_layer(layer, config, num_classes)))
+        sections.append(_section(layer.kind, _options(layer, config, num_classes)))
     return "\n".join(sections)
 
 
@@ -68,37 +68,21 @@ def _net(config: YOLOv4Config) -> dict[str, Any]:
     return options
 
 
-def _layer(layer: Layer, config: YOLOv4Config, num_classes: int) -> tuple[str, dict[str, Any]]:
-    """(name of the section, its options)."""
+def _options(layer: Layer, config: YOLOv4Config, num_classes: int) -> dict[str, Any]:
     steps_back = [index - layer.index for index in layer.inputs]
-    match layer:
-        case Conv():
-            normalize = {"batch_normalize": 1} if layer.batch_norm else {}
-            return "convolutional", normalize | {
-                "filters": layer.channels,
-                "size": layer.size,
-                "stride": layer.stride,
-                "pad": 1,  # on both sides: size // 2
-                "activation": layer.activation,
-            }
-        case Route(groups=1):
-            return "route", {"layers": steps_back}
-        case Route():
-            return "route", {"layers": steps_back, "groups": layer.groups, "group_id": layer.groups - 1}
-        case Shortcut():
-            return "shortcut", {"from": steps_back[1], "activation": "linear"}
-        case MaxPool():
-            return "maxpool", {"size": layer.size, "stride": layer.stride}
-        case Upsample():
-            return "upsample", {"stride": 2}
-        case Yolo():
-            return "yolo", _yolo(layer, config, num_classes)
-    raise TypeError(f"no section of a .cfg file is like {layer}")
+    match layer.kind:
+        case "route":
+            return {"layers": steps_back, **layer.options}
+        case "shortcut":
+            return {"from": steps_back[1], **layer.options}
+        case "yolo":
+            return _yolo(layer.options["head"], config, num_classes)
+    return layer.options
 
 
-def _yolo(layer: Yolo, config: YOLOv4Config, num_classes: int) -> dict[str, Any]:
+def _yolo(head: int, config: YOLOv4Config, num_classes: int) -> dict[str, Any]:
     options = {
-        "mask": config.masks[layer.head],
+        "mask": config.masks[head],
         "anchors": config.anchors,
         "classes": num_classes,
         "num": config.num_anchors,
@@ -107,7 +91,7 @@ def _yolo(layer: Yolo, config: YOLOv4Config, num_classes: int) -> dict[str, Any]
         "ignore_thresh": config.ignore_thresh,
         "truth_thresh": 1,
         "random": config.multi_scale if config.multi_scale > 1 else 0,
-        "scale_x_y": config.scale_xy[layer.head],
+        "scale_x_y": config.scale_xy[head],
         "cls_normalizer": config.cls_normalizer,
         "iou_normalizer": config.iou_normalizer,
         "obj_normalizer": config.obj_normalizer,

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import UserError
 from common.labels import LabelMap, coco_label_map
-from yolov4.import_weights.darknet_classes import read_label_map
+from yolov4.import_weights.darknet_files import read_label_map
 
 
 def test_classes_are_those_of_coco(coco128):
