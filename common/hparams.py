@@ -103,6 +103,14 @@ def check(config: Any) -> None:
             raise ValueError(f"{name}={value}: need finite numbers")
 
 
+def require(config: Any, rules: Mapping[str, Any]) -> None:
+    """Raises ValueError for the first rule that does not hold; a rule names the fields that it is about."""
+    for rule, holds in rules.items():
+        if not holds:
+            values = [f"{name}={value}" for name, value in vars(config).items() if name in rule.split()]
+            raise ValueError(f"{', '.join(values)}: need {rule}")
+
+
 def _reason(error: msgspec.ValidationError, annotation: Any) -> str:
     """What was expected, without msgspec's path to the value: "expected float <= 1.0"."""
     if typing.get_origin(annotation) is typing.Literal:

@@ -13,7 +13,7 @@ the batch first, so the training code, `fit` included, is the same for all.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from nvidia.dali import backend
 from common.errors import UserError, unknown
 
 if TYPE_CHECKING:
+    from common.args import Args
+    from common.distributed.ranks import Ranks
     from common.sources import Source
 
 SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
@@ -188,6 +190,98 @@ def resolve_type(pipeline_type: str) -> str:
             " use --pipeline_type=dali_cpu"
         )
     return pipeline_type
+
+
+def make_loader(
+    classes: Mapping[str, type[BaseLoader]],
+    pipeline_type: str,
+    *,
+    device_id: int = 0,
+    dali_device_id: int | None = None,
+    num_classes: int = 80,
+    **options: Any,
+) -> BaseLoader:
+    """The loader that `--pipeline_type` names.
+
+    Args:
+        classes: of an app: dali, tensorflow and synthetic.
+        pipeline_type: one of args.PIPELINE_TYPES.
+        device_id: the GPU of this rank, where there is one.
+        dali_device_id: another one for dali_gpu; see `check_dali_device`.
+        num_classes: of synthetic data.
+        options: source, config, batch_size, training and the others of the app's loaders.
+
+    Raises:
+        UserError: no such type, or dali_gpu without a GPU.
+    """
+    pipeline_type = resolve_type(pipeline_type)
+    if pipeline_type == "synthetic":
+        options["num_classes"] = num_classes
+    if pipeline_type == "dali_gpu":
+        options |= {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
+    return classes[pipeline_type.removesuffix("_gpu").removesuffix("_cpu")](**options)
+
+
+def open_training_loader(
+    classes: Mapping[str, type[BaseLoader]],
+    a: "Args",
+    config: Any,
+    source: "Source | None",
+    num_classes: int,
+    ranks: "Ranks",
+    shard_id: int,
+    num_shards: int,
+    device_index: int,
+    **of_epoch: Any,
+) -> BaseLoader:
+    """The training loader of one shard, for the replica `device_index` of this process.
+
+    Args:
+        classes, num_classes: as for `make_loader`.
+        a, config, source, ranks: of the run.
+        shard_id, num_shards, device_index: which share of the data, and for which replica.
+        of_epoch: the app's `epoch_kwargs`.
+    """
+    return make_loader(
+        classes,
+        **_options(a, config, source, ranks, device_index),
+        training=True,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        count_lost=True,
+        name_images=True,
+        num_classes=num_classes,
+        **of_epoch,
+    )
+
+
+def open_eval_loader(
+    classes: Mapping[str, type[BaseLoader]], a: "Args", config: Any, source: "Source | None", ranks: "Ranks"
+) -> BaseLoader:
+    """The evaluation loader of this rank's images; arguments as for `open_training_loader`."""
+    return make_loader(
+        classes,
+        **_options(a, config, source, ranks, 0),
+        training=False,
+        shard_id=ranks.rank,
+        num_shards=ranks.world_size,
+        with_targets=False,
+    )
+
+
+def _options(
+    a: "Args", config: Any, source: "Source | None", ranks: "Ranks", device_index: int
+) -> dict[str, Any]:
+    return {
+        "pipeline_type": a.pipeline_type,
+        "source": source,
+        "config": config,
+        "batch_size": a.batch_size,
+        "device_id": ranks.gpu_number(device_index),
+        "dali_device_id": a.dali_device_id,
+        "num_threads": a.num_threads,
+        "prefetch": a.prefetch,
+    }
 
 
 def check_dali_device(dali_device_id: int | None, pipeline_type: str, strategy: str = "none") -> None:

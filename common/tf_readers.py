@@ -17,12 +17,14 @@ numbers, which tf.train.Checkpoint saves.
 """
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
+from common import box_encoder
+from common.errors import UserError
 from common.labels import LabelMap
 from common.readers import check_shards, shard_range
 from common.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY
@@ -193,6 +195,51 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
         "labels": labels[kept],
         "image_id": tf.strings.to_number(features["image/source_id"], tf.int64),
     }
+
+
+# --- stages of both tf.data twins ---
+
+
+def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Collection[str]) -> None:
+    """UserError where one of `fields` that the twin does not have (`done`) is not as published."""
+    others = [name for name in fields if name not in done]
+    changed = [name for name in others if getattr(config, name) != getattr(published, name)]
+    if changed:
+        given = ", ".join(f"{name}={getattr(config, name)}" for name in changed)
+        wanted = ",".join(f"{name}={getattr(published, name)}" for name in changed)
+        raise UserError(f"--pipeline_type=tensorflow cannot do {given}: use dali_cpu, or --hparams={wanted}")
+
+
+def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
+    """Linear, antialiased where it shrinks: uint8 (h, w, 3), `size` is (height, width)."""
+    image = tf.image.resize(image, tf.cast(size, tf.int32), antialias=antialias)
+    return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
+
+
+def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    """Boxes normalised by the image -> normalised by the window and clipped to it."""
+    boxes_px = boxes * xyxy(size) - xyxy(window[:2])
+    return tf.clip_by_value(boxes_px / xyxy(window[2:]), 0.0, 1.0)
+
+
+def xyxy(yx: tf.Tensor) -> tf.Tensor:
+    """(2,), y and x -> float32 (4,): x, y, x, y."""
+    return tf.cast(tf.gather(yx, [1, 0, 1, 0]), tf.float32)
+
+
+def select_boxes(
+    boxes: tf.Tensor, labels: tf.Tensor, min_size: tuple[float, float], max_instances: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Drops boxes below `min_size` (height, width), keeps the largest of the others.
+
+    Returns:
+        The boxes and labels that stay; `lost`, int32 (2,): visible but too small; above `max_instances`.
+    """
+    visible = tf.math.count_nonzero(tf.reduce_all(boxes[:, 2:] > boxes[:, :2], 1), dtype=tf.int32)
+    boxes, labels = box_encoder.drop_small_boxes_tf(boxes, labels, min_size)
+    large = tf.shape(labels)[0]
+    boxes, labels = box_encoder.keep_largest_tf(boxes, labels, max_instances)
+    return boxes, labels, tf.stack([visible - large, large - tf.shape(labels)[0]])
 
 
 # --- images ---

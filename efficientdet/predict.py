@@ -14,7 +14,7 @@ from efficientdet import postprocess
 from efficientdet.config import DETECTION_FIELDS, EfficientDetConfig
 from efficientdet.model import build_model
 from efficientdet.model_metadata import make_metadata
-from efficientdet.pipeline import MEAN_RGB, STDDEV_RGB
+from efficientdet.pipeline import to_pixels
 
 
 def make_detect(model: keras.Model, config: EfficientDetConfig) -> Detect:
@@ -43,12 +43,6 @@ def make_halves(model: keras.Model, config: EfficientDetConfig) -> tuple[Callabl
         return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
 
     return network, to_detections
-
-
-def to_pixels(images: tf.Tensor) -> tf.Tensor:
-    """Normalised float images (..., 3) -> uint8 RGB; their padding becomes the mean colour."""
-    pixels = tf.round(tf.cast(images, tf.float32) * STDDEV_RGB + MEAN_RGB)
-    return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)
 
 
 APP = trained.App(

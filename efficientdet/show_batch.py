@@ -8,7 +8,7 @@ from common import box_encoder
 from common.evaluation import drawing
 from common.labels import LabelMap
 from efficientdet.config import EfficientDetConfig
-from efficientdet.predict import to_pixels
+from efficientdet.pipeline import to_pixels
 
 
 def report(

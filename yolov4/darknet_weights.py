@@ -124,10 +124,7 @@ def _to_darknet(a: Args) -> None:
     write_bytes(cfg, cfg_text(config, num_classes).encode())
     write_bytes(names, "".join(f"{name}\n" for name in [*label_map.names, *spare]).encode())
     save_darknet(model, file)
-    print(
-        f"{file}, {cfg.name} and {names.name}: {num_classes} classes; max_batches and steps of the .cfg are "
-        "for COCO train2017: change them to train on other data"
-    )
+    print(f"{file}, {cfg.name} and {names.name}: {num_classes} classes")
 
 
 def _refuse_existing(*files: str | os.PathLike) -> None:

@@ -14,6 +14,7 @@ from yolov4 import postprocess
 from yolov4.config import DETECTION_FIELDS, YOLOv4Config
 from yolov4.model import build_model
 from yolov4.model_metadata import make_metadata
+from yolov4.pipeline import to_pixels
 
 
 def make_detect(model: keras.Model, config: YOLOv4Config) -> Detect:
@@ -40,12 +41,6 @@ def make_halves(model: keras.Model, config: YOLOv4Config) -> tuple[Callable, Cal
         return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
 
     return network, to_detections
-
-
-def to_pixels(images: tf.Tensor) -> tf.Tensor:
-    """Float images (..., 3) in [0, 1] -> uint8 RGB."""
-    pixels = tf.round(tf.cast(images, tf.float32) * 255)
-    return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)
 
 
 APP = trained.App(

@@ -13,7 +13,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common import hparams
+from common import hparams, loader
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import model_metadata, weights
@@ -241,7 +241,7 @@ def test_a_loader_that_cannot_save_its_place_goes_on_where_it_was(
 ):
     """As on a GPU: every epoch has a seed of its own; within one, what was trained on is read again."""
     seeds, seen = [], []
-    original = app.package.loaders.make_loader
+    original = loader.make_loader
     step_of = app.package.train.step_guard.guarded_step
 
     def unsaveable(*arguments, **options):
@@ -260,7 +260,7 @@ def test_a_loader_that_cannot_save_its_place_goes_on_where_it_was(
 
         return run
 
-    monkeypatch.setattr(app.package.loaders, "make_loader", unsaveable)
+    monkeypatch.setattr(loader, "make_loader", unsaveable)
     monkeypatch.setattr(app.package.train.step_guard, "guarded_step", watched)
     options = ["--epochs=2", "--steps_per_epoch=4", "--save_every=2", "--eval_every=0"]
     stop_at = None

@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pytest
 
+from common import loader
 from common.training import weights
 from common.training.train_log import RunLog
 
@@ -17,14 +18,14 @@ MOSAIC = "--hparams=width=0.25,optimizer=sgd,mosaic_prob=1"
 def opened(app, monkeypatch):
     """(seed, mosaic) of every training loader that was opened."""
     calls = []
-    original = app.package.loaders.make_loader
+    original = loader.make_loader
 
     def remember(*arguments, **options):
         if options["training"]:
             calls.append((options["seed"], options["mosaic"]))
         return original(*arguments, **options)
 
-    monkeypatch.setattr(app.package.loaders, "make_loader", remember)
+    monkeypatch.setattr(loader, "make_loader", remember)
     return calls
 
 
