@@ -93,14 +93,14 @@ class EfficientDetConfig:
         hparams.check(self)
         in_order = list(self.milestones) == sorted(self.milestones)
         in_run = all(0 < milestone <= self.iterations for milestone in self.milestones)
-        falls = self.lr_schedule == "milestones" or self.milestones
+        unused = self.lr_schedule != "milestones" and not self.milestones
+        right = unused or (self.iterations and in_order and in_run)
         rules = {
             "1 <= min_level <= 5 <= max_level": 1 <= self.min_level <= 5 <= self.max_level,
             "0 < resize_min <= resize_max": 0 < self.resize_min <= self.resize_max,
             "0 < jitter_min <= jitter_max": 0 < self.jitter_min <= self.jitter_max,
             "epochs or iterations of at least 1": self.epochs or self.iterations,
-            "milestones from 1 to iterations in order": not falls
-            or (self.iterations and in_order and in_run),
+            "milestones from 1 to iterations in order": right,
             "warmup_iterations <= iterations": self.warmup_iterations <= self.iterations,
         }
         hparams.require(self, rules)

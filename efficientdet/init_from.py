@@ -11,7 +11,6 @@ from common.training.fine_tuning import ClassRows, Report, read_own, transfer
 from efficientdet.config import EfficientDetConfig
 from efficientdet.import_weights.automl import (
     CLASS_WEIGHTS,
-    anchors_of,
     assign,
     class_names,
     is_automl,
@@ -19,7 +18,7 @@ from efficientdet.import_weights.automl import (
 )
 from efficientdet.import_weights.imagenet import is_backbone, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
-from efficientdet.model import build_model
+from efficientdet.model import anchors_of, build_model
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:

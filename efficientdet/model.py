@@ -71,6 +71,11 @@ def build_model(
     return keras.Model(images, (class_logits, box_deltas), name=model_name)
 
 
+def anchors_of(model: keras.Model) -> int:
+    """Anchors per location of what `build_model` made."""
+    return model.get_layer("box_net.predict").bias.shape[0] // 4
+
+
 def _pyramid(
     features: dict[int, keras.KerasTensor], config: EfficientDetConfig
 ) -> dict[int, keras.KerasTensor]:

@@ -88,23 +88,23 @@ class YOLOv4Config:
 
     def __post_init__(self) -> None:
         hparams.check(self)
-        heads, per_head = len(HEAD_STRIDES[self.backbone]), {len(mask) for mask in self.masks}
-        numbers = [number for mask in self.masks for number in mask]
+        whole_cells = all(side % STRIDE == 0 for side in self.image_size)
+        heads = len(HEAD_STRIDES[self.backbone])
+        lengths = {len(mask) for mask in self.masks}
+        named = [anchor for mask in self.masks for anchor in mask]
         shares = [0.0, *self.lr_steps, 1.0]
         rules = {
-            f"image_size with sides that are multiples of {STRIDE}": not any(
-                side % STRIDE for side in self.image_size
+            f"image_size with sides that are multiples of {STRIDE}": whole_cells,
+            f"masks and scale_xy for the {heads} heads of backbone": (
+                len(self.masks) == len(self.scale_xy) == heads
             ),
-            f"masks and scale_xy for the {heads} heads of backbone": len(self.masks)
-            == len(self.scale_xy)
-            == heads,
-            "masks of one length": len(per_head) == 1,
-            "anchors above 0 as pairs of numbers": len(self.anchors) % 2 == 0
-            and min(self.anchors, default=0) > 0,
-            "masks that name some of anchors": all(0 <= number < self.num_anchors for number in numbers),
-            "scale_xy of at least 1": min(self.scale_xy) >= 1,
+            "masks of one length": len(lengths) == 1,
+            "anchors as pairs of numbers": self.anchors and len(self.anchors) % 2 == 0,
+            "anchors above 0": min(self.anchors, default=0) > 0,
+            "masks that name some of anchors": all(0 <= anchor < self.num_anchors for anchor in named),
+            "scale_xy of at least 1": min(self.scale_xy, default=0) >= 1,
             f"multi_scale of at most {MAX_MULTI_SCALE}": self.multi_scale <= MAX_MULTI_SCALE,
-            "lr_steps from 0 to 1 in order": shares == sorted(shares) and 0.0 not in self.lr_steps,
+            "lr_steps above 0 and up to 1 in order": shares == sorted(shares) and 0.0 not in self.lr_steps,
             "jitter below 0.5 or nothing may be left of the image": self.jitter < 0.5,
         }
         hparams.require(self, rules)

@@ -19,6 +19,7 @@ from common.errors import UserError
 from common.labels import LabelMap, coco_label_map
 from common.training.fine_tuning import ClassRows, Report, transfer
 from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
+from efficientdet.model import anchors_of
 
 NUM_COCO_ROWS = 90  # google/automl efficientdet/hparams_config.py: num_classes
 # (..., k * C); a plain kernel is RetinaNet's
@@ -189,8 +190,3 @@ def assign(
         unused=contents.unused,
         remark="" if any(names) else f"the names of its {contents.num_classes} classes are unknown",
     )
-
-
-def anchors_of(model: keras.Model) -> int:
-    """Anchors per location."""
-    return model.get_layer("box_net.predict").bias.shape[0] // 4
