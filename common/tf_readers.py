@@ -92,6 +92,12 @@ class Random:
         self._seed = seed
         self._drawn = 0
 
+    @classmethod
+    def of_item(cls, index: tf.Tensor, *seeds: int) -> "Random":
+        """The numbers for one image or batch of a loader."""
+        state = np.random.SeedSequence(seeds).generate_state(2).astype(np.int32)
+        return cls(tf.random.fold_in(tf.constant(state), index))
+
     def uniform(
         self, low: float | tf.Tensor, high: float | tf.Tensor, shape: tuple[int, ...] = ()
     ) -> tf.Tensor:

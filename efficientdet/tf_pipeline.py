@@ -12,7 +12,6 @@ iterator goes on exactly as it would have.
 
 import dataclasses
 
-import numpy as np
 import tensorflow as tf
 
 from common import box_encoder, letterbox, tf_readers
@@ -140,8 +139,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
         config = self.config
         encoded, boxes, labels = example["encoded"], example["boxes"], example["labels"]
         size = tf.cast(tf_readers.image_size_tf(encoded), tf.float32)
-        seed = np.random.SeedSequence([self.seed, self.shard_id]).generate_state(2).astype(np.int32)
-        random = Random(tf.random.fold_in(tf.constant(seed), index))
+        random = Random.of_item(index, self.seed, self.shard_id)
         if self.training:
             crop = random_crop(config, size, random)
         else:
