@@ -9,16 +9,10 @@ from common.labels import LabelMap
 from common.training import weights as weight_files
 from common.training.fine_tuning import ClassRows, Report, read_own, transfer
 from efficientdet.config import EfficientDetConfig
-from efficientdet.import_weights.automl import (
-    CLASS_WEIGHTS,
-    assign,
-    class_names,
-    is_automl,
-    read_automl,
-)
+from efficientdet.import_weights.automl import assign, class_names, is_automl, read_automl
 from efficientdet.import_weights.imagenet import is_backbone, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
-from efficientdet.model import anchors_of, build_model
+from efficientdet.model import CLASS_WEIGHTS, anchors_of, build_model
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:

@@ -25,6 +25,9 @@ from efficientdet.config import EfficientDetConfig, get_config
 FUSION_EPSILON = 1e-4  # arXiv 1911.09070 section 3.3
 CLASS_PRIOR = 0.01  # each class' probability at the start of training (arXiv 1708.02002 section 4.1)
 
+# The weights with numbers of single classes, (..., k * C); a plain kernel is RetinaNet's.
+CLASS_WEIGHTS = ("class_net.predict/pointwise_kernel", "class_net.predict/kernel", "class_net.predict/bias")
+
 
 def build_model(
     model_name: str,

@@ -2,9 +2,9 @@
 
     for layer in describe(get_config("yolov4"), num_classes=80): print(layer)
 
-One description, three readers: model.py makes Keras layers of it, darknet_cfg.py a .cfg file, and
-darknet_weights.py takes the order of a .weights file from it. Structure and numbering are those of
-AlexeyAB/darknet cfg/yolov4.cfg and cfg/yolov4-tiny.cfg.
+One description, two readers: model.py makes Keras layers of it, import_weights/darknet_cfg.py a .cfg file.
+A .weights file has its convolutions in this order. Structure and numbering are those of AlexeyAB/darknet
+cfg/yolov4.cfg and cfg/yolov4-tiny.cfg.
 """
 
 import dataclasses

@@ -19,11 +19,9 @@ from common.errors import UserError
 from common.labels import LabelMap, coco_label_map
 from common.training.fine_tuning import ClassRows, Report, transfer
 from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
-from efficientdet.model import anchors_of
+from efficientdet.model import CLASS_WEIGHTS, anchors_of
 
 NUM_COCO_ROWS = 90  # google/automl efficientdet/hparams_config.py: num_classes
-# (..., k * C); a plain kernel is RetinaNet's
-CLASS_WEIGHTS = ("class_net.predict/pointwise_kernel", "class_net.predict/kernel", "class_net.predict/bias")
 BOX_WEIGHTS = ("box_net.predict/pointwise_kernel", "box_net.predict/bias")  # (..., k * 4)
 BACKBONE = "backbone"  # in place of efficientnet-b0 and its like
 
