@@ -27,8 +27,9 @@ from common.labels import NUM_COCO_CLASSES, LabelMap, coco_label_map
 from common.training import weights as weight_files
 from common.training.fine_tuning import Report
 from efficientdet.config import get_config
-from efficientdet.import_weights.automl import assign, class_names, count_outputs, read_automl
+from efficientdet.import_weights.automl import class_names, count_outputs, read_automl
 from efficientdet.import_weights.tf_files import open_weights
+from efficientdet.init_from import assign
 from efficientdet.model import anchors_of, build_model
 from efficientdet.model_metadata import make_metadata
 

@@ -9,7 +9,7 @@ from common.labels import LabelMap
 from common.training import weights as weight_files
 from common.training.fine_tuning import ClassRows, Report, read_own, transfer
 from efficientdet.config import EfficientDetConfig
-from efficientdet.import_weights.automl import assign, class_names, is_automl, read_automl
+from efficientdet.import_weights.automl import Contents, class_names, is_automl, read_automl
 from efficientdet.import_weights.imagenet import is_backbone, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.model import CLASS_WEIGHTS, anchors_of, build_model
@@ -64,3 +64,19 @@ def _is_ours(path: pathlib.Path) -> bool:
     if path.is_dir():
         return any((path / name).exists() for name in (weight_files.BEST, weight_files.LAST))
     return path.name.endswith(".weights.h5")
+
+
+def assign(
+    model: keras.Model, contents: Contents, label_map: LabelMap, names: tuple[str, ...], origin: str
+) -> Report:
+    """Puts `contents` into a model: class rows by name (fine_tuning.py), all else as it is."""
+    return transfer(
+        model,
+        contents.values,
+        ClassRows(CLASS_WEIGHTS, anchors_of(model), contents.anchors),
+        label_map,
+        names,
+        origin,
+        unused=contents.unused,
+        remark="" if any(names) else f"the names of its {contents.num_classes} classes are unknown",
+    )

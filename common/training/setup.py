@@ -1,18 +1,18 @@
-"""What comes before the loop of train.py: the process, the data, the initial weights."""
+"""What comes before the loop of train.py: the process, the data, its loaders, the initial weights."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 
-from common import devices, progress
+from common import devices, loader, progress
 from common.args import Args
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_backends
 from common.labels import LabelMap
-from common.loader import check_dali_device
+from common.loader import BaseLoader
 from common.progress import log
 from common.sources import Source
 from common.training import model_metadata
@@ -76,7 +76,7 @@ def open_data(
     train_set, eval_set, label_map = None, None, LabelMap.numbered(a.num_classes or synthetic_classes)
     with ranks.raise_on_any_rank():
         coco_backends.check(a.coco_backend)
-        check_dali_device(a.dali_device_id, a.pipeline_type, a.strategy)
+        loader.check_dali_device(a.dali_device_id, a.pipeline_type, a.strategy)
         if a.pipeline_type != "synthetic":
             train_set, eval_set = ranks.first_on_host(
                 lambda: open_checked(a, num_replicas=ranks.num_replicas, max_instances=max_instances)
@@ -120,3 +120,63 @@ def set_initial_weights(
         if a.freeze:
             log(freeze(model, a.freeze))
     return report
+
+
+def open_training_loader(
+    classes: Mapping[str, type[BaseLoader]],
+    a: Args,
+    config: Any,
+    source: Source | None,
+    num_classes: int,
+    ranks: Ranks,
+    shard_id: int,
+    num_shards: int,
+    device_index: int,
+    **of_epoch: Any,
+) -> BaseLoader:
+    """The training loader of one shard, for the replica `device_index` of this process.
+
+    Args:
+        classes, num_classes: as for loader.make_loader.
+        a, config, source, ranks: of the run.
+        shard_id, num_shards, device_index: which share of the data, and for which replica.
+        of_epoch: the app's `epoch_kwargs`.
+    """
+    return loader.make_loader(
+        classes,
+        **_options(a, config, source, ranks, device_index),
+        training=True,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        count_lost=True,
+        name_images=True,
+        num_classes=num_classes,
+        **of_epoch,
+    )
+
+
+def open_eval_loader(
+    classes: Mapping[str, type[BaseLoader]], a: Args, config: Any, source: Source | None, ranks: Ranks
+) -> BaseLoader:
+    """The evaluation loader of this rank's images; arguments as for `open_training_loader`."""
+    return loader.make_loader(
+        classes,
+        **_options(a, config, source, ranks, 0),
+        training=False,
+        shard_id=ranks.rank,
+        num_shards=ranks.world_size,
+        with_targets=False,
+    )
+
+
+def _options(a: Args, config: Any, source: Source | None, ranks: Ranks, device_index: int) -> dict[str, Any]:
+    return {
+        "pipeline_type": a.pipeline_type,
+        "source": source,
+        "config": config,
+        "batch_size": a.batch_size,
+        "device_id": ranks.gpu_number(device_index),
+        "dali_device_id": a.dali_device_id,
+        "num_threads": a.num_threads,
+        "prefetch": a.prefetch,
+    }

@@ -17,12 +17,9 @@ import numpy as np
 
 from common.errors import UserError
 from common.labels import LabelMap, coco_label_map
-from common.training.fine_tuning import ClassRows, Report, transfer
 from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
-from efficientdet.model import CLASS_WEIGHTS, anchors_of
 
 NUM_COCO_ROWS = 90  # google/automl efficientdet/hparams_config.py: num_classes
-BOX_WEIGHTS = ("box_net.predict/pointwise_kernel", "box_net.predict/bias")  # (..., k * 4)
 BACKBONE = "backbone"  # in place of efficientnet-b0 and its like
 
 # our layer -> automl's layer
@@ -111,8 +108,8 @@ class Contents(NamedTuple):
     """What a checkpoint holds for a model.
 
     Attributes:
-        values: path of a weight -> array. Those of CLASS_WEIGHTS have the file's classes in their last axis,
-            and where the file has another number of anchors, BOX_WEIGHTS have that, too.
+        values: path of a weight -> array. Those of the last layers have the file's classes and anchors in
+            their last axis.
         anchors: per location, of the file.
         num_classes: of the file.
         unused: what else is in it.
@@ -157,7 +154,10 @@ def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
     without = [weight.path for weight in model.weights if weight.path not in wanted]
     if without:
         raise UserError(f"weights {file.path} do not fit {model.name}: automl's models have no {without[0]}")
-    lengths = dict.fromkeys(CLASS_WEIGHTS, anchors * num_classes) | dict.fromkeys(BOX_WEIGHTS, anchors * 4)
+    lengths = {}  # (..., k * C) and (..., k * 4)
+    for variable in ("pointwise_kernel", "bias"):
+        lengths[f"class_net.predict/{variable}"] = anchors * num_classes
+        lengths[f"box_net.predict/{variable}"] = anchors * 4
     return Contents(take(file, model, wanted, lengths), anchors, num_classes, unused(file, wanted))
 
 
@@ -172,19 +172,3 @@ def class_names(num_classes: int, label_map: LabelMap | None = None) -> tuple[st
         label_map = coco_label_map()
     known = dict(zip(label_map.category_ids, label_map.names, strict=True)) if label_map else {}
     return tuple(known.get(category_id, "") for category_id in range(1, num_classes + 1))
-
-
-def assign(
-    model: keras.Model, contents: Contents, label_map: LabelMap, names: tuple[str, ...], origin: str
-) -> Report:
-    """Puts `contents` into a model: class rows by name (fine_tuning.py), all else as it is."""
-    return transfer(
-        model,
-        contents.values,
-        ClassRows(CLASS_WEIGHTS, anchors_of(model), contents.anchors),
-        label_map,
-        names,
-        origin,
-        unused=contents.unused,
-        remark="" if any(names) else f"the names of its {contents.num_classes} classes are unknown",
-    )
