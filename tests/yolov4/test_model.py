@@ -160,7 +160,7 @@ def test_unknown_model_suggests_the_nearest():
 
 
 def test_sizes_are_multiples_of_32():
-    with pytest.raises(ValueError, match=r"64x100.*32"):
+    with pytest.raises(ValueError, match=r"image_size=\(64, 100\).*32"):
         build_model("yolov4-nano", 3, (64, 100))
 
 
