@@ -67,7 +67,7 @@ def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
     """The function that defines all flags of an app's bench.py."""
 
     def define(fv: flags.FlagValues) -> None:
-        shared_flags.define_model_flags(fv, app.config.MODEL_NAMES, default=app.model_name)
+        shared_flags.define_model_flags(fv, app.config.MODEL_NAMES, default=app.config.MODEL_NAMES[0])
         shared_flags.define_source_flags(fv, ("train",))
         shared_flags.define_batch_flags(fv)
         shared_flags.define(fv, BenchArgs, ["dali_device_id", "precision", "xla"])

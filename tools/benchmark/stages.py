@@ -98,14 +98,9 @@ def stage_nodes(pipeline: dali.Pipeline, stages: Mapping[str, str]) -> dict[str,
 
 def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline:
     """The part of a pipeline's graph that these nodes need, built with the same settings."""
-    part = dali.Pipeline(
-        batch_size=pipeline.max_batch_size,
-        num_threads=pipeline.num_threads,
-        device_id=pipeline.device_id,
-        seed=pipeline.seed,
-        prefetch_queue_depth=pipeline.prefetch_queue_depth,
-        exec_dynamic=True,
-    )
+    names = ("num_threads", "device_id", "seed", "prefetch_queue_depth")
+    options = {name: getattr(pipeline, name) for name in names}
+    part = dali.Pipeline(batch_size=pipeline.max_batch_size, exec_dynamic=True, **options)
     part.set_outputs(*nodes)
     part.build()
     return part

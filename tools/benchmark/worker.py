@@ -28,7 +28,6 @@ class App(NamedTuple):
 
     Attributes:
         name: its folder.
-        model_name: default of --model_name.
         num_classes: of the published model, for a synthetic batch without data.
         stages: of its DALI graph; see stages.stage_nodes.
         fixed: fields of the config with other values than train.py's.
@@ -36,7 +35,6 @@ class App(NamedTuple):
     """
 
     name: str
-    model_name: str
     num_classes: int
     stages: Mapping[str, str]
     fixed: Mapping[str, Any]
