@@ -72,7 +72,7 @@ def suggest(
     own_iou, new_iou = (trained_iou(sizes[~is_fitted], anchors) for anchors in (config, half))
     print(f"on a held-out half of the images: {Fit.of(own_iou)}")
     print(f"anchors fitted to the other half: {Fit.of(new_iou)}")
-    if not anchor_fit.beats(new_iou, own_iou, by_reach=False):
+    if not anchor_fit.beats(new_iou, own_iou):
         print(f"the anchors of {model_name} fit: others are not worth it")
         return ""
     print("With anchors fitted to all boxes:")
