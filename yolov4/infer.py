@@ -24,7 +24,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.evaluation.args import InferArgs
+from common.args import InferArgs
 
 # For pictures, where two boxes on one object disturb more than a lost one: darknet src/detector.c,
 # test_detector. eval.py keeps the 0.6 of COCO results.
