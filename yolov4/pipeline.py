@@ -28,14 +28,9 @@ from common.dali_ops import count_visible, decode_crop, resize
 from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from yolov4 import fresh_mosaic
 from yolov4.color import random_color, to_unit
-from yolov4.config import YOLOv4Config
+from yolov4.config import FILL, YOLOv4Config
 from yolov4.crops import input_size, source_size, training_crop, whole_image, xyxy
 from yolov4.mixing import Objects, mix
-
-# Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
-# with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
-FILL = 127
-
 
 # --- 1. crop ---
 
