@@ -34,7 +34,6 @@ FASTER_VERSION = "1.8.0"  # compared with pycocotools in tests/common/evaluation
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 NO_TRUTH = -1.0  # pycocotools' value where no ground truth counts, for example APs without small boxes
 
-RECALLS = np.linspace(0, 1, 101)  # where COCO reads the precision-recall curve
 _ALL_SIZES, _MOST_DETECTIONS = 0, -1  # places in COCOeval's tables
 
 _BOX_DECIMALS = 2  # of a pixel
@@ -106,8 +105,8 @@ class Score(NamedTuple):
     Attributes:
         metrics: NAMES -> float in 0..1, or NO_TRUTH where no ground truth counts; and `per_class`: class name
             -> AP, AP50, and `num_boxes`, the number of boxes that are no crowds.
-        curves: class name -> the curve whose area is AP50: interpolated precision at RECALLS and IoU 0.50,
-            101 floats. Classes without ground truth are left out.
+        curves: class name -> the curve whose area is AP50: interpolated precision at IoU 0.50 and recalls
+            0, 0.01 .. 1, 101 floats. Classes without ground truth are left out.
     """
 
     metrics: dict[str, Any]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import PIL.Image
 
 from common import boxes as box_ops
 from common import devices
@@ -187,9 +186,7 @@ class Job:
             raise UserError("--output_dir is missing: name a directory for the pictures")
         refuse_synthetic(a.pipeline_type)
         if a.annotations and a.image_info:
-            raise UserError(
-                "--annotations and --image_info both give the ids of the images: give one of them"
-            )
+            raise UserError("--annotations and --image_info both give the ids of images: give one of them")
         for name in ("annotations", "image_info", "submission"):
             if self._is_video and getattr(a, name):
                 raise UserError(f"--{name} is for images, and --images={a.images} is a video")
@@ -199,7 +196,7 @@ class Job:
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
         """The images without those that a given list lacks, and the id and the file name of each."""
         a = self._a
-        base = os.path.commonpath([os.path.dirname(file) for file in source.files])
+        base = os.path.commonpath([pathlib.Path(file).parent for file in source.files])
         names = [os.path.relpath(file, base) for file in source.files]
         if self._truth:
             known = dict(zip(self._truth.file_names, self._truth.image_ids.tolist(), strict=True))
@@ -224,9 +221,8 @@ class Job:
     def check_labels(self, label_map: LabelMap) -> None:
         """Raises UserError where the trained classes are not those of --image_info or --annotations."""
         if self._categories:
-            submission.check_categories(
-                self._categories, label_map, self._a.image_info or self._a.annotations
-            )
+            file = self._a.image_info or self._a.annotations
+            submission.check_categories(self._categories, label_map, file)
 
     def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
         """Writes all files, prints where, and returns the content of detections.json.
@@ -243,11 +239,9 @@ class Job:
             count = submission.write(self._a.submission, by_image, image_ids)
             print(f"{self._a.submission}: {count} detections in {len(image_ids)} images")
         by_image = [[r for r in rows if r["score"] >= self._a.score_threshold] for rows in by_image]
-        results = [
-            result | about
-            for about, of_image in zip(self._about, by_image, strict=True)
-            for result in of_image
-        ]
+        results = []
+        for about, of_image in zip(self._about, by_image, strict=True):
+            results += [result | about for result in of_image]
         with writing(self._directory):
             if self._a.draw:
                 self._save_pictures(self._draw(by_image, label_map))
@@ -258,7 +252,7 @@ class Job:
 
     def _draw(self, by_image: list[list[dict[str, Any]]], label_map: LabelMap) -> Iterator[np.ndarray]:
         """Each image with its detections, to the right of its ground truth where there is any."""
-        pixels = self.source.frames() if self._is_video else map(_read_image, self.source.files)
+        pixels = self.source.frames() if self._is_video else map(drawing.read_image, self.source.files)
         bar = Bar("drawing", len(self._about))
         for image, about, results in zip(pixels, self._about, by_image, strict=True):
             picture = drawing.draw_results(image, results, label_map)
@@ -295,15 +289,11 @@ def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int
         UserError: none is known.
     """
     image_ids = [known.get(name, known.get(os.path.basename(name))) for name in names]
-    count = len(names) - image_ids.count(None)
-    if not count:
+    left_out = image_ids.count(None)
+    if left_out == len(names):
         raise UserError(f"{origin} knows none of the {len(names)} images, not even {names[0]!r}")
-    log(f"{origin}: {count} of its {len(known)} images; {len(names) - count} other files are left out")
+    log(f"{origin} lists {len(known)} images: {len(names) - left_out} are here; {left_out} files left out")
     return image_ids
-
-
-def _read_image(file: str) -> np.ndarray:
-    return np.asarray(PIL.Image.open(file).convert("RGB"))
 
 
 def _picture_names(about: list[dict[str, Any]]) -> list[str]:

@@ -62,7 +62,7 @@ def draw_boxes(
     picture = Image.fromarray(image)
     draw = ImageDraw.Draw(picture)
     line = max(2, round(min(picture.size) / 200))
-    font = _font(max(11, round(min(picture.size) / 32)))
+    draw.font = _font(max(11, round(min(picture.size) / 32)))
     # A box without width is still shown, as a line; a side outside the image is shown along its edge.
     clipped = np.clip(boxes_px, 0, picture.size * 2)
     for row in rows:
@@ -73,7 +73,7 @@ def draw_boxes(
         index = int(classes[row])
         name = names[index] if index < len(names) else str(index)
         text = name if scores is None else f"{name} {scores[row]:.2f}"
-        _draw_label(draw, text, font, class_colour(index), *clipped[row, :2])
+        _draw_label(draw, text, class_colour(index), *clipped[row, :2])
     return np.asarray(picture)
 
 
@@ -174,6 +174,11 @@ def side_by_side(
     return np.asarray(sheet)
 
 
+def read_image(path: str | os.PathLike) -> np.ndarray:
+    """uint8 (H, W, 3) of an image file."""
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
 def save_png(image: np.ndarray, path: str | os.PathLike) -> None:
     """Writes uint8 (H, W, 3) as a PNG file, atomically."""
     write_file(path, lambda temporary: Image.fromarray(image).save(temporary, "PNG"))
@@ -211,18 +216,17 @@ def loss_curves(csv_path: str | os.PathLike, path: str | os.PathLike) -> None:
     """
     with pathlib.Path(csv_path).open(newline="") as file:
         rows = list(csv.DictReader(file))
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {"loss": {}, "AP": {}}
-    for name in rows[0] if rows else ():
-        points = [(float(row["epoch"]), float(row[name])) for row in rows if row[name]]
-        if points and name.endswith("loss"):
-            panels["loss"][name] = points
-        elif points and name in ("AP", "AP50"):
-            panels["AP"][name] = points
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
+    panels = {
+        "loss": [name for name in names if name.endswith("loss")],
+        "AP": [name for name in names if name in ("AP", "AP50")],
+    }
     figure = Figure(**_FIGURE)
     drawn = [panel for panel in panels.items() if panel[1]]
-    for position, (title, curves) in enumerate(drawn, start=1):
+    for position, (title, names) in enumerate(drawn, start=1):
         axes = figure.add_subplot(1, len(drawn), position)
-        for name, points in curves.items():
+        for name in names:
+            points = [(float(row["epoch"]), float(row[name])) for row in rows if row[name]]
             axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 50 else None)
         axes.set(xlabel="epoch", title=title)
         axes.set_ylim(bottom=0)
@@ -230,22 +234,15 @@ def loss_curves(csv_path: str | os.PathLike, path: str | os.PathLike) -> None:
     _save_figure(figure, path)
 
 
-def _draw_label(
-    draw: ImageDraw.ImageDraw,
-    text: str,
-    font: ImageFont.FreeTypeFont,
-    colour: tuple[int, int, int],
-    left: float,
-    top: float,
-) -> None:
+def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float, top: float) -> None:
     """Text on the colour of the class: above the box where there is room, else inside; never cut off."""
-    x0, y0, x1, y1 = draw.textbbox((0, 0), text, font=font)
+    x0, y0, x1, y1 = draw.textbbox((0, 0), text)
     width, height = x1 - x0 + 4, y1 - y0 + 4
     x = max(min(left, draw.im.size[0] - width), 0)
     y = top - height if top >= height else min(top, draw.im.size[1] - height)
     draw.rectangle((x, y, x + width - 1, y + height - 1), fill=colour)
     brightness = np.dot(colour, (0.299, 0.587, 0.114))  # ITU-R BT.601 luma
-    draw.text((x + 2 - x0, y + 2 - y0), text, fill="black" if brightness > 140 else "white", font=font)
+    draw.text((x + 2 - x0, y + 2 - y0), text, fill="black" if brightness > 140 else "white")
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:

@@ -87,14 +87,14 @@ def predict(
     """
     ranks = ranks or Ranks()
     seen: set[int] = set()  # the last batch of a shard is filled up with repeats
-    batches = _detect_batches(detect, loader, source, label_map, seen, explain)
+    batches = _detect_batches(detect, loader, source, explain)
     results: list[dict[str, Any]] = []
     problem: UserError | None = None
     bar = progress.Bar(title, loader.steps_per_epoch)
     for done in range(1, loader.steps_per_epoch + 1):
         if problem is None:
             try:
-                results += next(batches)
+                results += coco_metrics.to_results(*next(batches), label_map, seen)
             except UserError as error:
                 problem = error  # on_batch must still be called as often as on the other ranks
             bar.step()
@@ -116,14 +116,9 @@ def predict(
 
 
 def _detect_batches(
-    detect: Detect,
-    loader: BaseLoader,
-    source: "Source",
-    label_map: LabelMap,
-    seen: set[int],
-    explain: Explain | None,
-) -> Iterator[list[dict[str, Any]]]:
-    """The detections of each batch, see coco_metrics.to_results; what can be wrong is a UserError."""
+    detect: Detect, loader: BaseLoader, source: "Source", explain: Explain | None
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """(boxes, scores, classes, image ids, image sizes) of each batch; what can be wrong is a UserError."""
     with placement(loader):
         batches = iter(loader.dataset())
     while True:
@@ -141,7 +136,7 @@ def _detect_batches(
                 f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are "
                 "damaged, or training diverged"
             )
-        yield coco_metrics.to_results(*columns, image_ids, image_sizes, label_map, seen)
+        yield *columns, image_ids, image_sizes
 
 
 def evaluate(

@@ -57,7 +57,7 @@ def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
     assert look_up(["a/c.jpg", "x/b.jpg"], known, "f") == [4, 9]
     assert look_up(["d.jpg", "b.jpg", "e.jpg"], known, "f") == [None, 9, None]
     said = capsys.readouterr().err.splitlines()
-    assert said[1] == "f: 1 of its 2 images; 2 other files are left out"
+    assert said[1] == "f lists 2 images: 1 are here; 2 files left out"
     with pytest.raises(UserError, match=r"f knows none of the 2 images, not even 'd\.jpg'"):
         look_up(["d.jpg", "e.jpg"], known, "f")
 
