@@ -70,26 +70,23 @@ def predict(
         label_map: of the trained classes.
         title: of the progress bar.
         ranks: all that detect together; None for this process alone.
-        on_batch: called after every batch, on every rank for the same batches, also for those that a rank
-            leaves out because of a problem: it may do what needs all ranks. What it raises passes through, so
-            under several ranks it must raise on all of them at the same batch.
-        explain: turns an error of the loader into one that names the images: datacheck.damaged_images; None
-            repeats the loader's own words.
+        on_batch: called after every batch, on all ranks alike, also after a problem: it may do what needs
+            all ranks. What it raises passes through, so it must raise on all ranks at the same batch.
+        explain: makes an error of the loader name the images; None repeats the loader's own words.
 
     Returns:
         Detections of all images in COCO results format, the same list on every rank: by rising image id, and
         those of one image as `detect` gave them.
 
     Raises:
-        UserError: an image cannot be decoded; or the network gives NaN or infinity: such an image would count
-            as one without detections (and pycocotools would give NaN boxes an AP of 1). On all ranks, once
-            they are through with their shards.
+        UserError: an image cannot be decoded, or the network gives NaN or infinity for it, which would count
+            as no detection. On all ranks, once they are through with their shards.
     """
     ranks = ranks or Ranks()
     seen: set[int] = set()  # the last batch of a shard is filled up with repeats
     batches = _detect_batches(detect, loader, source, explain)
     results: list[dict[str, Any]] = []
-    problem: UserError | None = None
+    problem = None
     bar = progress.Bar(title, loader.steps_per_epoch)
     for done in range(1, loader.steps_per_epoch + 1):
         if problem is None:

@@ -112,9 +112,7 @@ def _load(
     nms_method: str,
 ) -> Network:
     """The trained network of --weights."""
-    model, trained_config, label_map, file = app.load(
-        app, options.weights, options.image_size, options.hparams
-    )
+    model, trained_config, label_map, file = app.load(options.weights, options.image_size, options.hparams)
     config = dataclasses.replace(trained_config, nms_method=nms_method)
     given = {"config": config, "training": False, "with_targets": False}
     detectors = {"exported": app.make_detect(model, config)}
