@@ -57,46 +57,24 @@ def model_name_flag(model_names: Sequence[str], default: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Args:
-    """The flags of train.py that both apps share; eval.py, infer.py, export.py and bench.py take some."""
+class NetworkArgs:
+    """The size of the network and its hyper-parameters."""
 
-    # --- the network ---
-    model_name: str = flag("", "Model.")
     image_size: str | None = flag(None, "Network input, N or HxW in pixels. Default: the model's.")
-    num_classes: int | None = flag(None, "Number of classes. Default: the data's.", low=1)
     hparams: str | None = flag(
         None, "Hyper-parameters, k=v,k=v or a YAML file: overrides any field of the app's config."
     )
 
-    # --- the data ---
-    input_type: str | None = flag(
-        None, "Kind of data. Default: follows from which data flags are given.", choices=("coco", "tfrecord")
-    )
-    train_images: str | None = flag(None, "Directory of training images (COCO).")
-    train_annotations: str | None = flag(None, "COCO json of the training images.")
-    train_file_pattern: str | None = flag(
-        None,
-        "Glob of training TFRecords in the TF Object Detection schema; indexes are made when missing or "
-        "stale.",
-    )
-    eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
-    eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
-    eval_file_pattern: str | None = flag(
-        None,
-        "Glob of evaluation TFRecords in the TF Object Detection schema; indexes are made when missing or "
-        "stale.",
-    )
-    label_map: str | None = flag(
-        None, "File of class names for TFRecords. Default: the one that the converter wrote next to them."
-    )
+
+@dataclasses.dataclass(frozen=True)
+class LoaderArgs:
+    """How images are read."""
+
     pipeline_type: str = flag(
         "auto",
         "Loader. auto: dali_gpu where there is a GPU, else dali_cpu; tensorflow: the plain tf.data twin; "
         "synthetic: one batch repeated, for speed tests.",
         choices=PIPELINE_TYPES,
-    )
-    dali_device_id: int | None = flag(
-        None, "GPU of the dali_gpu loader, by its number on this host. Default: the model's.", low=0
     )
     batch_size: int = flag(8, "Images per replica.", low=1)
     num_threads: int = flag(2, "DALI CPU threads per rank.", low=1)
@@ -110,6 +88,51 @@ class Args:
         MAX_MEGAPIXELS,
         "Images with more megapixels count as unreadable: a small file can decode to gigabytes.",
         low=0.0,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationArgs:
+    """The evaluation data, and what computes the metrics."""
+
+    input_type: str | None = flag(
+        None, "Kind of data. Default: follows from which data flags are given.", choices=("coco", "tfrecord")
+    )
+    eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
+    eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
+    eval_file_pattern: str | None = flag(
+        None,
+        "Glob of evaluation TFRecords in the TF Object Detection schema; indexes are made when missing or "
+        "stale.",
+    )
+    label_map: str | None = flag(
+        None, "File of class names for TFRecords. Default: the one that the converter wrote next to them."
+    )
+    coco_backend: str = flag(
+        "pycocotools",
+        "Library that computes the COCO metrics: pycocotools, or faster: faster-coco-eval, same results.",
+        choices=COCO_BACKENDS,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
+    """The flags of train.py that both apps share; bench.py takes some."""
+
+    # --- the network ---
+    model_name: str = flag("", "Model.")
+    num_classes: int | None = flag(None, "Number of classes. Default: the data's.", low=1)
+
+    # --- the data ---
+    train_images: str | None = flag(None, "Directory of training images (COCO).")
+    train_annotations: str | None = flag(None, "COCO json of the training images.")
+    train_file_pattern: str | None = flag(
+        None,
+        "Glob of training TFRecords in the TF Object Detection schema; indexes are made when missing or "
+        "stale.",
+    )
+    dali_device_id: int | None = flag(
+        None, "GPU of the dali_gpu loader, by its number on this host. Default: the model's.", low=0
     )
 
     # --- the run ---
@@ -149,11 +172,6 @@ class Args:
         "Evaluations without a better AP after which a run ends with its epoch; 0: it trains all epochs.",
         low=0,
     )
-    coco_backend: str = flag(
-        "pycocotools",
-        "Library that computes the COCO metrics: pycocotools, or faster: faster-coco-eval, same results.",
-        choices=COCO_BACKENDS,
-    )
     save_every: int = flag(1000, "Steps between checkpoints within an epoch; 0: only at its end.", low=0)
     max_skipped_steps: int = flag(
         10, "Steps in a row that may be skipped because a loss or gradient is not finite.", low=0
@@ -189,11 +207,26 @@ class Args:
 
 
 @dataclasses.dataclass(frozen=True)
-class DetectionArgs:
-    """The flags of eval.py, infer.py and export.py that train.py does not have."""
+class TrainedArgs(NetworkArgs):
+    """The flags of every command that reads weights."""
 
     weights: str | None = flag(None, "Weights file or run directory (its best weights).")
-    image_size: str | None = flag(None, "Network input, N or HxW in pixels. Default: the trained size.")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalArgs(TrainedArgs, LoaderArgs, EvaluationArgs):
+    """The flags of eval.py."""
+
+    output_dir: str | None = flag(
+        None,
+        "Where metrics.json and detections.json go. Default: the run directory; beside an exported file.",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class InferArgs(TrainedArgs, LoaderArgs):
+    """The flags of infer.py."""
+
     images: str | None = flag(None, "Image, directory of images, glob, or video to detect in.")
     annotations: str | None = flag(None, "COCO json: draw its boxes beside the detections.")
     output_dir: str | None = flag(None, "Directory of the pictures and detections.json.")

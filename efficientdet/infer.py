@@ -21,7 +21,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.evaluation.args import InferArgs
+from common.args import InferArgs
 
 
 def define_flags(fv: flags.FlagValues) -> None:

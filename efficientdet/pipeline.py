@@ -110,12 +110,6 @@ def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode
     return normalize(images, MEAN_RGB, STDDEV_RGB, image_size=image_size)
 
 
-def to_pixels(images: tf.Tensor) -> tf.Tensor:
-    """Network inputs (..., 3) -> uint8 RGB; their padding becomes the mean colour."""
-    pixels = tf.round(tf.cast(images, tf.float32) * STDDEV_RGB + MEAN_RGB)
-    return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)
-
-
 def preprocess_ops(config: EfficientDetConfig) -> str:
     """What evaluation and inference do to an image, as `--ops` of tools/preprocess.py."""
     height, width = config.image_size

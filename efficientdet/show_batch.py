@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from common.evaluation import drawing
 from common.labels import LabelMap
-from efficientdet.pipeline import to_pixels
+from efficientdet.predict import to_pixels
 
 
 def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap, path: pathlib.Path) -> str:

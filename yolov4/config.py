@@ -14,6 +14,9 @@ from common.hparams import AtLeastOne, Count, CountOrZero, NotNegative, Positive
 
 MAX_MULTI_SCALE = 4.0  # sixteen times the pixels: more is a typing error
 STRIDE = 32  # of the coarsest head: both sides of the network input are multiples of it
+# Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
+# with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
+FILL = 127
 
 
 @dataclasses.dataclass(frozen=True)

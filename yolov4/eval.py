@@ -19,7 +19,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.evaluation.args import EvalArgs
+from common.args import EvalArgs
 
 
 def define_flags(fv: flags.FlagValues) -> None:

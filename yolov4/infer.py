@@ -24,7 +24,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.evaluation.args import InferArgs
+from common.args import InferArgs
 
 # For pictures, where two boxes on one object disturb more than a lost one: darknet src/detector.c,
 # test_detector. eval.py keeps the 0.6 of COCO results.
@@ -46,8 +46,7 @@ def infer(**given) -> list[dict]:
     from yolov4.predict import open_detector
 
     a = InferArgs(**given)
-    defaults = None if a.submission else {"nms_iou": PICTURE_NMS_IOU}
-    opener = functools.partial(open_detector, defaults=defaults)
+    opener = open_detector if a.submission else functools.partial(open_detector, nms_iou=PICTURE_NMS_IOU)
     policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
     images_opener = functools.partial(open_images, policy=policy)
     return commands.infer(a, opener, make_loader, images_opener, load_coco, damaged_images.explain)

@@ -28,15 +28,10 @@ from common.dali_ops import count_visible, decode_crop, resize
 from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from yolov4 import fresh_mosaic
 from yolov4.color import random_hsv, to_unit
-from yolov4.config import YOLOv4Config
+from yolov4.config import FILL, YOLOv4Config
 from yolov4.crops import input_size, source_size, training_crop, whole_image, xyxy
 from yolov4.mixing import mix
 from yolov4.mosaic import Objects
-
-# Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
-# with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
-FILL = 127
-
 
 # --- 1. crop ---
 
@@ -57,12 +52,6 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
 def pad(images: DataNode, place: DataNode, image_size: DataNode) -> DataNode:
     """float32 (h, w, 3) -> float32 (H, W, 3): the image at its place, FILL around it."""
     return dali_ops.place(images, place[0:2], image_size, [FILL / 255] * 3)
-
-
-def to_pixels(images: tf.Tensor) -> tf.Tensor:
-    """Network inputs (..., 3) in [0, 1] -> uint8 RGB."""
-    pixels = tf.round(tf.cast(images, tf.float32) * 255)
-    return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)
 
 
 def preprocess_ops(config: YOLOv4Config) -> str:

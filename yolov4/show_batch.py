@@ -8,7 +8,7 @@ import tensorflow as tf
 from common.evaluation import drawing
 from common.labels import LabelMap
 from yolov4.config import YOLOv4Config
-from yolov4.pipeline import to_pixels
+from yolov4.predict import to_pixels
 from yolov4.targets import assign_targets
 
 

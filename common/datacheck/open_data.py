@@ -272,7 +272,7 @@ def open_evaluation(a: Any, label_map: LabelMap) -> Source:
     """The evaluation data that the flags of eval.py describe, opened, checked and logged.
 
     Args:
-        a: the flags, common.evaluation.args.EvalArgs.
+        a: the flags, common.args.EvalArgs.
         label_map: of the classes that the network was trained on.
 
     Raises:

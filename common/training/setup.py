@@ -10,7 +10,7 @@ from common.args import Args
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.errors import UserError
-from common.evaluation import coco_backends
+from common.evaluation import coco_metrics
 from common.labels import LabelMap
 from common.loader import BaseLoader
 from common.progress import log
@@ -75,7 +75,7 @@ def open_data(
     """
     train_set, eval_set, label_map = None, None, LabelMap.numbered(a.num_classes or synthetic_classes)
     with ranks.raise_on_any_rank():
-        coco_backends.check(a.coco_backend)
+        coco_metrics.check_backend(a.coco_backend)
         loader.check_dali_device(a.dali_device_id, a.pipeline_type, a.strategy)
         if a.pipeline_type != "synthetic":
             train_set, eval_set = ranks.first_on_host(

@@ -21,7 +21,7 @@ from common.labels import LabelMap
 from common.loader import BaseLoader
 from common.progress import log
 from common.sources import Source
-from common.training import trained, weights
+from common.training import weights
 from common.training.trained import App
 from tools import synthetic
 from tools.exporting import export_graph, litert, onnx_file, quantization, saved_model, tensorrt, verify
@@ -112,9 +112,7 @@ def _load(
     nms_method: str,
 ) -> Network:
     """The trained network of --weights."""
-    model, trained_config, label_map, file = trained.load(
-        app, options.weights, options.image_size, options.hparams
-    )
+    model, trained_config, label_map, file = app.load(options.weights, options.image_size, options.hparams)
     config = dataclasses.replace(trained_config, nms_method=nms_method)
     given = {"config": config, "training": False, "with_targets": False}
     detectors = {"exported": app.make_detect(model, config)}

@@ -5,6 +5,7 @@ half the bytes; int8 stores them in a quarter and multiplies by 8-bit activation
 each image (dynamic range), so that it needs no calibration, and decoding stays in float.
 """
 
+import json
 import pathlib
 import tempfile
 import zipfile
@@ -52,7 +53,6 @@ def write(
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         if quantize == "fp16":
             converter.target_spec.supported_types = [tf.float16]
-        body = converter.convert()
-    path.write_bytes(body)
+        path.write_bytes(converter.convert())
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(model_metadata.FILE, model_metadata.seal(metadata, [body]))
+        archive.writestr(model_metadata.FILE, json.dumps(metadata))

@@ -1,5 +1,6 @@
 """ONNX: one .onnx file for ONNX Runtime, TensorRT and whoever else reads it, with any batch size."""
 
+import json
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -54,8 +55,8 @@ def write(
     model = onnx_graphs.join([to_input, network, *rest], [images.name, image_sizes.name], outputs)
     for port in [*model.graph.input, *model.graph.output]:
         port.type.tensor_type.shape.dim[0].dim_param = "batch"
-    body = model.SerializeToString()
-    path.write_bytes(body + model_metadata.onnx_field(model_metadata.seal(metadata, [body])))
+    onnx.helper.set_model_props(model, {model_metadata.KEY: json.dumps(metadata)})
+    path.write_bytes(model.SerializeToString())
 
 
 def _network(parts: Exportable, opset: int) -> tuple[onnx.ModelProto, list[tf.TensorSpec]]:

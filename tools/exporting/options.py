@@ -3,9 +3,8 @@
 import dataclasses
 import pathlib
 
-from common.args import Args, DetectionArgs, flag
+from common.args import TrainedArgs, flag
 from common.errors import UserError, unknown
-from common.evaluation.args import shared
 
 FORMATS = ("saved_model", "onnx", "litert", "tensorrt")
 QUANTIZE = ("none", "fp16", "int8")
@@ -16,15 +15,8 @@ OPSET = 17
 _SUFFIX = {"onnx": ".onnx", "litert": ".tflite", "tensorrt": ".engine"}
 
 
-_TrainedArgs = dataclasses.make_dataclass(
-    "_TrainedArgs",
-    [*shared(DetectionArgs, "weights", "image_size"), *shared(Args, "hparams")],
-    frozen=True,
-)
-
-
 @dataclasses.dataclass(frozen=True)
-class Options(_TrainedArgs):
+class Options(TrainedArgs):
     """The flags, and what follows from their values."""
 
     format: str | None = flag(None, "Format of the exported file.", choices=FORMATS)

@@ -7,6 +7,7 @@
 their original sizes.
 """
 
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -44,8 +45,7 @@ def write(parts: Exportable, path: pathlib.Path, *, nms: str, metadata: dict[str
     tf.saved_model.save(module, str(path), signatures=signatures)
     folder = path / model_metadata.SAVED_MODEL_FOLDER
     folder.mkdir()
-    text = model_metadata.seal(metadata, model_metadata.directory_body(path))
-    (folder / model_metadata.FILE).write_text(text)
+    (folder / model_metadata.FILE).write_text(json.dumps(metadata))
 
 
 def _any_size(parts: Exportable, detect: Callable[..., Outputs]) -> Callable[[tf.Tensor], Outputs]:

@@ -26,7 +26,7 @@ from common.datacheck.open_data import open_coco, open_tfrecords
 from common.distributed.packing import pack, unpack
 from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
-from common.evaluation import coco_backends, coco_metrics
+from common.evaluation import coco_metrics
 from common.evaluation import evaluate as evaluation
 from common.sources import ImageListSource
 from tools import synthetic
@@ -270,11 +270,9 @@ def test_any_ranks_and_batches_find_what_one_process_finds(source, alone, count,
 def test_rank_0_counts_with_the_backend_that_is_asked_for(source, alone, monkeypatch):
     network, expected = alone
     asked = []
-    count = coco_backends.count
+    score = coco_metrics.score
     monkeypatch.setattr(
-        coco_backends,
-        "count",
-        lambda backend, *objects, **sizes: asked.append(backend) or count("pycocotools", *objects, **sizes),
+        coco_metrics, "score", lambda truth, found, backend: asked.append(backend) or score(truth, found)
     )
     for found in on_ranks(3, lambda ranks: evaluate(source, ranks, 2, network, coco_backend="faster")):
         assert found == expected
@@ -282,7 +280,7 @@ def test_rank_0_counts_with_the_backend_that_is_asked_for(source, alone, monkeyp
 
 
 def test_a_backend_that_rank_0_lacks_ends_all_ranks(source, alone, monkeypatch):
-    monkeypatch.setattr(coco_backends, "FASTER_VERSION", "0.0")
+    monkeypatch.setattr(coco_metrics, "FASTER_VERSION", "0.0")
     outcomes = on_ranks(2, lambda ranks: evaluate(source, ranks, 2, alone[0], coco_backend="faster"))
     assert "pip install faster-coco-eval==0.0" in problem_of(outcomes, 0)
 
@@ -360,10 +358,8 @@ def test_data_without_boxes_end_all_ranks(drawn):
     assert "hold no box" in line
 
 
-@pytest.mark.parametrize(
-    ("shards", "message"), [((0, 0), "6 were left out"), ((1, 1), "6 came from another")]
-)
-def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn, shards, message):
+@pytest.mark.parametrize("shards", [(0, 0), (1, 1)])
+def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn, shards):
     source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     network = Network(source)
 
@@ -372,7 +368,8 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn, shards, mess
         return evaluation.predict(network, loader, source, source.label_map, title="x", ranks=ranks)
 
     for outcome in on_ranks(2, work):
-        assert isinstance(outcome, RuntimeError) and message in str(outcome)
+        assert isinstance(outcome, RuntimeError)
+        assert "12 images were evaluated, 6 different ones, and the data have 12" in str(outcome)
 
 
 # --- after every batch ---
