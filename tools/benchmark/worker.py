@@ -20,7 +20,7 @@ from common.loader import BaseLoader, placement
 from common.sources import CocoSource, ImageListSource
 from common.training import step_guard
 from common.training.ema import AveragedWeights
-from common.training.setup import open_data
+from common.training.input_feed import open_data
 from tools.benchmark import inference, stages
 from tools.benchmark.protocol import own_stdout, tell_steps
 from tools.benchmark.summary import Record
