@@ -192,10 +192,7 @@ def _check_evaluation(dry: DryRun) -> tuple[str, str]:
 
 
 def _check_saving(dry: DryRun) -> tuple[str, str]:
-    """The newest checkpoint is of the last step, and --output_dir has room for the real ones.
-
-    The processes have loaded their weights files.
-    """
+    """The newest checkpoint is of the last step, and --output_dir has room for the real ones."""
     problem, last, path = "", dry.sessions[-1], pathlib.Path(dry.flags.output_dir).absolute()
     for session in dry.sessions:
         wanted = session.flags.epochs * session.flags.steps_per_epoch
@@ -206,9 +203,7 @@ def _check_saving(dry: DryRun) -> tuple[str, str]:
     if not place.is_dir() or not os.access(place, os.W_OK):
         problem = f"--output_dir={dry.flags.output_dir}: {place} cannot be written to"
     elif free < CHECKPOINTS * size:
-        problem = (
-            f"{place} has {free:.0f} MB free, and {CHECKPOINTS} checkpoints take {CHECKPOINTS * size:.0f} MB"
-        )
+        problem = f"{place} has {free:.0f} MB free, and checkpoints take {CHECKPOINTS} times {size:.0f} MB"
     return problem, f"{size:.1f} MB a checkpoint; {free:,.0f} MB free at --output_dir"
 
 

@@ -22,7 +22,6 @@ from common.args import Args
 from common.datacheck import images as image_files
 from common.distributed.hooks import Hooks
 from common.sources import Source
-from common.training import weights
 from common.training.run import Run
 from tools.conversion.coco_writer import write_coco
 
@@ -104,7 +103,6 @@ def main(spec_file: str) -> None:
     """Trains and writes what this rank observed."""
     spec = json.loads(pathlib.Path(spec_file).read_bytes())
     train = importlib.import_module(f"{spec['app']}.train")
-    a = train.Args(**spec["flags"])
     runs: list[Run] = []
     steps: list[int] = []
     image_ids: list[int] = []  # of the first epoch
@@ -115,23 +113,18 @@ def main(spec_file: str) -> None:
         if run.state["epoch"] == 0:
             image_ids.extend(np.ravel(targets["image_ids"]).tolist())
 
-    metrics = train.train(a, Hooks(on_step=on_step))
+    metrics = train.train(train.Args(**spec["flags"]), Hooks(on_step=on_step))
     model, rank = runs[0].model, runs[0].ranks.rank
     optimizer = getattr(runs[0].optimizer, "inner_optimizer", runs[0].optimizer)
-    sha = hashlib.sha256()
-    for variable in model.trainable_variables:
-        sha.update(np.ascontiguousarray(variable).tobytes())
+    trained = b"".join(np.asarray(variable).tobytes() for variable in model.trainable_variables)
     record = {
         "steps": steps,
         "image_ids": image_ids,
         "peak": float(optimizer._learning_rate.peak),
         "AP": metrics and metrics["AP"],
-        "weights": sha.hexdigest(),
+        "weights": hashlib.sha256(trained).hexdigest(),
         "trainable_values": sum(int(np.prod(v.shape)) for v in model.trainable_variables),
     }
-    if rank == 0:
-        for name in (weights.LAST, *([weights.BEST] if metrics else [])):
-            weights.load(model, pathlib.Path(a.output_dir, name))
     pathlib.Path(spec_file).with_name(f"rank_{rank}.json").write_text(json.dumps(record))
 
 

@@ -30,13 +30,10 @@ from common.training.results import SkippedStep, read_skipped
 
 APPS = ("efficientdet", "yolov4")
 SHOWN = 8  # lines of a kind
+LossValues = Callable[[tf.Tensor, dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
 
-def replay(
-    skipped: SkippedStep,
-    model: keras.Model,
-    loss_values: Callable[[tf.Tensor, dict[str, tf.Tensor]], dict[str, tf.Tensor]],
-) -> str:
+def replay(skipped: SkippedStep, model: keras.Model, loss_values: LossValues) -> str:
     """Runs the step again, without an update, and finds where numbers stop being finite.
 
     Args:

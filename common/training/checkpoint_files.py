@@ -148,13 +148,8 @@ def remove_newer(path: pathlib.Path) -> None:
 @functools.cache
 def versions() -> dict[str, str]:
     """Of Python and the libraries that decide what a step computes."""
-    found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    return {"python": platform.python_version()} | {k: installed[k] for k in _LIBRARIES if k in installed}
 
 
 def _take_place(path: pathlib.Path) -> None:

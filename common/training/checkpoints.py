@@ -228,10 +228,7 @@ class Checkpoints:
         """Reads into `checkpoint` all that is in the files; or, if not `whole`, all that it has itself."""
         try:
             status = checkpoint.read(os.fspath(prefix))
-            if whole:
-                status.assert_consumed()
-            else:
-                status.assert_existing_objects_matched()
+            (status.assert_consumed if whole else status.assert_existing_objects_matched)()
         except (AssertionError, ValueError, tf.errors.OpError) as error:
             raise UserError(
                 f"the checkpoint of step {self._manifest['state']['step']} does not fit this model: "

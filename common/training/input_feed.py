@@ -170,9 +170,7 @@ def _without_int32(batch: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, An
     """
 
     def without(x: tf.Tensor) -> tf.Tensor:
-        if x.dtype != tf.int32:
-            return x
         with tf.device(x.device):  # else it is the first GPU's work
-            return tf.cast(x, tf.int64)
+            return tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
 
     return tf.nest.map_structure(without, batch)

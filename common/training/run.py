@@ -31,7 +31,7 @@ from common.training.fine_tuning import Report
 from common.training.input_feed import InputFeed, LoaderKwargs, OpenLoader
 from common.training.optimizers import last_learning_rate
 from common.training.results import EpochLog, Results, note_metric, out_of_patience
-from common.training.run_directory import OF_RANKS, Identity, RunDirectory
+from common.training.run_directory import Identity, RunDirectory
 from common.training.step_guard import StepGuard, StepResult
 from common.training.watchdog import StopSignals, Watchdog
 
@@ -62,7 +62,7 @@ class Run:
         a: the flags.
         ranks: of the run.
         hooks: of elastic training and the dry run.
-        identity: what must be equal for a run to resume; IDENTITY_FLAGS and OF_RANKS are added.
+        identity: what must be equal for a run to resume; ranks, steps and IDENTITY_FLAGS are added.
         metadata: of the weights files.
         steps_per_epoch: batches of one replica in an epoch.
         evaluates: whether there are evaluation data.
@@ -101,15 +101,18 @@ class Run:
         self._steps_per_epoch, self._evaluates = steps_per_epoch, evaluates
         self._feed = InputFeed(ranks, open_loader, loader_kwargs)
         self._explain, self._show_batch = explain, show_batch
-        of_ranks = zip(OF_RANKS, (ranks.num_replicas, ranks.world_size, steps_per_epoch), strict=True)
-        flags = {name: getattr(a, name) for name in IDENTITY_FLAGS}
-        self._identity = identity.extended(**dict(of_ranks), **flags)
+        self._identity = identity.extended(
+            num_replicas=ranks.num_replicas,
+            num_ranks=ranks.world_size,
+            steps_per_epoch=steps_per_epoch,
+            **{name: getattr(a, name) for name in IDENTITY_FLAGS},
+        )
         self._found: RunDirectory | None = None  # rank 0's alone: hosts need not share a disk
         with ranks.raise_on_any_rank():
             distributed.check_agreement(ranks, self._identity.values)
             if ranks.rank == 0:
                 self._found = RunDirectory(a, self._identity)
-        self.resumed: bool = ranks.broadcast_object(self._found and self._found.begun)
+        self.resumed: bool = ranks.broadcast_object(self._found and self._found.resumed)
 
     def start(
         self,
@@ -200,7 +203,8 @@ class Run:
             self._begin_epoch()
             yield state["epoch"] + 1
             end = out_of_patience(state, patience)
-            log(end or "")
+        if end:
+            log(end)
 
     def epoch_is_unfinished(self) -> bool:
         """Whether steps or an evaluation are left in this epoch."""
@@ -266,6 +270,8 @@ class Run:
         Raises:
             StoppedError: a signal came to any rank. Nothing is lost: all steps were saved before.
         """
+        if self._is_within_epoch():
+            log("")  # ends the line of the progress bar
         if self._unsaved:
             self._save()  # an evaluation is long: stopping it must not cost training
 
@@ -289,7 +295,7 @@ class Run:
         self._results.save_evaluation(evaluation, is_best)
         scores = {name: self.metrics[name] for name in coco_metrics.NAMES}
         if self._is_within_epoch():
-            when = f"\nstep {state['step']}"  # a new line: that of the progress bar has not ended
+            when = f"step {state['step']}"
             self._results.save_row(self._progress(), scores)
         else:
             when = f"epoch {state['epoch'] + 1}"

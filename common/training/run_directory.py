@@ -71,7 +71,7 @@ class RunDirectory:
 
     Attributes:
         path: the directory.
-        resumed: whether the same run was here before and continues.
+        resumed: whether the same run was here before, and there is a checkpoint from which it continues.
 
     Raises:
         UserError: the directory holds another run, or files of something else, or cannot be made.
@@ -84,16 +84,11 @@ class RunDirectory:
         self._file = self.path / "run.json"
         with in_directory(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self.resumed = self._file.exists() and not a.overwrite
-            if self.resumed:
-                self._check_same_run()
-            elif not self._file.exists():
+            self.resumed = not a.overwrite and any(self.path.glob("checkpoints/[0-9]*"))
+            if not self._file.exists():
                 self._check_free()
-
-    @property
-    def begun(self) -> bool:
-        """Whether there is a checkpoint from which the same run continues."""
-        return self.resumed and any((self.path / "checkpoints").glob("[0-9]*"))
+            elif not a.overwrite:
+                self._check_same_run()
 
     def claim(self) -> pathlib.Path:
         """Makes the directory this run's own: removes what it overwrites, writes the identity. The path."""
@@ -113,16 +108,10 @@ class RunDirectory:
             found = self._identity.differences(json.loads(self._file.read_bytes()))
         except (ValueError, AttributeError) as error:
             raise UserError(f"{self._file} is damaged: --overwrite starts anew") from error
-        differences = []
-        for name, (was, now) in found.items():
-            if name not in self._may_change:
-                short = max(len(was), len(now)) <= _SHOWN_CHARACTERS
-                differences.append(
-                    f"{name} was {was} and is now {now}" if short else f"{name} is not the same"
-                )
-        if differences:
+        refused = [_describe(name, *pair) for name, pair in found.items() if name not in self._may_change]
+        if refused:
             raise UserError(
-                f"--output_dir={self.path} holds another run: {'; '.join(differences)}. Name another one, or "
+                f"--output_dir={self.path} holds another run: {'; '.join(refused)}. Name another one, or "
                 "give --overwrite to start anew"
             )
 
@@ -144,6 +133,12 @@ def in_directory(path: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"--output_dir={path}: {error.strerror}") from error
+
+
+def _describe(name: str, was: str, now: str) -> str:
+    if max(len(was), len(now)) > _SHOWN_CHARACTERS:
+        return f"{name} is not the same"
+    return f"{name} was {was} and is now {now}"
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

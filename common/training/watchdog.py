@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from common.distributed.ranks import Ranks  # imports TensorFlow, which is not needed here
 
 TICK = 0.5  # seconds
-GRACE = 5.0  # seconds after the limit until faulthandler ends a process whose threads Python cannot run
 CONTINUE = "run the same command to continue from the last checkpoint"
 ASK_EVERY = 5  # batches of an evaluation: asking the ranks waits for the slowest
 _LOST = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -87,7 +86,7 @@ class Watchdog:
     """Limits the time between two beats of this rank. All ranks make theirs together.
 
     The limit holds from the first `beat` on. It counts only time in which this process runs: a job that was
-    suspended continues. (With several ranks faulthandler's limit, GRACE later, counts that time too.)
+    suspended continues.
 
     Args:
         ranks: of the run.
@@ -123,7 +122,7 @@ class Watchdog:
         """
         self._at = f"{doing}, epoch {epoch}, step {step}"
         self._limit = self._step_timeout and max(self._step_timeout, at_least)
-        self._restart()
+        self._beats += 1
 
     def __enter__(self) -> "Watchdog":
         self._thread.start()
@@ -137,7 +136,6 @@ class Watchdog:
         """
         self._closing.set()
         self._thread.join()
-        faulthandler.cancel_dump_traceback_later()
         on_all_ranks = not isinstance(error, Exception) or isinstance(error, StoppedError | OtherRankError)
         if on_all_ranks or len(self._names) == 1:
             return
@@ -154,13 +152,6 @@ class Watchdog:
         sys.stdout.flush()
         os._exit(1)  # sys.exit would wait for the other ranks, in Horovod's and TensorFlow's own clean-up
 
-    def _restart(self) -> None:
-        self._beats += 1
-        if self._limit and len(self._names) > 1:
-            faulthandler.dump_traceback_later(self._limit + GRACE, exit=True, file=2)
-        else:
-            faulthandler.cancel_dump_traceback_later()
-
     def _watch(self) -> None:
         beats, waited = 0, 0.0
         while not self._closing.wait(TICK):
@@ -174,7 +165,6 @@ class Watchdog:
     def _end(self) -> None:
         lost = self._lost()
         if self._kill_stopped() and not self._exits:
-            self._restart()
             return  # Horovod notices their death
         faulthandler.dump_traceback(file=2)
         why = f"{lost} is stopped or dead" if lost else "if it waits for another rank, see that one's stacks"

