@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,9 +16,6 @@ from common.files import write_bytes
 from common.labels import LabelMap, find_class
 from common.progress import log
 from common.training import model_metadata
-
-if TYPE_CHECKING:
-    from common.training.run import Run
 
 # Of the model's weights. A backbone alone has more (efficientdet-d0's 44 %); what has less is of another
 # model, and a few layers of it amid random ones are a worse start than none.
@@ -146,13 +143,13 @@ def transfer(
 
 
 def set_initial_weights(
-    a: Args, run: "Run", model: keras.Model, init_from: Callable[[], Report]
+    a: Args, run: Any, model: keras.Model, init_from: Callable[[], Report]
 ) -> Report | None:
     """Loads --init_from on rank 0 of a new run, whose weights `run.start` broadcasts, and freezes --freeze.
 
     Args:
         a: the flags.
-        run: its `resumed` and `metadata` are read.
+        run: a Run: its `ranks`, `resumed` and `metadata` are read.
         model: with all layers trainable.
         init_from: loads the file into the model.
 
