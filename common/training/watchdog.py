@@ -102,7 +102,7 @@ class Watchdog:
         self._neighbours: dict[int, psutil.Process] = {}  # the other ranks of this host
         for rank, (*where, pid) in enumerate(processes):
             if rank != ranks.rank and where == host:
-                with contextlib.suppress(psutil.NoSuchProcess):
+                with contextlib.suppress(psutil.Error):
                     self._neighbours[rank] = psutil.Process(pid)
         self._rank, self._exits = ranks.rank, on_loss == "exit"
         self._step_timeout = step_timeout
