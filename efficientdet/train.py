@@ -35,9 +35,10 @@ from common.evaluation.evaluate import evaluate
 from common.progress import log
 from common.training import step_guard
 from common.training.ema import AveragedWeights
-from common.training.run import Run
+from common.training.fine_tuning import set_initial_weights
+from common.training.input_feed import open_data
+from common.training.run import Run, start_process
 from common.training.run_directory import Identity
-from common.training.setup import open_data, set_initial_weights, start_process
 from efficientdet import losses, show_batch
 from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
 from efficientdet.init_from import init_from
@@ -77,9 +78,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     data = open_data(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=90)
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_loader = functools.partial(open_training_loader, a, config, data.train, data.num_classes, ranks)
-    eval_loader = functools.cache(
-        lambda: hooks.wrap_eval_loader(open_eval_loader(a, config, data.evaluation, ranks))
-    )
+    eval_loader = functools.cache(lambda: open_eval_loader(a, config, data.evaluation, ranks))
     loader = open_loader(ranks.local_replicas[0], ranks.num_replicas, 0, **loader_kwargs(0))  # for its size
     steps_per_epoch = a.steps_per_epoch or loader.steps_per_epoch
     accumulate_steps = max(a.accumulate_steps, 1)

@@ -125,7 +125,7 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
         found = checkpoint_files.newest(path) or checkpoint_files.newest(path / "checkpoints")
         if not found:
             raise UserError(f"{path} is not a run directory, a checkpoint or a saved_model")
-        path = found.path
+        path = found
     problem = checkpoint_files.damage(path)
     if problem:
         raise UserError(f"checkpoint {path} is damaged: {problem}")

@@ -26,7 +26,7 @@ from common.files import cache_directory
 from common.loader import gpu_visible
 from common.progress import log
 from common.sources import Source
-from common.training.setup import open_data
+from common.training.input_feed import open_data
 from tools import synthetic
 from tools.benchmark import record, report, rounds, worker
 from tools.benchmark.rounds import Command

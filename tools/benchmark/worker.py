@@ -18,7 +18,7 @@ from common.distributed.ranks import Ranks
 from common.loader import BaseLoader, placement
 from common.training import step_guard
 from common.training.ema import AveragedWeights
-from common.training.setup import open_data
+from common.training.input_feed import open_data
 from tools.benchmark import inference, stages
 from tools.benchmark.protocol import own_stdout, tell_steps
 

@@ -23,8 +23,7 @@ from common import loader as loaders
 from common import tf_readers
 from common.datacheck import damaged_images
 from common.datacheck.open_data import open_coco, open_tfrecords
-from common.distributed.packing import pack, unpack
-from common.distributed.ranks import Ranks
+from common.distributed.ranks import Ranks, pack, unpack
 from common.errors import OtherRankError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation import evaluate as evaluation
