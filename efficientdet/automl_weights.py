@@ -77,7 +77,7 @@ def load_automl(model: keras.Model, path: str | os.PathLike) -> Report:
 def define_flags(fv: flags.FlagValues) -> None:
     for name, text in FLAGS.items():
         flags.DEFINE_string(name, None, text, flag_values=fv)
-    shared_flags.define_hparams_flag(fv)
+    shared_flags.define(fv, shared_flags.Args, ["hparams"])
 
 
 def convert(

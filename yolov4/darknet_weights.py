@@ -228,7 +228,7 @@ def _header(content: bytes) -> tuple[int, int]:
 def define_flags(fv: flags.FlagValues) -> None:
     for name, text in FLAGS.items():
         flags.DEFINE_string(name, None, text, flag_values=fv)
-    shared_flags.define_hparams_flag(fv)
+    shared_flags.define(fv, shared_flags.Args, ["hparams"])
 
 
 def convert(

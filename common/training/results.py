@@ -16,9 +16,10 @@ import keras
 import tensorflow as tf
 
 from common import progress
-from common.args import write_flagfile
+from common.args import flagfile
 from common.errors import UserError
 from common.evaluation.evaluate import Evaluation, write_evaluation
+from common.files import write_bytes
 from common.training import weights as weight_files
 from common.training.fine_tuning import Report
 from common.training.train_log import RunLog
@@ -64,7 +65,7 @@ class Results:
 
     def save_start(self, flag_values: dict[str, Any], init_report: Report | None) -> None:
         """flags.txt; and init_from.txt, what was taken from --init_from."""
-        self._try(lambda path: write_flagfile(path / "flags.txt", flag_values))
+        self._try(lambda path: write_bytes(path / "flags.txt", flagfile(flag_values)))
         if init_report:
             self._try(lambda path: init_report.save(path / "init_from.txt"))
 
