@@ -45,7 +45,7 @@ def make_loader(
     if pipeline_type == "tensorflow":
         return EfficientDetTFPipeline(**options)
     if pipeline_type == "dali_gpu":
-        options |= {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
+        options |= {"device_id": device_id, "dali_device_id": dali_device_id}
     return EfficientDetPipeline(**options)
 
 

@@ -51,7 +51,7 @@ def make_loader(
     if pipeline_type == "tensorflow":
         return YOLOv4TFPipeline(**options)
     if pipeline_type == "dali_gpu":
-        options |= {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
+        options |= {"device_id": device_id, "dali_device_id": dali_device_id}
     return YOLOv4Pipeline(**options)
 
 
