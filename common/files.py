@@ -219,9 +219,7 @@ def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
         write_bytes(path, content)
         write_bytes(checksum, hashlib.sha256(content).digest())
     except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
-        ) from error
+        raise UserError(f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it") from error
     return path
 
 

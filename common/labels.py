@@ -74,8 +74,7 @@ class LabelMap:
         for category_id, name in zip(other.category_ids, other.names, strict=True):
             if category_id not in self._class_of:
                 found.append(
-                    f"category {category_id} ({name!r}) is not among the {self.num_classes} known ones"
-                    f" ({self.category_ids[0]} to {self.category_ids[-1]})"
+                    f"category {category_id} ({name!r}) is none of the {self.num_classes} known ones"
                 )
             elif (own := self.names[self.class_of(category_id)]) != name:
                 found.append(f"category {category_id} is {name!r} here and {own!r} in training")

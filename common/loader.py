@@ -194,10 +194,8 @@ def check_dali_device(dali_device_id: int | None, pipeline_type: str, strategy: 
     if dali_device_id is None:
         return
     if resolve_type(pipeline_type) != "dali_gpu" or strategy != "none":
-        raise UserError(
-            f"--dali_device_id={dali_device_id} is for --pipeline_type=dali_gpu and"
-            " --strategy=none: leave it out"
-        )
+        use = "--pipeline_type=dali_gpu without --strategy"
+        raise UserError(f"--dali_device_id={dali_device_id} is for {use}: leave it out")
     if dali_device_id >= _count_gpus():
         raise UserError(f"--dali_device_id={dali_device_id}: there is no such GPU; the first is 0")
 

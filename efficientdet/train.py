@@ -109,7 +109,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         open_loader=open_loader,
         loader_kwargs=loader_kwargs,
         explain=lambda error: damaged_images.explain(error, data.train, loader.pipeline_type),
-        show_batch=functools.partial(show_batch.report, config=config, label_map=data.label_map),
+        show_batch=functools.partial(show_batch.report, label_map=data.label_map),
     )
 
     # --- Model ------------------------------------------------------------------------------------

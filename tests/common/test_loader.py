@@ -42,7 +42,7 @@ def test_dali_device_that_cannot_be(monkeypatch):
     loaders.check_dali_device(1, "auto")
     with pytest.raises(UserError, match="--dali_device_id=2: there is no such GPU"):
         loaders.check_dali_device(2, "dali_gpu")
-    with pytest.raises(UserError, match=r"--dali_device_id=1 is for .* and --strategy=none"):
+    with pytest.raises(UserError, match=r"--dali_device_id=1 is for .* without --strategy"):
         loaders.check_dali_device(1, "dali_gpu", "horovod")
 
 
