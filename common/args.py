@@ -11,7 +11,6 @@ Importing this module defines no flag. An entry point calls `install(define_flag
 """
 
 import dataclasses
-import pathlib
 import sys
 import typing
 from collections.abc import Callable, Collection, Sequence
@@ -19,16 +18,16 @@ from typing import Any
 
 from absl import flags
 
-from common.files import write_bytes
-
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
 STRATEGIES = ("none", "mirrored", "multi_worker", "horovod")
-COMPRESSIONS = ("none", "fp16")
 MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose their upper bits
 MAX_MEGAPIXELS = 100.0  # decoded, that is 300 MB
-ON_BAD_IMAGE = ("stop", "skip")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 COCO_BACKENDS = ("pycocotools", "faster")
+
+# Names of fields of Args that several commands take.
+IMAGE_FLAGS = ("on_bad_image", "max_megapixels")
+BATCH_FLAGS = ("num_threads", "prefetch", "batch_size", *IMAGE_FLAGS)
 
 
 def flag(
@@ -61,9 +60,7 @@ class NetworkArgs:
     """The size of the network and its hyper-parameters."""
 
     image_size: str | None = flag(None, "Network input, N or HxW in pixels. Default: the model's.")
-    hparams: str | None = flag(
-        None, "Hyper-parameters, k=v,k=v or a YAML file: overrides any field of the app's config."
-    )
+    hparams: str | None = flag(None, "Overrides of fields of the app's config: k=v,k=v or a YAML file.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +77,10 @@ class LoaderArgs:
     num_threads: int = flag(2, "DALI CPU threads per rank.", low=1)
     prefetch: int = flag(2, "Depth of the loader's queue in batches.", low=1)
     on_bad_image: str = flag(
-        "stop",
-        "Images that cannot be read: stop and list them all, or skip and report them.",
-        choices=ON_BAD_IMAGE,
+        "stop", "Unreadable images: stop and list all, or skip and report them.", choices=("stop", "skip")
     )
     max_megapixels: float = flag(
-        MAX_MEGAPIXELS,
-        "Images with more megapixels count as unreadable: a small file can decode to gigabytes.",
-        low=0.0,
+        MAX_MEGAPIXELS, "Megapixels above which images are unreadable: they can decode to gigabytes.", low=0.0
     )
 
 
@@ -96,22 +89,16 @@ class EvaluationArgs:
     """The evaluation data, and what computes the metrics."""
 
     input_type: str | None = flag(
-        None, "Kind of data. Default: follows from which data flags are given.", choices=("coco", "tfrecord")
+        None, "Kind of data. Default: by the data flags.", choices=("coco", "tfrecord")
     )
     eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
     eval_file_pattern: str | None = flag(
-        None,
-        "Glob of evaluation TFRecords in the TF Object Detection schema; indexes are made when missing or "
-        "stale.",
+        None, "Glob of evaluation TFRecords (TF Object Detection schema); indexes are made where needed."
     )
-    label_map: str | None = flag(
-        None, "File of class names for TFRecords. Default: the one that the converter wrote next to them."
-    )
+    label_map: str | None = flag(None, "Class names of TFRecords. Default: the converter's file beside them.")
     coco_backend: str = flag(
-        "pycocotools",
-        "Library that computes the COCO metrics: pycocotools, or faster: faster-coco-eval, same results.",
-        choices=COCO_BACKENDS,
+        "pycocotools", "Library of the COCO metrics; faster: faster-coco-eval.", choices=COCO_BACKENDS
     )
 
 
@@ -127,13 +114,9 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
     train_images: str | None = flag(None, "Directory of training images (COCO).")
     train_annotations: str | None = flag(None, "COCO json of the training images.")
     train_file_pattern: str | None = flag(
-        None,
-        "Glob of training TFRecords in the TF Object Detection schema; indexes are made when missing or "
-        "stale.",
+        None, "Glob of training TFRecords (TF Object Detection schema); indexes are made where needed."
     )
-    dali_device_id: int | None = flag(
-        None, "GPU of the dali_gpu loader, by its number on this host. Default: the model's.", low=0
-    )
+    dali_device_id: int | None = flag(None, "GPU of dali_gpu on this host. Default: the model's.", low=0)
 
     # --- the run ---
     output_dir: str | None = flag(
@@ -145,37 +128,22 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
     epochs: int | None = flag(None, "Number of epochs. Default: the recipe's.", low=1)
     steps_per_epoch: int | None = flag(None, "Batches per epoch. Default: the size of the data.", low=1)
     learning_rate: float | None = flag(
-        None,
-        "Learning rate at the recipe's reference batch; scaled by the effective batch. Default: the "
-        "recipe's.",
-        low=0.0,
+        None, "Learning rate at the reference batch; scaled with the batch. Default: the recipe's.", low=0.0
     )
     precision: str = flag("float32", "Arithmetic of the network.", choices=PRECISIONS)
     xla: bool = flag(False, "Compile the training step with XLA.")
-    ema_decay: float | None = flag(
-        None, "Decay of the weights' moving average; 0: off. Default: the recipe's."
-    )
-    clip_norm: float | None = flag(
-        None, "Largest global norm of the gradients; 0: off. Default: the recipe's."
-    )
+    ema_decay: float | None = flag(None, "Decay of the averaged weights; 0: off. Default: the recipe's.")
+    clip_norm: float | None = flag(None, "Largest global gradient norm; 0: off. Default: the recipe's.")
     accumulate_steps: int = flag(0, "Batches per weight update; 0: off.", low=0)
-    init_from: str | None = flag(
-        None, "Weights to start from, with any number of classes: heads that differ are re-made."
-    )
+    init_from: str | None = flag(None, "Weights to start from. Heads for other classes are made anew.")
     freeze: str | None = flag(None, "Regular expression of layer names that do not train.")
     eval_every: int = flag(1, "Epochs between evaluations; 0: only at the end.", low=0)
-    eval_every_steps: int = flag(
-        0, "Steps between evaluations within an epoch, besides --eval_every; 0: none.", low=0
-    )
+    eval_every_steps: int = flag(0, "Steps between more evaluations within an epoch; 0: none.", low=0)
     patience: int = flag(
-        0,
-        "Evaluations without a better AP after which a run ends with its epoch; 0: it trains all epochs.",
-        low=0,
+        0, "Evaluations without a better AP after which a run ends with its epoch; 0: never.", low=0
     )
     save_every: int = flag(1000, "Steps between checkpoints within an epoch; 0: only at its end.", low=0)
-    max_skipped_steps: int = flag(
-        10, "Steps in a row that may be skipped because a loss or gradient is not finite.", low=0
-    )
+    max_skipped_steps: int = flag(10, "Steps in a row with NaN or infinity that may be skipped.", low=0)
     seed: int = flag(0, "Random seed; 0 is a seed.", low=0, high=MAX_SEED)
 
     # --- many processes ---
@@ -185,13 +153,9 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
         "all GPUs of this process; multi_worker: all GPUs of several processes, which TF_CONFIG names.",
         choices=STRATEGIES,
     )
-    compression: str = flag(
-        "none", "Compression of gradients between ranks, under Horovod.", choices=COMPRESSIONS
-    )
+    compression: str = flag("none", "Compression of gradients under Horovod.", choices=("none", "fp16"))
     step_timeout: float = flag(
-        600.0,
-        "Seconds without a step after which a run ends and shows where each rank is; 0: never.",
-        low=0.0,
+        600.0, "Seconds without a step until a run ends and shows where each rank is; 0: never.", low=0.0
     )
     elastic: bool = flag(
         False,
@@ -199,10 +163,7 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
         "and when a run is resumed.",
     )
     dry_run: int | None = flag(
-        None,
-        "Number of processes: try these flags with so many on this machine, for a few small steps that are "
-        "saved nowhere.",
-        low=1,
+        None, "Processes on this machine that try these flags for a few steps, saved nowhere.", low=1
     )
 
 
@@ -239,19 +200,18 @@ class InferArgs(TrainedArgs, LoaderArgs):
         "json with the ids of the images (COCO's image_info_test-dev2017.json). Default: --annotations; "
         "else, for --submission, file names that are numbers.",
     )
-    score_threshold: float = flag(
-        0.3, "Least score of a detection, except in --submission.", low=0.0, high=1.0
-    )
+    score_threshold: float = flag(0.3, "Least score, except in --submission.", low=0.0, high=1.0)
 
 
 def define(fv: flags.FlagValues, args_class: type, names: Collection[str] | None = None) -> None:
     """Defines the absl flags of a dataclass' fields; `names`: of these fields only."""
     for field in dataclasses.fields(args_class):
         if names is None or field.name in names:
-            _define(fv, field.name, field.type, field)
+            define_flag(fv, field.name, field.type, field)
 
 
-def _define(fv: flags.FlagValues, name: str, annotation: Any, field: dataclasses.Field) -> None:
+def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: dataclasses.Field) -> None:
+    """Defines one absl flag from what `flag` returned."""
     about, types = field.metadata, typing.get_args(annotation) or (annotation,)
     common: dict[str, Any] = {"help": about["help"], "flag_values": fv}
     if about["choices"]:
@@ -263,47 +223,6 @@ def _define(fv: flags.FlagValues, name: str, annotation: Any, field: dataclasses
     else:
         number = flags.DEFINE_integer if int in types else flags.DEFINE_float
         number(name, field.default, lower_bound=about["low"], upper_bound=about["high"], **common)
-
-
-# --- the flags of commands that take some of train.py's --------------------------------------------------
-
-
-def define_source_flags(fv: flags.FlagValues, splits: tuple[str, ...]) -> None:
-    """The data."""
-    parts = ("images", "annotations", "file_pattern")
-    define(fv, Args, ["input_type", "label_map", *(f"{split}_{part}" for split in splits for part in parts)])
-
-
-def define_dali_device_flag(fv: flags.FlagValues) -> None:
-    """The GPU of the DALI loader."""
-    define(fv, Args, ["dali_device_id"])
-
-
-def define_batch_flags(fv: flags.FlagValues) -> None:
-    """How batches are made."""
-    define(fv, Args, ["num_threads", "prefetch", "batch_size"])
-    define_image_flags(fv)
-
-
-def define_image_flags(fv: flags.FlagValues) -> None:
-    """Which images are usable, and what happens to the others."""
-    define(fv, Args, ["on_bad_image", "max_megapixels"])
-
-
-def define_model_flags(fv: flags.FlagValues, model_names: Sequence[str], default: str) -> None:
-    """The network, its size and its hyper-parameters."""
-    _define(fv, "model_name", str, model_name_flag(model_names, default))
-    define(fv, Args, ["image_size", "num_classes", "hparams"])
-
-
-def define_hparams_flag(fv: flags.FlagValues) -> None:
-    """Any hyper-parameter."""
-    define(fv, Args, ["hparams"])
-
-
-def define_arithmetic_flags(fv: flags.FlagValues) -> None:
-    """How the network computes."""
-    define(fv, Args, ["precision", "xla"])
 
 
 # --- from the command line to values ---------------------------------------------------------------------
@@ -325,10 +244,10 @@ def values(fv: flags.FlagValues, define_flags: Callable[[flags.FlagValues], None
     return {name: fv[name].value for name in own}
 
 
-def write_flagfile(path: pathlib.Path, flag_values: dict) -> None:
-    """Writes `--name=value` lines that `--flagfile=` reads back; flags without a value are left out.
+def flagfile(flag_values: dict) -> bytes:
+    """`--name=value` lines, which `--flagfile=` reads back; flags without a value are left out.
 
     So is --overwrite: repeating a run must not erase it.
     """
     given = {k: v for k, v in sorted(flag_values.items()) if v is not None and k != "overwrite"}
-    write_bytes(path, "".join(f"--{name}={value}\n" for name, value in given.items()).encode())
+    return "".join(f"--{name}={value}\n" for name, value in given.items()).encode()

@@ -240,13 +240,9 @@ def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> E
         class_targets.append(tf.reshape(targets[:, start : start + size], [batch_size, height, width, k]))
         box_targets.append(tf.reshape(level_deltas, [batch_size, height, width, k * 4]))
     num_positives = tf.math.bincount(owned // num_anchors, minlength=batch_size, dtype=tf.float32)
-    return EncodedBoxes(
-        num_positives=tf.ensure_shape(num_positives, [batch_size]),
-        boxes=boxes,
-        classes=classes,
-        class_targets=tuple(class_targets),  # tf.data would stack a list
-        box_targets=tuple(box_targets),
-    )
+    num_positives = tf.ensure_shape(num_positives, [batch_size])
+    # Tuples, because tf.data would stack a list.
+    return EncodedBoxes(num_positives, boxes, classes, tuple(class_targets), tuple(box_targets))
 
 
 def drop_small_boxes_tf(

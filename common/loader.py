@@ -125,23 +125,19 @@ class DaliOptions:
     """What a loader by DALI takes besides.
 
     Attributes:
-        device: "cpu", or "gpu": pixels are decoded, and all that follows is done, on that GPU.
-        device_id: the GPU; None on a CPU.
+        device_id: the GPU on which pixels are decoded and all that follows is done; None: the CPU.
         dali_device_id: another GPU for the pixels than the model's; `placement` uses it.
         checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
     """
 
-    device: str = "cpu"
     device_id: int | None = None
     dali_device_id: int | None = None
     checkpointing: bool = True
 
-    def __post_init__(self) -> None:
-        if self.device not in ("cpu", "gpu") or (self.device == "gpu") != (self.device_id is not None):
-            raise ValueError(
-                f"device={self.device!r}, device_id={self.device_id!r}: need 'cpu' and None, or 'gpu' and a "
-                "number"
-            )
+    @property
+    def device(self) -> str:
+        """cpu or gpu."""
+        return "cpu" if self.device_id is None else "gpu"
 
     @property
     def pipeline_type(self) -> str:
@@ -185,9 +181,8 @@ def resolve_type(pipeline_type: str) -> str:
         raise unknown("pipeline type", pipeline_type, ("auto", *_RESOLVED_TYPES))
     if pipeline_type == "dali_gpu" and not gpu_visible():
         raise UserError(
-            "--pipeline_type=dali_gpu needs a GPU that TensorFlow and DALI both see (TensorFlow:"
-            f" {len(tf.config.list_physical_devices('GPU'))}, DALI: {backend.GetCUDADeviceCount()}):"
-            " use --pipeline_type=dali_cpu"
+            "--pipeline_type=dali_gpu needs a GPU that TensorFlow and DALI both see: use"
+            " --pipeline_type=dali_cpu"
         )
     return pipeline_type
 
@@ -218,7 +213,7 @@ def make_loader(
     if pipeline_type == "synthetic":
         options["num_classes"] = num_classes
     if pipeline_type == "dali_gpu":
-        options |= {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
+        options |= {"device_id": device_id, "dali_device_id": dali_device_id}
     return classes[pipeline_type.removesuffix("_gpu").removesuffix("_cpu")](**options)
 
 
@@ -292,27 +287,20 @@ def check_dali_device(dali_device_id: int | None, pipeline_type: str, strategy: 
     """
     if dali_device_id is None:
         return
-    pipeline_type = resolve_type(pipeline_type)
-    if pipeline_type != "dali_gpu":
-        raise UserError(
-            f"--dali_device_id={dali_device_id} is for --pipeline_type=dali_gpu, and this is {pipeline_type}:"
-            " leave it out"
-        )
-    if strategy != "none":
-        raise UserError(
-            f"--dali_device_id={dali_device_id} does not go with --strategy={strategy}: every GPU has a model"
-            " and its loader there; leave it out"
-        )
-    count = min(len(tf.config.list_physical_devices("GPU")), backend.GetCUDADeviceCount())
-    if dali_device_id >= count:
-        raise UserError(
-            f"--dali_device_id={dali_device_id}: there is no such GPU; they are numbered 0 to {count - 1}"
-        )
+    if resolve_type(pipeline_type) != "dali_gpu" or strategy != "none":
+        use = "--pipeline_type=dali_gpu without --strategy"
+        raise UserError(f"--dali_device_id={dali_device_id} is for {use}: leave it out")
+    if dali_device_id >= _count_gpus():
+        raise UserError(f"--dali_device_id={dali_device_id}: there is no such GPU; the first is 0")
 
 
 def gpu_visible() -> bool:
     """Whether both TensorFlow and DALI see a GPU."""
-    return bool(tf.config.list_physical_devices("GPU")) and backend.GetCUDADeviceCount() > 0
+    return _count_gpus() > 0
+
+
+def _count_gpus() -> int:
+    return min(len(tf.config.list_physical_devices("GPU")), backend.GetCUDADeviceCount())
 
 
 def placement(loader: BaseLoader, device_index: int = 0) -> contextlib.AbstractContextManager:

@@ -10,7 +10,7 @@ from efficientdet.predict import to_pixels
 
 
 def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap, path: pathlib.Path) -> str:
-    """Writes a contact sheet of the batch to `path` and counts what is in it.
+    """Writes a contact sheet of the batch to `path` and counts what its boxes match.
 
     Args:
         images: float32 (B, H, W, 3), normalised.

@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from common import progress
-from common.args import write_flagfile
+from common.args import flagfile
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing
@@ -138,7 +138,7 @@ class Results:
 
     def save_start(self, flag_values: dict[str, Any], init_report: Report | None) -> None:
         """flags.txt; and init_from.txt, what was taken from --init_from."""
-        self._try(lambda path: write_flagfile(path / "flags.txt", flag_values))
+        self._try(lambda path: write_bytes(path / "flags.txt", flagfile(flag_values)))
         if init_report:
             self._try(lambda path: init_report.save(path / "init_from.txt"))
 

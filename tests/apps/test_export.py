@@ -163,7 +163,7 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
             found.append(
                 {
                     "image_id": image["id"],
-                    "category_id": labels.category_of(out["classes"][row]),
+                    "category_id": labels.category_ids[out["classes"][row]],
                     "score": float(out["scores"][row]),
                     "bbox": [left, top, right - left, bottom - top],
                 }

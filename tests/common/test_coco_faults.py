@@ -284,7 +284,7 @@ def test_every_fault_is_listed(small, images):
         "repeated-annotation-id": ["annotation 1 is given 2 times: annotations[0], annotations[12]"],
         "bad-category": [
             "category id 9 is given twice: 'nine' and 'again'",
-            "category 10 has the name None: names are non-empty strings",
+            "category 10 has the name None: names are non-empty strings in UTF-8",
         ],
         "unknown-image": [
             f"annotation {i + 11} (image {i}) has image_id {i}, which no image has" for i in (14, 15, 16)

@@ -365,8 +365,6 @@ def test_what_cannot_be_shared_is_refused(numbered, kind):
     for seed in (-1, 2**31):
         with pytest.raises(UserError, match=f"seed={seed} is not in"):
             build(reader, training=True, seed=seed)
-    with pytest.raises(ValueError, match="shard_id=3"):
-        build(reader, training=False, shard_id=3, num_shards=3)
 
 
 def test_files_without_annotations(drawn):

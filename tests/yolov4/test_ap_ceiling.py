@@ -26,7 +26,7 @@ def results_of(truth, kept):
         results.append(
             {
                 "image_id": int(truth.image_ids[i]),
-                "category_id": truth.label_map.category_of(int(index)),
+                "category_id": truth.label_map.category_ids[int(index)],
                 "bbox": [round(x, 2) for x in (left, top, right - left, bottom - top)],
                 "score": 1.0,
             }

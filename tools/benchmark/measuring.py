@@ -37,6 +37,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 WHAT = ("data", "model", "both", "stages", "inference")
 TYPES = ("dali_gpu", "dali_cpu", "tensorflow")  # that read data
 SAMPLE = 200  # images of which the size in bytes is read
+_OF_TRAINING = (
+    *("image_size", "num_classes", "hparams", "precision", "xla"),
+    *("input_type", "label_map", "train_images", "train_annotations", "train_file_pattern"),
+    *("dali_device_id", *shared_flags.BATCH_FLAGS),
+)  # flags of train.py that bench.py has, too
 _NOT_OF_CANDIDATES = ("what", "pipeline_types", "baseline", "json", "drawn_images", "role")  # flags
 _SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")  # flags
 
@@ -67,11 +72,10 @@ def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
     """The function that defines all flags of an app's bench.py."""
 
     def define(fv: flags.FlagValues) -> None:
-        shared_flags.define_model_flags(fv, app.config.MODEL_NAMES, default=app.config.MODEL_NAMES[0])
-        shared_flags.define_source_flags(fv, ("train",))
-        shared_flags.define_batch_flags(fv)
-        shared_flags.define(fv, BenchArgs, ["dali_device_id", "precision", "xla"])
-        shared_flags.define(fv, BenchArgs, ["what", "pipeline_types", "role", *RoundArgs.__annotations__])
+        model_name = shared_flags.model_name_flag(app.config.MODEL_NAMES, app.config.MODEL_NAMES[0])
+        shared_flags.define_flag(fv, "model_name", str, model_name)
+        shared_flags.define(fv, BenchArgs, [*_OF_TRAINING, "what", "pipeline_types", "role"])
+        shared_flags.define(fv, RoundArgs)
         help_text = (
             "NAME=COMMAND: another program to measure; may be repeated. It prints `ready`, then `step N` "
             "after every N images until it is killed."

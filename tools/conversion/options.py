@@ -65,7 +65,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_enum("to", None, list(WRITTEN), "Format of the output.", flag_values=fv)
     own = [field.name for field in dataclasses.fields(Options) if "help" in field.metadata]
     shared_flags.define(fv, Options, own)
-    shared_flags.define_image_flags(fv)
+    shared_flags.define(fv, shared_flags.Args, shared_flags.IMAGE_FLAGS)
     flags.mark_flags_as_required(["from", "to", "input", "output"], flag_values=fv)
 
 

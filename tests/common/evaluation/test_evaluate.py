@@ -253,7 +253,7 @@ def test_detections_come_by_image_id_and_then_as_the_network_gave_them(source, a
     for image_id in sorted(network.table):
         _, scores, classes = network.table[image_id]
         rows = zip(scores.tolist(), classes.tolist(), strict=True)
-        expected += [(image_id, source.label_map.category_of(c), score) for score, c in rows if c >= 0]
+        expected += [(image_id, source.label_map.category_ids[c], score) for score, c in rows if c >= 0]
     assert [(r["image_id"], r["category_id"], r["score"]) for r in results] == expected
     assert len({r["image_id"] for r in results}) < source.size  # some have no detection
 

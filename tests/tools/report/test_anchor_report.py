@@ -59,7 +59,7 @@ def by_the_encoder(truth, anchors, max_instances):
             results.append(
                 {
                     "image_id": int(truth.image_ids[i]),
-                    "category_id": int(truth.label_map.category_of(targets.classes[mine][owner])),
+                    "category_id": truth.label_map.category_ids[int(targets.classes[mine][owner])],
                     "bbox": [float(round(x, 2)) for x in (left, top, right - left, bottom - top)],
                     "score": 1.0,
                 }

@@ -70,7 +70,7 @@ class ImageSource:
         Raises:
             UserError: fewer images than shards; an iterable that cannot be shuffled.
         """
-        check_shards(self.size, shard_id, num_shards, seed)
+        check_shards(self.size, num_shards, seed)
         part = Part(shard_id, num_shards, training, seed)
         if self.reader is not None:
             return self.reader.of_part(part)
