@@ -26,18 +26,16 @@ import tensorflow as tf
 from absl import flags
 
 from common import args, errors, hparams
-from common.datacheck import damaged_images
-from common.datacheck.open_data import open_checked
+from common.datacheck import open_data
 from common.distributed import elastic
 from common.distributed.hooks import Hooks
 from common.distributed.ranks import Ranks
 from common.evaluation.evaluate import evaluate
 from common.progress import log
-from common.training import step_guard
+from common.training import setup, step_guard
 from common.training.ema import AveragedWeights
 from common.training.run import Run
 from common.training.run_directory import Identity
-from common.training.setup import open_data, set_initial_weights, start_process
 from efficientdet import losses, show_batch
 from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
 from efficientdet.init_from import init_from
@@ -70,11 +68,13 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         UserError: flags or data cannot be used; before the first step wherever possible.
         StoppedError: a signal came, and everything is saved.
     """
-    ranks = start_process(a)
+    ranks = setup.start_process(a)
     config = hparams.resolve(get_config(a.model_name), a)  # the model's row in the table < --hparams < flags
 
     # --- Data -------------------------------------------------------------------------------------
-    data = open_data(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=90)
+    data = setup.open_data(
+        a, ranks, open_data.open_checked, max_instances=config.max_instances, synthetic_classes=90
+    )
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_loader = functools.partial(open_training_loader, a, config, data.train, data.num_classes, ranks)
     eval_loader = functools.cache(
@@ -108,7 +108,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         evaluates=data.evaluation is not None,
         open_loader=open_loader,
         loader_kwargs=loader_kwargs,
-        explain=lambda error: damaged_images.explain(error, data.train, loader.pipeline_type),
+        explain=lambda error: open_data.explain(error, data.train, loader.pipeline_type),
         show_batch=functools.partial(show_batch.report, config=config, label_map=data.label_map),
     )
 
@@ -126,7 +126,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
-    report = set_initial_weights(a, run, model, lambda: init_from(model, data.label_map, a.init_from))
+    report = setup.set_initial_weights(a, run, model, lambda: init_from(model, data.label_map, a.init_from))
     run.start(model, optimizer, ema_decay=config.ema_decay, init_report=report)
     train_step = make_train_step(ranks, model, config, optimizer, run.ema, precision=a.precision, xla=a.xla)
     evaluate_model = functools.partial(
@@ -135,7 +135,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         source=data.evaluation,
         label_map=data.label_map,
         ranks=ranks,
-        explain=damaged_images.explain,
+        explain=open_data.explain,
         coco_backend=a.coco_backend,
     )
 

@@ -13,6 +13,7 @@ import csv
 import dataclasses
 import importlib
 import importlib.util
+import io
 import json
 import os
 import pathlib
@@ -26,10 +27,10 @@ import time
 from typing import Any
 
 import numpy as np
+import PIL.Image
 
 from common import hparams
 from common.args import Args
-from common.datacheck import images as image_files
 from common.datacheck.open_data import open_checked
 from common.distributed.ranks import Ranks
 from common.errors import UserError
@@ -164,7 +165,7 @@ def _small_data(
     names = []
     for row in rows.tolist():
         encoded = source.encoded(row)
-        names.append(f"{row}.{image_files.inspect(encoded).image_format.lower()}")
+        names.append(f"{row}.{PIL.Image.open(io.BytesIO(encoded)).format.lower()}")
         (images / names[-1]).write_bytes(encoded)
     kept = np.zeros(source.size, bool)
     kept[rows] = True

@@ -12,11 +12,11 @@ from keras import ops
 
 from common.annotations import Annotations
 from common.evaluation import coco_metrics
-from common.issues import KEPT
 from common.letterbox import boxes_to_letterbox, geometry
 
 NAMES = ("AP", "AP50", "APs", "APm", "APl")
 PERFECT = 0.9995  # is printed as 1.000
+KEPT = 1000  # boxes that are put in words
 MAX_PER_CLASS = 100  # detections of one class in one image that pycocotools counts
 LAST_IOU = 0.95  # of COCO's thresholds: a box of which less than this lies inside its image is missed there
 

@@ -10,7 +10,7 @@ import pytest
 
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
-from common.issues import DataError
+from common.datacheck.issues import DataError
 
 SMALL = {
     "info": {"year": 2017},

@@ -13,9 +13,10 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from common.annotations import Annotations, clip_boxes
-from common.datacheck.checked_annotations import pack, unpack
 from common.datacheck.coco import load_coco
-from common.issues import KINDS, Findings
+from common.datacheck.issues import KINDS, Findings
+from common.datacheck.tfrecord import pack, unpack
+from common.datacheck.tfrecord_scan import Content
 from common.labels import LabelMap
 
 
@@ -242,8 +243,20 @@ def test_select(small, kept):
 # --- stored ---
 
 
+def stored(annotations, formats):
+    """What `pack` and `unpack` make of the content of record files."""
+    usable, lacks = np.arange(annotations.num_images) != 1, np.arange(annotations.num_images, dtype=np.uint8)
+    content = Content(annotations, usable, lacks, formats)
+    again = unpack(pack(content), annotations.label_map)
+    assert pack(again) == pack(content)
+    assert again.formats == formats
+    np.testing.assert_array_equal(again.is_usable, usable)
+    np.testing.assert_array_equal(again.lacks, lacks)
+    return again.annotations
+
+
 def test_bytes_keep_everything(small):
-    again = unpack(pack(small), "elsewhere.json")
+    again = stored(small, {"JPEG": 2, "PNG": 1})
     assert again.fingerprint() == small.fingerprint()
     for field in dataclasses.fields(Annotations):
         value = getattr(again, field.name)
@@ -251,21 +264,19 @@ def test_bytes_keep_everything(small):
             assert value.dtype == getattr(small, field.name).dtype
             np.testing.assert_array_equal(value, getattr(small, field.name))
     assert again.file_names == small.file_names and again.label_map == small.label_map
-    assert again.origin == again.findings.origin == "elsewhere.json"
+    assert again.origin == again.findings.origin == small.origin
     assert again.findings.to_json() == small.findings.to_json()
     assert not again.findings.stopping and again.findings["crowd"].count == 5000
     assert again.target_boxes.boxes.tolist() == small.target_boxes.boxes.tolist()
-    assert pack(again) == pack(small)
 
 
 def test_bytes_without_images_or_boxes(small):
-    nothing = small.select(np.zeros(3, np.bool_))
-    again = unpack(pack(nothing), "x")
+    again = stored(small.select(np.zeros(3, np.bool_)), {})
     assert again.num_images == again.num_boxes == 0 and again.file_names == []
     assert again.boxes_ltwh_px.shape == (0, 4)
 
 
 def test_bytes_of_a_version_with_other_kinds_are_none(small, monkeypatch):
-    content = pack(small)
+    content = pack(Content(small, np.ones(3, bool), np.zeros(3, np.uint8), {}))
     monkeypatch.delitem(KINDS, "crowd")
-    assert unpack(content, "x") is None
+    assert unpack(content, small.label_map) is None

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.datacheck.coco import load_coco
-from common.issues import DataError
+from common.datacheck.issues import DataError
 from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, write_json
 
 
@@ -60,11 +60,9 @@ def is_sound(document):
         return type(value) in (int, float) and abs(value) <= 1.7e308
 
     def text(value):
-        return isinstance(value, str) and value
+        return isinstance(value, str) and value and "\ud800" not in value
 
     try:
-        if "\\ud800" in json.dumps(document):
-            return False
         images, objects, categories = (document[key] for key in ("images", "annotations", "categories"))
         if not (isinstance(images, list) and isinstance(objects, list) and isinstance(categories, list)):
             return False

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from common.datacheck.issues import KEPT, KINDS, SHOWN, DataError, Finding, Findings, Severity
 from common.errors import UserError
-from common.issues import KEPT, KINDS, SHOWN, DataError, Finding, Findings, Severity
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from common import tfrecord
+from common.datacheck.issues import DataError, Findings
 from common.datacheck.tfrecord import expand_pattern, index_of, missing_shards, walk_files
 from common.errors import UserError
-from common.issues import DataError, Findings
 from tests.common.record_writing import write
 
 SIZES = (0, 1, 5, 300, 70_000)

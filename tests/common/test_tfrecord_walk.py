@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from common import tfrecord
+from common.datacheck.issues import Findings
 from common.datacheck.tfrecord import walk_files
-from common.issues import Findings
 from tests.common.record_writing import flip, write
 
 SIZES = (0, 1, 5, 300, 70_000)

@@ -6,8 +6,8 @@ import pytest
 
 from common.annotations import Annotations
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import KINDS, DataError, Finding, Findings, Severity
 from common.datacheck.open_data import DataFlags, check_sizes, open_source, open_splits
-from common.issues import KINDS, DataError, Finding, Findings, Severity
 from tests.faults import image_faults, json_faults, record_faults
 from tests.faults.data_set import DataSet, Fault
 from tests.faults.record_faults import RecordSet

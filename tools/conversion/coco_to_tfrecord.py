@@ -22,11 +22,11 @@ import tensorflow as tf
 
 from common import progress
 from common.annotations import Annotations
-from common.datacheck import image_files, images
+from common.datacheck import images
 from common.datacheck.images import ImageFacts, ImagePolicy
+from common.datacheck.issues import Findings
 from common.errors import UserError
 from common.files import write_into
-from common.issues import Findings
 from common.tfrecord import (
     AREA_KEY,
     BOX_KEYS,
@@ -108,9 +108,7 @@ def _usable_images(
     """The annotations of the images that can be written, and what these are."""
     findings = Findings(os.fspath(images_dir))
     names, describe = annotations.file_names, annotations.image_name
-    usable, facts = image_files.check_files(
-        images_dir, names, annotations.image_sizes, describe, policy, findings
-    )
+    usable, facts = images.check_files(images_dir, names, annotations.image_sizes, describe, policy, findings)
     for row in np.flatnonzero(usable).tolist():
         if facts[row].image_format not in _FORMATS:
             usable[row] = False

@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from common.annotations import Annotations
-from common.datacheck.image_files import check_files
-from common.datacheck.images import ImageFacts, ImagePolicy
+from common.datacheck.images import ImageFacts, ImagePolicy, check_files
+from common.datacheck.issues import Findings
 from common.errors import UserError
-from common.issues import Findings
 from common.labels import LabelMap
 
 _MAX_IMAGE_ID = 2**31 - 1  # DALI takes these as they are

@@ -19,8 +19,8 @@ from xml.etree.ElementTree import Element
 
 from common.annotations import Annotations
 from common.datacheck.images import IMAGE_SUFFIXES, ImagePolicy
+from common.datacheck.issues import Findings
 from common.errors import UserError
-from common.issues import Findings
 from common.labels import LabelMap
 from tools.conversion.labels import (
     LabelledImage,

@@ -23,8 +23,8 @@ import numpy as np
 
 from common.annotations import Annotations
 from common.datacheck.images import ImageFacts, ImagePolicy
+from common.datacheck.issues import Findings
 from common.errors import UserError
-from common.issues import Findings
 from common.labels import LabelMap
 from tools.conversion.labels import LabelledImage, as_annotations, inspect_images, read_label_file
 from tools.conversion.yolo_layout import YoloFiles, find_files

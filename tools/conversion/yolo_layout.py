@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from common.datacheck.images import IMAGE_SUFFIXES
+from common.datacheck.issues import Findings
 from common.errors import UserError, unknown
-from common.issues import Findings
 from tools.conversion.labels import find_listed, read_list, read_text
 
 _YAML = (".yaml", ".yml")

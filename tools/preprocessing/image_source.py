@@ -12,9 +12,9 @@ from collections.abc import Callable
 from nvidia.dali.data_node import DataNode
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import Findings
 from common.datacheck.open_data import log_findings
 from common.errors import UserError, unknown
-from common.issues import Findings
 from tools.preprocessing import reading
 from tools.preprocessing.formats import (
     external,

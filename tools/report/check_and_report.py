@@ -5,10 +5,9 @@ import pathlib
 
 from common.anchors import Anchors
 from common.box_encoder import MAX_INSTANCES
-from common.datacheck.image_files import inspect_files
-from common.datacheck.images import ImagePolicy
+from common.datacheck.images import ImagePolicy, inspect_files
+from common.datacheck.issues import DataError
 from common.datacheck.open_data import DataFlags, open_source, open_splits
-from common.issues import DataError
 from common.sources import CocoSource, Source
 from tools.report import anchor_report, page, pictures, statistics, tables
 

@@ -16,10 +16,10 @@ import numpy as np
 import PIL.Image
 
 from common.annotations import Annotations
+from common.datacheck.issues import KINDS, Findings
 from common.errors import UserError
 from common.evaluation.drawing import BACKGROUND
 from common.files import write_bytes
-from common.issues import KINDS, Findings
 from tools.report import figures, pictures, tables
 from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import DataStatistics

@@ -10,7 +10,7 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
-from common.issues import KINDS, Finding, Severity
+from common.datacheck.issues import KINDS, Finding, Severity
 from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import QUANTILES, DataStatistics
 from yolov4.ap_ceiling import BoxGroup, ceiling_lines

@@ -10,11 +10,9 @@ import PIL.Image
 import pytest
 from pycocotools.coco import COCO
 
-from common.datacheck import coco_parse
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
-from common.files import cache_directory
-from common.issues import Severity
+from common.datacheck.issues import Severity
 from tests.common.coco_documents import (
     LARGE,
     SMALL,
@@ -81,7 +79,6 @@ def test_everything_is_what_pycocotools_reads(name, request):
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(path)
     assert_is(load_coco(path), truth.dataset)
-    assert_is(load_coco(path), truth.dataset)  # remembered
 
 
 def test_no_false_alarms(coco128, bccd, drawn):
@@ -324,68 +321,3 @@ def test_the_users_files_are_left_alone(small, images, tmp_path):
     before = snapshot()
     load_coco(tmp_path / "instances.json", images)
     assert snapshot() == before
-
-
-# --- what is remembered ---
-
-
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return lambda: sorted(path for path in cache_directory().iterdir() if path.name.startswith("coco-"))
-
-
-@pytest.fixture
-def cuts(monkeypatch):
-    """Counts how often a json is decoded."""
-    calls = []
-    original = coco_parse.cut
-    monkeypatch.setattr(coco_parse, "cut", lambda *arguments: calls.append(1) or original(*arguments))
-    return calls
-
-
-def test_an_accepted_json_is_decoded_once(small, own_cache, cuts, tmp_path):
-    document = changed(["categories"], SMALL["categories"][::-1])
-    first = load_coco(small(document))
-    (tmp_path / "other.json").write_bytes(small(document).read_bytes())
-    second = load_coco(tmp_path / "other.json")
-    assert len(cuts) == 1 and len(own_cache()) == 1
-    assert_is(second, document)
-    assert second.fingerprint() == first.fingerprint()
-    assert second.origin == second.findings.origin == str(tmp_path / "other.json")
-    assert second.findings.to_json() == first.findings.to_json()
-    assert {"category-order", "crowd"} <= set(found(second))
-    load_coco(small(json.dumps(document, indent=1)))
-    assert len(cuts) == 2
-
-
-def test_a_refused_json_is_not_remembered(small, own_cache, cuts):
-    for _ in range(2):
-        refused(small(changed(["annotations", 2, "bbox"], [1, 2, -3, 4])))
-    assert len(cuts) == 2 and not own_cache()
-
-
-def test_findings_about_images_are_not_remembered(small, own_cache, images, tmp_path):
-    (tmp_path / "empty").mkdir()
-    refused(small(), tmp_path / "empty")
-    assert_is(load_coco(small(), images), SMALL)
-
-
-def test_a_damaged_memory_is_as_good_as_none(small, own_cache, cuts):
-    load_coco(small())
-    (file,) = own_cache()
-    whole = file.read_bytes()
-    random = np.random.default_rng(0)
-    places = [*random.integers(0, len(whole), 60).tolist(), 0, 31, 32, len(whole) - 1]
-    for damaged in (
-        b"",
-        whole[:-1],
-        whole[: len(whole) // 2],
-        whole + b"\0",
-        *(whole[:i] + bytes([whole[i] ^ 16]) + whole[i + 1 :] for i in places),
-    ):
-        file.write_bytes(damaged)
-        decoded = len(cuts)
-        assert_is(load_coco(small()), SMALL)
-        assert len(cuts) == decoded + 1
-        assert file.read_bytes() == whole

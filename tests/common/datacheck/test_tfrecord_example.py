@@ -5,8 +5,9 @@ import math
 import pytest
 import tensorflow as tf
 
-from common.datacheck.tfrecord_example import absent_keys, complete, parse
-from common.issues import Findings
+from common.datacheck.issues import Findings
+from common.datacheck.tfrecord import complete
+from common.datacheck.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, parse
 from common.tfrecord import BOX_KEYS, CROWD_KEY, DALI_KEYS, LABEL_KEY
 from tests.common.record_writing import PNG, empty_record, record
 
@@ -39,7 +40,7 @@ def test_what_a_record_says():
     assert [list(side) for side in example.sides] == [[0, 0.25], [0.125, 0], [0.5, 0.75], [0.25, 1.5]]
     assert (list(example.category_ids), list(example.is_crowd)) == ([90, 3], [0, 1])
     assert list(example.areas) == [7, 0]
-    assert example.absent == 0
+    assert example.lacks == 0
 
 
 def test_what_may_be_left_out():
@@ -48,22 +49,22 @@ def test_what_may_be_left_out():
     assert example.file_name == ""
     assert list(example.is_crowd) == [0]
     assert len(example.areas) == 1 and math.isnan(example.areas[0])
-    assert absent_keys(example.absent) == (CROWD_KEY,)
+    assert example.lacks == LACKS_CROWDS
 
     none = tf.train.Feature(int64_list=tf.train.Int64List())  # there, with nothing for the box
     example, _, findings = parsed(record(object__is_crowd=none))
     assert not list(findings)
-    assert list(example.is_crowd) == [0] and absent_keys(example.absent) == (CROWD_KEY,)
+    assert list(example.is_crowd) == [0] and example.lacks == LACKS_CROWDS
 
     example, _, findings = parsed(empty_record(5))
     assert not list(findings)
     assert example.image_id == 5 and [len(side) for side in example.sides] == [0] * 4
-    assert absent_keys(example.absent) == DALI_KEYS
+    assert example.lacks == LACKS_BOXES
 
     empty = {f"object__{key.removeprefix('image/object/').replace('/', '__')}": [] for key in BOX_KEYS}
     example, _, findings = parsed(record(**empty, object__class__label=None, object__is_crowd=None))
     assert not list(findings)
-    assert absent_keys(example.absent) == (LABEL_KEY, CROWD_KEY)
+    assert example.lacks == LACKS_BOXES
 
 
 @pytest.mark.parametrize(
@@ -203,11 +204,11 @@ def test_a_record_is_completed():
         (record(object__is_crowd=[]), (CROWD_KEY,)),
     ):
         before = tf.train.Example.FromString(content).features.feature
-        after = tf.train.Example.FromString(complete(content, keys)).features.feature
+        after = tf.train.Example.FromString(complete(content)).features.feature
         assert set(after) == set(before) | set(DALI_KEYS)
         assert all(after[key] == before[key] for key in before if key not in keys)
         count = len(after[LABEL_KEY].int64_list.value)
         assert list(after[CROWD_KEY].int64_list.value) == [0] * count
         assert all(after[key].WhichOneof("kind") == "float_list" for key in BOX_KEYS)
-        example, _, findings = parsed(complete(content, keys))
-        assert example.absent == 0 and not list(findings)
+        example, _, findings = parsed(complete(content))
+        assert example.lacks == 0 and not list(findings)

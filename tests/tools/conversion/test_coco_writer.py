@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from common.annotations import Annotations
 from common.datacheck.coco import load_coco
+from common.datacheck.issues import Findings
 from common.datacheck.tfrecord import expand_pattern, open_records
 from common.errors import UserError
-from common.issues import Findings
 from common.labels import LabelMap
 from tools.conversion.coco_writer import extract_images, file_names, round_boxes, write_coco
 

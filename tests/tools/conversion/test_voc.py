@@ -13,7 +13,7 @@ from pycocotools import mask
 
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
-from common.issues import DataError
+from common.datacheck.issues import DataError
 from common.labels import LabelMap
 from tools.conversion.voc import read_voc
 

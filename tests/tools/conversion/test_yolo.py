@@ -12,8 +12,8 @@ import pytest
 
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.errors import UserError
-from common.issues import DataError
 from common.labels import LabelMap
 from tools.conversion.yolo import parse_line, read_yolo, turn_back
 

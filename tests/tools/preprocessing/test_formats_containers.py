@@ -10,8 +10,8 @@ import lmdb
 import pytest
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.errors import UserError
-from common.issues import DataError
 from tests.common.record_writing import PNG, flip, record, write
 from tests.tools.preprocessing import source_writing as writing
 from tests.tools.preprocessing.reading import by_dynamic, by_pipeline, flat

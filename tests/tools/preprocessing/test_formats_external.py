@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.errors import UserError
-from common.issues import DataError
 from tests.tools.preprocessing.reading import build, by_dynamic, by_pipeline, flat, run
 from tests.tools.preprocessing.source_writing import IMAGES
 from tools.preprocessing.formats import external

@@ -7,8 +7,8 @@ import pytest
 from nvidia import dali
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.errors import UserError
-from common.issues import DataError
 from common.readers import shard_range
 from tests.tools.preprocessing.reading import build, by_dynamic, by_pipeline, flat, key, run
 from tests.tools.preprocessing.source_writing import COUNT, IMAGES, LABELS, WRITERS, labels_of, pixels, png

@@ -12,9 +12,9 @@ import pytest
 
 from common.anchors import Anchors
 from common.datacheck.coco import load_coco
+from common.datacheck.issues import KINDS, Findings
 from common.errors import UserError
 from common.evaluation import drawing
-from common.issues import KINDS, Findings
 from tests.common.made_annotations import annotations, random_annotations
 from tools.report import anchor_report, figures, page, pictures, statistics, tables
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from common.datacheck import images
 from common.datacheck.images import ImageFacts, ImagePolicy
+from common.datacheck.issues import Findings
 from common.errors import UserError
 from common.files import load_cached, save_cached
-from common.issues import Findings
 from common.labels import LabelMap
 from common.readers import check_shards
 from tools.preprocessing.reading import Call, Part, PythonCall, ReaderCall

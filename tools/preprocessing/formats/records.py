@@ -18,11 +18,11 @@ import nvidia.dali.tfrecord as dali_tfrecord
 import tensorflow as tf
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import Findings
 from common.datacheck.tfrecord import expand_pattern, index_of, missing_shards, walk_files
 from common.datacheck.tfrecord_scan import name_files
 from common.errors import UserError
 from common.files import store_cached
-from common.issues import Findings
 from common.tfrecord import format_index, record_spans
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Image, ImageSource, SourceFlags
