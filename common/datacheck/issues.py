@@ -248,20 +248,3 @@ class Findings:
         """DataError with everything that stops."""
         if self.stopping:
             raise DataError(self)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """All findings as JSON can hold them, in the order of KINDS."""
-        return [
-            {"kind": f.kind, "severity": f.severity.value, "count": f.count, "offenders": f.offenders}
-            for f in self
-        ]
-
-    @classmethod
-    def from_json(cls, origin: str, items: Iterable[dict[str, Any]]) -> "Findings":
-        """What `to_json` gave, for another mention of the same data."""
-        findings = cls(origin)
-        for item in items:
-            findings.add_many(item["kind"], item["count"], item["offenders"])
-            if item["severity"] != KINDS[item["kind"]].severity.value:
-                findings._of_kind[item["kind"]].skipped = True
-        return findings

@@ -11,11 +11,8 @@ read the data. A result with faults that the user must correct in the files is n
 
 import collections
 import concurrent.futures
-import dataclasses
 import glob
 import hashlib
-import io
-import json
 import os
 import pathlib
 import re
@@ -26,12 +23,12 @@ import numpy as np
 import tensorflow as tf
 
 from common import tfrecord
-from common.annotations import ARRAYS, Annotations
+from common.annotations import Annotations
 from common.args import ImagePolicy
 from common.datacheck import tfrecord_scan
 from common.datacheck.coco import report_fixes
-from common.datacheck.issues import Findings, Severity
-from common.datacheck.tfrecord_scan import LACKS_BOXES, Content, Features, name_files
+from common.datacheck.issues import Findings
+from common.datacheck.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, Features, name_files
 from common.errors import UserError
 from common.files import get_or_create, load_cached, save_cached, store_cached
 from common.labels import LabelMap
@@ -147,16 +144,15 @@ def open_records(
     """
     findings = Findings(name_files(files))
     walked = walk_files(files, findings)
-    content = _read(walked, label_map, policy)
+    examples = _read(walked, label_map, policy, findings)
+    annotations, is_usable = tfrecord_scan.check(examples, label_map, findings)
     if policy.on_bad_image == "skip":
-        content.annotations.findings.skip_images()
-    findings.extend(content.annotations.findings)
+        findings.skip_images()
     findings.raise_if_stopping()
-    kept = np.flatnonzero(content.is_usable)
-    annotations = dataclasses.replace(content.annotations.select(content.is_usable), findings=findings)
+    annotations, kept = annotations.select(is_usable), np.flatnonzero(is_usable)
 
     def name_record(row: int) -> str:
-        return tfrecord_scan.record_name(walked, content.annotations.image_ids, kept[row])
+        return examples[kept[row]].name
 
     def name_box(row: int) -> str:
         left, top, width, height = annotations.boxes_ltwh_px[row]
@@ -171,26 +167,52 @@ def open_records(
         findings.add("no-images", "no record has an image that can be read")
     findings.raise_if_stopping()
     # DALI is asked for crowds only where there are any.
-    lacking = content.is_usable & (content.lacks >= (1 if annotations.is_crowd.any() else LACKS_BOXES))
+    least = LACKS_CROWDS if annotations.is_crowd.any() else LACKS_BOXES
+    lacking = is_usable & np.array([example.lacks >= least for example in examples])
     findings.add_each("record-completed", np.flatnonzero(lacking[kept]), name_record)
     missing = missing_shards([file.path for file in walked])
     findings.add_many("shard-missing", len(missing), missing)
-    return _lay_out(walked, annotations, content, lacking)
+    formats = collections.Counter(examples[row].facts.image_format for row in kept)
+    return _lay_out(walked, annotations, is_usable, lacking, dict(formats.most_common()))
+
+
+def _read(
+    walked: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy, findings: Findings
+) -> list[Example]:
+    """`tfrecord_scan.scan`, or what it found before."""
+    state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
+    of_policy = (policy.decode, policy.max_megapixels)
+    key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), of_policy, state))
+    name = f"{hashlib.sha256(key).hexdigest()[:32]}.records"
+    kept = load_cached(name)
+    if kept is not None:
+        return msgspec.msgpack.decode(kept, type=list[Example])
+    found = Findings(findings.origin)
+    examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), policy, found)
+    if not found.stopping:
+        save_cached(name, msgspec.msgpack.encode(examples))
+    findings.extend(found)
+    return examples
 
 
 def _lay_out(
-    walked: Sequence[RecordFile], annotations: Annotations, content: Content, lacking: np.ndarray
+    walked: Sequence[RecordFile],
+    annotations: Annotations,
+    is_usable: np.ndarray,
+    lacking: np.ndarray,
+    formats: dict[str, int],
 ) -> TFRecordSource:
     """Files, indexes and spans of the records that are read; makes what is missing.
 
     Args:
         walked: the user's files.
         annotations: of the records that are read.
-        content: of all records.
-        lacking: bool (R,), which records must be completed first.
+        is_usable: bool (R,), which of all records are read.
+        lacking: bool (R,), which of these must be completed first.
+        formats: of the images.
     """
     files, indexes, spans, rows = [], [], [], []
-    row_of = np.cumsum(content.is_usable) - 1
+    row_of = np.cumsum(is_usable) - 1
 
     def add(file: str, index: str, file_spans: np.ndarray, records: np.ndarray) -> None:
         spans.append(np.insert(file_spans, 0, len(files), axis=1))
@@ -201,7 +223,7 @@ def _lay_out(
     begin = 0
     for file in walked:
         end = begin + len(file.spans)
-        is_read = content.is_usable[begin:end] & ~lacking[begin:end]
+        is_read = is_usable[begin:end] & ~lacking[begin:end]
         if is_read.any():
             index = index_of(file, annotations.findings) if is_read.all() else _index(file.spans[is_read])
             add(file.path, index, file.spans[is_read], begin + np.flatnonzero(is_read))
@@ -214,7 +236,7 @@ def _lay_out(
     has_empty = bool(annotations.target_boxes.num_dropped)
     records = Records(tuple(files), tuple(indexes), np.concatenate(spans), has_crowds, has_empty)
     paths = [file.path for file in walked]
-    return TFRecordSource(paths, records, annotations, np.concatenate(rows), content.formats)
+    return TFRecordSource(paths, records, annotations, np.concatenate(rows), formats)
 
 
 def _index(spans: np.ndarray) -> str:
@@ -249,59 +271,3 @@ def complete(record: bytes) -> bytes:
     addition = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
     # Protobuf reads two messages in a row as one; of a key in both, the later value counts.
     return record + addition
-
-
-# --- what the cache keeps ---
-
-
-def _read(files: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy) -> Content:
-    """Reads record files, or loads what was read before.
-
-    Args:
-        files: what `walk` found; of damaged files, the records before the damage are read.
-        label_map: of the category ids in the records.
-        policy: how deep images are checked.
-    """
-    state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in files]
-    of_policy = (policy.decode, policy.max_megapixels)
-    key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), of_policy, state))
-    name = f"{hashlib.sha256(key).hexdigest()[:32]}.records"
-    kept = load_cached(name)
-    content = None if kept is None else unpack(kept, label_map)
-    if content is None:
-        content = tfrecord_scan.scan(files, label_map, policy)
-        if all(finding.severity is not Severity.ERROR for finding in content.annotations.findings):
-            save_cached(name, pack(content))
-    return content
-
-
-def pack(content: Content) -> bytes:
-    """Everything but the label map."""
-    annotations = content.annotations
-    text = {
-        "origin": annotations.origin,
-        "file_names": annotations.file_names,
-        "findings": annotations.findings.to_json(),
-        "formats": content.formats,
-    }
-    arrays = {name: getattr(annotations, name) for name in ARRAYS}
-    stream = io.BytesIO()
-    np.savez(stream, text=json.dumps(text), is_usable=content.is_usable, lacks=content.lacks, **arrays)
-    return stream.getvalue()
-
-
-def unpack(kept: bytes, label_map: LabelMap) -> Content | None:
-    """What `pack` gave; None where another version found other kinds of issues."""
-    with np.load(io.BytesIO(kept), allow_pickle=False) as stored:
-        arrays = dict(stored)
-    text = json.loads(arrays.pop("text").item())
-    is_usable, lacks, origin = arrays.pop("is_usable"), arrays.pop("lacks"), text["origin"]
-    try:
-        findings = Findings.from_json(origin, text["findings"])
-    except KeyError:
-        return None
-    names = text["file_names"]
-    annotations = Annotations(
-        label_map=label_map, file_names=names, origin=origin, findings=findings, **arrays
-    )
-    return Content(annotations, is_usable, lacks, text["formats"])

@@ -4,15 +4,14 @@ The schema is that of TensorFlow Object Detection (common/tfrecord.py). All keys
 where an image has none.
 """
 
-import collections
 import concurrent.futures
-import dataclasses
 import itertools
 import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import tensorflow as tf
 
@@ -41,8 +40,7 @@ _SHOWN, _SHOWN_BYTES = 8, 40  # values in a message, bytes of one
 # --- one record ---
 
 
-@dataclasses.dataclass(slots=True)
-class Example:
+class Example(msgspec.Struct, gc=False, array_like=True):
     """What one record contains.
 
     Attributes:
@@ -63,10 +61,10 @@ class Example:
     image_id: int = NONE
     file_name: str = ""
     image_size: tuple[int, int] = (0, 0)
-    sides: Sequence[Sequence[float]] = ((), (), (), ())
-    category_ids: Sequence[int] = ()
-    is_crowd: Sequence[int] = ()
-    areas: Sequence[float] = ()
+    sides: list[list[float]] = msgspec.field(default_factory=lambda: [[], [], [], []])
+    category_ids: list[int] = []
+    is_crowd: list[int] = []
+    areas: list[float] = []
     lacks: int = 0
     facts: ImageFacts | None = None
 
@@ -207,36 +205,10 @@ def _shown(values: Sequence[Any]) -> str:
 # --- many records ---
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Content:
-    """What record files hold.
-
-    Attributes:
-        annotations: of all records. Their findings are all about records and images, but not about boxes
-            that are fixed. Where these stop, rows of what was reported mean nothing.
-        is_usable: bool (I,), whether the image of a record can be used.
-        lacks: uint8 (I,), `Example.lacks` of each record.
-        formats: how many of the usable images have a format, by its name, the most frequent first.
-    """
-
-    annotations: Annotations
-    is_usable: np.ndarray
-    lacks: np.ndarray
-    formats: dict[str, int]
-
-
 def name_files(files: Sequence[str | os.PathLike]) -> str:
     """Several files in a few words."""
     first = os.fspath(files[0])
     return first if len(files) == 1 else f"{first} and {len(files) - 1} more files"
-
-
-def record_name(files: Sequence[RecordFile], image_ids: np.ndarray, row: int) -> str:
-    """One of all records, by its row, in words."""
-    begins = np.cumsum([0, *(len(file.spans) for file in files)])
-    number = int(np.searchsorted(begins, row, side="right")) - 1
-    known = f" (image {image_ids[row]})" if image_ids[row] != NONE else ""
-    return f"{files[number].name(row - begins[number])}{known}"
 
 
 def box_name(box: np.ndarray) -> str:
@@ -262,40 +234,66 @@ def contents(file: RecordFile, begin: int, end: int, findings: Findings) -> list
     return found + [None] * (end - begin - len(found))
 
 
-def scan(files: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy) -> Content:
+def scan(
+    files: Sequence[RecordFile], known: frozenset[int], policy: ImagePolicy, findings: Findings
+) -> list[Example]:
     """Reads record files.
 
     Args:
         files: what `walk` found; of damaged files, the records before the damage are read.
-        label_map: of the category ids in the records.
+        known: the category ids that labels may have.
         policy: how deep images are checked.
+        findings: gets what is wrong with single records, but not with their images.
     """
-    origin = name_files([file.path for file in files])
-    findings, examples = Findings(origin), []
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
     bar = Bar("Checking records", len(parts)) if sum(file.size for file in files) > _SLOW_BYTES else None
-    known = frozenset(label_map.category_ids)
+    examples: list[Example] = []
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         for of_part, found in pool.map(lambda part: _scan_part(*part, known, policy), parts):
             examples += of_part
             findings.extend(found)
             if bar:
                 bar.step()
-    counts = [len(example.category_ids) for example in examples]
-    box_image = np.repeat(np.arange(len(examples)), counts)
+    return examples
+
+
+def check(
+    examples: Sequence[Example], label_map: LabelMap, findings: Findings
+) -> tuple[Annotations, np.ndarray]:
+    """Checks the records of all files together.
+
+    Args:
+        examples: of all records.
+        label_map: the categories.
+        findings: gets faults of ids, boxes and images.
+
+    Returns:
+        The annotations of all records, and bool (I,), which images can be used. Where `findings` stop, rows
+        of what was reported mean nothing.
+    """
+    box_image = np.repeat(np.arange(len(examples)), [len(example.category_ids) for example in examples])
     sides = [_chain((example.sides[side] for example in examples), np.float32) for side in range(4)]
     boxes = np.stack(sides, axis=1)  # (N, 4) ltrb normalised, as stored
     image_sizes = np.array([example.image_size for example in examples], np.int32).reshape(-1, 2)
-    image_ids = np.array([example.image_id for example in examples], np.int64)
     _check_boxes(boxes, [examples[row].name for row in box_image], findings)
-    _check_ids(files, image_ids, findings)
-    is_usable = _check_images(examples, image_sizes, findings)
+    for image_id, rows in repeats(example.image_id for example in examples):
+        names = ", ".join(examples[row].name for row in rows[:_NAMED])
+        findings.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {names}")
+    rows = [row for row, example in enumerate(examples) if example.facts]
+    is_usable = np.ones(len(examples), np.bool_)
+    is_usable[rows] = images.check_images(
+        [examples[row].facts for row in rows],
+        image_sizes[rows],
+        [examples[row].file_name for row in rows],
+        lambda i: examples[rows[i]].name,
+        findings,
+    )
     boxes_px = boxes.astype(np.float64) * image_sizes[box_image][:, [1, 0, 1, 0]]
     boxes_ltwh_px = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
     areas = _chain((example.areas for example in examples), np.float64)
     annotations = Annotations(
         label_map=label_map,
-        image_ids=image_ids,
+        image_ids=np.array([example.image_id for example in examples], np.int64),
         file_names=[example.file_name for example in examples],
         image_sizes=image_sizes,
         box_image=box_image,
@@ -303,12 +301,10 @@ def scan(files: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy) 
         category_ids=_chain((example.category_ids for example in examples), np.int64),
         is_crowd=_chain((example.is_crowd for example in examples), np.bool_),
         areas=np.where(np.isnan(areas), boxes_ltwh_px[:, 2] * boxes_ltwh_px[:, 3], areas),
-        origin=origin,
+        origin=findings.origin,
         findings=findings,
     )
-    formats = collections.Counter(e.facts.image_format for e in examples if e.facts and not e.facts.fault)
-    lacks = np.array([example.lacks for example in examples], np.uint8)
-    return Content(annotations, is_usable, lacks, dict(formats.most_common()))
+    return annotations, is_usable
 
 
 def _chain(lists: Iterable[Sequence], dtype: type) -> np.ndarray:
@@ -332,20 +328,6 @@ def _scan_part(
     return examples, findings
 
 
-def _check_images(examples: Sequence[Example], image_sizes: np.ndarray, findings: Findings) -> np.ndarray:
-    """Returns bool (I,), which images can be used; those that were reported count as usable."""
-    rows = [row for row, example in enumerate(examples) if example.facts]
-    is_usable = np.ones(len(examples), np.bool_)
-    is_usable[rows] = images.check_images(
-        [examples[row].facts for row in rows],
-        image_sizes[rows],
-        [examples[row].file_name for row in rows],
-        lambda i: examples[rows[i]].name,
-        findings,
-    )
-    return is_usable
-
-
 def _check_boxes(boxes: np.ndarray, names: Sequence[str], findings: Findings) -> None:
     is_finite = np.isfinite(boxes).all(axis=1)
     is_negative = is_finite & np.any(boxes[:, 2:] < boxes[:, :2], axis=1)
@@ -353,9 +335,3 @@ def _check_boxes(boxes: np.ndarray, names: Sequence[str], findings: Findings) ->
     kinds = {"box-not-finite": ~is_finite, "box-negative": is_negative, "box-in-pixels": is_far}
     for kind, which in kinds.items():
         findings.add_each(kind, np.flatnonzero(which), lambda i: f"{names[i]} has {box_name(boxes[i])}")
-
-
-def _check_ids(files: Sequence[RecordFile], image_ids: np.ndarray, findings: Findings) -> None:
-    for image_id, rows in repeats(image_ids.tolist()):
-        names = ", ".join(record_name(files, image_ids, row) for row in rows[:_NAMED])
-        findings.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {names}")

@@ -102,7 +102,7 @@ def predict(
         on_batch: called after every batch, on every rank for the same batches, also for those that a rank
             leaves out because of a problem: it may do what needs all ranks. What it raises passes through, so
             under several ranks it must raise on all of them at the same batch.
-        explain: turns an error of the loader into one that names the images: datacheck.damaged_images; None
+        explain: turns an error of the loader into one that names the images: open_data.explain; None
             repeats the loader's own words.
 
     Returns:

@@ -14,9 +14,7 @@ from pycocotools.cocoeval import COCOeval
 
 from common.annotations import Annotations, clip_boxes
 from common.datacheck.coco import load_coco
-from common.datacheck.issues import KINDS, Findings
-from common.datacheck.tfrecord import pack, unpack
-from common.datacheck.tfrecord_scan import Content
+from common.datacheck.issues import Findings
 from common.labels import LabelMap
 
 
@@ -238,45 +236,3 @@ def test_select(small, kept):
     assert np.all(np.diff(selected.box_image) >= 0) and selected.row_splits[-1] == len(expected)
     assert selected.num_images == kept.sum() and len(selected.target_boxes.row_splits) == kept.sum() + 1
     assert (selected.origin, selected.findings) == (small.origin, small.findings)
-
-
-# --- stored ---
-
-
-def stored(annotations, formats):
-    """What `pack` and `unpack` make of the content of record files."""
-    usable, lacks = np.arange(annotations.num_images) != 1, np.arange(annotations.num_images, dtype=np.uint8)
-    content = Content(annotations, usable, lacks, formats)
-    again = unpack(pack(content), annotations.label_map)
-    assert pack(again) == pack(content)
-    assert again.formats == formats
-    np.testing.assert_array_equal(again.is_usable, usable)
-    np.testing.assert_array_equal(again.lacks, lacks)
-    return again.annotations
-
-
-def test_bytes_keep_everything(small):
-    again = stored(small, {"JPEG": 2, "PNG": 1})
-    assert again.fingerprint() == small.fingerprint()
-    for field in dataclasses.fields(Annotations):
-        value = getattr(again, field.name)
-        if isinstance(value, np.ndarray):
-            assert value.dtype == getattr(small, field.name).dtype
-            np.testing.assert_array_equal(value, getattr(small, field.name))
-    assert again.file_names == small.file_names and again.label_map == small.label_map
-    assert again.origin == again.findings.origin == small.origin
-    assert again.findings.to_json() == small.findings.to_json()
-    assert not again.findings.stopping and again.findings["crowd"].count == 5000
-    assert again.target_boxes.boxes.tolist() == small.target_boxes.boxes.tolist()
-
-
-def test_bytes_without_images_or_boxes(small):
-    again = stored(small.select(np.zeros(3, np.bool_)), {})
-    assert again.num_images == again.num_boxes == 0 and again.file_names == []
-    assert again.boxes_ltwh_px.shape == (0, 4)
-
-
-def test_bytes_of_a_version_with_other_kinds_are_none(small, monkeypatch):
-    content = pack(Content(small, np.ones(3, bool), np.zeros(3, np.uint8), {}))
-    monkeypatch.delitem(KINDS, "crowd")
-    assert unpack(content, small.label_map) is None

@@ -1,6 +1,5 @@
 """Findings: what stops, how it is said, and what is stored."""
 
-import json
 import pathlib
 import re
 
@@ -160,28 +159,3 @@ def test_extend(findings):
     assert findings["box-negative"].offenders[-1] == "annotation 99"
     assert findings["image-empty"].skipped and not findings["image-missing"].skipped
     assert findings.origin == "x.json"
-
-
-@pytest.mark.parametrize("skipped", [False, True])
-def test_json_keeps_everything(findings, skipped):
-    if skipped:
-        findings.skip_images()
-    items = json.loads(json.dumps(findings.to_json()))
-    again = Findings.from_json("y.json", items)
-    assert again.origin == "y.json"
-    assert [finding.line() for finding in again] == [finding.line() for finding in findings]
-    assert [f.kind for f in again.stopping] == [f.kind for f in findings.stopping]
-    assert again.to_json() == findings.to_json()
-    assert items[0] == {
-        "kind": "box-negative",
-        "severity": "Error",
-        "count": 12,
-        "offenders": [f"annotation {i}" for i in range(12)],
-    }
-
-
-def test_json_keeps_counts_beyond_what_is_kept():
-    findings = Findings("x")
-    findings.add_many("crowd", 3 * KEPT, (f"annotation {i}" for i in range(3 * KEPT)))
-    again = Findings.from_json("x", findings.to_json())
-    assert again["crowd"].count == 3 * KEPT and len(again["crowd"].offenders) == KEPT
