@@ -30,8 +30,13 @@ _REPR = reprlib.Repr()
 _REPR.maxlist, _REPR.maxdict, _REPR.maxstring = 8, 4, 80
 _NEAR = 20  # characters shown before and after the place of a fault
 _DIGITS = 4000  # of an integer: Python refuses to read many more
-# With a byte order mark or the bracket of an object; a UTF-32 mark begins like that of UTF-16.
-_UTF_16 = re.compile(rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]")
+_NO_JSON = (
+    ("json-empty", rb"\s*\Z"),
+    ("json-lfs-pointer", rb"version https://git-lfs"),
+    ("json-gzip", rb"\x1f\x8b"),
+    # With a byte order mark or the bracket of an object; a UTF-32 mark begins like that of UTF-16.
+    ("json-utf-16", rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]"),
+)
 _PART = re.compile(r"[\w.+\\-]*\s*")  # what is left of a number, a literal or an escape that is cut
 _STRUCTS = {"images": CocoImage, "annotations": CocoObject, "categories": Any}
 # What a struct gets in place of a value that was reported.
@@ -69,19 +74,12 @@ def read(path: str, findings: Findings) -> bytes | None:
     except OSError as error:
         findings.add("json-unreadable", error.strerror)
         return None
-    size = f"it has {len(content)} bytes"
-    content = content.removeprefix(codecs.BOM_UTF8)
-    if not content or content.isspace():
-        findings.add("json-empty", size)
-    elif content.startswith(b"version https://git-lfs"):
-        findings.add("json-lfs-pointer", size)
-    elif content.startswith(b"\x1f\x8b"):
-        findings.add("json-gzip", f"{size} and begins with 1f 8b")
-    elif _UTF_16.match(content):
-        findings.add("json-utf-16", f"{size} and begins with {content[:4].hex(' ')}")
-    else:
-        return content
-    return None
+    text = content.removeprefix(codecs.BOM_UTF8)
+    for kind, pattern in _NO_JSON:
+        if re.match(pattern, text):
+            findings.add(kind, f"it has {len(content)} bytes and begins with {text[:4].hex(' ')}")
+            return None
+    return text
 
 
 def parse(content: bytes, findings: Findings) -> dict[str, list | None]:

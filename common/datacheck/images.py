@@ -199,10 +199,15 @@ def inspect_files(
 
     found: dict[str, _Entry] = {}
     unique = list(dict.fromkeys(names))
-    try:
-        entries = in_threads(look, unique, _DECODERS if decode else _READERS, len(names) > _SLOW[decode])
-        for name, entry in zip(unique, entries, strict=True):
-            found[name] = entry
+    chunks = [unique[i : i + _CHUNK] for i in range(0, len(unique), _CHUNK)]
+    bar = Bar("Checking images", len(chunks)) if len(unique) > _SLOW[decode] else None
+    try:  # threads: a forked TensorFlow would hang
+        with concurrent.futures.ThreadPoolExecutor(_DECODERS if decode else _READERS) as pool:
+            entries = pool.map(lambda chunk: list(map(look, chunk)), chunks)
+            for chunk, of_chunk in zip(chunks, entries, strict=True):
+                found |= zip(chunk, of_chunk, strict=True)
+                if bar:
+                    bar.step()
     finally:  # an interrupted check is not lost
         kept = {os.fsencode(name): entry for name, entry in found.items() if entry.state}
         if any(known.get(name) is not entry for name, entry in kept.items()):
@@ -245,17 +250,6 @@ def inspect_list(
     directory = os.path.commonpath([os.path.dirname(path) for path in paths])
     names = [os.path.relpath(path, directory) for path in paths]
     return inspect_files(directory, names, decode=decode, max_megapixels=max_megapixels)
-
-
-def in_threads(function: Callable, items: Sequence, threads: int, shows_bar: bool):
-    """`function(item)` of each, in order. Threads: a forked TensorFlow would hang."""
-    chunks = [items[i : i + _CHUNK] for i in range(0, len(items), _CHUNK)]
-    bar = Bar("Checking images", len(chunks)) if shows_bar else None
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        for found in pool.map(lambda chunk: list(map(function, chunk)), chunks):
-            yield from found
-            if bar:
-                bar.step()
 
 
 # --- against annotations ---

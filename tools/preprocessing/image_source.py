@@ -4,7 +4,8 @@
     images, labels = reading.in_graph(source.call())               # in a pipeline
     for images, labels in reading.in_dynamic(source.call(), 32):   # in the Dynamic API
 
-Images that cannot be used are named and counted, and stop everything or are left out (common/issues.py).
+Images that cannot be used are named and counted, and stop everything or are left out
+(common/datacheck/issues.py).
 """
 
 from collections.abc import Callable
