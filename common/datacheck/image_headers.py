@@ -130,12 +130,6 @@ _NOT_FOR_DALI = (
     (rb".{4}ftyp", "video"),
     (rb"\xff\x0a|\x00\x00\x00\x0cJXL ", "JPEG XL"),
     (rb"P[1-7Ff][ \t\n\r]", "PNM"),
-    (rb"8BPS", "PSD"),
-    (rb"%PDF", "PDF"),
-    (rb"\x00\x00\x01\x00", "ICO"),
-    (rb"DDS ", "DDS"),
-    (rb"qoif", "QOI"),
-    (rb"<svg", "SVG"),
 )
 
 

@@ -36,7 +36,7 @@ _CHUNK = 64  # files that a thread takes at once
 _CORES = len(os.sched_getaffinity(0))
 _READERS, _DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads
 _SLOW = (20_000, 500)  # images from which on a progress bar is shown: headers only, every pixel
-_SWAPS_SIDES = (5, 6, 7, 8)  # EXIF orientations
+_SWAPS_SIDES = 5  # the first of the EXIF orientations that do
 _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP", ".heic": "HEIF"}
 
 
@@ -329,7 +329,7 @@ def check_images(
         stored = [fact.height, fact.width]
         size = [given or found for given, found in zip(size, stored, strict=True)]
         if size != stored:
-            turned = fact.orientation in _SWAPS_SIDES and size == stored[::-1]
+            turned = fact.orientation >= _SWAPS_SIDES and size == stored[::-1]
             findings.add(
                 "image-turned" if turned else "image-size-differs",
                 f"{describe(i)} is {fact.width} x {fact.height} pixels, the annotations say"
