@@ -21,7 +21,7 @@ from common.errors import UserError
 from common.labels import LabelMap
 
 if TYPE_CHECKING:
-    from common.datacheck.issues import Findings
+    from common.datacheck.issues import Issues
 
 NONE = -1  # stands for an id or a row that is absent
 ARRAYS = ("image_ids", "image_sizes", "box_image", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
@@ -63,7 +63,7 @@ class Annotations:
         is_crowd: bool (N,).
         areas: float64 (N,) square pixels of the object's outline, or of the box where there is none.
         origin: where they were read from, for messages.
-        findings: what the data check fixed or warns of, never an error; None without a check.
+        issues: what the data check fixed or warns of, never an error; None without a check.
     """
 
     label_map: LabelMap
@@ -76,7 +76,7 @@ class Annotations:
     is_crowd: np.ndarray
     areas: np.ndarray
     origin: str
-    findings: "Findings | None" = None
+    issues: "Issues | None" = None
 
     @property
     def num_images(self) -> int:
@@ -139,7 +139,7 @@ class Annotations:
         }
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of everything but `origin` and `findings`: equal for equal annotations."""
+        """SHA-256 (hex) of everything but `origin` and `issues`: equal for equal annotations."""
         digest = hashlib.sha256(self.label_map.to_json().encode())
         digest.update("\0".join(self.file_names).encode("utf-8", "surrogateescape"))
         for name in ARRAYS:

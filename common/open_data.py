@@ -237,9 +237,9 @@ def list_images(images: str) -> list[pathlib.Path]:
 def log_source(split: str, source: Source) -> None:
     """Logs what a source holds, and what a data check fixed, left out or found remarkable in it."""
     log(f"{split} data: {source.annotations.summary()}")
-    for finding in source.annotations.findings or ():
-        if finding.kind not in _IN_SUMMARY:
-            log(f"  {finding.line(shown=3)}")
+    for issue in source.annotations.issues or ():
+        if issue.kind not in _IN_SUMMARY:
+            log(f"  {issue.line(shown=3)}")
 
 
 def explain(error: Exception, source: Source | None, pipeline_type: str) -> UserError:

@@ -20,7 +20,7 @@ from common.annotations import NONE, Annotations, CocoImage, find_rows, table_of
 from common.args import ImagePolicy
 from common.datacheck import coco_parse
 from common.datacheck.images import check_files
-from common.datacheck.issues import Findings
+from common.datacheck.issues import Issues
 from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 
 LARGE_ID = 2**31  # DALI takes smaller ones
@@ -46,80 +46,80 @@ def load_coco(
         policy: about images that cannot be used.
 
     Returns:
-        The annotations; with on_bad_image="skip", of the usable images. Their `findings` list what was fixed,
+        The annotations; with on_bad_image="skip", of the usable images. Their `issues` list what was fixed,
         skipped or is remarkable.
 
     Raises:
         DataError: everything that would make training wrong, in the json and in the image files.
     """
-    findings = Findings(os.fspath(json_path))
-    content = coco_parse.read(findings.origin, findings)
+    issues = Issues(os.fspath(json_path))
+    content = coco_parse.read(issues.origin, issues)
     images, annotations = None, None
     if content is not None:
-        lists = coco_parse.parse(content, findings)
+        lists = coco_parse.parse(content, issues)
         images = lists["images"]
-        annotations = _check(images, lists["annotations"], lists["categories"], findings)
+        annotations = _check(images, lists["annotations"], lists["categories"], issues)
     usable = None
     if images_dir is not None and not os.path.isdir(images_dir):
-        findings.add("no-image-directory", os.fspath(images_dir))
+        issues.add("no-image-directory", os.fspath(images_dir))
     elif images_dir is not None and images is not None:
         sizes = np.array([(image.height, image.width) for image in images], np.int32).reshape(-1, 2)
         names = [image.file_name for image in images]
         usable, _ = check_files(
-            images_dir, names, sizes, lambda row: _image_name(images, row), policy, findings
+            images_dir, names, sizes, lambda row: _image_name(images, row), policy, issues
         )
     if policy.on_bad_image == "skip":
-        findings.skip_images()
+        issues.skip_images()
         if annotations is not None and usable is not None:
-            annotations = _select(annotations, usable, findings)
-    findings.raise_if_stopping()
-    return dataclasses.replace(annotations, findings=findings)
+            annotations = _select(annotations, usable, issues)
+    issues.raise_if_stopping()
+    return dataclasses.replace(annotations, issues=issues)
 
 
-def _select(annotations: Annotations, usable: np.ndarray, findings: Findings) -> Annotations:
-    """The annotations of usable images, with a finding where that leaves nothing."""
+def _select(annotations: Annotations, usable: np.ndarray, issues: Issues) -> Annotations:
+    """The annotations of usable images, with an issue where that leaves nothing."""
     selected = annotations.select(usable)
     if not selected.num_images:
-        findings.add("no-images", f"none of {annotations.num_images} images can be used")
+        issues.add("no-images", f"none of {annotations.num_images} images can be used")
     elif not len(selected.target_boxes.boxes):
-        findings.add("no-boxes", f"no box is in one of the {selected.num_images} usable images")
+        issues.add("no-boxes", f"no box is in one of the {selected.num_images} usable images")
     return selected
 
 
 def _check(
-    images: list[CocoImage] | None, objects: list | None, categories: list | None, findings: Findings
+    images: list[CocoImage] | None, objects: list | None, categories: list | None, issues: Issues
 ) -> Annotations | None:
     """Checks the lists against each other, each as far as it can be used; None for one that was reported.
 
-    Returns the annotations; None where `findings` has errors.
+    Returns the annotations; None where `issues` has errors.
     """
     if images is not None:
-        _check_images(images, findings)
+        _check_images(images, issues)
     table = None if objects is None else _Objects(table_of(objects))
     if table is not None:
-        _check_objects(table, findings)
+        _check_objects(table, issues)
     if categories is not None:
-        category_ids = _check_categories(categories, findings)
+        category_ids = _check_categories(categories, issues)
         if table is not None and len(category_ids):
-            _check_references(table, "category_id", category_ids, "unknown-category", findings)
+            _check_references(table, "category_id", category_ids, "unknown-category", issues)
     if table is None or not images:
         return None
     image_ids = np.array([image.id for image in images], np.int64)
-    table.image_row = _check_references(table, "image_id", image_ids, "unknown-image", findings)
+    table.image_row = _check_references(table, "image_id", image_ids, "unknown-image", issues)
     table.sizes = np.array([(image.width, image.height) for image in images], np.int64)
-    _check_unit(table, findings)
-    if findings.stopping:
+    _check_unit(table, issues)
+    if issues.stopping:
         return None
     label_map = LabelMap.from_categories(categories)
-    annotations = to_annotations(images, table.rows, table.image_row, label_map, findings.origin)
+    annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin)
     order = np.argsort(table.image_row, kind="stable")
     report_fixes(
         annotations,
         lambda row: _image_name(images, row),
         lambda row: table.name_in_image(order[row]),
-        findings,
+        issues,
     )
-    return None if findings.stopping else annotations
+    return None if issues.stopping else annotations
 
 
 class _Objects:
@@ -162,10 +162,10 @@ def _image_name(images: Sequence[CocoImage], row: int) -> str:
     return f"{name} ({image.file_name!r})" if image.file_name else name
 
 
-def _check_categories(categories: list[Any], findings: Findings) -> np.ndarray:
+def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
     """Returns int64 (C,), the ids that annotations may have; NONE where one was reported."""
     faults = list(category_faults(categories))
-    findings.add_many("bad-category", len(faults), faults)
+    issues.add_many("bad-category", len(faults), faults)
     ids, names = [], []
     for category in categories:
         category_id = category.get("id") if isinstance(category, dict) else None
@@ -174,32 +174,32 @@ def _check_categories(categories: list[Any], findings: Findings) -> np.ndarray:
         names.append(f"category {category_id} ({category.get('name')!r})" if is_usable else "")
     for before, (category_id, name) in itertools.pairwise(zip(ids, names, strict=True)):
         if NONE < category_id < before[0]:
-            findings.add("category-order", f"{name} is listed after {before[1]}")
+            issues.add("category-order", f"{name} is listed after {before[1]}")
     return np.array(ids, np.int64)
 
 
-def _check_images(images: list[CocoImage], findings: Findings) -> None:
+def _check_images(images: list[CocoImage], issues: Issues) -> None:
     if not images:
-        findings.add("no-images", "`images` is empty")
+        issues.add("no-images", "`images` is empty")
     for image_id, rows in repeats(image.id for image in images):
         files = _some([repr(images[row].file_name) for row in rows])
-        findings.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {files}")
+        issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {files}")
     for _, rows in repeats(image.file_name for image in images):
         names = _some([_image_name(images, row) for row in rows])
-        findings.add("repeated-file", f"{names} have one file")
+        issues.add("repeated-file", f"{names} have one file")
 
 
-def _check_objects(objects: _Objects, findings: Findings) -> None:
+def _check_objects(objects: _Objects, issues: Issues) -> None:
     if not len(objects.rows):
-        findings.add("no-boxes", "`annotations` is empty")
+        issues.add("no-boxes", "`annotations` is empty")
     for number, rows in repeats(objects.rows["id"].tolist()):
         places = _some([f"annotations[{row}]" for row in rows])
-        findings.add("repeated-annotation-id", f"annotation {number} is given {len(rows)} times: {places}")
-    findings.add_each("box-negative", np.flatnonzero(objects.is_negative), objects.name_with_box)
+        issues.add("repeated-annotation-id", f"annotation {number} is given {len(rows)} times: {places}")
+    issues.add_each("box-negative", np.flatnonzero(objects.is_negative), objects.name_with_box)
 
 
 def _check_references(
-    objects: _Objects, key: str, known: np.ndarray, kind: str, findings: Findings
+    objects: _Objects, key: str, known: np.ndarray, kind: str, issues: Issues
 ) -> np.ndarray:
     """Looks for annotations of images or categories that are not there.
 
@@ -208,7 +208,7 @@ def _check_references(
         key: "image_id" or "category_id".
         known: int64 (K,), the ids of all images or categories; NONE where one was reported.
         kind: what to find.
-        findings: where to.
+        issues: where to.
 
     Returns:
         int64 (N,), the place in `known` of what each annotation refers to; NONE where it is not there.
@@ -220,13 +220,13 @@ def _check_references(
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(np.unique(ids[unknown])) > num_lost:
         of = key.removesuffix("_id")
-        findings.add_each(
+        issues.add_each(
             kind, unknown, lambda row: f"{objects.name(row)} has {key} {ids[row]}, which no {of} has"
         )
     return rows
 
 
-def _check_unit(objects: _Objects, findings: Findings) -> None:
+def _check_unit(objects: _Objects, issues: Issues) -> None:
     """Looks for boxes in another unit or form: all of them fractions, or corners in place of sides."""
     boxes = objects.rows["bbox"]
     is_larger = np.append(np.all(objects.sizes > 1, axis=1), False)[objects.image_row]  # NONE is the last one
@@ -235,7 +235,7 @@ def _check_unit(objects: _Objects, findings: Findings) -> None:
     with np.errstate(over="ignore"):
         is_within = (np.abs(left_top) <= _FRACTION) & (left_top + sides <= _FRACTION)
     if is_within.all() and np.all(sides > 0, axis=1).any():
-        findings.add_each("boxes-not-in-pixels", rows, objects.name_in_image)
+        issues.add_each("boxes-not-in-pixels", rows, objects.name_in_image)
         return
     # Corners in place of sides: half of the boxes reach far outside, and as corners all would fit.
     limits = objects.sizes[objects.image_row[rows]] + 1.0  # (M, 2) width, height, and a pixel
@@ -243,7 +243,7 @@ def _check_unit(objects: _Objects, findings: Findings) -> None:
     would_fit = np.all((left_top >= -1) & (sides > left_top) & (sides <= limits), axis=1)
     outside = rows[is_outside]
     if len(outside) >= max(_MANY, len(rows) / 2) and would_fit.all():
-        findings.add_each("boxes-of-corners", outside, objects.name_in_image)
+        issues.add_each("boxes-of-corners", outside, objects.name_in_image)
 
 
 def repeats(keys: Iterable[Any]) -> list[tuple[Any, list[int]]]:
@@ -263,7 +263,7 @@ def report_fixes(
     annotations: Annotations,
     name_image: Callable[[int], str],
     name_box: Callable[[int], str],
-    findings: Findings,
+    issues: Issues,
 ) -> None:
     """Adds what is fixed and what is remarkable, or that no box can be used.
 
@@ -271,14 +271,14 @@ def report_fixes(
         annotations: of at least one image, without errors.
         name_image: image i in words.
         name_box: box i and its image in words.
-        findings: gets no-boxes, box-outside, box-empty, crowd, image-without-boxes and large-id.
+        issues: gets no-boxes, box-outside, box-empty, crowd, image-without-boxes and large-id.
     """
     boxes, is_clipped = annotations.clipped_boxes
     has_area = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
     is_crowd = annotations.is_crowd
     is_target = has_area & ~is_crowd
     if not is_target.any():
-        findings.add("no-boxes", f"none of {len(boxes)} boxes is more than a crowd or an empty box")
+        issues.add("no-boxes", f"none of {len(boxes)} boxes is more than a crowd or an empty box")
     counts = np.bincount(annotations.box_image[is_target], minlength=annotations.num_images)
     for kind, which, name in (
         ("box-outside", is_target & is_clipped, name_box),
@@ -287,7 +287,7 @@ def report_fixes(
         ("image-without-boxes", counts == 0, name_image),
         ("large-id", annotations.image_ids >= LARGE_ID, name_image),
     ):
-        findings.add_each(kind, np.flatnonzero(which), name)
+        issues.add_each(kind, np.flatnonzero(which), name)
     for category in annotations.label_map.categories():
         if category["id"] >= LARGE_ID:
-            findings.add("large-id", f"category {category['id']} ({category['name']!r})")
+            issues.add("large-id", f"category {category['id']} ({category['name']!r})")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from common.annotations import NONE, CocoImage, CocoObject
-from common.datacheck.issues import Findings
+from common.datacheck.issues import Issues
 from common.files import file_type
 from common.labels import is_text
 
@@ -62,32 +62,32 @@ class _Key:
 _cut = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=lambda _, text: _Key(text)).decode
 
 
-def read(path: str, findings: Findings) -> bytes | None:
-    """The bytes of a file that may be a json, without a byte order mark; None, with a finding, where it is
+def read(path: str, issues: Issues) -> bytes | None:
+    """The bytes of a file that may be a json, without a byte order mark; None, with an issue, where it is
     none. Never waits for a pipe."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
-            findings.add("json-not-a-file", f"it is {file_type(mode)}")
+            issues.add("json-not-a-file", f"it is {file_type(mode)}")
             return None
         content = pathlib.Path(path).read_bytes()
     except OSError as error:
-        findings.add("json-unreadable", error.strerror)
+        issues.add("json-unreadable", error.strerror)
         return None
     text = content.removeprefix(codecs.BOM_UTF8)
     for kind, pattern in _NO_JSON:
         if re.match(pattern, text):
-            findings.add(kind, f"it has {len(content)} bytes and begins with {text[:4].hex(' ')}")
+            issues.add(kind, f"it has {len(content)} bytes and begins with {text[:4].hex(' ')}")
             return None
     return text
 
 
-def parse(content: bytes, findings: Findings) -> dict[str, list | None]:
+def parse(content: bytes, issues: Issues) -> dict[str, list | None]:
     """Decodes a COCO json.
 
     Args:
         content: the json.
-        findings: gets json-truncated, json-malformed, repeated-key, missing-key, wrong-type, box-length and
+        issues: gets json-truncated, json-malformed, repeated-key, missing-key, wrong-type, box-length and
             box-not-finite.
 
     Returns:
@@ -103,10 +103,10 @@ def parse(content: bytes, findings: Findings) -> dict[str, list | None]:
             return {key: msgspec.json.decode(part_of[key], type=list[of]) for key, of in _STRUCTS.items()}
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         pass
-    document = _load(content, findings)
+    document = _load(content, issues)
     if document is None:
         return dict.fromkeys(_STRUCTS)
-    return {key: _list(document, key, struct, findings) for key, struct in _STRUCTS.items()}
+    return {key: _list(document, key, struct, issues) for key, struct in _STRUCTS.items()}
 
 
 def shown(value: Any) -> str:
@@ -114,27 +114,27 @@ def shown(value: Any) -> str:
     return _REPR.repr(value)
 
 
-def _load(content: bytes, findings: Findings) -> dict[str, Any] | None:
-    """What Python's json reads; None, with a finding, where it is not an object."""
+def _load(content: bytes, issues: Issues) -> dict[str, Any] | None:
+    """What Python's json reads; None, with an issue, where it is not an object."""
     text = content.decode("utf-8", "surrogateescape")
     try:
         document = json.loads(text, object_pairs_hook=_object, parse_int=_integer)
     except RecursionError:
-        findings.add("json-malformed", "its brackets are nested too deeply")
+        issues.add("json-malformed", "its brackets are nested too deeply")
         return None
     except json.JSONDecodeError as error:
         is_cut = error.msg.startswith("Unterminated") or _PART.fullmatch(text, error.pos)
         if is_cut and error.msg != "Extra data":
             tail = text.rstrip()[-2 * _NEAR :]
-            findings.add("json-truncated", f"it ends after {len(content)} bytes with {tail!r}")
+            issues.add("json-truncated", f"it ends after {len(content)} bytes with {tail!r}")
         else:
             near = text[max(error.pos - _NEAR, 0) : error.pos + _NEAR]
             position = len(text[: error.pos].encode("utf-8", "surrogateescape"))
-            findings.add("json-malformed", f"{error.msg} at byte {position}, near {near!r}")
+            issues.add("json-malformed", f"{error.msg} at byte {position}, near {near!r}")
         return None
     if not isinstance(document, dict):
         head = text[: 2 * _NEAR]
-        findings.add("wrong-type", f"the file begins with {head!r}: an object of three lists is needed")
+        issues.add("wrong-type", f"the file begins with {head!r}: an object of three lists is needed")
         return None
     return document
 
@@ -151,27 +151,27 @@ def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) < _DIGITS else float(digits)
 
 
-def _list(document: dict[str, Any], key: str, struct: type, findings: Findings) -> list | None:
+def _list(document: dict[str, Any], key: str, struct: type, issues: Issues) -> list | None:
     """The records of one list."""
     records = document.get(key)
     if key not in document:
-        findings.add("missing-key", f"the file has no list `{key}`")
+        issues.add("missing-key", f"the file has no list `{key}`")
     elif isinstance(records, _Repeated):
-        findings.add("repeated-key", f"the file has {records.count} lists `{key}`")
+        issues.add("repeated-key", f"the file has {records.count} lists `{key}`")
     elif not isinstance(records, list):
-        findings.add("wrong-type", f"`{key}` is {shown(records)}: a list is needed")
+        issues.add("wrong-type", f"`{key}` is {shown(records)}: a list is needed")
     elif struct is Any:
         return records
     else:
-        return [_salvaged(record, struct, key, number, findings) for number, record in enumerate(records)]
+        return [_salvaged(record, struct, key, number, issues) for number, record in enumerate(records)]
     return None
 
 
-def _salvaged(record: Any, struct: type, key: str, number: int, findings: Findings) -> Any:
-    """What is good in a record, with a finding for each value that is not."""
+def _salvaged(record: Any, struct: type, key: str, number: int, issues: Issues) -> Any:
+    """What is good in a record, with an issue for each value that is not."""
     good = dict(_NOTHING[struct])
     if not isinstance(record, dict):
-        findings.add("wrong-type", f"{key}[{number}] is {shown(record)}: an object is needed")
+        issues.add("wrong-type", f"{key}[{number}] is {shown(record)}: an object is needed")
         return struct(**good)
     for field in _FIELDS[struct]:
         if field.name in record:
@@ -181,7 +181,7 @@ def _salvaged(record: Any, struct: type, key: str, number: int, findings: Findin
         else:
             continue
         if kind:
-            findings.add(kind, f"{_record_name(record, key, number)} {fault}")
+            issues.add(kind, f"{_record_name(record, key, number)} {fault}")
         else:
             good[field.name] = record[field.name]
     return struct(**good)

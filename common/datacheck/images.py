@@ -27,7 +27,7 @@ from common.args import IMAGE_SUFFIXES as IMAGE_SUFFIXES
 from common.args import MAX_MEGAPIXELS, ImagePolicy
 from common.datacheck import image_headers
 from common.datacheck.image_headers import PILLOW_ERRORS, Encoded, Fault, ImageFacts, damaged
-from common.datacheck.issues import Findings
+from common.datacheck.issues import Issues
 from common.files import file_type, load_cached, save_cached
 from common.progress import Bar
 
@@ -261,10 +261,10 @@ def path_fault(name: str) -> bool:
     return name.startswith("/") or "\0" in name or "\n" in name or (".." in name and ".." in name.split("/"))
 
 
-def add_fault(facts: ImageFacts, name: str, findings: Findings) -> bool:
+def add_fault(facts: ImageFacts, name: str, issues: Issues) -> bool:
     """Adds the fault, if there is one, of an image with this name; returns whether there is one."""
     if facts.fault:
-        findings.add(facts.fault, f"{name}: {facts.detail}" if facts.detail else name)
+        issues.add(facts.fault, f"{name}: {facts.detail}" if facts.detail else name)
     return bool(facts.fault)
 
 
@@ -274,7 +274,7 @@ def check_files(
     image_sizes: np.ndarray,
     describe: Callable[[int], str],
     policy: ImagePolicy,
-    findings: Findings,
+    issues: Issues,
 ) -> tuple[np.ndarray, list[ImageFacts]]:
     """Inspects image files and compares them with what annotations contain (`inspect_files`, `check_images`).
 
@@ -284,7 +284,7 @@ def check_files(
         image_sizes: (I, 2), (height, width) in pixels; 0 where the annotations have none.
         describe: gives the name of image i in messages.
         policy: about images that cannot be used.
-        findings: gets what is at fault or remarkable.
+        issues: gets what is at fault or remarkable.
 
     Returns:
         bool (I,), which images can be decoded; and what is known of each.
@@ -292,7 +292,7 @@ def check_files(
     rows, facts = [], [ImageFacts()] * len(names)
     for row, name in enumerate(names):
         if path_fault(name):
-            findings.add("path-leaves-directory", f"{describe(row)} is not below {os.fspath(images_dir)}")
+            issues.add("path-leaves-directory", f"{describe(row)} is not below {os.fspath(images_dir)}")
         elif name:
             rows.append(row)
     safe = [names[row] for row in rows]
@@ -300,7 +300,7 @@ def check_files(
     for row, fact in zip(rows, found, strict=True):
         facts[row] = fact
     usable = np.zeros(len(names), np.bool_)
-    usable[rows] = check_images(found, image_sizes[rows], safe, lambda i: describe(rows[i]), findings)
+    usable[rows] = check_images(found, image_sizes[rows], safe, lambda i: describe(rows[i]), issues)
     return usable, facts
 
 
@@ -309,7 +309,7 @@ def check_images(
     image_sizes: np.ndarray,
     names: Sequence[str],
     describe: Callable[[int], str],
-    findings: Findings,
+    issues: Issues,
 ) -> np.ndarray:
     """Compares images with what annotations say of them.
 
@@ -318,26 +318,26 @@ def check_images(
         image_sizes: (I, 2), (height, width) according to the annotations; 0 where they have none.
         names: their file names; "" where there is none.
         describe: gives the name of image i in messages: `image 12 ('a.jpg')`.
-        findings: gets what is at fault or remarkable.
+        issues: gets what is at fault or remarkable.
 
     Returns:
         bool (I,), which images can be decoded.
     """
     for i, (fact, size, name) in enumerate(zip(facts, image_sizes.tolist(), names, strict=True)):
-        if add_fault(fact, describe(i), findings):
+        if add_fault(fact, describe(i), issues):
             continue
         stored = [fact.height, fact.width]
         size = [given or found for given, found in zip(size, stored, strict=True)]
         if size != stored:
             turned = fact.orientation >= _SWAPS_SIDES and size == stored[::-1]
-            findings.add(
+            issues.add(
                 "image-turned" if turned else "image-size-differs",
                 f"{describe(i)} is {fact.width} x {fact.height} pixels, the annotations say"
                 f" {size[1]} x {size[0]}",
             )
         elif fact.orientation != 1:
-            findings.add("exif-turn", f"{describe(i)} has EXIF orientation {fact.orientation}")
+            issues.add("exif-turn", f"{describe(i)} has EXIF orientation {fact.orientation}")
         suffix = os.path.splitext(name)[1].lower()
         if _FORMAT_OF.get(suffix, fact.image_format) != fact.image_format:
-            findings.add("wrong-extension", f"{describe(i)} is {fact.image_format}")
+            issues.add("wrong-extension", f"{describe(i)} is {fact.image_format}")
     return np.array([not fact.fault for fact in facts], np.bool_)

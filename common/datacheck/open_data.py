@@ -15,7 +15,7 @@ from common.args import ImagePolicy
 from common.datacheck import tfrecord
 from common.datacheck.coco import load_coco
 from common.datacheck.images import add_fault, inspect_list
-from common.datacheck.issues import DataError, Findings
+from common.datacheck.issues import DataError, Issues
 from common.errors import UserError
 from common.labels import LabelMap
 from common.progress import log
@@ -53,7 +53,7 @@ def _open_each(openers: Sequence[Callable[[], Source]]) -> list[Source]:
         try:
             sources.append(opener())
         except DataError as error:
-            faulty += error.findings
+            faulty += error.issues
     if faulty:
         raise DataError(*faulty)
     return sources
@@ -61,9 +61,9 @@ def _open_each(openers: Sequence[Callable[[], Source]]) -> list[Source]:
 
 def check_labels(label_map: LabelMap, source: Source) -> None:
     """DataError unless a trained network knows all categories of the data, under the same id and name."""
-    findings = Findings(source.annotations.origin)
-    findings.add_each("eval-categories", label_map.differences(source.label_map), str)
-    findings.raise_if_stopping()
+    issues = Issues(source.annotations.origin)
+    issues.add_each("eval-categories", label_map.differences(source.label_map), str)
+    issues.raise_if_stopping()
 
 
 def check_sizes(source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
@@ -73,20 +73,20 @@ def check_sizes(source: Source, *, batch_size: int, num_replicas: int, max_insta
         DataError: fewer images than ranks, or than one batch of all ranks, which would repeat images.
     """
     annotations = source.annotations
-    findings = Findings(annotations.origin)
+    issues = Issues(annotations.origin)
     if annotations.num_images < num_replicas:
-        findings.add("fewer-than-ranks", f"{annotations.num_images} images, {num_replicas} ranks")
+        issues.add("fewer-than-ranks", f"{annotations.num_images} images, {num_replicas} ranks")
     elif annotations.num_images < batch_size * num_replicas:
         ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
-        findings.add("fewer-than-batch", f"{annotations.num_images} images, --batch_size={batch_size}{ranks}")
-    findings.raise_if_stopping()
+        issues.add("fewer-than-batch", f"{annotations.num_images} images, --batch_size={batch_size}{ranks}")
+    issues.raise_if_stopping()
     counts = np.diff(annotations.target_boxes.row_splits)
-    findings.add_each(
+    issues.add_each(
         "too-many-boxes",
         np.flatnonzero(counts > max_instances),
         lambda i: f"{annotations.image_name(i)} has {counts[i]}, kept are {max_instances}",
     )
-    log_findings(findings)
+    log_issues(issues)
 
 
 # The same with and without a check.
@@ -108,24 +108,24 @@ def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSo
         DataError: images that cannot be used.
     """
     files = plain.open_images(images).files
-    findings = Findings(f"--images={images}")
+    issues = Issues(f"--images={images}")
     facts = inspect_list(files, decode=policy.decode, max_megapixels=policy.max_megapixels)
     usable = [
-        file for file, fact in zip(files, facts, strict=True) if not add_fault(fact, repr(file), findings)
+        file for file, fact in zip(files, facts, strict=True) if not add_fault(fact, repr(file), issues)
     ]
     if policy.on_bad_image == "skip":
-        findings.skip_images()
+        issues.skip_images()
     if not usable:
-        findings.add("no-images", f"none of {len(facts)} can be read")
-    findings.raise_if_stopping()
-    log_findings(findings)
+        issues.add("no-images", f"none of {len(facts)} can be read")
+    issues.raise_if_stopping()
+    log_issues(issues)
     return ImageListSource(tuple(usable))
 
 
-def log_findings(findings: Findings) -> None:
+def log_issues(issues: Issues) -> None:
     """Logs what was found in a data set, with a few of the offenders."""
-    for finding in findings:
-        log(f"{findings.origin}: {finding.line(shown=3)}")
+    for issue in issues:
+        log(f"{issues.origin}: {issue.line(shown=3)}")
 
 
 # --- why did the loader stop? DALI and tf.data report a damaged image, but seldom which one ---
@@ -148,41 +148,41 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
         return stopped
     log(f"{stopped}\nDecoding the images to find the damaged one; interrupt if that takes too long")
     find = _damaged_records if isinstance(source, TFRecordSource) else _damaged_files
-    findings, other = find(source)
-    if findings.stopping:
-        return DataError(findings)
+    issues, other = find(source)
+    if issues.stopping:
+        return DataError(issues)
     if pipeline_type == "tensorflow" and other:
         return UserError(f"--pipeline_type=tensorflow reads JPEG and PNG, and {other}: use dali_cpu")
     return stopped
 
 
-def _damaged_files(source: CocoSource | ImageListSource) -> tuple[Findings, str | None]:
+def _damaged_files(source: CocoSource | ImageListSource) -> tuple[Issues, str | None]:
     """What is at fault, and an image that plain TensorFlow does not decode: `a.webp is WEBP`."""
     if isinstance(source, CocoSource):
-        findings, names = Findings(source.annotations.origin), source.annotations.file_names
+        issues, names = Issues(source.annotations.origin), source.annotations.file_names
         files = [os.path.join(source.images_dir, name) for name in names]
         names = [source.annotations.image_name(row) for row in range(source.size)]
     else:
-        findings, files, names = Findings("images"), source.files, [repr(file) for file in source.files]
+        issues, files, names = Issues("images"), source.files, [repr(file) for file in source.files]
     other = None
     for name, fact in zip(names, inspect_list(files, decode=True, max_megapixels=math.inf), strict=True):
-        if not add_fault(fact, name, findings) and fact.image_format not in _PLAIN_TENSORFLOW:
+        if not add_fault(fact, name, issues) and fact.image_format not in _PLAIN_TENSORFLOW:
             other = other or f"{name} is {fact.image_format}"
-    return findings, other
+    return issues, other
 
 
-def _damaged_records(source: TFRecordSource) -> tuple[Findings, str | None]:
+def _damaged_records(source: TFRecordSource) -> tuple[Issues, str | None]:
     """`_damaged_files` of records; what was left out when the source was opened is not reported."""
     largest = float(source.annotations.image_sizes.prod(axis=1, dtype=float).max())
     policy = ImagePolicy(max_megapixels=largest / 1e6, decode=True)
     try:
-        found = tfrecord.open_records(source.files, source.label_map, policy=policy).annotations.findings
+        found = tfrecord.open_records(source.files, source.label_map, policy=policy).annotations.issues
     except DataError as error:
-        (found,) = error.findings
-    fresh = Findings(found.origin)
-    for finding in found.stopping:
-        known = set(source.annotations.findings[finding.kind].offenders)
-        if finding.kind != "image-too-large":
-            fresh.add_each(finding.kind, [text for text in finding.offenders if text not in known], str)
+        (found,) = error.issues
+    fresh = Issues(found.origin)
+    for issue in found.stopping:
+        known = set(source.annotations.issues[issue.kind].offenders)
+        if issue.kind != "image-too-large":
+            fresh.add_each(issue.kind, [text for text in issue.offenders if text not in known], str)
     others = [image_format for image_format in source.formats if image_format not in _PLAIN_TENSORFLOW]
     return fresh, f"one of the records is {others[0]}" if others else None

@@ -27,7 +27,7 @@ from common.annotations import Annotations
 from common.args import ImagePolicy
 from common.datacheck import tfrecord_scan
 from common.datacheck.coco import report_fixes
-from common.datacheck.issues import Findings
+from common.datacheck.issues import Issues
 from common.datacheck.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, Features, name_files
 from common.errors import UserError
 from common.files import get_or_create, load_cached, save_cached, store_cached
@@ -53,31 +53,31 @@ def expand_pattern(pattern: str) -> list[str]:
     Raises:
         DataError: every pattern that matches nothing.
     """
-    findings, files = Findings(pattern), set()
+    issues, files = Issues(pattern), set()
     for part in [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]:
         matches = {file for file in glob.glob(part, recursive=True) if not file.endswith(_NO_RECORDS)}
         if part.endswith("**"):
             matches = {file for file in matches if not os.path.isdir(file)}
         if not matches:
-            findings.add("no-record-file", repr(part))
+            issues.add("no-record-file", repr(part))
         files |= matches
-    findings.raise_if_stopping()
+    issues.raise_if_stopping()
     return sorted(files)
 
 
-def walk_files(files: Sequence[str | os.PathLike], findings: Findings) -> list[RecordFile]:
+def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[RecordFile]:
     """Where the records of files stand. Faults, and files that end before their index, are added."""
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         walked = list(pool.map(tfrecord.walk, files))
     for file in walked:
         if file.fault:
-            findings.add(*file.fault)
-    for file in walked if not findings.stopping else ():
-        _check_complete(file, findings)
+            issues.add(*file.fault)
+    for file in walked if not issues.stopping else ():
+        _check_complete(file, issues)
     return walked
 
 
-def _check_complete(file: RecordFile, findings: Findings) -> None:
+def _check_complete(file: RecordFile, issues: Issues) -> None:
     path = pathlib.Path(f"{file.path}.idx")
     try:
         listed = path.read_bytes() if path.is_file() else b""
@@ -85,14 +85,14 @@ def _check_complete(file: RecordFile, findings: Findings) -> None:
         return
     num_listed, count = listed.count(b"\n"), len(file.spans)
     if num_listed > count and listed.startswith(tfrecord.format_index(file.spans)):
-        findings.add("index-longer", f"{file.path} has {count} records, {path.name} lists {num_listed}")
+        issues.add("index-longer", f"{file.path} has {count} records, {path.name} lists {num_listed}")
 
 
-def index_of(file: RecordFile, findings: Findings) -> str:
+def index_of(file: RecordFile, issues: Issues) -> str:
     """The path of a file's index, which is made where it is missing or wrong."""
     path, made = tfrecord.ensure_index(file.path, file.spans)
     if made:
-        findings.add(made, file.path)
+        issues.add(made, file.path)
     return path
 
 
@@ -142,13 +142,13 @@ def open_records(
         DataError: everything that would make training wrong, in all files: file, record, image id, key and
             value.
     """
-    findings = Findings(name_files(files))
-    walked = walk_files(files, findings)
-    examples = _read(walked, label_map, policy, findings)
-    annotations, is_usable = tfrecord_scan.check(examples, label_map, findings)
+    issues = Issues(name_files(files))
+    walked = walk_files(files, issues)
+    examples = _read(walked, label_map, policy, issues)
+    annotations, is_usable = tfrecord_scan.check(examples, label_map, issues)
     if policy.on_bad_image == "skip":
-        findings.skip_images()
-    findings.raise_if_stopping()
+        issues.skip_images()
+    issues.raise_if_stopping()
     annotations, kept = annotations.select(is_usable), np.flatnonzero(is_usable)
 
     def name_record(row: int) -> str:
@@ -162,22 +162,22 @@ def open_records(
         return f"{name_record(image_row)} has {tfrecord_scan.box_name(box)}"
 
     if annotations.num_images:
-        report_fixes(annotations, name_record, name_box, findings)
+        report_fixes(annotations, name_record, name_box, issues)
     else:
-        findings.add("no-images", "no record has an image that can be read")
-    findings.raise_if_stopping()
+        issues.add("no-images", "no record has an image that can be read")
+    issues.raise_if_stopping()
     # DALI is asked for crowds only where there are any.
     least = LACKS_CROWDS if annotations.is_crowd.any() else LACKS_BOXES
     lacking = is_usable & np.array([example.lacks >= least for example in examples])
-    findings.add_each("record-completed", np.flatnonzero(lacking[kept]), name_record)
+    issues.add_each("record-completed", np.flatnonzero(lacking[kept]), name_record)
     missing = missing_shards([file.path for file in walked])
-    findings.add_many("shard-missing", len(missing), missing)
+    issues.add_many("shard-missing", len(missing), missing)
     formats = collections.Counter(examples[row].facts.image_format for row in kept)
     return _lay_out(walked, annotations, is_usable, lacking, dict(formats.most_common()))
 
 
 def _read(
-    walked: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy, findings: Findings
+    walked: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy, issues: Issues
 ) -> list[Example]:
     """`tfrecord_scan.scan`, or what it found before."""
     state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
@@ -187,11 +187,11 @@ def _read(
     kept = load_cached(name)
     if kept is not None:
         return msgspec.msgpack.decode(kept, type=list[Example])
-    found = Findings(findings.origin)
+    found = Issues(issues.origin)
     examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), policy, found)
     if not found.stopping:
         save_cached(name, msgspec.msgpack.encode(examples))
-    findings.extend(found)
+    issues.extend(found)
     return examples
 
 
@@ -225,7 +225,7 @@ def _lay_out(
         end = begin + len(file.spans)
         is_read = is_usable[begin:end] & ~lacking[begin:end]
         if is_read.any():
-            index = index_of(file, annotations.findings) if is_read.all() else _index(file.spans[is_read])
+            index = index_of(file, annotations.issues) if is_read.all() else _index(file.spans[is_read])
             add(file.path, index, file.spans[is_read], begin + np.flatnonzero(is_read))
         if lacking[begin:end].any():
             completed = _complete_copy(file, lacking[begin:end])
@@ -259,7 +259,7 @@ def _complete_copy(file: RecordFile, lacking: np.ndarray) -> str:
 
 def complete(record: bytes) -> bytes:
     """The record with the keys of its objects that it lacks: empty lists, and zeros for crowds."""
-    read = Features(tf.train.Example.FromString(record).features.feature, "", Findings(""))
+    read = Features(tf.train.Example.FromString(record).features.feature, "", Issues(""))
     count = len(read.values(LABEL_KEY, "int64_list"))
     features = collections.defaultdict(tf.train.Feature)
     for key in filter(read.lacks, BOX_KEYS):

@@ -21,7 +21,7 @@ from common.args import ImagePolicy
 from common.datacheck import images
 from common.datacheck.coco import repeats
 from common.datacheck.image_headers import ImageFacts
-from common.datacheck.issues import Findings
+from common.datacheck.issues import Issues
 from common.labels import LabelMap
 from common.progress import Bar
 from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
@@ -72,11 +72,11 @@ class Example(msgspec.Struct, gc=False, array_like=True):
 class Features:
     """The features of a record by key, and where their faults go."""
 
-    def __init__(self, features: Any, name: str, findings: Findings):
-        self.features, self.name, self._findings = features, name, findings
+    def __init__(self, features: Any, name: str, issues: Issues):
+        self.features, self.name, self._issues = features, name, issues
 
     def report(self, kind: str, text: str) -> None:
-        self._findings.add(kind, f"{self.name} {text}")
+        self._issues.add(kind, f"{self.name} {text}")
 
     def values(self, key: str, kind: str) -> Sequence[Any] | None:
         """The values under a key, () where there are none; None where they are of another kind."""
@@ -104,26 +104,24 @@ class Features:
         return key not in self.features or self.features[key].WhichOneof("kind") is None
 
 
-def parse(
-    record: bytes, name: str, known: frozenset[int], findings: Findings
-) -> tuple[Example, bytes | None]:
+def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
     """Reads a serialized tf.train.Example, and hands on its encoded image: None where that was reported.
 
     Args:
         record: the data of one record.
         name: of the record, `a.tfrecord record 5`.
         known: the category ids that its labels may have.
-        findings: gets everything that cannot be used, and what was found in its place.
+        issues: gets everything that cannot be used, and what was found in its place.
     """
     try:
         features = tf.train.Example.FromString(record).features.feature
     except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
-        findings.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
+        issues.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
         return Example(name), None
     if not features:  # bytes of other kinds may pass for a message without any field that is known
-        findings.add("not-an-example", f"{name} ({len(record)} bytes) has no feature")
+        issues.add("not-an-example", f"{name} ({len(record)} bytes) has no feature")
         return Example(name), None
-    read = Features(features, name, findings)
+    read = Features(features, name, issues)
     image_id = _image_id(read)
     if image_id != NONE:
         read.name = f"{name} (image {image_id})"
@@ -216,7 +214,7 @@ def box_name(box: np.ndarray) -> str:
     return f"the box xmin, ymin, xmax, ymax = {np.round(box.astype(np.float64), 6).tolist()}"
 
 
-def contents(file: RecordFile, begin: int, end: int, findings: Findings) -> list[bytes | None]:
+def contents(file: RecordFile, begin: int, end: int, issues: Issues) -> list[bytes | None]:
     """The data of the records [begin, end) of a file; None where they are damaged, which is reported."""
     found: list[bytes | None] = []
     try:
@@ -226,16 +224,16 @@ def contents(file: RecordFile, begin: int, end: int, findings: Findings) -> list
                 record = os.pread(stream.fileno(), size - tfrecord.FRAME, offset + tfrecord.HEADER)
                 if tfrecord.masked_crc32c(record) != file.checksums[number]:
                     checksum = f"the checksum {file.checksums[number]:#010x}, not that of its data"
-                    findings.add("record-damaged", f"{file.name(number)} at byte {offset} has {checksum}")
+                    issues.add("record-damaged", f"{file.name(number)} at byte {offset} has {checksum}")
                     record = None
                 found.append(record)
     except OSError as error:  # the file has gone
-        findings.add("record-file-unreadable", f"{file.path}: {error.strerror}")
+        issues.add("record-file-unreadable", f"{file.path}: {error.strerror}")
     return found + [None] * (end - begin - len(found))
 
 
 def scan(
-    files: Sequence[RecordFile], known: frozenset[int], policy: ImagePolicy, findings: Findings
+    files: Sequence[RecordFile], known: frozenset[int], policy: ImagePolicy, issues: Issues
 ) -> list[Example]:
     """Reads record files.
 
@@ -243,7 +241,7 @@ def scan(
         files: what `walk` found; of damaged files, the records before the damage are read.
         known: the category ids that labels may have.
         policy: how deep images are checked.
-        findings: gets what is wrong with single records, but not with their images.
+        issues: gets what is wrong with single records, but not with their images.
     """
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
     bar = Bar("Checking records", len(parts)) if sum(file.size for file in files) > _SLOW_BYTES else None
@@ -251,34 +249,32 @@ def scan(
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         for of_part, found in pool.map(lambda part: _scan_part(*part, known, policy), parts):
             examples += of_part
-            findings.extend(found)
+            issues.extend(found)
             if bar:
                 bar.step()
     return examples
 
 
-def check(
-    examples: Sequence[Example], label_map: LabelMap, findings: Findings
-) -> tuple[Annotations, np.ndarray]:
+def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> tuple[Annotations, np.ndarray]:
     """Checks the records of all files together.
 
     Args:
         examples: of all records.
         label_map: the categories.
-        findings: gets faults of ids, boxes and images.
+        issues: gets faults of ids, boxes and images.
 
     Returns:
-        The annotations of all records, and bool (I,), which images can be used. Where `findings` stop, rows
+        The annotations of all records, and bool (I,), which images can be used. Where `issues` stop, rows
         of what was reported mean nothing.
     """
     box_image = np.repeat(np.arange(len(examples)), [len(example.category_ids) for example in examples])
     sides = [_chain((example.sides[side] for example in examples), np.float32) for side in range(4)]
     boxes = np.stack(sides, axis=1)  # (N, 4) ltrb normalised, as stored
     image_sizes = np.array([example.image_size for example in examples], np.int32).reshape(-1, 2)
-    _check_boxes(boxes, [examples[row].name for row in box_image], findings)
+    _check_boxes(boxes, [examples[row].name for row in box_image], issues)
     for image_id, rows in repeats(example.image_id for example in examples):
         names = ", ".join(examples[row].name for row in rows[:_NAMED])
-        findings.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {names}")
+        issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {names}")
     rows = [row for row, example in enumerate(examples) if example.facts]
     is_usable = np.ones(len(examples), np.bool_)
     is_usable[rows] = images.check_images(
@@ -286,7 +282,7 @@ def check(
         image_sizes[rows],
         [examples[row].file_name for row in rows],
         lambda i: examples[rows[i]].name,
-        findings,
+        issues,
     )
     boxes_px = boxes.astype(np.float64) * image_sizes[box_image][:, [1, 0, 1, 0]]
     boxes_ltwh_px = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
@@ -301,8 +297,8 @@ def check(
         category_ids=_chain((example.category_ids for example in examples), np.int64),
         is_crowd=_chain((example.is_crowd for example in examples), np.bool_),
         areas=np.where(np.isnan(areas), boxes_ltwh_px[:, 2] * boxes_ltwh_px[:, 3], areas),
-        origin=findings.origin,
-        findings=findings,
+        origin=issues.origin,
+        issues=issues,
     )
     return annotations, is_usable
 
@@ -313,25 +309,25 @@ def _chain(lists: Iterable[Sequence], dtype: type) -> np.ndarray:
 
 def _scan_part(
     file: RecordFile, begin: int, known: frozenset[int], policy: ImagePolicy
-) -> tuple[list[Example], Findings]:
+) -> tuple[list[Example], Issues]:
     """_PART records of a file from `begin` on, and what is wrong with them."""
-    findings, examples = Findings(file.path), []
+    issues, examples = Issues(file.path), []
     end = min(begin + _PART, len(file.spans))
-    for number, record in enumerate(contents(file, begin, end, findings), begin):
+    for number, record in enumerate(contents(file, begin, end, issues), begin):
         example, encoded = Example(file.name(number)), None
         if record is not None:
-            example, encoded = parse(record, file.name(number), known, findings)
+            example, encoded = parse(record, file.name(number), known, issues)
         if encoded is not None:
             options = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
             example.facts = images.inspect(encoded, **options)
         examples.append(example)
-    return examples, findings
+    return examples, issues
 
 
-def _check_boxes(boxes: np.ndarray, names: Sequence[str], findings: Findings) -> None:
+def _check_boxes(boxes: np.ndarray, names: Sequence[str], issues: Issues) -> None:
     is_finite = np.isfinite(boxes).all(axis=1)
     is_negative = is_finite & np.any(boxes[:, 2:] < boxes[:, :2], axis=1)
     is_far = is_finite & ~is_negative & np.any(boxes > _FARTHEST, axis=1)
     kinds = {"box-not-finite": ~is_finite, "box-negative": is_negative, "box-in-pixels": is_far}
     for kind, which in kinds.items():
-        findings.add_each(kind, np.flatnonzero(which), lambda i: f"{names[i]} has {box_name(boxes[i])}")
+        issues.add_each(kind, np.flatnonzero(which), lambda i: f"{names[i]} has {box_name(boxes[i])}")

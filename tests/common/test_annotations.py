@@ -14,18 +14,18 @@ from pycocotools.cocoeval import COCOeval
 
 from common.annotations import Annotations, clip_boxes
 from common.datacheck.coco import load_coco
-from common.datacheck.issues import Findings
+from common.datacheck.issues import Issues
 from common.labels import LabelMap
 
 
 @pytest.fixture
 def small():
-    """Three images, the second without boxes; a crowd; findings of each severity that may be there."""
-    findings = Findings("small")
-    findings.add("box-outside", "annotation 1 (image 7) has bbox [1.0]")
-    findings.add_many("crowd", 5000, (f"annotation {i}" for i in range(5000)))
-    findings.add("image-missing", "image 8")
-    findings.skip_images()
+    """Three images, the second without boxes; a crowd; issues of each severity that may be there."""
+    issues = Issues("small")
+    issues.add("box-outside", "annotation 1 (image 7) has bbox [1.0]")
+    issues.add_many("crowd", 5000, (f"annotation {i}" for i in range(5000)))
+    issues.add("image-missing", "image 8")
+    issues.skip_images()
     return Annotations(
         label_map=LabelMap((2, 9), ("two", "neun 'ä\"")),
         image_ids=np.array([42, 7, 2**63 - 1]),
@@ -37,7 +37,7 @@ def small():
         is_crowd=np.array([True, False, False, False]),
         areas=np.array([99, 12.5, 4, 1 / 3]),
         origin="small.json",
-        findings=findings,
+        issues=issues,
     )
 
 
@@ -189,7 +189,7 @@ def test_the_ground_truth_has_everything(small):
 
 def test_the_fingerprint_is_of_the_content(small):
     original = small.fingerprint()
-    assert dataclasses.replace(small, origin="elsewhere", findings=Findings("")).fingerprint() == original
+    assert dataclasses.replace(small, origin="elsewhere", issues=Issues("")).fingerprint() == original
     for name, value in [
         ("label_map", LabelMap((2, 9), ("two", "nine"))),
         ("file_names", ["a.jpg", "b.jpg", ""]),
@@ -235,4 +235,4 @@ def test_select(small, kept):
     assert part["categories"] == whole["categories"]
     assert np.all(np.diff(selected.box_image) >= 0) and selected.row_splits[-1] == len(expected)
     assert selected.num_images == kept.sum() and len(selected.target_boxes.row_splits) == kept.sum() + 1
-    assert (selected.origin, selected.findings) == (small.origin, small.findings)
+    assert (selected.origin, selected.issues) == (small.origin, small.issues)

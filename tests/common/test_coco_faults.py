@@ -191,7 +191,7 @@ def small(tmp_path):
         (["categories", 1, "name"], "two", "bad-category", "categories 2 and 9 have the same name 'two'"),
     ],
 )
-def test_one_fault_is_one_finding(small, path, value, kind, offender):
+def test_one_fault_is_one_issue(small, path, value, kind, offender):
     file = small(changed(path, value))
     stopping = refused(file)
     assert list(stopping) == [kind]
@@ -204,13 +204,13 @@ def test_one_fault_is_one_finding(small, path, value, kind, offender):
 def test_all_faults_of_one_record_are_listed(small):
     document = changed(["annotations", 2], {"id": -3, "category_id": "2", "bbox": [1, 2], "area": {}})
     stopping = refused(small(document))
-    assert {kind: finding.count for kind, finding in stopping.items()} == {
+    assert {kind: issue.count for kind, issue in stopping.items()} == {
         "missing-key": 1,
         "wrong-type": 3,
         "box-length": 1,
     }
-    for finding in stopping.values():
-        assert all(text.startswith("annotations[2] (id -3) has ") for text in finding.offenders)
+    for issue in stopping.values():
+        assert all(text.startswith("annotations[2] (id -3) has ") for text in issue.offenders)
 
 
 def test_offenders_without_ids_are_named_by_their_place(small):
@@ -272,7 +272,7 @@ def test_every_fault_is_listed(small, images):
     document["categories"] += [{"id": 9, "name": "again"}, {"id": 10}]
     path = small(document)
     stopping = refused(path, images)
-    assert {kind: finding.offenders for kind, finding in stopping.items()} == {
+    assert {kind: issue.offenders for kind, issue in stopping.items()} == {
         "missing-key": ["image 13 ('e.jpg') has no width"],
         "wrong-type": [
             "images[2] (id '11', 'c.jpg') has id '11': expected `int`, got `str`",
@@ -474,17 +474,17 @@ def test_a_list_given_twice(small, key, literal):
     for first, second in ((key, key), (escaped, key), (key, escaped)):
         for more in ([], SMALL[key]):
             spelled = text.replace(f'"{key}"', f'"{second}"')
-            (finding,) = refused(small(f'{{"{first}": {json.dumps(more)}, {spelled[1:]}')).values()
-            assert finding.kind == "repeated-key"
-            assert finding.offenders == [f"the file has 2 lists `{key}`"]
-    (finding,) = refused(small(f'{{"{key}": [], "{key}": 1, {text[1:]}')).values()
-    assert finding.offenders == [f"the file has 3 lists `{key}`"]
+            (issue,) = refused(small(f'{{"{first}": {json.dumps(more)}, {spelled[1:]}')).values()
+            assert issue.kind == "repeated-key"
+            assert issue.offenders == [f"the file has 2 lists `{key}`"]
+    (issue,) = refused(small(f'{{"{key}": [], "{key}": 1, {text[1:]}')).values()
+    assert issue.offenders == [f"the file has 3 lists `{key}`"]
 
 
 def test_all_lists_given_twice_are_named(small):
     text = json.dumps(SMALL)
-    (finding,) = refused(small(f"{text[:-1]}, {text[1:]}")).values()
-    assert [text.split("`")[1] for text in finding.offenders] == ["images", "annotations", "categories"]
+    (issue,) = refused(small(f"{text[:-1]}, {text[1:]}")).values()
+    assert [text.split("`")[1] for text in issue.offenders] == ["images", "annotations", "categories"]
 
 
 def test_keys_that_nobody_needs_may_be_repeated(small):
@@ -520,7 +520,7 @@ def test_boxes_that_are_fractions(small):
     assert list(refused(small(document))) == ["boxes-not-in-pixels"]
     # Boxes that nobody can use say nothing about the unit of the others.
     stopping = refused(small(with_boxes([*FRACTIONS[:2], [20, 10, -8, 5], [1, 2, float("nan"), 4]])))
-    assert {kind: finding.count for kind, finding in stopping.items()} == {
+    assert {kind: issue.count for kind, issue in stopping.items()} == {
         "box-not-finite": 1,
         "box-negative": 1,
         "boxes-not-in-pixels": 2,

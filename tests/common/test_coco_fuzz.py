@@ -128,7 +128,7 @@ def test_any_values_are_refused_or_read(small, changes):
         annotations = load_coco(path)
     except DataError as error:
         assert not is_sound(document), str(error)
-        assert error.findings[0].stopping
+        assert error.issues[0].stopping
     else:
         assert is_sound(document)
         assert_is(annotations, document)
@@ -153,6 +153,6 @@ def test_any_bytes_are_refused_or_read(small, data):
     try:
         annotations = load_coco(path)
     except DataError as error:
-        assert error.findings[0].stopping
+        assert error.issues[0].stopping
     else:
         assert_is(annotations, json.loads(bytes(content).decode("utf-8", "replace")))

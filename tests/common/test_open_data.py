@@ -25,9 +25,9 @@ def assert_same(path):
         if isinstance(expected, np.ndarray):
             assert found.dtype == expected.dtype, field.name
             np.testing.assert_array_equal(found, expected)
-        elif field.name != "findings":
+        elif field.name != "issues":
             assert found == expected, field.name
-    assert plain.findings is None and plain.fingerprint() == strict.fingerprint()
+    assert plain.issues is None and plain.fingerprint() == strict.fingerprint()
     return plain
 
 

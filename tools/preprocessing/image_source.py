@@ -13,8 +13,8 @@ from collections.abc import Callable
 from nvidia.dali.data_node import DataNode
 
 from common.datacheck.images import ImagePolicy
-from common.datacheck.issues import Findings
-from common.datacheck.open_data import log_findings
+from common.datacheck.issues import Issues
+from common.datacheck.open_data import log_issues
 from common.errors import UserError, unknown
 from tools.preprocessing import reading
 from tools.preprocessing.formats import (
@@ -47,7 +47,7 @@ def open_image_source(
     annotations: str | None = None,
     images: str | None = None,
     label_map: str | None = None,
-    on_report: Callable[[Findings], None] = log_findings,
+    on_report: Callable[[Issues], None] = log_issues,
 ) -> ImageSource:
     """Opens a source and checks all its images.
 

@@ -45,14 +45,14 @@ def check(
             sources = (open_source(*data, label_map=label_map, policy=policy, split=""),)
     except DataError as error:
         if report:
-            page.write_faults(report, error.findings)
+            page.write_faults(report, error.issues)
         raise
     parts = []
     for number, source in enumerate(sources):
         found = source.annotations
         numbers = statistics.describe(found, _formats(source, policy))
         matched = anchor_report.examine(found, anchors, max_instances=max_instances)
-        parts.append(tables.format_text(numbers, matched, found.findings))
+        parts.append(tables.format_text(numbers, matched, found.issues))
         if report:
             path = pathlib.Path(report)
             path = path.with_stem(f"{path.stem}_eval") if number else path

@@ -16,7 +16,7 @@ import numpy as np
 import PIL.Image
 
 from common.annotations import Annotations
-from common.datacheck.issues import KINDS, Findings
+from common.datacheck.issues import KINDS, Issues
 from common.errors import UserError
 from common.evaluation.drawing import BACKGROUND
 from common.files import write_bytes
@@ -37,13 +37,13 @@ def write(
     annotations: Annotations,
     images: Mapping[int, np.ndarray],
 ) -> None:
-    """Writes one file, atomically, that needs no other: findings, tables, figures, a sheet of images.
+    """Writes one file, atomically, that needs no other: issues, tables, figures, a sheet of images.
 
     Args:
         path: ends in .html (all kept offenders are in it) or in .png.
         statistics: of the data set.
         anchors: what anchors match there.
-        annotations: their findings are listed, and their boxes are drawn on the sheet.
+        annotations: their issues are listed, and their boxes are drawn on the sheet.
         images: row of the annotations -> uint8 (H, W, 3) RGB, as `pictures.sample_images` gives them.
 
     Raises:
@@ -54,12 +54,12 @@ def write(
     if images:
         parts.append(pictures.sheet(annotations, images, figures.WIDTH))
     if suffix == ".png":
-        text = tables.format_text(statistics, anchors, annotations.findings)
+        text = tables.format_text(statistics, anchors, annotations.issues)
         content = _png([pictures.written(text, figures.WIDTH), *parts])
     else:
         sizes = [(f"{h} x {w}", f"{count:,}") for h, w, count in statistics.frequent_sizes[:SIZES]]
         content = _page(
-            found=[annotations.findings],
+            found=[annotations.issues],
             overview=[tables.overview(statistics), tables.spreads(statistics)],
             pictures=[base64.b64encode(_png([part])).decode() for part in parts],
             anchor_lines=tables.anchor_heading(anchors),
@@ -73,12 +73,12 @@ def write(
     _save(path, content)
 
 
-def write_faults(path: str | os.PathLike, found: Sequence[Findings]) -> None:
+def write_faults(path: str | os.PathLike, found: Sequence[Issues]) -> None:
     """Writes what was found in data that cannot be used, data set by data set; as `write` otherwise."""
     if check_suffix(path) == ".html":
         content = _page(found=found, overview=None)
     else:
-        parts = [f"{tables.printable(of.origin)}\n{tables.findings_text(of)}" for of in found]
+        parts = [f"{tables.printable(of.origin)}\n{tables.issues_text(of)}" for of in found]
         content = _png([pictures.written("\n\n".join(parts), figures.WIDTH)])
     _save(path, content)
 

@@ -10,15 +10,15 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
-from common.datacheck.issues import KINDS, Finding, Severity
+from common.datacheck.issues import KINDS, Issue, Severity
 from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import QUANTILES, DataStatistics
 from yolov4.ap_ceiling import BoxGroup, ceiling_lines
 
 COLUMNS = 100
 CLASS_ROWS = 12  # classes in the text; the page has all
-FINDINGS = 10  # kinds of findings in the text
-_FINDING_LENGTH = 180  # characters, about two lines
+ISSUES = 10  # kinds of issues in the text
+_ISSUE_LENGTH = 180  # characters, about two lines
 
 
 class Table(NamedTuple):
@@ -33,7 +33,7 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def format_text(statistics: DataStatistics, anchors: AnchorReport, findings: Iterable[Finding]) -> str:
+def format_text(statistics: DataStatistics, anchors: AnchorReport, issues: Iterable[Issue]) -> str:
     """The report: at most about 90 lines of COLUMNS letters."""
     counts = class_table(statistics)
     with_boxes = [row for row, of in zip(counts.rows, statistics.classes, strict=True) if of.boxes]
@@ -51,7 +51,7 @@ def format_text(statistics: DataStatistics, anchors: AnchorReport, findings: Ite
         names = ", ".join(shorten(name, 24) for name in empty)
         parts.append(shorten(f"without boxes ({len(empty):,}): {names}", COLUMNS))
     parts += ["", *anchor_heading(anchors), level_table(anchors), "", missed_table(anchors), ""]
-    return _render([*parts, *conclusion(anchors), "", findings_text(findings)])
+    return _render([*parts, *conclusion(anchors), "", issues_text(issues)])
 
 
 def overview(statistics: DataStatistics) -> Table:
@@ -177,24 +177,24 @@ def conclusion(anchors: AnchorReport) -> list[str]:
     return [*lines, f"the anchors fit: {anchors.fit}", "others, tried on held-out boxes, are not better"]
 
 
-def ordered(findings: Iterable[Finding]) -> list[Finding]:
+def ordered(issues: Iterable[Issue]) -> list[Issue]:
     """What stops first, notes last."""
-    return sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.WARNING))
+    return sorted(issues, key=lambda of: (not of.stops, of.severity is Severity.WARNING))
 
 
-def findings_text(findings: Iterable[Finding]) -> str:
+def issues_text(issues: Iterable[Issue]) -> str:
     """Two lines for each kind, with the first offenders."""
-    kinds = ordered(findings)
+    kinds = ordered(issues)
     if not kinds:
-        return "findings: none"
+        return "issues: none"
     rows = []
-    for of in kinds[:FINDINGS]:
+    for of in kinds[:ISSUES]:
         count = f" ({of.count:,})" if of.count > 1 else ""
         more = "; …" if of.count > 3 else ""
         words = f"{KINDS[of.kind].what}{count}: {'; '.join(of.offenders[:3])}{more}"
-        rows.append(("STOPS" if of.stops else of.severity.name.lower(), shorten(words, _FINDING_LENGTH)))
-    rest = [f"and {len(kinds) - FINDINGS} more kinds"] if len(kinds) > FINDINGS else []
-    return _render(["findings", Table((), rows), *rest])
+        rows.append(("STOPS" if of.stops else of.severity.name.lower(), shorten(words, _ISSUE_LENGTH)))
+    rest = [f"and {len(kinds) - ISSUES} more kinds"] if len(kinds) > ISSUES else []
+    return _render(["issues", Table((), rows), *rest])
 
 
 def shorten(text: str, length: int) -> str:

@@ -86,13 +86,13 @@ def test_no_false_alarms(coco128, bccd, drawn):
     assert set(found(load_coco(coco128 / "instances.json", coco128 / "images"))) <= notes
     offenders = []
     for split in ("train", "val", "test"):
-        findings = found(load_coco(bccd / f"instances_{split}.json", bccd / "images"))
-        assert set(findings) <= notes | {"box-empty"}
-        if "box-empty" in findings:
-            offenders += findings["box-empty"].offenders
+        issues = found(load_coco(bccd / f"instances_{split}.json", bccd / "images"))
+        assert set(issues) <= notes | {"box-empty"}
+        if "box-empty" in issues:
+            offenders += issues["box-empty"].offenders
     assert len(offenders) == 2 and all(", 0.0" in text or "[0.0" in text for text in offenders)
-    findings = found(load_coco(drawn / "instances.json", drawn / "images"))
-    counts = {kind: finding.count for kind, finding in findings.items()}
+    issues = found(load_coco(drawn / "instances.json", drawn / "images"))
+    counts = {kind: issue.count for kind, issue in issues.items()}
     assert counts == {
         "box-outside": 1,
         "box-empty": 2,
@@ -101,8 +101,8 @@ def test_no_false_alarms(coco128, bccd, drawn):
         "crowd": 1,
         "image-without-boxes": 1,
     }
-    assert findings["large-id"].offenders == ["image 5000000007 ('08.jpg')"]
-    assert findings["image-without-boxes"].offenders == ["image 16 ('02.jpg')"]
+    assert issues["large-id"].offenders == ["image 5000000007 ('08.jpg')"]
+    assert issues["image-without-boxes"].offenders == ["image 16 ('02.jpg')"]
 
 
 def test_defaults_of_missing_keys(small):
@@ -130,7 +130,7 @@ def test_ids_of_any_size(small, large, count):
     assert annotations.label_map.class_of(large) == 1
     assert annotations.target_boxes.classes.tolist() == [0, 1, 0]
     offenders = [f"image {large} ('a.jpg')", f"category {large} ('nine')"][:count]
-    assert annotations.findings["large-id"].offenders == offenders
+    assert annotations.issues["large-id"].offenders == offenders
 
 
 # --- what is mended or said ---
@@ -195,13 +195,13 @@ def test_what_is_mended_or_said(small, path, value, kind, offenders):
     ]
     annotations = load_coco(small(document))
     assert_is(annotations, document)
-    finding = found(annotations)[kind]
-    assert finding.count == len(finding.offenders) == len(offenders)
-    assert all(text.startswith(start) for text, start in zip(finding.offenders, offenders, strict=True))
-    assert finding.severity in (Severity.FIXED, Severity.WARNING)
+    issue = found(annotations)[kind]
+    assert issue.count == len(issue.offenders) == len(offenders)
+    assert all(text.startswith(start) for text, start in zip(issue.offenders, offenders, strict=True))
+    assert issue.severity in (Severity.FIXED, Severity.WARNING)
 
 
-def test_findings_count_what_training_does(tmp_path):
+def test_issues_count_what_training_does(tmp_path):
     """Boxes that are clipped or dropped are those of `Annotations.target_boxes`."""
     random = np.random.default_rng(3)
     boxes = np.round(random.uniform(-20, 60, (400, 4)), random.integers(0, 3))
@@ -221,11 +221,11 @@ def test_findings_count_what_training_does(tmp_path):
     }
     (tmp_path / "x.json").write_text(json.dumps(document))
     annotations = load_coco(tmp_path / "x.json")
-    targets, findings = annotations.target_boxes, annotations.findings
-    assert findings["box-outside"].count == targets.num_clipped > 50
-    assert findings["box-empty"].count == targets.num_dropped > 50
-    assert findings["crowd"].count == targets.num_crowds > 10
-    for text in findings["box-empty"].offenders:
+    targets, issues = annotations.target_boxes, annotations.issues
+    assert issues["box-outside"].count == targets.num_clipped > 50
+    assert issues["box-empty"].count == targets.num_dropped > 50
+    assert issues["crowd"].count == targets.num_crowds > 10
+    for text in issues["box-empty"].offenders:
         row = int(text.removeprefix("annotations[").split("]")[0])
         an_object = document["annotations"][row]
         assert text.startswith(f"annotations[{row}] (no id, image {an_object['image_id']}) has bbox")
@@ -272,7 +272,7 @@ def test_unreadable_images_stop_or_are_skipped(small, images, tmp_path):
     annotations = load_coco(small(document), images, policy=ImagePolicy(on_bad_image="skip"))
     assert_is(annotations, SMALL)
     assert found(annotations)["image-missing"].offenders[0].startswith("image 1 ('nowhere.jpg')")
-    assert not annotations.findings.stopping
+    assert not annotations.issues.stopping
     load_coco(small(document))  # another call does not remember what this one left out
     assert list(refused(small(document), images)) == ["image-missing"]
 

@@ -13,7 +13,7 @@ import pytest
 from common.datacheck import images
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImageFacts, check_images, inspect, inspect_files, path_fault
-from common.datacheck.issues import Findings
+from common.datacheck.issues import Issues
 from common.files import cache_directory
 from tests.common.image_variants import HEIGHT, JPEGS, VARIANTS, WIDTH, opencv, pillow
 
@@ -340,12 +340,12 @@ def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
 
 
 def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str]):
-    findings = Findings("test")
+    issues = Issues("test")
     usable = check_images(
-        facts, np.array(sizes, np.int32).reshape(-1, 2), names, lambda i: f"image {i + 7}", findings
+        facts, np.array(sizes, np.int32).reshape(-1, 2), names, lambda i: f"image {i + 7}", issues
     )
     assert usable.dtype == np.bool_ and usable.shape == (len(facts),)
-    return usable.tolist(), {finding.kind: finding.offenders for finding in findings}
+    return usable.tolist(), {issue.kind: issue.offenders for issue in issues}
 
 
 def test_sound_images_are_nothing_to_speak_of():

@@ -15,7 +15,7 @@ from common import files
 from common.datacheck import images, tfrecord, tfrecord_scan
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
-from common.datacheck.issues import KINDS, DataError, Findings, Severity
+from common.datacheck.issues import KINDS, DataError, Issues, Severity
 from common.errors import UserError
 from common.labels import LabelMap
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, write_index
@@ -33,14 +33,14 @@ def refused(files, **options):
     """What is found in records that are refused: {kind: offenders}."""
     with pytest.raises(DataError) as error:
         tfrecord.open_records(files, LABELS, **options)
-    (findings,) = error.value.findings
-    for finding in findings.stopping:
-        assert finding.offenders[0] in str(error.value)
-    return {finding.kind: finding.offenders for finding in findings}
+    (issues,) = error.value.issues
+    for issue in issues.stopping:
+        assert issue.offenders[0] in str(error.value)
+    return {issue.kind: issue.offenders for issue in issues}
 
 
 def said(records):
-    return {finding.kind: finding.offenders for finding in records.annotations.findings}
+    return {issue.kind: issue.offenders for issue in records.annotations.issues}
 
 
 def read_back(records):
@@ -84,7 +84,7 @@ def test_records_say_what_the_json_says(name, request, tmp_path):
         assert scanned.is_crowd[ours].tolist() == annotations.is_crowd[theirs].tolist()
         np.testing.assert_allclose(scanned.areas[ours], annotations.areas[theirs], rtol=1e-6)
     # No false alarm: what the converter wrote needs no mending.
-    assert scanned.findings.origin == scanned.origin
+    assert scanned.issues.origin == scanned.origin
     assert set(said(records)) <= {"crowd", "image-without-boxes", "large-id"}
     assert list(records.records.files) == files
     assert list(records.records.indexes) == [f"{file}.idx" for file in files]
@@ -427,11 +427,11 @@ def test_bad_images_are_left_out_on_demand(tmp_path):
         and len(pathlib.Path(records.records.indexes[0]).read_text().splitlines()) == 2
     )
     assert records.formats == {"PNG": 2}
-    found = {finding.kind: finding for finding in records.annotations.findings}
+    found = {issue.kind: issue for issue in records.annotations.issues}
     assert found.pop("box-outside").offenders[0].startswith(f"{a} record 3 (image 4) has the box")
-    assert len(found) == sum(finding.count for finding in found.values()) == 4
-    for finding in found.values():
-        assert finding.skipped and "left out" in finding.line().lower(), finding.kind
+    assert len(found) == sum(issue.count for issue in found.values()) == 4
+    for issue in found.values():
+        assert issue.skipped and "left out" in issue.line().lower(), issue.kind
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     # Sizes that differ are no matter of reading: they stop all the same.
     c = write(tmp_path / "c", record(source_id=b"7", encoded=png(9, 9)))
@@ -455,9 +455,9 @@ def reads(monkeypatch):
     parts = []
     real = tfrecord_scan.contents
 
-    def counted(file, begin, end, findings):
+    def counted(file, begin, end, issues):
         parts.append((file.path, begin, end))
-        return real(file, begin, end, findings)
+        return real(file, begin, end, issues)
 
     monkeypatch.setattr(tfrecord_scan, "contents", counted)
     return parts
@@ -577,8 +577,8 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch):
     real = tfrecord.walk_files
 
     def then_gone(change):
-        def walk_files(files, findings):
-            walked = real(files, findings)
+        def walk_files(files, issues):
+            walked = real(files, issues)
             change(files[0])
             return walked
 
@@ -601,14 +601,14 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch):
         assert tfrecord.open_records([file], LABELS).annotations.num_images == 2
 
 
-def test_findings_of_a_copy_are_its_own(tmp_path):
+def test_issues_of_a_copy_are_its_own(tmp_path):
     """What is said names the files as they were asked for, not as they were called before."""
     file = write(tmp_path / "a", record(), empty_record(2))
     start_again([file])
     os.rename(file, tmp_path / "b")
     records = start_again([tmp_path / "b"])
     assert records.annotations.origin == str(tmp_path / "b")
-    assert isinstance(records.annotations.findings, Findings)
+    assert isinstance(records.annotations.issues, Issues)
     assert "/a record" not in str(said(records))
 
 

@@ -179,11 +179,11 @@ def test_images_that_do_not_fit_are_all_named_and_nothing_is_touched(data, tmp_p
     ids = dict(zip(annotations.file_names, annotations.image_ids.tolist(), strict=True))
     with pytest.raises(DataError) as error:
         write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=1)
-    (findings,) = error.value.findings
-    assert findings.origin == str(data / "images")
-    assert {finding.kind for finding in findings.stopping} == {kind for _, kind, _ in SPOILERS.values()}
+    (issues,) = error.value.issues
+    assert issues.origin == str(data / "images")
+    assert {issue.kind for issue in issues.stopping} == {kind for _, kind, _ in SPOILERS.values()}
     for name, (_, kind, text) in SPOILERS.items():
-        (offender,) = findings[kind].offenders
+        (offender,) = issues[kind].offenders
         assert offender.startswith(f"image {ids[name]} ('{name}')") and text in offender
     assert contents_of(tmp_path) == before
     assert not list(tmp_path.glob(".tmp*"))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from common.annotations import Annotations
 from common.datacheck.coco import load_coco
-from common.datacheck.issues import Findings
+from common.datacheck.issues import Issues
 from common.datacheck.tfrecord import expand_pattern, open_records
 from common.errors import UserError
 from common.labels import LabelMap
@@ -30,7 +30,7 @@ def annotations_of(names, *, sizes=None, boxes=(), areas=None):
         is_crowd=np.zeros(len(boxes), bool),
         areas=boxes[:, 2] * boxes[:, 3] if areas is None else np.array(areas),
         origin="test",
-        findings=Findings("test"),
+        issues=Issues("test"),
     )
 
 

@@ -23,7 +23,7 @@ SKIP = ImagePolicy(on_bad_image="skip")
 
 
 def opened(kind, path, **options):
-    return open_image_source(kind, os.fspath(path), on_report=lambda findings: None, **options)
+    return open_image_source(kind, os.fspath(path), on_report=lambda issues: None, **options)
 
 
 def check(source, images, labels, call=ReaderCall):

@@ -19,7 +19,7 @@ HEADER = f"import numpy as np\nimages = {IMAGES[:3]!r}\n"
 def opened(directory, code, name="given", **options):
     (directory / "code.py").write_text(HEADER + code)
     return open_image_source(
-        "external", f"{directory / 'code.py'}:{name}", on_report=lambda findings: None, **options
+        "external", f"{directory / 'code.py'}:{name}", on_report=lambda issues: None, **options
     )
 
 

@@ -15,7 +15,7 @@ from tools.preprocessing.image_source import open_image_source
 from tools.preprocessing.reading import PythonCall, ReaderCall
 
 
-def silent(findings):
+def silent(issues):
     """Nobody is told."""
 
 

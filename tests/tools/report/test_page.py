@@ -12,7 +12,7 @@ import pytest
 
 from common.anchors import Anchors
 from common.datacheck.coco import load_coco
-from common.datacheck.issues import KINDS, Findings
+from common.datacheck.issues import KINDS, Issues
 from common.errors import UserError
 from common.evaluation import drawing
 from tests.common.made_annotations import annotations, random_annotations
@@ -61,14 +61,14 @@ def report_of(truth, formats=None):
     return statistics.describe(truth, formats), anchor_report.examine(truth, ANCHORS)
 
 
-def text_of(truth, findings=None, formats=None):
-    return tables.format_text(*report_of(truth, formats), findings or Findings(truth.origin))
+def text_of(truth, issues=None, formats=None):
+    return tables.format_text(*report_of(truth, formats), issues or Issues(truth.origin))
 
 
 def found(kind, count, offenders):
-    findings = Findings("made.json")
-    findings.add_many(kind, count, offenders)
-    return findings
+    issues = Issues("made.json")
+    issues.add_many(kind, count, offenders)
+    return issues
 
 
 def noise(truth, rows):
@@ -76,14 +76,14 @@ def noise(truth, rows):
     return {row: rng.integers(0, 256, (*truth.image_sizes[row], 3), dtype=np.uint8) for row in rows}
 
 
-def write(path, truth, findings=None, rows=(0,)):
-    truth = dataclasses.replace(truth, findings=findings or Findings(truth.origin))
+def write(path, truth, issues=None, rows=(0,)):
+    truth = dataclasses.replace(truth, issues=issues or Issues(truth.origin))
     page.write(path, *report_of(truth), truth, noise(truth, rows))
     return path
 
 
-def parsed(path, truth, findings=None, rows=(0,)):
-    return ParsedPage(write(path, truth, findings, rows).read_text("utf-8"))
+def parsed(path, truth, issues=None, rows=(0,)):
+    return ParsedPage(write(path, truth, issues, rows).read_text("utf-8"))
 
 
 def few():
@@ -105,12 +105,10 @@ def drawn_once(monkeypatch, figures_of_few):
 
 
 def every_kind():
-    findings = Findings("made.json")
+    issues = Issues("made.json")
     for kind in KINDS:
-        findings.add_many(
-            kind, 1500, [f"image {i} ('{'long/' * 30}{i}.jpg') has something" for i in range(40)]
-        )
-    return findings
+        issues.add_many(kind, 1500, [f"image {i} ('{'long/' * 30}{i}.jpg') has something" for i in range(40)])
+    return issues
 
 
 @pytest.mark.parametrize("num_classes", [1, 12, 80, 1203])
@@ -133,8 +131,8 @@ def test_text_of_known_data():
         [(200, 100), (200, 100), (50, 60)],
         [(0, 0, 10, 10, 40, 60), (0, 1, 5, 5, 30, 50), (1, 0, 10, 10, 4, 4), (1, 0, 10, 10, 4, 4)],
     )
-    findings = found("image-without-boxes", 1, ["image 103 ('3.jpg')"])
-    text = text_of(truth, findings, {"JPEG": 2, "PNG": 1})
+    issues = found("image-without-boxes", 1, ["image 103 ('3.jpg')"])
+    text = text_of(truth, issues, {"JPEG": 2, "PNG": 1})
     words = re.sub(" +", " ", text)
     for expected in (
         "images 3 (1 without boxes)",
@@ -168,17 +166,17 @@ def test_text_without_boxes():
     text = text_of(annotations([(50, 60)], []))
     assert "no class has a box" in text
     assert "AP ceiling: none" in text
-    assert "findings: none" in text
+    assert "issues: none" in text
 
 
 def test_what_stops_comes_first():
-    findings = found("crowd", 1, ["annotation 1"])
-    findings.add("box-outside", "annotation 2")
-    findings.add("image-missing", "image 3")
-    lines = tables.findings_text(findings).splitlines()
+    issues = found("crowd", 1, ["annotation 1"])
+    issues.add("box-outside", "annotation 2")
+    issues.add("image-missing", "image 3")
+    lines = tables.issues_text(issues).splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["STOPS", "fixed", "warning"]
-    findings.skip_images()
-    assert re.match("  fixed +box that reaches outside", tables.findings_text(findings).splitlines()[1])
+    issues.skip_images()
+    assert re.match("  fixed +box that reaches outside", tables.issues_text(issues).splitlines()[1])
 
 
 @pytest.mark.parametrize(
@@ -196,9 +194,9 @@ def test_nothing_of_the_data_becomes_markup(tmp_path, drawn_once):
     rows = [(i % 3, i % 7, 5 + i, 5, 20, 30) for i in range(14)]
     truth = annotations([(90, 80)] * 3, rows, NASTY)
     truth.file_names[0] = NASTY_FILE
-    findings = Findings(f"/data/{NASTY[0]}.json")
-    findings.add_many("crowd", 2, [f"annotation 3 of {NASTY[1]}", f"image 1 ({NASTY_FILE!r})"])
-    shown = parsed(tmp_path / "report.html", truth, findings, rows=(0, 1))
+    issues = Issues(f"/data/{NASTY[0]}.json")
+    issues.add_many("crowd", 2, [f"annotation 3 of {NASTY[1]}", f"image 1 ({NASTY_FILE!r})"])
+    shown = parsed(tmp_path / "report.html", truth, issues, rows=(0, 1))
     assert {tag for tag, _ in shown.tags} <= {
         "html", "head", "meta", "title", "style", "body", "h1", "h2", "table", "tr", "th", "td",
         "img", "pre", "p", "b", "ul", "li", "div", "details", "summary",
@@ -226,9 +224,9 @@ def test_a_page_needs_nothing_else(tmp_path, drawn_once, figures_of_few):
 
 def test_all_kept_offenders_and_all_classes_are_on_the_page(tmp_path, drawn_once):
     truth = random_annotations(np.random.default_rng(0), 5, 200, num_classes=90, smallest=0.004, largest=0.05)
-    findings = found("crowd", 4321, [f"annotation {i} has it" for i in range(1000)])
+    issues = found("crowd", 4321, [f"annotation {i} has it" for i in range(1000)])
     anchors = anchor_report.examine(truth, ANCHORS)
-    text = parsed(tmp_path / "a.html", truth, findings, rows=()).text
+    text = parsed(tmp_path / "a.html", truth, issues, rows=()).text
     for i in range(1000):
         assert f"annotation {i} has it" in text
     assert any("(4,321; the first 1,000 are)" in part for part in text)
@@ -240,7 +238,7 @@ def test_all_kept_offenders_and_all_classes_are_on_the_page(tmp_path, drawn_once
 
 def test_faults_alone_make_a_page_and_a_picture(tmp_path):
     first = found("box-negative", 2, ["annotation 7 (image 3) has <b>", "annotation 8"])
-    second = Findings("<i>eval</i>.json")
+    second = Issues("<i>eval</i>.json")
     second.add("no-images", "it has none")
     page.write_faults(tmp_path / "a.html", [first, second])
     text = "".join(ParsedPage((tmp_path / "a.html").read_text()).text)

@@ -53,8 +53,8 @@ def open_coco(flags: SourceFlags) -> ImageSource:
         json_path, directory = flags.annotations, flags.path
     annotations = coco.load_coco(json_path, directory, policy=flags.policy)
     found = [Image(name, os.path.abspath(os.path.join(directory, name))) for name in annotations.file_names]
-    findings = annotations.findings
-    return base.make_source("coco", flags, found, _load, _file_reader, findings=findings)
+    issues = annotations.issues
+    return base.make_source("coco", flags, found, _load, _file_reader, issues=issues)
 
 
 def open_numpy(flags: SourceFlags) -> ImageSource:
