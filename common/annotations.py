@@ -229,7 +229,7 @@ class _CocoFile(msgspec.Struct):
 
 # A row per object: id is NONE and area is NaN where there is none.
 _FORMATS = ("i8", "i8", "4f8", "i8", "?", "f8")
-_OBJECT = np.dtype({"names": CocoObject.__struct_fields__, "formats": _FORMATS})
+OBJECT = np.dtype({"names": CocoObject.__struct_fields__, "formats": _FORMATS})
 
 
 def read_coco(json_path: str | os.PathLike) -> Annotations:
@@ -268,11 +268,18 @@ def table_of(objects: Sequence[CocoObject]) -> np.ndarray:
         )
         for o in objects
     )
-    return np.fromiter(rows, _OBJECT, len(objects))
+    return np.fromiter(rows, OBJECT, len(objects))
+
+
+def sizes_of(images: Sequence[CocoImage]) -> np.ndarray:
+    """int32 (I, 2): height and width in pixels."""
+    return np.array([(image.height, image.width) for image in images], np.int32).reshape(-1, 2)
 
 
 def find_rows(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """int64 (N,): where each of `ids` (N,) stands in `known` (K,), K > 0; NONE where it does not."""
+    """int64 (N,): where each of `ids` (N,) stands in `known` (K,); NONE where it does not."""
+    if not len(known):
+        return np.full(len(ids), NONE)
     order = np.argsort(known, kind="stable")
     places = np.minimum(np.searchsorted(known[order], ids), len(known) - 1)
     return np.where(known[order][places] == ids, order[places], NONE)
@@ -281,14 +288,14 @@ def find_rows(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
 def to_annotations(
     images: Sequence[CocoImage], objects: np.ndarray, image_row: np.ndarray, label_map: LabelMap, origin: str
 ) -> Annotations:
-    """Annotations of a COCO json, grouped by image and otherwise in the order of the file.
+    """Annotations grouped by image and otherwise in the order of the objects.
 
     Args:
-        images: of the file.
-        objects: from `table_of`, (N,).
+        images: of the data set; their file names may be "".
+        objects: of dtype OBJECT, (N,), as from `table_of`.
         image_row: int64 (N,), the place of each object's image.
         label_map: the categories.
-        origin: the file.
+        origin: where they were read from.
     """
     order = np.argsort(image_row, kind="stable")
     boxes, areas = objects["bbox"][order], objects["area"][order]
@@ -298,7 +305,7 @@ def to_annotations(
         label_map=label_map,
         image_ids=np.array([image.id for image in images], np.int64),
         file_names=[image.file_name for image in images],
-        image_sizes=np.array([(image.height, image.width) for image in images], np.int32),
+        image_sizes=sizes_of(images),
         box_image=image_row[order],
         boxes_ltwh_px=boxes,
         category_ids=objects["category_id"][order],

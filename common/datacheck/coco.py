@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from common.annotations import NONE, Annotations, CocoImage, find_rows, table_of, to_annotations
+from common.annotations import NONE, Annotations, CocoImage, find_rows, sizes_of, table_of, to_annotations
 from common.args import ImagePolicy
 from common.datacheck import coco_parse
 from common.datacheck.images import check_files
@@ -54,19 +54,15 @@ def load_coco(
     """
     issues = Issues(os.fspath(json_path))
     content = coco_parse.read(issues.origin, issues)
-    images, annotations = None, None
-    if content is not None:
-        lists = coco_parse.parse(content, issues)
-        images = lists["images"]
-        annotations = _check(images, lists["annotations"], lists["categories"], issues)
-    usable = None
+    lists = coco_parse.parse(content, issues) if content else {}
+    images, usable = lists.get("images"), None
+    annotations = _check(lists, issues) if lists else None
     if images_dir is not None and not os.path.isdir(images_dir):
         issues.add("no-image-directory", os.fspath(images_dir))
     elif images_dir is not None and images is not None:
-        sizes = np.array([(image.height, image.width) for image in images], np.int32).reshape(-1, 2)
         names = [image.file_name for image in images]
         usable, _ = check_files(
-            images_dir, names, sizes, lambda row: _image_name(images, row), policy, issues
+            images_dir, names, sizes_of(images), lambda row: _image_name(images, row), policy, issues
         )
     if policy.on_bad_image == "skip":
         issues.skip_images()
@@ -86,28 +82,25 @@ def _select(annotations: Annotations, usable: np.ndarray, issues: Issues) -> Ann
     return selected
 
 
-def _check(
-    images: list[CocoImage] | None, objects: list | None, categories: list | None, issues: Issues
-) -> Annotations | None:
-    """Checks the lists against each other, each as far as it can be used; None for one that was reported.
+def _check(lists: dict[str, list | None], issues: Issues) -> Annotations | None:
+    """Checks the lists of `coco_parse.parse` against each other, each as far as it can be used.
 
     Returns the annotations; None where `issues` has errors.
     """
-    if images is not None:
-        _check_images(images, issues)
-    table = None if objects is None else _Objects(table_of(objects))
-    if table is not None:
-        _check_objects(table, issues)
+    for key, kind in (("images", "no-images"), ("annotations", "no-boxes")):
+        if lists[key] == []:
+            issues.add(kind, f"`{key}` is empty")
+    images, categories = lists["images"] or [], lists["categories"]
+    table = _Objects(table_of(lists["annotations"] or []), images)
+    _check_images(images, issues)
+    _check_objects(table, issues)
     if categories is not None:
         category_ids = _check_categories(categories, issues)
-        if table is not None and len(category_ids):
-            _check_references(table, "category_id", category_ids, "unknown-category", issues)
-    if table is None or not images:
-        return None
+        _check_references(table, "category_id", category_ids, "unknown-category", issues)
     image_ids = np.array([image.id for image in images], np.int64)
     table.image_row = _check_references(table, "image_id", image_ids, "unknown-image", issues)
-    table.sizes = np.array([(image.width, image.height) for image in images], np.int64)
-    _check_unit(table, issues)
+    if images:
+        _check_unit(table, issues)
     if issues.stopping:
         return None
     label_map = LabelMap.from_categories(categories)
@@ -127,16 +120,16 @@ class _Objects:
 
     Attributes:
         rows: from `table_of`, (N,); NONE and NaN stand for what was reported.
-        image_row: int64 (N,), the place of each image in `images`; NONE where it is unknown.
         sizes: int64 (I, 2), width and height of the images.
+        image_row: int64 (N,), the place of each image in `images`; NONE where it is unknown.
         is_negative: bool (N,), boxes with a negative side.
     """
 
     image_row: np.ndarray
-    sizes: np.ndarray
 
-    def __init__(self, rows: np.ndarray):
+    def __init__(self, rows: np.ndarray, images: Sequence[CocoImage]):
         self.rows = rows
+        self.sizes = sizes_of(images)[:, ::-1].astype(np.int64)
         self.is_negative = np.any(rows["bbox"][:, 2:] < 0, axis=1)
 
     def name(self, row: int) -> str:
@@ -179,8 +172,6 @@ def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
 
 
 def _check_images(images: list[CocoImage], issues: Issues) -> None:
-    if not images:
-        issues.add("no-images", "`images` is empty")
     for image_id, rows in repeats(image.id for image in images):
         files = _some([repr(images[row].file_name) for row in rows])
         issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {files}")
@@ -190,8 +181,6 @@ def _check_images(images: list[CocoImage], issues: Issues) -> None:
 
 
 def _check_objects(objects: _Objects, issues: Issues) -> None:
-    if not len(objects.rows):
-        issues.add("no-boxes", "`annotations` is empty")
     for number, rows in repeats(objects.rows["id"].tolist()):
         places = _some([f"annotations[{row}]" for row in rows])
         issues.add("repeated-annotation-id", f"annotation {number} is given {len(rows)} times: {places}")
@@ -218,7 +207,7 @@ def _check_references(
     unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
     # An id may be unknown because the record that should have it was reported. One fault is enough.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
-    if len(np.unique(ids[unknown])) > num_lost:
+    if len(known) and len(np.unique(ids[unknown])) > num_lost:
         of = key.removesuffix("_id")
         issues.add_each(
             kind, unknown, lambda row: f"{objects.name(row)} has {key} {ids[row]}, which no {of} has"

@@ -11,6 +11,7 @@ read the data. A result with faults that the user must correct in the files is n
 
 import collections
 import concurrent.futures
+import dataclasses
 import glob
 import hashlib
 import os
@@ -149,7 +150,8 @@ def open_records(
     if policy.on_bad_image == "skip":
         issues.skip_images()
     issues.raise_if_stopping()
-    annotations, kept = annotations.select(is_usable), np.flatnonzero(is_usable)
+    annotations = dataclasses.replace(annotations.select(is_usable), issues=issues)
+    kept = np.flatnonzero(is_usable)
 
     def name_record(row: int) -> str:
         return examples[kept[row]].name

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from common import tfrecord
-from common.annotations import NONE, Annotations
+from common.annotations import NONE, OBJECT, Annotations, CocoImage, sizes_of, to_annotations
 from common.args import ImagePolicy
 from common.datacheck import images
 from common.datacheck.coco import repeats
@@ -270,7 +270,8 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
     box_image = np.repeat(np.arange(len(examples)), [len(example.category_ids) for example in examples])
     sides = [_chain((example.sides[side] for example in examples), np.float32) for side in range(4)]
     boxes = np.stack(sides, axis=1)  # (N, 4) ltrb normalised, as stored
-    image_sizes = np.array([example.image_size for example in examples], np.int32).reshape(-1, 2)
+    of_records = [CocoImage(e.image_id, e.file_name, e.image_size[1], e.image_size[0]) for e in examples]
+    image_sizes = sizes_of(of_records)
     _check_boxes(boxes, [examples[row].name for row in box_image], issues)
     for image_id, rows in repeats(example.image_id for example in examples):
         names = ", ".join(examples[row].name for row in rows[:_NAMED])
@@ -285,22 +286,12 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
         issues,
     )
     boxes_px = boxes.astype(np.float64) * image_sizes[box_image][:, [1, 0, 1, 0]]
-    boxes_ltwh_px = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
-    areas = _chain((example.areas for example in examples), np.float64)
-    annotations = Annotations(
-        label_map=label_map,
-        image_ids=np.array([example.image_id for example in examples], np.int64),
-        file_names=[example.file_name for example in examples],
-        image_sizes=image_sizes,
-        box_image=box_image,
-        boxes_ltwh_px=boxes_ltwh_px,
-        category_ids=_chain((example.category_ids for example in examples), np.int64),
-        is_crowd=_chain((example.is_crowd for example in examples), np.bool_),
-        areas=np.where(np.isnan(areas), boxes_ltwh_px[:, 2] * boxes_ltwh_px[:, 3], areas),
-        origin=issues.origin,
-        issues=issues,
-    )
-    return annotations, is_usable
+    objects = np.empty(len(box_image), OBJECT)
+    objects["bbox"] = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
+    objects["category_id"] = _chain((example.category_ids for example in examples), np.int64)
+    objects["iscrowd"] = _chain((example.is_crowd for example in examples), np.bool_)
+    objects["area"] = _chain((example.areas for example in examples), np.float64)
+    return to_annotations(of_records, objects, box_image, label_map, issues.origin), is_usable
 
 
 def _chain(lists: Iterable[Sequence], dtype: type) -> np.ndarray:
