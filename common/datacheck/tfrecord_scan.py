@@ -69,6 +69,23 @@ class Example(msgspec.Struct, gc=False, array_like=True):
     facts: ImageFacts | None = None
 
 
+def _is_id(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= _MAX_DIGITS and int(text) <= _MAX_ID
+
+
+def _is_side(pixels: int) -> bool:
+    return 0 < pixels <= _MAX_SIDE
+
+
+# Keys with one value: its kind, whether it can be used, and what it must be.
+_ONE = {
+    "image/source_id": ("bytes_list", _is_id, f"image ids are decimal digits, up to {_MAX_ID}"),
+    "image/height": ("int64_list", _is_side, "it must be at least one pixel"),
+    "image/width": ("int64_list", _is_side, "it must be at least one pixel"),
+    "image/encoded": ("bytes_list", lambda image: True, ""),
+}
+
+
 class Features:
     """The features of a record by key, and where their faults go."""
 
@@ -88,16 +105,21 @@ class Features:
         self.report("record-key-type", f"has a {found} in {key}, {values}, instead of a {kind}")
         return None
 
-    def value(self, key: str, kind: str) -> Any:
-        """The one value under a key; None where there is not one."""
+    def value(self, key: str) -> Any:
+        """The one value under a key of _ONE; None where it cannot be used."""
+        kind, is_right, rule = _ONE[key]
         values = self.values(key, kind)
-        if values is None or len(values) == 1:
-            return values and values[0]
-        if values:
+        if values is None:
+            return None
+        if not values:
+            self.report("record-key-missing", f"lacks {key}")
+        elif len(values) > 1:
             text = f"has {len(values)} values in {key} instead of one: {_shown(values)}"
             self.report("record-value", text)
+        elif not is_right(values[0]):
+            self.report("record-value", f"has the {key} {_shown(values)}: {rule}")
         else:
-            self.report("record-key-missing", f"lacks {key}")
+            return values[0]
         return None
 
     def lacks(self, key: str) -> bool:
@@ -122,35 +144,17 @@ def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tu
         issues.add("not-an-example", f"{name} ({len(record)} bytes) has no feature")
         return Example(name), None
     read = Features(features, name, issues)
-    image_id = _image_id(read)
+    source_id = read.value("image/source_id")
+    image_id = NONE if source_id is None else int(source_id)
     if image_id != NONE:
         read.name = f"{name} (image {image_id})"
     file_name = b"".join(read.values("image/filename", "bytes_list") or ()).decode("utf-8", "replace")
     example = Example(read.name, image_id, file_name.replace("\0", "\N{REPLACEMENT CHARACTER}"))
-    sizes = [_side(read, "image/height"), _side(read, "image/width")]
-    if all(sizes):
-        example.image_size = tuple(sizes)
+    size = (read.value("image/height"), read.value("image/width"))
+    if None not in size:
+        example.image_size = size
     _add_objects(example, read, known)
-    return example, read.value("image/encoded", "bytes_list")
-
-
-def _image_id(read: Features) -> int:
-    source_id = read.value("image/source_id", "bytes_list")
-    if source_id is None:
-        return NONE
-    if not source_id.isdigit() or len(source_id) > _MAX_DIGITS or int(source_id) > _MAX_ID:
-        rule = f"image ids are decimal digits, up to {_MAX_ID}"
-        read.report("record-value", f"has the image/source_id {_shown([source_id])}: {rule}")
-        return NONE
-    return int(source_id)
-
-
-def _side(read: Features, key: str) -> int:
-    side = read.value(key, "int64_list")
-    if side is not None and not 0 < side <= _MAX_SIDE:
-        read.report("record-value", f"has the {key} {side}: it must be at least one pixel")
-        return 0
-    return side or 0
+    return example, read.value("image/encoded")
 
 
 def _add_objects(example: Example, read: Features, known: frozenset[int]) -> None:
