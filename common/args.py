@@ -18,10 +18,13 @@ from typing import Any
 
 from absl import flags
 
+from common.errors import UserError
+
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
 STRATEGIES = ("none", "mirrored", "multi_worker", "horovod")
 MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose their upper bits
 MAX_MEGAPIXELS = 100.0  # decoded, that is 300 MB
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 COCO_BACKENDS = ("pycocotools", "faster")
 
@@ -201,6 +204,25 @@ class InferArgs(TrainedArgs, LoaderArgs):
         "else, for --submission, file names that are numbers.",
     )
     score_threshold: float = flag(0.3, "Least score, except in --submission.", low=0.0, high=1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImagePolicy:
+    """What is done about images that cannot be used.
+
+    Attributes:
+        on_bad_image: "stop", or "skip": unreadable images are left out and reported.
+        max_megapixels: larger images count as unreadable (a 48 KB PNG can decode to 3.3 GB).
+        decode: look at every pixel, not just at headers and ends of files.
+    """
+
+    on_bad_image: str = "stop"
+    max_megapixels: float = MAX_MEGAPIXELS
+    decode: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.max_megapixels > 0:
+            raise UserError(f"--max_megapixels={self.max_megapixels:g}: it must be above 0")
 
 
 def define(fv: flags.FlagValues, args_class: type, names: Collection[str] | None = None) -> None:

@@ -46,7 +46,7 @@ class BaseLoader:
     images; ranks whose shard is shorter repeat an image at the end.
 
     Attributes:
-        source: what `common.datacheck.open_data.open_source` returns; None for synthetic data.
+        source: what `open_source` of common/open_data.py returns; None for synthetic data.
         config: the app's; it decides image size and augmentation.
         batch_size: images of a batch on this rank.
         training: shuffled and augmented; otherwise in order and whole.

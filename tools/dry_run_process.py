@@ -7,6 +7,7 @@ Trains under the flags in SPEC.json and writes what it observed to `rank_<rank>.
 
 import hashlib
 import importlib
+import io
 import json
 import pathlib
 import sys
@@ -16,10 +17,10 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 import numpy as np
+import PIL.Image
 
 from common import errors
 from common.args import Args
-from common.datacheck import images as image_files
 from common.distributed.hooks import Hooks
 from common.sources import Source
 from common.training.run import Run
@@ -85,7 +86,7 @@ def small_data(directory: pathlib.Path, split: str, source: Source, processes: i
     names = []
     for row in rows.tolist():
         encoded = source.encoded(row)
-        names.append(f"{row}.{image_files.inspect(encoded).image_format.lower()}")
+        names.append(f"{row}.{PIL.Image.open(io.BytesIO(encoded)).format.lower()}")
         (images / names[-1]).write_bytes(encoded)
     selected = annotations.select(np.isin(np.arange(source.size), rows))
     selected.file_names[:] = names

@@ -1,4 +1,4 @@
-"""Every stage is checked by finding a drawn rectangle again, or against NumPy."""
+"""Every stage is checked by issue a drawn rectangle again, or against NumPy."""
 
 import dataclasses
 import io

@@ -1,4 +1,4 @@
-"""Every stage is checked by finding a drawn rectangle again, or against NumPy, colorsys and the letterbox."""
+"""Every stage is checked by issue a drawn rectangle again, or against NumPy, colorsys and the letterbox."""
 
 import dataclasses
 import io

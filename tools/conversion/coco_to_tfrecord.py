@@ -22,11 +22,11 @@ import tensorflow as tf
 
 from common import progress
 from common.annotations import Annotations
-from common.datacheck import image_files, images
+from common.datacheck import images
 from common.datacheck.images import ImageFacts, ImagePolicy
+from common.datacheck.issues import Issues
 from common.errors import UserError
 from common.files import write_into
-from common.issues import Findings
 from common.tfrecord import (
     AREA_KEY,
     BOX_KEYS,
@@ -106,25 +106,23 @@ def _usable_images(
     annotations: Annotations, images_dir: str | os.PathLike, policy: ImagePolicy
 ) -> tuple[Annotations, list[ImageFacts]]:
     """The annotations of the images that can be written, and what these are."""
-    findings = Findings(os.fspath(images_dir))
+    issues = Issues(os.fspath(images_dir))
     names, describe = annotations.file_names, annotations.image_name
-    usable, facts = image_files.check_files(
-        images_dir, names, annotations.image_sizes, describe, policy, findings
-    )
+    usable, facts = images.check_files(images_dir, names, annotations.image_sizes, describe, policy, issues)
     for row in np.flatnonzero(usable).tolist():
         if facts[row].image_format not in _FORMATS:
             usable[row] = False
-            findings.add("image-not-jpeg-or-png", f"{describe(row)} is {facts[row].image_format}")
+            issues.add("image-not-jpeg-or-png", f"{describe(row)} is {facts[row].image_format}")
     if policy.on_bad_image == "skip":
-        findings.skip_images()
+        issues.skip_images()
     if not usable.any():
-        findings.add("no-images", f"none of {annotations.num_images} images can be written")
-    findings.raise_if_stopping()
+        issues.add("no-images", f"none of {annotations.num_images} images can be written")
+    issues.raise_if_stopping()
     if usable.all():
         return annotations, facts
-    for finding in findings:
-        if finding.skipped:
-            progress.log(f"{findings.origin}: {finding.line()}")
+    for issue in issues:
+        if issue.skipped:
+            progress.log(f"{issues.origin}: {issue.line()}")
     return annotations.select(usable), list(itertools.compress(facts, usable))
 
 

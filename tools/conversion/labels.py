@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from common.annotations import Annotations
-from common.datacheck.image_files import check_files
-from common.datacheck.images import ImageFacts, ImagePolicy
+from common.datacheck.images import ImageFacts, ImagePolicy, check_files
+from common.datacheck.issues import Issues
 from common.errors import UserError
-from common.issues import Findings
 from common.labels import LabelMap
 
 _MAX_IMAGE_ID = 2**31 - 1  # DALI takes these as they are
@@ -62,15 +61,15 @@ def image_ids(file_names: Sequence[str]) -> list[int]:
     return list(range(1, len(file_names) + 1))
 
 
-def read_label_file(path: str | os.PathLike, findings: Findings) -> bytes | None:
-    """The content of a label file; None, with a finding, where it cannot be read."""
+def read_label_file(path: str | os.PathLike, issues: Issues) -> bytes | None:
+    """The content of a label file; None, with an issue, where it cannot be read."""
     try:
         if os.path.exists(path) and not os.path.isfile(path):
-            findings.add("label-file", f"{os.fspath(path)} is no regular file")  # reading a pipe never ends
+            issues.add("label-file", f"{os.fspath(path)} is no regular file")  # reading a pipe never ends
             return None
         return pathlib.Path(path).read_bytes()
     except OSError as error:
-        findings.add("label-file", f"{os.fspath(path)}: {error.strerror}")
+        issues.add("label-file", f"{os.fspath(path)}: {error.strerror}")
         return None
 
 
@@ -95,33 +94,33 @@ def read_list(path: str | os.PathLike) -> list[tuple[int, str]]:
 
 
 def find_listed(
-    path: str | os.PathLike, find: Callable[[str], str | None], missing: str, findings: Findings
+    path: str | os.PathLike, find: Callable[[str], str | None], missing: str, issues: Issues
 ) -> list[str]:
     """What the lines of a list name, each once, in their order.
 
     Args:
         path: of the list.
         find: what a line names; None where there is no such thing.
-        missing: kind of finding for these lines.
-        findings: gets them, and lines that name the same again.
+        missing: kind of issue for these lines.
+        issues: gets them, and lines that name the same again.
     """
     found: dict[str, int] = {}
     for number, line in read_list(path):
         item = find(line)
         if item is None:
-            findings.add(missing, f"{path} line {number}: there is no {line!r}")
+            issues.add(missing, f"{path} line {number}: there is no {line!r}")
         elif item in found:
             first = found[item]
-            findings.add("label-line", f"{path} line {number}: {line!r} stands in line {first} already")
+            issues.add("label-line", f"{path} line {number}: {line!r} stands in line {first} already")
         else:
             found[item] = number
     return list(found)
 
 
 def inspect_images(
-    images: Sequence[LabelledImage], images_dir: str, policy: ImagePolicy, findings: Findings
+    images: Sequence[LabelledImage], images_dir: str, policy: ImagePolicy, issues: Issues
 ) -> tuple[list[LabelledImage], list[ImageFacts]]:
-    """Inspects the image files and adds what is wrong with them to `findings`.
+    """Inspects the image files and adds what is wrong with them to `issues`.
 
     Returns:
         The images that can be used, with the size of the header where the label file gives none, and what
@@ -132,9 +131,9 @@ def inspect_images(
         is_utf_8 = not any("\ud800" <= letter <= "\udfff" for letter in image.file_name)
         names.append(image.file_name if is_utf_8 else "")
         if not is_utf_8:
-            findings.add("image-unreadable", f"{image}: its name is no UTF-8, which json requires")
+            issues.add("image-unreadable", f"{image}: its name is no UTF-8, which json requires")
     sizes = np.array([image.size or (0, 0) for image in images], np.int32).reshape(-1, 2)
-    usable, facts = check_files(images_dir, names, sizes, lambda row: str(images[row]), policy, findings)
+    usable, facts = check_files(images_dir, names, sizes, lambda row: str(images[row]), policy, issues)
     for image, fact in zip(images, facts, strict=True):
         if image.size is None and not fact.fault:
             image.size = (fact.height, fact.width)
@@ -143,20 +142,20 @@ def inspect_images(
 
 
 def as_annotations(
-    images: Sequence[LabelledImage], label_map: LabelMap, policy: ImagePolicy, findings: Findings
+    images: Sequence[LabelledImage], label_map: LabelMap, policy: ImagePolicy, issues: Issues
 ) -> Annotations:
     """The annotations of images that were inspected.
 
     Raises:
-        DataError: everything in `findings` that stops, by `policy`; or that there is no image or no box.
+        DataError: everything in `issues` that stops, by `policy`; or that there is no image or no box.
     """
     if policy.on_bad_image == "skip":
-        findings.skip_images()
-    if not findings.stopping and not images:
-        findings.add("no-images", "there is none left")
-    if not findings.stopping and not any(image.category_ids for image in images):
-        findings.add("no-boxes", f"{len(images)} images, none with an object")
-    findings.raise_if_stopping()
+        issues.skip_images()
+    if not issues.stopping and not images:
+        issues.add("no-images", "there is none left")
+    if not issues.stopping and not any(image.category_ids for image in images):
+        issues.add("no-boxes", f"{len(images)} images, none with an object")
+    issues.raise_if_stopping()
     boxes = [box for image in images for box in image.boxes_ltwh_px]
     boxes_ltwh_px = np.array(boxes, np.float64).reshape(-1, 4)
     counts = [len(image.category_ids) for image in images]
@@ -171,6 +170,6 @@ def as_annotations(
         category_ids=np.array([i for image in images for i in image.category_ids], np.int64),
         is_crowd=np.array([crowd for image in images for crowd in image.is_crowd], np.bool_),
         areas=boxes_ltwh_px[:, 2] * boxes_ltwh_px[:, 3],
-        origin=findings.origin,
-        findings=findings,
+        origin=issues.origin,
+        issues=issues,
     )

@@ -19,8 +19,8 @@ from xml.etree.ElementTree import Element
 
 from common.annotations import Annotations
 from common.datacheck.images import IMAGE_SUFFIXES, ImagePolicy
+from common.datacheck.issues import Issues
 from common.errors import UserError
-from common.issues import Findings
 from common.labels import LabelMap
 from tools.conversion.labels import (
     LabelledImage,
@@ -72,12 +72,12 @@ def read_voc(
     images_dir = os.path.join(directory, "JPEGImages") if images_dir is None else os.fspath(images_dir)
     if not os.path.isdir(images_dir):
         raise UserError(f"{images_dir} is no directory: give that of the images as --images=DIR")
-    findings = Findings(directory)
+    issues = Issues(directory)
     stems = sorted(name[:-4] for name in _files(xml_dir) if name.endswith(".xml"))
     if not stems:
         raise UserError(f"--input={directory}: no xml file there")
-    wanted = stems if split is None else _read_split(directory, split, set(stems), findings)
-    documents = _read_documents(xml_dir, stems if label_map is None else wanted, findings)
+    wanted = stems if split is None else _read_split(directory, split, set(stems), issues)
+    documents = _read_documents(xml_dir, stems if label_map is None else wanted, issues)
     if label_map is None:
         objects = [of for document in documents.values() for of in document.iterfind("object")]
         names = sorted({_text(of, "name") for of in objects} - {""})
@@ -85,11 +85,11 @@ def read_voc(
 
     category_ids = dict(zip(label_map.names, label_map.category_ids, strict=True))
     of_wanted = {stem: documents[stem] for stem in wanted if stem in documents}
-    images = _find_images(of_wanted, xml_dir, images_dir, findings)
+    images = _find_images(of_wanted, xml_dir, images_dir, issues)
     for stem, image in images.items():
-        _add_objects(image, documents[stem], category_ids, difficult, pixels == "one_based", findings)
-    sound, _ = inspect_images(list(images.values()), images_dir, policy, findings)
-    return as_annotations(sound, label_map, policy, findings), images_dir
+        _add_objects(image, documents[stem], category_ids, difficult, pixels == "one_based", issues)
+    sound, _ = inspect_images(list(images.values()), images_dir, policy, issues)
+    return as_annotations(sound, label_map, policy, issues), images_dir
 
 
 def read_box(an_object: Element, one_based: bool) -> tuple[float, float, float, float]:
@@ -131,7 +131,7 @@ def _text(element: Element, path: str) -> str:
     return (element.findtext(path) or "").strip()
 
 
-def _read_split(directory: str, split: str, stems: set[str], findings: Findings) -> list[str]:
+def _read_split(directory: str, split: str, stems: set[str], issues: Issues) -> list[str]:
     """The names in a list. Per-class lists of VOC have 1, -1 or 0 behind the name: all their names count."""
     path = os.path.join(directory, "ImageSets", "Main", f"{split}.txt")
     if not os.path.isfile(path):
@@ -143,7 +143,7 @@ def _read_split(directory: str, split: str, stems: set[str], findings: Findings)
         choices = (line, re.sub(r"\s+(-1|0|1)$", "", line), os.path.splitext(line)[0])
         return next((choice for choice in choices if choice in stems), None)
 
-    return find_listed(path, find, "label-file", findings)
+    return find_listed(path, find, "label-file", issues)
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
@@ -153,28 +153,28 @@ class _NoDoctype(ElementTree.TreeBuilder):
         raise ValueError(f"declares a document type ({name}), which is refused: its entities are not safe")
 
 
-def _read_documents(xml_dir: str, stems: Sequence[str], findings: Findings) -> dict[str, Element]:
+def _read_documents(xml_dir: str, stems: Sequence[str], issues: Issues) -> dict[str, Element]:
     documents = {}
     for stem in stems:
         path = os.path.join(xml_dir, f"{stem}.xml")
-        content = read_label_file(path, findings)
+        content = read_label_file(path, issues)
         if content is None:
             continue
         try:
             document = ElementTree.XML(content, ElementTree.XMLParser(target=_NoDoctype()))
         except (ElementTree.ParseError, ValueError, LookupError) as error:
-            findings.add("label-file", f"{path} is no valid xml: {error}")
+            issues.add("label-file", f"{path} is no valid xml: {error}")
             continue
         if document.tag == "annotation":
             documents[stem] = document
         else:
             what = f"is no annotation of Pascal VOC: it begins with <{document.tag}>"
-            findings.add("label-file", f"{path} {what}")
+            issues.add("label-file", f"{path} {what}")
     return documents
 
 
 def _find_images(
-    documents: Mapping[str, Element], xml_dir: str, images_dir: str, findings: Findings
+    documents: Mapping[str, Element], xml_dir: str, images_dir: str, issues: Issues
 ) -> dict[str, LabelledImage]:
     names = set(_files(images_dir))
     by_stem: dict[str, list[str]] = {}
@@ -191,33 +191,33 @@ def _find_images(
         name = given if given in found else found[0] if len(found) == 1 else None
         if not found:
             also = f" or {given!r}" if given and os.path.splitext(given)[0] != stem else ""
-            findings.add("image-missing", f"{path}: no image {stem!r}{also} in {images_dir}")
+            issues.add("image-missing", f"{path}: no image {stem!r}{also} in {images_dir}")
         elif name is None:
-            findings.add("label-file", f"{path}: its image may be any of {', '.join(found)}")
+            issues.add("label-file", f"{path}: its image may be any of {', '.join(found)}")
         elif name in owners:
-            findings.add("label-file", f"{path}: its image {name!r} is that of {owners[name]} already")
+            issues.add("label-file", f"{path}: its image {name!r} is that of {owners[name]} already")
         else:
             owners[name] = path
             images[stem] = LabelledImage(name, path)
-            _set_size(images[stem], document, findings)
+            _set_size(images[stem], document, issues)
             if given in names and name != given:
-                findings.add("voc-filename", f"{path} has {given!r}, taken is {name!r}")
+                issues.add("voc-filename", f"{path} has {given!r}, taken is {name!r}")
     return images
 
 
-def _set_size(image: LabelledImage, document: Element, findings: Findings) -> None:
+def _set_size(image: LabelledImage, document: Element, issues: Issues) -> None:
     texts = [_text(document, f"size/{side}") for side in ("width", "height")]
     try:
         width, height = (float(text or 0) for text in texts)
         if not all(side.is_integer() and 0 <= side <= _MAX_SIDE for side in (width, height)):
             raise ValueError
     except ValueError:
-        findings.add("label-file", f"{image.label_file} has the size {texts[0]!r} x {texts[1]!r}")
+        issues.add("label-file", f"{image.label_file} has the size {texts[0]!r} x {texts[1]!r}")
         return
     if width and height:
         image.size = int(height), int(width)
     else:
-        findings.add("size-missing", str(image))
+        issues.add("size-missing", str(image))
 
 
 def _add_objects(
@@ -226,7 +226,7 @@ def _add_objects(
     category_ids: Mapping[str, int],
     difficult: str,
     one_based: bool,
-    findings: Findings,
+    issues: Issues,
 ) -> None:
     for number, an_object in enumerate(document.iterfind("object"), 1):
         name = _text(an_object, "name")
@@ -234,15 +234,15 @@ def _add_objects(
         try:
             box = read_box(an_object, one_based)
         except ValueError as error:
-            findings.add("label-line", f"{where} {error}")
+            issues.add("label-line", f"{where} {error}")
             continue
         if name not in category_ids:
-            findings.add("unknown-category", f"{where} is none of {len(category_ids)} categories")
+            issues.add("unknown-category", f"{where} is none of {len(category_ids)} categories")
             continue
         if one_based and min(box[:2]) < 0:
-            findings.add("voc-zero", f"{where} begins at {box[0] + 1:g}, {box[1] + 1:g}")
+            issues.add("voc-zero", f"{where} begins at {box[0] + 1:g}, {box[1] + 1:g}")
         is_difficult = _text(an_object, "difficult") == "1"
         if is_difficult:
-            findings.add("difficult", f"{where}: {difficult}")
+            issues.add("difficult", f"{where}: {difficult}")
         if not (is_difficult and difficult == "drop"):
             image.add(box, category_ids[name], is_crowd=is_difficult and difficult == "crowd")

@@ -23,8 +23,8 @@ import numpy as np
 
 from common.annotations import Annotations
 from common.datacheck.images import ImageFacts, ImagePolicy
+from common.datacheck.issues import Issues
 from common.errors import UserError
-from common.issues import Findings
 from common.labels import LabelMap
 from tools.conversion.labels import LabelledImage, as_annotations, inspect_images, read_label_file
 from tools.conversion.yolo_layout import YoloFiles, find_files
@@ -63,8 +63,8 @@ def read_yolo(
         DataError: everything that is wrong, with file and line.
         UserError: files or directories that are not there, or no class names.
     """
-    findings = Findings(os.fspath(path))
-    files = find_files(path, split, names, findings)
+    issues = Issues(os.fspath(path))
+    files = find_files(path, split, names, issues)
     label_map, category_ids = _categories(files.names, files.names_origin, label_map)
     images = []
     label_files: dict[str, str] = {}
@@ -72,14 +72,14 @@ def read_yolo(
         image = LabelledImage(name, files.label_file(name))
         other = label_files.setdefault(image.label_file, name)
         if other != name:
-            findings.add("label-file", f"{image.label_file} is of both {other!r} and {name!r}")
-        _read_labels(image, category_ids, findings)
+            issues.add("label-file", f"{image.label_file} is of both {other!r} and {name!r}")
+        _read_labels(image, category_ids, issues)
         images.append(image)
-    _find_orphans(files, label_files, findings)
-    sound, facts = inspect_images(images, files.images_dir, policy, findings)
+    _find_orphans(files, label_files, issues)
+    sound, facts = inspect_images(images, files.images_dir, policy, issues)
     for image, fact in zip(sound, facts, strict=True):
-        _to_pixels(image, fact, pixels, findings)
-    return as_annotations(sound, label_map, policy, findings), files.images_dir
+        _to_pixels(image, fact, pixels, issues)
+    return as_annotations(sound, label_map, policy, issues), files.images_dir
 
 
 def _categories(
@@ -99,18 +99,18 @@ def _categories(
     return label_map, {c: known[name] for c, name in names.items()}
 
 
-def _read_labels(image: LabelledImage, category_ids: Mapping[int, int], findings: Findings) -> None:
+def _read_labels(image: LabelledImage, category_ids: Mapping[int, int], issues: Issues) -> None:
     """Adds the objects of a label file, their boxes still as fractions of the image."""
     if not os.path.lexists(image.label_file):
-        findings.add("label-missing", str(image))
+        issues.add("label-missing", str(image))
         return
-    content = read_label_file(image.label_file, findings)
+    content = read_label_file(image.label_file, issues)
     if content is None:
         return
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        findings.add("label-file", f"{image.label_file} is no UTF-8 text: {error}")
+        issues.add("label-file", f"{image.label_file} is no UTF-8 text: {error}")
         return
     for number, line in enumerate(text.split("\n"), 1):
         words = line.split()
@@ -120,13 +120,13 @@ def _read_labels(image: LabelledImage, category_ids: Mapping[int, int], findings
         try:
             class_index, box = parse_line(words)
         except ValueError as error:
-            findings.add("label-line", f"{where} {error}")
+            issues.add("label-line", f"{where} {error}")
             continue
         if class_index not in category_ids:
-            findings.add("unknown-category", f"{where} has class {class_index} of {len(category_ids)}")
+            issues.add("unknown-category", f"{where} has class {class_index} of {len(category_ids)}")
             continue
         if len(words) > 5:
-            findings.add("polygon", where)
+            issues.add("polygon", where)
         image.add(box, category_ids[class_index])
 
 
@@ -162,13 +162,13 @@ def parse_line(words: Sequence[str]) -> tuple[int, tuple[float, float, float, fl
     return int(class_index), (x - width / 2, y - height / 2, width, height)
 
 
-def _to_pixels(image: LabelledImage, fact: ImageFacts, pixels: str | None, findings: Findings) -> None:
+def _to_pixels(image: LabelledImage, fact: ImageFacts, pixels: str | None, issues: Issues) -> None:
     if not image.boxes_ltwh_px:
         return
     boxes = np.array(image.boxes_ltwh_px)
     if fact.orientation != 1:
         if pixels is None:
-            findings.add("label-turned", f"{image} has orientation {fact.orientation}")
+            issues.add("label-turned", f"{image} has orientation {fact.orientation}")
         elif pixels == "turned":
             boxes = turn_back(boxes, fact.orientation)
     height, width = image.size
@@ -188,7 +188,7 @@ def turn_back(boxes_ltwh: np.ndarray, orientation: int) -> np.ndarray:
     return np.stack([left, top, width, height], axis=1)
 
 
-def _find_orphans(files: YoloFiles, label_files: Collection[str], findings: Findings) -> None:
+def _find_orphans(files: YoloFiles, label_files: Collection[str], issues: Issues) -> None:
     """Label files whose image is not there, in directories that hold nothing but labels of these images."""
     folders = {os.path.dirname(label) for label in label_files}
     folders -= {os.path.dirname(os.path.join(files.images_dir, image)) for image in files.images}
@@ -196,4 +196,4 @@ def _find_orphans(files: YoloFiles, label_files: Collection[str], findings: Find
         for name in sorted(os.listdir(folder)):
             path = os.path.join(folder, name)
             if name.endswith(".txt") and name != "classes.txt" and path not in label_files:
-                findings.add("image-missing", f"{path} has no image")
+                issues.add("image-missing", f"{path} has no image")

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from common.datacheck.images import IMAGE_SUFFIXES
+from common.datacheck.issues import Issues
 from common.errors import UserError, unknown
-from common.issues import Findings
 from tools.conversion.labels import find_listed, read_list, read_text
 
 _YAML = (".yaml", ".yml")
@@ -51,7 +51,7 @@ class YoloFiles(NamedTuple):
 
 
 def find_files(
-    path: str | os.PathLike, split: str | None, names: str | os.PathLike | None, findings: Findings
+    path: str | os.PathLike, split: str | None, names: str | os.PathLike | None, issues: Issues
 ) -> YoloFiles:
     """Finds the files of a set.
 
@@ -59,7 +59,7 @@ def find_files(
         path: one of what the module lists.
         split: of a directory or a data.yaml, whose default is "train".
         names: the file with the names of the classes.
-        findings: gets images that a list names and that are not there.
+        issues: gets images that a list names and that are not there.
 
     Raises:
         UserError: something is not there, a file cannot be understood, or nothing names the classes.
@@ -80,7 +80,7 @@ def find_files(
     images, directories = [], []
     for place in places:
         is_directory = os.path.isdir(place)
-        found = _walk(place) if is_directory else _read_images(place, findings)
+        found = _walk(place) if is_directory else _read_images(place, issues)
         images += found
         directories += [place] if is_directory else map(os.path.dirname, found or [place])
     images_dir = os.path.commonpath(directories)
@@ -126,7 +126,7 @@ def _walk(directory: str) -> list[str]:
     return sorted(found)
 
 
-def _read_images(path: str, findings: Findings) -> list[str]:
+def _read_images(path: str, issues: Issues) -> list[str]:
     """The images of a list; relative paths start at the list or, as in Darknet, at the working directory."""
 
     def find(line: str) -> str | None:
@@ -134,7 +134,7 @@ def _read_images(path: str, findings: Findings) -> list[str]:
         choices = [os.path.normpath(os.path.join(place, line)) for place in places]
         return next(filter(os.path.exists, choices), None)
 
-    return find_listed(path, find, "image-missing", findings)
+    return find_listed(path, find, "image-missing", issues)
 
 
 def _read_yaml(path: str) -> dict[str, Any]:

@@ -5,10 +5,9 @@ import pathlib
 
 from common.anchors import Anchors
 from common.box_encoder import MAX_INSTANCES
-from common.datacheck.image_files import inspect_files
-from common.datacheck.images import ImagePolicy
+from common.datacheck.images import ImagePolicy, inspect_files
+from common.datacheck.issues import DataError
 from common.datacheck.open_data import DataFlags, open_source, open_splits
-from common.issues import DataError
 from common.sources import CocoSource, Source
 from tools.report import anchor_report, figures, page, pictures, statistics, tables
 
@@ -46,7 +45,7 @@ def check(
             sources = (open_source(*data, label_map=label_map, policy=policy, split=""),)
     except DataError as error:
         if report:
-            faults = [tables.Section(of.origin, tables.finding_items(of)) for of in error.findings]
+            faults = [tables.Section(of.origin, tables.issue_items(of)) for of in error.issues]
             page.write(report, faults)
         raise
     parts = []
@@ -58,7 +57,7 @@ def check(
         if report:
             drawn = [figures.draw(numbers, matched), pictures.sheet(found, source.encoded)]
             shown = [image for image in drawn if image is not None]
-        content = tables.sections(numbers, matched, found.findings, shown)
+        content = tables.sections(numbers, matched, found.issues, shown)
         parts.append(page.format_text(content))
         if report:
             path = pathlib.Path(report)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.issues import KINDS, Finding, Severity
+from common.datacheck.issues import KINDS, Issue, Severity
 from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import DataStatistics
 from yolov4.ap_ceiling import ceiling_lines
@@ -46,7 +46,7 @@ class Section(NamedTuple):
 def sections(
     statistics: DataStatistics,
     anchors: AnchorReport,
-    findings: Iterable[Finding],
+    issues: Iterable[Issue],
     pictures: Sequence[np.ndarray] = (),
 ) -> list[Section]:
     """The whole report on one data set."""
@@ -58,7 +58,7 @@ def sections(
         Section("Classes", [class_table(statistics), f"without boxes: {shorten(names, 180) or 'none'}"]),
         Section("Figures", pictures),
         Section("Anchors", anchor_items(anchors)),
-        Section("Findings", finding_items(findings)),
+        Section("Issues", issue_items(issues)),
     ]
 
 
@@ -159,10 +159,10 @@ def anchor_items(anchors: AnchorReport) -> list[Item]:
     ]
 
 
-def finding_items(findings: Iterable[Finding]) -> list[Item]:
+def issue_items(issues: Iterable[Issue]) -> list[Item]:
     """A line for each kind with the first offenders, what stops first; and lists of all that are kept."""
     items: list[Item] = []
-    for of in sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.WARNING)):
+    for of in sorted(issues, key=lambda of: (not of.stops, of.severity is Severity.WARNING)):
         items.append(f"{of.severity.value}: {of.line(shown=3)}")
         listed = f"the first {len(of.offenders):,} of " if of.count > len(of.offenders) else ""
         items.append(Offenders(f"{KINDS[of.kind].what}: {listed}{of.count:,}", of.offenders))

@@ -15,11 +15,11 @@ import pytest
 import tensorflow as tf
 
 from common import tfrecord
-from common.datacheck import image_files
+from common.datacheck import images
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.errors import UserError
-from common.issues import DataError
 from common.labels import LabelMap
 from tools.conversion import coco_to_tfrecord
 from tools.conversion.coco_to_tfrecord import write_tfrecords
@@ -179,11 +179,11 @@ def test_images_that_do_not_fit_are_all_named_and_nothing_is_touched(data, tmp_p
     ids = dict(zip(annotations.file_names, annotations.image_ids.tolist(), strict=True))
     with pytest.raises(DataError) as error:
         write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=1)
-    (findings,) = error.value.findings
-    assert findings.origin == str(data / "images")
-    assert {finding.kind for finding in findings.stopping} == {kind for _, kind, _ in SPOILERS.values()}
+    (issues,) = error.value.issues
+    assert issues.origin == str(data / "images")
+    assert {issue.kind for issue in issues.stopping} == {kind for _, kind, _ in SPOILERS.values()}
     for name, (_, kind, text) in SPOILERS.items():
-        (offender,) = findings[kind].offenders
+        (offender,) = issues[kind].offenders
         assert offender.startswith(f"image {ids[name]} ('{name}')") and text in offender
     assert contents_of(tmp_path) == before
     assert not list(tmp_path.glob(".tmp*"))
@@ -280,14 +280,14 @@ def test_a_set_that_was_replaced_by_halves_looks_unfinished(drawn, tmp_path, mon
 
 def test_an_image_that_changes_meanwhile_is_named(data, tmp_path, monkeypatch):
     annotations = load(data)
-    real = image_files.inspect_files
+    real = images.inspect_files
 
     def then_changed(*arguments, **options):
         facts = real(*arguments, **options)
         PIL.Image.new("RGB", (33, 44)).save(data / "images" / "06.jpg")
         return facts
 
-    monkeypatch.setattr(image_files, "inspect_files", then_changed)
+    monkeypatch.setattr(images, "inspect_files", then_changed)
     with pytest.raises(UserError, match=r"06\.jpg has changed since it was checked"):
         write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=3)
     assert not contents_of(tmp_path)

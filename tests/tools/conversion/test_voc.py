@@ -13,7 +13,7 @@ from pycocotools import mask
 
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
-from common.issues import DataError
+from common.datacheck.issues import DataError
 from common.labels import LabelMap
 from tools.conversion.voc import read_voc
 
@@ -160,7 +160,7 @@ def test_difficult_objects(made, difficult, boxes, crowds):
     found, _ = read_voc(made, difficult=difficult)
     assert (found.num_boxes, int(found.is_crowd.sum())) == (boxes, crowds)
     assert found.label_map.names == ("cat", "dog")  # whatever becomes of its objects
-    (offender,) = found.findings["difficult"].offenders
+    (offender,) = found.issues["difficult"].offenders
     assert offender.endswith(f"a.xml object 1 'cat': {difficult}")
 
 
@@ -187,7 +187,7 @@ def test_the_image_of_the_same_name(made, filename):
     write(made, "a", xml_of(filename, objects=[("cat", 3, 4, 10, 12, 0)]))
     found, _ = read_voc(made)
     assert found.file_names == ["a.png", "b.png"]
-    assert not found.findings["voc-filename"].count
+    assert not found.issues["voc-filename"].count
 
 
 @pytest.mark.parametrize("filename", ["photo.v2.png", "..\\x\\photo.v2.png"])
@@ -202,7 +202,7 @@ def test_a_filename_left_from_a_copy_is_told(made):
     write(made, "a", xml_of("b.png", objects=[("cat", 3, 4, 10, 12, 0)]))
     found, _ = read_voc(made)
     assert found.file_names == ["a.png", "b.png"]
-    (offender,) = found.findings["voc-filename"].offenders
+    (offender,) = found.issues["voc-filename"].offenders
     assert offender.endswith("a.xml has 'b.png', taken is 'a.png'")
 
 
@@ -211,18 +211,18 @@ def test_a_missing_size_is_that_of_the_header(made, size):
     write(made, "a", xml_of(size=size, objects=[("cat", 3, 4, 10, 12, 0)]))
     found, _ = read_voc(made)
     assert found.image_sizes.tolist() == [[20, 30], [20, 30]]
-    (offender,) = found.findings["size-missing"].offenders
+    (offender,) = found.issues["size-missing"].offenders
     assert offender.startswith("image 'a.png' (") and offender.endswith("a.xml)")
 
 
 def test_coordinates_from_0_are_told(made):
     write(made, "a", xml_of(objects=[("cat", 0, 4, 10, 12, 0)]))
     found, _ = read_voc(made)
-    (offender,) = found.findings["voc-zero"].offenders
+    (offender,) = found.issues["voc-zero"].offenders
     assert offender.endswith("a.xml object 1 'cat' begins at 0, 4")
     write(made, "a", xml_of(objects=[("cat", -2, 4, 10, 12, 0)]))
     found, _ = read_voc(made, pixels="zero_based")
-    assert not found.findings["voc-zero"].count
+    assert not found.issues["voc-zero"].count
 
 
 def test_images_without_objects_stay(made):
@@ -329,7 +329,7 @@ def test_images_that_cannot_be_read_are_left_out_on_demand(made):
     (made / "JPEGImages" / "a.png").unlink()
     assert "a.xml: no image 'a' in " in refusal(made)
     found, _ = read_voc(made, policy=SKIP)
-    assert found.file_names == ["b.png"] and found.findings["image-missing"].skipped
+    assert found.file_names == ["b.png"] and found.issues["image-missing"].skipped
     (made / "JPEGImages" / "b.png").write_bytes(b"no image")
     assert "no usable image" in refusal(made, policy=SKIP)
 

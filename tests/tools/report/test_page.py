@@ -12,10 +12,10 @@ import pytest
 
 from common.anchors import Anchors
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import KINDS, DataError, Issues
 from common.datacheck.open_data import DataFlags
 from common.errors import UserError
 from common.evaluation import drawing
-from common.issues import KINDS, DataError, Findings
 from tests.common.made_annotations import annotations, random_annotations
 from tools.report import anchor_report, check_and_report, figures, page, pictures, statistics, tables
 
@@ -63,18 +63,18 @@ def report_of(truth, formats=NOT_COUNTED):
     return statistics.describe(truth, formats), anchor_report.examine(truth, ANCHORS)
 
 
-def sections_of(truth, findings=(), formats=NOT_COUNTED, shown=()):
-    return tables.sections(*report_of(truth, formats), findings, shown)
+def sections_of(truth, issues=(), formats=NOT_COUNTED, shown=()):
+    return tables.sections(*report_of(truth, formats), issues, shown)
 
 
-def text_of(truth, findings=(), formats=NOT_COUNTED):
-    return page.format_text(sections_of(truth, findings, formats))
+def text_of(truth, issues=(), formats=NOT_COUNTED):
+    return page.format_text(sections_of(truth, issues, formats))
 
 
 def found(kind, count, offenders):
-    findings = Findings("made.json")
-    findings.add_many(kind, count, offenders)
-    return findings
+    issues = Issues("made.json")
+    issues.add_many(kind, count, offenders)
+    return issues
 
 
 def parsed(path, sections):
@@ -90,12 +90,10 @@ def few():
 
 
 def every_kind():
-    findings = Findings("made.json")
+    issues = Issues("made.json")
     for kind in KINDS:
-        findings.add_many(
-            kind, 1500, [f"image {i} ('{'long/' * 30}{i}.jpg') has something" for i in range(40)]
-        )
-    return findings
+        issues.add_many(kind, 1500, [f"image {i} ('{'long/' * 30}{i}.jpg') has something" for i in range(40)])
+    return issues
 
 
 @pytest.mark.parametrize("num_classes", [1, 12, 80, 1203])
@@ -122,8 +120,8 @@ def test_text_of_known_data():
         [(200, 100), (200, 100), (50, 60)],
         [(0, 0, 10, 10, 40, 60), (0, 1, 5, 5, 30, 50), (1, 0, 10, 10, 4, 4), (1, 0, 10, 10, 4, 4)],
     )
-    findings = found("image-without-boxes", 1, ["image 103 ('3.jpg')"])
-    text = text_of(truth, findings, {"JPEG": 2, "PNG": 1})
+    issues = found("image-without-boxes", 1, ["image 103 ('3.jpg')"])
+    text = text_of(truth, issues, {"JPEG": 2, "PNG": 1})
     words = re.sub(" +", " ", text)
     for expected in (
         "images 3\n",
@@ -157,19 +155,19 @@ def test_text_says_how_well_other_scales_fit():
 def test_text_without_boxes():
     text = text_of(annotations([(50, 60)], []))
     assert "AP ceiling, of perfect outputs: none, there is no box" in text
-    assert text.endswith("Findings\n  none")
+    assert text.endswith("Issues\n  none")
 
 
 def test_what_stops_comes_first():
-    findings = found("crowd", 1, ["annotation 1"])
-    findings.add("box-outside", "annotation 2")
-    findings.add("image-missing", "image 3")
+    issues = found("crowd", 1, ["annotation 1"])
+    issues.add("box-outside", "annotation 2")
+    issues.add("image-missing", "image 3")
 
     def first_words():
-        return [item.split(":")[0] for item in tables.finding_items(findings) if isinstance(item, str)]
+        return [item.split(":")[0] for item in tables.issue_items(issues) if isinstance(item, str)]
 
     assert first_words() == ["Error, or the image is skipped", "Fixed", "Warning"]
-    findings.skip_images()
+    issues.skip_images()
     assert first_words() == ["Fixed", "Skipped", "Warning"]
 
 
@@ -188,10 +186,10 @@ def test_nothing_of_the_data_becomes_markup(tmp_path):
     rows = [(i % 3, i % 7, 5 + i, 5, 20, 30) for i in range(14)]
     truth = dataclasses.replace(annotations([(90, 80)] * 3, rows, NASTY), origin=f"/data/{NASTY[0]}.json")
     truth.file_names[0] = NASTY_FILE
-    findings = Findings("made.json")
-    findings.add_many("crowd", 2, [f"annotation 3 of {NASTY[1]}", f"image 1 ({NASTY_FILE!r})"])
+    issues = Issues("made.json")
+    issues.add_many("crowd", 2, [f"annotation 3 of {NASTY[1]}", f"image 1 ({NASTY_FILE!r})"])
     picture = np.zeros((9, 9, 3), np.uint8)
-    shown = parsed(tmp_path / "report.html", sections_of(truth, findings, shown=[picture]))
+    shown = parsed(tmp_path / "report.html", sections_of(truth, issues, shown=[picture]))
     assert {tag for tag, _ in shown.tags} <= {
         "html", "head", "meta", "title", "style", "body", "h2", "table", "tr", "th", "td",
         "img", "p", "ul", "li", "details", "summary",
@@ -221,9 +219,9 @@ def test_a_page_needs_nothing_else(tmp_path):
 
 def test_all_kept_offenders_and_all_classes_are_on_the_page(tmp_path):
     truth = random_annotations(np.random.default_rng(0), 5, 200, num_classes=90, smallest=0.004, largest=0.05)
-    findings = found("crowd", 4321, [f"annotation {i} has it" for i in range(1000)])
+    issues = found("crowd", 4321, [f"annotation {i} has it" for i in range(1000)])
     anchors = anchor_report.examine(truth, ANCHORS)
-    text = parsed(tmp_path / "a.html", sections_of(truth, findings)).text
+    text = parsed(tmp_path / "a.html", sections_of(truth, issues)).text
     for i in range(1000):
         assert f"annotation {i} has it" in text
     assert "crowd: the first 1,000 of 4,321" in text
