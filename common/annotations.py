@@ -5,13 +5,14 @@ has them as training needs them: boxes that reach outside their image are clippe
 dropped, crowds are not targets.
 """
 
+import collections
 import dataclasses
 import functools
 import hashlib
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -313,3 +314,11 @@ def to_annotations(
         areas=np.where(np.isnan(areas), box_areas, areas),
         origin=origin,
     )
+
+
+def repeats(keys: Iterable[Any]) -> list[tuple[Any, list[int]]]:
+    """Each key that is given more than once, with its rows; not "" and NONE, which were reported."""
+    rows_of = collections.defaultdict(list)
+    for row, key in enumerate(keys):
+        rows_of[key].append(row)
+    return [(key, rows) for key, rows in rows_of.items() if len(rows) > 1 and key not in ("", NONE)]

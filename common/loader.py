@@ -25,8 +25,6 @@ from nvidia.dali import backend
 from common.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from common.args import Args
-    from common.distributed.ranks import Ranks
     from common.sources import Source
 
 SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
@@ -215,68 +213,6 @@ def make_loader(
     if pipeline_type == "dali_gpu":
         options |= {"device_id": device_id, "dali_device_id": dali_device_id}
     return classes[pipeline_type.removesuffix("_gpu").removesuffix("_cpu")](**options)
-
-
-def open_training_loader(
-    classes: Mapping[str, type[BaseLoader]],
-    a: "Args",
-    config: Any,
-    source: "Source | None",
-    num_classes: int,
-    ranks: "Ranks",
-    shard_id: int,
-    num_shards: int,
-    device_index: int,
-    **of_epoch: Any,
-) -> BaseLoader:
-    """The training loader of one shard, for the replica `device_index` of this process.
-
-    Args:
-        classes, num_classes: as for make_loader.
-        a, config, source, ranks: of the run.
-        shard_id, num_shards, device_index: which share of the data, and for which replica.
-        of_epoch: the app's `epoch_kwargs`.
-    """
-    return make_loader(
-        classes,
-        **_options(a, config, source, ranks, device_index),
-        training=True,
-        shard_id=shard_id,
-        num_shards=num_shards,
-        count_lost=True,
-        name_images=True,
-        num_classes=num_classes,
-        **of_epoch,
-    )
-
-
-def open_eval_loader(
-    classes: Mapping[str, type[BaseLoader]], a: "Args", config: Any, source: "Source | None", ranks: "Ranks"
-) -> BaseLoader:
-    """The evaluation loader of this rank's images; arguments as for `open_training_loader`."""
-    return make_loader(
-        classes,
-        **_options(a, config, source, ranks, 0),
-        training=False,
-        shard_id=ranks.rank,
-        num_shards=ranks.world_size,
-        with_targets=False,
-    )
-
-
-def _options(
-    a: "Args", config: Any, source: "Source | None", ranks: "Ranks", device_index: int
-) -> dict[str, Any]:
-    return {
-        "pipeline_type": a.pipeline_type,
-        "source": source,
-        "config": config,
-        "batch_size": a.batch_size,
-        "device_id": ranks.gpu_number(device_index),
-        "dali_device_id": a.dali_device_id,
-        "num_threads": a.num_threads,
-        "prefetch": a.prefetch,
-    }
 
 
 def check_dali_device(dali_device_id: int | None, pipeline_type: str, strategy: str = "none") -> None:

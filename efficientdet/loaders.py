@@ -13,6 +13,7 @@ import tensorflow as tf
 from common import box_encoder, loader
 from common.args import MAX_SEED
 from common.loader import SYNTHETIC_IMAGES, synthetic_boxes, synthetic_dataset
+from common.training import input_feed
 from efficientdet.config import EfficientDetConfig
 from efficientdet.pipeline import EfficientDetLoader, EfficientDetPipeline, target_dict
 from efficientdet.tf_pipeline import EfficientDetTFPipeline
@@ -49,5 +50,5 @@ class SyntheticLoader(EfficientDetLoader):
 LOADERS = {"dali": EfficientDetPipeline, "tensorflow": EfficientDetTFPipeline, "synthetic": SyntheticLoader}
 
 make_loader = functools.partial(loader.make_loader, LOADERS)
-open_training_loader = functools.partial(loader.open_training_loader, LOADERS)
-open_eval_loader = functools.partial(loader.open_eval_loader, LOADERS)
+open_training_loader = functools.partial(input_feed.open_training_loader, LOADERS)
+open_eval_loader = functools.partial(input_feed.open_eval_loader, LOADERS)

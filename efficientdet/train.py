@@ -34,7 +34,8 @@ from common.evaluation.evaluate import evaluate
 from common.progress import log
 from common.training import input_feed, step_guard
 from common.training.ema import AveragedWeights
-from common.training.run import Run
+from common.training.fine_tuning import set_initial_weights
+from common.training.run import Run, start_process
 from common.training.run_directory import Identity
 from efficientdet import losses, show_batch
 from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
@@ -231,7 +232,9 @@ def define_flags(fv: flags.FlagValues) -> None:
 def start(a: Args) -> dict | None:
     """What the flags ask for: a dry run, training under Horovod Elastic, or training."""
     if a.dry_run:
-        return dry_run.run("efficientdet", a)
+        return dry_run.run(
+            "efficientdet.train", hparams.resolve(get_config(a.model_name), a), a, open_data.open_checked
+        )
     if a.elastic:
         return elastic.run(train, a)
     return train(a)

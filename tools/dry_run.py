@@ -25,9 +25,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from common import hparams
 from common.args import Args
-from common.datacheck.open_data import open_checked
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.loader import SYNTHETIC_IMAGES, steps_per_epoch
@@ -75,11 +73,13 @@ class DryRun:
     sessions: list[Session]
 
 
-def run(app: str, a: Args) -> None:
+def run(module: str, config: Any, a: Args, open_checked: Callable) -> None:
     """Trains twice on a small scale and prints what was checked, a line each, to stdout.
 
     Args:
-        app: "efficientdet" or "yolov4".
+        module: of the app's train.py: "efficientdet.train".
+        config: that the run would have.
+        open_checked: opens and checks the data: see input_feed.open_data.
         a: its flags; `dry_run` is the number of processes.
 
     Raises:
@@ -89,7 +89,6 @@ def run(app: str, a: Args) -> None:
     if not a.output_dir:
         raise UserError("--output_dir is missing: name a directory for checkpoints and results")
     launcher = _launcher(a.dry_run)
-    config = hparams.resolve(importlib.import_module(f"{app}.config").get_config(a.model_name), a)
     ranks = Ranks()
     ranks.num_replicas = a.dry_run
     # As Ctrl-C: the processes end, and the temporary directory is removed.
@@ -104,7 +103,7 @@ def run(app: str, a: Args) -> None:
             if source:
                 small |= small_data(directory / split, split, source, a.dry_run)
         flags = [dataclasses.replace(a, **small, epochs=epochs) for epochs in EPOCHS]
-        sessions = [_run_session(app, launcher, a.dry_run, directory, of_session) for of_session in flags]
+        sessions = [_run_session(module, launcher, a.dry_run, directory, of_session) for of_session in flags]
         report(DryRun(a, config, images, sessions))
 
 
@@ -229,11 +228,13 @@ def _launcher(processes: int) -> list[str]:
     return [str(horovodrun), "--gloo", "-np", str(processes), "-H", f"localhost:{processes}"]
 
 
-def _run_session(app: str, launcher: list[str], processes: int, directory: pathlib.Path, a: Args) -> Session:
+def _run_session(
+    module: str, launcher: list[str], processes: int, directory: pathlib.Path, a: Args
+) -> Session:
     """Runs all processes to the end of an epoch, and collects what they and the run directory hold."""
     records = directory / f"to_epoch_{a.epochs}"
     records.mkdir()
-    (records / "spec.json").write_text(json.dumps({"app": app, "flags": dataclasses.asdict(a)}))
+    (records / "spec.json").write_text(json.dumps({"module": module, "flags": dataclasses.asdict(a)}))
     log(f"dry run: {processes} processes train {a.model_name} at {a.image_size} to epoch {a.epochs}")
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "",

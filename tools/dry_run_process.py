@@ -11,7 +11,7 @@ import io
 import json
 import pathlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -23,8 +23,10 @@ from common import errors
 from common.args import Args
 from common.distributed.hooks import Hooks
 from common.sources import Source
-from common.training.run import Run
 from tools.conversion.coco_writer import write_coco
+
+if TYPE_CHECKING:
+    from common.training.run import Run
 
 IMAGES_PER_PROCESS = 4  # and one more, so that the shards are uneven
 SIDE = 128  # pixels of the shorter side of the network input
@@ -103,12 +105,12 @@ def small_data(directory: pathlib.Path, split: str, source: Source, processes: i
 def main(spec_file: str) -> None:
     """Trains and writes what this rank observed."""
     spec = json.loads(pathlib.Path(spec_file).read_bytes())
-    train = importlib.import_module(f"{spec['app']}.train")
+    train = importlib.import_module(spec["module"])
     runs: list[Run] = []
     steps: list[int] = []
     image_ids: list[int] = []  # of the first epoch
 
-    def on_step(run: Run, images: Any, targets: Any) -> None:
+    def on_step(run: "Run", images: Any, targets: Any) -> None:
         runs.append(run)
         steps.append(run.state["step"])
         if run.state["epoch"] == 0:

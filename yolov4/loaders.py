@@ -13,6 +13,7 @@ import tensorflow as tf
 from common import loader
 from common.args import MAX_SEED
 from common.loader import SYNTHETIC_BOXES, SYNTHETIC_IMAGES, synthetic_boxes, synthetic_dataset
+from common.training import input_feed
 from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Loader, YOLOv4Pipeline
 from yolov4.tf_pipeline import YOLOv4TFPipeline
@@ -60,5 +61,5 @@ class SyntheticLoader(YOLOv4Loader):
 LOADERS = {"dali": YOLOv4Pipeline, "tensorflow": YOLOv4TFPipeline, "synthetic": SyntheticLoader}
 
 make_loader = functools.partial(loader.make_loader, LOADERS)
-open_training_loader = functools.partial(loader.open_training_loader, LOADERS)
-open_eval_loader = functools.partial(loader.open_eval_loader, LOADERS)
+open_training_loader = functools.partial(input_feed.open_training_loader, LOADERS)
+open_eval_loader = functools.partial(input_feed.open_eval_loader, LOADERS)

@@ -7,16 +7,24 @@ the ids.
 Format: https://cocodataset.org/#format-data
 """
 
-import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from common.annotations import NONE, Annotations, CocoImage, find_rows, sizes_of, table_of, to_annotations
+from common.annotations import (
+    NONE,
+    Annotations,
+    CocoImage,
+    find_rows,
+    repeats,
+    sizes_of,
+    table_of,
+    to_annotations,
+)
 from common.args import ImagePolicy
 from common.datacheck import coco_parse
 from common.datacheck.images import check_files
@@ -233,14 +241,6 @@ def _check_unit(objects: _Objects, issues: Issues) -> None:
     outside = rows[is_outside]
     if len(outside) >= max(_MANY, len(rows) / 2) and would_fit.all():
         issues.add_each("boxes-of-corners", outside, objects.name_in_image)
-
-
-def repeats(keys: Iterable[Any]) -> list[tuple[Any, list[int]]]:
-    """Each key that is given more than once, with its rows; not "" and NONE, which were reported."""
-    rows_of = collections.defaultdict(list)
-    for row, key in enumerate(keys):
-        rows_of[key].append(row)
-    return [(key, rows) for key, rows in rows_of.items() if len(rows) > 1 and key not in ("", NONE)]
 
 
 def _some(items: Sequence[str]) -> str:

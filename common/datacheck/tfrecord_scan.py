@@ -16,10 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from common import tfrecord
-from common.annotations import NONE, OBJECT, Annotations, CocoImage, sizes_of, to_annotations
+from common.annotations import NONE, OBJECT, Annotations, CocoImage, repeats, sizes_of, to_annotations
 from common.args import ImagePolicy
 from common.datacheck import images
-from common.datacheck.coco import repeats
 from common.datacheck.image_headers import ImageFacts
 from common.datacheck.issues import Issues
 from common.labels import LabelMap

@@ -21,7 +21,7 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
-from common.loader import BaseLoader, check_dali_device, placement
+from common.loader import BaseLoader, check_dali_device, make_loader, placement
 from common.progress import log
 from common.sources import Source
 from common.training.checkpoints import Checkpoints
@@ -82,6 +82,66 @@ def open_data(
                 "flag out"
             )
     return Data(train_set, eval_set, label_map, num_classes)
+
+
+def open_training_loader(
+    classes: Mapping[str, type[BaseLoader]],
+    a: Args,
+    config: Any,
+    source: Source | None,
+    num_classes: int,
+    ranks: Ranks,
+    shard_id: int,
+    num_shards: int,
+    device_index: int,
+    **of_epoch: Any,
+) -> BaseLoader:
+    """The training loader of one shard, for the replica `device_index` of this process.
+
+    Args:
+        classes, num_classes: as for make_loader.
+        a, config, source, ranks: of the run.
+        shard_id, num_shards, device_index: which share of the data, and for which replica.
+        of_epoch: the app's `epoch_kwargs`.
+    """
+    return make_loader(
+        classes,
+        **_options(a, config, source, ranks, device_index),
+        training=True,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        count_lost=True,
+        name_images=True,
+        num_classes=num_classes,
+        **of_epoch,
+    )
+
+
+def open_eval_loader(
+    classes: Mapping[str, type[BaseLoader]], a: Args, config: Any, source: Source | None, ranks: Ranks
+) -> BaseLoader:
+    """The evaluation loader of this rank's images; arguments as for `open_training_loader`."""
+    return make_loader(
+        classes,
+        **_options(a, config, source, ranks, 0),
+        training=False,
+        shard_id=ranks.rank,
+        num_shards=ranks.world_size,
+        with_targets=False,
+    )
+
+
+def _options(a: Args, config: Any, source: Source | None, ranks: Ranks, device_index: int) -> dict[str, Any]:
+    return {
+        "pipeline_type": a.pipeline_type,
+        "source": source,
+        "config": config,
+        "batch_size": a.batch_size,
+        "device_id": ranks.gpu_number(device_index),
+        "dali_device_id": a.dali_device_id,
+        "num_threads": a.num_threads,
+        "prefetch": a.prefetch,
+    }
 
 
 class InputFeed:

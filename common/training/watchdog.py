@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from common.distributed.ranks import Ranks  # imports TensorFlow, which is not needed here
 
 TICK = 0.5  # seconds
+GRACE = 5.0  # seconds after the limit until faulthandler ends a process whose threads Python cannot run
 CONTINUE = "run the same command to continue from the last checkpoint"
 ASK_EVERY = 5  # batches of an evaluation: asking the ranks waits for the slowest
 _LOST = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -86,7 +87,7 @@ class Watchdog:
     """Limits the time between two beats of this rank. All ranks make theirs together.
 
     The limit holds from the first `beat` on. It counts only time in which this process runs: a job that was
-    suspended continues.
+    suspended continues. (With several ranks faulthandler's limit, GRACE later, counts that time too.)
 
     Args:
         ranks: of the run.
@@ -123,6 +124,7 @@ class Watchdog:
         self._at = f"{doing}, epoch {epoch}, step {step}"
         self._limit = self._step_timeout and max(self._step_timeout, at_least)
         self._beats += 1
+        self._arm()
 
     def __enter__(self) -> "Watchdog":
         self._thread.start()
@@ -136,6 +138,7 @@ class Watchdog:
         """
         self._closing.set()
         self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
         on_all_ranks = not isinstance(error, Exception) or isinstance(error, StoppedError | OtherRankError)
         if on_all_ranks or len(self._names) == 1:
             return
@@ -152,6 +155,10 @@ class Watchdog:
         sys.stdout.flush()
         os._exit(1)  # sys.exit would wait for the other ranks, in Horovod's and TensorFlow's own clean-up
 
+    def _arm(self) -> None:
+        if len(self._names) > 1 and self._limit:
+            faulthandler.dump_traceback_later(self._limit + GRACE, exit=True, file=2)
+
     def _watch(self) -> None:
         beats, waited = 0, 0.0
         while not self._closing.wait(TICK):
@@ -165,6 +172,7 @@ class Watchdog:
     def _end(self) -> None:
         lost = self._lost()
         if self._kill_stopped() and not self._exits:
+            self._arm()
             return  # Horovod notices their death
         faulthandler.dump_traceback(file=2)
         why = f"{lost} is stopped or dead" if lost else "if it waits for another rank, see that one's stacks"
