@@ -334,7 +334,7 @@ def test_command_refuses_in_one_line(nano, tmp_path):
         "leave out": [weights, name, f"--output={tmp_path}/a.weights"],
         "17 of 21 convolutions": [f"--weights={partial}", name, f"--output={tmp_path}/a.weights.h5"],
         "No such file": [weights, name, f"--output={tmp_path}/no/a.weights.h5"],
-        "are not a .weights.h5 file": [f"--weights={nano.file}", f"--output={tmp_path}/a.weights"],
+        "is not a .weights.h5 file": [f"--weights={nano.file}", f"--output={tmp_path}/a.weights"],
     }
     for message, arguments in cases.items():
         with pytest.raises(UserError, match=message) as caught:
