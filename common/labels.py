@@ -73,9 +73,7 @@ class LabelMap:
         found = []
         for category_id, name in zip(other.category_ids, other.names, strict=True):
             if category_id not in self._class_of:
-                found.append(
-                    f"category {category_id} ({name!r}) is none of the {self.num_classes} known ones"
-                )
+                found.append(f"category {category_id} ({name!r}) is not among those of training")
             elif (own := self.names[self.class_of(category_id)]) != name:
                 found.append(f"category {category_id} is {name!r} here and {own!r} in training")
         return found

@@ -130,7 +130,7 @@ def test_differences(label_map):
     assert label_map.differences(LabelMap((13,), ("stop sign",))) == []
     found = label_map.differences(LabelMap((1, 2, 13, 91), ("person", "bicycle", "cat", "dog")))
     assert len(found) == 3
-    assert found[0].startswith("category 2 ('bicycle') is none of the 3 known ones")
+    assert found[0].startswith("category 2 ('bicycle') is not among those of training")
     assert found[1] == "category 13 is 'cat' here and 'stop sign' in training"
     assert found[2].startswith("category 91 ('dog')")
 

@@ -41,7 +41,7 @@ FAR_BOXES = corners(st.floats(-10, 10, width=32))
 # --- boxes ---
 
 
-@pytest.mark.parametrize("other", ["tlbr", "ltwh", "cxcywh"])
+@pytest.mark.parametrize("other", ["tlbr", "cxcywh"])
 @FIXED
 @given(FAR_BOXES)
 def test_conversions_undo_each_other(other, ltrb):
