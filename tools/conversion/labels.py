@@ -5,11 +5,11 @@ The two formats name no image ids. An image's id is the number that the digits o
 name has no digits, or too many: then images are numbered from 1 in their order.
 """
 
-import dataclasses
-import os
+import itertools
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,43 +18,33 @@ from common.datacheck.image_files import check_files
 from common.datacheck.images import ImageFacts, ImagePolicy
 from common.errors import UserError
 from common.issues import Findings
-from common.labels import LabelMap
+from common.labels import LabelMap, is_text
 
 _MAX_IMAGE_ID = 2**31 - 1  # DALI takes these as they are
 
 
-@dataclasses.dataclass
-class LabelledImage:
-    """An image and its objects.
+class LabelledImage(NamedTuple):
+    """An image and the file of its labels.
 
     Attributes:
         file_name: relative to the directory of images.
-        label_file: where its objects were read, for messages.
-        size: (height, width) in pixels as the label file says; None: the image's header says it.
-        boxes_ltwh_px: left, top, width, height of each object.
-        category_ids: of each object.
-        is_crowd: of each object.
+        label_file: where its objects are read, for messages.
+        size: (height, width) in pixels according to the label file; 0 where it has none.
     """
 
     file_name: str
     label_file: str
-    size: tuple[int, int] | None = None
-    boxes_ltwh_px: list[Sequence[float]] = dataclasses.field(default_factory=list)
-    category_ids: list[int] = dataclasses.field(default_factory=list)
-    is_crowd: list[bool] = dataclasses.field(default_factory=list)
-
-    def add(self, box_ltwh_px: Sequence[float], category_id: int, *, is_crowd: bool = False) -> None:
-        """Adds an object."""
-        self.boxes_ltwh_px.append(box_ltwh_px)
-        self.category_ids.append(category_id)
-        self.is_crowd.append(is_crowd)
+    size: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
         return f"image {self.file_name!r} ({self.label_file})"
 
 
+Object = tuple[Sequence[float], int, bool]  # left, top, width, height in pixels; category id; is a crowd
+
+
 def image_ids(file_names: Sequence[str]) -> list[int]:
-    """An id for each image; the module says which."""
+    """An id for each image; the module docstring has the rule."""
     digits = [re.sub(r"[^0-9]", "", pathlib.PurePath(name).stem) for name in file_names]
     ids = [int(number) if 0 < len(number) < 19 else _MAX_IMAGE_ID + 1 for number in digits]
     if len(set(ids)) == len(ids) and max(ids, default=0) <= _MAX_IMAGE_ID:
@@ -62,115 +52,86 @@ def image_ids(file_names: Sequence[str]) -> list[int]:
     return list(range(1, len(file_names) + 1))
 
 
-def read_label_file(path: str | os.PathLike, findings: Findings) -> bytes | None:
-    """The content of a label file; None, with a finding, where it cannot be read."""
-    try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            findings.add("label-file", f"{os.fspath(path)} is no regular file")  # reading a pipe never ends
-            return None
-        return pathlib.Path(path).read_bytes()
-    except OSError as error:
-        findings.add("label-file", f"{os.fspath(path)}: {error.strerror}")
-        return None
-
-
-def read_text(path: str | os.PathLike) -> str:
-    """The text of a file; UserError where it cannot be read or is not UTF-8."""
-    try:
-        return pathlib.Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UserError(f"{os.fspath(path)}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{os.fspath(path)} is no UTF-8 text: {error}") from error
-
-
-def read_list(path: str | os.PathLike) -> list[tuple[int, str]]:
-    """The lines of a list of names that are not blank, with their numbers from 1.
+def read_lines(path: str) -> list[str]:
+    """The lines of a text file without surrounding blanks, up to the last that is not blank.
 
     Raises:
-        UserError: the file cannot be read or is no text.
+        UserError: it is not UTF-8.
+        OSError: it cannot be read.
     """
-    lines = [(number, line.strip()) for number, line in enumerate(read_text(path).split("\n"), 1)]
-    return [(number, line) for number, line in lines if line]
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: {error}") from error
+    return [line.strip() for line in text.rstrip().split("\n")]
 
 
-def find_listed(
-    path: str | os.PathLike, find: Callable[[str], str | None], missing: str, findings: Findings
-) -> list[str]:
+def find_listed(path: str, find: Callable[[str], str | None], kind: str, findings: Findings) -> list[str]:
     """What the lines of a list name, each once, in their order.
 
     Args:
         path: of the list.
         find: what a line names; None where there is no such thing.
-        missing: kind of finding for these lines.
-        findings: gets them, and lines that name the same again.
+        kind: kind of finding for these lines.
+        findings: gets them.
     """
-    found: dict[str, int] = {}
-    for number, line in read_list(path):
-        item = find(line)
-        if item is None:
-            findings.add(missing, f"{path} line {number}: there is no {line!r}")
-        elif item in found:
-            first = found[item]
-            findings.add("label-line", f"{path} line {number}: {line!r} stands in line {first} already")
-        else:
-            found[item] = number
+    found: dict[str, None] = {}
+    for number, line in enumerate(read_lines(path), 1):
+        item = find(line) if line else None
+        if item is not None:
+            found[item] = None
+        elif line:
+            findings.add(kind, f"{path} line {number}: there is no {line!r}")
     return list(found)
 
 
-def inspect_images(
-    images: Sequence[LabelledImage], images_dir: str, policy: ImagePolicy, findings: Findings
-) -> tuple[list[LabelledImage], list[ImageFacts]]:
-    """Inspects the image files and adds what is wrong with them to `findings`.
-
-    Returns:
-        The images that can be used, with the size of the header where the label file gives none, and what
-        is known of each.
-    """
-    names = []
-    for image in images:
-        is_utf_8 = not any("\ud800" <= letter <= "\udfff" for letter in image.file_name)
-        names.append(image.file_name if is_utf_8 else "")
-        if not is_utf_8:
-            findings.add("image-unreadable", f"{image}: its name is no UTF-8, which json requires")
-    sizes = np.array([image.size or (0, 0) for image in images], np.int32).reshape(-1, 2)
-    usable, facts = check_files(images_dir, names, sizes, lambda row: str(images[row]), policy, findings)
-    for image, fact in zip(images, facts, strict=True):
-        if image.size is None and not fact.fault:
-            image.size = (fact.height, fact.width)
-    kept = np.flatnonzero(usable).tolist()
-    return [images[row] for row in kept], [facts[row] for row in kept]
-
-
-def as_annotations(
-    images: Sequence[LabelledImage], label_map: LabelMap, policy: ImagePolicy, findings: Findings
+def make_annotations(
+    images: Sequence[LabelledImage],
+    images_dir: str,
+    label_map: LabelMap,
+    read_objects: Callable[[LabelledImage, ImageFacts], Iterable[Object]],
+    policy: ImagePolicy,
+    findings: Findings,
 ) -> Annotations:
-    """The annotations of images that were inspected.
+    """Checks the image files, reads the objects, and keeps the images that can be used.
+
+    Args:
+        images: all of them.
+        images_dir: what their names are relative to.
+        label_map: the categories.
+        read_objects: the objects of an image. It adds what is wrong with them to `findings`.
+        policy: about images that cannot be used.
+        findings: what was found before.
 
     Raises:
         DataError: everything in `findings` that stops, by `policy`; or that there is no image or no box.
     """
+    names = [image.file_name if is_text(image.file_name) else "" for image in images]
+    for image, name in zip(images, names, strict=True):
+        if not name:
+            findings.add("image-unreadable", f"{image}: its name is not UTF-8, which json requires")
+    sizes = np.array([image.size for image in images], np.int32).reshape(-1, 2)
+    usable, facts = check_files(images_dir, names, sizes, lambda row: str(images[row]), policy, findings)
+    objects = [list(read_objects(image, fact)) for image, fact in zip(images, facts, strict=True)]
     if policy.on_bad_image == "skip":
         findings.skip_images()
-    if not findings.stopping and not images:
-        findings.add("no-images", "there is none left")
-    if not findings.stopping and not any(image.category_ids for image in images):
-        findings.add("no-boxes", f"{len(images)} images, none with an object")
+    if not findings.stopping and not any(itertools.compress(objects, usable)):
+        kind = "no-boxes" if usable.any() else "no-images"
+        findings.add(kind, f"{np.count_nonzero(usable)} images, none with an object")
     findings.raise_if_stopping()
-    boxes = [box for image in images for box in image.boxes_ltwh_px]
-    boxes_ltwh_px = np.array(boxes, np.float64).reshape(-1, 4)
-    counts = [len(image.category_ids) for image in images]
-    file_names = [image.file_name for image in images]
-    return Annotations(
+    boxes, category_ids, is_crowd = zip(*itertools.chain.from_iterable(objects), strict=True)
+    boxes_ltwh_px = np.array(boxes, np.float64)
+    annotations = Annotations(
         label_map=label_map,
-        image_ids=np.array(image_ids(file_names), np.int64),
-        file_names=file_names,
-        image_sizes=np.array([image.size for image in images], np.int32),
-        box_image=np.repeat(np.arange(len(images)), counts),
+        image_ids=np.array(image_ids(names), np.int64),
+        file_names=names,
+        image_sizes=np.array([(fact.height, fact.width) for fact in facts], np.int32),
+        box_image=np.repeat(np.arange(len(images)), list(map(len, objects))),
         boxes_ltwh_px=boxes_ltwh_px,
-        category_ids=np.array([i for image in images for i in image.category_ids], np.int64),
-        is_crowd=np.array([crowd for image in images for crowd in image.is_crowd], np.bool_),
+        category_ids=np.array(category_ids, np.int64),
+        is_crowd=np.array(is_crowd, np.bool_),
         areas=boxes_ltwh_px[:, 2] * boxes_ltwh_px[:, 3],
         origin=findings.origin,
         findings=findings,
     )
+    return annotations.select(usable)

@@ -5,8 +5,9 @@ import dataclasses
 from absl import flags
 
 from common import args as shared_flags
-from common.args import flag
+from common.args import Args, flag
 from common.errors import UserError
+from common.evaluation.args import shared
 
 # Format -> the flags that mean something for it alone.
 READ = {
@@ -17,9 +18,13 @@ READ = {
 }
 WRITTEN = {"coco": (), "tfrecord": ("num_shards", "seed")}
 
+_ImageArgs = dataclasses.make_dataclass(
+    "_ImageArgs", shared(Args, "on_bad_image", "max_megapixels"), frozen=True
+)
+
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(_ImageArgs):
     """The flags but --from and --to."""
 
     input: str | None = flag(
@@ -29,9 +34,7 @@ class Options:
     )
     output: str | None = flag(None, "coco: json to write. tfrecord: prefix of the files to write.")
     images: str | None = flag(
-        None,
-        "Directory of images. voc, coco: where they are. tfrecord: where they go; default: images beside "
-        "--output.",
+        None, "Images. voc, coco: their directory. tfrecord: where they go; default: images beside --output."
     )
     split: str | None = flag(
         None, "voc: NAME of ImageSets/Main/NAME.txt, or path of a list of names. yolo: train, val, ..."
@@ -43,29 +46,22 @@ class Options:
     )
     voc_pixels: str = flag(
         "one_based",
-        "voc: one_based counts pixels from 1 and includes the last, as Pascal VOC does; zero_based are edges "
-        "from 0, as labelImg writes them.",
+        "voc: pixels count from 1, or edges from 0 (labelImg).",
         choices=("one_based", "zero_based"),
     )
     yolo_pixels: str | None = flag(
-        None,
-        "yolo: which pixels the labels of images with an EXIF turn refer to.",
-        choices=("stored", "turned"),
+        None, "yolo: pixels that labels of images with an EXIF turn refer to.", choices=("stored", "turned")
     )
     num_shards: int = flag(1, "tfrecord: number of files.", low=1)
     seed: int = flag(0, "tfrecord: seed of the order of the images.", low=0)
     overwrite: bool = flag(False, "Replace files that are there already.")
-    on_bad_image: str = "stop"
-    max_megapixels: float = shared_flags.MAX_MEGAPIXELS
 
 
 def define_flags(fv: flags.FlagValues) -> None:
     """The flags of tools/convert.py."""
     flags.DEFINE_enum("from", None, list(READ), "Format of the input.", flag_values=fv)
     flags.DEFINE_enum("to", None, list(WRITTEN), "Format of the output.", flag_values=fv)
-    own = [field.name for field in dataclasses.fields(Options) if "help" in field.metadata]
-    shared_flags.define(fv, Options, own)
-    shared_flags.define_image_flags(fv)
+    shared_flags.define(fv, Options)
     flags.mark_flags_as_required(["from", "to", "input", "output"], flag_values=fv)
 
 
