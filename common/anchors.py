@@ -36,18 +36,10 @@ class Anchors:
         # Lists are accepted and stored as tuples, which keeps the object hashable.
         object.__setattr__(self, "aspect_ratios", tuple(float(ratio) for ratio in self.aspect_ratios))
         object.__setattr__(self, "image_size", tuple(int(side) for side in self.image_size))
-        if not 0 <= self.min_level <= self.max_level:
-            raise ValueError(
-                f"min_level={self.min_level}, max_level={self.max_level}: need 0 <= min_level <= max_level"
-            )
-        if self.num_scales < 1:
-            raise ValueError(f"num_scales={self.num_scales}: need at least 1")
-        if not self.aspect_ratios or min(self.aspect_ratios) <= 0:
-            raise ValueError(f"aspect_ratios={self.aspect_ratios}: need at least one, all above 0")
-        if self.anchor_scale <= 0:
-            raise ValueError(f"anchor_scale={self.anchor_scale}: need a value above 0")
-        if len(self.image_size) != 2 or min(self.image_size) < 1:
-            raise ValueError(f"image_size={self.image_size}: need (height, width), both at least 1")
+        sizes = (self.num_scales, self.anchor_scale, *self.aspect_ratios, *self.image_size)
+        is_complete = self.aspect_ratios and len(self.image_size) == 2
+        if not (0 <= self.min_level <= self.max_level and is_complete and min(sizes) > 0):
+            raise ValueError(f"{self}: need 0 <= min_level <= max_level, and all other numbers above 0")
 
     @property
     def levels(self) -> range:

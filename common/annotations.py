@@ -8,23 +8,23 @@ dropped, crowds are not targets.
 import dataclasses
 import functools
 import hashlib
-from typing import TYPE_CHECKING, Any
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import numpy as np
 
-if TYPE_CHECKING:
-    from common.issues import Findings
-    from common.labels import LabelMap
+from common.errors import UserError
+from common.labels import LabelMap
 
-ARRAYS = (
-    "image_ids",
-    "image_sizes",
-    "box_image",
-    "boxes_ltwh_px",
-    "category_ids",
-    "is_crowd",
-    "areas",
-)
+if TYPE_CHECKING:
+    from common.datacheck.issues import Issues
+
+NONE = -1  # stands for an id or a row that is absent
+ARRAYS = ("image_ids", "image_sizes", "box_image", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,10 +63,10 @@ class Annotations:
         is_crowd: bool (N,).
         areas: float64 (N,) square pixels of the object's outline, or of the box where there is none.
         origin: where they were read from, for messages.
-        findings: what the data check fixed or warns of, never an error; None before a check.
+        issues: what the data check fixed or warns of, never an error; None without a check.
     """
 
-    label_map: "LabelMap"
+    label_map: LabelMap
     image_ids: np.ndarray
     file_names: list[str]
     image_sizes: np.ndarray
@@ -76,7 +76,7 @@ class Annotations:
     is_crowd: np.ndarray
     areas: np.ndarray
     origin: str
-    findings: "Findings | None" = None
+    issues: "Issues | None" = None
 
     @property
     def num_images(self) -> int:
@@ -139,7 +139,7 @@ class Annotations:
         }
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of everything but `origin` and `findings`: equal for equal annotations."""
+        """SHA-256 (hex) of everything but `origin` and `issues`: equal for equal annotations."""
         digest = hashlib.sha256(self.label_map.to_json().encode())
         digest.update("\0".join(self.file_names).encode("utf-8", "surrogateescape"))
         for name in ARRAYS:
@@ -193,3 +193,123 @@ def clip_boxes(boxes_ltwh_px: np.ndarray, image_sizes: np.ndarray) -> tuple[np.n
         boxes = (np.concatenate([left_top, left_top + size], axis=1) / limits).astype(np.float32)
     clipped = np.clip(boxes, 0.0, 1.0)
     return clipped, np.any(boxes != clipped, axis=1)
+
+
+# --- COCO json (https://cocodataset.org/#format-data): strictly typed, unused keys are skipped ---
+
+_Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Side = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class CocoImage(msgspec.Struct, gc=False):
+    """A record of `images`."""
+
+    id: _Id
+    file_name: Annotated[str, msgspec.Meta(min_length=1)]
+    width: _Side
+    height: _Side
+
+
+class CocoObject(msgspec.Struct, gc=False):
+    """A record of `annotations`; `bbox` is left, top, width, height in pixels."""
+
+    image_id: _Id
+    category_id: _Id
+    bbox: tuple[float, float, float, float]
+    id: _Id | None = None
+    iscrowd: Annotated[int, msgspec.Meta(ge=0, le=1)] | bool = 0
+    area: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+class _CocoFile(msgspec.Struct):
+    images: Annotated[list[CocoImage], msgspec.Meta(min_length=1)]
+    annotations: list[CocoObject]
+    categories: list[Any]
+
+
+# A row per object: id is NONE and area is NaN where there is none.
+_FORMATS = ("i8", "i8", "4f8", "i8", "?", "f8")
+OBJECT = np.dtype({"names": CocoObject.__struct_fields__, "formats": _FORMATS})
+
+
+def read_coco(json_path: str | os.PathLike) -> Annotations:
+    """Decodes a COCO json of instances, without a look at its images.
+
+    Raises:
+        UserError: what msgspec cannot decode, or a reference to an unknown image or category.
+    """
+    path = os.fspath(json_path)
+    try:
+        file = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=_CocoFile)
+        label_map = LabelMap.from_categories(file.categories)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError, UserError) as error:  # msgspec's errors are ValueErrors
+        raise UserError(f"{path} cannot be read as COCO annotations: {error}") from error
+    objects = table_of(file.annotations)
+    image_row = find_rows(objects["image_id"], np.array([image.id for image in file.images]))
+    category_row = find_rows(objects["category_id"], np.array(label_map.category_ids))
+    for key, rows in (("image_id", image_row), ("category_id", category_row)):
+        for row in np.flatnonzero(rows == NONE)[:1]:
+            raise UserError(
+                f"{path}: annotations[{row}] has {key} {objects[key][row]}, which is not in the file"
+            )
+    return to_annotations(file.images, objects, image_row, label_map, path)
+
+
+def table_of(objects: Sequence[CocoObject]) -> np.ndarray:
+    """A structured array (N,) whose fields are those of CocoObject."""
+    rows = (
+        (
+            *(o.image_id, o.category_id, o.bbox),
+            NONE if o.id is None else o.id,
+            o.iscrowd,
+            math.nan if o.area is None else o.area,
+        )
+        for o in objects
+    )
+    return np.fromiter(rows, OBJECT, len(objects))
+
+
+def sizes_of(images: Sequence[CocoImage]) -> np.ndarray:
+    """int32 (I, 2): height and width in pixels."""
+    return np.array([(image.height, image.width) for image in images], np.int32).reshape(-1, 2)
+
+
+def find_rows(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """int64 (N,): where each of `ids` (N,) stands in `known` (K,); NONE where it does not."""
+    if not len(known):
+        return np.full(len(ids), NONE)
+    order = np.argsort(known, kind="stable")
+    places = np.minimum(np.searchsorted(known[order], ids), len(known) - 1)
+    return np.where(known[order][places] == ids, order[places], NONE)
+
+
+def to_annotations(
+    images: Sequence[CocoImage], objects: np.ndarray, image_row: np.ndarray, label_map: LabelMap, origin: str
+) -> Annotations:
+    """Annotations grouped by image and otherwise in the order of the objects.
+
+    Args:
+        images: of the data set; their file names may be "".
+        objects: of dtype OBJECT, (N,), as from `table_of`.
+        image_row: int64 (N,), the place of each object's image.
+        label_map: the categories.
+        origin: where they were read from.
+    """
+    order = np.argsort(image_row, kind="stable")
+    boxes, areas = objects["bbox"][order], objects["area"][order]
+    with np.errstate(over="ignore"):
+        box_areas = boxes[:, 2] * boxes[:, 3]
+    return Annotations(
+        label_map=label_map,
+        image_ids=np.array([image.id for image in images], np.int64),
+        file_names=[image.file_name for image in images],
+        image_sizes=sizes_of(images),
+        box_image=image_row[order],
+        boxes_ltwh_px=boxes,
+        category_ids=objects["category_id"][order],
+        is_crowd=objects["iscrowd"][order],
+        areas=np.where(np.isnan(areas), box_areas, areas),
+        origin=origin,
+    )

@@ -64,7 +64,7 @@ def encode_boxes(
     Boxes without area are dropped first (fn.box_encoder would give them infinite deltas), and of more than
     `max_instances` the largest are kept, so that the padded boxes and the targets are of the same boxes.
     Of equally good anchors a box gets the last; of equally good boxes an anchor takes the last. A box can
-    end up without an anchor, where others take its best one: `boxes_without_anchor` counts these.
+    end up without an anchor, where others take its best one.
 
     Args:
         boxes: float32 (N, 4), ltrb normalised; N may be 0.
@@ -240,13 +240,9 @@ def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> E
         class_targets.append(tf.reshape(targets[:, start : start + size], [batch_size, height, width, k]))
         box_targets.append(tf.reshape(level_deltas, [batch_size, height, width, k * 4]))
     num_positives = tf.math.bincount(owned // num_anchors, minlength=batch_size, dtype=tf.float32)
-    return EncodedBoxes(
-        num_positives=tf.ensure_shape(num_positives, [batch_size]),
-        boxes=boxes,
-        classes=classes,
-        class_targets=tuple(class_targets),  # tf.data would stack a list
-        box_targets=tuple(box_targets),
-    )
+    num_positives = tf.ensure_shape(num_positives, [batch_size])
+    # Tuples, because tf.data would stack a list.
+    return EncodedBoxes(num_positives, boxes, classes, tuple(class_targets), tuple(box_targets))
 
 
 def drop_small_boxes_tf(
@@ -322,27 +318,3 @@ def split_anchors(per_level: Sequence[Any], num_values: int) -> list[Any]:
         _, height, width, depth = level.shape
         flat.append(ops.reshape(level, (-1, height * width * depth // num_values, num_values)))
     return flat
-
-
-def boxes_without_anchor(
-    boxes: np.ndarray,
-    class_targets: Sequence[np.ndarray],
-    box_targets: Sequence[np.ndarray],
-    anchors: Anchors,
-) -> int:
-    """How many boxes of one image own no anchor, because other boxes own their best ones. NumPy, for reports.
-
-    Args:
-        boxes, class_targets, box_targets: as in `EncodedBoxes`.
-        anchors: the anchors of the targets.
-    """
-    boxes = np.asarray(boxes)
-    boxes = boxes[np.any(boxes != -1, axis=1)]
-    is_positive = np.concatenate([np.ravel(level) for level in class_targets]) >= 0
-    if not is_positive.any():
-        return len(boxes)
-    deltas = np.concatenate([np.reshape(level, (-1, 4)) for level in box_targets])
-    owned = ops.convert_to_numpy(decode_boxes(deltas, anchors))[is_positive]  # (P, 4), up to rounding
-    distinct = np.unique(boxes, axis=0)  # of identical boxes only one can own anchors
-    distance = np.abs(owned[:, np.newaxis] - distinct).max(axis=-1)  # (P, distinct boxes)
-    return len(boxes) - len(np.unique(distance.argmin(axis=1)))

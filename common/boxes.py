@@ -29,14 +29,8 @@ def tlbr_to_ltrb(boxes_tlbr: Any) -> Any:
     return ops.stack([left, top, right, bottom], axis=-1)
 
 
-def ltrb_to_ltwh(boxes: Any) -> Any:
-    """(..., 4) left, top, right, bottom -> left, top, width, height (the COCO json's format)."""
-    left, top, right, bottom = _split(boxes)
-    return ops.stack([left, top, right - left, bottom - top], axis=-1)
-
-
 def ltwh_to_ltrb(boxes_ltwh: Any) -> Any:
-    """(..., 4) left, top, width, height -> left, top, right, bottom."""
+    """(..., 4) left, top, width, height (the COCO json's format) -> left, top, right, bottom."""
     left, top, width, height = _split(boxes_ltwh)
     return ops.stack([left, top, left + width, top + height], axis=-1)
 
@@ -82,6 +76,7 @@ def area(boxes: Any) -> Any:
 def iou(a: Any, b: Any) -> Any:
     """Intersection over union of boxes a and b, ltrb (..., 4) each, element by element with broadcasting.
 
+    Of every pair of a (N, 4) and b (M, 4): iou(a[:, None], b[None]), (N, M).
     0 for boxes without area, even for two equal ones. Values and gradients are finite for every finite
     input, here and in the three below.
     """
@@ -116,11 +111,6 @@ def ciou(a: Any, b: Any) -> Any:
     return overlap - _center_distance(a, b) - alpha * v
 
 
-def pairwise_iou(a: Any, b: Any) -> Any:
-    """ltrb (N, 4) and (M, 4) -> IoU of every pair, (N, M)."""
-    return iou(ops.expand_dims(_floating(a), axis=1), ops.expand_dims(_floating(b), axis=0))
-
-
 def _floating(x: Any) -> Any:
     x = ops.convert_to_tensor(x)
     return x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")
@@ -141,24 +131,14 @@ def _sides(box: list[Any]) -> tuple[Any, Any]:
 
 
 def _iou_and_union(a: list[Any], b: list[Any]) -> tuple[Any, Any]:
-    common = [
-        ops.maximum(a[0], b[0]),
-        ops.maximum(a[1], b[1]),
-        ops.minimum(a[2], b[2]),
-        ops.minimum(a[3], b[3]),
-    ]
+    common = [*map(ops.maximum, a[:2], b[:2]), *map(ops.minimum, a[2:], b[2:])]
     intersection, area_a, area_b = [width * height for width, height in map(_sides, (common, a, b))]
     union = area_a + area_b - intersection
     return intersection / ops.maximum(union, TINY), union
 
 
 def _enclosing(a: list[Any], b: list[Any]) -> list[Any]:
-    return [
-        ops.minimum(a[0], b[0]),
-        ops.minimum(a[1], b[1]),
-        ops.maximum(a[2], b[2]),
-        ops.maximum(a[3], b[3]),
-    ]
+    return [*map(ops.minimum, a[:2], b[:2]), *map(ops.maximum, a[2:], b[2:])]
 
 
 def _center_distance(a: list[Any], b: list[Any]) -> Any:

@@ -1,18 +1,37 @@
 """Stages that the DALI graphs of both apps and tools/preprocess.py share; each sees one sample.
 
-Those with an `api` run in both of DALI's APIs (dali_api.py).
+Those with an `api` run in both of DALI's APIs: operators have the same names and arguments in both. What
+differs are the methods of `Api`; tools/preprocessing/apis.py has the Dynamic API.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 
-from common.dali_api import GRAPH, Api, Data
-
 # ImageNet, RGB, for pixels in 0..255: google/automl efficientdet/hparams_config.py mean_rgb, stddev_rgb.
 IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+
+Data = Any  # nvidia.dali.data_node.DataNode in a graph, nvidia.dali.experimental.dynamic.Batch otherwise
+
+
+class Api:
+    """The Pipeline API: nodes of a graph that runs later.
+
+    Attributes:
+        ops: the module of the operators; `ops.decoders`, `ops.transforms` and so on below it.
+    """
+
+    ops: Any = fn
+
+    def part(self, data: DataNode, index: int | slice) -> DataNode:
+        """`data[index]` along the first axis of each sample."""
+        return data[index]
+
+
+GRAPH = Api()
 
 
 def decode_crop(jpegs: DataNode, window: DataNode, device: str) -> DataNode:

@@ -29,25 +29,21 @@ _FORCED_AT_ONCE = 32  # files: a disk takes so many in hardly more than the mill
 def write_file(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
     """Replaces `path` by what `writer` writes, in one step that a crash cannot split.
 
-    The new content goes to a temporary name in the same directory, is forced to the disk, and takes the place
-    of `path` by a rename. Whatever goes wrong before the rename leaves the old file as it was.
+    The new content is written beside it, forced to the disk, and takes the place of `path` by a rename. An
+    error before the rename leaves the old file as it was.
 
     Args:
         path: the file to make or replace; its directory exists.
-        writer: called once with the temporary path, which ends like `path` does (Keras looks at the suffix).
+        writer: called once with a temporary path, which ends like `path` does (Keras reads the suffix).
 
     Raises:
         OSError: the disk is full, read-only, ...; and whatever `writer` raises.
     """
     path = pathlib.Path(path)
-    temporary = _temporary(path)
-    try:
-        writer(temporary)
-        _force_to_disk(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _staged(path.parent) as staged:
+        writer(staged / path.name)
+        _force_to_disk(staged / path.name)
+        os.replace(staged / path.name, path)
     _force_to_disk(path.parent)  # the rename itself
 
 
@@ -59,31 +55,27 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
 def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
     """Replaces the directory `path` by a new one, which `writer` fills, in one step.
 
-    A directory that stands at `path` is removed just before the rename, so for a moment there is neither.
+    An older directory at `path` is moved away just before the rename, so for a moment there is neither.
     """
     path = pathlib.Path(path)
-    temporary = _temporary(path)
-    try:
-        temporary.mkdir()
-        writer(temporary)
-        for file in temporary.iterdir():
+    with _staged(path.parent) as staged:
+        new = staged / path.name
+        new.mkdir()
+        writer(new)
+        for file in (*new.iterdir(), new):
             _force_to_disk(file)
-        _force_to_disk(temporary)
         if path.exists():
-            remove_directory(path)
-        os.replace(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            os.replace(path, staged / f"old-{path.name}")
+        os.replace(new, path)
     _force_to_disk(path.parent)
 
 
 def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
     """`write_file` for files that go to a directory where others may stand, which stay.
 
-    `writer` fills a directory beside them, with sub-directories if it likes; when it has returned, each file
-    takes its place by a rename, in the order of their names. Whatever goes wrong before leaves everything as
-    it was, down to directories that were made for this.
+    `writer` fills a directory beside them, with sub-directories where it wants some. After it has returned,
+    each file takes its place by a rename, in the order of their names. An error before leaves all files as
+    they were.
 
     Args:
         directory: made if need be, with its parents.
@@ -94,58 +86,17 @@ def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], ob
             `writer` raises.
     """
     directory = pathlib.Path(directory)
-    made = [path for path in (directory, *directory.parents) if not path.exists()]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        staged = _temporary(directory / "files")
-        staged.mkdir()
-        try:
-            writer(staged)
-            _move_all(staged, directory)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
-    except BaseException:
-        for path in made:
-            with contextlib.suppress(OSError):
-                path.rmdir()  # which only removes what is empty
-        raise
-
-
-def file_type(mode: int) -> str:
-    """What a file that is not regular is, in words."""
-    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
-    return next((name for is_kind, name in kinds if is_kind(mode)), "a device")
-
-
-def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
-    """Makes the directory of --output_dir, before the work for its files; UserError where that fails."""
-    try:
-        pathlib.Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir={path}: {error.strerror}") from error
-    return pathlib.Path(path)
-
-
-@contextlib.contextmanager
-def writing(directory: str | os.PathLike) -> Iterator[None]:
-    """Around the writing of results: UserError where it fails, for example because the disk is full."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--output_dir={directory}: {error.strerror or error}") from error
-
-
-def _move_all(source: pathlib.Path, target: pathlib.Path) -> None:
-    files = sorted(path for path in source.rglob("*") if not path.is_dir())
-    with concurrent.futures.ThreadPoolExecutor(_FORCED_AT_ONCE) as pool:
-        list(pool.map(_force_to_disk, files))
-    folders = {target}
-    for file in files:
-        place = target / file.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(file, place)
-        folders.add(place.parent)
-    for folder in folders:
+    directory.mkdir(parents=True, exist_ok=True)
+    with _staged(directory) as staged:
+        writer(staged)
+        files = sorted(path for path in staged.rglob("*") if not path.is_dir())
+        with concurrent.futures.ThreadPoolExecutor(_FORCED_AT_ONCE) as pool:
+            list(pool.map(_force_to_disk, files))
+        places = [directory / file.relative_to(staged) for file in files]
+        for file, place in zip(files, places, strict=True):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, place)
+    for folder in {place.parent for place in places}:
         _force_to_disk(folder)
 
 
@@ -157,13 +108,13 @@ def rename_file(path: str | os.PathLike, target: str | os.PathLike) -> None:
 
 def remove_directory(path: str | os.PathLike) -> None:
     """Removes a directory so that a crash leaves either all of it under its name or nothing."""
-    temporary = _temporary(pathlib.Path(path))
+    temporary = _temporary(pathlib.Path(path).parent)
     os.replace(path, temporary)
     shutil.rmtree(temporary)
 
 
 def remove_unfinished(directory: str | os.PathLike) -> None:
-    """Removes what killed processes left unfinished in `directory`; nobody else may be writing there."""
+    """Removes what killed processes left unfinished in `directory`; no other process may write there."""
     for path in pathlib.Path(directory).glob(f"{TEMPORARY}*"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -171,8 +122,19 @@ def remove_unfinished(directory: str | os.PathLike) -> None:
             path.unlink(missing_ok=True)
 
 
-def _temporary(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:8]}-{path.name}")
+@contextlib.contextmanager
+def _staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A new directory in `directory`, and so on the same disk; removed with all that is left in it."""
+    staged = _temporary(directory)
+    staged.mkdir()
+    try:
+        yield staged
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _temporary(directory: pathlib.Path) -> pathlib.Path:
+    return directory / f"{TEMPORARY}{uuid.uuid4().hex[:8]}"
 
 
 def _force_to_disk(path: pathlib.Path) -> None:
@@ -181,6 +143,31 @@ def _force_to_disk(path: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# --- results ---
+
+
+def file_type(mode: int) -> str:
+    """What a file that is not regular is, in words."""
+    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for is_kind, name in kinds if is_kind(mode)), "a device")
+
+
+@contextlib.contextmanager
+def writing(directory: str | os.PathLike) -> Iterator[None]:
+    """Around the writing of results: UserError where it fails, for example because the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--output_dir={directory}: {error.strerror or error}") from error
+
+
+def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
+    """Makes the directory of --output_dir, before the work for its files; UserError where that fails."""
+    with writing(path):
+        pathlib.Path(path).mkdir(parents=True, exist_ok=True)
+    return pathlib.Path(path)
 
 
 # --- the cache ---
@@ -193,20 +180,15 @@ def cache_directory() -> pathlib.Path:
         UserError: no place can be written.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    places = [
-        pathlib.Path(home) / "dali-detection",
-        pathlib.Path(tempfile.gettempdir()) / f"dali-detection-{os.getuid()}",
-    ]
-    for place in places:
-        try:
+    places = (f"{home}/dali-detection", f"{tempfile.gettempdir()}/dali-detection-{os.getuid()}")
+    for place in map(pathlib.Path, places):
+        with contextlib.suppress(OSError):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = place.stat()
-        except OSError:
-            continue
-        # Somebody else may have made the predictable name under /tmp first.
-        private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if private and os.access(place, os.W_OK | os.X_OK):
-            return place
+            # Another user may have made the predictable name under /tmp first.
+            is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            if is_private and os.access(place, os.W_OK | os.X_OK):
+                return place
     raise UserError(
         f"neither {places[0]} nor {places[1]} can be written: set XDG_CACHE_HOME to a private directory"
     )
@@ -228,21 +210,16 @@ def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
         UserError: it cannot be written.
     """
     path = cache_directory() / name
-    digest = load_cached(f"{name}.sha256")
-    try:
-        with open(path, "rb") as stream:
-            if hashlib.file_digest(stream, "sha256").digest() == digest:
-                return path
-    except FileNotFoundError:
-        pass
+    checksum = path.with_name(f"{name}.sha256")
+    with contextlib.suppress(OSError), open(path, "rb") as stream:
+        if hashlib.file_digest(stream, "sha256").digest() == checksum.read_bytes():
+            return path
     content = make()
     try:
         write_bytes(path, content)
+        write_bytes(checksum, hashlib.sha256(content).digest())
     except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it elsewhere"
-        ) from error
-    save_cached(f"{name}.sha256", hashlib.sha256(content).digest())
+        raise UserError(f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it") from error
     return path
 
 

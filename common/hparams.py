@@ -47,17 +47,22 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
     if not spec:
         return config
     pairs = _read_yaml(spec) if spec.endswith((".yaml", ".yml")) else _split_pairs(spec)
-    field_types = typing.get_type_hints(type(config), include_extras=True)
+    annotations = typing.get_type_hints(type(config), include_extras=True)
     values = {}
-    for key, text in pairs:
-        if key not in field_types:
-            raise unknown("hyper-parameter", key, sorted(field_types))
+    for key, value in pairs:
+        if key not in annotations:
+            raise unknown("hyper-parameter", key, sorted(annotations))
         if only is not None and key not in only:
             raise UserError(f"hyper-parameter {key!r} cannot be changed here; what can: {', '.join(only)}")
         if key in values:
             raise UserError(f"hyper-parameter {key!r} is given twice in {spec!r}: keep one")
-        values[key] = parse_value(key, text, field_types[key])
-    return replace(config, values)
+        if key == "image_size":
+            value = parse_image_size(value)
+        elif isinstance(value, str) and typing.get_origin(annotations[key]) is tuple:
+            value = re.split(r"[,\s]+", value.strip(", "))
+        values[key] = value
+    # Not strict: text becomes numbers, "1e-3" included, which PyYAML leaves as text.
+    return replace(config, values, strict=False)
 
 
 def resolve(config: Config, a: Any) -> Config:
@@ -79,10 +84,18 @@ def resolve(config: Config, a: Any) -> Config:
     return replace(config, given)
 
 
-def replace(config: Config, values: Mapping[str, Any]) -> Config:
-    """`dataclasses.replace`; what the config's own checks refuse is a UserError."""
+def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -> Config:
+    """`dataclasses.replace`; UserError for what does not fit its annotation or the config's own checks.
+
+    Args:
+        config: a frozen dataclass instance.
+        values: of some fields.
+        strict: False converts text to the type of its field.
+    """
+    annotations = typing.get_type_hints(type(config), include_extras=True)
     try:
-        return dataclasses.replace(config, **values)
+        converted = {name: _convert(name, values[name], annotations[name], strict) for name in values}
+        return dataclasses.replace(config, **converted)
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -90,25 +103,32 @@ def replace(config: Config, values: Mapping[str, Any]) -> Config:
 def check(config: Any) -> None:
     """Raises ValueError for the first field of a dataclass instance that does not fit its annotation.
 
-    NaN and infinity fit no field. Lists are no tuples here, and an int is a float.
+    NaN and infinity fit no field. Lists are not tuples here, and an int is a float.
     """
     for name, annotation in typing.get_type_hints(type(config), include_extras=True).items():
-        value = getattr(config, name)
-        try:
-            msgspec.convert(value, annotation)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"{name}={value}: {_reason(error, annotation)}") from error
-        numbers = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            raise ValueError(f"{name}={value}: need finite numbers")
+        _convert(name, getattr(config, name), annotation, strict=True)
 
 
-def _reason(error: msgspec.ValidationError, annotation: Any) -> str:
-    """What was expected, without msgspec's path to the value: "expected float <= 1.0"."""
-    if typing.get_origin(annotation) is typing.Literal:
-        return f"expected one of {', '.join(map(str, typing.get_args(annotation)))}"
-    text = re.split(" - at `|, got `", str(error))[0].replace("`", "")
-    return text[:1].lower() + text[1:]
+def require(config: Any, rules: Mapping[str, Any]) -> None:
+    """Raises ValueError for the first rule that does not hold; a rule names the fields that it is about."""
+    for rule, holds in rules.items():
+        if not holds:
+            values = [f"{name}={value}" for name, value in vars(config).items() if name in rule.split()]
+            raise ValueError(f"{', '.join(values)}: need {rule}")
+
+
+def _convert(name: str, value: Any, annotation: Any, strict: bool) -> Any:
+    try:
+        converted = msgspec.convert(value, annotation, strict=strict)
+    except msgspec.ValidationError as error:
+        expected = re.split(" - at `|, got `", str(error))[0].replace("`", "")  # without msgspec's path
+        if typing.get_origin(annotation) is typing.Literal:
+            expected = f"Expected one of {', '.join(map(str, typing.get_args(annotation)))}"
+        raise ValueError(f"{name}={value!r}: {expected[:1].lower()}{expected[1:]}") from error
+    numbers = converted if isinstance(converted, tuple) else (converted,)
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        raise ValueError(f"{name}={value!r}: expected finite numbers")
+    return converted
 
 
 def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:
@@ -132,29 +152,11 @@ def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:
 
 def parse_image_size(text: str | int | tuple[int, int] | list[int]) -> tuple[int, int]:
     """`512`, `"512"` or `"320x640"` (height x width) -> (height, width)."""
-    if isinstance(text, list | tuple) and len(text) == 2 and all(isinstance(side, int) for side in text):
-        size = tuple(text)
-    else:
-        match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(text).strip())
-        if not match:
-            raise UserError(f"image_size={text!r} is not N or HxW, for example 512 or 320x640")
-        size = (int(match[1]), int(match[2] or match[1]))
-    if min(size) < 1:
-        raise UserError(f"image_size={text!r}: both sides must be at least 1 pixel")
-    return size
-
-
-def parse_value(key: str, value: Any, field_type: Any) -> Any:
-    """Converts text (or a YAML scalar or list) to `field_type`; raises UserError naming the key."""
-    if key == "image_size":
-        return parse_image_size(value)
-    if isinstance(value, str) and typing.get_origin(field_type) is tuple:
-        value = [item for item in re.split(r"[,\s]+", value) if item]
-    try:
-        # Not strict: text becomes numbers, "1e-3" included, which PyYAML leaves as text.
-        return msgspec.convert(value, field_type, strict=False)
-    except msgspec.ValidationError as error:
-        raise UserError(f"hyper-parameter {key}={value!r}: {_reason(error, field_type)}") from error
+    joined = "x".join(map(str, text)) if isinstance(text, list | tuple) else str(text).strip()
+    match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", joined)
+    if not match:
+        raise UserError(f"image_size={text!r} is not N or HxW of at least 1 pixel: for example 320x640")
+    return int(match[1]), int(match[2] or match[1])
 
 
 def _split_pairs(spec: str) -> list[tuple[str, str]]:
@@ -167,24 +169,15 @@ def _split_pairs(spec: str) -> list[tuple[str, str]]:
     return pairs
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Gives a mapping as pairs, so that a repeated key is seen: YAML silently keeps the last one."""
-
-
-def _mapping_as_pairs(loader: yaml.SafeLoader, node: yaml.MappingNode) -> list[tuple[str, Any]]:
-    return [(str(loader.construct_object(k)), loader.construct_object(v, deep=True)) for k, v in node.value]
-
-
-_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_as_pairs)
-
-
 def _read_yaml(path: str) -> list[tuple[str, Any]]:
+    """The pairs of a mapping, a repeated key included: PyYAML's own function keeps the last one."""
     try:
-        pairs = yaml.load(pathlib.Path(path).read_text(), Loader=_UniqueKeyLoader)  # a SafeLoader
+        loader = yaml.SafeLoader(pathlib.Path(path).read_text())
+        node = loader.get_single_node()
+        if not isinstance(node, yaml.MappingNode):
+            raise UserError(f"--hparams={path} holds no key: value mapping")
+        return [(str(key.value), loader.construct_object(value, deep=True)) for key, value in node.value]
     except OSError as error:
         raise UserError(f"--hparams={path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--hparams={path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
-        raise UserError(f"--hparams={path} holds no key: value mapping")
-    return pairs

@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import pathlib
-import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,14 +33,6 @@ class LabelMap:
     category_ids: tuple[int, ...]
     names: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "category_ids", tuple(self.category_ids))
-        object.__setattr__(self, "names", tuple(self.names))
-        if len(self.category_ids) != len(self.names):
-            raise ValueError(f"{len(self.category_ids)} category ids but {len(self.names)} names")
-        if list(self.category_ids) != sorted(set(self.category_ids)):
-            raise ValueError("category ids are not ascending")
-
     @classmethod
     def from_categories(cls, categories: Iterable[Mapping[str, Any]]) -> "LabelMap":
         """The map of a list like COCO's `categories`: mappings with an integer "id" and a string "name".
@@ -57,7 +49,8 @@ class LabelMap:
     @classmethod
     def numbered(cls, num_classes: int) -> "LabelMap":
         """Categories 1 .. num_classes, named by their ids: for runs without data."""
-        return cls(tuple(range(1, num_classes + 1)), tuple(str(i) for i in range(1, num_classes + 1)))
+        ids = tuple(range(1, num_classes + 1))
+        return cls(ids, tuple(map(str, ids)))
 
     @property
     def num_classes(self) -> int:
@@ -71,21 +64,9 @@ class LabelMap:
         """The class of a category id; KeyError for one that is not in the map."""
         return self._class_of[int(category_id)]
 
-    def category_of(self, class_index: int) -> int:
-        """The category id of a class; IndexError for padding (-1) and anything else that is no class."""
-        if not 0 <= class_index < self.num_classes:
-            raise IndexError(f"class {class_index} is not in 0..{self.num_classes - 1}")
-        return self.category_ids[class_index]
-
     def classes_of(self, category_ids: np.ndarray) -> np.ndarray:
         """Category ids (N,) -> classes int32 (N,); KeyError naming the first id that is not in the map."""
-        category_ids = np.asarray(category_ids)
-        known = np.asarray(self.category_ids, np.int64)
-        classes = np.minimum(np.searchsorted(known, category_ids), self.num_classes - 1)
-        unknown = np.flatnonzero(known[classes] != category_ids)
-        if unknown.size:
-            raise KeyError(int(category_ids[unknown[0]]))
-        return classes.astype(np.int32)
+        return np.array([self._class_of[i] for i in np.asarray(category_ids).tolist()], np.int32)
 
     def differences(self, other: "LabelMap") -> list[str]:
         """Categories of `other` that are not here under the same id and the same name, in words."""
@@ -93,8 +74,7 @@ class LabelMap:
         for category_id, name in zip(other.category_ids, other.names, strict=True):
             if category_id not in self._class_of:
                 found.append(
-                    f"category {category_id} ({name!r}) is not among the {self.num_classes} known ones"
-                    f" ({self.category_ids[0]} to {self.category_ids[-1]})"
+                    f"category {category_id} ({name!r}) is none of the {self.num_classes} known ones"
                 )
             elif (own := self.names[self.class_of(category_id)]) != name:
                 found.append(f"category {category_id} is {name!r} here and {own!r} in training")
@@ -132,20 +112,21 @@ class LabelMap:
         Raises:
             UserError: the file is missing or holds no label map.
         """
+        path = pathlib.Path(path)
         try:
-            if pathlib.Path(path).exists() and not pathlib.Path(path).is_file():
-                raise UserError(f"label map {os.fspath(path)} is no regular file")  # a pipe would never end
-            text = pathlib.Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"label map {os.fspath(path)}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"label map {os.fspath(path)} is not a text file: {error}") from error
-        try:
+            if path.exists() and not path.is_file():
+                raise UserError("it is not a regular file")  # reading a pipe would never end
+            text = path.read_text(encoding="utf-8")
             if text.lstrip().startswith("{"):
                 return cls.from_json(text)
             return cls.from_categories(_parse_pbtxt(text))
+        except OSError as error:
+            reason = error.strerror
+        except UnicodeDecodeError as error:
+            reason = f"it is not a text file: {error}"
         except UserError as error:
-            raise UserError(f"label map {os.fspath(path)}: {error}") from error
+            reason = str(error)
+        raise UserError(f"label map {path}: {reason}")
 
 
 def category_faults(categories: Sequence[Any]) -> Iterator[str]:
@@ -160,35 +141,21 @@ def category_faults(categories: Sequence[Any]) -> Iterator[str]:
             yield f'categories[{number}] is {category!r}: it needs {{"id": 1, "name": "..."}}'
             continue
         category_id, name = category.get("id"), category.get("name")
-        if isinstance(category_id, bool) or not isinstance(category_id, int):
-            yield f"category {name!r} has id {category_id!r}: category ids are integers"
-        elif not 0 <= category_id <= MAX_CATEGORY_ID:
-            yield f"category {name!r} has id {category_id}: ids go from 0 to {MAX_CATEGORY_ID}"
-        elif not isinstance(name, str) or not name:
-            yield f"category {category_id} has the name {name!r}: names are non-empty strings"
-        elif not is_text(name):
-            yield f"category {category_id} has the name {name!r}, which no UTF-8 can spell"
+        if type(category_id) is not int or not 0 <= category_id <= MAX_CATEGORY_ID:
+            yield f"category {name!r} has id {category_id!r}: ids are integers from 0 to {MAX_CATEGORY_ID}"
+        elif not isinstance(name, str) or not name or not is_text(name):
+            yield f"category {category_id} has the name {name!r}: names are non-empty strings in UTF-8"
         elif category_id in ids:
             yield f"category id {category_id} is given twice: {ids[category_id]!r} and {name!r}"
         elif name in names:
             yield f"categories {names[name]} and {category_id} have the same name {name!r}"
         else:
-            ids[category_id] = name
-            names[name] = category_id
+            ids[category_id], names[name] = name, category_id
 
 
 def is_text(name: str) -> bool:
-    """Whether UTF-8 can spell it: JSON can spell half a surrogate pair, which is no character."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-_STRING = r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'"""
-_ITEM = re.compile(rf"\s*item\s*:?\s*\{{((?:{_STRING}|[^{{}}\"'])*)\}}\s*,?")
-_FIELD = re.compile(rf"\s*(\w+)\s*:\s*({_STRING}|[-\w.]+)\s*[,;]?")
+    """Whether UTF-8 can spell it: JSON can spell half a surrogate pair, which is not a character."""
+    return name.encode(errors="ignore").decode() == name
 
 
 def _parse_pbtxt(text: str) -> list[dict[str, Any]]:
@@ -197,24 +164,27 @@ def _parse_pbtxt(text: str) -> list[dict[str, Any]]:
     object_detection/protos/string_int_label_map.proto of tensorflow/models: the display name, where there
     is one, is what people read ("person"), the name may be a code ("/m/01g317").
     """
-    text = re.sub(rf"({_STRING})|#[^\n]*", lambda match: match[1] or "", text)
+    lexer = shlex.shlex(text, posix=True)  # knows quotes and comments
+    lexer.whitespace += ":,;"
+    lexer.wordchars += "-."
+    lexer.escapedquotes += "'"
     categories = []
-    position = 0
-    while position < len(text.rstrip()):
-        item = _ITEM.match(text, position)
-        if not item:
-            line = text[:position].count("\n") + 1
-            raise UserError(f"not understood from line {line} on: it needs item {{ id: 1 name: '...' }}")
-        fields = dict(_FIELD.findall(item[1]))
-        name = fields.get("display_name", fields.get("name", ""))
-        digits = fields.get("id", "")
-        categories.append({"id": int(digits) if digits.isdecimal() else digits, "name": _unquote(name)})
-        position = item.end()
+    try:
+        tokens = list(lexer)
+        while tokens:
+            if tokens[:2] != ["item", "{"]:
+                raise ValueError
+            end = tokens.index("}")
+            fields = dict(zip(tokens[2:end:2], tokens[3:end:2], strict=True))
+            category_id, name = fields.get("id", ""), fields.get("display_name", fields.get("name", ""))
+            categories.append(
+                {"id": int(category_id) if category_id.isdecimal() else category_id, "name": name}
+            )
+            del tokens[: end + 1]
+    except ValueError as error:
+        number = len(categories) + 1
+        raise UserError(f"item {number} is not understood: it needs item {{ id: 1 name: '...' }}") from error
     return categories
-
-
-def _unquote(token: str) -> str:
-    return re.sub(r"\\(.)", r"\1", token[1:-1]) if token[:1] in ("'", '"') else token
 
 
 # --- the 80 classes of COCO, and the other spellings of Pascal VOC ---
@@ -249,7 +219,7 @@ VOC_SPELLINGS = {
     "dining table": "diningtable",
     "tv": "tvmonitor",
 }
-_COCO_SPELLINGS = {voc: coco for coco, voc in VOC_SPELLINGS.items()}
+_OTHER_SPELLINGS = VOC_SPELLINGS | {voc: coco for coco, voc in VOC_SPELLINGS.items()}
 
 
 def find_class(name: str, names: Sequence[str]) -> int | None:
@@ -258,7 +228,7 @@ def find_class(name: str, names: Sequence[str]) -> int | None:
     >>> find_class("sofa", ["cat", "couch"]), find_class("couch", ["sofa", "couch"]), find_class("cow", [])
     (1, 1, None)
     """
-    for spelling in (name, VOC_SPELLINGS.get(name), _COCO_SPELLINGS.get(name)):
-        if spelling is not None and spelling in names:
+    for spelling in (name, _OTHER_SPELLINGS.get(name)):
+        if spelling in names:
             return names.index(spelling)
     return None

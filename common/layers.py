@@ -146,16 +146,6 @@ def _fused_mish(x):
     return _compiled_mish(x), lambda upstream: _compiled_mish_gradient(x, upstream)
 
 
-@tf.function(jit_compile=True, autograph=False)
-def _compiled_mish(x):
-    return x * _mish_gate(x)
-
-
-@tf.function(jit_compile=True, autograph=False)
-def _compiled_mish_gradient(x, upstream):
-    return _mish_gradient(x, upstream)
-
-
 def _mish_gradient(x, upstream):
     gate = _mish_gate(x)
     return upstream * (gate + x * tf.sigmoid(x) * (1 - gate * gate))
@@ -170,3 +160,7 @@ def _mish_gate(x):
     e = tf.exp(tf.minimum(tf.cast(x, tf.float32), 20.0))  # the gate is 1 from 10 on
     n = e * (e + 2.0)
     return tf.cast(n / (n + 2.0), x.dtype)
+
+
+_compiled_mish = tf.function(lambda x: x * _mish_gate(x), jit_compile=True, autograph=False)
+_compiled_mish_gradient = tf.function(_mish_gradient, jit_compile=True, autograph=False)

@@ -13,7 +13,7 @@ the batch first, so the training code, `fit` included, is the same for all.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from nvidia.dali import backend
 from common.errors import UserError, unknown
 
 if TYPE_CHECKING:
+    from common.args import Args
+    from common.distributed.ranks import Ranks
     from common.sources import Source
 
 SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
@@ -44,7 +46,7 @@ class BaseLoader:
     images; ranks whose shard is shorter repeat an image at the end.
 
     Attributes:
-        source: what `common.datacheck.open_data.open_source` returns; None for synthetic data.
+        source: what `open_source` of common/open_data.py returns; None for synthetic data.
         config: the app's; it decides image size and augmentation.
         batch_size: images of a batch on this rank.
         training: shuffled and augmented; otherwise in order and whole.
@@ -123,23 +125,19 @@ class DaliOptions:
     """What a loader by DALI takes besides.
 
     Attributes:
-        device: "cpu", or "gpu": pixels are decoded, and all that follows is done, on that GPU.
-        device_id: the GPU; None on a CPU.
+        device_id: the GPU on which pixels are decoded and all that follows is done; None: the CPU.
         dali_device_id: another GPU for the pixels than the model's; `placement` uses it.
         checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
     """
 
-    device: str = "cpu"
     device_id: int | None = None
     dali_device_id: int | None = None
     checkpointing: bool = True
 
-    def __post_init__(self) -> None:
-        if self.device not in ("cpu", "gpu") or (self.device == "gpu") != (self.device_id is not None):
-            raise ValueError(
-                f"device={self.device!r}, device_id={self.device_id!r}: need 'cpu' and None, or 'gpu' and a "
-                "number"
-            )
+    @property
+    def device(self) -> str:
+        """cpu or gpu."""
+        return "cpu" if self.device_id is None else "gpu"
 
     @property
     def pipeline_type(self) -> str:
@@ -183,11 +181,102 @@ def resolve_type(pipeline_type: str) -> str:
         raise unknown("pipeline type", pipeline_type, ("auto", *_RESOLVED_TYPES))
     if pipeline_type == "dali_gpu" and not gpu_visible():
         raise UserError(
-            "--pipeline_type=dali_gpu needs a GPU that TensorFlow and DALI both see (TensorFlow:"
-            f" {len(tf.config.list_physical_devices('GPU'))}, DALI: {backend.GetCUDADeviceCount()}):"
-            " use --pipeline_type=dali_cpu"
+            "--pipeline_type=dali_gpu needs a GPU that TensorFlow and DALI both see: use"
+            " --pipeline_type=dali_cpu"
         )
     return pipeline_type
+
+
+def make_loader(
+    classes: Mapping[str, type[BaseLoader]],
+    pipeline_type: str,
+    *,
+    device_id: int = 0,
+    dali_device_id: int | None = None,
+    num_classes: int = 80,
+    **options: Any,
+) -> BaseLoader:
+    """The loader that `--pipeline_type` names.
+
+    Args:
+        classes: of an app: dali, tensorflow and synthetic.
+        pipeline_type: one of args.PIPELINE_TYPES.
+        device_id: the GPU of this rank, where there is one.
+        dali_device_id: another one for dali_gpu; see `check_dali_device`.
+        num_classes: of synthetic data.
+        options: source, config, batch_size, training and the others of the app's loaders.
+
+    Raises:
+        UserError: no such type, or dali_gpu without a GPU.
+    """
+    pipeline_type = resolve_type(pipeline_type)
+    if pipeline_type == "synthetic":
+        options["num_classes"] = num_classes
+    if pipeline_type == "dali_gpu":
+        options |= {"device_id": device_id, "dali_device_id": dali_device_id}
+    return classes[pipeline_type.removesuffix("_gpu").removesuffix("_cpu")](**options)
+
+
+def open_training_loader(
+    classes: Mapping[str, type[BaseLoader]],
+    a: "Args",
+    config: Any,
+    source: "Source | None",
+    num_classes: int,
+    ranks: "Ranks",
+    shard_id: int,
+    num_shards: int,
+    device_index: int,
+    **of_epoch: Any,
+) -> BaseLoader:
+    """The training loader of one shard, for the replica `device_index` of this process.
+
+    Args:
+        classes, num_classes: as for make_loader.
+        a, config, source, ranks: of the run.
+        shard_id, num_shards, device_index: which share of the data, and for which replica.
+        of_epoch: the app's `epoch_kwargs`.
+    """
+    return make_loader(
+        classes,
+        **_options(a, config, source, ranks, device_index),
+        training=True,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        count_lost=True,
+        name_images=True,
+        num_classes=num_classes,
+        **of_epoch,
+    )
+
+
+def open_eval_loader(
+    classes: Mapping[str, type[BaseLoader]], a: "Args", config: Any, source: "Source | None", ranks: "Ranks"
+) -> BaseLoader:
+    """The evaluation loader of this rank's images; arguments as for `open_training_loader`."""
+    return make_loader(
+        classes,
+        **_options(a, config, source, ranks, 0),
+        training=False,
+        shard_id=ranks.rank,
+        num_shards=ranks.world_size,
+        with_targets=False,
+    )
+
+
+def _options(
+    a: "Args", config: Any, source: "Source | None", ranks: "Ranks", device_index: int
+) -> dict[str, Any]:
+    return {
+        "pipeline_type": a.pipeline_type,
+        "source": source,
+        "config": config,
+        "batch_size": a.batch_size,
+        "device_id": ranks.gpu_number(device_index),
+        "dali_device_id": a.dali_device_id,
+        "num_threads": a.num_threads,
+        "prefetch": a.prefetch,
+    }
 
 
 def check_dali_device(dali_device_id: int | None, pipeline_type: str, strategy: str = "none") -> None:
@@ -198,27 +287,20 @@ def check_dali_device(dali_device_id: int | None, pipeline_type: str, strategy: 
     """
     if dali_device_id is None:
         return
-    pipeline_type = resolve_type(pipeline_type)
-    if pipeline_type != "dali_gpu":
-        raise UserError(
-            f"--dali_device_id={dali_device_id} is for --pipeline_type=dali_gpu, and this is {pipeline_type}:"
-            " leave it out"
-        )
-    if strategy != "none":
-        raise UserError(
-            f"--dali_device_id={dali_device_id} does not go with --strategy={strategy}: every GPU has a model"
-            " and its loader there; leave it out"
-        )
-    count = min(len(tf.config.list_physical_devices("GPU")), backend.GetCUDADeviceCount())
-    if dali_device_id >= count:
-        raise UserError(
-            f"--dali_device_id={dali_device_id}: there is no such GPU; they are numbered 0 to {count - 1}"
-        )
+    if resolve_type(pipeline_type) != "dali_gpu" or strategy != "none":
+        use = "--pipeline_type=dali_gpu without --strategy"
+        raise UserError(f"--dali_device_id={dali_device_id} is for {use}: leave it out")
+    if dali_device_id >= _count_gpus():
+        raise UserError(f"--dali_device_id={dali_device_id}: there is no such GPU; the first is 0")
 
 
 def gpu_visible() -> bool:
     """Whether both TensorFlow and DALI see a GPU."""
-    return bool(tf.config.list_physical_devices("GPU")) and backend.GetCUDADeviceCount() > 0
+    return _count_gpus() > 0
+
+
+def _count_gpus() -> int:
+    return min(len(tf.config.list_physical_devices("GPU")), backend.GetCUDADeviceCount())
 
 
 def placement(loader: BaseLoader, device_index: int = 0) -> contextlib.AbstractContextManager:

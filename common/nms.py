@@ -142,10 +142,10 @@ def suppress(
             moved_apart(boxes, classes, num_classes),
             scores,
             max_detections,
-            score_threshold,
-            # exp(-IoU**2 / sigma) in the paper, exp(-IoU**2 / (2 sigma)) in TensorFlow
+            score_threshold=score_threshold,
             iou_threshold=1.0 if method == "gaussian" else iou_threshold,
-            tf_sigma=sigma / 2 if method == "gaussian" else 0.0,
+            # exp(-IoU**2 / sigma) in the paper, exp(-IoU**2 / (2 sigma)) in TensorFlow
+            soft_nms_sigma=sigma / 2 if method == "gaussian" else 0.0,
         )
     selected, scores, count = picks
     is_detection = tf.sequence_mask(count, max_detections)
@@ -174,22 +174,18 @@ def moved_apart(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Te
     boxes = tf.clip_by_value(boxes, *_NEIGHBOURHOOD)
     columns = math.ceil(math.sqrt(num_classes))
     place = tf.cast(tf.stack([classes % columns, classes // columns] * 2, axis=-1), tf.float32)
-    spacing = tf.reduce_max(boxes, axis=[1, 2], keepdims=True) - tf.reduce_min(
-        boxes, axis=[1, 2], keepdims=True
-    )
-    return boxes + place * spacing
+    highest, lowest = (reduce(boxes, [1, 2], keepdims=True) for reduce in (tf.reduce_max, tf.reduce_min))
+    return boxes + place * (highest - lowest)
 
 
 def _pick_by_iou(
-    boxes: tf.Tensor,
-    scores: tf.Tensor,
-    max_detections: int,
-    score_threshold: float,
-    *,
-    iou_threshold: float,
-    tf_sigma: float,
+    boxes: tf.Tensor, scores: tf.Tensor, max_detections: int, **options: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Hard and Gaussian suppression among all boxes (B, K, 4) of an image, by TensorFlow's own operation.
+
+    Args:
+        boxes, scores, max_detections: as for `suppress`.
+        options: score_threshold, iou_threshold and soft_nms_sigma of NonMaxSuppressionV5.
 
     Returns:
         (B, D) indices into the K candidates and (B, D) scores, padded with 0; (B,) how many are not padding.
@@ -201,10 +197,8 @@ def _pick_by_iou(
             boxes=boxes_tlbr,
             scores=scores,
             max_output_size=max_detections,
-            iou_threshold=iou_threshold,
-            score_threshold=score_threshold,
-            soft_nms_sigma=tf_sigma,
             pad_to_max_output_size=True,
+            **options,
         )
         return tuple(picks)  # map_fn insists on the very type of its signature
 
@@ -245,9 +239,8 @@ def _pick_by_diou(
     def pick(turn, scores, selected, selected_scores):
         best = tf.argmax(scores, axis=1, output_type=tf.int32)[:, tf.newaxis]  # (B, 1)
         best_score = tf.gather(scores, best, batch_dims=1)
-        left1, top1, right1, bottom1, area1, class1 = tf.unstack(
-            tf.gather(numbers, best, batch_dims=1), axis=-1
-        )  # (B, 1) each
+        of_best = tf.gather(numbers, best, batch_dims=1)
+        left1, top1, right1, bottom1, area1, class1 = tf.unstack(of_best, axis=-1)  # (B, 1) each
         width = tf.minimum(right, right1) - tf.maximum(left, left1)
         height = tf.minimum(bottom, bottom1) - tf.maximum(top, top1)
         intersection = tf.nn.relu(width) * tf.nn.relu(height)

@@ -41,9 +41,5 @@ class Bar:
         self._done += 1
         pairs = list((values or {}).items())
         self._bar.stateful_metrics.update(name for name, _ in pairs)
-        with _on_stderr():
+        with contextlib.redirect_stdout(sys.stderr):
             self._bar.update(self._done, pairs)
-
-
-def _on_stderr():
-    return contextlib.redirect_stdout(sys.stderr)

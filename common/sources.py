@@ -1,7 +1,7 @@
 """An opened data set: its annotations, and the location of its images.
 
-datacheck/open_data.py opens and checks data sets. `Source.read` reads them with DALI, `tf_readers.examples`
-without. Other code does not depend on the kind of the data set.
+open_data.py opens data sets, datacheck/open_data.py checks them, too. `Source.read` reads them with DALI,
+`tf_readers.examples` without. Other code does not depend on the kind of the data set.
 """
 
 import abc
@@ -11,7 +11,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,10 +53,13 @@ class Source(abc.ABC):
         """The image file of one row of the annotations (or of the list), as it is; OSError where it fails."""
 
     @abc.abstractmethod
-    def read(
-        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
-    ) -> readers.Nodes:
-        """(jpegs, boxes, labels, image_ids) inside a DALI graph, where `name` is unique; see readers.py."""
+    def read(self, *, training: bool, **options: Any) -> readers.Nodes:
+        """(jpegs, boxes, labels, image_ids) inside a DALI graph.
+
+        Args:
+            training: shuffled, endlessly; see readers.py.
+            options: shard_id, num_shards, seed, and `name`, which is unique in the graph.
+        """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,10 +77,7 @@ class CocoSource(Source):
     def encoded(self, row: int) -> bytes:
         return pathlib.Path(self.images_dir, self.annotations.file_names[row]).read_bytes()
 
-    def read(
-        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
-    ) -> readers.Nodes:
-        options = {"shard_id": shard_id, "num_shards": num_shards, "seed": seed, "name": name}
+    def read(self, *, training: bool, **options: Any) -> readers.Nodes:
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 
 
@@ -111,10 +111,7 @@ class TFRecordSource(Source):
         file, offset, size = self.records.spans[self.rows == row][0].tolist()
         return tfrecord.image_of(tfrecord.read_record(self.records.files[file], offset, size))
 
-    def read(
-        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
-    ) -> readers.Nodes:
-        options = {"shard_id": shard_id, "num_shards": num_shards, "seed": seed, "name": name}
+    def read(self, *, training: bool, **options: Any) -> readers.Nodes:
         return readers.tfrecord_reader(self.records, self.label_map, training=training, **options)
 
 
@@ -140,11 +137,9 @@ class ImageListSource(Source):
     def encoded(self, row: int) -> bytes:
         return pathlib.Path(self.files[row]).read_bytes()
 
-    def read(
-        self, *, shard_id: int, num_shards: int, training: bool, seed: int, name: str = "reader"
-    ) -> readers.Nodes:
+    def read(self, *, training: bool, seed: int = 0, **options: Any) -> readers.Nodes:
         refuse_training(training)
-        return readers.file_reader(self.files, shard_id=shard_id, num_shards=num_shards, name=name)
+        return readers.file_reader(self.files, **options)
 
 
 def refuse_training(training: bool) -> None:

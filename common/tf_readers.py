@@ -17,15 +17,17 @@ numbers, which tf.train.Checkpoint saves.
 """
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
+from common import box_encoder
+from common.errors import UserError
 from common.labels import LabelMap
 from common.readers import check_shards, shard_range
-from common.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY
+from common.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY, Records
 
 if TYPE_CHECKING:
     from common.loader import BaseLoader
@@ -45,26 +47,19 @@ def examples(
     """
     if hasattr(source, "examples"):  # frames of a video: only Python can read them
         return source.examples(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
-    check_shards(source.size, shard_id, num_shards, seed)
-    if source.name == "tfrecord":
-        spans = source.records.spans
-        positions = _positions(len(spans), shard_id, num_shards, seed, training=training)
-        return _from_records(source.records.files, spans, source.label_map, positions)
+    check_shards(source.size, num_shards, seed)
     positions = _positions(source.size, shard_id, num_shards, seed, training=training)
+    if source.name == "tfrecord":
+        return _from_records(source.records, source.label_map, positions)
     if source.annotations is None:
         if training:
             raise ValueError("images without annotations are nothing to train on")
-        none = np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(source.size + 1, np.int64)
-        return _from_files(source.files, *none, np.arange(source.size), positions)
-    targets = source.annotations.target_boxes
-    return _from_files(
-        [os.path.join(source.images_dir, name) for name in source.annotations.file_names],
-        targets.boxes,
-        targets.classes + 1,
-        targets.row_splits,
-        source.annotations.image_ids,
-        positions,
-    )
+        boxes, labels = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
+        row_splits = np.zeros(source.size + 1, np.int64)
+        return _from_files(positions, source.files, boxes, labels, row_splits, np.arange(source.size))
+    paths = [os.path.join(source.images_dir, name) for name in source.annotations.file_names]
+    targets, image_ids = source.annotations.target_boxes, source.annotations.image_ids
+    return _from_files(positions, paths, targets.boxes, targets.classes + 1, targets.row_splits, image_ids)
 
 
 def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
@@ -89,6 +84,12 @@ class Random:
     def __init__(self, seed: tf.Tensor) -> None:
         self._seed = seed
         self._drawn = 0
+
+    @classmethod
+    def of_item(cls, index: tf.Tensor, *seeds: int) -> "Random":
+        """The numbers for one image or batch of a loader."""
+        state = np.random.SeedSequence(seeds).generate_state(2).astype(np.int32)
+        return cls(tf.random.fold_in(tf.constant(state), index))
 
     def uniform(
         self, low: float | tf.Tensor, high: float | tf.Tensor, shape: tuple[int, ...] = ()
@@ -121,12 +122,10 @@ def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training
     return tf.data.Dataset.counter().flat_map(permutation).shard(num_shards, shard_id)
 
 
-def _from_records(
-    files: Sequence[str], spans: np.ndarray, label_map: LabelMap, positions: tf.data.Dataset
-) -> tf.data.Dataset:
-    """Examples from record files; `spans` is int64 (I, 3): number of the file, offset and size with frame."""
-    paths, spans = tf.constant(files), tf.constant(spans)
-    file_sizes = tf.constant([os.path.getsize(file) for file in files], tf.int64)
+def _from_records(records: Records, label_map: LabelMap, positions: tf.data.Dataset) -> tf.data.Dataset:
+    """Examples from record files."""
+    paths, spans = tf.constant(records.files), tf.constant(records.spans)
+    file_sizes = tf.constant([os.path.getsize(file) for file in records.files], tf.int64)
 
     def one_record(position: tf.Tensor) -> tf.data.Dataset:
         file, offset, size = tf.unstack(spans[position])
@@ -142,17 +141,15 @@ def _from_records(
     )
 
 
-def _from_files(
-    paths: Sequence[str],
-    boxes: np.ndarray,
-    labels: np.ndarray,
-    row_splits: np.ndarray,
-    image_ids: np.ndarray,
-    positions: tf.data.Dataset,
-) -> tf.data.Dataset:
-    """Examples from one file per image; image i owns rows row_splits[i] to row_splits[i + 1] of the boxes."""
-    paths, boxes, labels = tf.constant(paths), tf.constant(boxes), tf.constant(labels)
-    row_splits, image_ids = tf.constant(row_splits), tf.constant(image_ids)
+def _from_files(positions: tf.data.Dataset, *table: np.ndarray | Sequence[str]) -> tf.data.Dataset:
+    """Examples from one file per image.
+
+    Args:
+        positions: of the images.
+        table: paths, boxes, labels, row_splits, image_ids; image i owns rows row_splits[i] to
+            row_splits[i + 1] of the boxes and labels.
+    """
+    paths, boxes, labels, row_splits, image_ids = map(tf.constant, table)
 
     def read(position: tf.Tensor) -> Example:
         begin, end = row_splits[position], row_splits[position + 1]
@@ -193,6 +190,51 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
         "labels": labels[kept],
         "image_id": tf.strings.to_number(features["image/source_id"], tf.int64),
     }
+
+
+# --- stages of both tf.data twins ---
+
+
+def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Collection[str]) -> None:
+    """UserError where one of `fields` that the twin does not have (`done`) is not as published."""
+    others = [name for name in fields if name not in done]
+    changed = [name for name in others if getattr(config, name) != getattr(published, name)]
+    if changed:
+        given = ", ".join(f"{name}={getattr(config, name)}" for name in changed)
+        wanted = ",".join(f"{name}={getattr(published, name)}" for name in changed)
+        raise UserError(f"--pipeline_type=tensorflow cannot do {given}: use dali_cpu, or --hparams={wanted}")
+
+
+def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
+    """Linear, antialiased where it shrinks: uint8 (h, w, 3), `size` is (height, width)."""
+    image = tf.image.resize(image, tf.cast(size, tf.int32), antialias=antialias)
+    return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
+
+
+def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    """Boxes normalised by the image -> normalised by the window and clipped to it."""
+    boxes_px = boxes * xyxy(size) - xyxy(window[:2])
+    return tf.clip_by_value(boxes_px / xyxy(window[2:]), 0.0, 1.0)
+
+
+def xyxy(yx: tf.Tensor) -> tf.Tensor:
+    """(2,), y and x -> float32 (4,): x, y, x, y."""
+    return tf.cast(tf.gather(yx, [1, 0, 1, 0]), tf.float32)
+
+
+def select_boxes(
+    boxes: tf.Tensor, labels: tf.Tensor, min_size: tuple[float, float], max_instances: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Drops boxes below `min_size` (height, width), keeps the largest of the others.
+
+    Returns:
+        The boxes and labels that stay; `lost`, int32 (2,): visible but too small; above `max_instances`.
+    """
+    visible = tf.math.count_nonzero(tf.reduce_all(boxes[:, 2:] > boxes[:, :2], 1), dtype=tf.int32)
+    boxes, labels = box_encoder.drop_small_boxes_tf(boxes, labels, min_size)
+    large = tf.shape(labels)[0]
+    boxes, labels = box_encoder.keep_largest_tf(boxes, labels, max_instances)
+    return boxes, labels, tf.stack([visible - large, large - tf.shape(labels)[0]])
 
 
 # --- images ---

@@ -34,7 +34,6 @@ DALI_KEYS = (*BOX_KEYS, LABEL_KEY, CROWD_KEY)  # without which DALI does not rea
 
 FRAME = 16  # bytes of a record that are not data: 8 + 4 before, 4 after
 HEADER = 12
-_SEAM = struct.Struct("<IQI")  # checksum of the data before, length, its checksum
 _MAGIC = ((b"\x1f\x8b", "record-gzip"), (b"version http", "record-lfs-pointer"))
 
 
@@ -86,7 +85,7 @@ class Records:
 
 def walk(file: str | os.PathLike) -> RecordFile:
     """Finds the records of a file by their headers, and checks each length; never waits for a pipe."""
-    path, spans, checksums = os.fspath(file), [], []
+    path, records = os.fspath(file), []
     size = mtime_ns = 0
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -95,40 +94,35 @@ def walk(file: str | os.PathLike) -> RecordFile:
             with open(path, "rb", buffering=0) as stream:
                 status = os.fstat(stream.fileno())
                 size, mtime_ns = status.st_size, status.st_mtime_ns
-                fault = _walk(path, stream.fileno(), size, spans, checksums)
+                fault = _walk(path, stream.fileno(), size, records)
     except OSError as error:
         fault = ("record-file-unreadable", f"{path}: {error.strerror}")
-    spans, checksums = np.array(spans, np.int64).reshape(-1, 2), np.array(checksums, np.uint32)
+    found = np.array(records, np.int64).reshape(-1, 3)
+    spans, checksums = found[:, :2].copy(), found[:, 2].astype(np.uint32)
     digest = hashlib.sha256(spans.tobytes() + checksums.tobytes()).hexdigest()
     return RecordFile(path, size, mtime_ns, digest, spans, checksums, fault)
 
 
 def _walk(
-    path: str, descriptor: int, end: int, spans: list[tuple[int, int]], checksums: list[int]
+    path: str, descriptor: int, end: int, records: list[tuple[int, int, int]]
 ) -> tuple[str, str] | None:
-    """Appends to `spans` and `checksums`; returns the first fault."""
+    """Appends (offset, size, checksum of the data) of each record; returns the first fault."""
     offset = 0
     while offset < end:
-        # The checksum of the data before, then the header: one call per record.
-        content = (
-            os.pread(descriptor, FRAME, offset - 4) if offset else bytes(4) + os.pread(descriptor, HEADER, 0)
-        )
-        if len(content) < FRAME:
+        header = os.pread(descriptor, HEADER, offset)
+        size = int.from_bytes(header[:8], "little") + FRAME
+        if not _is_header(header) or offset + size > end:
             break
-        before, length, checksum = _SEAM.unpack(content)
-        if checksum != masked_crc32c(content[4:12]) or offset + length + FRAME > end:
-            break
-        checksums.append(before)
-        spans.append((offset, length + FRAME))
-        offset += length + FRAME
-    if spans:
-        checksums.append(int.from_bytes(os.pread(descriptor, 4, offset - 4), "little"))
-        del checksums[0]  # nothing stands before the first record
-    return (
-        None
-        if 0 < offset == end
-        else _fault(path, os.pread(descriptor, HEADER, offset), len(spans), offset, end)
-    )
+        checksum = os.pread(descriptor, 4, offset + size - 4)
+        records.append((offset, size, int.from_bytes(checksum, "little")))
+        offset += size
+    if 0 < offset == end:
+        return None
+    return _fault(path, os.pread(descriptor, HEADER, offset), len(records), offset, end)
+
+
+def _is_header(header: bytes) -> bool:
+    return len(header) == HEADER and int.from_bytes(header[8:], "little") == masked_crc32c(header[:8])
 
 
 def _fault(path: str, header: bytes, number: int, offset: int, end: int) -> tuple[str, str]:
@@ -137,13 +131,12 @@ def _fault(path: str, header: bytes, number: int, offset: int, end: int) -> tupl
         return "record-file-empty", f"{path} (0 bytes)"
     where, left = f"{path} record {number} at byte {offset}", end - offset
     magic = [kind for beginning, kind in _MAGIC if header.startswith(beginning)]
-    is_right = len(header) == HEADER and int.from_bytes(header[8:], "little") == masked_crc32c(header[:8])
-    if number == 0 and magic and not is_right:
+    if number == 0 and magic and not _is_header(header):
         return magic[0], f"{path} ({end} bytes)"
     if len(header) < HEADER:
         return "record-truncated", f"{where} has {left} of the {HEADER} bytes of its header"
     length, checksum = struct.unpack("<QI", header)
-    if is_right:
+    if _is_header(header):
         return "record-truncated", f"{where} needs {length + FRAME} bytes, {left} are left"
     return "not-a-record", f"{where} has the length {length} with the checksum {checksum:#010x}"
 
@@ -208,13 +201,11 @@ def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
     Returns:
         The path of the index; and "index-made", "index-stale", or None where it was right.
     """
-    content = format_index(spans)
-    path, made = pathlib.Path(f"{file}.idx"), None
+    content, path = format_index(spans), pathlib.Path(f"{file}.idx")
+    made = "index-stale" if os.path.lexists(path) else "index-made"
     try:
-        there = os.path.lexists(path)
-        if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+        if path.is_file() and path.read_bytes() == content:
             return os.fspath(path), None
-        made = "index-stale" if there else "index-made"
         write_bytes(path, content)
     except OSError:  # data are often mounted read-only
         path = store_cached(content, ".idx")
@@ -227,23 +218,23 @@ def index_records(paths: Sequence[str | os.PathLike]) -> Records:
     Raises:
         UserError: a file that cannot be read, or a record that lacks a key.
     """
-    paths = [os.fspath(path) for path in paths]
-    spans = [record_spans(path) for path in paths]
-    indexes = [ensure_index(path, of_file)[0] for path, of_file in zip(paths, spans, strict=True)]
-    is_crowd, has_empty, lacking = False, False, set()
-    for path, of_file in zip(paths, spans, strict=True):
-        for number, (offset, size) in enumerate(of_file.tolist()):
+    indexes, spans, lacking = [], [], set()
+    has_crowds = has_empty_boxes = False
+    for number, path in enumerate(paths):
+        found = record_spans(path)
+        indexes.append(ensure_index(os.fspath(path), found)[0])
+        spans.append(np.insert(found, 0, number, axis=1))
+        for record, (offset, size) in enumerate(found.tolist()):
             features = tf.train.Example.FromString(read_record(path, offset, size)).features.feature
             lacking |= {key for key in DALI_KEYS if key not in features}
             if absent := lacking - {CROWD_KEY}:
-                raise UserError(f"{path} record {number} lacks {min(absent)}: convert the data set again")
-            crowds = np.array(features[CROWD_KEY].int64_list.value, bool) if CROWD_KEY in features else False
+                raise UserError(f"{path} record {record} lacks {min(absent)}: convert the data set again")
+            is_crowd = np.array(features[CROWD_KEY].int64_list.value, bool)
             boxes = np.clip([features[key].float_list.value for key in BOX_KEYS], 0, 1)
-            has_empty |= bool(np.any(np.any(boxes[2:] <= boxes[:2], axis=0) & ~np.asarray(crowds)))
-            is_crowd |= bool(np.any(crowds))
-    if is_crowd and lacking:
-        raise UserError(
-            f"{paths[0]}: some records lack {CROWD_KEY}, which others have: convert the data set again"
-        )
-    numbered = [np.insert(of_file, 0, number, axis=1) for number, of_file in enumerate(spans)]
-    return Records(tuple(paths), tuple(indexes), np.concatenate(numbered), is_crowd, has_empty)
+            is_empty = np.any(boxes[2:] <= boxes[:2], axis=0)
+            has_empty_boxes |= bool(np.any(is_empty & ~is_crowd if is_crowd.size else is_empty))
+            has_crowds |= bool(is_crowd.any())
+    if has_crowds and lacking:
+        raise UserError(f"{paths[0]}: some records lack {CROWD_KEY}: convert the data set again")
+    files = tuple(map(os.fspath, paths))
+    return Records(files, tuple(indexes), np.concatenate(spans), has_crowds, has_empty_boxes)

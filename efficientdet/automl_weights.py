@@ -8,10 +8,10 @@ and ids. A model that automl trained on other data needs its --label_map. eval.p
 what is written; train.py reads both with --init_from. The AdvProp checkpoints expect another normalisation.
 """
 
+import dataclasses
 import os
 import pathlib
 import sys
-from types import SimpleNamespace
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -20,32 +20,32 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 from absl import flags
 
-from common import args as shared_flags
-from common import errors, hparams
+from common import args, errors, hparams
+from common.args import flag
 from common.errors import UserError
 from common.labels import NUM_COCO_CLASSES, LabelMap, coco_label_map
 from common.training import weights as weight_files
 from common.training.fine_tuning import Report
-from efficientdet.config import EfficientDetConfig, get_config
-from efficientdet.import_weights.automl_checkpoints import (
-    anchors_of,
-    assign,
-    class_names,
-    count_outputs,
-    read_automl,
-)
-from efficientdet.import_weights.automl_names import canonical, models_of
-from efficientdet.import_weights.tf_files import ForeignWeights, open_weights
-from efficientdet.model import build_model
+from efficientdet.config import get_config
+from efficientdet.import_weights.automl import class_names, count_outputs, read_automl
+from efficientdet.import_weights.tf_files import open_weights
+from efficientdet.init_from import assign
+from efficientdet.model import anchors_of, build_model
 from efficientdet.model_metadata import make_metadata
 
-FLAGS = {
-    "weights": "automl's: a .h5 file, a checkpoint or its directory.",
-    "output": "The file to write; ends in .weights.h5.",
-    "model_name": "One of efficientdet-d0 .. d7x.",
-    "image_size": "N or HxW in pixels. Default: the model's.",
-    "label_map": "Names of the classes by category id (output 1 has id 1). Default: COCO's for 90 outputs.",
-}
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """The flags."""
+
+    weights: str | None = flag(None, "automl's: a .h5 file, a checkpoint or its directory.")
+    output: str | None = flag(None, "The file to write; ends in .weights.h5.")
+    model_name: str | None = flag(None, "One of efficientdet-d0 .. d7x.")
+    image_size: str | None = flag(None, "N or HxW in pixels. Default: the model's.")
+    label_map: str | None = flag(
+        None, "Names of the classes by category id (output 1 has id 1). Default: COCO's for 90 outputs."
+    )
+    hparams: str | None = flag(None, "Hyper-parameters, k=v,k=v or a YAML file.")
 
 
 def load_automl(model: keras.Model, path: str | os.PathLike) -> Report:
@@ -74,48 +74,35 @@ def load_automl(model: keras.Model, path: str | os.PathLike) -> Report:
     return assign(model, contents, label_map, names, f"weights {os.fspath(path)}")
 
 
-def define_flags(fv: flags.FlagValues) -> None:
-    for name, text in FLAGS.items():
-        flags.DEFINE_string(name, None, text, flag_values=fv)
-    shared_flags.define_hparams_flag(fv)
-
-
-def convert(
-    *,
-    weights: str | None = None,
-    output: str | None = None,
-    model_name: str | None = None,
-    image_size: str | None = None,
-    label_map: str | None = None,
-    hparams: str | None = None,
-) -> None:
-    """Writes a checkpoint of automl as a weights file of this project; see the flags of the same names.
+def convert(a: Args) -> None:
+    """Writes a checkpoint of automl as a weights file of this project.
 
     Raises:
         UserError: anything that the user gave and that cannot be used; a file in the way.
     """
-    if not weights or not output:
-        raise UserError("--weights and --output are both needed: the file to read and the file to write")
-    if not output.endswith(".weights.h5"):
-        raise UserError(f"--output={output} must end in .weights.h5")
-    if pathlib.Path(output).exists():
-        raise UserError(f"{output} exists: remove it, or choose another --output")
-    file = open_weights(weights)
-    config = _configure(file, model_name, image_size, hparams)
+    if not a.weights or not a.output or not a.model_name:
+        raise UserError("--weights, --output and --model_name are needed: the two files, and the model")
+    if not a.output.endswith(".weights.h5"):
+        raise UserError(f"--output={a.output} must end in .weights.h5")
+    if os.path.exists(a.output):
+        raise UserError(f"{a.output} exists: remove it, or choose another --output")
+    # automl's loader resizes without antialiasing (efficientdet/dataloader.py: tf.image.resize)
+    config = hparams.resolve(hparams.replace(get_config(a.model_name), {"antialias": False}), a)
+    file = open_weights(a.weights)
     num_classes, _ = count_outputs(file)
-    names = class_names(num_classes, _read_label_map(label_map, num_classes))
+    names = class_names(num_classes, _read_label_map(a.label_map, num_classes))
     if not any(names):
         names = LabelMap.numbered(num_classes).names
     ids = [category_id for category_id, name in enumerate(names, 1) if name]
     classes = LabelMap(tuple(ids), tuple(filter(None, names)))
     model = build_model(config.model_name, classes.num_classes, config=config)
-    report = assign(model, read_automl(file, model), classes, names, f"weights {weights}")
-    metadata = make_metadata(config, classes, classes.num_classes, recipe={"init_from": weights})
+    report = assign(model, read_automl(file, model), classes, names, f"weights {a.weights}")
+    metadata = make_metadata(config, classes, classes.num_classes, recipe={"init_from": a.weights})
     try:
-        weight_files.save(model, output, metadata)
+        weight_files.save(model, a.output, metadata)
     except OSError as error:
-        raise UserError(f"--output={output}: {weight_files.reason(error)}") from error
-    print(f"{output}: {report}")
+        raise UserError(f"--output={a.output}: {weight_files.reason(error)}") from error
+    print(f"{a.output}: {report}")
 
 
 def _read_label_map(path: str | None, num_classes: int) -> LabelMap | None:
@@ -131,22 +118,15 @@ def _read_label_map(path: str | None, num_classes: int) -> LabelMap | None:
     return label_map
 
 
-def _configure(
-    file: ForeignWeights, model_name: str | None, image_size: str | None, hparams_spec: str | None
-) -> EfficientDetConfig:
-    if not model_name:
-        models = models_of(list(file.shapes), file.renamed(canonical).shapes)
-        hint = f": {file.path} seem to be of {' or '.join(models)}" if models else ""
-        raise UserError(f"--model_name is missing{hint}")
-    # automl's loader resizes without antialiasing (efficientdet/dataloader.py: tf.image.resize)
-    config = hparams.replace(get_config(model_name), {"antialias": False})
-    return hparams.resolve(config, SimpleNamespace(hparams=hparams_spec, image_size=image_size))
+def define_flags(fv: flags.FlagValues) -> None:
+    """The absl flags of `Args`."""
+    args.define(fv, Args)
 
 
 def main() -> None:
-    convert(**shared_flags.values(flags.FLAGS, define_flags))
+    convert(Args(**args.values(flags.FLAGS, define_flags)))
 
 
 if __name__ == "__main__":
-    shared_flags.install(define_flags)
+    args.install(define_flags)
     errors.run(main)

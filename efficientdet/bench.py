@@ -21,7 +21,6 @@ from tools.benchmark.worker import App
 
 APP = App(
     name="efficientdet",
-    model_name="efficientdet-d0",
     num_classes=90,
     stages={
         "read": "reader",

@@ -91,28 +91,19 @@ class EfficientDetConfig:
 
     def __post_init__(self) -> None:
         hparams.check(self)
-        if not 1 <= self.min_level <= 5 <= self.max_level:
-            raise ValueError(
-                f"min_level={self.min_level}, max_level={self.max_level}: need 1 <= min <= 5 <= max"
-            )
-        for name in ("resize", "jitter"):
-            low, high = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
-            if not 0 < low <= high:
-                raise ValueError(f"{name}_min={low}, {name}_max={high}: need 0 < min <= max")
-        if not self.epochs and not self.iterations:
-            raise ValueError("epochs=0: need at least 1, or iterations that say how long a run is")
         in_order = list(self.milestones) == sorted(self.milestones)
-        in_range = all(0 < milestone <= self.iterations for milestone in self.milestones)
-        needed = self.milestones or self.lr_schedule == "milestones"
-        if needed and not (in_order and in_range and self.iterations):
-            raise ValueError(
-                f"milestones={self.milestones}, iterations={self.iterations}: need milestones from 1 to "
-                "iterations, in order"
-            )
-        if self.warmup_iterations > self.iterations:
-            raise ValueError(
-                f"warmup_iterations={self.warmup_iterations}, iterations={self.iterations}: need no more"
-            )
+        in_run = all(0 < milestone <= self.iterations for milestone in self.milestones)
+        unused = self.lr_schedule != "milestones" and not self.milestones
+        right = unused or (self.iterations and in_order and in_run)
+        rules = {
+            "1 <= min_level <= 5 <= max_level": 1 <= self.min_level <= 5 <= self.max_level,
+            "0 < resize_min <= resize_max": 0 < self.resize_min <= self.resize_max,
+            "0 < jitter_min <= jitter_max": 0 < self.jitter_min <= self.jitter_max,
+            "epochs or iterations of at least 1": self.epochs or self.iterations,
+            "milestones from 1 to iterations in order": right,
+            "warmup_iterations <= iterations": self.warmup_iterations <= self.iterations,
+        }
+        hparams.require(self, rules)
         _ = self.anchors  # Anchors checks its arguments
 
     @property
@@ -126,16 +117,11 @@ class EfficientDetConfig:
         return self.num_scales * len(self.aspect_ratios)
 
 
+_FIELDS = [field.name for field in dataclasses.fields(EfficientDetConfig)]
+# What the loader does to a training image: the fields of that section.
+LOADER_FIELDS = _FIELDS[_FIELDS.index("augmentation") : _FIELDS.index("max_instances") + 1]
 # What may change after training: eval.py and infer.py take these, and a resumed run may have others.
-DETECTION_FIELDS = (
-    "nms_method",
-    "nms_iou",
-    "nms_sigma",
-    "score_threshold",
-    "nms_candidates",
-    "max_detections",
-)
-
+DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
 
 _SUM = {"fpn_fusion": "sum"}
 # Not published: the same parts at a size that a laptop trains in minutes. At 256 pixels objects are

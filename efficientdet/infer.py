@@ -21,7 +21,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.evaluation.args import InferArgs
+from common.args import InferArgs
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -30,18 +30,17 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 def infer(**given) -> list[dict]:
     """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
-    from common.datacheck import damaged_images
-    from common.datacheck.coco import load_coco
-    from common.datacheck.images import ImagePolicy
-    from common.datacheck.open_data import open_images
+    from common.datacheck import open_data
     from common.evaluation import commands
     from efficientdet.loaders import make_loader
     from efficientdet.predict import open_detector
 
     a = InferArgs(**given)
-    policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
-    images_opener = functools.partial(open_images, policy=policy)
-    return commands.infer(a, open_detector, make_loader, images_opener, load_coco, damaged_images.explain)
+    policy = shared_flags.ImagePolicy(a.on_bad_image, a.max_megapixels)
+    images_opener = functools.partial(open_data.open_images, policy=policy)
+    return commands.infer(
+        a, open_detector, make_loader, images_opener, open_data.read_coco, open_data.explain
+    )
 
 
 def main() -> None:

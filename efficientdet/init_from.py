@@ -7,18 +7,12 @@ import keras
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import weights as weight_files
-from common.training.fine_tuning import ClassRows, Report, transfer
-from efficientdet.import_weights.automl_checkpoints import (
-    CLASS_WEIGHTS,
-    anchors_of,
-    assign,
-    class_names,
-    is_automl,
-    read_automl,
-)
+from common.training.fine_tuning import ClassRows, Report, read_own, transfer
+from efficientdet.config import EfficientDetConfig
+from efficientdet.import_weights.automl import Contents, class_names, is_automl, read_automl
 from efficientdet.import_weights.imagenet import is_backbone, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
-from efficientdet.predict import load_trained
+from efficientdet.model import CLASS_WEIGHTS, anchors_of, build_model
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
@@ -39,7 +33,9 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
     """
     origin = f"--init_from={weights}"
     if _is_ours(pathlib.Path(weights)):
-        return _from_own(model, label_map, weights, origin)
+        values, source, source_map = read_own(weights, "efficientdet", EfficientDetConfig, build_model)
+        rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), source.anchors_per_location)
+        return transfer(model, values, rows, label_map, source_map.names, origin)
     file = open_weights(weights)
     if is_automl(file):
         contents = read_automl(file, model)
@@ -70,8 +66,17 @@ def _is_ours(path: pathlib.Path) -> bool:
     return path.name.endswith(".weights.h5")
 
 
-def _from_own(model: keras.Model, label_map: LabelMap, weights: str, origin: str) -> Report:
-    source_model, source_config, source_map, _ = load_trained(weights)
-    rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), source_config.anchors_per_location)
-    source = {weight.path: weight.value for weight in source_model.weights}
-    return transfer(model, source, rows, label_map, source_map.names, origin)
+def assign(
+    model: keras.Model, contents: Contents, label_map: LabelMap, names: tuple[str, ...], origin: str
+) -> Report:
+    """Puts `contents` into a model: class rows by name (fine_tuning.py), all else as it is."""
+    return transfer(
+        model,
+        contents.values,
+        ClassRows(CLASS_WEIGHTS, anchors_of(model), contents.anchors),
+        label_map,
+        names,
+        origin,
+        unused=contents.unused,
+        remark="" if any(names) else f"the names of its {contents.num_classes} classes are unknown",
+    )

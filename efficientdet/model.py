@@ -25,6 +25,9 @@ from efficientdet.config import EfficientDetConfig, get_config
 FUSION_EPSILON = 1e-4  # arXiv 1911.09070 section 3.3
 CLASS_PRIOR = 0.01  # each class' probability at the start of training (arXiv 1708.02002 section 4.1)
 
+# The weights with numbers of single classes, (..., k * C); a plain kernel is RetinaNet's.
+CLASS_WEIGHTS = ("class_net.predict/pointwise_kernel", "class_net.predict/kernel", "class_net.predict/bias")
+
 
 def build_model(
     model_name: str,
@@ -69,6 +72,11 @@ def build_model(
     )
     box_deltas = _head(features, config, filters=config.anchors_per_location * 4, bias=0.0, name="box_net")
     return keras.Model(images, (class_logits, box_deltas), name=model_name)
+
+
+def anchors_of(model: keras.Model) -> int:
+    """Anchors per location of what `build_model` made."""
+    return model.get_layer("box_net.predict").bias.shape[0] // 4
 
 
 def _pyramid(

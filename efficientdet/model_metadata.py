@@ -3,13 +3,13 @@
 import functools
 from typing import Any
 
+from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.training import model_metadata
 from efficientdet.config import EfficientDetConfig
-from efficientdet.pipeline import MEAN_RGB, STDDEV_RGB
 
 
 def describe(config: EfficientDetConfig) -> dict[str, Any]:
-    """What box outputs are relative to, and what is done to the pixels of an image."""
+    """What box outputs are relative to, and what is done to the pixels of an image; see `make`."""
     return {
         "anchors": {
             "count": config.anchors.num_anchors,
@@ -22,13 +22,10 @@ def describe(config: EfficientDetConfig) -> dict[str, Any]:
             "box_outputs": "dy, dx, log dh, log dw relative to the anchor",
         },
         "preprocessing": {
-            "color": "RGB, 0 to 255",
             "resize": "aspect ratio kept, at the top left",
-            "antialias": config.antialias,
-            "fill_rgb": MEAN_RGB,
-            "mean_rgb": MEAN_RGB,
-            "stddev_rgb": STDDEV_RGB,
-            "network_sees": "(pixel - mean) / stddev",
+            "fill_rgb": IMAGENET_MEAN,
+            "mean_rgb": IMAGENET_MEAN,
+            "stddev_rgb": IMAGENET_STD,
         },
     }
 

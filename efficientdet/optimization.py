@@ -5,6 +5,7 @@ EfficientDet: google/automl tf2/train_lib.py, corrected. RetinaNet: NVIDIA/retin
 
 import dataclasses
 import math
+from typing import Any
 
 import keras
 from keras import ops
@@ -14,66 +15,43 @@ from efficientdet.config import EfficientDetConfig
 
 
 @dataclasses.dataclass(eq=False)
-class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up, then half a cosine down to zero.
+class Warmup(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up, then half a cosine down to zero, or a constant rate that falls at each milestone.
 
     automl's cosine runs over `step / (total - warmup)`: it jumps where the warm-up ends and divides by zero
-    when the run is one epoch long. Here it runs over `(step - warmup) / (total - warmup)`.
+    when the run is one epoch long. Here it runs over `(step - warmup) / (total - warmup)`. Milestones are
+    those of odtk/train.py, schedule.
 
     Args:
         peak: learning rate at the end of the warm-up.
         start: learning rate at step 0.
         warmup_steps: may be 0.
         total_steps: where the cosine reaches 0; later steps stay there.
-    """
-
-    peak: float
-    start: float
-    warmup_steps: int
-    total_steps: int
-
-    def __call__(self, step):
-        step = ops.cast(step, "float32")
-        progress = (step - self.warmup_steps) / max(self.total_steps - self.warmup_steps, 1)
-        cosine = 0.5 * self.peak * (1.0 + ops.cos(math.pi * ops.clip(progress, 0.0, 1.0)))
-        return _after_warmup(self, step, cosine)
-
-    def get_config(self) -> dict:
-        return dataclasses.asdict(self)
-
-
-@dataclasses.dataclass(eq=False)
-class WarmupMilestones(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up, then a constant rate that falls at each milestone (odtk/train.py, schedule).
-
-    Args:
-        peak: learning rate at the end of the warm-up.
-        start: learning rate at step 0.
-        warmup_steps: may be 0.
-        milestones: steps from which on the rate is multiplied by `factor`, once for each.
+        milestones: steps from which on the rate is multiplied by `factor`, once for each; None: the cosine.
         factor: see `milestones`.
     """
 
     peak: float
     start: float
     warmup_steps: int
-    milestones: list[int]
-    factor: float
+    total_steps: int
+    milestones: list[int] | None = None
+    factor: float = 1.0
 
     def __call__(self, step):
         step = ops.cast(step, "float32")
-        rate = ops.ones_like(step) * self.peak
-        for milestone in self.milestones:
-            rate = ops.where(step < milestone, rate, rate * self.factor)
-        return _after_warmup(self, step, rate)
+        warm = self.start + (self.peak - self.start) * step / max(self.warmup_steps, 1)
+        if self.milestones is None:
+            progress = (step - self.warmup_steps) / max(self.total_steps - self.warmup_steps, 1)
+            rate = 0.5 * self.peak * (1.0 + ops.cos(math.pi * ops.clip(progress, 0.0, 1.0)))
+        else:
+            rate = ops.ones_like(step) * self.peak
+            for milestone in self.milestones:
+                rate = ops.where(step < milestone, rate, rate * self.factor)
+        return ops.where(step < self.warmup_steps, warm, rate)
 
     def get_config(self) -> dict:
         return dataclasses.asdict(self)
-
-
-def _after_warmup(schedule: WarmupCosine | WarmupMilestones, step, rate):
-    warm = schedule.start + (schedule.peak - schedule.start) * step / max(schedule.warmup_steps, 1)
-    return ops.where(step < schedule.warmup_steps, warm, rate)
 
 
 def num_epochs(
@@ -91,7 +69,7 @@ def num_epochs(
 
 def make_schedule(
     config: EfficientDetConfig, effective_batch: int, steps_per_epoch: int, accumulate_steps: int = 1
-) -> WarmupCosine | WarmupMilestones:
+) -> Warmup:
     """The recipe's schedule with its learning rates scaled linearly to `effective_batch` images an update.
 
     Steps are micro-steps (batches): with gradient accumulation Keras counts those, so an epoch stays an
@@ -105,24 +83,14 @@ def make_schedule(
         warmup_steps = total_steps * config.warmup_iterations / config.iterations
     warmup_steps = min(round(warmup_steps), total_steps)
     if config.lr_schedule == "cosine":
-        return WarmupCosine(peak, start, warmup_steps, total_steps)
+        return Warmup(peak, start, warmup_steps, total_steps)
     milestones = [round(total_steps * milestone / config.iterations) for milestone in config.milestones]
-    return WarmupMilestones(peak, start, warmup_steps, milestones, config.lr_step_factor)
+    return Warmup(peak, start, warmup_steps, total_steps, milestones, config.lr_step_factor)
 
 
 def make_optimizer(
-    config: EfficientDetConfig,
-    schedule: keras.optimizers.schedules.LearningRateSchedule,
-    *,
-    precision: str,
-    accumulate_steps: int = 1,
+    config: EfficientDetConfig, schedule: keras.optimizers.schedules.LearningRateSchedule, **options: Any
 ) -> keras.optimizers.Optimizer:
-    """SGD with momentum (the recipe) or Adam, as common/training/optimizers.py builds it."""
-    return optimizers.make_optimizer(
-        config.optimizer,
-        schedule,
-        momentum=config.momentum,
-        clip_norm=config.clip_norm,
-        precision=precision,
-        accumulate_steps=accumulate_steps,
-    )
+    """SGD with momentum (the recipe) or Adam; `options` are those of common/training/optimizers.py."""
+    options |= {"momentum": config.momentum, "clip_norm": config.clip_norm}
+    return optimizers.make_optimizer(config.optimizer, schedule, **options)

@@ -48,12 +48,12 @@ def extract_features(
     # After a ReLU nothing is below 0: zeros around the image never are the maximum.
     x = keras.layers.ZeroPadding2D(1, name="backbone.stem.pad")(x)
     x = keras.layers.MaxPooling2D(3, 2, name="backbone.stem.pool")(x)
-    add_block = _bottleneck if depth.bottleneck else _basic_block
     for stage, blocks in enumerate(depth.blocks, 1):
         filters = depth.filters * 2 ** (stage - 1)
         for block in range(blocks):
             stride = 2 if stage > 1 and block == 0 else 1
-            x = add_block(x, filters, stride, bn_momentum, f"backbone.stage_{stage}.block_{block}")
+            name = f"backbone.stage_{stage}.block_{block}"
+            x = _block(x, filters, stride, depth.bottleneck, bn_momentum, name)
         features[stage + 1] = x
     return features
 
@@ -88,37 +88,25 @@ def batch_norm(x: keras.KerasTensor, momentum: float, name: str) -> keras.KerasT
     return BatchNormalization(momentum=momentum, epsilon=_BN_EPSILON, name=name)(x)
 
 
-def _basic_block(
-    x: keras.KerasTensor, filters: int, stride: int, bn_momentum: float, name: str
+def _block(
+    x: keras.KerasTensor, filters: int, stride: int, bottleneck: bool, bn_momentum: float, name: str
 ) -> keras.KerasTensor:
-    """Two 3x3 convolutions and the input (arXiv 1512.03385 figure 5, left)."""
-    shortcut = _shortcut(x, filters, stride, bn_momentum, name)
-    x = _normed_convolution(x, filters, 3, stride, bn_momentum, f"{name}.conv_0")
-    x = keras.layers.Activation("relu", name=f"{name}.relu_0")(x)
-    x = _normed_convolution(x, filters, 3, 1, bn_momentum, f"{name}.conv_1")
-    return _add(x, shortcut, name)
+    """Two 3x3 convolutions; or 1x1 to few channels, 3x3, 1x1 to many; and the input (figure 5).
 
-
-def _bottleneck(
-    x: keras.KerasTensor, filters: int, stride: int, bn_momentum: float, name: str
-) -> keras.KerasTensor:
-    """1x1 to few channels, 3x3, 1x1 to many, and the input (arXiv 1512.03385 figure 5, right)."""
-    shortcut = _shortcut(x, _WIDENING * filters, stride, bn_momentum, name)
-    x = _normed_convolution(x, filters, 1, 1, bn_momentum, f"{name}.conv_0")
-    x = keras.layers.Activation("relu", name=f"{name}.relu_0")(x)
-    x = _normed_convolution(x, filters, 3, stride, bn_momentum, f"{name}.conv_1")
-    x = keras.layers.Activation("relu", name=f"{name}.relu_1")(x)
-    x = _normed_convolution(x, _WIDENING * filters, 1, 1, bn_momentum, f"{name}.conv_2")
-    return _add(x, shortcut, name)
-
-
-def _shortcut(
-    x: keras.KerasTensor, filters: int, stride: int, bn_momentum: float, name: str
-) -> keras.KerasTensor:
-    """The block's input, projected where the output has another shape (option B of arXiv 1512.03385)."""
-    if stride == 1 and x.shape[-1] == filters:
-        return x
-    return _normed_convolution(x, filters, 1, stride, bn_momentum, f"{name}.project")
+    The input is projected where the output has another shape (option B of arXiv 1512.03385).
+    """
+    convolutions = [(filters, 3, stride), (filters, 3, 1)]  # channels, kernel, stride
+    if bottleneck:
+        convolutions = [(filters, 1, 1), (filters, 3, stride), (_WIDENING * filters, 1, 1)]
+    shortcut, outputs = x, convolutions[-1][0]
+    if stride > 1 or x.shape[-1] != outputs:
+        shortcut = _normed_convolution(x, outputs, 1, stride, bn_momentum, f"{name}.project")
+    for number, shape in enumerate(convolutions):
+        if number > 0:
+            x = keras.layers.Activation("relu", name=f"{name}.relu_{number - 1}")(x)
+        x = _normed_convolution(x, *shape, bn_momentum, f"{name}.conv_{number}")
+    x = keras.layers.Add(name=f"{name}.add")([x, shortcut])
+    return keras.layers.Activation("relu", name=f"{name}.relu")(x)
 
 
 def _normed_convolution(
@@ -126,8 +114,3 @@ def _normed_convolution(
 ) -> keras.KerasTensor:
     x = convolution(x, filters, kernel, stride, name)
     return batch_norm(x, bn_momentum, f"{name}.bn")
-
-
-def _add(x: keras.KerasTensor, shortcut: keras.KerasTensor, name: str) -> keras.KerasTensor:
-    x = keras.layers.Add(name=f"{name}.add")([x, shortcut])
-    return keras.layers.Activation("relu", name=f"{name}.relu")(x)

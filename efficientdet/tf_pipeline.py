@@ -4,7 +4,7 @@
 
 Stage for stage the twin of pipeline.py: the same rules, other random numbers. On evaluation images, where
 nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and targets
-are equal. It has what the published recipes need: min_iou_crop, GridMask and colour are DALI's only.
+are equal. It has what the published recipes need: any other setting of the loader is DALI's only.
 
 All random numbers are functions of (seed, shard, running index of the image), so that a saved and restored
 iterator goes on exactly as it would have.
@@ -12,17 +12,25 @@ iterator goes on exactly as it would have.
 
 import dataclasses
 
-import numpy as np
 import tensorflow as tf
 
 from common import box_encoder, letterbox, tf_readers
-from common.errors import UserError
-from common.tf_readers import Random, loader_examples
+from common.tf_readers import (
+    Random,
+    boxes_to_window,
+    loader_examples,
+    refuse_changes,
+    resize,
+    select_boxes,
+    xyxy,
+)
 from efficientdet import pipeline
-from efficientdet.config import EfficientDetConfig
+from efficientdet.config import LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.crops import CropResize
 
-COLOR_FIELDS = ("brightness", "contrast", "saturation", "hue")
+# What the twin does of the loader's settings. A setting that is not here has to be as published.
+FIELDS = {"augmentation", "jitter_min", "jitter_max", "resize_min", "resize_max", "antialias", "flip_prob"}
+FIELDS |= {"min_box_size", "max_instances"}
 
 
 # --- 1. crop; CropResize holds float32 tensors here ---
@@ -61,26 +69,7 @@ def _fit(window: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
     return CropResize(window, tf.cast(tf.stack(sides), tf.float32))
 
 
-# --- 2. pixels and boxes of the crop ---
-
-
-def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
-    """Linear, antialiased where it shrinks: uint8 (h, w, 3), `size` is (height, width)."""
-    image = tf.image.resize(image, tf.cast(size, tf.int32), antialias=antialias)
-    return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
-
-
-def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    """Boxes normalised by the image -> normalised by the window and clipped to it."""
-    boxes_px = boxes * _wh_twice(size) - _wh_twice(window[:2])
-    return tf.clip_by_value(boxes_px / _wh_twice(window[2:]), 0.0, 1.0)
-
-
-def _wh_twice(hw: tf.Tensor) -> tf.Tensor:
-    return tf.gather(hw, [1, 0, 1, 0])
-
-
-# --- 3. flip ---
+# --- 2. flip ---
 
 
 def random_flip(
@@ -93,7 +82,7 @@ def random_flip(
     return tf.where(chosen, image[:, ::-1], image), tf.where(chosen, mirrored, boxes)
 
 
-# --- 4. the network input ---
+# --- 3. the network input ---
 
 
 def pad_and_normalize(image: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
@@ -104,10 +93,10 @@ def pad_and_normalize(image: tf.Tensor, image_size: tuple[int, int]) -> tf.Tenso
 
 def boxes_to_input(boxes: tf.Tensor, size: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
     """Boxes normalised by the crop -> normalised by the network input, whose top left the crop fills."""
-    return boxes * _wh_twice(size / tf.constant(image_size, tf.float32))
+    return boxes * xyxy(size / tf.constant(image_size, tf.float32))
 
 
-# --- 5. the whole pipeline ---
+# --- 4. the whole pipeline ---
 
 
 def random_crop(config: EfficientDetConfig, size: tf.Tensor, random: Random) -> CropResize:
@@ -126,14 +115,9 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
     pipeline_type = "tensorflow"
 
     def __post_init__(self) -> None:
-        config = self.config
-        is_dali_only = config.augmentation == "min_iou_crop" or config.grid_mask_prob > 0
-        if self.training and (is_dali_only or any(getattr(config, name) for name in COLOR_FIELDS)):
-            raise UserError(
-                "--pipeline_type=tensorflow has no min_iou_crop, GridMask or colour augmentation: use"
-                " dali_cpu, or --hparams=augmentation=scale_jitter,grid_mask_prob=0,"
-                f"{','.join(f'{name}=0' for name in COLOR_FIELDS)}"
-            )
+        if self.training:
+            done = FIELDS - ({"augmentation"} if self.config.augmentation == "min_iou_crop" else set())
+            refuse_changes(self.config, get_config(self.config.model_name), LOADER_FIELDS, done)
 
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
@@ -155,8 +139,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
         config = self.config
         encoded, boxes, labels = example["encoded"], example["boxes"], example["labels"]
         size = tf.cast(tf_readers.image_size_tf(encoded), tf.float32)
-        seed = np.random.SeedSequence([self.seed, self.shard_id]).generate_state(2).astype(np.int32)
-        random = Random(tf.random.fold_in(tf.constant(seed), index))
+        random = Random.of_item(index, self.seed, self.shard_id)
         if self.training:
             crop = random_crop(config, size, random)
         else:
@@ -170,10 +153,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
         image = pad_and_normalize(image, config.image_size)
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
-        visible = tf.math.count_nonzero(tf.reduce_all(boxes[:, 2:] > boxes[:, :2], 1), dtype=tf.int32)
-        boxes, labels = box_encoder.drop_small_boxes_tf(boxes, labels, pipeline.min_box_size(config))
-        large = tf.shape(labels)[0]
-        boxes, labels = box_encoder.keep_largest_tf(boxes, labels, config.max_instances)
+        boxes, labels, lost = select_boxes(boxes, labels, pipeline.min_box_size(config), config.max_instances)
         boxes, classes = box_encoder.pad_boxes_tf(boxes, labels, config.max_instances)
         return image, {
             "boxes": boxes,
@@ -181,7 +161,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
             "image_ids": example["image_id"],
             "image_sizes": tf.cast(size, tf.int32),
             "letterbox": tf.concat([[0.0, 0.0], crop.size], 0),
-            "lost": tf.stack([visible - large, tf.maximum(large - config.max_instances, 0)]),
+            "lost": lost,
         }
 
     def _finish(

@@ -26,18 +26,16 @@ import tensorflow as tf
 from absl import flags
 
 from common import args, errors, hparams
-from common.datacheck import damaged_images
-from common.datacheck.open_data import open_checked
+from common.datacheck import open_data
 from common.distributed import elastic
 from common.distributed.hooks import Hooks
 from common.distributed.ranks import Ranks
 from common.evaluation.evaluate import evaluate
 from common.progress import log
-from common.training import step_guard
+from common.training import input_feed, step_guard
 from common.training.ema import AveragedWeights
 from common.training.run import Run
 from common.training.run_directory import Identity
-from common.training.setup import open_data, set_initial_weights, start_process
 from efficientdet import losses, show_batch
 from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
 from efficientdet.init_from import init_from
@@ -74,12 +72,12 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     config = hparams.resolve(get_config(a.model_name), a)  # the model's row in the table < --hparams < flags
 
     # --- Data -------------------------------------------------------------------------------------
-    data = open_data(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=90)
+    data = input_feed.open_data(
+        a, ranks, open_data.open_checked, max_instances=config.max_instances, synthetic_classes=90
+    )
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_loader = functools.partial(open_training_loader, a, config, data.train, data.num_classes, ranks)
-    eval_loader = functools.cache(
-        lambda: hooks.wrap_eval_loader(open_eval_loader(a, config, data.evaluation, ranks))
-    )
+    eval_loader = functools.cache(lambda: open_eval_loader(a, config, data.evaluation, ranks))
     loader = open_loader(ranks.local_replicas[0], ranks.num_replicas, 0, **loader_kwargs(0))  # for its size
     steps_per_epoch = a.steps_per_epoch or loader.steps_per_epoch
     accumulate_steps = max(a.accumulate_steps, 1)
@@ -108,8 +106,8 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         evaluates=data.evaluation is not None,
         open_loader=open_loader,
         loader_kwargs=loader_kwargs,
-        explain=lambda error: damaged_images.explain(error, data.train, loader.pipeline_type),
-        show_batch=functools.partial(show_batch.report, config=config, label_map=data.label_map),
+        explain=lambda error: open_data.explain(error, data.train, loader.pipeline_type),
+        show_batch=functools.partial(show_batch.report, label_map=data.label_map),
     )
 
     # --- Model ------------------------------------------------------------------------------------
@@ -135,7 +133,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         source=data.evaluation,
         label_map=data.label_map,
         ranks=ranks,
-        explain=damaged_images.explain,
+        explain=open_data.explain,
         coco_backend=a.coco_backend,
     )
 

@@ -52,7 +52,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     passed = terminalreporter.getreports("passed")
     rows = [row for report in passed for name, row in report.user_properties if name == "fault"]
     if rows:
-        from common.issues import KINDS
+        from common.datacheck.issues import KINDS
 
         terminalreporter.section(f"{len(rows)} seeded faults of data, each reported before the first step")
         for name, kind, line in rows:

@@ -46,55 +46,46 @@ def compare(old_path: str, new_path: str) -> str:
     else:
         lines.append("Both ran on one machine: differences under 10 % mean nothing.")
     lines += report.other_work(old, " during the old run") + report.other_work(new, " during the new run")
-    versions = [
-        f"{name} {old['versions'].get(name)} -> {version}"
-        for name, version in new["versions"].items()
-        if old["versions"].get(name) != version
+    lines += changes("software", old["versions"], new["versions"])
+    before, after = numbers(old), numbers(new)
+    rows = [
+        [name, f"{before[name]:.4g}", f"{after[name]:.4g}", f"{after[name] / before[name]:.2f}"]
+        for name in before
+        if name in after and before[name]
     ]
-    if versions:
-        lines.append(f"Other software: {', '.join(versions)}")
-    return "\n".join(lines) + "\n\n" + tables(old, new)
+    table = report.align([["", "old", "new", "ratio"], *rows]) if rows else "nothing that both have measured"
+    return "\n".join(lines) + "\n\n" + table
 
 
 def differences(old: Record, new: Record) -> list[str]:
     """What differs in app, hardware, data and settings, a line each."""
-    found = [] if old["app"] == new["app"] else [f"app: was {old['app']}, is {new['app']}"]
+    found = changes("app", {"name": old["app"]}, {"name": new["app"]})
     for part in ("machine", "data", "settings"):
-        for key in (old[part].keys() | new[part].keys()) - {"memory_bytes", "summary"}:
-            before, after = old[part].get(key), new[part].get(key)
-            if before != after:
-                found.append(f"{part}: {key} was {before}, is {after}")
+        found += changes(part, old[part], new[part])
     return sorted(found)
 
 
-def tables(old: Record, new: Record) -> str:
-    """Candidates and stages that both have, with the ratio of the new to the old."""
-    rows = [["", "images/s old", "new", "ratio", "CPU ms/image old", "new", "ratio", "peak MB old", "new"]]
-    before, after = (summary.succeeded(each["candidates"]) for each in (old, new))
-    for name in [name for name in before if name in after]:
-        pair = before[name], after[name]
-        row = [name]
-        for key in ("images_per_second", "cpu_ms_per_image"):
-            first, second = (each[key]["median"] for each in pair)
-            row += [f"{first:.4g}", f"{second:.4g}", f"{second / first:.2f}"]
-        rows.append([*row, *(f"{each['peak_bytes'] / 1e6:.0f}" for each in pair)])
-    stages = [["CPU ms/image by stage", "old", "new", "ratio"]]
-    before, after = _stage_costs(old), _stage_costs(new)
-    for name in [name for name in before if name in after]:
-        ratio = f"{after[name] / before[name]:.2f}" if before[name] > 0 and after[name] > 0 else ""
-        stages.append([name, f"{before[name]:.2f}", f"{after[name]:.2f}", ratio])
-    found = [report.align(each) for each in (rows, stages) if len(each) > 1]
-    return "\n\n".join(found) or "nothing that both have measured"
+def changes(part: str, old: Record, new: Record) -> list[str]:
+    """The values that are not the same, a line each."""
+    keys = (old.keys() | new.keys()) - {"memory_bytes", "summary"}
+    return [
+        f"{part}: {key} was {old.get(key)}, is {new.get(key)}"
+        for key in sorted(keys)
+        if old.get(key) != new.get(key)
+    ]
 
 
-def _stage_costs(benchmark: Record) -> dict[str, float]:
-    """`LOADER: STAGE` -> CPU milliseconds an image, of the loaders whose stages were measured."""
-    return {
-        f"{name}: {stage['stage']}": stage["cpu_ms_per_image"]["median"]
-        for name, stages in benchmark["stages"].items()
-        if isinstance(stages, list)
-        for stage in stages
-    }
+def numbers(benchmark: Record) -> dict[str, float]:
+    """The medians of the candidates and stages that did not fail, by what they are."""
+    found = {}
+    for name, each in summary.succeeded(benchmark["candidates"]).items():
+        found[f"{name}: images/s"] = each["images_per_second"]["median"]
+        found[f"{name}: CPU ms/image"] = each["cpu_ms_per_image"]["median"]
+        found[f"{name}: peak MB"] = each["peak_bytes"] / 1e6
+    for name, stages in summary.succeeded(benchmark["stages"]).items():
+        for stage in stages:
+            found[f"{name}, {stage['stage']}: CPU ms/image"] = stage["cpu_ms_per_image"]["median"]
+    return found
 
 
 def main(*words: str) -> None:

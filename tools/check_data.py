@@ -35,7 +35,7 @@ def define_flags(fv: flags.FlagValues) -> None:
         flags.DEFINE_string(f"{prefix}annotations", None, f"{which}: COCO json.", flag_values=fv)
         flags.DEFINE_string(f"{prefix}file_pattern", None, f"{which}: glob of TFRecords.", flag_values=fv)
     flags.DEFINE_string("label_map", None, "Class names for TFRecords.", flag_values=fv)
-    shared_flags.define_image_flags(fv)
+    shared_flags.define(fv, shared_flags.Args, shared_flags.IMAGE_FLAGS)
     flags.DEFINE_bool("decode", False, "Check every pixel of every image.", flag_values=fv)
     flags.DEFINE_string("report", None, "Page (.html) or picture (.png) to write.", flag_values=fv)
     flags.DEFINE_string("image_size", "512", "N or HxW of the network, for the anchors.", flag_values=fv)

@@ -34,12 +34,12 @@ def main() -> None:
     refuse_idle_flags(flags.FLAGS)
     values = shared_flags.values(flags.FLAGS, define_flags)
     source, target = values.pop("from"), values.pop("to")
-    from common.datacheck.open_data import log_findings
+    from common.datacheck.open_data import log_issues
     from tools.conversion.convert import convert
 
     options = Options(**values)
     annotations, images_dir = convert(source, target, options)
-    log_findings(annotations.findings)
+    log_issues(annotations.issues)
     print(annotations.summary())
     print(f"{target}: {options.output}; images: {images_dir}")
 

@@ -27,6 +27,7 @@ from tools.imports import ROOT, closure, parse, python_files
 APPS = ("efficientdet", "yolov4")
 # What can be left out, and its files. {app} is the name of the app.
 PARTS = {
+    "datacheck": ("common/datacheck/*.py",),
     "tfrecord": ("common/datacheck/tfrecord*.py", "tools/conversion/coco_to_tfrecord.py"),
     "tf_pipeline": ("{app}/tf_*.py", "common/tf_readers.py"),
     "retinanet": ("{app}/retinanet*.py", "{app}/resnet.py", "{app}/mobilenet.py"),
@@ -36,10 +37,13 @@ PARTS = {
     "fit_anchors": ("{app}/fit_anchors.py", "{app}/anchor_*.py", "{app}/ap_ceiling.py"),
     "export": ("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
     "bench": ("{app}/bench.py", "tools/benchmark/*.py"),
-    "dry_run": ("tools/dry_run*.py",),
+    "dry_run": ("tools/dry_run*.py", "tools/replay_step.py"),
     "video": ("common/evaluation/video.py",),
     "submission": ("common/evaluation/submission.py",),
 }
+# Without the data check, its opener is replaced by the plain one, which has functions of the same names.
+CHECKED, PLAIN = "common/datacheck/open_data.py", "common/open_data.py"
+CHECKED_IMPORT = re.compile(r"from common\.datacheck(?= import open_data$|\.open_data import)", re.MULTILINE)
 # Programs that no import leads to: started as processes, or by the user.
 TOOLS = (
     *("tools/synthetic.py", "tools/dry_run_process.py", "tools/replay_step.py"),
@@ -75,18 +79,22 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
     for part in without:
         if part not in PARTS:
             raise errors.unknown("part", part, PARTS)
+    without = [*without, "tfrecord"] if "datacheck" in without else without  # TFRecords need the check's scan
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise errors.UserError(f"{directory} exists and is not an empty directory: name a new one")
     left_out = left_out_files(app, without)
     commands = [path for path in python_files(app) if path.count("/") == 1]
     entries = {*commands, *TOOLS} - left_out
     found = closure(sorted(entries), without=left_out)
+    if CHECKED in left_out:
+        found = (found | closure([PLAIN])) - {CHECKED}
+        if not any(path in left_out for path in found if path.startswith("common/datacheck/")):
+            found -= {"common/datacheck/__init__.py"}
+    kept = found - left_out
     product = sorted(found)
     for path in product:
-        _write(
-            directory / path, _stub(path, found - left_out) if path in left_out else (ROOT / path).read_text()
-        )
-    kept = found - left_out
+        text = _stub(path, kept) if path in left_out else (ROOT / path).read_text()
+        _write(directory / path, CHECKED_IMPORT.sub("from common", text) if CHECKED in left_out else text)
     for path in sorted(_tests(app, kept)):
         _write(directory / path, (ROOT / path).read_text())
         for beside in (ROOT / path).parent.glob("*.txt"):  # numbers that tests compare with

@@ -9,11 +9,11 @@ temporary directory; nothing is written to --output_dir.
 """
 
 import contextlib
-import csv
 import dataclasses
 import importlib
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import re
@@ -22,34 +22,57 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from common import hparams
 from common.args import Args
-from common.datacheck import images as image_files
 from common.datacheck.open_data import open_checked
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.loader import SYNTHETIC_IMAGES, steps_per_epoch
 from common.progress import log
-from common.sources import Source
 from common.training import checkpoint_files
-from common.training.setup import open_data
-from tools.conversion.coco_writer import write_coco
-from tools.dry_run_checks import DryRun, Session, report
+from common.training.input_feed import open_data
+from tools.dry_run_process import small_data, small_flags
 
-IMAGES_PER_PROCESS = 4  # and one more, so that the shards are uneven
-SIDE = 128  # pixels of the shorter side of the network input
-STRIDE = 32  # sides are multiples of it, as YOLOv4 requires
-MAX_BATCH = 2
-MAX_STEPS = 3
 EPOCHS = (2, 3)  # at the end of each session
-LOG_SECONDS = 10.0
 STOP_SECONDS = 15.0  # horovodrun kills its ranks 5 s after SIGTERM
+CHECKPOINTS = 3  # on the disk at once, at most: two that stay, one that is being written
 _PROCESS = pathlib.Path(__file__).with_name("dry_run_process.py")
+
+
+@dataclasses.dataclass
+class Session:
+    """What one start of all processes did.
+
+    Attributes:
+        flags: of the small run.
+        ranks: what each rank observed (dry_run_process.main), in the order of the ranks.
+        saved_step: of the newest whole checkpoint; None where there is none.
+        checkpoint_bytes: its size.
+    """
+
+    flags: Args
+    ranks: list[dict[str, Any]]
+    saved_step: int | None
+    checkpoint_bytes: int
+
+
+@dataclasses.dataclass
+class DryRun:
+    """All that the checks compare.
+
+    Attributes:
+        flags, config: of the real run.
+        images: of the real data.
+        sessions: the two.
+    """
+
+    flags: Args
+    config: Any
+    images: int
+    sessions: list[Session]
 
 
 def run(app: str, a: Args) -> None:
@@ -75,142 +98,143 @@ def run(app: str, a: Args) -> None:
         directory = pathlib.Path(name)
         log("dry run: checking all of the data")
         data = open_data(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=1)
-        size = data.train.size if data.train else SYNTHETIC_IMAGES
-        small, ids = _small_flags(a, config, size), {"train": [], "eval": []}
+        images = data.train.size if data.train else SYNTHETIC_IMAGES
+        small = small_flags(a, config, images) | {"output_dir": str(directory / "run")}
         for split, source in (("train", data.train), ("eval", data.evaluation)):
             if source:
-                flags, ids[split] = _small_data(directory / split, split, source, a.dry_run)
-                small |= flags
-        result = DryRun(
-            flags=a,
-            config=config,
-            images=size,
-            steps_per_epoch=a.steps_per_epoch
-            or steps_per_epoch(size, a.batch_size * a.dry_run, training=True),
-            sessions=[
-                _run_session(
-                    app, launcher, a.dry_run, directory, dataclasses.replace(a, **small, epochs=epochs)
-                )
-                for epochs in EPOCHS
-            ],
-            train_ids=ids["train"],
-            eval_ids=ids["eval"],
-        )
-        report(result)
+                small |= small_data(directory / split, split, source, a.dry_run)
+        flags = [dataclasses.replace(a, **small, epochs=epochs) for epochs in EPOCHS]
+        sessions = [_run_session(app, launcher, a.dry_run, directory, of_session) for of_session in flags]
+        report(DryRun(a, config, images, sessions))
 
 
-# --- small flags and data ---------------------------------------------------------------------------
+# --- what is compared -------------------------------------------------------------------------------------
 
 
-def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) of about the same shape with a shorter side of SIDE pixels, never larger.
+def report(dry: DryRun) -> None:
+    """Prints a line for each check: `ok      steps           6 on each rank, across one resume ...`.
 
-    >>> small_image_size((512, 512)), small_image_size((384, 640)), small_image_size((64, 96))
-    ((128, 128), (128, 224), (64, 96))
+    Raises:
+        UserError: a check failed.
     """
-    scale = SIDE / min(image_size)
-    if scale >= 1:
-        return image_size
-    return tuple(max(round(side * scale / STRIDE), 1) * STRIDE for side in image_size)
+    failed = []
+    for name, check in CHECKS.items():
+        problem, detail = check(dry)
+        print(f"{'FAILED' if problem else 'ok':8}{name:16}{problem or detail}")
+        failed += [name] * bool(problem)
+    if failed:
+        raise UserError(f"the dry run failed: {', '.join(failed)} (the lines above show what was found)")
 
 
-def _small_flags(a: Args, config: Any, size: int) -> dict[str, Any]:
-    """The flags that differ from the real ones, the data apart."""
-    processes, batch = a.dry_run, min(a.batch_size, MAX_BATCH)
-    images = min(size, IMAGES_PER_PROCESS * processes + 1)
-    height, width = small_image_size(config.image_size)
-    small = {
-        "dry_run": None,
-        "image_size": f"{height}x{width}",
-        "batch_size": batch,
-        "steps_per_epoch": max(min(images // (processes * batch), MAX_STEPS), 1),
-        "accumulate_steps": min(a.accumulate_steps, 2),
-        "eval_every": 1,
-        "eval_every_steps": 0,
-        "patience": 0,
-        "save_every": 1,
-        "num_threads": 1,
-        "prefetch": 1,
-        "pipeline_type": a.pipeline_type if a.pipeline_type in ("tensorflow", "synthetic") else "dali_cpu",
-        "dali_device_id": None,
-        "overwrite": False,
-        "step_timeout": 600.0,  # the first step compiles, and the processes share the CPUs
-        "elastic": False,
-        # One process needs no Horovod, which a laptop may not have.
-        "strategy": "horovod" if processes > 1 else "none",
-        "compression": a.compression if processes > 1 else "none",
-    }
-    if a.strategy in ("mirrored", "multi_worker"):
-        log(f"dry run: {processes} processes stand for the devices of --strategy={a.strategy}")
-    if getattr(config, "close_mosaic", 0):
-        small["close_mosaic"] = 1  # one epoch with mosaic and one without
-    return small
+def _check_steps(dry: DryRun) -> tuple[str, str]:
+    """All ranks take the same steps, and the second session continues where the first ended."""
+    problem, done = "", 0
+    for session in dry.sessions:
+        wanted = list(range(done + 1, session.flags.epochs * session.flags.steps_per_epoch + 1))
+        taken, done = [rank["steps"] for rank in session.ranks], wanted[-1]
+        if any(steps != wanted for steps in taken):
+            problem = f"the ranks took steps {taken}, not {wanted}"
+    a = dry.flags
+    real = a.steps_per_epoch or steps_per_epoch(dry.images, a.batch_size * a.dry_run, training=True)
+    return problem, (
+        f"{done} on each rank, across one resume; the real run: {real} an epoch x {a.dry_run} ranks x "
+        f"{a.batch_size} images = {real * a.dry_run * a.batch_size} of {dry.images}"
+    )
 
 
-def _small_data(
-    directory: pathlib.Path, split: str, source: Source, processes: int
-) -> tuple[dict[str, Any], list[int]]:
-    """Writes the first images that have objects as files with a COCO json of all categories.
-
-    Returns:
-        The flags that name them, and their image ids.
-    """
-    annotations = source.annotations
-    count = min(source.size, IMAGES_PER_PROCESS * processes + 1)
-    empty = np.diff(annotations.target_boxes.row_splits) == 0
-    rows = np.sort(np.argsort(empty, kind="stable")[:count])
-    images = directory / "images"
-    images.mkdir(parents=True)
-    names = []
-    for row in rows.tolist():
-        encoded = source.encoded(row)
-        names.append(f"{row}.{image_files.inspect(encoded).image_format.lower()}")
-        (images / names[-1]).write_bytes(encoded)
-    kept = np.zeros(source.size, bool)
-    kept[rows] = True
-    selected = annotations.select(kept)
-    selected.file_names[:] = names
-    write_coco(selected, directory / "instances.json")
-    flags = {
-        "input_type": "coco",
-        "label_map": None,
-        f"{split}_images": str(images),
-        f"{split}_annotations": str(directory / "instances.json"),
-        f"{split}_file_pattern": None,
-    }
-    return flags, [int(image_id) for image_id in selected.image_ids]
+def _check_sharding(dry: DryRun) -> tuple[str, str]:
+    """No image of an epoch is trained on twice, on one rank or on two."""
+    if dry.flags.pipeline_type == "synthetic":
+        return "", "synthetic data: no shards"
+    ids = sorted(image for rank in dry.sessions[0].ranks for image in rank["image_ids"])
+    problem = f"an image of the epoch {ids} comes twice" if len(set(ids)) < len(ids) else ""
+    return problem, f"{len(ids)} different images in an epoch"
 
 
-# --- processes --------------------------------------------------------------------------------------
+def _check_learning_rate(dry: DryRun) -> tuple[str, str]:
+    """The schedule's peak is the recipe's rate, scaled by the images of an update."""
+    config, small = dry.config, dry.sessions[0].flags
+
+    def peak(flags: Args) -> tuple[int, float]:
+        effective_batch = dry.flags.dry_run * flags.batch_size * max(flags.accumulate_steps, 1)
+        return effective_batch, config.learning_rate / config.reference_batch * effective_batch
+
+    peaks = [rank["peak"] for session in dry.sessions for rank in session.ranks]
+    right = all(math.isclose(found, peak(small)[1], rel_tol=1e-6) for found in peaks)
+    problem = "" if right else f"the peaks of the ranks are {peaks} instead of {peak(small)[1]:g}"
+    effective_batch, rate = peak(dry.flags)
+    return problem, (
+        f"the real run: {config.learning_rate:g} x {effective_batch} images an update / "
+        f"{config.reference_batch} = {rate:.6g}"
+    )
+
+
+def _check_weights(dry: DryRun) -> tuple[str, str]:
+    """After the last step all ranks have the same trainable weights, bit for bit."""
+    hashes = [[rank["weights"] for rank in session.ranks] for session in dry.sessions]
+    same = all(len(set(of_ranks)) == 1 for of_ranks in hashes)
+    values, compression = dry.sessions[0].ranks[0]["trainable_values"], dry.flags.compression
+    megabytes = values * (2 if compression == "fp16" else 4) / 1e6
+    problem = "" if same else f"the ranks' weights differ; their hashes are {hashes}"
+    return problem, (
+        f"{values:,} trainable values are the same on {dry.flags.dry_run} ranks; gradients: "
+        f"{megabytes:.1f} MB a step and rank (--compression={compression})"
+    )
+
+
+def _check_evaluation(dry: DryRun) -> tuple[str, str]:
+    """All ranks have the same AP. (An evaluation fails unless each image is seen on one rank.)"""
+    scores = [[rank["AP"] for rank in session.ranks] for session in dry.sessions]
+    problem = "" if all(len(set(of_ranks)) == 1 for of_ranks in scores) else f"the APs are {scores}"
+    if scores[-1][0] is None:
+        return problem, "none: there are no evaluation data"
+    return problem, f"each image once; AP {scores[-1][0]:.3f} on every rank"
+
+
+def _check_saving(dry: DryRun) -> tuple[str, str]:
+    """The newest checkpoint is of the last step, and --output_dir has room for the real ones."""
+    problem, last, path = "", dry.sessions[-1], pathlib.Path(dry.flags.output_dir).absolute()
+    for session in dry.sessions:
+        wanted = session.flags.epochs * session.flags.steps_per_epoch
+        if session.saved_step != wanted:
+            problem = f"the newest checkpoint is of step {session.saved_step} instead of {wanted}"
+    place = next((parent for parent in (path, *path.parents) if parent.exists()), path)
+    size, free = last.checkpoint_bytes / 1e6, shutil.disk_usage(place).free / 1e6
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        problem = f"--output_dir={dry.flags.output_dir}: {place} cannot be written to"
+    elif free < CHECKPOINTS * size:
+        problem = f"{place} has {free:.0f} MB free, and checkpoints take {CHECKPOINTS} times {size:.0f} MB"
+    return problem, f"{size:.1f} MB a checkpoint; {free:,.0f} MB free at --output_dir"
+
+
+CHECKS: dict[str, Callable[[DryRun], tuple[str, str]]] = {  # -> (problem, or ""; what to report)
+    "steps": _check_steps,
+    "sharding": _check_sharding,
+    "learning rate": _check_learning_rate,
+    "weights": _check_weights,
+    "evaluation": _check_evaluation,
+    "saving": _check_saving,
+}
+
+# --- processes --------------------------------------------------------------------------------------------
 
 
 def _launcher(processes: int) -> list[str]:
     """The words before `python tools/dry_run_process.py`."""
     if processes == 1:
         return []
-    beside = pathlib.Path(sys.executable).with_name("horovodrun")
-    found = str(beside) if beside.exists() else shutil.which("horovodrun")
-    if not found or importlib.util.find_spec("horovod") is None:
-        raise UserError(
-            f"--dry_run={processes} needs Horovod, which is not installed: run `make horovod`, or use "
-            "--dry_run=1"
-        )
-    return [found, "--gloo", "-np", str(processes), "-H", f"localhost:{processes}"]
+    horovodrun = pathlib.Path(sys.executable).with_name("horovodrun")
+    if not horovodrun.exists() or importlib.util.find_spec("horovod") is None:
+        raise UserError(f"--dry_run={processes} needs Horovod: run `make horovod`, or use --dry_run=1")
+    return [str(horovodrun), "--gloo", "-np", str(processes), "-H", f"localhost:{processes}"]
 
 
-def _run_session(
-    app: str, launcher: list[str], processes: int, directory: pathlib.Path, flags: Args
-) -> Session:
-    """Runs all processes to epoch `flags.epochs`, and collects what they and the run directory hold."""
-    records, output = directory / f"to_epoch_{flags.epochs}", directory / "run"
+def _run_session(app: str, launcher: list[str], processes: int, directory: pathlib.Path, a: Args) -> Session:
+    """Runs all processes to the end of an epoch, and collects what they and the run directory hold."""
+    records = directory / f"to_epoch_{a.epochs}"
     records.mkdir()
-    flags = dataclasses.replace(flags, output_dir=str(output))
-    spec = {"app": app, "flags": dataclasses.asdict(flags)}
-    (records / "spec.json").write_text(json.dumps(spec))
-    log(
-        f"dry run: {processes} processes train {flags.model_name} at {flags.image_size} to epoch "
-        f"{flags.epochs}, {flags.steps_per_epoch} steps each"
-    )
+    (records / "spec.json").write_text(json.dumps({"app": app, "flags": dataclasses.asdict(a)}))
+    log(f"dry run: {processes} processes train {a.model_name} at {a.image_size} to epoch {a.epochs}")
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "",
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -218,40 +242,27 @@ def _run_session(
         "XDG_CACHE_HOME": str(directory / "cache"),
     }
     command = [*launcher, sys.executable, str(_PROCESS), str(records / "spec.json")]
-    code = _wait(command, environment, records / "log.txt")
+    code = _run_processes(command, environment, records / "log.txt")
     files = [records / f"rank_{rank}.json" for rank in range(processes)]
     if code or not all(file.exists() for file in files):
         raise _failure((records / "log.txt").read_text(errors="replace"), code)
-    with (output / "results.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    found = checkpoint_files.newest(output / "checkpoints")
+    found = checkpoint_files.newest(pathlib.Path(a.output_dir, "checkpoints"))
     return Session(
-        flags=flags,
+        flags=a,
         ranks=[json.loads(file.read_bytes()) for file in files],
-        rows=rows,
-        state=checkpoint_files.read_manifest(found.path)["state"] if found else None,
-        checkpoint_bytes=sum(file.stat().st_size for file in found.path.iterdir()) if found else 0,
+        saved_step=checkpoint_files.read_manifest(found)["state"]["step"] if found else None,
+        checkpoint_bytes=sum(file.stat().st_size for file in found.iterdir()) if found else 0,
     )
 
 
-def _wait(command: list[str], environment: dict[str, str], log_file: pathlib.Path) -> int:
-    """Runs the processes to their end, with a line from time to time. Their exit code."""
+def _run_processes(command: list[str], environment: dict[str, str], log_file: pathlib.Path) -> int:
+    """Runs the processes to their end, whatever ends this one. Their exit code."""
     with log_file.open("wb") as stream:
         process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
         )
-    start = time.monotonic()
     try:
-        while True:
-            try:
-                return process.wait(timeout=LOG_SECONDS)
-            except subprocess.TimeoutExpired:
-                log(f"  {time.monotonic() - start:.0f} s")
+        return process.wait()
     finally:
         if process.poll() is None:
             process.terminate()
@@ -263,15 +274,8 @@ def _wait(command: list[str], environment: dict[str, str], log_file: pathlib.Pat
 
 
 def _failure(text: str, code: int) -> Exception:
-    """The error of the rank that failed first, from the output of all."""
-    rank_lines = re.compile(r"^\[(\d+)\]<std(?:err|out)>:")  # horovodrun's prefix
-    first = re.search(rf"^(?:{rank_lines.pattern[1:]})?(error:|Traceback)(.*)$", text, re.MULTILINE)
-    if not first:
-        lines = [line for line in text.splitlines() if line.strip()]
-        return UserError(f"the dry run ended too early (exit code {code}): {(lines or ['no output'])[-1]}")
-    if first[2] == "error:":
-        return UserError(first[3].strip())
-    own = [line for line in text[first.start() :].splitlines() if line.startswith(first[0].split("Tr")[0])]
-    return RuntimeError(
-        "in a process of the dry run:\n" + "\n".join(rank_lines.sub("", line) for line in own)
-    )
+    """The error of the rank that failed first, from the output of all: lines that begin with the rank."""
+    first = re.search(r"^(?:\[\d+\]<std(?:err|out)>:)?(error: |Traceback)(.*)$", text, re.MULTILINE)
+    if first and first[1] == "error: ":
+        return UserError(first[2])
+    return RuntimeError(f"the dry run ended with exit code {code}:\n{text[first.start() if first else 0 :]}")

@@ -1,4 +1,4 @@
-"""One process of a dry run; dry_run.py starts them.
+"""The small run of `--dry_run`: its flags and data; and, as a command, one of its processes.
 
     horovodrun -np 2 python tools/dry_run_process.py SPEC.json
 
@@ -7,105 +7,126 @@ Trains under the flags in SPEC.json and writes what it observed to `rank_<rank>.
 
 import hashlib
 import importlib
+import io
 import json
 import pathlib
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 import numpy as np
+import PIL.Image
 
 from common import errors
+from common.args import Args
 from common.distributed.hooks import Hooks
-from common.loader import BaseLoader
-from common.training import checkpoint_files, weights
-from common.training.optimizers import last_learning_rate
+from common.sources import Source
 from common.training.run import Run
+from tools.conversion.coco_writer import write_coco
+
+IMAGES_PER_PROCESS = 4  # and one more, so that the shards are uneven
+SIDE = 128  # pixels of the shorter side of the network input
+STRIDE = 32  # sides are multiples of it, as YOLOv4 requires
+MAX_BATCH = 2
+MAX_STEPS = 3
 
 
-class Observer:
-    """Notes what a run does, by its hooks.
+def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
+    """(height, width) of about the same shape with a shorter side of SIDE pixels, never larger.
 
-    Attributes:
-        run: the run, once it is started.
-        steps: number of each step.
-        image_ids: of each step's batch, by the number of epochs done.
-        rates: learning rate of each step.
-        evaluated: image ids of each evaluation.
+    >>> small_image_size((512, 512)), small_image_size((384, 640)), small_image_size((64, 96))
+    ((128, 128), (128, 224), (64, 96))
     """
-
-    def __init__(self) -> None:
-        self.run: Run | None = None
-        self.steps: list[int] = []
-        self.image_ids: dict[int, list[int]] = {}
-        self.rates: list[float] = []
-        self.evaluated: list[list[int]] = []
-
-    def on_start(self, run: Run) -> None:
-        self.run = run
-
-    def on_step(self, run: Run, images: Any, targets: Any) -> None:
-        self.steps.append(run.state["step"])
-        self.image_ids.setdefault(run.state["epoch"], []).extend(np.ravel(targets["image_ids"]).tolist())
-        self.rates.append(last_learning_rate(run.optimizer))
-
-    def wrap_eval_loader(self, loader: BaseLoader) -> "ObservedLoader":
-        return ObservedLoader(loader, self.evaluated)
+    scale = SIDE / min(image_size)
+    if scale >= 1:
+        return image_size
+    return tuple(max(round(side * scale / STRIDE), 1) * STRIDE for side in image_size)
 
 
-class ObservedLoader:
-    """An evaluation loader that notes the image ids of each pass in `evaluated`."""
+def small_flags(a: Args, config: Any, size: int) -> dict[str, Any]:
+    """The flags that differ from the real ones, the data apart."""
+    processes, batch = a.dry_run, min(a.batch_size, MAX_BATCH)
+    images = min(size, IMAGES_PER_PROCESS * processes + 1)
+    height, width = small_image_size(config.image_size)
+    small = {
+        "dry_run": None,
+        "image_size": f"{height}x{width}",
+        "batch_size": batch,
+        "steps_per_epoch": max(min(images // (processes * batch), MAX_STEPS), 1),
+        "accumulate_steps": min(a.accumulate_steps, 2),
+        "eval_every": 1,
+        "eval_every_steps": 0,
+        "patience": 0,
+        "save_every": 1,
+        "num_threads": 1,
+        "prefetch": 1,
+        "pipeline_type": a.pipeline_type if a.pipeline_type in ("tensorflow", "synthetic") else "dali_cpu",
+        "dali_device_id": None,
+        "overwrite": False,
+        "step_timeout": 600.0,  # the first step compiles, and the processes share the CPUs
+        "elastic": False,
+        # One process needs no Horovod, which a laptop may not have.
+        "strategy": "horovod" if processes > 1 else "none",
+        "compression": a.compression if processes > 1 else "none",
+    }
+    if getattr(config, "close_mosaic", 0):
+        small["close_mosaic"] = 1  # one epoch with mosaic and one without
+    return small
 
-    def __init__(self, loader: BaseLoader, evaluated: list[list[int]]) -> None:
-        self._loader, self._evaluated = loader, evaluated
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def dataset(self) -> Iterator[Any]:
-        """(images, extra), as the loader gives them."""
-        self._evaluated.append([])
-        for images, extra in self._loader.dataset():
-            ids = [*self._evaluated[-1], *extra["image_ids"].numpy().tolist()]
-            self._evaluated[-1] = sorted(set(ids))  # the last batch is padded with repeats
-            yield images, extra
+def small_data(directory: pathlib.Path, split: str, source: Source, processes: int) -> dict[str, Any]:
+    """Writes the first images that have objects as files with a COCO json. The flags that name them."""
+    annotations = source.annotations
+    empty = np.diff(annotations.target_boxes.row_splits) == 0
+    rows = np.sort(np.argsort(empty, kind="stable")[: IMAGES_PER_PROCESS * processes + 1])
+    images = directory / "images"
+    images.mkdir(parents=True)
+    names = []
+    for row in rows.tolist():
+        encoded = source.encoded(row)
+        names.append(f"{row}.{PIL.Image.open(io.BytesIO(encoded)).format.lower()}")
+        (images / names[-1]).write_bytes(encoded)
+    selected = annotations.select(np.isin(np.arange(source.size), rows))
+    selected.file_names[:] = names
+    write_coco(selected, directory / "instances.json")
+    return {
+        "input_type": "coco",
+        "label_map": None,
+        f"{split}_images": str(images),
+        f"{split}_annotations": str(directory / "instances.json"),
+        f"{split}_file_pattern": None,
+    }
 
 
 def main(spec_file: str) -> None:
     """Trains and writes what this rank observed."""
     spec = json.loads(pathlib.Path(spec_file).read_bytes())
-    module = importlib.import_module(f"{spec['app']}.train")
-    observer = Observer()
-    hooks = Hooks(
-        on_start=observer.on_start, on_step=observer.on_step, wrap_eval_loader=observer.wrap_eval_loader
-    )
-    a = module.Args(**spec["flags"])
-    metrics = module.train(a, hooks)
-    run = observer.run
-    optimizer = getattr(run.optimizer, "inner_optimizer", run.optimizer)
-    sha = hashlib.sha256()
-    for variable in run.model.trainable_variables:
-        sha.update(np.ascontiguousarray(variable).tobytes())
+    train = importlib.import_module(f"{spec['app']}.train")
+    runs: list[Run] = []
+    steps: list[int] = []
+    image_ids: list[int] = []  # of the first epoch
+
+    def on_step(run: Run, images: Any, targets: Any) -> None:
+        runs.append(run)
+        steps.append(run.state["step"])
+        if run.state["epoch"] == 0:
+            image_ids.extend(np.ravel(targets["image_ids"]).tolist())
+
+    metrics = train.train(train.Args(**spec["flags"]), Hooks(on_step=on_step))
+    model, rank = runs[0].model, runs[0].ranks.rank
+    optimizer = getattr(runs[0].optimizer, "inner_optimizer", runs[0].optimizer)
+    trained = b"".join(np.asarray(variable).tobytes() for variable in model.trainable_variables)
     record = {
-        "rank": run.ranks.rank,
-        "world_size": run.ranks.world_size,
-        "versions": checkpoint_files.versions(),
-        "steps": observer.steps,
-        "image_ids": list(observer.image_ids.values()),
+        "steps": steps,
+        "image_ids": image_ids,
         "peak": float(optimizer._learning_rate.peak),
-        "rates": observer.rates,
-        "evaluated": observer.evaluated,
         "AP": metrics and metrics["AP"],
-        "weights": sha.hexdigest(),
-        "trainable_values": sum(int(np.prod(v.shape)) for v in run.model.trainable_variables),
+        "weights": hashlib.sha256(trained).hexdigest(),
+        "trainable_values": sum(int(np.prod(v.shape)) for v in model.trainable_variables),
     }
-    if run.ranks.rank == 0:
-        for name in (weights.LAST, *([weights.BEST] if metrics else [])):
-            weights.load(run.model, pathlib.Path(a.output_dir, name))
-    pathlib.Path(spec_file).with_name(f"rank_{run.ranks.rank}.json").write_text(json.dumps(record))
+    pathlib.Path(spec_file).with_name(f"rank_{rank}.json").write_text(json.dumps(record))
 
 
 if __name__ == "__main__":

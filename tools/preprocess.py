@@ -44,7 +44,7 @@ __all__ = ["Preprocessor", "open_image_source", "preprocess"]
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """The flags of this command, beside those of `define_batch_flags`."""
+    """The flags of this command, beside those of `args.BATCH_FLAGS`."""
 
     source: str = flag("files", "Kind of --input.", choices=list(KINDS))
     input: str | None = flag(None, "A directory, file or glob; for external FILE.py:name or module:name.")
@@ -75,7 +75,7 @@ class Args:
 def define_flags(fv: flags.FlagValues) -> None:
     """All flags of this command."""
     shared_flags.define(fv, Args)
-    shared_flags.define_batch_flags(fv)
+    shared_flags.define(fv, shared_flags.Args, shared_flags.BATCH_FLAGS)
 
 
 def preprocess(a: types.SimpleNamespace) -> None:

@@ -45,7 +45,7 @@ SAME = 2.5  # levels: other decoders, and filters that average over the same pix
 
 @dataclasses.dataclass(frozen=True)
 class BenchArgs(measuring.RoundArgs):
-    """The flags, besides those of measuring.RoundArgs and of reading images (args.define_batch_flags)."""
+    """The flags, besides those of measuring.RoundArgs and of reading images (args.BATCH_FLAGS)."""
 
     input: str | None = flag(None, "Directory, file or glob of images. Default: they are drawn.")
     ops: str = flag(OPS, "Chain of operators, as in preprocess.py.")
@@ -57,7 +57,7 @@ class BenchArgs(measuring.RoundArgs):
 def define_flags(fv: flags.FlagValues) -> None:
     """All flags of this command."""
     shared_flags.define(fv, BenchArgs)
-    shared_flags.define_batch_flags(fv)
+    shared_flags.define(fv, shared_flags.Args, shared_flags.BATCH_FLAGS)
     fv.set_default("batch_size", 32)
 
 

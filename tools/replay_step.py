@@ -3,7 +3,7 @@
     python tools/replay_step.py runs/mine/skipped/step_00000123.npz
 
 Nothing else is needed: the file holds images, targets, weights and the model's configuration
-(common/training/skipped_batch.py).
+(common/training/results.py).
 """
 
 import functools
@@ -26,21 +26,18 @@ from common import errors, hparams
 from common.errors import UserError
 from common.progress import log
 from common.training.fine_tuning import freeze
-from common.training.skipped_batch import SkippedStep, read_batch
+from common.training.results import SkippedStep, read_skipped
 
 APPS = ("efficientdet", "yolov4")
 SHOWN = 8  # lines of a kind
+LossValues = Callable[[tf.Tensor, dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
 
-def replay(
-    skipped: SkippedStep,
-    model: keras.Model,
-    loss_values: Callable[[tf.Tensor, dict[str, tf.Tensor]], dict[str, tf.Tensor]],
-) -> str:
+def replay(skipped: SkippedStep, model: keras.Model, loss_values: LossValues) -> str:
     """Runs the step again, without an update, and finds where numbers stop being finite.
 
     Args:
-        skipped: what `read_batch` returned.
+        skipped: what `read_skipped` returned.
         model: as it was built for that run; it gets the weights of the file.
         loss_values: (images, targets) -> scalars, "loss" among them, of the model in training.
 
@@ -50,34 +47,28 @@ def replay(
     Raises:
         UserError: the weights are of another model.
     """
-    shapes = [tuple(variable.shape) for variable in model.variables]
-    if shapes != [weight.shape for weight in skipped.weights]:
-        raise UserError("the file's weights do not fit the model: it was written by another version")
-    for variable, weight in zip(model.variables, skipped.weights, strict=True):
-        variable.assign(weight)
+    try:
+        for variable, weight in zip(model.variables, skipped.weights, strict=True):
+            variable.assign(weight)
+    except ValueError as error:
+        raise UserError("the file's weights do not fit the model: it is of another version") from error
     images = tf.constant(skipped.images)
     targets = {name: tf.constant(value) for name, value in skipped.targets.items()}
-    metadata = skipped.metadata
-    ids = ", ".join(str(int(i)) for i in np.ravel(skipped.targets["image_ids"]))
-    lines = [f"step {metadata['step']} of rank {metadata['rank']}, image ids {ids}"]
-    lines += _not_finite("input", {"images": skipped.images, **skipped.targets})
-    lines += _not_finite("weight", {v.path: v.numpy() for v in model.variables})
-    outputs = [layer.output for layer in model.layers]
-    activations = keras.Model(model.inputs, outputs)(images, training=True)
-    layers = {layer.name: value for layer, value in zip(model.layers, activations, strict=True)}
-    lines += _not_finite(
-        "output of layer", {name: tf.nest.flatten(value)[0] for name, value in layers.items()}
-    )
-    for variable, weight in zip(model.variables, skipped.weights, strict=True):
-        variable.assign(weight)  # the forward pass moved the statistics
+    about, ids = skipped.metadata, np.ravel(skipped.targets["image_ids"])
+    lines = [f"step {about['step']} of rank {about['rank']}, image ids {', '.join(map(str, ids.tolist()))}"]
+    lines += _not_finite("input", {"images": images, **targets})
+    lines += _not_finite("weight", {v.path: v.value for v in model.variables})
     with tf.GradientTape() as tape:
         values = loss_values(images, targets)
     gradients = tape.gradient(values["loss"], model.trainable_variables)
+    found = {v.path: g for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None}
+    outputs = keras.Model(model.inputs, [layer.output for layer in model.layers])(images, training=True)
+    layers = zip(model.layers, outputs, strict=True)
+    lines += _not_finite("output of layer", {layer.name: tf.nest.flatten(y)[0] for layer, y in layers})
     lines += [f"{name} = {float(value):.6g}" for name, value in values.items()]
-    named = zip(model.trainable_variables, gradients, strict=True)
-    lines += _not_finite("gradient of", {v.path: g for v, g in named if g is not None})
+    lines += _not_finite("gradient of", found)
     if all(np.isfinite(float(value)) for value in values.values()):
-        norm = float(tf.linalg.global_norm([gradient for gradient in gradients if gradient is not None]))
+        norm = float(tf.linalg.global_norm(list(found.values())))
         lines.append(f"the loss is finite here; the norm of the gradients is {norm:.6g}")
     return "\n".join(lines)
 
@@ -86,12 +77,9 @@ def _not_finite(kind: str, tensors: Mapping[str, Any]) -> list[str]:
     """Lines about the tensors that are not finite, the first few."""
     lines = []
     for name, tensor in tensors.items():
-        array = np.asarray(tf.cast(tensor, tf.float32)) if not isinstance(tensor, np.ndarray) else tensor
-        if not np.issubdtype(array.dtype, np.floating):
-            continue
-        bad = int((~np.isfinite(array)).sum())
-        if bad:
-            lines.append(f"{kind} {name}: {bad} of {array.size} numbers are not finite")
+        finite = np.isfinite(tf.cast(tensor, tf.float32))
+        if not finite.all():
+            lines.append(f"{kind} {name}: {(~finite).sum()} of {finite.size} numbers are not finite")
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     return lines[:SHOWN] + more
 
@@ -100,7 +88,7 @@ def main(*files: str) -> None:
     """Prints the lines of `replay` for the file of a skipped step."""
     if len(files) != 1:
         raise UserError(f"{len(files)} files: give one, python tools/replay_step.py FILE")
-    skipped = read_batch(files[0])
+    skipped = read_skipped(files[0])
     metadata = skipped.metadata
     app = metadata.get("app")
     if app not in APPS:
@@ -108,10 +96,10 @@ def main(*files: str) -> None:
     train, table = importlib.import_module(f"{app}.train"), importlib.import_module(f"{app}.config")
     row = table.get_config(metadata["config"]["model_name"])
     config = hparams.from_json(type(row), metadata["config"])
-    keras.mixed_precision.set_global_policy(metadata["precision"])
+    keras.mixed_precision.set_global_policy(metadata["recipe"]["precision"])
     model = train.make_model(config, metadata["num_classes"])
-    if metadata["freeze"]:
-        log(freeze(model, metadata["freeze"]))
+    if metadata["recipe"].get("freeze"):
+        log(freeze(model, metadata["recipe"]["freeze"]))
     print(replay(skipped, model, functools.partial(train.loss_values, model, config)))
 
 

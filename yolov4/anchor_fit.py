@@ -13,9 +13,9 @@ STARTS = 10  # k-means ends in the nearest optimum, so the best of several
 MAX_ROUNDS = 200
 
 REACHED_IOU = 0.5  # an anchor reaches a box where their IoU is above this
-MARGIN = 0.02  # of the mean IoU or of the share of boxes reached: less is not worth other anchors
+MARGIN = 0.02  # of the mean IoU: less is not worth other anchors
 MIN_ERRORS = 2.0  # and the gain must be this many standard errors
-MAX_FALL = 0.01  # of the other of the two numbers: one box in a hundred decides nothing
+MAX_FALL = 0.01  # of the share of boxes reached: one box in a hundred decides nothing
 MIN_BOXES = 20  # of fewer even the standard error is not known
 
 
@@ -44,24 +44,21 @@ class Fit:
         return f"mean best IoU {self.mean_iou:.3f}, {100 * self.reached:.1f} % of the boxes reached at 0.5"
 
 
-def beats(new_iou: np.ndarray, old_iou: np.ndarray, *, by_reach: bool) -> bool:
+def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
     """Whether new anchors fit the same boxes better than the old ones, beyond the noise.
 
-    The gain is at least MARGIN and MIN_ERRORS standard errors. The other number must not fall by more than
-    MAX_FALL.
+    The mean IoU gains at least MARGIN and MIN_ERRORS standard errors. The share of boxes reached must not
+    fall by more than MAX_FALL.
 
     Args:
         new_iou, old_iou: float (N,), the IoU of each box with its best anchor.
-        by_reach: the share of boxes reached must gain, because a box that no anchor reaches has only one
-            anchor to train; False: the mean IoU, where every box trains its best anchor in any case.
     """
     if len(old_iou) < MIN_BOXES:
         return False
-    iou = np.subtract(new_iou, old_iou, dtype=np.float64)
-    reach = np.subtract(new_iou > REACHED_IOU, old_iou > REACHED_IOU, dtype=np.float64)
-    gaining, other = (reach, iou) if by_reach else (iou, reach)
-    error = float(gaining.std(ddof=1)) / len(gaining) ** 0.5
-    return float(gaining.mean()) >= max(MARGIN, MIN_ERRORS * error) and float(other.mean()) >= -MAX_FALL
+    gain = np.subtract(new_iou, old_iou, dtype=np.float64)
+    error = float(gain.std(ddof=1)) / len(gain) ** 0.5
+    fall = (old_iou > REACHED_IOU).mean() - (new_iou > REACHED_IOU).mean()
+    return bool(gain.mean() >= max(MARGIN, MIN_ERRORS * error) and fall <= MAX_FALL)
 
 
 def split(box_image: np.ndarray, random: np.random.Generator) -> np.ndarray:

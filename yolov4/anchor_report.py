@@ -7,6 +7,7 @@ Boxes are assigned by targets.py; images are whole, stretched or letterboxed as 
 import dataclasses
 
 import numpy as np
+import tensorflow as tf
 
 from common.annotations import Annotations
 from yolov4 import ap_ceiling
@@ -72,20 +73,17 @@ def examine(
     classes = network.sample.target_boxes.classes[kept[owner >= 0]]
     detected = np.unique(np.stack([kept[owner[owner >= 0]], classes]), axis=1)
     ceiling = ap_ceiling.score(network, *detected)
-    reasons: tuple[str, ...] = ()
-    if ceiling["AP"] < ap_ceiling.PERFECT:
-        counts = {
-            "without a head": np.count_nonzero(owner < 0),
-            "without a cell and anchor": np.count_nonzero(is_lost),
-        }
-        reasons = ap_ceiling.reasons(network, counts)
+    counts = {
+        "without a head": np.count_nonzero(owner < 0),
+        "without a cell and anchor": np.count_nonzero(is_lost),
+    }
     return AnchorReport(
         images=network.sample.num_images,
         boxes=network.num_true,
         unassigned=network.group(kept[owner < 0]),
         lost=network.group(kept[is_lost]),
         ceiling=ceiling,
-        reasons=reasons,
+        reasons=ap_ceiling.reasons(network, ceiling, counts),
     )
 
 
@@ -115,24 +113,22 @@ def _assigned(
     boxes: np.ndarray, image: np.ndarray, config: YOLOv4Config
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Every box with every prediction that it trains: box, prediction, whether it is the first; (T,) each."""
-    num_images = int(image.max(initial=-1)) + 1
-    starts = np.searchsorted(image, np.arange(num_images + 1))
-    slots = np.arange(len(boxes)) - starts[image]
     found = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool))]
-    for begin in range(0, num_images, BATCH):
-        end = min(begin + BATCH, num_images)
-        numbers = np.arange(starts[begin], starts[end])
-        place = image[numbers] - begin, slots[numbers]
-        shape = end - begin, int(slots[numbers].max(initial=0)) + 1
-        padded, classes = np.zeros((*shape, 4), np.float32), np.full(shape, -1, np.int32)
-        padded[place], classes[place] = boxes[numbers], 0  # boxes of all classes meet alike
+    for begin in range(0, int(image.max(initial=-1)) + 1, BATCH):
+        start, end = np.searchsorted(image, [begin, begin + BATCH])
+        ragged = tf.RaggedTensor.from_value_rowids(boxes[start:end], image[start:end] - begin, nrows=BATCH)
+        padded, is_box = ragged.to_tensor(), tf.sequence_mask(ragged.row_lengths())
+        classes = tf.where(is_box, 0, -1)  # boxes of all classes meet alike
         before = 0  # predictions of the heads before this one
         for head, stride in enumerate(config.strides):
             grid_size = tuple(side // stride for side in config.image_size)
             assignment = assign_targets(padded, classes, config, head, grid_size=grid_size, num_classes=1)
-            of_box, k = np.nonzero(assignment.assigned.numpy()[place])
-            cells, is_first = assignment.cells.numpy()[place], assignment.owner.numpy()[place]
-            found.append((numbers[of_box], before + cells[of_box, k].astype(np.int64), is_first[of_box, k]))
+            assigned, cells, is_first = (
+                tf.boolean_mask(values, is_box).numpy()  # (boxes of the batch, anchors of the head)
+                for values in (assignment.assigned, assignment.cells, assignment.owner)
+            )
+            of_box, k = np.nonzero(assigned)
+            found.append((start + of_box, before + cells[of_box, k].astype(np.int64), is_first[of_box, k]))
             before += grid_size[0] * grid_size[1] * config.anchors_per_location
     box, prediction, is_first = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return box, prediction, is_first

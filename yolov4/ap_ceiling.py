@@ -12,13 +12,11 @@ from keras import ops
 
 from common.annotations import Annotations
 from common.evaluation import coco_metrics
-from common.issues import KEPT
 from common.letterbox import boxes_to_letterbox, geometry
 
 NAMES = ("AP", "AP50", "APs", "APm", "APl")
 PERFECT = 0.9995  # is printed as 1.000
-MAX_PER_CLASS = 100  # detections of one class in one image that pycocotools counts
-LAST_IOU = 0.95  # of COCO's thresholds: a box of which less than this lies inside its image is missed there
+KEPT = 1000  # boxes that are put in words
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,13 +129,16 @@ def score(network: NetworkBoxes, numbers: np.ndarray, classes: np.ndarray) -> di
     """COCO's metrics of detections that are true boxes and all have the score 1.
 
     Args:
-        network: at least one box of the sample is not a crowd.
+        network: the sample.
         numbers: int (D,), the boxes that are detected, in its images.
         classes: int (D,), 0-based, as what each is detected.
 
     Returns:
-        NAMES -> value; coco_metrics.NO_TRUTH where there is no box of that size.
+        NAMES -> value; coco_metrics.NO_TRUTH where there is no box of that size. Empty where all boxes of the
+        sample are crowds.
     """
+    if not network.num_true:
+        return {}
     sample, image = network.sample, network.image[numbers]
     boxes = sample.target_boxes.boxes[numbers] * sample.image_sizes[image][:, [1, 0, 1, 0]]
     boxes_ltwh_px = np.concatenate([boxes[:, :2], _sides(boxes)], axis=1).astype(np.float64)
@@ -154,26 +155,17 @@ def score(network: NetworkBoxes, numbers: np.ndarray, classes: np.ndarray) -> di
     return {name: metrics[name] for name in NAMES}
 
 
-def reasons(network: NetworkBoxes, without_target: dict[str, int]) -> tuple[str, ...]:
-    """What keeps the ceiling below 1, in words with counts; `without_target` holds those of the anchors."""
-    sample = network.sample
-    is_true = ~sample.is_crowd
-    clipped, _ = sample.clipped_boxes
-    sizes = sample.image_sizes[sample.box_image][:, ::-1].astype(np.float64)
-    left_over = (_sides(clipped) * sizes).prod(axis=1)
-    whole = sample.boxes_ltwh_px[:, 2:].prod(axis=1)
-    cut = is_true & (left_over > 0) & (left_over < LAST_IOU * whole)
-    keys = np.stack([sample.box_image, sample.category_ids], axis=1)[is_true]
-    _, per_class = np.unique(keys, axis=0, return_counts=True)
+def reasons(
+    network: NetworkBoxes, ceiling: dict[str, float], without_target: dict[str, int]
+) -> tuple[str, ...]:
+    """What keeps a ceiling below 1, in words with counts; `without_target` holds those of the anchors."""
+    if ceiling.get("AP", 1.0) >= PERFECT:
+        return ()
     counts = {
         **without_target,
         "beyond max_instances": np.count_nonzero(network.over_limit),
         "smaller than min_box_size in the network": np.count_nonzero(network.too_small),
-        "without area in their image": sample.target_boxes.num_dropped,
-        "reaching far outside their image": np.count_nonzero(cut),
-        f"beyond the {MAX_PER_CLASS} of a class in an image that pycocotools counts": np.maximum(
-            per_class - MAX_PER_CLASS, 0
-        ).sum(),
+        "without area in their image": network.sample.target_boxes.num_dropped,
     }
     return tuple(f"{count:,} {what}" for what, count in counts.items() if count)
 
@@ -181,7 +173,7 @@ def reasons(network: NetworkBoxes, without_target: dict[str, int]) -> tuple[str,
 def ceiling_lines(ceiling: dict[str, float], why: tuple[str, ...]) -> list[str]:
     """The ceiling and its reasons, for people."""
     values = ", ".join(f"{name} {value:.3f}" for name, value in ceiling.items() if value >= 0)
-    lines = [f"AP ceiling, of perfect outputs: {values}"]
+    lines = [f"AP ceiling, of perfect outputs: {values or 'none, there is no box'}"]
     return [*lines, f"what is missing: {'; '.join(why)}"] if why else lines
 
 

@@ -21,7 +21,6 @@ from yolov4 import config, loaders, optimization, predict, train
 
 APP = App(
     name="yolov4",
-    model_name="yolov4",
     num_classes=80,
     stages={
         "read": "reader",

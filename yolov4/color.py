@@ -5,19 +5,11 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common.dali_ops import normalize, uniform
-from yolov4.config import YOLOv4Config
 
 
 def to_unit(images: DataNode) -> DataNode:
     """uint8 (H, W, 3), 0..255 -> float32, 0..1."""
     return normalize(images, [0.0] * 3, [255.0] * 3)
-
-
-def random_color(images: list[DataNode], config: YOLOv4Config) -> list[DataNode]:
-    """uint8 0..255 -> float32 0..1; each of another hue, saturation and brightness if the config says so."""
-    if config.hue or config.saturation > 1 or config.exposure > 1:
-        return random_hsv(images, config.hue, config.saturation, config.exposure)
-    return [to_unit(image) for image in images]
 
 
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:

@@ -14,6 +14,9 @@ from common.hparams import AtLeastOne, Count, CountOrZero, NotNegative, Positive
 
 MAX_MULTI_SCALE = 4.0  # sixteen times the pixels: more is a typing error
 STRIDE = 32  # of the coarsest head: both sides of the network input are multiples of it
+# Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
+# with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
+FILL = 127
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,30 +91,26 @@ class YOLOv4Config:
 
     def __post_init__(self) -> None:
         hparams.check(self)
-        if any(side % STRIDE for side in self.image_size):
-            height, width = self.image_size
-            raise ValueError(f"image_size={height}x{width}: both sides must be multiples of {STRIDE}")
+        whole_cells = all(side % STRIDE == 0 for side in self.image_size)
         heads = len(HEAD_STRIDES[self.backbone])
-        if len(self.masks) != heads or len(self.scale_xy) != heads:
-            raise ValueError(
-                f"{len(self.masks)} masks and {len(self.scale_xy)} scale_xy for {self.backbone}, "
-                f"which has {heads} heads"
-            )
-        if len({len(mask) for mask in self.masks}) != 1 or len(self.anchors) % 2 or not self.anchors:
-            raise ValueError(
-                f"anchors={self.anchors}, masks={self.masks}: every head needs as many anchors as the "
-                "others, and every anchor two numbers"
-            )
-        if min(self.anchors) <= 0 or not all(0 <= i < self.num_anchors for mask in self.masks for i in mask):
-            raise ValueError(
-                f"masks={self.masks} must name some of the {self.num_anchors} anchors, and these be positive"
-            )
-        if min(self.scale_xy) < 1 or self.multi_scale > MAX_MULTI_SCALE:
-            raise ValueError(f"need scale_xy of at least 1 and multi_scale of at most {MAX_MULTI_SCALE}")
-        if list(self.lr_steps) != sorted(self.lr_steps) or not all(0 < step <= 1 for step in self.lr_steps):
-            raise ValueError(f"lr_steps={self.lr_steps}: need shares of the run, from 0 to 1, in order")
-        if self.jitter >= 0.5:
-            raise ValueError(f"jitter={self.jitter}: need less than 0.5, or nothing may be left of the image")
+        lengths = {len(mask) for mask in self.masks}
+        named = [anchor for mask in self.masks for anchor in mask]
+        shares = [0.0, *self.lr_steps, 1.0]
+        rules = {
+            f"image_size with sides that are multiples of {STRIDE}": whole_cells,
+            f"masks and scale_xy for the {heads} heads of backbone": (
+                len(self.masks) == len(self.scale_xy) == heads
+            ),
+            "masks of one length": len(lengths) == 1,
+            "anchors as pairs of numbers": self.anchors and len(self.anchors) % 2 == 0,
+            "anchors above 0": min(self.anchors, default=0) > 0,
+            "masks that name some of anchors": all(0 <= anchor < self.num_anchors for anchor in named),
+            "scale_xy of at least 1": min(self.scale_xy, default=0) >= 1,
+            f"multi_scale of at most {MAX_MULTI_SCALE}": self.multi_scale <= MAX_MULTI_SCALE,
+            "lr_steps above 0 and up to 1 in order": shares == sorted(shares) and 0.0 not in self.lr_steps,
+            "jitter below 0.5 or nothing may be left of the image": self.jitter < 0.5,
+        }
+        hparams.require(self, rules)
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -146,15 +145,12 @@ class YOLOv4Config:
 # csp_darknet53: strides 8, 16, 32; csp_darknet_tiny: 16, 32
 HEAD_STRIDES = {"csp_darknet53": (8, 16, 32), "csp_darknet_tiny": (16, 32)}
 
+_FIELDS = [field.name for field in dataclasses.fields(YOLOv4Config)]
+# What the loader does to a training image: the fields of that section.
+LOADER_FIELDS = _FIELDS[_FIELDS.index("antialias") : _FIELDS.index("max_instances") + 1]
+
 # What may change after training: eval.py and infer.py take these, and a resumed run may have others.
-DETECTION_FIELDS = (
-    "nms_method",
-    "nms_iou",
-    "diou_beta",
-    "score_threshold",
-    "nms_candidates",
-    "max_detections",
-)
+DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
 
 
 # cfg/yolov4-tiny.cfg. Its masks name anchor 3 twice and anchor 0 never: a box that fits anchor 3 best trains

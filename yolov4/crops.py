@@ -7,7 +7,7 @@ of the network input is a node too, because it may change from batch to batch.
 The crops of several images at once are columns: (2, N) sizes, (2, 1) for the network input, (4, N) crops.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from nvidia.dali import fn, types
@@ -16,7 +16,9 @@ from nvidia.dali.data_node import DataNode
 
 from common import letterbox
 from common.dali_ops import int32
-from yolov4.config import YOLOv4Config
+
+if TYPE_CHECKING:
+    from yolov4.config import YOLOv4Config
 
 
 class CropResize(NamedTuple):
@@ -41,7 +43,7 @@ def source_sizes(jpegs: list[DataNode]) -> DataNode:
     return int32(fn.stack(*shapes, axis=1)[0:2])
 
 
-def input_size(config: YOLOv4Config, training: bool, seed: int) -> DataNode:
+def input_size(config: "YOLOv4Config", training: bool, seed: int) -> DataNode:
     """int32 (2,): (height, width) of the network input, drawn for every training batch at multi_scale > 1.
 
     `seed` decides, so that all ranks draw alike: they wait for each other, and a large image takes longer.
@@ -100,7 +102,7 @@ def jittered_crop(
 
 
 def training_crop(
-    config: YOLOv4Config, size: DataNode, image_size: DataNode, count: int | None = None
+    config: "YOLOv4Config", size: DataNode, image_size: DataNode, count: int | None = None
 ) -> CropResize:
     """The crop of a training image: jittered, unless config.jitter is 0."""
     if config.jitter:

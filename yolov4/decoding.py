@@ -4,11 +4,13 @@ AlexeyAB/darknet src/yolo_layer.c, get_yolo_box and forward_yolo_layer: a cell's
 cell, or up to (scale_xy - 1) / 2 of a cell beyond it, and the sides of its anchor times an exponential.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from yolov4.config import YOLOv4Config
+if TYPE_CHECKING:
+    from yolov4.config import YOLOv4Config
+
 
 # Raw widths and heights are cut here, where a box is e**10 times its anchor: the exponential of a network
 # that diverges stays finite.
@@ -51,7 +53,7 @@ def decode_offsets(
     )
 
 
-def decode_boxes(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tf.Tensor:
+def decode_boxes(raw: tf.Tensor, config: "YOLOv4Config", head: int) -> tf.Tensor:
     """All boxes of one head.
 
     Args:

@@ -19,7 +19,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.evaluation.args import EvalArgs
+from common.args import EvalArgs
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -28,14 +28,13 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 def evaluate_weights(**given) -> dict:
     """Evaluates weights; `given`: fields of EvalArgs. Returns COCO's numbers: see coco_metrics.Score."""
-    from common.datacheck import damaged_images
-    from common.datacheck.open_data import open_evaluation
+    from common.datacheck import open_data
     from common.evaluation import commands
     from yolov4.loaders import make_loader
     from yolov4.predict import open_detector
 
     return commands.evaluate_weights(
-        EvalArgs(**given), open_detector, make_loader, open_evaluation, damaged_images.explain
+        EvalArgs(**given), open_detector, make_loader, open_data.open_evaluation, open_data.explain
     )
 
 

@@ -22,8 +22,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors, hparams
-from common.annotations import Annotations
-from common.datacheck.coco import load_coco
+from common.annotations import Annotations, read_coco
 from common.letterbox import fit
 from yolov4 import anchor_fit, anchor_report
 from yolov4.anchor_fit import Fit, fit_anchors, shape_iou
@@ -54,7 +53,7 @@ def suggest(
     if image_size:
         config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
     config = hparams.replace(config, {"letterbox": letterbox})
-    found = load_coco(annotations, None)
+    found = read_coco(annotations)
     sizes, count = box_sizes(found, config.image_size, letterbox), config.num_anchors
     if len(np.unique(sizes, axis=0)) < count:
         raise errors.UserError(
@@ -72,7 +71,7 @@ def suggest(
     own_iou, new_iou = (trained_iou(sizes[~is_fitted], anchors) for anchors in (config, half))
     print(f"on a held-out half of the images: {Fit.of(own_iou)}")
     print(f"anchors fitted to the other half: {Fit.of(new_iou)}")
-    if not anchor_fit.beats(new_iou, own_iou, by_reach=False):
+    if not anchor_fit.beats(new_iou, own_iou):
         print(f"the anchors of {model_name} fit: others are not worth it")
         return ""
     print("With anchors fitted to all boxes:")

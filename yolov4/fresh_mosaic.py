@@ -19,6 +19,7 @@ they walk through few files side by side (common/readers.py): write many, and sh
 Tiles are columns here: int32 (2, 4) is a row of four y and a row of four x.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -27,11 +28,9 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common.dali_ops import decode_crop, int32
-from yolov4.color import random_color
 from yolov4.config import YOLOv4Config
 from yolov4.crops import CropResize, source_sizes, training_crop
-from yolov4.mixing import Objects
-from yolov4.mosaic import IS_FIRST, TILES, random_cut, tile_starts
+from yolov4.mosaic import IS_FIRST, TILES, Objects, random_cut, tile_starts
 
 _STRIPS = 8  # divides the height of any network input: these are multiples of 32
 
@@ -81,6 +80,7 @@ def make(
     config: YOLOv4Config,
     image_size: DataNode,
     *,
+    augment: Callable[[list[DataNode]], list[DataNode]],
     device: str,
     fill: float,
 ) -> tuple[DataNode, Objects, DataNode]:
@@ -88,8 +88,9 @@ def make(
 
     Args:
         examples: of the four readers.
-        config: decides how often, and how an image is augmented.
+        config: decides how often, and how an image is cropped and flipped.
         image_size: int32 (2,), (H, W) of the network input.
+        augment: uint8 crops, float32 in [0, 1] out: pipeline.augment.
         device: where pixels are, "cpu" or "gpu".
         fill: the level around the images.
 
@@ -113,7 +114,7 @@ def make(
 
     windows = [decode_crop(image, tiles.window[:, i], device) for i, image in enumerate(jpegs)]
     images = [_resize(window, tiles, i, config.antialias) for i, window in enumerate(windows)]
-    images = random_color(images, config)
+    images = augment(images)
     boxes_px = []
     for number, example in enumerate(examples):
         crop_low, crop_high, scale, shift, tile_low, tile_high = (tiles.boxes[i, :, number] for i in range(6))

@@ -24,7 +24,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.evaluation.args import InferArgs
+from common.args import InferArgs
 
 # For pictures, where two boxes on one object disturb more than a lost one: darknet src/detector.c,
 # test_detector. eval.py keeps the 0.6 of COCO results.
@@ -37,20 +37,16 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 def infer(**given) -> list[dict]:
     """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
-    from common.datacheck import damaged_images
-    from common.datacheck.coco import load_coco
-    from common.datacheck.images import ImagePolicy
-    from common.datacheck.open_data import open_images
+    from common.datacheck import open_data
     from common.evaluation import commands
     from yolov4.loaders import make_loader
     from yolov4.predict import open_detector
 
     a = InferArgs(**given)
-    defaults = None if a.submission else {"nms_iou": PICTURE_NMS_IOU}
-    opener = functools.partial(open_detector, defaults=defaults)
-    policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
-    images_opener = functools.partial(open_images, policy=policy)
-    return commands.infer(a, opener, make_loader, images_opener, load_coco, damaged_images.explain)
+    opener = open_detector if a.submission else functools.partial(open_detector, nms_iou=PICTURE_NMS_IOU)
+    policy = shared_flags.ImagePolicy(a.on_bad_image, a.max_megapixels)
+    images_opener = functools.partial(open_data.open_images, policy=policy)
+    return commands.infer(a, opener, make_loader, images_opener, open_data.read_coco, open_data.explain)
 
 
 def main() -> None:

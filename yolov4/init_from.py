@@ -6,12 +6,10 @@ import keras
 
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training.fine_tuning import ClassRows, Report, transfer
+from common.training.fine_tuning import ClassRows, Report, read_own, transfer
 from yolov4.config import YOLOv4Config
-from yolov4.darknet_weights import read_darknet
-from yolov4.import_weights.darknet_classes import read_label_map
-from yolov4.network import Conv, describe
-from yolov4.predict import load_trained
+from yolov4.import_weights.darknet_files import read_darknet, read_label_map
+from yolov4.model import build_model
 
 BOX_ROWS = 5  # x, y, width, height and objectness come before the classes and do not depend on them
 
@@ -35,39 +33,26 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
     Raises:
         UserError: the file cannot be read, or nothing in it fits.
     """
-    origin = f"--init_from={weights}"
+    origin, remark, anchors = f"--init_from={weights}", "", config.anchors_per_location
     if pathlib.Path(weights).is_dir() or weights.endswith(".h5"):
-        return _from_own(model, label_map, weights, config, origin)
-    contents = read_darknet(weights, model)
-    names, remark = (), ""
-    if contents.num_classes:
-        known = read_label_map(weights, contents.num_classes)
-        if known:
-            names = known.names
-        else:
-            remark = f"the names of its {contents.num_classes} classes are unknown: there is no .names file"
-    rows = _class_rows(config, config.anchors_per_location)
-    return transfer(model, contents.values, rows, label_map, names, origin, remark=remark)
-
-
-def _from_own(
-    model: keras.Model, label_map: LabelMap, weights: str, config: YOLOv4Config, origin: str
-) -> Report:
-    source_model, source_config, source_map, _ = load_trained(weights)
-    if source_config.backbone != config.backbone:
-        raise UserError(
-            f"{origin} is a {source_config.model_name}: start a {config.model_name} from weights of the same "
-            "backbone"
-        )
-    source = {weight.path: weight.value for weight in source_model.weights}
-    same = (source_config.anchors, source_config.masks) == (config.anchors, config.masks)
-    remark = "" if same else "its anchors are others, so boxes start at other sizes"
-    rows = _class_rows(config, source_config.anchors_per_location)
-    return transfer(model, source, rows, label_map, source_map.names, origin, remark=remark)
-
-
-def _class_rows(config: YOLOv4Config, source_anchors: int) -> ClassRows:
-    """The last convolutions of the heads, the only ones without batch norm."""
-    heads = [x for x in describe(config, num_classes=1) if isinstance(x, Conv) and not x.batch_norm]
-    paths = [f"{head.part}.layer_{head.index}.conv/{name}" for head in heads for name in ("kernel", "bias")]
-    return ClassRows(paths, config.anchors_per_location, source_anchors, first=BOX_ROWS)
+        values, source, source_map = read_own(weights, "yolov4", YOLOv4Config, build_model)
+        if source.backbone != config.backbone:
+            raise UserError(
+                f"{origin} is a {source.model_name}: start a {config.model_name} from weights of the same "
+                "backbone"
+            )
+        if (source.anchors, source.masks) != (config.anchors, config.masks):
+            remark = "its anchors are others, so boxes start at other sizes"
+        names, anchors = source_map.names, source.anchors_per_location
+    else:
+        contents = read_darknet(weights, model)
+        values, num_classes = contents.values, contents.num_classes
+        known = read_label_map(weights, num_classes) if num_classes else None
+        names = known.names if known else ()
+        if num_classes and not known:
+            remark = f"the names of its {num_classes} classes are unknown: there is no .names file"
+    # the last convolutions of the heads, the only ones without batch norm
+    heads = [layer.name for layer in model.layers if layer.name.endswith(".conv") and layer.use_bias]
+    paths = [f"{head}/{variable}" for head in heads for variable in ("kernel", "bias")]
+    rows = ClassRows(paths, config.anchors_per_location, anchors, first=BOX_ROWS)
+    return transfer(model, values, rows, label_map, names, origin, remark=remark)

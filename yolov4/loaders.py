@@ -4,55 +4,18 @@ The types are those of common/loader.py.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from common.args import MAX_SEED, Args
-from common.distributed.ranks import Ranks
-from common.loader import (
-    SYNTHETIC_BOXES,
-    SYNTHETIC_IMAGES,
-    BaseLoader,
-    resolve_type,
-    synthetic_boxes,
-    synthetic_dataset,
-)
-from common.sources import Source
+from common import loader
+from common.args import MAX_SEED
+from common.loader import SYNTHETIC_BOXES, SYNTHETIC_IMAGES, synthetic_boxes, synthetic_dataset
 from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Loader, YOLOv4Pipeline
 from yolov4.tf_pipeline import YOLOv4TFPipeline
-
-
-def make_loader(
-    pipeline_type: str,
-    *,
-    device_id: int = 0,
-    dali_device_id: int | None = None,
-    num_classes: int = 80,
-    **options: Any,
-) -> BaseLoader:
-    """The loader that `--pipeline_type` names.
-
-    Args:
-        pipeline_type: one of args.PIPELINE_TYPES.
-        device_id: the GPU of this rank, where there is one.
-        dali_device_id: another one for dali_gpu; see loader.check_dali_device.
-        num_classes: of synthetic data.
-        options: source, config, batch_size, training and the others of YOLOv4Loader.
-
-    Raises:
-        UserError: dali_gpu without a GPU.
-    """
-    pipeline_type = resolve_type(pipeline_type)
-    if pipeline_type == "synthetic":
-        return SyntheticLoader(num_classes=num_classes, **options)
-    if pipeline_type == "tensorflow":
-        return YOLOv4TFPipeline(**options)
-    if pipeline_type == "dali_gpu":
-        options |= {"device": "gpu", "device_id": device_id, "dali_device_id": dali_device_id}
-    return YOLOv4Pipeline(**options)
 
 
 def epoch_kwargs(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str, Any]:
@@ -63,57 +26,6 @@ def epoch_kwargs(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str,
     mixes = bool(config.mosaic_prob or config.mixup_prob or config.cutmix_prob)
     mosaic = mixes and epochs_done < config.epochs - config.close_mosaic
     return {"seed": (seed + epochs_done) % (MAX_SEED + 1), "mosaic": mosaic}
-
-
-def open_training_loader(
-    a: Args,
-    config: YOLOv4Config,
-    source: Source | None,
-    num_classes: int,
-    ranks: Ranks,
-    shard_id: int,
-    num_shards: int,
-    device_index: int,
-    seed: int,
-    mosaic: bool,
-) -> BaseLoader:
-    """The training loader of one shard, for the replica `device_index` of this process."""
-    return make_loader(
-        a.pipeline_type,
-        source=source,
-        config=config,
-        batch_size=a.batch_size,
-        training=True,
-        device_id=ranks.gpu_number(device_index),
-        dali_device_id=a.dali_device_id,
-        shard_id=shard_id,
-        num_shards=num_shards,
-        num_threads=a.num_threads,
-        prefetch=a.prefetch,
-        seed=seed,
-        count_lost=True,
-        name_images=True,
-        num_classes=num_classes,
-        mosaic=mosaic,
-    )
-
-
-def open_eval_loader(a: Args, config: YOLOv4Config, source: Source | None, ranks: Ranks) -> BaseLoader:
-    """The evaluation loader of this rank's images."""
-    return make_loader(
-        a.pipeline_type,
-        source=source,
-        config=config,
-        batch_size=a.batch_size,
-        training=False,
-        device_id=ranks.gpu_number(0),
-        dali_device_id=a.dali_device_id,
-        shard_id=ranks.rank,
-        num_shards=ranks.world_size,
-        num_threads=a.num_threads,
-        prefetch=a.prefetch,
-        with_targets=False,
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,3 +55,10 @@ class SyntheticLoader(YOLOv4Loader):
             "classes": np.pad(labels[:count] - 1, [padding], constant_values=-1),
             "num_boxes": np.int32(count),
         }
+
+
+LOADERS = {"dali": YOLOv4Pipeline, "tensorflow": YOLOv4TFPipeline, "synthetic": SyntheticLoader}
+
+make_loader = functools.partial(loader.make_loader, LOADERS)
+open_training_loader = functools.partial(loader.open_training_loader, LOADERS)
+open_eval_loader = functools.partial(loader.open_eval_loader, LOADERS)

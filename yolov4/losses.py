@@ -5,21 +5,24 @@ its src/yolo_layer.c; targets.py decides which predictions a box trains.
 """
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
 
 from common import boxes as box_ops
-from yolov4.config import YOLOv4Config
 from yolov4.decoding import MAX_LOG_SIZE, decode_offsets
 from yolov4.targets import Assignment, assign_targets, ignore_mask
+
+if TYPE_CHECKING:
+    from yolov4.config import YOLOv4Config
 
 
 def box_loss(
     offsets: tf.Tensor,
     boxes: tf.Tensor,
     assignment: Assignment,
-    config: YOLOv4Config,
+    config: "YOLOv4Config",
     head: int,
     *,
     grid_size: tuple[tf.Tensor | int, tf.Tensor | int],
@@ -137,7 +140,7 @@ def class_loss(logits: tf.Tensor, assignment: Assignment, *, label_smoothing: fl
 
 
 def detection_loss(
-    heads: Sequence[tf.Tensor], targets: dict[str, tf.Tensor], config: YOLOv4Config
+    heads: Sequence[tf.Tensor], targets: dict[str, tf.Tensor], config: "YOLOv4Config"
 ) -> dict[str, tf.Tensor]:
     """Box, objectness and class loss of a batch.
 

@@ -9,8 +9,6 @@ CutMix: arXiv 1905.04899. MixUp: arXiv 1710.09412, with Darknet's constant half 
 src/data.c, load_data_detection: blend_images_cv, blend_truth).
 """
 
-from typing import NamedTuple
-
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
@@ -19,18 +17,11 @@ from common.dali_ops import uniform
 from yolov4 import mosaic
 from yolov4.config import YOLOv4Config
 from yolov4.crops import round_half_up
-from yolov4.mosaic import Pieces
+from yolov4.mosaic import Objects, Pieces
 
 COVERED = 0.5  # own boxes of which CutMix hides a larger share are no longer there
 
 _YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # the matrix, row by row
-
-
-class Objects(NamedTuple):
-    """The objects of one canvas, or image."""
-
-    boxes_px: DataNode  # float32 (N, 4), ltrb
-    labels: DataNode  # int32 (N,)
 
 
 def mix(

@@ -9,13 +9,15 @@ layers say where they are, and their numbers are Darknet's: `backbone.layer_0.co
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 import numpy as np
 
 from common.layers import BatchNormalization, Mish
 from yolov4.config import YOLOv4Config, get_config
-from yolov4.network import IMAGE_CHANNELS, Conv, MaxPool, Route, Shortcut, Upsample, Yolo, describe
+from yolov4.network import IMAGE_CHANNELS, describe
 
 BN_EPSILON = 1e-5  # AlexeyAB/darknet src/blas.c, normalize_cpu
 LEAKY_SLOPE = 0.1  # src/activations.h, leaky_activate
@@ -57,62 +59,65 @@ def build_model(
     for layer in describe(config, num_classes):
         name = f"{layer.part}.layer_{layer.index}"
         x, *others = [tensors[index] for index in layer.inputs] or [images]
-        match layer:
-            case Conv():
-                x = _convolution(x, layer, config, name)
-            case Route(groups=1):
-                x = keras.layers.Concatenate(name=f"{name}.concat")([x, *others]) if others else x
-            case Route():
-                x = x[..., -layer.channels :]
-            case Shortcut():
+        match layer.kind:
+            case "convolutional":
+                x = _convolution(x, layer.options, config, name)
+            case "route" if others:
+                x = keras.layers.Concatenate(name=f"{name}.concat")([x, *others])
+            case "route" if layer.options:
+                x = x[..., -layer.channels :]  # the last group
+            case "shortcut":
                 x = keras.layers.Add(name=f"{name}.add")([x, *others])
-            case MaxPool():
-                x = keras.layers.MaxPooling2D(layer.size, layer.stride, "same", name=f"{name}.pool")(x)
-            case Upsample():
+            case "maxpool":
+                size, stride = layer.options["size"], layer.options["stride"]
+                x = keras.layers.MaxPooling2D(size, stride, "same", name=f"{name}.pool")(x)
+            case "upsample":
                 x = keras.layers.UpSampling2D(2, name=f"{name}.upsample")(x)
-            case Yolo():
+            case "yolo":
                 split = SplitAnchors(config.anchors_per_location, dtype="float32", name=f"{name}.raw")
-                heads[layer.head] = split(x)
+                heads[layer.options["head"]] = split(x)
         tensors.append(x)
     return keras.Model(images, [heads[head] for head in sorted(heads)], name=model_name)
 
 
-def _convolution(x: keras.KerasTensor, layer: Conv, config: YOLOv4Config, name: str) -> keras.KerasTensor:
+def _convolution(
+    x: keras.KerasTensor, options: Mapping[str, Any], config: YOLOv4Config, name: str
+) -> keras.KerasTensor:
+    size, stride, activation = options["size"], options["stride"], options["activation"]
+    is_head = activation == "linear"  # the only ones without batch norm
     padding = "same"
-    if layer.stride == 2:
+    if stride == 2:
         # Darknet pads both sides, Keras' "same" only the bottom and the right, which moves all by a pixel.
         # Both sides are even here, and the windows never reach the padding at the bottom and the right.
-        pad = layer.size // 2
+        pad = size // 2
         x = keras.layers.ZeroPadding2D(((pad, 0), (pad, 0)), name=f"{name}.pad")(x)
         padding = "valid"
-    is_head = layer.activation == "linear"
     x = keras.layers.Conv2D(
-        layer.channels,
-        layer.size,
-        strides=layer.stride,
+        options["filters"],
+        size,
+        strides=stride,
         padding=padding,
-        use_bias=not layer.batch_norm,
+        use_bias=is_head,
         # uniform in +-sqrt(2 / (size * size * input_channels)): src/convolutional_layer.c,
         # make_convolutional_layer; Keras' limit is sqrt(3 * scale / fan_in)
         kernel_initializer=keras.initializers.VarianceScaling(2 / 3, "fan_in", "uniform"),
-        bias_initializer=_head_bias(layer, config) if is_head else keras.initializers.Zeros(),
+        bias_initializer=_head_bias(options["filters"], config) if is_head else keras.initializers.Zeros(),
         # float32 also under mixed precision: boxes and losses take exponentials of these, and equal scores
         # of few digits would make the order of detections arbitrary
         dtype="float32" if is_head else None,
         name=f"{name}.conv",
     )(x)
-    if layer.batch_norm:
+    if not is_head:
         x = BatchNormalization(momentum=config.bn_momentum, epsilon=BN_EPSILON, name=f"{name}.bn")(x)
-    match layer.activation:
-        case "mish":
-            x = Mish(name=f"{name}.mish")(x)
-        case "leaky":
-            x = keras.layers.LeakyReLU(LEAKY_SLOPE, name=f"{name}.leaky")(x)
+    if activation == "mish":
+        return Mish(name=f"{name}.mish")(x)
+    if activation == "leaky":
+        return keras.layers.LeakyReLU(LEAKY_SLOPE, name=f"{name}.leaky")(x)
     return x
 
 
-def _head_bias(layer: Conv, config: YOLOv4Config) -> keras.initializers.Initializer:
-    biases = np.zeros((config.anchors_per_location, layer.channels // config.anchors_per_location))
+def _head_bias(outputs: int, config: YOLOv4Config) -> keras.initializers.Initializer:
+    biases = np.zeros((config.anchors_per_location, outputs // config.anchors_per_location))
     biases[:, 4] = config.objectness_bias
     return keras.initializers.Constant(biases.ravel().tolist())
 

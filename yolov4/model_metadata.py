@@ -4,12 +4,11 @@ import functools
 from typing import Any
 
 from common.training import model_metadata
-from yolov4.config import YOLOv4Config
-from yolov4.pipeline import FILL
+from yolov4.config import FILL, YOLOv4Config
 
 
 def describe(config: YOLOv4Config) -> dict[str, Any]:
-    """What box outputs are relative to, and what is done to the pixels of an image."""
+    """What box outputs are relative to, and what is done to the pixels of an image; see `make`."""
     cells = [[side // stride for side in config.image_size] for stride in config.strides]
     return {
         "anchors": {
@@ -22,13 +21,10 @@ def describe(config: YOLOv4Config) -> dict[str, Any]:
             "box_outputs": "x, y by a sigmoid in the cell; log width, log height relative to the anchor",
         },
         "preprocessing": {
-            "color": "RGB, 0 to 255",
             "resize": "aspect ratio kept, in the centre" if config.letterbox else "stretched to the input",
-            "antialias": config.antialias,
             "fill_rgb": [FILL] * 3,
             "mean_rgb": [0.0] * 3,
             "stddev_rgb": [255.0] * 3,
-            "network_sees": "(pixel - mean) / stddev",
         },
     }
 

@@ -54,6 +54,13 @@ TILES = 4
 IS_FIRST = np.array([[1, 1], [1, 0], [0, 1], [0, 0]], np.int32)
 
 
+class Objects(NamedTuple):
+    """The objects of one canvas, or image."""
+
+    boxes_px: DataNode  # float32 (N, 4), ltrb
+    labels: DataNode  # int32 (N,)
+
+
 class Pieces(NamedTuple):
     """Rectangles of canvases and where they go. int32 nodes on the CPU, in pixels.
 

@@ -2,85 +2,57 @@
 
     for layer in describe(get_config("yolov4"), num_classes=80): print(layer)
 
-One description, three readers: model.py makes Keras layers of it, darknet_cfg.py a .cfg file, and
-darknet_weights.py takes the order of a .weights file from it. Structure and numbering are those of
-AlexeyAB/darknet cfg/yolov4.cfg and cfg/yolov4-tiny.cfg.
+One description, two readers: model.py makes Keras layers of it, import_weights/darknet_cfg.py a .cfg file.
+A .weights file has its convolutions in this order. Structure and numbering are those of AlexeyAB/darknet
+cfg/yolov4.cfg and cfg/yolov4-tiny.cfg.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from yolov4.config import YOLOv4Config
 
 IMAGE_CHANNELS = 3
-BACKBONE, NECK, HEAD = "backbone", "neck", "head"
 
 
-@dataclasses.dataclass(frozen=True)
-class Layer:
-    """One section of a .cfg file."""
+class Layer(NamedTuple):
+    """One section of a .cfg file.
 
-    index: int  # Darknet's number: it counts routes and shortcuts too
-    part: str  # BACKBONE, NECK or HEAD
-    inputs: tuple[int, ...]  # numbers of the layers that it reads; the first layer reads the image
-    channels: int  # of its output
+    Attributes:
+        kind: the section's name.
+            convolutional: padded by size // 2 on both sides; then batch norm or a bias; then `activation`.
+            route: its inputs side by side in the channels, or group `group_id` of a single one's `groups`.
+            shortcut: the sum of its two inputs.
+            maxpool: the maximum over size x size; what lies outside never is the maximum.
+            upsample: every value twice in both directions.
+            yolo: marks its input as the raw output of head number `head`, counted from the finest stride.
+        part: backbone, neck or head.
+        index: Darknet's number: it counts routes and shortcuts too.
+        inputs: numbers of the layers that it reads; the first layer reads the image.
+        channels: of its output.
+        options: of the section, by Darknet's names. Only a yolo layer's `head` is not one of Darknet's.
+    """
 
-
-@dataclasses.dataclass(frozen=True)
-class Conv(Layer):
-    """Convolution with symmetric padding of size // 2, then batch norm or a bias, then `activation`."""
-
-    input_channels: int
-    size: int
-    stride: int
-    batch_norm: bool
-    activation: str  # mish, leaky, linear
-
-    @property
-    def num_weights(self) -> int:
-        """Numbers that it has in a .weights file."""
-        per_channel = self.size**2 * self.input_channels + (4 if self.batch_norm else 1)
-        return per_channel * self.channels
-
-
-@dataclasses.dataclass(frozen=True)
-class Route(Layer):
-    """Its inputs side by side in the channels, or the last of `groups` equal parts of a single one."""
-
-    groups: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Shortcut(Layer):
-    """The sum of its two inputs."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MaxPool(Layer):
-    """Maximum over size x size; what lies outside never is the maximum."""
-
-    size: int
-    stride: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Upsample(Layer):
-    """Every value twice in both directions."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Yolo(Layer):
-    """Marks its input as the raw output of head number `head`, counted from the finest stride."""
-
-    head: int
+    kind: str
+    part: str
+    index: int
+    inputs: tuple[int, ...]
+    channels: int
+    options: dict[str, Any]
 
 
 def describe(config: YOLOv4Config, num_classes: int) -> list[Layer]:
     """The layers of a model in Darknet's order, and so its convolutions in the order of a .weights file."""
     layers: list[Layer] = []
     outputs = config.anchors_per_location * (5 + num_classes)
-    network = {"csp_darknet53": _yolov4, "csp_darknet_tiny": _yolov4_tiny}[config.backbone]
-    network(layers, config.width, outputs)
+    neck = _Part(layers, "neck", config.width, "leaky")
+    head = _Part(layers, "head", config.width, "leaky")
+    if config.backbone == "csp_darknet53":
+        _yolov4(_Part(layers, "backbone", config.width, "mish"), neck, head, outputs)
+    else:
+        _yolov4_tiny(_Part(layers, "backbone", config.width, "leaky"), neck, head, outputs)
     return layers
 
 
@@ -96,73 +68,54 @@ class _Part:
     def conv(self, x: Layer | None, filters: int, size: int, stride: int = 1) -> Layer:
         """Convolution, batch norm, activation; `filters` times the width of the model."""
         channels = max(8 * math.floor(self.width * filters / 8 + 0.5), 8)
-        return self._conv(x, channels, size, stride, batch_norm=True, activation=self.activation)
+        options = {"size": size, "stride": stride, "pad": 1, "activation": self.activation}
+        inputs = [x] if x else []
+        return self._append("convolutional", inputs, channels, batch_normalize=1, filters=channels, **options)
 
-    def predict(self, x: Layer, outputs: int, index: int) -> None:
-        """The raw numbers of head `index`: a linear convolution."""
-        x = self._conv(x, outputs, size=1, stride=1, batch_norm=False, activation="linear")
-        self._append(Yolo, x, head=index)
+    def predict(self, x: Layer, filters: int, outputs: int, head: int) -> None:
+        """The raw numbers of a head: a 3 x 3 convolution and a linear one."""
+        x = self.conv(x, filters, 3)
+        options = {"filters": outputs, "size": 1, "stride": 1, "pad": 1, "activation": "linear"}
+        x = self._append("convolutional", [x], outputs, **options)
+        self._append("yolo", [x], outputs, head=head)
 
     def half(self, x: Layer) -> Layer:
         """The second half of the channels."""
-        return self._append(Route, x, channels=x.channels // 2, groups=2)
+        return self._append("route", [x], x.channels // 2, groups=2, group_id=1)
 
     def concat(self, *inputs: Layer) -> Layer:
-        return self._append(Route, *inputs, channels=sum(x.channels for x in inputs), groups=1)
+        return self._append("route", inputs, sum(x.channels for x in inputs))
 
     def add(self, x: Layer, other: Layer) -> Layer:
-        return self._append(Shortcut, x, other)
+        return self._append("shortcut", [x, other], x.channels, activation="linear")
 
     def max_pool(self, x: Layer, size: int, stride: int) -> Layer:
-        return self._append(MaxPool, x, size=size, stride=stride)
+        return self._append("maxpool", [x], x.channels, size=size, stride=stride)
 
     def upsample(self, x: Layer) -> Layer:
-        return self._append(Upsample, x)
+        return self._append("upsample", [x], x.channels, stride=2)
 
-    def _conv(
-        self, x: Layer | None, channels: int, size: int, stride: int, *, batch_norm: bool, activation: str
-    ) -> Layer:
-        return self._append(
-            Conv,
-            *([x] if x else []),
-            channels=channels,
-            input_channels=x.channels if x else IMAGE_CHANNELS,
-            size=size,
-            stride=stride,
-            batch_norm=batch_norm,
-            activation=activation,
-        )
-
-    def _append(self, kind: type[Layer], *inputs: Layer, channels: int | None = None, **fields) -> Layer:
-        if inputs and kind is not Route and inputs[0] is not self.layers[-1]:
+    def _append(self, kind: str, inputs: Sequence[Layer], channels: int, **options) -> Layer:
+        if inputs and kind != "route" and inputs[0] is not self.layers[-1]:
             # Darknet's layers read the one before them; a route steps back to any other
-            self._append(Route, inputs[0], groups=1)
-        layer = kind(
-            index=len(self.layers),
-            part=self.name,
-            inputs=tuple(x.index for x in inputs),
-            channels=channels or inputs[0].channels,
-            **fields,
-        )
+            self.concat(inputs[0])
+        numbers = tuple(x.index for x in inputs)
+        layer = Layer(kind, self.name, len(self.layers), numbers, channels, options)
         self.layers.append(layer)
         return layer
 
 
-def _yolov4(layers: list[Layer], width: float, outputs: int) -> None:
+def _yolov4(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
     """CSPDarknet53, SPP, PANet and three heads of YOLOv3."""
-    backbone = _Part(layers, BACKBONE, width, "mish")
-    neck = _Part(layers, NECK, width, "leaky")
-    head = _Part(layers, HEAD, width, "leaky")
-
     c3, c4, c5 = _csp_darknet53(backbone)  # strides 8, 16, 32
     top5 = _spp(neck, c5)
     top4 = _top_down(neck, top5, c4, 256)
     p3 = _top_down(neck, top4, c3, 128)
-    _head(head, p3, 256, outputs, index=0)
+    head.predict(p3, 256, outputs, head=0)
     p4 = _bottom_up(neck, p3, top4, 256)
-    _head(head, p4, 512, outputs, index=1)
+    head.predict(p4, 512, outputs, head=1)
     p5 = _bottom_up(neck, p4, top5, 512)
-    _head(head, p5, 1024, outputs, index=2)
+    head.predict(p5, 1024, outputs, head=2)
 
 
 def _csp_darknet53(part: _Part) -> tuple[Layer, Layer, Layer]:
@@ -216,16 +169,8 @@ def _bottlenecks(part: _Part, x: Layer, filters: int, count: int) -> Layer:
     return x
 
 
-def _head(part: _Part, x: Layer, filters: int, outputs: int, index: int) -> None:
-    part.predict(part.conv(x, filters, 3), outputs, index)
-
-
-def _yolov4_tiny(layers: list[Layer], width: float, outputs: int) -> None:
+def _yolov4_tiny(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
     """A small CSP backbone (arXiv 2011.08036 section 3.3), one path down and two heads."""
-    backbone = _Part(layers, BACKBONE, width, "leaky")
-    neck = _Part(layers, NECK, width, "leaky")
-    head = _Part(layers, HEAD, width, "leaky")
-
     x = backbone.conv(None, 32, 3, stride=2)
     x = backbone.conv(x, 64, 3, stride=2)
     x, _ = _tiny_stage(backbone, x, 64)
@@ -234,9 +179,9 @@ def _yolov4_tiny(layers: list[Layer], width: float, outputs: int) -> None:
     c5 = backbone.conv(x, 512, 3)
 
     p5 = neck.conv(c5, 256, 1)
-    _head(head, p5, 512, outputs, index=1)
+    head.predict(p5, 512, outputs, head=1)
     p4 = neck.upsample(neck.conv(p5, 128, 1))
-    _head(head, neck.concat(p4, c4), 256, outputs, index=0)
+    head.predict(neck.concat(p4, c4), 256, outputs, head=0)
 
 
 def _tiny_stage(part: _Part, x: Layer, filters: int) -> tuple[Layer, Layer]:

@@ -7,6 +7,7 @@ where the rate falls, Keras still moves at the old rate for about 1 / (1 - momen
 
 import dataclasses
 import math
+from typing import Any
 
 import keras
 from keras import ops
@@ -84,19 +85,10 @@ def make_schedule(
 
 
 def make_optimizer(
-    config: YOLOv4Config,
-    schedule: keras.optimizers.schedules.LearningRateSchedule,
-    *,
-    precision: str,
-    accumulate_steps: int = 1,
+    config: YOLOv4Config, schedule: keras.optimizers.schedules.LearningRateSchedule, **options: Any
 ) -> keras.optimizers.Optimizer:
-    """SGD with momentum (the recipe) or Adam, as common/training/optimizers.py builds it."""
+    """SGD with momentum (the recipe) or Adam; `options` are those of common/training/optimizers.py."""
+    options |= {"momentum": config.momentum, "clip_norm": config.clip_norm}
     return optimizers.make_optimizer(
-        config.optimizer,
-        schedule,
-        momentum=config.momentum,
-        clip_norm=config.clip_norm,
-        precision=precision,
-        accumulate_steps=accumulate_steps,
-        initial_loss_scale=INITIAL_LOSS_SCALE,
+        config.optimizer, schedule, **options, initial_loss_scale=INITIAL_LOSS_SCALE
     )

@@ -27,15 +27,11 @@ from common import box_encoder, dali_ops
 from common.dali_ops import count_visible, decode_crop, resize
 from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from yolov4 import fresh_mosaic
-from yolov4.color import random_color, to_unit
-from yolov4.config import YOLOv4Config
+from yolov4.color import random_hsv, to_unit
+from yolov4.config import FILL, YOLOv4Config
 from yolov4.crops import input_size, source_size, training_crop, whole_image, xyxy
-from yolov4.mixing import Objects, mix
-
-# Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
-# with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
-FILL = 127
-
+from yolov4.mixing import mix
+from yolov4.mosaic import Objects
 
 # --- 1. crop ---
 
@@ -98,22 +94,19 @@ def select_objects(objects: Objects, config: YOLOv4Config) -> tuple[Objects, Dat
 # --- 4. the whole graph ---
 
 
-def augment(
-    config: YOLOv4Config, images: DataNode, boxes: DataNode, labels: DataNode
-) -> tuple[DataNode, DataNode, DataNode]:
-    """Colour. A new stage goes here; the flip is a part of the resize, and mosaics come later.
+def augment(config: YOLOv4Config, images: list[DataNode]) -> list[DataNode]:
+    """Colour. A new stage that changes pixels goes here; one that moves them belongs to the crop.
 
     Args:
         config: has a field for each stage.
-        images: uint8 (h, w, 3), a resized and flipped crop.
-        boxes: float32 (N, 4), ltrb normalised by the crop.
-        labels: int32 (N,), 1-based.
+        images: uint8 (h, w, 3), resized and flipped crops: one, or the four of a freshly read mosaic.
 
     Returns:
-        float32 (h, w, 3) in [0, 1]; the boxes; the labels.
+        float32 (h, w, 3) in [0, 1].
     """
-    (images,) = random_color([images], config)
-    return images, boxes, labels
+    if config.hue or config.saturation > 1 or config.exposure > 1:
+        return random_hsv(images, config.hue, config.saturation, config.exposure)
+    return [to_unit(image) for image in images]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -230,7 +223,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         if mirrored is not None:
             boxes = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True)
         if self.training:
-            images, boxes, labels = augment(config, images, boxes, labels)
+            (images,) = augment(config, [images])
         else:
             images = to_unit(images)
         if config.letterbox or (self.training and config.jitter):
@@ -259,6 +252,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
             examples,
             mixed,
             image_size,
+            augment=functools.partial(augment, self.config),
             device=self.device,
             fill=FILL / 255,
         )

@@ -1,52 +1,10 @@
 """From weights to detections, for evaluation during training, eval.py and infer.py."""
 
-import functools
-from collections.abc import Callable
-
-import keras
-import tensorflow as tf
-
-from common import boxes as box_ops
-from common import letterbox
-from common.evaluation.evaluate import Detect
 from common.training import trained
 from yolov4 import postprocess
 from yolov4.config import DETECTION_FIELDS, YOLOv4Config
 from yolov4.model import build_model
 from yolov4.model_metadata import make_metadata
-
-
-def make_detect(model: keras.Model, config: YOLOv4Config) -> Detect:
-    """A compiled function from a batch of the evaluation loader to detections; see evaluate.predict."""
-    network, to_detections = make_halves(model, config)
-    return tf.function(
-        lambda images, letterbox_px: to_detections(network(images), letterbox_px), reduce_retracing=True
-    )
-
-
-def make_halves(model: keras.Model, config: YOLOv4Config) -> tuple[Callable, Callable]:
-    """`make_detect` as two compiled functions: images -> outputs; outputs, letterbox -> detections."""
-
-    @tf.function(reduce_retracing=True)
-    def network(images):
-        return model(images, training=False)
-
-    @tf.function(reduce_retracing=True)
-    def to_detections(heads, letterbox_px):
-        boxes, scores, classes, _ = postprocess.detect(heads, config)
-        boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
-        # A sum is finite only if all its terms are, and costs less than a test of each of them.
-        sums = [tf.reduce_sum(tf.cast(head, tf.float32), axis=[1, 2, 3, 4]) for head in heads]
-        return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
-
-    return network, to_detections
-
-
-def to_pixels(images: tf.Tensor) -> tf.Tensor:
-    """Float images (..., 3) in [0, 1] -> uint8 RGB."""
-    pixels = tf.round(tf.cast(images, tf.float32) * 255)
-    return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)
-
 
 APP = trained.App(
     name="yolov4",
@@ -54,9 +12,10 @@ APP = trained.App(
     detection_fields=DETECTION_FIELDS,
     build_model=build_model,
     make_metadata=make_metadata,
-    make_detect=make_detect,
-    to_pixels=to_pixels,
+    postprocess=postprocess.detect,
+    mean_rgb=(0.0, 0.0, 0.0),
+    stddev_rgb=(255.0, 255.0, 255.0),
     converter="python yolov4/darknet_weights.py",
 )
-load_trained = functools.partial(trained.load, APP)
-open_detector = functools.partial(trained.open_detector, APP)
+make_detect, make_halves, to_pixels = APP.make_detect, APP.make_halves, APP.to_pixels
+load_trained, open_detector = APP.load, APP.open_detector

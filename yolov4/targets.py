@@ -7,13 +7,15 @@ nothing is compacted, so XLA can compile it.
 """
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
 from common import boxes as box_ops
-from yolov4.config import YOLOv4Config
 from yolov4.decoding import decode_boxes
+
+if TYPE_CHECKING:
+    from yolov4.config import YOLOv4Config
 
 # src/yolo_layer.c, process_batch: a prediction none of whose classes is this probable is background, however
 # well its box fits. compare_yolo_class leaves the objectness out.
@@ -55,7 +57,7 @@ def valid_boxes(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Te
 def assign_targets(
     boxes: tf.Tensor,
     classes: tf.Tensor,
-    config: YOLOv4Config,
+    config: "YOLOv4Config",
     head: int,
     *,
     grid_size: tuple[tf.Tensor | int, tf.Tensor | int],
@@ -118,7 +120,7 @@ def ignore_mask(
     boxes: tf.Tensor,
     classes: tf.Tensor,
     num_boxes: tf.Tensor,
-    config: YOLOv4Config,
+    config: "YOLOv4Config",
     head: int,
 ) -> tf.Tensor:
     """bool (B, h, w, K): predictions too good to be called background, though no box need own them.
@@ -164,7 +166,7 @@ def ignore_mask(
 
 
 def _fit_anchors(
-    sizes: tf.Tensor, config: YOLOv4Config, image_size_wh: tf.Tensor
+    sizes: tf.Tensor, config: "YOLOv4Config", image_size_wh: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Width and height of boxes (B, M, 2) -> best anchor (B, M) and IoU by shape with each, (B, M, A).
 

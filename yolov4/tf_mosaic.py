@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from common.tf_readers import Random
+from common.tf_readers import Random, xyxy
 from yolov4.mosaic import IS_FIRST, MIN_OFFSET, TILES
 
 
@@ -103,13 +103,8 @@ def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor) -> Mixed:
         targets = (1 - is_first) * cut
         (top, left), (bottom, right) = tf.unstack(starts), tf.unstack(starts + lengths)
         pieces.append(canvases.images[tiles[i], top:bottom, left:right])
-        moved_px = canvases.boxes_px[tiles[i]] + _xyxy(targets - starts)
-        boxes_px.append(tf.clip_by_value(moved_px, _xyxy(targets), _xyxy(targets + lengths)))
+        moved_px = canvases.boxes_px[tiles[i]] + xyxy(targets - starts)
+        boxes_px.append(tf.clip_by_value(moved_px, xyxy(targets), xyxy(targets + lengths)))
     upper, lower = tf.concat(pieces[:2], 1), tf.concat(pieces[2:], 1)
     labels = tf.reshape(tf.gather(canvases.labels, tiles), [-1])
     return Mixed(tf.concat([upper, lower], 0), tf.concat(boxes_px, 0), labels)
-
-
-def _xyxy(yx: tf.Tensor) -> tf.Tensor:
-    """(2,), y and x -> float32 (4,): x, y, x, y."""
-    return tf.cast(tf.gather(yx, [1, 0, 1, 0]), tf.float32)

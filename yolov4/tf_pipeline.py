@@ -6,7 +6,7 @@ Stage for stage the twin of pipeline.py: the same rules, other random numbers. O
 nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and boxes
 are equal. Colour is turned in true HSV, as Darknet does; DALI's is a linear approximation of it.
 
-It has what Darknet's recipe needs: MixUp, CutMix and mosaics of freshly read images are DALI's only.
+It has what Darknet's recipe needs: any other setting of the loader is DALI's only.
 
 All random numbers are functions of (seed, shard, running index of the image or the batch), so that a saved
 and restored iterator goes on exactly as it would have.
@@ -14,15 +14,25 @@ and restored iterator goes on exactly as it would have.
 
 import dataclasses
 
-import numpy as np
 import tensorflow as tf
 
 from common import box_encoder, letterbox, tf_readers
-from common.errors import UserError
-from common.tf_readers import Random, loader_examples
+from common.tf_readers import (
+    Random,
+    boxes_to_window,
+    loader_examples,
+    refuse_changes,
+    resize,
+    select_boxes,
+    xyxy,
+)
 from yolov4 import pipeline, tf_mosaic
-from yolov4.config import YOLOv4Config
+from yolov4.config import LOADER_FIELDS, YOLOv4Config, get_config
 from yolov4.crops import CropResize
+
+# What the twin does of the loader's settings. A setting that is not here has to be as published.
+FIELDS = {"antialias", "letterbox", "jitter", "flip_prob", "hue", "saturation", "exposure", "mosaic_prob"}
+FIELDS |= {"close_mosaic", "multi_scale", "min_box_size", "max_instances"}
 
 # --- 1. input size and crop; CropResize and image_size are int32 tensors here ---
 
@@ -73,33 +83,7 @@ def jittered_crop(
     return CropResize(tf.concat([first, last - first], 0), tf.concat([place, place_size], 0))
 
 
-def training_crop(config: YOLOv4Config, size: tf.Tensor, image_size: tf.Tensor, random: Random) -> CropResize:
-    """The crop of a training image: jittered, unless config.jitter is 0."""
-    if config.jitter:
-        return jittered_crop(size, image_size, config.jitter, config.letterbox, random)
-    return whole_image(size, image_size, config.letterbox)
-
-
-# --- 2. pixels and boxes of the crop ---
-
-
-def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
-    """Linear, antialiased where it shrinks: uint8 (h, w, 3), `size` is (height, width)."""
-    image = tf.image.resize(image, size, antialias=antialias)
-    return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
-
-
-def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    """Boxes normalised by the image -> normalised by the window and clipped to it."""
-    boxes_px = boxes * xyxy(size) - xyxy(window[:2])
-    return tf.clip_by_value(boxes_px / xyxy(window[2:]), 0.0, 1.0)
-
-
-def random_color(image: tf.Tensor, config: YOLOv4Config, random: Random) -> tf.Tensor:
-    """Another hue, saturation and brightness, drawn within the config's limits."""
-    if config.hue or config.saturation > 1 or config.exposure > 1:
-        return random_hsv(image, config.hue, config.saturation, config.exposure, random)
-    return image
+# --- 2. colour ---
 
 
 def random_hsv(image: tf.Tensor, hue: float, saturation: float, exposure: float, random: Random) -> tf.Tensor:
@@ -150,7 +134,7 @@ def random_flip(
     )
 
 
-def select_boxes(
+def finish_boxes(
     boxes_px: tf.Tensor, labels: tf.Tensor, image_size: tf.Tensor, config: YOLOv4Config
 ) -> dict[str, tf.Tensor]:
     """Drops small boxes, keeps the largest of the others, pads.
@@ -162,24 +146,10 @@ def select_boxes(
     Returns:
         `boxes`, `classes`, `num_boxes` and `lost` of one sample, as in the loader's elements.
     """
-    visible = tf.math.count_nonzero(tf.reduce_all(boxes_px[:, 2:] > boxes_px[:, :2], 1), dtype=tf.int32)
     min_size = (config.min_box_size, config.min_box_size)
-    boxes_px, labels = box_encoder.drop_small_boxes_tf(boxes_px, labels, min_size)
-    large = tf.shape(labels)[0]
-    boxes_px, labels = box_encoder.keep_largest_tf(boxes_px, labels, config.max_instances)
-    kept = tf.shape(labels)[0]
+    boxes_px, labels, lost = select_boxes(boxes_px, labels, min_size, config.max_instances)
     boxes, classes = box_encoder.pad_boxes_tf(boxes_px / xyxy(image_size), labels, config.max_instances)
-    return {
-        "boxes": boxes,
-        "classes": classes,
-        "num_boxes": kept,
-        "lost": tf.stack([visible - large, large - kept]),
-    }
-
-
-def xyxy(yx: tf.Tensor) -> tf.Tensor:
-    """(2,), y and x -> float32 (4,): x, y, x, y."""
-    return tf.cast(tf.gather(yx, [1, 0, 1, 0]), tf.float32)
+    return {"boxes": boxes, "classes": classes, "num_boxes": tf.shape(labels)[0], "lost": lost}
 
 
 # --- 4. the whole pipeline ---
@@ -192,12 +162,8 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
     pipeline_type = "tensorflow"
 
     def __post_init__(self) -> None:
-        mixed = self.mixed_config
-        if mixed.mixup_prob or mixed.cutmix_prob or (mixed.mosaic_prob and mixed.mosaic_tiles == "fresh"):
-            raise UserError(
-                "--pipeline_type=tensorflow has no MixUp, CutMix or freshly read mosaics: use dali_cpu,"
-                " or --hparams=mixup_prob=0,cutmix_prob=0,mosaic_tiles=batch"
-            )
+        if self.training:
+            refuse_changes(self.config, get_config(self.config.model_name), LOADER_FIELDS, FIELDS)
 
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
@@ -221,17 +187,17 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         encoded, boxes = example["encoded"], example["boxes"]
         size = tf_readers.image_size_tf(encoded)
         image_size = self._input_size(index // self.batch_size)
-        random = Random(tf.random.fold_in(_seed(self.seed, self.shard_id, 2), index))
-        if self.training:
-            crop = training_crop(config, size, image_size, random)
+        random = Random.of_item(index, self.seed, self.shard_id, 2)
+        if self.training and config.jitter:
+            crop = jittered_crop(size, image_size, config.jitter, config.letterbox, random)
         else:
             crop = whole_image(size, image_size, config.letterbox)
 
         place = crop.place
         image = tf_readers.decode_image_tf(encoded, crop.window)
         image = resize(image, place[2:], config.antialias)
-        if self.training:
-            image = random_color(image, config, random)
+        if self.training and (config.hue or config.saturation > 1 or config.exposure > 1):
+            image = random_hsv(image, config.hue, config.saturation, config.exposure, random)
         image = pad(image, place, image_size)
         boxes_px = boxes_to_input(boxes_to_window(boxes, size, crop.window), place)
         if self.training and config.flip_prob:
@@ -252,12 +218,12 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         images, boxes_px, labels = batch["images"], batch["boxes_px"], batch["labels"]
         mosaic_prob = self.mixed_config.mosaic_prob
         if mosaic_prob:
-            random = Random(tf.random.fold_in(_seed(self.seed, self.shard_id, 3), index))
+            random = Random.of_item(index, self.seed, self.shard_id, 3)
             canvases = tf_mosaic.Canvases(images, boxes_px, labels, batch["places"])
             images, boxes_px, labels = tf_mosaic.mix(canvases, mosaic_prob, random)
         image_size = self._input_size(index)
         selected = tf.map_fn(
-            lambda sample: select_boxes(*sample, image_size, self.config),
+            lambda sample: finish_boxes(*sample, image_size, self.config),
             (boxes_px, labels),
             fn_output_signature={"boxes": tf.float32}
             | dict.fromkeys(("classes", "num_boxes", "lost"), tf.int32),
@@ -275,10 +241,5 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
 
     def _input_size(self, batch_index: tf.Tensor) -> tf.Tensor:
         # The size of a batch is the same on all ranks: they wait for each other.
-        random = Random(tf.random.fold_in(_seed(self.seed, 0, 1), batch_index))
+        random = Random.of_item(batch_index, self.seed, 0, 1)
         return input_size(self.config, self.training, random)
-
-
-def _seed(seed: int, shard_id: int, purpose: int) -> tf.Tensor:
-    state = np.random.SeedSequence([seed, shard_id, purpose]).generate_state(2)
-    return tf.constant(state.astype(np.int32))

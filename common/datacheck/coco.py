@@ -1,27 +1,32 @@
-"""Reads and checks a COCO json of instances.
+"""Reads and checks a COCO json of instances: values, ids, references, categories, boxes, image files.
 
 DALI's COCO reader accepts a truncated json, an unknown category or a missing key, and trains on the rest. So
 DALI reads a json that readers.py writes from the result of `load_coco`. All errors are reported together with
-the ids. The cache keeps an accepted json by the hash of its content: the next start does not decode it again.
+the ids.
 
 Format: https://cocodataset.org/#format-data
 """
 
+import collections
 import dataclasses
-import hashlib
+import itertools
 import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from common.annotations import Annotations
-from common.datacheck import checked_annotations, coco_checks, coco_columns, coco_parse
-from common.datacheck.coco_columns import Images
-from common.datacheck.image_files import check_files
-from common.datacheck.images import ImagePolicy
-from common.files import load_cached, save_cached
-from common.issues import Findings
+from common.annotations import NONE, Annotations, CocoImage, find_rows, sizes_of, table_of, to_annotations
+from common.args import ImagePolicy
+from common.datacheck import coco_parse
+from common.datacheck.images import check_files
+from common.datacheck.issues import Issues
+from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 
-_VERSION = 4  # of the checks and of what is remembered: raise it when either changes
+LARGE_ID = 2**31  # DALI takes smaller ones
+_FRACTION = 1.05  # edges of boxes that are fractions: rounding may put them a little outside
+_MANY = 8  # boxes outside their images from which on a wrong form is the better explanation
+_SHOWN = 4  # things that share something, named before "..."
 
 
 def load_coco(
@@ -41,55 +46,237 @@ def load_coco(
         policy: about images that cannot be used.
 
     Returns:
-        The annotations; with on_bad_image="skip", of the usable images. Their `findings` list what was fixed,
+        The annotations; with on_bad_image="skip", of the usable images. Their `issues` list what was fixed,
         skipped or is remarkable.
 
     Raises:
         DataError: everything that would make training wrong, in the json and in the image files.
     """
-    findings = Findings(os.fspath(json_path))
-    content = coco_parse.read(findings.origin, findings)
-    annotations, images = (None, None) if content is None else _decode(content, findings)
-    del content
-    usable = None
+    issues = Issues(os.fspath(json_path))
+    content = coco_parse.read(issues.origin, issues)
+    lists = coco_parse.parse(content, issues) if content else {}
+    images, usable = lists.get("images"), None
+    annotations = _check(lists, issues) if lists else None
     if images_dir is not None and not os.path.isdir(images_dir):
-        findings.add("no-image-directory", os.fspath(images_dir))
+        issues.add("no-image-directory", os.fspath(images_dir))
     elif images_dir is not None and images is not None:
-        usable, _ = check_files(images_dir, images.file_names, images.sizes, images.name, policy, findings)
+        names = [image.file_name for image in images]
+        usable, _ = check_files(
+            images_dir, names, sizes_of(images), lambda row: _image_name(images, row), policy, issues
+        )
     if policy.on_bad_image == "skip":
-        findings.skip_images()
+        issues.skip_images()
         if annotations is not None and usable is not None:
-            annotations = _select(annotations, usable)
-    findings.raise_if_stopping()
-    return annotations
+            annotations = _select(annotations, usable, issues)
+    issues.raise_if_stopping()
+    return dataclasses.replace(annotations, issues=issues)
 
 
-def _decode(content: bytes, findings: Findings) -> tuple[Annotations | None, Images | None]:
-    """The annotations, unless something stops, and the images as far as they are known."""
-    name = f"coco-{hashlib.sha256(content).hexdigest()}-{_VERSION}.npz"
-    saved = load_cached(name)
-    annotations = None if saved is None else checked_annotations.unpack(saved, findings.origin)
-    if annotations is not None:
-        findings.extend(annotations.findings)
-        annotations = dataclasses.replace(annotations, findings=findings)
-        return annotations, Images(annotations.image_ids, annotations.file_names, annotations.image_sizes)
-    records = coco_parse.cut(content, findings)
-    if records is None:
-        return None, None
-    images, objects, categories = records["images"], records["annotations"], records["categories"]
-    images = None if images is None else coco_columns.images_of(images, findings)
-    objects = None if objects is None else coco_columns.objects_of(objects, findings)
-    annotations = coco_checks.check(images, objects, categories, findings)
-    if annotations is not None:
-        save_cached(name, checked_annotations.pack(annotations))
-    return annotations, images
-
-
-def _select(annotations: Annotations, usable: np.ndarray) -> Annotations:
-    """The annotations of usable images, with a finding where that leaves nothing."""
+def _select(annotations: Annotations, usable: np.ndarray, issues: Issues) -> Annotations:
+    """The annotations of usable images, with an issue where that leaves nothing."""
     selected = annotations.select(usable)
     if not selected.num_images:
-        annotations.findings.add("no-images", f"none of {annotations.num_images} images can be used")
+        issues.add("no-images", f"none of {annotations.num_images} images can be used")
     elif not len(selected.target_boxes.boxes):
-        annotations.findings.add("no-boxes", f"no box is in one of the {selected.num_images} usable images")
+        issues.add("no-boxes", f"no box is in one of the {selected.num_images} usable images")
     return selected
+
+
+def _check(lists: dict[str, list | None], issues: Issues) -> Annotations | None:
+    """Checks the lists of `coco_parse.parse` against each other, each as far as it can be used.
+
+    Returns the annotations; None where `issues` has errors.
+    """
+    for key, kind in (("images", "no-images"), ("annotations", "no-boxes")):
+        if lists[key] == []:
+            issues.add(kind, f"`{key}` is empty")
+    images, categories = lists["images"] or [], lists["categories"]
+    table = _Objects(table_of(lists["annotations"] or []), images)
+    _check_images(images, issues)
+    _check_objects(table, issues)
+    if categories is not None:
+        category_ids = _check_categories(categories, issues)
+        _check_references(table, "category_id", category_ids, "unknown-category", issues)
+    image_ids = np.array([image.id for image in images], np.int64)
+    table.image_row = _check_references(table, "image_id", image_ids, "unknown-image", issues)
+    if images:
+        _check_unit(table, issues)
+    if issues.stopping:
+        return None
+    label_map = LabelMap.from_categories(categories)
+    annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin)
+    order = np.argsort(table.image_row, kind="stable")
+    report_fixes(
+        annotations,
+        lambda row: _image_name(images, row),
+        lambda row: table.name_in_image(order[row]),
+        issues,
+    )
+    return None if issues.stopping else annotations
+
+
+class _Objects:
+    """The annotations of a json as arrays.
+
+    Attributes:
+        rows: from `table_of`, (N,); NONE and NaN stand for what was reported.
+        sizes: int64 (I, 2), width and height of the images.
+        image_row: int64 (N,), the place of each image in `images`; NONE where it is unknown.
+        is_negative: bool (N,), boxes with a negative side.
+    """
+
+    image_row: np.ndarray
+
+    def __init__(self, rows: np.ndarray, images: Sequence[CocoImage]):
+        self.rows = rows
+        self.sizes = sizes_of(images)[:, ::-1].astype(np.int64)
+        self.is_negative = np.any(rows["bbox"][:, 2:] < 0, axis=1)
+
+    def name(self, row: int) -> str:
+        """An annotation in words: `annotation 7 (image 3)`."""
+        number, image_id = self.rows["id"][row], self.rows["image_id"][row]
+        about = ["no id"] if number == NONE else []
+        about += [] if image_id == NONE else [f"image {image_id}"]
+        name = f"annotations[{row}]" if number == NONE else f"annotation {number}"
+        return f"{name} ({', '.join(about)})" if about else name
+
+    def name_with_box(self, row: int) -> str:
+        return f"{self.name(row)} has bbox {self.rows['bbox'][row].tolist()}"
+
+    def name_in_image(self, row: int) -> str:
+        width, height = self.sizes[self.image_row[row]].tolist()
+        return f"{self.name_with_box(row)} in {width} x {height} pixels"
+
+
+def _image_name(images: Sequence[CocoImage], row: int) -> str:
+    """`image 12 ('a.jpg')`."""
+    image = images[row]
+    name = f"images[{row}]" if image.id == NONE else f"image {image.id}"
+    return f"{name} ({image.file_name!r})" if image.file_name else name
+
+
+def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
+    """Returns int64 (C,), the ids that annotations may have; NONE where one was reported."""
+    faults = list(category_faults(categories))
+    issues.add_many("bad-category", len(faults), faults)
+    ids, names = [], []
+    for category in categories:
+        category_id = category.get("id") if isinstance(category, dict) else None
+        is_usable = type(category_id) is int and 0 <= category_id <= MAX_CATEGORY_ID
+        ids.append(category_id if is_usable else NONE)
+        names.append(f"category {category_id} ({category.get('name')!r})" if is_usable else "")
+    for before, (category_id, name) in itertools.pairwise(zip(ids, names, strict=True)):
+        if NONE < category_id < before[0]:
+            issues.add("category-order", f"{name} is listed after {before[1]}")
+    return np.array(ids, np.int64)
+
+
+def _check_images(images: list[CocoImage], issues: Issues) -> None:
+    for image_id, rows in repeats(image.id for image in images):
+        files = _some([repr(images[row].file_name) for row in rows])
+        issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {files}")
+    for _, rows in repeats(image.file_name for image in images):
+        names = _some([_image_name(images, row) for row in rows])
+        issues.add("repeated-file", f"{names} have one file")
+
+
+def _check_objects(objects: _Objects, issues: Issues) -> None:
+    for number, rows in repeats(objects.rows["id"].tolist()):
+        places = _some([f"annotations[{row}]" for row in rows])
+        issues.add("repeated-annotation-id", f"annotation {number} is given {len(rows)} times: {places}")
+    issues.add_each("box-negative", np.flatnonzero(objects.is_negative), objects.name_with_box)
+
+
+def _check_references(
+    objects: _Objects, key: str, known: np.ndarray, kind: str, issues: Issues
+) -> np.ndarray:
+    """Looks for annotations of images or categories that are not there.
+
+    Args:
+        objects: the annotations.
+        key: "image_id" or "category_id".
+        known: int64 (K,), the ids of all images or categories; NONE where one was reported.
+        kind: what to find.
+        issues: where to.
+
+    Returns:
+        int64 (N,), the place in `known` of what each annotation refers to; NONE where it is not there.
+    """
+    ids = objects.rows[key]
+    rows = np.where(ids == NONE, NONE, find_rows(ids, known))
+    unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
+    # An id may be unknown because the record that should have it was reported. One fault is enough.
+    num_lost = len(known) - len(np.unique(known[known != NONE]))
+    if len(known) and len(np.unique(ids[unknown])) > num_lost:
+        of = key.removesuffix("_id")
+        issues.add_each(
+            kind, unknown, lambda row: f"{objects.name(row)} has {key} {ids[row]}, which no {of} has"
+        )
+    return rows
+
+
+def _check_unit(objects: _Objects, issues: Issues) -> None:
+    """Looks for boxes in another unit or form: all of them fractions, or corners in place of sides."""
+    boxes = objects.rows["bbox"]
+    is_larger = np.append(np.all(objects.sizes > 1, axis=1), False)[objects.image_row]  # NONE is the last one
+    rows = np.flatnonzero(is_larger & ~objects.is_negative & ~np.isnan(boxes[:, 0]))
+    left_top, sides = np.split(boxes[rows], 2, axis=1)
+    with np.errstate(over="ignore"):
+        is_within = (np.abs(left_top) <= _FRACTION) & (left_top + sides <= _FRACTION)
+    if is_within.all() and np.all(sides > 0, axis=1).any():
+        issues.add_each("boxes-not-in-pixels", rows, objects.name_in_image)
+        return
+    # Corners in place of sides: half of the boxes reach far outside, and as corners all would fit.
+    limits = objects.sizes[objects.image_row[rows]] + 1.0  # (M, 2) width, height, and a pixel
+    is_outside = np.any(left_top + sides > limits, axis=1)
+    would_fit = np.all((left_top >= -1) & (sides > left_top) & (sides <= limits), axis=1)
+    outside = rows[is_outside]
+    if len(outside) >= max(_MANY, len(rows) / 2) and would_fit.all():
+        issues.add_each("boxes-of-corners", outside, objects.name_in_image)
+
+
+def repeats(keys: Iterable[Any]) -> list[tuple[Any, list[int]]]:
+    """Each key that is given more than once, with its rows; not "" and NONE, which were reported."""
+    rows_of = collections.defaultdict(list)
+    for row, key in enumerate(keys):
+        rows_of[key].append(row)
+    return [(key, rows) for key, rows in rows_of.items() if len(rows) > 1 and key not in ("", NONE)]
+
+
+def _some(items: Sequence[str]) -> str:
+    """The first few of them in words."""
+    return ", ".join([*items[:_SHOWN], *(["..."] if len(items) > _SHOWN else [])])
+
+
+def report_fixes(
+    annotations: Annotations,
+    name_image: Callable[[int], str],
+    name_box: Callable[[int], str],
+    issues: Issues,
+) -> None:
+    """Adds what is fixed and what is remarkable, or that no box can be used.
+
+    Args:
+        annotations: of at least one image, without errors.
+        name_image: image i in words.
+        name_box: box i and its image in words.
+        issues: gets no-boxes, box-outside, box-empty, crowd, image-without-boxes and large-id.
+    """
+    boxes, is_clipped = annotations.clipped_boxes
+    has_area = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
+    is_crowd = annotations.is_crowd
+    is_target = has_area & ~is_crowd
+    if not is_target.any():
+        issues.add("no-boxes", f"none of {len(boxes)} boxes is more than a crowd or an empty box")
+    counts = np.bincount(annotations.box_image[is_target], minlength=annotations.num_images)
+    for kind, which, name in (
+        ("box-outside", is_target & is_clipped, name_box),
+        ("box-empty", ~is_crowd & ~has_area, name_box),
+        ("crowd", is_crowd, name_box),
+        ("image-without-boxes", counts == 0, name_image),
+        ("large-id", annotations.image_ids >= LARGE_ID, name_image),
+    ):
+        issues.add_each(kind, np.flatnonzero(which), name)
+    for category in annotations.label_map.categories():
+        if category["id"] >= LARGE_ID:
+            issues.add("large-id", f"category {category['id']} ({category['name']!r})")

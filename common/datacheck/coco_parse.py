@@ -1,102 +1,112 @@
-"""The bytes of a COCO json -> its records, not decoded yet; or why the file is not a json.
+"""The bytes of a COCO json -> its records as structs, and every value that cannot be used.
 
-This is fast and needs little memory: polygons are not decoded, and records are views of the file's bytes.
+A sound json is decoded by msgspec, which is fast and skips polygons. Where that fails, Python's json reads it
+again, which takes more (NaN, bytes that are not UTF-8), and each value of each record is checked: each fault
+is reported with the record's id, and the other values are used.
+
+Decoding is strict: "12" and true are not numbers, and 1.5 is not an id.
 """
 
 import codecs
+import collections
 import json
+import math
 import os
 import pathlib
 import re
 import reprlib
 import stat
-from typing import Any
+import sys
+from typing import Any, NamedTuple
 
 import msgspec
 
+from common.annotations import NONE, CocoImage, CocoObject
+from common.datacheck.issues import Issues
 from common.files import file_type
-from common.issues import Findings
+from common.labels import is_text
 
 _REPR = reprlib.Repr()
 _REPR.maxlist, _REPR.maxdict, _REPR.maxstring = 8, 4, 80
-_NEAR = 20  # bytes shown before and after the place of a fault
-# NaN and Infinity are no JSON, but Python's json writes and reads them. They are marked, then cut as objects,
-# which are wrong for every key that is used, and which no string can hold unbroken.
-_LITERAL = re.compile(rb"[NI-](?<=[\s\[,:].)(?:aN|nfinity|Infinity)(?=[\s\],}])")
-_MARKED = re.compile(rb'\{"\\u0000":"(NaN|-?Infinity)"\}')
-_MARK = rb'{"\\u0000":"\g<0>"}'
+_NEAR = 20  # characters shown before and after the place of a fault
+_DIGITS = 4000  # of an integer: Python refuses to read many more
+_NO_JSON = (
+    ("json-empty", rb"\s*\Z"),
+    ("json-lfs-pointer", rb"version https://git-lfs"),
+    ("json-gzip", rb"\x1f\x8b"),
+    # With a byte order mark or the bracket of an object; a UTF-32 mark begins like that of UTF-16.
+    ("json-utf-16", rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]"),
+)
+_PART = re.compile(r"[\w.+\\-]*\s*")  # what is left of a number, a literal or an escape that is cut
+_STRUCTS = {"images": CocoImage, "annotations": CocoObject, "categories": Any}
+# What a struct gets in place of a value that was reported.
+_NOTHING = {
+    CocoImage: {"id": NONE, "file_name": "", "width": 0, "height": 0},
+    CocoObject: {"image_id": NONE, "category_id": NONE, "bbox": (math.nan,) * 4},
+}
 
 
-# With a byte order mark or the bracket of an object; a UTF-32 mark begins like that of UTF-16.
-_UTF_16 = re.compile(rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]")
-_LISTS = ("images", "annotations", "categories")
+class _Repeated(NamedTuple):
+    """Stands for the values of a key that is given more than once."""
+
+    count: int
 
 
 class _Key:
     """A key of the document. It equals no other: a dict holds a repeated key as often as it is given."""
 
-    __slots__ = ("text",)
-
     def __init__(self, text: str):
         self.text = text
 
 
-_Document = dict[_Key, msgspec.Raw]
-_decode_document = msgspec.json.Decoder(_Document, dec_hook=lambda _, text: _Key(text)).decode
+_cut = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=lambda _, text: _Key(text)).decode
 
 
-def read(path: str, findings: Findings) -> bytes | None:
-    """The bytes of a file that may be a json, without a byte order mark; None, with a finding, where it is
+def read(path: str, issues: Issues) -> bytes | None:
+    """The bytes of a file that may be a json, without a byte order mark; None, with an issue, where it is
     none. Never waits for a pipe."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
-            findings.add("json-not-a-file", f"it is {file_type(mode)}")
+            issues.add("json-not-a-file", f"it is {file_type(mode)}")
             return None
         content = pathlib.Path(path).read_bytes()
     except OSError as error:
-        findings.add("json-unreadable", error.strerror)
+        issues.add("json-unreadable", error.strerror)
         return None
-    size = f"it has {len(content)} bytes"
-    content = content.removeprefix(codecs.BOM_UTF8)
-    if not content or content.isspace():
-        findings.add("json-empty", size)
-    elif content.startswith(b"version https://git-lfs"):
-        findings.add("json-lfs-pointer", size)
-    elif content.startswith(b"\x1f\x8b"):
-        findings.add("json-gzip", f"{size} and begins with 1f 8b")
-    elif _UTF_16.match(content):
-        findings.add("json-utf-16", f"{size} and begins with {content[:4].hex(' ')}")
-    else:
-        return content
-    return None
+    text = content.removeprefix(codecs.BOM_UTF8)
+    for kind, pattern in _NO_JSON:
+        if re.match(pattern, text):
+            issues.add(kind, f"it has {len(content)} bytes and begins with {text[:4].hex(' ')}")
+            return None
+    return text
 
 
-def cut(content: bytes, findings: Findings) -> dict[str, list[msgspec.Raw] | None] | None:
-    """Cuts a COCO json into records.
+def parse(content: bytes, issues: Issues) -> dict[str, list | None]:
+    """Decodes a COCO json.
 
     Args:
         content: the json.
-        findings: gets json-truncated, json-malformed, repeated-key, missing-key and wrong-type.
+        issues: gets json-truncated, json-malformed, repeated-key, missing-key, wrong-type, box-length and
+            box-not-finite.
 
     Returns:
-        The records of `images`, `annotations` and `categories`, to be decoded by msgspec or, where that
-        fails, by `decode_record`; None for a list that is missing, given twice or none. None where the file
-        is no JSON.
+        The records of `images` and `annotations` as structs, those of `categories` as they are; values that
+        were reported are those of _NOTHING. None for a list that was reported.
     """
-    document = _cut(content, findings)
-    if document is None:
-        return None
-    return {key: _list([document[k] for k in document if k.text == key], key, findings) for key in _LISTS}
-
-
-def decode_record(record: msgspec.Raw) -> Any:
-    """What Python's json makes of a record; where it makes nothing of it, the text."""
-    text = _MARKED.sub(rb"\1", bytes(record)).decode("utf-8", "surrogateescape")
     try:
-        return json.loads(text)  # takes what msgspec refuses: 1e999, and bytes that are no UTF-8
-    except (ValueError, RecursionError):  # integers of more than 4300 digits, deep brackets
-        return text
+        parts = _cut(content)
+        if collections.Counter(key.text for key in parts if key.text in _STRUCTS) == dict.fromkeys(
+            _STRUCTS, 1
+        ):
+            part_of = {key.text: part for key, part in parts.items()}
+            return {key: msgspec.json.decode(part_of[key], type=list[of]) for key, of in _STRUCTS.items()}
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        pass
+    document = _load(content, issues)
+    if document is None:
+        return dict.fromkeys(_STRUCTS)
+    return {key: _list(document, key, struct, issues) for key, struct in _STRUCTS.items()}
 
 
 def shown(value: Any) -> str:
@@ -104,59 +114,111 @@ def shown(value: Any) -> str:
     return _REPR.repr(value)
 
 
-def _cut(content: bytes, findings: Findings) -> _Document | None:
-    """The parts of a json by their keys, undecoded."""
-    found = _decode(content, content)
-    if isinstance(found, dict):
-        return found
-    kind, words, position = found
-    if content[position : position + 1] in (b"N", b"I"):
-        found = _decode(_LITERAL.sub(_MARK, content), content)
-        if isinstance(found, dict):
-            return found
-        if found[0] == "json-truncated":  # otherwise the literal is the first fault
-            kind, words, _ = found
-    findings.add(kind, words)
+def _load(content: bytes, issues: Issues) -> dict[str, Any] | None:
+    """What Python's json reads; None, with an issue, where it is not an object."""
+    text = content.decode("utf-8", "surrogateescape")
+    try:
+        document = json.loads(text, object_pairs_hook=_object, parse_int=_integer)
+    except RecursionError:
+        issues.add("json-malformed", "its brackets are nested too deeply")
+        return None
+    except json.JSONDecodeError as error:
+        is_cut = error.msg.startswith("Unterminated") or _PART.fullmatch(text, error.pos)
+        if is_cut and error.msg != "Extra data":
+            tail = text.rstrip()[-2 * _NEAR :]
+            issues.add("json-truncated", f"it ends after {len(content)} bytes with {tail!r}")
+        else:
+            near = text[max(error.pos - _NEAR, 0) : error.pos + _NEAR]
+            position = len(text[: error.pos].encode("utf-8", "surrogateescape"))
+            issues.add("json-malformed", f"{error.msg} at byte {position}, near {near!r}")
+        return None
+    if not isinstance(document, dict):
+        head = text[: 2 * _NEAR]
+        issues.add("wrong-type", f"the file begins with {head!r}: an object of three lists is needed")
+        return None
+    return document
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = collections.Counter(key for key, _ in pairs)
+        found |= {key: _Repeated(n) for key, n in counts.items() if n > 1 and key in _STRUCTS}
+    return found
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < _DIGITS else float(digits)
+
+
+def _list(document: dict[str, Any], key: str, struct: type, issues: Issues) -> list | None:
+    """The records of one list."""
+    records = document.get(key)
+    if key not in document:
+        issues.add("missing-key", f"the file has no list `{key}`")
+    elif isinstance(records, _Repeated):
+        issues.add("repeated-key", f"the file has {records.count} lists `{key}`")
+    elif not isinstance(records, list):
+        issues.add("wrong-type", f"`{key}` is {shown(records)}: a list is needed")
+    elif struct is Any:
+        return records
+    else:
+        return [_salvaged(record, struct, key, number, issues) for number, record in enumerate(records)]
     return None
 
 
-def _decode(version: bytes, content: bytes) -> _Document | tuple[str, str, int]:
-    """A json's parts; or the kind of what is wrong, in words, and where.
+def _salvaged(record: Any, struct: type, key: str, number: int, issues: Issues) -> Any:
+    """What is good in a record, with an issue for each value that is not."""
+    good = dict(_NOTHING[struct])
+    if not isinstance(record, dict):
+        issues.add("wrong-type", f"{key}[{number}] is {shown(record)}: an object is needed")
+        return struct(**good)
+    for field in _FIELDS[struct]:
+        if field.name in record:
+            kind, fault = _fault(record[field.name], field)
+        elif field.required:
+            kind, fault = "missing-key", f"has no {field.name}"
+        else:
+            continue
+        if kind:
+            issues.add(kind, f"{_record_name(record, key, number)} {fault}")
+        else:
+            good[field.name] = record[field.name]
+    return struct(**good)
 
-    Args:
-        version: the json as it is, or marked.
-        content: the json as it is, for the words.
-    """
+
+_FIELDS = {struct: msgspec.structs.fields(struct) for struct in _NOTHING}
+
+
+def _record_name(record: dict[str, Any], key: str, number: int) -> str:
+    """`image 7 ('b.jpg')`, `annotation 3 (image 7)`, or `annotations[2] (no id, image 7)`."""
+    record_id = record.get("id")
+    has_id = type(record_id) is int and record_id >= 0
+    about = [] if has_id else [f"id {shown(record_id)}" if "id" in record else "no id"]
+    if "image_id" in record:
+        about.append(f"image {shown(record['image_id'])}")
+    if "file_name" in record:
+        about.append(shown(record["file_name"]))
+    name = f"{key[:-1]} {shown(record_id)}" if has_id else f"{key}[{number}]"
+    return f"{name} ({', '.join(about)})" if about else name
+
+
+def _fault(value: Any, field: msgspec.structs.FieldInfo) -> tuple[str, str]:
+    """The kind of a fault and, in words, the value and what was expected; ("", "") for a good value."""
+    has = f"has {field.name} {shown(value)}"
+    if field.name == "bbox" and isinstance(value, list):
+        if len(value) != 4:
+            return "box-length", has
+        numbers = all(isinstance(side, int | float) for side in value)
+        if numbers and not all(abs(side) <= sys.float_info.max for side in value):
+            return "box-not-finite", has
+    if isinstance(value, float) and not math.isfinite(value):
+        return "wrong-type", f"{has}: a finite number is needed"
+    if isinstance(value, str) and not is_text(value):
+        return "wrong-type", f"{has}, which no UTF-8 can spell"
     try:
-        return _decode_document(version)
-    except msgspec.ValidationError:
-        head = content[: 2 * _NEAR].decode("utf-8", "replace")
-        return "wrong-type", f"the file begins with {head!r}: an object of three lists is needed", 0
-    except RecursionError:
-        return "json-malformed", "its brackets are nested too deeply", 0
-    except UnicodeDecodeError as error:
-        return "json-malformed", f"the key {shown(error.object)} is no UTF-8", 0
-    except msgspec.DecodeError as error:
-        said = re.fullmatch(r"JSON is malformed: (.*) \(byte (\d+)\)", str(error))
-        position = int(said[2]) if said else len(version)  # the rest is "Input data was truncated"
-    if position >= len(version.rstrip()):
-        tail = content.rstrip()[-2 * _NEAR :].decode("utf-8", "replace")
-        return "json-truncated", f"it ends after {len(content)} bytes with {tail!r}", position
-    near = version[max(position - _NEAR, 0) : position + _NEAR].decode("utf-8", "replace")
-    return "json-malformed", f"{said[1]} at byte {position}, near {near!r}", position
-
-
-def _list(parts: list[msgspec.Raw], key: str, findings: Findings) -> list[msgspec.Raw] | None:
-    """The records of the one part that a key should have."""
-    if not parts:
-        findings.add("missing-key", f"the file has no list `{key}`")
-        return None
-    if len(parts) > 1:
-        findings.add("repeated-key", f"the file has {len(parts)} lists `{key}`")
-        return None
-    (part,) = parts
-    try:
-        return msgspec.json.decode(part, type=list[msgspec.Raw])
-    except msgspec.ValidationError:
-        findings.add("wrong-type", f"`{key}` is {shown(decode_record(part))}: a list is needed")
-        return None
+        msgspec.convert(value, field.type)
+    except ValueError as error:
+        reason = str(error).partition(" - at ")[0]
+        return "wrong-type", f"{has}: {reason[:1].lower()}{reason[1:]}"
+    return "", ""

@@ -4,8 +4,12 @@ DALI checks no CRC. It returns uninitialised memory, or dies, at a record that l
 for; and the records that google/automl writes of images without objects do. Such records are fixed: a
 complete copy of each goes to the cache directory and is read in place of the original, which its file's
 index then leaves out. Images that cannot be used are left out in the same way, if --on_bad_image=skip.
+
+The cache also keeps what was read, under a hash of everything that it depends on, so the next start does not
+read the data. A result with faults that the user must correct in the files is not kept.
 """
 
+import collections
 import concurrent.futures
 import dataclasses
 import glob
@@ -15,23 +19,24 @@ import pathlib
 import re
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
+import tensorflow as tf
 
 from common import tfrecord
 from common.annotations import Annotations
+from common.args import ImagePolicy
 from common.datacheck import tfrecord_scan
-from common.datacheck.checked_annotations import report_fixes
-from common.datacheck.images import ImagePolicy
-from common.datacheck.tfrecord_example import absent_keys, complete
-from common.datacheck.tfrecord_scan import name_files
+from common.datacheck.coco import report_fixes
+from common.datacheck.issues import Issues
+from common.datacheck.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, Features, name_files
 from common.errors import UserError
-from common.files import get_or_create, store_cached
-from common.issues import Findings
+from common.files import get_or_create, load_cached, save_cached, store_cached
 from common.labels import LabelMap
 from common.sources import TFRecordSource
-from common.tfrecord import CROWD_KEY, DALI_KEYS, RecordFile, Records
+from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
 
-_CROWD_BIT = 1 << DALI_KEYS.index(CROWD_KEY)
+_VERSION = 4  # raise it when what is kept changes, or any check, those of images.py included
 _THREADS = 16  # files that are walked at once
 _NO_RECORDS = (".idx", ".json", ".pbtxt")  # what lies beside record files
 _SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
@@ -49,33 +54,31 @@ def expand_pattern(pattern: str) -> list[str]:
     Raises:
         DataError: every pattern that matches nothing.
     """
-    findings = Findings(pattern)
-    files: set[str] = set()
-    parts = [part.strip() for part in pattern.split(",") if part.strip()]
-    for part in parts or [pattern]:
+    issues, files = Issues(pattern), set()
+    for part in [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]:
         matches = {file for file in glob.glob(part, recursive=True) if not file.endswith(_NO_RECORDS)}
         if part.endswith("**"):
             matches = {file for file in matches if not os.path.isdir(file)}
         if not matches:
-            findings.add("no-record-file", repr(part))
+            issues.add("no-record-file", repr(part))
         files |= matches
-    findings.raise_if_stopping()
+    issues.raise_if_stopping()
     return sorted(files)
 
 
-def walk_files(files: Sequence[str | os.PathLike], findings: Findings) -> list[RecordFile]:
+def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[RecordFile]:
     """Where the records of files stand. Faults, and files that end before their index, are added."""
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         walked = list(pool.map(tfrecord.walk, files))
     for file in walked:
         if file.fault:
-            findings.add(*file.fault)
-    for file in walked if not findings.stopping else ():
-        _check_complete(file, findings)
+            issues.add(*file.fault)
+    for file in walked if not issues.stopping else ():
+        _check_complete(file, issues)
     return walked
 
 
-def _check_complete(file: RecordFile, findings: Findings) -> None:
+def _check_complete(file: RecordFile, issues: Issues) -> None:
     path = pathlib.Path(f"{file.path}.idx")
     try:
         listed = path.read_bytes() if path.is_file() else b""
@@ -83,20 +86,15 @@ def _check_complete(file: RecordFile, findings: Findings) -> None:
         return
     num_listed, count = listed.count(b"\n"), len(file.spans)
     if num_listed > count and listed.startswith(tfrecord.format_index(file.spans)):
-        findings.add("index-longer", f"{file.path} has {count} records, {path.name} lists {num_listed}")
+        issues.add("index-longer", f"{file.path} has {count} records, {path.name} lists {num_listed}")
 
 
-def index_of(file: RecordFile, findings: Findings) -> str:
+def index_of(file: RecordFile, issues: Issues) -> str:
     """The path of a file's index, which is made where it is missing or wrong."""
     path, made = tfrecord.ensure_index(file.path, file.spans)
     if made:
-        findings.add(made, file.path)
+        issues.add(made, file.path)
     return path
-
-
-def store_index(spans: np.ndarray) -> str:
-    """The path of an index in the cache, of some records of a file."""
-    return os.fspath(store_cached(tfrecord.format_index(spans), ".idx"))
 
 
 def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
@@ -145,68 +143,78 @@ def open_records(
         DataError: everything that would make training wrong, in all files: file, record, image id, key and
             value.
     """
-    findings = Findings(name_files(files))
-    walked = walk_files(files, findings)
-    content = tfrecord_scan.read(walked, label_map, policy)
+    issues = Issues(name_files(files))
+    walked = walk_files(files, issues)
+    examples = _read(walked, label_map, policy, issues)
+    annotations, is_usable = tfrecord_scan.check(examples, label_map, issues)
     if policy.on_bad_image == "skip":
-        content.findings.skip_images()
-    findings.extend(content.findings)
-    findings.raise_if_stopping()
-    kept = np.flatnonzero(content.is_usable)
-    annotations = content.annotations
-    if len(kept) < len(content.is_usable):
-        annotations = annotations.select(content.is_usable)
-    annotations = dataclasses.replace(annotations, findings=findings)
+        issues.skip_images()
+    issues.raise_if_stopping()
+    annotations = dataclasses.replace(annotations.select(is_usable), issues=issues)
+    kept = np.flatnonzero(is_usable)
 
     def name_record(row: int) -> str:
-        return tfrecord_scan.record_name(walked, content.annotations.image_ids, kept[row])
+        return examples[kept[row]].name
 
     def name_box(row: int) -> str:
-        box = tfrecord_scan.box_name(_fractions(annotations, row))
-        return f"{name_record(annotations.box_image[row])} has {box}"
+        left, top, width, height = annotations.boxes_ltwh_px[row]
+        image_row = annotations.box_image[row]
+        sides = annotations.image_sizes[image_row][[1, 0, 1, 0]]
+        box = (np.array([left, top, left + width, top + height]) / sides).astype(np.float32)
+        return f"{name_record(image_row)} has {tfrecord_scan.box_name(box)}"
 
-    if not annotations.num_images:
-        findings.add("no-images", "no record has an image that can be read")
-        findings.raise_if_stopping()
-    report_fixes(annotations, name_record, name_box, findings)
-    findings.raise_if_stopping()
+    if annotations.num_images:
+        report_fixes(annotations, name_record, name_box, issues)
+    else:
+        issues.add("no-images", "no record has an image that can be read")
+    issues.raise_if_stopping()
     # DALI is asked for crowds only where there are any.
-    asked = 0xFF if annotations.is_crowd.any() else 0xFF - _CROWD_BIT
-    lacking = np.where(content.is_usable, content.absent & asked, 0).astype(np.uint8)
-    rows = np.flatnonzero(lacking[kept])
-    findings.add_each(
-        "record-completed",
-        rows,
-        lambda row: f"{name_record(row)} lacks {', '.join(absent_keys(lacking[kept[row]]))}",
-    )
+    least = LACKS_CROWDS if annotations.is_crowd.any() else LACKS_BOXES
+    lacking = is_usable & np.array([example.lacks >= least for example in examples])
+    issues.add_each("record-completed", np.flatnonzero(lacking[kept]), name_record)
     missing = missing_shards([file.path for file in walked])
-    findings.add_many("shard-missing", len(missing), missing)
-    return _lay_out(walked, annotations, content, lacking)
+    issues.add_many("shard-missing", len(missing), missing)
+    formats = collections.Counter(examples[row].facts.image_format for row in kept)
+    return _lay_out(walked, annotations, is_usable, lacking, dict(formats.most_common()))
 
 
-def _fractions(annotations: Annotations, row: int) -> np.ndarray:
-    """A box as its record stores it."""
-    left, top, width, height = annotations.boxes_ltwh_px[row]
-    sides = annotations.image_sizes[annotations.box_image[row]][[1, 0, 1, 0]]
-    return (np.array([left, top, left + width, top + height]) / sides).astype(np.float32)
+def _read(
+    walked: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy, issues: Issues
+) -> list[Example]:
+    """`tfrecord_scan.scan`, or what it found before."""
+    state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
+    of_policy = (policy.decode, policy.max_megapixels)
+    key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), of_policy, state))
+    name = f"{hashlib.sha256(key).hexdigest()[:32]}.records"
+    kept = load_cached(name)
+    if kept is not None:
+        return msgspec.msgpack.decode(kept, type=list[Example])
+    found = Issues(issues.origin)
+    examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), policy, found)
+    if not found.stopping:
+        save_cached(name, msgspec.msgpack.encode(examples))
+    issues.extend(found)
+    return examples
 
 
 def _lay_out(
     walked: Sequence[RecordFile],
     annotations: Annotations,
-    content: tfrecord_scan.Content,
+    is_usable: np.ndarray,
     lacking: np.ndarray,
+    formats: dict[str, int],
 ) -> TFRecordSource:
     """Files, indexes and spans of the records that are read; makes what is missing.
 
     Args:
         walked: the user's files.
         annotations: of the records that are read.
-        content: of all records.
-        lacking: uint8 (R,), the bits of the keys that each record must be given first, as `Example.absent`.
+        is_usable: bool (R,), which of all records are read.
+        lacking: bool (R,), which of these must be completed first.
+        formats: of the images.
     """
     files, indexes, spans, rows = [], [], [], []
-    row_of = np.cumsum(content.is_usable) - 1
+    row_of = np.cumsum(is_usable) - 1
 
     def add(file: str, index: str, file_spans: np.ndarray, records: np.ndarray) -> None:
         spans.append(np.insert(file_spans, 0, len(files), axis=1))
@@ -217,21 +225,25 @@ def _lay_out(
     begin = 0
     for file in walked:
         end = begin + len(file.spans)
-        is_read = content.is_usable[begin:end] & (lacking[begin:end] == 0)
+        is_read = is_usable[begin:end] & ~lacking[begin:end]
         if is_read.any():
-            sound = file.spans[is_read]
-            index = index_of(file, annotations.findings) if is_read.all() else store_index(sound)
-            add(file.path, index, sound, begin + np.flatnonzero(is_read))
+            index = index_of(file, annotations.issues) if is_read.all() else _index(file.spans[is_read])
+            add(file.path, index, file.spans[is_read], begin + np.flatnonzero(is_read))
         if lacking[begin:end].any():
             completed = _complete_copy(file, lacking[begin:end])
             copied = tfrecord.record_spans(completed)
-            add(completed, store_index(copied), copied, begin + np.flatnonzero(lacking[begin:end]))
+            add(completed, _index(copied), copied, begin + np.flatnonzero(lacking[begin:end]))
         begin = end
     has_crowds = bool(annotations.is_crowd.any())
     has_empty = bool(annotations.target_boxes.num_dropped)
     records = Records(tuple(files), tuple(indexes), np.concatenate(spans), has_crowds, has_empty)
     paths = [file.path for file in walked]
-    return TFRecordSource(paths, records, annotations, np.concatenate(rows), content.formats)
+    return TFRecordSource(paths, records, annotations, np.concatenate(rows), formats)
+
+
+def _index(spans: np.ndarray) -> str:
+    """The path of an index in the cache, of some records of a file."""
+    return os.fspath(store_cached(tfrecord.format_index(spans), ".idx"))
 
 
 def _complete_copy(file: RecordFile, lacking: np.ndarray) -> str:
@@ -241,11 +253,23 @@ def _complete_copy(file: RecordFile, lacking: np.ndarray) -> str:
     identity.update(lacking.tobytes())
 
     def make() -> bytes:
-        rows = np.flatnonzero(lacking).tolist()
-        records = (tfrecord.read_record(file.path, *file.spans[row].tolist()) for row in rows)
-        return b"".join(
-            tfrecord.framed(complete(record, absent_keys(lacking[row])))
-            for row, record in zip(rows, records, strict=True)
-        )
+        records = [tfrecord.read_record(file.path, *span) for span in file.spans[lacking].tolist()]
+        return b"".join(tfrecord.framed(complete(record)) for record in records)
 
     return os.fspath(get_or_create(f"{identity.hexdigest()[:32]}.tfrecord", make))
+
+
+def complete(record: bytes) -> bytes:
+    """The record with the keys of its objects that it lacks: empty lists, and zeros for crowds."""
+    read = Features(tf.train.Example.FromString(record).features.feature, "", Issues(""))
+    count = len(read.values(LABEL_KEY, "int64_list"))
+    features = collections.defaultdict(tf.train.Feature)
+    for key in filter(read.lacks, BOX_KEYS):
+        features[key].float_list.SetInParent()
+    for key in (LABEL_KEY, CROWD_KEY):
+        if read.lacks(key) or not read.values(key, "int64_list"):
+            features[key].int64_list.value.extend([0] * count)
+            features[key].int64_list.SetInParent()
+    addition = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    # Protobuf reads two messages in a row as one; of a key in both, the later value counts.
+    return record + addition

@@ -1,84 +1,210 @@
-"""Reads record files once: annotations, checksums of the data, headers of the images.
+"""Reads record files once: annotations, checksums of the data, headers of the images, and all that is wrong.
 
-The cache keeps the result under a hash of everything that it depends on, so the next start does not read the
-data. A result with faults that the user must correct in the files is not kept.
+The schema is that of TensorFlow Object Detection (common/tfrecord.py). All keys of the objects may be missing
+where an image has none.
 """
 
-import collections
 import concurrent.futures
-import dataclasses
-import functools
-import hashlib
 import itertools
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+import tensorflow as tf
 
-from common.annotations import Annotations
-from common.datacheck import checked_annotations, images
-from common.datacheck.images import ImageFacts, ImagePolicy
-from common.datacheck.tfrecord_example import UNKNOWN, Example, parse
-from common.files import load_cached, save_cached
-from common.issues import Findings, Severity
+from common import tfrecord
+from common.annotations import NONE, OBJECT, Annotations, CocoImage, sizes_of, to_annotations
+from common.args import ImagePolicy
+from common.datacheck import images
+from common.datacheck.coco import repeats
+from common.datacheck.image_headers import ImageFacts
+from common.datacheck.issues import Issues
 from common.labels import LabelMap
 from common.progress import Bar
-from common.tfrecord import FRAME, HEADER, RecordFile, masked_crc32c
+from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
 
-_VERSION = 3  # raise it when what is kept changes, or any check, those of images.py included
+LACKS_CROWDS, LACKS_BOXES = 1, 2  # which keys that DALI asks for a record does not have
 _THREADS = min(16, os.cpu_count() or 1)
-_PART_BYTES = 2**24  # of data that are in memory at a time, for each thread
-_PART_RECORDS = 2048
+_PART = 64  # records that a thread has in memory at a time
 _NAMED = 4  # records of one id in a message
 _FARTHEST = 2  # fraction of an image: boxes that reach farther are in pixels
-_SLOW_BYTES, _SLOW_RECORDS, _SLOW_IMAGES = 2**29, 50_000, 500  # from which on a progress bar is shown
+_SLOW_BYTES = 2**29  # of files from which on a progress bar is shown
+_MAX_ID, _MAX_DIGITS = 2**63 - 1, 19
+_MAX_SIDE = 2**31 - 1
+_SHOWN, _SHOWN_BYTES = 8, 40  # values in a message, bytes of one
 
-Columns = dict[str, np.ndarray]
+
+# --- one record ---
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Content:
-    """What record files hold.
+class Example(msgspec.Struct, gc=False, array_like=True):
+    """What one record contains.
 
     Attributes:
-        annotations: of all records. Where `findings` stop, rows of what was reported mean nothing.
-        is_usable: bool (I,), whether the image of a record can be used.
-        absent: uint8 (I,), `Example.absent` of each record.
-        formats: how many of the usable images have a format, by its name, the most frequent first.
+        name: of the record, for messages: `a.tfrecord record 5 (image 12)`.
+        image_id: NONE where it was reported.
+        file_name: "" where there is none.
+        image_size: height and width in pixels, 0 where either was reported.
+        sides: one list for each of BOX_KEYS, fractions of the image; empty where anything about the objects
+            was reported, and so are the other lists.
+        category_ids: one per box.
+        is_crowd: one per box, 0 or 1.
+        areas: one per box in square pixels, NaN where none is given.
+        lacks: 0, LACKS_CROWDS, or LACKS_BOXES where any other key is missing.
+        facts: of its image; None where that was reported.
     """
 
-    annotations: Annotations
-    is_usable: np.ndarray
-    absent: np.ndarray
-    formats: dict[str, int]
+    name: str
+    image_id: int = NONE
+    file_name: str = ""
+    image_size: tuple[int, int] = (0, 0)
+    sides: list[list[float]] = msgspec.field(default_factory=lambda: [[], [], [], []])
+    category_ids: list[int] = []
+    is_crowd: list[int] = []
+    areas: list[float] = []
+    lacks: int = 0
+    facts: ImageFacts | None = None
 
-    @property
-    def findings(self) -> Findings:
-        """All about records and images, but not about boxes that are fixed."""
-        return self.annotations.findings
+
+def _is_id(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= _MAX_DIGITS and int(text) <= _MAX_ID
 
 
-def read(files: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy) -> Content:
-    """Reads record files, or loads what was read before.
+def _is_side(pixels: int) -> bool:
+    return 0 < pixels <= _MAX_SIDE
+
+
+# Keys with one value: its kind, whether it can be used, and what it must be.
+_ONE = {
+    "image/source_id": ("bytes_list", _is_id, f"image ids are decimal digits, up to {_MAX_ID}"),
+    "image/height": ("int64_list", _is_side, "it must be at least one pixel"),
+    "image/width": ("int64_list", _is_side, "it must be at least one pixel"),
+    "image/encoded": ("bytes_list", lambda image: True, ""),
+}
+
+
+class Features:
+    """The features of a record by key, and where their faults go."""
+
+    def __init__(self, features: Any, name: str, issues: Issues):
+        self.features, self.name, self._issues = features, name, issues
+
+    def report(self, kind: str, text: str) -> None:
+        self._issues.add(kind, f"{self.name} {text}")
+
+    def values(self, key: str, kind: str) -> Sequence[Any] | None:
+        """The values under a key, () where there are none; None where they are of another kind."""
+        feature = self.features[key] if key in self.features else tf.train.Feature()
+        found = feature.WhichOneof("kind")
+        if found in (kind, None):
+            return getattr(feature, kind).value
+        values = _shown(getattr(feature, found).value)
+        self.report("record-key-type", f"has a {found} in {key}, {values}, instead of a {kind}")
+        return None
+
+    def value(self, key: str) -> Any:
+        """The one value under a key of _ONE; None where it cannot be used."""
+        kind, is_right, rule = _ONE[key]
+        values = self.values(key, kind)
+        if values is None:
+            return None
+        if not values:
+            self.report("record-key-missing", f"lacks {key}")
+        elif len(values) > 1:
+            text = f"has {len(values)} values in {key} instead of one: {_shown(values)}"
+            self.report("record-value", text)
+        elif not is_right(values[0]):
+            self.report("record-value", f"has the {key} {_shown(values)}: {rule}")
+        else:
+            return values[0]
+        return None
+
+    def lacks(self, key: str) -> bool:
+        return key not in self.features or self.features[key].WhichOneof("kind") is None
+
+
+def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
+    """Reads a serialized tf.train.Example, and hands on its encoded image: None where that was reported.
 
     Args:
-        files: what `walk` found; of damaged files, the records before the damage are read.
-        label_map: of the category ids in the records.
-        policy: how deep images are checked. What decoding every pixel found is used without it, too.
+        record: the data of one record.
+        name: of the record, `a.tfrecord record 5`.
+        known: the category ids that its labels may have.
+        issues: gets everything that cannot be used, and what was found in its place.
     """
-    names = {
-        deep: _cache_name(files, label_map, deep, policy.max_megapixels) for deep in (True, policy.decode)
-    }
-    for name in names.values():  # what every pixel showed comes first
-        if content := _from_bytes(load_cached(name), name_files([file.path for file in files])):
-            return content
-    content = _scan(files, label_map, policy)
-    if all(finding.severity is not Severity.ERROR for finding in content.findings):
-        kept = (content.formats, content.is_usable.tobytes(), content.absent.tobytes())
-        packed = checked_annotations.pack(content.annotations)
-        save_cached(names[policy.decode], msgspec.msgpack.encode((*kept, packed)))
-    return content
+    try:
+        features = tf.train.Example.FromString(record).features.feature
+    except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
+        issues.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
+        return Example(name), None
+    if not features:  # bytes of other kinds may pass for a message without any field that is known
+        issues.add("not-an-example", f"{name} ({len(record)} bytes) has no feature")
+        return Example(name), None
+    read = Features(features, name, issues)
+    source_id = read.value("image/source_id")
+    image_id = NONE if source_id is None else int(source_id)
+    if image_id != NONE:
+        read.name = f"{name} (image {image_id})"
+    file_name = b"".join(read.values("image/filename", "bytes_list") or ()).decode("utf-8", "replace")
+    example = Example(read.name, image_id, file_name.replace("\0", "\N{REPLACEMENT CHARACTER}"))
+    size = (read.value("image/height"), read.value("image/width"))
+    if None not in size:
+        example.image_size = size
+    _add_objects(example, read, known)
+    return example, read.value("image/encoded")
+
+
+def _add_objects(example: Example, read: Features, known: frozenset[int]) -> None:
+    """Fills in what is about objects, where that fits together."""
+    kinds = {LABEL_KEY: "int64_list", **dict.fromkeys(BOX_KEYS, "float_list"), CROWD_KEY: "int64_list"}
+    lists = {key: read.values(key, kind) for key, kind in (kinds | {AREA_KEY: "float_list"}).items()}
+    if None in lists.values() or not _lengths_agree(read, {key: len(of) for key, of in lists.items()}):
+        return
+    labels, crowds, areas = lists[LABEL_KEY], lists[CROWD_KEY], lists[AREA_KEY]
+    for label in sorted(set(labels) - known):
+        categories = f"{len(known)} categories from {min(known)} to {max(known)}"
+        read.report("unknown-category", f"has the label {label}, which none of {categories} has")
+    if not set(crowds) <= {0, 1}:
+        read.report("record-value", f"has {CROWD_KEY} {_shown(crowds)}: it must be 0 or 1")
+    if not all(0 <= area < math.inf for area in areas):
+        read.report("record-value", f"has {AREA_KEY} {_shown(areas)}: it must be a number, 0 or more")
+    # Copies: the values themselves would keep the whole record in memory.
+    example.sides = [list(lists[key]) for key in BOX_KEYS]
+    example.category_ids = list(labels)
+    example.is_crowd = list(crowds) or [0] * len(labels)
+    example.areas = list(areas) or [math.nan] * len(labels)
+    if any(map(read.lacks, (LABEL_KEY, *BOX_KEYS))):
+        example.lacks = LACKS_BOXES
+    elif read.lacks(CROWD_KEY) or len(crowds) != len(labels):
+        example.lacks = LACKS_CROWDS
+
+
+def _lengths_agree(read: Features, lengths: dict[str, int]) -> bool:
+    """Whether there is one value per box under every key; crowds and areas may be left out."""
+    if len(set(lengths.values())) == 1:
+        return True
+    needed = (LABEL_KEY, *BOX_KEYS)
+    given = {key: n for key, n in lengths.items() if n or (key in needed and not read.lacks(key))}
+    absent = [key for key in needed if key not in given]
+    fullest = max(given, key=given.get)
+    for key in absent:
+        read.report("record-key-missing", f"lacks {key}, but has {given[fullest]} values in {fullest}")
+    is_ragged = len(set(given.values())) > 1
+    if is_ragged:
+        listed = ", ".join(f"{key} {n}" for key, n in given.items())
+        read.report("record-ragged", f"has lists of these lengths: {listed}")
+    return not absent and not is_ragged
+
+
+def _shown(values: Sequence[Any]) -> str:
+    first = [value[:_SHOWN_BYTES] if isinstance(value, bytes) else value for value in values[:_SHOWN]]
+    return repr(first[0] if len(values) == 1 else first)
+
+
+# --- many records ---
 
 
 def name_files(files: Sequence[str | os.PathLike]) -> str:
@@ -87,175 +213,116 @@ def name_files(files: Sequence[str | os.PathLike]) -> str:
     return first if len(files) == 1 else f"{first} and {len(files) - 1} more files"
 
 
-def record_name(files: Sequence[RecordFile], image_ids: np.ndarray, row: int) -> str:
-    """One of all records, by its row, in words."""
-    begins = np.cumsum([0, *(len(file.spans) for file in files)])
-    number = int(np.searchsorted(begins, row, side="right")) - 1
-    known = f" (image {image_ids[row]})" if image_ids[row] != UNKNOWN else ""
-    return f"{files[number].name(row - begins[number])}{known}"
+def box_name(box: np.ndarray) -> str:
+    """float32 (4,), a box as records store it, in words."""
+    return f"the box xmin, ymin, xmax, ymax = {np.round(box.astype(np.float64), 6).tolist()}"
 
 
-def parts(file: RecordFile) -> Iterator[tuple[int, int]]:
-    """A file's records in runs, [begin, end), that are read at once."""
-    begin, offsets = 0, file.spans[:, 0]
-    while begin < len(offsets):
-        end = int(np.searchsorted(offsets, offsets[begin] + _PART_BYTES))
-        end = min(end, begin + _PART_RECORDS)
-        yield begin, end
-        begin = end
-
-
-def contents(file: RecordFile, begin: int, end: int, findings: Findings) -> list[bytes | None]:
+def contents(file: RecordFile, begin: int, end: int, issues: Issues) -> list[bytes | None]:
     """The data of the records [begin, end) of a file; None where they are damaged, which is reported."""
     found: list[bytes | None] = []
     try:
         with open(file.path, "rb", buffering=0) as stream:
             for number in range(begin, end):
                 offset, size = file.spans[number].tolist()
-                record = os.pread(stream.fileno(), size - FRAME, offset + HEADER)
-                if masked_crc32c(record) != file.checksums[number]:
+                record = os.pread(stream.fileno(), size - tfrecord.FRAME, offset + tfrecord.HEADER)
+                if tfrecord.masked_crc32c(record) != file.checksums[number]:
                     checksum = f"the checksum {file.checksums[number]:#010x}, not that of its data"
-                    findings.add("record-damaged", f"{file.name(number)} at byte {offset} has {checksum}")
+                    issues.add("record-damaged", f"{file.name(number)} at byte {offset} has {checksum}")
                     record = None
                 found.append(record)
     except OSError as error:  # the file has gone
-        findings.add("record-file-unreadable", f"{file.path}: {error.strerror}")
+        issues.add("record-file-unreadable", f"{file.path}: {error.strerror}")
     return found + [None] * (end - begin - len(found))
 
 
-def box_name(box: np.ndarray) -> str:
-    """float32 (4,), a box as records store it, in words."""
-    return f"the box xmin, ymin, xmax, ymax = {np.round(box.astype(np.float64), 6).tolist()}"
+def scan(
+    files: Sequence[RecordFile], known: frozenset[int], policy: ImagePolicy, issues: Issues
+) -> list[Example]:
+    """Reads record files.
 
-
-def _cache_name(files: Sequence[RecordFile], label_map: LabelMap, decode: bool, max_megapixels: float) -> str:
-    state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in files]
-    key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), decode, max_megapixels, state))
-    return f"{hashlib.sha256(key).hexdigest()[:32]}.records"
-
-
-def _from_bytes(kept: bytes | None, origin: str) -> Content | None:
-    if kept is None:
-        return None
-    formats, is_usable, absent, packed = msgspec.msgpack.decode(kept)
-    annotations = checked_annotations.unpack(packed, origin)
-    if annotations is None:
-        return None
-    return Content(annotations, np.frombuffer(is_usable, np.bool_), np.frombuffer(absent, np.uint8), formats)
-
-
-def _scan(files: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy) -> Content:
-    origin = name_files([file.path for file in files])
-    findings = Findings(origin)
-    runs = [(file, begin, end) for file in files for begin, end in parts(file)]
-    num_records = sum(len(file.spans) for file in files)
-    is_slow = (
-        sum(file.size for file in files) > _SLOW_BYTES
-        or num_records > _SLOW_RECORDS
-        or (policy.decode and num_records > _SLOW_IMAGES)
-    )
-    bar = Bar("Checking records", len(runs)) if is_slow and runs else None
-    known = frozenset(label_map.category_ids)
-    inspect = functools.partial(images.inspect, decode=policy.decode, max_megapixels=policy.max_megapixels)
-    blocks = [_columns_of([])]
+    Args:
+        files: what `walk` found; of damaged files, the records before the damage are read.
+        known: the category ids that labels may have.
+        policy: how deep images are checked.
+        issues: gets what is wrong with single records, but not with their images.
+    """
+    parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
+    bar = Bar("Checking records", len(parts)) if sum(file.size for file in files) > _SLOW_BYTES else None
+    examples: list[Example] = []
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        for block, found in pool.map(lambda run: _scan_run(*run, known, inspect), runs):
-            blocks.append(block)
-            findings.extend(found)
+        for of_part, found in pool.map(lambda part: _scan_part(*part, known, policy), parts):
+            examples += of_part
+            issues.extend(found)
             if bar:
                 bar.step()
-    columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-    _check_ids(files, columns["image_ids"], findings)
-    box_image = np.repeat(np.arange(num_records), columns["counts"])
-    boxes_px = columns["boxes"].astype(np.float64) * columns["image_sizes"][box_image][:, [1, 0, 1, 0]]
-    boxes_ltwh_px = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
-    box_areas = boxes_ltwh_px[:, 2] * boxes_ltwh_px[:, 3]
-    annotations = Annotations(
-        label_map=label_map,
-        image_ids=columns["image_ids"],
-        file_names=columns["file_names"].tolist(),
-        image_sizes=columns["image_sizes"],
-        box_image=box_image,
-        boxes_ltwh_px=boxes_ltwh_px,
-        category_ids=columns["category_ids"],
-        is_crowd=columns["is_crowd"],
-        areas=np.where(np.isnan(columns["areas"]), box_areas, columns["areas"]),
-        origin=origin,
-        findings=findings,
-    )
-    formats = collections.Counter(columns["formats"][columns["is_usable"]].tolist())
-    return Content(annotations, columns["is_usable"], columns["absent"], dict(formats.most_common()))
+    return examples
 
 
-def _scan_run(
-    file: RecordFile, begin: int, end: int, known: frozenset[int], inspect: Callable[[bytes], ImageFacts]
-) -> tuple[Columns, Findings]:
-    """The records [begin, end) of a file as columns, and what is wrong with them."""
-    findings = Findings(file.path)
-    examples, facts = [], []
-    for number, record in enumerate(contents(file, begin, end, findings), begin):
-        example, encoded = Example(file.name(number)), None
-        if record is not None:
-            example, encoded = parse(record, file.name(number), known, findings)
-        if encoded is not None:
-            facts.append((len(examples), inspect(encoded)))
-        examples.append(example)
-    columns = _columns_of(examples)
-    _check_boxes(examples, columns, findings)
-    rows = [row for row, _ in facts]
-    columns["is_usable"][rows] = images.check_images(
-        [fact for _, fact in facts],
-        columns["image_sizes"][rows],
+def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> tuple[Annotations, np.ndarray]:
+    """Checks the records of all files together.
+
+    Args:
+        examples: of all records.
+        label_map: the categories.
+        issues: gets faults of ids, boxes and images.
+
+    Returns:
+        The annotations of all records, and bool (I,), which images can be used. Where `issues` stop, rows
+        of what was reported mean nothing.
+    """
+    box_image = np.repeat(np.arange(len(examples)), [len(example.category_ids) for example in examples])
+    sides = [_chain((example.sides[side] for example in examples), np.float32) for side in range(4)]
+    boxes = np.stack(sides, axis=1)  # (N, 4) ltrb normalised, as stored
+    of_records = [CocoImage(e.image_id, e.file_name, e.image_size[1], e.image_size[0]) for e in examples]
+    image_sizes = sizes_of(of_records)
+    _check_boxes(boxes, [examples[row].name for row in box_image], issues)
+    for image_id, rows in repeats(example.image_id for example in examples):
+        names = ", ".join(examples[row].name for row in rows[:_NAMED])
+        issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {names}")
+    rows = [row for row, example in enumerate(examples) if example.facts]
+    is_usable = np.ones(len(examples), np.bool_)
+    is_usable[rows] = images.check_images(
+        [examples[row].facts for row in rows],
+        image_sizes[rows],
         [examples[row].file_name for row in rows],
         lambda i: examples[rows[i]].name,
-        findings,
+        issues,
     )
-    columns["formats"][rows] = [fact.image_format for _, fact in facts]
-    return columns, findings
+    boxes_px = boxes.astype(np.float64) * image_sizes[box_image][:, [1, 0, 1, 0]]
+    objects = np.empty(len(box_image), OBJECT)
+    objects["bbox"] = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
+    objects["category_id"] = _chain((example.category_ids for example in examples), np.int64)
+    objects["iscrowd"] = _chain((example.is_crowd for example in examples), np.bool_)
+    objects["area"] = _chain((example.areas for example in examples), np.float64)
+    return to_annotations(of_records, objects, box_image, label_map, issues.origin), is_usable
 
 
-def _columns_of(examples: Sequence[Example]) -> Columns:
-    """The columns of examples, as in `Annotations` unless said; nothing is known about their images yet."""
-
-    def chain(lists: Iterable[Sequence], dtype: type) -> np.ndarray:
-        return np.array(list(itertools.chain.from_iterable(lists)), dtype)
-
-    sides = [chain((example.sides[side] for example in examples), np.float32) for side in range(4)]
-    return {
-        "image_ids": np.array([example.image_id for example in examples], np.int64),
-        "image_sizes": np.array([example.image_size for example in examples], np.int32).reshape(-1, 2),
-        "counts": np.array([len(example.category_ids) for example in examples], np.int64),  # boxes
-        "boxes": np.stack(sides, axis=1),  # (N, 4) ltrb normalised, as stored
-        "category_ids": chain((example.category_ids for example in examples), np.int64),
-        "is_crowd": chain((example.is_crowd for example in examples), np.bool_),
-        "areas": chain((example.areas for example in examples), np.float64),  # NaN where there is none
-        "absent": np.array([example.absent for example in examples], np.uint8),
-        "is_usable": np.ones(len(examples), np.bool_),
-        "file_names": np.array([example.file_name for example in examples], object),
-        "formats": np.full(len(examples), "", object),
-    }
+def _chain(lists: Iterable[Sequence], dtype: type) -> np.ndarray:
+    return np.array(list(itertools.chain.from_iterable(lists)), dtype)
 
 
-def _check_boxes(examples: Sequence[Example], columns: Columns, findings: Findings) -> None:
-    box_example = np.repeat(np.arange(len(examples)), columns["counts"])
-    boxes = columns["boxes"]
+def _scan_part(
+    file: RecordFile, begin: int, known: frozenset[int], policy: ImagePolicy
+) -> tuple[list[Example], Issues]:
+    """_PART records of a file from `begin` on, and what is wrong with them."""
+    issues, examples = Issues(file.path), []
+    end = min(begin + _PART, len(file.spans))
+    for number, record in enumerate(contents(file, begin, end, issues), begin):
+        example, encoded = Example(file.name(number)), None
+        if record is not None:
+            example, encoded = parse(record, file.name(number), known, issues)
+        if encoded is not None:
+            options = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
+            example.facts = images.inspect(encoded, **options)
+        examples.append(example)
+    return examples, issues
+
+
+def _check_boxes(boxes: np.ndarray, names: Sequence[str], issues: Issues) -> None:
     is_finite = np.isfinite(boxes).all(axis=1)
     is_negative = is_finite & np.any(boxes[:, 2:] < boxes[:, :2], axis=1)
     is_far = is_finite & ~is_negative & np.any(boxes > _FARTHEST, axis=1)
     kinds = {"box-not-finite": ~is_finite, "box-negative": is_negative, "box-in-pixels": is_far}
     for kind, which in kinds.items():
-        for box in np.flatnonzero(which).tolist():
-            findings.add(kind, f"{examples[box_example[box]].name} has {box_name(boxes[box])}")
-
-
-def _check_ids(files: Sequence[RecordFile], image_ids: np.ndarray, findings: Findings) -> None:
-    order = np.argsort(image_ids, kind="stable")
-    unique, begins, counts = np.unique(image_ids[order], return_index=True, return_counts=True)
-    repeated = np.flatnonzero((counts > 1) & (unique != UNKNOWN))
-
-    def text(of: int) -> str:
-        rows = order[begins[of] : begins[of] + min(counts[of], _NAMED)]
-        names = ", ".join(record_name(files, image_ids, row) for row in rows)
-        return f"image {unique[of]} is given {counts[of]} times: {names}"
-
-    findings.add_each("repeated-image-id", repeated, text)
+        issues.add_each(kind, np.flatnonzero(which), lambda i: f"{names[i]} has {box_name(boxes[i])}")

@@ -65,8 +65,7 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
     def attempt(state: Any) -> Any:
         progress.be_quiet(hvd.rank() > 0)  # who was rank 1 may be rank 0 now
         if hvd.size() != state.size:
-            event = "lost ranks" if hvd.size() < state.size else "new ranks"
-            progress.log(f"{event}: {hvd.size()} instead of {state.size} go on from the last whole epoch")
+            progress.log(f"{hvd.size()} ranks instead of {state.size} go on from the last whole epoch")
         # --overwrite is for the first attempt: the others go on from it.
         again = dataclasses.replace(a, overwrite=False) if state.begun else a
         state.size, state.begun = hvd.size(), True

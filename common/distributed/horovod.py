@@ -4,7 +4,6 @@ Horovod's own Keras 2 wrappers (DistributedOptimizer, DistributedGradientTape, b
 know Keras 3's variables, and they hide where ranks matter. Its operations work as they are.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from common import devices
-from common.distributed.packing import pack, unpack
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 
@@ -64,39 +62,22 @@ class HorovodRanks(Ranks):
         count = len(tf.config.list_physical_devices("GPU"))  # a launcher (Slurm) can have given each its own
         return self.local_rank % max(count, 1)
 
-    def mean(self, scalars: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        names = sorted(scalars)
-        message = tf.stack([tf.cast(scalars[name], tf.float32) for name in names])
-        means = tf.unstack(self._hvd.allreduce(message, op=self._hvd.Average))
-        return dict(zip(names, means, strict=True))
-
     def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         return self._hvd.grouped_allreduce(gradients, op=self._hvd.Average, compression=self._compression)
 
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         self._hvd.broadcast_variables(list(variables), root_rank=0)
 
-    # Horovod's own broadcast_object and allgather_object count bytes in int32, which ends at 2 GiB of all
-    # ranks together, make a tensor of them element by element (a second for 60 MB), and use pickles.
-    def broadcast_object(self, value: Any) -> Any:
-        data = pack(value) if self.rank == 0 else np.zeros(0, np.uint8)
+    # Horovod's own allgather_object counts bytes in int32, which ends at 2 GiB of all ranks together, makes a
+    # tensor of them element by element (a second for 60 MB), and uses pickles.
+    def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
         with tf.device("CPU"):
-            (size,) = self._hvd.broadcast(tf.constant([data.size], tf.int64), root_rank=0).numpy()
-            message = tf.constant(data) if self.rank == 0 else tf.zeros(size, tf.uint8)
-            received = self._hvd.broadcast(message, root_rank=0)
-        return value if self.rank == 0 else unpack(received.numpy())
-
-    def gather(self, value: Any) -> list[Any]:
-        data = pack(value)
-        with tf.device("CPU"):
-            sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy().tolist()
+            sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy()
             joined = self._hvd.allgather(tf.constant(data)).numpy()
-        ends = itertools.accumulate(sizes)
-        return [unpack(joined[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+        return np.split(joined, np.cumsum(sizes)[:-1])
 
-    def mean_over_ranks(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        values = [tf.convert_to_tensor(variable) for variable in variables]
-        return self._hvd.grouped_allreduce(values, op=self._hvd.Average) if values else []
+    def _mean(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return self._hvd.grouped_allreduce(tensors, op=self._hvd.Average)
 
     def close(self) -> None:
         self._hvd.shutdown()

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import keras
+import msgspec
+import numpy as np
 import tensorflow as tf
 
 from common import devices
@@ -74,11 +76,15 @@ class Ranks:
 
     def mean(self, scalars: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Float scalars averaged over all replicas, in one message."""
-        return scalars
+        if self.num_replicas == 1:
+            return scalars
+        names = sorted(scalars)
+        message = tf.stack([tf.cast(scalars[name], tf.float32) for name in names])
+        return dict(zip(names, tf.unstack(self._mean([message])[0]), strict=True))
 
     def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """Gradients averaged over all replicas; `wrap_optimizer` keeps Keras from doing it again."""
-        return gradients
+        return self._mean(gradients)
 
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
         """The optimizer for gradients that `average` returned; call it before the optimizer is built."""
@@ -89,20 +95,37 @@ class Ranks:
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         """Gives the variables the values that they have on rank 0."""
 
+    def gather(self, value: T) -> list[T]:
+        """What each rank gives, in the order of the ranks, on every rank.
+
+        Values are dicts, lists, strings, bytes, numbers and None; tuples arrive as lists.
+        """
+        if self.world_size == 1:
+            return [value]
+        return [unpack(data) for data in self._gather_bytes(pack(value))]
+
     def broadcast_object(self, value: T) -> T:
         """What rank 0 gives, on every rank."""
-        return value
-
-    def gather(self, value: T) -> list[T]:
-        """What each rank gives, in the order of the ranks, on every rank."""
-        return [value]
+        return self.gather(value if self.rank == 0 else None)[0]
 
     def mean_over_ranks(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """The variables' values averaged over all replicas; the variables stay as they are."""
-        return [tf.convert_to_tensor(variable) for variable in variables]
+        if not variables:
+            return []
+        return self.first(self.run(lambda: self._mean([tf.identity(v) for v in variables])))
 
     def close(self) -> None:
         """Leaves the others in good order, at the end of the work."""
+
+    # --- what gather and the means are made of ---
+
+    def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
+        """uint8 (N,) of each rank, N its own, on every rank."""
+        return [data]
+
+    def _mean(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Averaged over all replicas, inside `run`."""
+        return tensors
 
     # --- built on these ---
 
@@ -112,15 +135,8 @@ class Ranks:
 
     def first_on_host(self, work: Callable[[], T]) -> T:
         """`work()` on every rank, but first on one of each host: the others then find its caches."""
-        result, problem = None, None
-        if self.local_rank == 0:
-            try:
-                result = work()
-            except UserError as error:  # the others wait below
-                problem = error
-        self.gather(None)
-        if problem:
-            raise problem
+        with self.raise_on_any_rank():
+            result = work() if self.local_rank == 0 else None
         return result if self.local_rank == 0 else work()
 
     @contextlib.contextmanager
@@ -135,13 +151,13 @@ class Ranks:
             yield
         except UserError as error:
             own = error
-        problems = self.gather(None if own is None else str(own))
+        reports = own is not None and not isinstance(own, OtherRankError)
+        problems = self.gather(str(own) if reports else None)
         first = next((rank for rank, text in enumerate(problems) if text), None)
-        if first is None:
-            return
         if first == self.rank:
             raise own
-        raise OtherRankError(f"rank {first}: {problems[first]}")
+        if first is not None:
+            raise OtherRankError(f"rank {first}: {problems[first]}")
 
 
 def start(strategy: str, compression: str = "none") -> Ranks:
@@ -186,3 +202,14 @@ def seed_per_rank(model: keras.Model, rank: int) -> None:
     for variable in model.variables:
         if rank and id(variable) not in weights:  # the state of a Keras seed generator: (seed, counter)
             variable.assign(variable + keras.ops.cast([rank, 0], variable.dtype))
+
+
+# MessagePack, which cannot run code as pickle can.
+def pack(value: Any) -> np.ndarray:
+    """uint8 (bytes,) of a plain value; TypeError for anything else."""
+    return np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
+
+
+def unpack(data: np.ndarray) -> Any:
+    """The value that `pack` was given."""
+    return msgspec.msgpack.decode(data.tobytes())

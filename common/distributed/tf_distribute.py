@@ -14,10 +14,10 @@ and assigning to it sets all copies of the process.
 
 import contextlib
 import faulthandler
+import json
 import os
 import signal
 import socket
-import threading
 import time
 import types
 from collections.abc import Callable, Sequence
@@ -31,13 +31,12 @@ from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context
 
 from common import progress
-from common.distributed import tf_config
-from common.distributed.packing import pack, unpack
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 
 T = TypeVar("T")
 START_SECONDS = 900.0  # until all workers have come: pods and Slurm steps can start minutes apart
+EXAMPLE = '{"cluster": {"worker": ["a:12345", "b:12345"]}, "task": {"type": "worker", "index": 0}}'
 HEARTBEAT_SECONDS = 30.0  # without a sign of life until a worker counts as dead
 
 # What keras.Optimizer does across replicas (keras/src/backend/tensorflow/optimizer.py), and its base class
@@ -63,7 +62,7 @@ class StrategyRanks(Ranks):
     def __init__(self, strategy: str) -> None:
         self.strategy = strategy
         if strategy == "multi_worker":
-            workers, self.rank = tf_config.read(os.environ.get("TF_CONFIG"))
+            workers, self.rank = read_tf_config(os.environ.get("TF_CONFIG"))
             self._strategy = _multi_worker_strategy(workers, self.rank)
             hosts = [worker.rpartition(":")[0] for worker in workers]
             self.local_rank = hosts[: self.rank].count(hosts[self.rank])
@@ -81,8 +80,6 @@ class StrategyRanks(Ranks):
         return self._strategy.scope()
 
     def feed(self, batches: Sequence[T]) -> T:
-        if len(batches) != len(self.local_replicas):
-            raise ValueError(f"{len(batches)} batches for {len(self.local_replicas)} replicas")
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: batches[context.replica_id_in_sync_group - self.local_replicas[0]]
         )
@@ -100,15 +97,6 @@ class StrategyRanks(Ranks):
         results = self._strategy.experimental_local_results
         count = len(self.local_replicas)
         return [tf.nest.map_structure(lambda part, i=i: results(part)[i], value) for i in range(count)]
-
-    def mean(self, scalars: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        names = sorted(scalars)
-        message = tf.stack([tf.cast(scalars[name], tf.float32) for name in names])
-        means = tf.unstack(_all_reduce("MEAN", message))
-        return dict(zip(names, means, strict=True))
-
-    def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        return _all_reduce("MEAN", gradients)
 
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
         """Gives the optimizer its base class' arithmetic for one device, which every replica then does.
@@ -128,49 +116,65 @@ class StrategyRanks(Ranks):
         for variable, value, content in zip(variables, own, contents, strict=True):
             variable.assign(np.frombuffer(content, value.dtype).reshape(value.shape))
 
-    def broadcast_object(self, value: T) -> T:
-        if self.world_size == 1:
-            return value
-        own = _pack(value if self.rank == 0 else None)
-        length = int(self._sum(np.array([len(own) if self.rank == 0 else 0]))[0])
-        return _unpack(self._sum(own if self.rank == 0 else np.zeros(length, np.int64)))
-
-    def gather(self, value: T) -> list[T]:
-        if self.world_size == 1:
-            return [value]
-        own = _pack(value)
-        lengths = np.zeros(self.world_size, np.int64)
-        lengths[self.rank] = len(own)
-        ends = np.cumsum(self._sum(lengths))
-        together = np.zeros(ends[-1], np.int64)
-        together[ends[self.rank] - len(own) : ends[self.rank]] = own
-        return [_unpack(part) for part in np.split(self._sum(together), ends[:-1])]
-
-    def mean_over_ranks(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        def mean():  # in one message
-            return _all_reduce("MEAN", tf.concat([tf.reshape(v, [-1]) for v in variables], 0))
-
-        if not variables:
-            return []
-        shapes = [variable.shape for variable in variables]
-        parts = tf.split(self.first(self.run(mean)), [shape.num_elements() for shape in shapes])
-        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
-
     def close(self) -> None:
         self.gather(None)  # a worker that leaves early is an error for those still at work
 
-    def _sum(self, values: np.ndarray) -> np.ndarray:
-        """int64 (N,), N the same on every rank: the sum over the ranks."""
-        return self._sum_in_graph(tf.constant(values)).numpy()
+    def _mean(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return _all_reduce("MEAN", tensors)
+
+    def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
+        """A sum over the ranks, in which each has its own place: collectives know few types and shapes."""
+        sizes = np.zeros(self.world_size, np.int64)
+        sizes[self.rank] = data.size
+        sizes = self._sum_over_ranks(sizes).numpy()
+        place = np.cumsum(sizes)[self.rank] - data.size
+        words = np.zeros(-(-sizes.sum() // 8), np.int64)  # a GPU keeps smaller integers on its host
+        words.view(np.uint8)[place : place + data.size] = data
+        joined = self._sum_over_ranks(words).numpy().view(np.uint8)[: sizes.sum()]
+        return np.split(joined, np.cumsum(sizes)[:-1])
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-    def _sum_in_graph(self, values):
+    def _sum_over_ranks(self, values):
         def sum_on_replica():
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             speaks = tf.cast(replica == self.local_replicas[0], tf.int64)
             return _all_reduce("SUM", speaks * values)
 
         return self.first(self.run(sum_on_replica))
+
+
+def read_tf_config(text: str | None) -> tuple[list[str], int]:
+    """Reads the value of TF_CONFIG; None where it is not set.
+
+    Returns:
+        The workers' addresses ("host:port"), a chief's first, and the index of this process among them.
+
+    Raises:
+        UserError: it is missing or wrong.
+    """
+    if not text:
+        raise UserError(f"--strategy=multi_worker needs TF_CONFIG, on each worker its own: {EXAMPLE}")
+    try:
+        config = json.loads(text)
+        cluster, task = config["cluster"], config["task"]
+        chiefs, workers = list(cluster.get("chief", [])), list(cluster.get("worker", []))
+        addresses, index = [*chiefs, *workers], task["index"]
+        hosts_and_ports = [address.rpartition(":")[::2] for address in addresses]
+        right = (
+            set(cluster) <= {"chief", "worker"}
+            and type(index) is int
+            and 0 <= index < len(cluster[task["type"]])
+            and all(host and 0 < int(port) < 65536 for host, port in hosts_and_ports)
+            and len(set(addresses)) == len(addresses)
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        right = False
+    if not right:
+        raise UserError(
+            f"TF_CONFIG={text} is not right: it has a chief or none, workers with different addresses of the "
+            f"form host:port, and an index that counts from 0, as {EXAMPLE}"
+        )
+    return addresses, index + (len(chiefs) if task["type"] == "worker" else 0)
 
 
 def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.Strategy:
@@ -180,20 +184,16 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
         UserError: the port is taken, or worker 0 does not answer.
         RuntimeError: TensorFlow was already at work.
     """
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    main_thread = threading.current_thread() is threading.main_thread()  # Python allows handlers nowhere else
-    handlers = {number: signal.getsignal(number) for number in numbers} if main_thread else {}
-    deadline = time.monotonic() + START_SECONDS
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         if len(workers) > 1:
             progress.log(f"waiting for all workers, at most {START_SECONDS:g} s: {', '.join(workers)}")
             if rank:
-                _wait_for_leader(workers[0], deadline)
+                _wait_for_leader(workers[0])
             _configure_coordination_service()
         # TensorFlow waits in C++ and holds Python's lock: neither a thread nor a handler of ours can run.
         faulthandler.dump_traceback_later(START_SECONDS, exit=True, file=2)
-        if main_thread:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         return tf.distribute.MultiWorkerMirroredStrategy()
     except tf.errors.OpError as error:  # "Could not start gRPC server", for example
         reason = error.message.partition("\n")[0]
@@ -204,8 +204,9 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
             signal.signal(number, handler)
 
 
-def _wait_for_leader(address: str, deadline: float) -> None:
+def _wait_for_leader(address: str) -> None:
     """Waits until worker 0 listens."""
+    deadline = time.monotonic() + START_SECONDS
     host, _, port = address.rpartition(":")
     while True:
         try:
@@ -233,14 +234,3 @@ def _configure_coordination_service() -> None:
 
 def _all_reduce(how: str, values: Any) -> Any:
     return tf.distribute.get_replica_context().all_reduce(how, values)
-
-
-def _pack(value: Any) -> np.ndarray:
-    """A plain value as int64 (N,): collectives know few types, and a GPU keeps int32 on its host."""
-    data = pack(value)
-    length = np.array([len(data)], np.int64).view(np.uint8)
-    return np.concatenate([length, data, np.zeros(-len(data) % 8, np.uint8)]).view(np.int64)
-
-
-def _unpack(packed: np.ndarray) -> Any:
-    return unpack(packed[1:].view(np.uint8)[: packed[0]])

@@ -1,34 +1,40 @@
-"""Detections to COCO's numbers, by pycocotools, with checks of its input.
+"""Detections to COCO's numbers, by pycocotools or by faster-coco-eval, with checks of their input.
 
 pycocotools gives AP 1.0 to boxes that are NaN, raises IndexError for an empty list, never matches the
 annotation whose id is 0, and counts an image twice that is reported twice. `to_results` and `score` prevent
-all of that. coco_backends.py calls pycocotools or faster-coco-eval.
+all of that. faster-coco-eval (github.com/MiXaiLL76/faster_coco_eval) is optional: the extra `faster-coco` of
+pyproject.toml. It has the same algorithm in C++ and gives pycocotools' numbers to 1e-12.
 
 The numbers depend on the detections alone, not on the order in which ranks or batches delivered them, and the
 two files written here have the same bytes for the same detections.
 """
 
 import collections
-import itertools
+import contextlib
+import importlib.metadata
+import io
 import json
-import operator
+import math
 import os
 import pathlib
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 from common.errors import UserError
-from common.evaluation import coco_backends
 from common.files import write_bytes
 from common.labels import LabelMap
+
+FASTER_VERSION = "1.8.0"  # compared with pycocotools in tests/common/evaluation/test_coco_backends.py
 
 # The order of COCOeval.stats (pycocotools cocoeval.py: _summarizeDets).
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 NO_TRUTH = -1.0  # pycocotools' value where no ground truth counts, for example APs without small boxes
 
-RECALLS = np.linspace(0, 1, 101)  # where COCO reads the precision-recall curve
+_ALL_SIZES, _MOST_DETECTIONS = 0, -1  # places in COCOeval's tables
 
 _BOX_DECIMALS = 2  # of a pixel
 _SCORE_DECIMALS = 6
@@ -99,12 +105,27 @@ class Score(NamedTuple):
     Attributes:
         metrics: NAMES -> float in 0..1, or NO_TRUTH where no ground truth counts; and `per_class`: class name
             -> AP, AP50, and `num_boxes`, the number of boxes that are no crowds.
-        curves: class name -> the curve whose area is AP50: interpolated precision at RECALLS and IoU 0.50,
-            101 floats. Classes without ground truth are left out.
+        curves: class name -> the curve whose area is AP50: interpolated precision at IoU 0.50 and recalls
+            0, 0.01 .. 1, 101 floats. Classes without ground truth are left out.
     """
 
     metrics: dict[str, Any]
     curves: dict[str, list[float]]
+
+
+def check_backend(coco_backend: str) -> None:
+    """UserError where --coco_backend=faster is asked for and the right version is not installed."""
+    if coco_backend != "faster":
+        return
+    try:
+        found = importlib.metadata.version("faster-coco-eval")
+    except importlib.metadata.PackageNotFoundError:
+        found = "none"
+    if found != FASTER_VERSION:
+        raise UserError(
+            f"--coco_backend=faster needs faster-coco-eval {FASTER_VERSION} (installed: {found}): run "
+            f"`pip install faster-coco-eval=={FASTER_VERSION}`, or leave the flag out"
+        )
 
 
 def score(
@@ -117,30 +138,37 @@ def score(
             and width times height). It is not changed.
         detections: COCO results: image_id, category_id, bbox (ltwh, pixels), score. The list may be empty.
             Those of categories that the ground truth does not have do not count.
-        coco_backend: see coco_backends.
+        coco_backend: "pycocotools" or "faster".
 
     Raises:
         UserError: the ground truth holds no box at all; or the backend is not installed.
         ValueError: a detection is not finite, or of an image that the ground truth does not have. The message
             names the image.
     """
+    check_backend(coco_backend)
+    evaluator_class = COCOeval
+    if coco_backend == "faster":
+        from faster_coco_eval import COCOeval_faster as evaluator_class  # an optional package
+
     annotations = ground_truth["annotations"]
-    categories = sorted(ground_truth["categories"], key=operator.itemgetter("id"))
-    images = _numbers(ground_truth["images"])
-    for image_id in {detection["image_id"] for detection in detections}.difference(images):
+    categories = sorted(ground_truth["categories"], key=lambda category: category["id"])
+    image_ids = sorted(image["id"] for image in ground_truth["images"])
+    for image_id in {detection["image_id"] for detection in detections}.difference(image_ids):
         raise ValueError(f"image {image_id} has a detection but is not in the ground truth")
     num_boxes = collections.Counter(a["category_id"] for a in annotations if not a.get("iscrowd", 0))
     if not num_boxes:
         raise UserError(
             "the evaluation data hold no box (crowds do not count): give other --eval_annotations"
         )
-    with coco_backends.without_garbage_collection():
-        numbers = images, _numbers(categories)
-        rows = [_renumbered(part, *numbers) for part in (annotations, _sorted(detections))]
-    stats, precision = coco_backends.count(  # (12,), (IoU thresholds, recalls, categories)
-        coco_backend, *rows, num_images=len(images), num_categories=len(categories)
-    )
-    metrics: dict[str, Any] = dict(zip(NAMES, stats.tolist(), strict=True))
+    ids = image_ids, [category["id"] for category in categories]
+    with contextlib.redirect_stdout(io.StringIO()):  # both packages print their progress
+        evaluator = evaluator_class(_index(annotations, *ids), _index(_sorted(detections), *ids), "bbox")
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    # (IoU thresholds, recalls, categories); -1 for categories without ground truth
+    precision = evaluator.eval["precision"][:, :, :, _ALL_SIZES, _MOST_DETECTIONS]
+    metrics: dict[str, Any] = dict(zip(NAMES, map(float, evaluator.stats[:12]), strict=True))
     metrics["per_class"], curves = {}, {}
     for k, category in enumerate(categories):
         metrics["per_class"][category["name"]] = {
@@ -192,29 +220,24 @@ def encode_detections(detections: list[dict[str, Any]]) -> bytes:
 
 def _sorted(detections: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """By image, category, falling score, and box; ValueError where one is not finite."""
-    boxes, scores = _boxes(detections), _column(detections, "score", np.float64)
-    finite = np.isfinite(boxes).all(axis=1) & np.isfinite(scores)
-    if not finite.all():
-        detection = detections[int(finite.argmin())]
-        raise ValueError(f"image {detection['image_id']}: the detection {detection} is not finite")
-    ids = [_column(detections, key, np.int64) for key in ("category_id", "image_id")]
-    order = np.lexsort([*boxes.T[::-1], -scores, *ids])  # the last key comes first
-    return [detections[row] for row in order.tolist()]
+    for detection in detections:
+        if not all(map(math.isfinite, (detection["score"], *detection["bbox"]))):
+            raise ValueError(f"image {detection['image_id']}: the detection {detection} is not finite")
+    return sorted(detections, key=lambda d: (d["image_id"], d["category_id"], -d["score"], d["bbox"]))
 
 
-def _numbers(rows: list[dict[str, Any]]) -> dict[int, int]:
-    """Id -> number from 1, in the order of the ids."""
-    return {id_: number for number, id_ in enumerate(sorted({row["id"] for row in rows}), start=1)}
+def _index(rows: list[dict[str, Any]], image_ids: list[int], category_ids: list[int]) -> COCO:
+    """Annotations or detections of the known categories as an index of pycocotools.
 
-
-def _renumbered(
-    rows: list[dict[str, Any]], images: dict[int, int], categories: dict[int, int]
-) -> list[dict[str, Any]]:
-    """Annotations or detections for coco_backends, without those of unknown images and categories."""
+    All ids become numbers from 1 in their order: COCOeval takes a match with annotation 0 for none, and
+    faster-coco-eval stores ids as doubles, which are exact to 2**53 only.
+    """
+    images = {image_id: number for number, image_id in enumerate(image_ids, start=1)}
+    categories = {category_id: number for number, category_id in enumerate(category_ids, start=1)}
     known = [row for row in rows if row["image_id"] in images and row["category_id"] in categories]
-    return [
+    annotations = [
         {
-            "id": number,  # from 1: COCOeval takes a match with annotation 0 for none
+            "id": number,
             "image_id": images[row["image_id"]],
             "category_id": categories[row["category_id"]],
             "bbox": row["bbox"],
@@ -224,16 +247,14 @@ def _renumbered(
         }
         for number, row in enumerate(known, start=1)
     ]
-
-
-def _column(rows: list[dict[str, Any]], key: str, dtype: type) -> np.ndarray:
-    return np.fromiter(map(operator.itemgetter(key), rows), dtype, len(rows))
-
-
-def _boxes(rows: list[dict[str, Any]]) -> np.ndarray:
-    """float64 (N, 4)."""
-    numbers = itertools.chain.from_iterable(map(operator.itemgetter("bbox"), rows))
-    return np.fromiter(numbers, np.float64, 4 * len(rows)).reshape(-1, 4)
+    coco = COCO()
+    coco.dataset = {
+        "images": [{"id": number} for number in images.values()],
+        "annotations": annotations,
+        "categories": [{"id": number} for number in categories.values()],
+    }
+    coco.createIndex()
+    return coco
 
 
 def _percent(value: float) -> str:

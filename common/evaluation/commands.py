@@ -1,23 +1,34 @@
 """What eval.py and infer.py of both apps do; each app gives its `open_detector` and `make_loader`."""
 
+import collections
+import dataclasses
+import os
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from common import boxes as box_ops
 from common import devices
-from common.evaluation import coco_backends, coco_metrics
-from common.evaluation.args import EvalArgs, InferArgs
-from common.evaluation.evaluate import Detect, Detector, Explain, evaluate, predict, write_evaluation
-from common.evaluation.inference import LoadAnnotations, OpenImages, open_job
-from common.files import make_output_directory, writing
+from common.annotations import Annotations
+from common.args import EvalArgs, InferArgs
+from common.errors import UserError
+from common.evaluation import coco_metrics, drawing, submission, video
+from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write_evaluation
+from common.files import make_output_directory, write_file, writing
 from common.labels import LabelMap
 from common.loader import BaseLoader, refuse_synthetic
-from common.sources import Source
+from common.progress import Bar, log
+from common.sources import ImageListSource, Source
 
-OpenDetector = Callable[[str | None, str | None, str | None], Detector]  # --weights, --image_size, --hparams
+SHEET = "contact_sheet"
+SHEET_PICTURES = 6
+VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv")
+
+# (--weights, --image_size, --hparams) -> detect, config, label map, the file that was read; trained.App
+OpenDetector = Callable[[str | None, str | None, str | None], tuple[Detect, Any, LabelMap, pathlib.Path]]
 MakeLoader = Callable[..., BaseLoader]
 
 
@@ -41,36 +52,32 @@ def evaluate_weights(
     """
     devices.share_gpu_memory()
     refuse_synthetic(a.pipeline_type)
-    coco_backends.check(a.coco_backend)
-    detector = open_detector(a.weights, a.image_size, a.hparams)
-    directory = make_output_directory(a.output_dir or _results_directory(detector.file))
-    source = open_source(a, detector.label_map)
-    loader = make_loader(a.pipeline_type, source=source, **_loader_options(a, detector))
-    throughput = Throughput(source.size, a.batch_size, a.prefetch)
+    coco_metrics.check_backend(a.coco_backend)
+    detect, config, label_map, file = open_detector(a.weights, a.image_size, a.hparams)
+    beside = file.parent if file.suffix == ".h5" else file.with_name(f"{file.name}.eval")
+    directory = make_output_directory(a.output_dir or beside)
+    source = open_source(a, label_map)
+    loader = make_loader(a.pipeline_type, source=source, config=config, **_loader_options(a))
+    throughput = Throughput(a)
     options = {"on_batch": throughput, "explain": explain, "coco_backend": a.coco_backend}
-    found = evaluate(detector.detect, loader, source, detector.label_map, **options)
+    found = evaluate(detect, loader, source, label_map, **options)
     print(coco_metrics.format_table(found.metrics))
-    print(throughput.describe())
+    print(throughput.describe(source.size))
     with writing(directory):
         write_evaluation(directory, *found)
     print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
     return found.metrics
 
 
-def _results_directory(file: pathlib.Path) -> pathlib.Path:
-    """Where evaluation writes by default: the run directory; beside an exported file."""
-    return file.parent if file.suffix == ".h5" else file.with_name(f"{file.name}.eval")
-
-
 def infer(
     a: InferArgs,
     open_detector: OpenDetector,
     make_loader: MakeLoader,
-    open_images: OpenImages,
-    load_annotations: LoadAnnotations,
+    open_images: Callable[[str], ImageListSource],
+    load_annotations: Callable[[str], Annotations],
     explain: Explain,
 ) -> list[dict[str, Any]]:
-    """Detects, draws and writes.
+    """Detects in images or a video, draws and writes.
 
     Args:
         a: the flags.
@@ -83,70 +90,215 @@ def infer(
         The detections in COCO results format, as in detections.json.
     """
     devices.share_gpu_memory()
-    job = open_job(a, open_images, load_annotations)
-    detector = open_detector(a.weights, a.image_size, a.hparams)
-    job.check_labels(detector.label_map)
-    loader = make_loader(job.pipeline_type, source=job.source, **_loader_options(a, detector))
-    throughput = Throughput(job.source.size, a.batch_size, a.prefetch)
-    detect = _only_above(detector.detect, job.least_score)
+    job = Job(a, open_images, load_annotations)
+    detect, config, label_map, _ = open_detector(a.weights, a.image_size, a.hparams)
+    job.check_labels(label_map)
+    loader = make_loader(job.pipeline_type, source=job.source, config=config, **_loader_options(a))
+    throughput = Throughput(a)
+    least_score = np.float32(0 if a.submission else a.score_threshold)
+
+    def detect_above(images, letterbox):
+        # Lower scores become padding, which `predict` drops early; only a higher score suppresses a box.
+        boxes, scores, classes, finite = map(np.asarray, detect(images, letterbox))
+        return boxes, scores, np.where(scores >= least_score, classes, -1), finite
+
     options = {"title": "detecting", "on_batch": throughput, "explain": explain}
-    found = predict(detect, loader, job.source, detector.label_map, **options)
-    results = job.write(found, detector.label_map)
-    print(throughput.describe())
+    results = job.write(predict(detect_above, loader, job.source, label_map, **options), label_map)
+    print(throughput.describe(job.source.size))
     return results
 
 
-def _loader_options(a: EvalArgs | InferArgs, detector: Detector) -> dict[str, Any]:
-    """Arguments of make_loader beside the pipeline type and the source."""
-    return {
-        "config": detector.config,
-        "batch_size": a.batch_size,
-        "training": False,
-        "num_threads": a.num_threads,
-        "prefetch": a.prefetch,
-        "with_targets": False,
-    }
-
-
-def _only_above(detect: Detect, least_score: float) -> Detect:
-    """`detect` with its lower scores turned to padding, which evaluation.predict drops early.
-
-    NMS does not change: only a box of a higher score suppresses another.
-    """
-
-    def wanted(images, letterbox):
-        boxes, scores, classes, finite = (np.asarray(part) for part in detect(images, letterbox))
-        return boxes, scores, np.where(scores >= np.float32(least_score), classes, -1), finite
-
-    return wanted
+def _loader_options(a: EvalArgs | InferArgs) -> dict[str, Any]:
+    options = {"batch_size": a.batch_size, "num_threads": a.num_threads, "prefetch": a.prefetch}
+    return options | {"training": False, "with_targets": False}
 
 
 class Throughput:
-    """Measures images per second, loading and post-processing included: `on_batch` of evaluate.predict.
+    """Images per second, loading and post-processing included: `on_batch` of evaluate.predict.
 
-    Args:
-        num_images: of all batches together.
-        batch_size: images of a batch.
-        prefetch: batches that are loaded while the first one compiles; like that one they are left out.
+    The first batch, which compiles, and those that are loaded meanwhile are left out.
     """
 
-    def __init__(self, num_images: int, batch_size: int, prefetch: int) -> None:
-        self._num_images = num_images
-        self._skipped = 1 + prefetch
-        self._counted = max(num_images - self._skipped * batch_size, 0)
-        self._start = self._warm = self._last = time.monotonic()
+    def __init__(self, a: EvalArgs | InferArgs) -> None:
+        self._skipped = 1 + a.prefetch
+        self._batch_size = a.batch_size
+        self._times = [time.monotonic()]
 
     def __call__(self, done: int, total: int) -> None:
-        self._last = time.monotonic()
-        if done == self._skipped:
-            self._warm = self._last
+        self._times.append(time.monotonic())
 
-    def describe(self) -> str:
+    def describe(self, num_images: int) -> str:
         """One line: images per second; or, of few batches, their seconds."""
-        if not self._counted:
-            return f"{self._num_images} images in {self._last - self._start:.1f} s, compiling included"
-        rate = self._counted / max(self._last - self._warm, 1e-9)
+        counted = num_images - self._skipped * self._batch_size
+        if counted <= 0:
+            return f"{num_images} images in {self._times[-1] - self._times[0]:.1f} s, compiling included"
+        rate = counted / max(self._times[-1] - self._times[self._skipped], 1e-9)
         return (
             f"{rate:.1f} images/s from file to boxes: loading, network and post-processing; without the "
             f"first {self._skipped} batches, which compile or were loaded meanwhile"
         )
+
+
+class Job:
+    """What infer.py detects in, images or a video, and what it writes about them.
+
+    Args:
+        a, open_images, load_annotations: see `infer`.
+
+    Attributes:
+        source: what the loader reads.
+        pipeline_type: --pipeline_type, or the only one that reads a video.
+
+    Raises:
+        UserError: flags missing, or that do not go together; files that cannot be used.
+    """
+
+    def __init__(
+        self,
+        a: InferArgs,
+        open_images: Callable[[str], ImageListSource],
+        load_annotations: Callable[[str], Annotations],
+    ) -> None:
+        self._a = a
+        self._is_video = pathlib.Path(a.images or "").suffix.lower() in VIDEO_SUFFIXES
+        self._check_flags()
+        self._truth = load_annotations(a.annotations) if a.annotations else None
+        self._categories = None  # that the trained classes must have
+        if self._is_video:
+            self.source, self.pipeline_type, files = video.open_video(a.images), "tensorflow", [a.images]
+            self._about = self.source.about()  # of each image, for detections.json
+        else:
+            self.source, self._about = self._with_ids(open_images(a.images))
+            self.pipeline_type, files = a.pipeline_type, self.source.files
+        output = pathlib.Path(a.output_dir)
+        if a.draw and any(pathlib.Path(file).resolve().parent == output.resolve() for file in files):
+            raise UserError(f"--output_dir={output} holds the images: pictures would replace them")
+        self._directory = make_output_directory(output)  # before a submission that goes into it
+        if a.submission:
+            others = [output / "detections.json", *filter(None, (a.annotations, a.image_info))]
+            submission.check_path(a.submission, others)
+
+    def _check_flags(self) -> None:
+        a = self._a
+        if not a.images:
+            raise UserError("--images is missing: name an image, a directory, a glob or a video")
+        if not a.output_dir:
+            raise UserError("--output_dir is missing: name a directory for the pictures")
+        refuse_synthetic(a.pipeline_type)
+        if a.annotations and a.image_info:
+            raise UserError("--annotations and --image_info both give the ids of images: give one of them")
+        for name in ("annotations", "image_info", "submission"):
+            if self._is_video and getattr(a, name):
+                raise UserError(f"--{name} is for images, and --images={a.images} is a video")
+        if self._is_video and a.pipeline_type not in ("auto", "tensorflow"):
+            raise UserError(f"--pipeline_type={a.pipeline_type} reads no videos: leave it out")
+
+    def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
+        """The images without those that a given list lacks, and the id and the file name of each."""
+        a = self._a
+        base = os.path.commonpath([pathlib.Path(file).parent for file in source.files])
+        names = [os.path.relpath(file, base) for file in source.files]
+        if self._truth:
+            known = dict(zip(self._truth.file_names, self._truth.image_ids.tolist(), strict=True))
+            image_ids = look_up(names, known, f"--annotations={a.annotations}")
+            self._categories = self._truth.label_map if a.submission else None
+        elif a.image_info:
+            known, self._categories = submission.read_image_info(a.image_info)
+            image_ids = look_up(names, known, f"--image_info={a.image_info}")
+        else:
+            image_ids = submission.ids_by_name(names) if a.submission else range(len(names))
+        name_of: dict[int, str] = {}
+        files = []
+        for file, name, image_id in zip(source.files, names, image_ids, strict=True):
+            if image_id in name_of:
+                raise UserError(f"{name_of[image_id]!r} and {name!r} are both image {image_id}")
+            if image_id is not None:
+                name_of[image_id] = name
+                files.append(file)
+        about = [{"image_id": image_id, "file_name": name} for image_id, name in name_of.items()]
+        return dataclasses.replace(source, files=tuple(files)), about
+
+    def check_labels(self, label_map: LabelMap) -> None:
+        """Raises UserError where the trained classes are not those of --image_info or --annotations."""
+        if self._categories:
+            file = self._a.image_info or self._a.annotations
+            submission.check_categories(self._categories, label_map, file)
+
+    def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
+        """Writes all files, prints where, and returns the content of detections.json.
+
+        Args:
+            found: COCO results whose image_id is a position in the source.
+            label_map: of the trained classes.
+        """
+        by_image: list[list[dict[str, Any]]] = [[] for _ in self._about]
+        for result in found:
+            by_image[result["image_id"]].append(result)
+        if self._a.submission:
+            image_ids = [about["image_id"] for about in self._about]
+            count = submission.write(self._a.submission, by_image, image_ids)
+            print(f"{self._a.submission}: {count} detections in {len(image_ids)} images")
+        by_image = [[r for r in rows if r["score"] >= self._a.score_threshold] for rows in by_image]
+        results = []
+        for about, of_image in zip(self._about, by_image, strict=True):
+            results += [result | about for result in of_image]
+        with writing(self._directory):
+            if self._a.draw:
+                self._save_pictures(self._draw(by_image, label_map))
+            coco_metrics.write_detections(results, self._directory / "detections.json")
+        images = "frames" if self._is_video else "images"
+        print(f"{len(results)} detections in {len(self._about)} {images}: see {self._directory}")
+        return results
+
+    def _draw(self, by_image: list[list[dict[str, Any]]], label_map: LabelMap) -> Iterator[np.ndarray]:
+        """Each image with its detections, to the right of its ground truth where there is any."""
+        pixels = self.source.frames() if self._is_video else map(drawing.read_image, self.source.files)
+        bar = Bar("drawing", len(self._about))
+        for image, about, results in zip(pixels, self._about, by_image, strict=True):
+            picture = drawing.draw_results(image, results, label_map)
+            if self._truth:
+                boxes = self._truth.image_ids[self._truth.box_image] == about["image_id"]
+                ground_truth = drawing.draw_boxes(
+                    image,
+                    box_ops.ltwh_to_ltrb(self._truth.boxes_ltwh_px[boxes]),
+                    self._truth.label_map.classes_of(self._truth.category_ids[boxes]),
+                    self._truth.label_map.names,
+                )
+                picture = drawing.side_by_side(ground_truth, picture)
+            yield picture
+            bar.step()
+
+    def _save_pictures(self, pictures: Iterator[np.ndarray]) -> None:
+        """The video with boxes; or a picture of each image, and a contact sheet of the first ones."""
+        if self._is_video:
+            target = self._directory / f"{pathlib.Path(self._a.images).stem}.mp4"
+            write_file(target, lambda temporary: video.write_video(temporary, self.source, pictures))
+            return
+        sheet = []
+        for name, picture in zip(_picture_names(self._about), pictures, strict=True):
+            drawing.save_png(picture, self._directory / f"{name}.png")
+            if len(sheet) < SHEET_PICTURES:
+                sheet.append(picture)
+        drawing.save_png(drawing.contact_sheet(sheet, columns=2), self._directory / f"{SHEET}.png")
+
+
+def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int | None]:
+    """The ids of files, by their path below their common directory, else by name; None if unknown.
+
+    Raises:
+        UserError: none is known.
+    """
+    image_ids = [known.get(name, known.get(os.path.basename(name))) for name in names]
+    left_out = image_ids.count(None)
+    if left_out == len(names):
+        raise UserError(f"{origin} knows none of the {len(names)} images, not even {names[0]!r}")
+    log(f"{origin} lists {len(known)} images: {len(names) - left_out} are here; {left_out} files left out")
+    return image_ids
+
+
+def _picture_names(about: list[dict[str, Any]]) -> list[str]:
+    """a/dog.jpg -> a_dog, or a_dog.jpg where the shorter name is taken twice."""
+    flat = [image["file_name"].replace(os.sep, "_") for image in about]
+    stems = [os.path.splitext(name)[0] for name in flat]
+    count = collections.Counter([SHEET, *stems])
+    return [stem if count[stem] == 1 else name for stem, name in zip(stems, flat, strict=True)]

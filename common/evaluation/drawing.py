@@ -3,6 +3,7 @@
 Images are uint8 (H, W, 3) RGB NumPy arrays. Without pyplot it works without a display and in threads.
 """
 
+import colorsys
 import csv
 import math
 import os
@@ -12,7 +13,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
@@ -22,16 +22,14 @@ from common.labels import LabelMap
 
 BACKGROUND = (255, 255, 255)
 _CAPTION_HEIGHT = 28
-_FIGURE_INCHES = (8.0, 5.0)
-_FIGURE_DPI = 120
+_FIGURE = {"figsize": (8.0, 5.0), "dpi": 120, "layout": "tight"}
 
 
 def class_colour(index: int) -> tuple[int, int, int]:
     """The RGB colour of a class; classes that follow each other are far apart on the colour circle."""
     hue = (0.58 + index * 0.618034) % 1  # steps of the golden ratio never meet
     light = 0.85 - 0.25 * (index // 7 % 2)  # and later ones darker
-    colour = [np.clip(abs((hue + offset) % 1 * 6 - 3) - 1, 0, 1) for offset in (0, 2 / 3, 1 / 3)]
-    return tuple(int(255 * light * (0.1 + 0.9 * part)) for part in colour)
+    return tuple(int(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.9, light))
 
 
 def draw_boxes(
@@ -56,18 +54,17 @@ def draw_boxes(
     Raises:
         ValueError: a box is not finite.
     """
-    boxes_px, classes = np.asarray(boxes_px, np.float64).reshape(-1, 4), np.asarray(classes)
-    if not np.isfinite(boxes_px[classes >= 0]).all():
+    order = range(len(classes)) if scores is None else np.argsort(scores, kind="stable")
+    rows = [int(row) for row in order if classes[row] >= 0]
+    boxes_px = np.asarray(boxes_px, np.float64).reshape(-1, 4)
+    if not np.isfinite(boxes_px[rows]).all():
         raise ValueError("a box to draw is not finite")
     picture = Image.fromarray(image)
     draw = ImageDraw.Draw(picture)
-    height, width = image.shape[:2]
-    line = max(2, round(min(height, width) / 200))
-    font = _font(max(11, round(min(height, width) / 32)))
-    order = np.argsort(np.zeros(len(classes)) if scores is None else scores, kind="stable")
-    rows = [int(row) for row in order if classes[row] >= 0]
+    line = max(2, round(min(picture.size) / 200))
+    draw.font = _font(max(11, round(min(picture.size) / 32)))
     # A box without width is still shown, as a line; a side outside the image is shown along its edge.
-    clipped = np.clip(boxes_px, 0, [width, height, width, height])
+    clipped = np.clip(boxes_px, 0, picture.size * 2)
     for row in rows:
         left, top, right, bottom = clipped[row]
         right, bottom = max(right - 1, left), max(bottom - 1, top)  # the last pixel inside
@@ -76,7 +73,7 @@ def draw_boxes(
         index = int(classes[row])
         name = names[index] if index < len(names) else str(index)
         text = name if scores is None else f"{name} {scores[row]:.2f}"
-        _draw_label(draw, text, font, class_colour(index), clipped[row, :2], picture.size)
+        _draw_label(draw, text, class_colour(index), *clipped[row, :2])
     return np.asarray(picture)
 
 
@@ -165,22 +162,21 @@ def contact_sheet(
 def side_by_side(
     left: np.ndarray, right: np.ndarray, captions: tuple[str, str] = ("ground truth", "detections")
 ) -> np.ndarray:
-    """Two pictures of one image beside each other, uint8 (H, W, 3) each, with a line of text above each.
-
-    Raises:
-        ValueError: their sizes differ.
-    """
-    if left.shape != right.shape:
-        raise ValueError(f"two pictures of one image have sizes {left.shape} and {right.shape}")
+    """Two pictures of one image beside each other, uint8 (H, W, 3) each, with a line of text above each."""
     height, width = left.shape[:2]
     gap = 6
     sheet = Image.new("RGB", (2 * width + gap, height + _CAPTION_HEIGHT), BACKGROUND)
     draw = ImageDraw.Draw(sheet)
     font = _font(_CAPTION_HEIGHT - 10)
     for x, picture, caption in ((0, left, captions[0]), (width + gap, right, captions[1])):
-        draw.text((x + 4, 2), caption, fill=(0, 0, 0), font=font)
+        draw.text((x + 4, 2), caption, fill="black", font=font)
         sheet.paste(Image.fromarray(picture), (x, _CAPTION_HEIGHT))
     return np.asarray(sheet)
+
+
+def read_image(path: str | os.PathLike) -> np.ndarray:
+    """uint8 (H, W, 3) of an image file."""
+    return np.asarray(Image.open(path).convert("RGB"))
 
 
 def save_png(image: np.ndarray, path: str | os.PathLike) -> None:
@@ -195,7 +191,7 @@ def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) ->
         curves: class name -> 101 precisions, at recalls 0, 0.01 .. 1: coco_metrics.score.
         path: a .png file.
     """
-    figure = _figure()
+    figure = Figure(**_FIGURE)
     axes = figure.add_subplot()
     recalls = np.linspace(0, 1, 101)
     for index, (name, precision) in enumerate(curves.items()):
@@ -220,18 +216,17 @@ def loss_curves(csv_path: str | os.PathLike, path: str | os.PathLike) -> None:
     """
     with pathlib.Path(csv_path).open(newline="") as file:
         rows = list(csv.DictReader(file))
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {"loss": {}, "AP": {}}
-    for name in rows[0] if rows else ():
-        points = [(float(row["epoch"]), float(row[name])) for row in rows if row[name]]
-        if points and name.endswith("loss"):
-            panels["loss"][name] = points
-        elif points and name in ("AP", "AP50"):
-            panels["AP"][name] = points
-    figure = _figure()
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
+    panels = {
+        "loss": [name for name in names if name.endswith("loss")],
+        "AP": [name for name in names if name in ("AP", "AP50")],
+    }
+    figure = Figure(**_FIGURE)
     drawn = [panel for panel in panels.items() if panel[1]]
-    for position, (title, curves) in enumerate(drawn, start=1):
+    for position, (title, names) in enumerate(drawn, start=1):
         axes = figure.add_subplot(1, len(drawn), position)
-        for name, points in curves.items():
+        for name in names:
+            points = [(float(row["epoch"]), float(row[name])) for row in rows if row[name]]
             axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 50 else None)
         axes.set(xlabel="epoch", title=title)
         axes.set_ylim(bottom=0)
@@ -239,35 +234,20 @@ def loss_curves(csv_path: str | os.PathLike, path: str | os.PathLike) -> None:
     _save_figure(figure, path)
 
 
-def _draw_label(
-    draw: ImageDraw.ImageDraw,
-    text: str,
-    font: ImageFont.FreeTypeFont,
-    colour: tuple[int, int, int],
-    left_top: np.ndarray,
-    size: tuple[int, int],
-) -> None:
+def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float, top: float) -> None:
     """Text on the colour of the class: above the box where there is room, else inside; never cut off."""
-    left, top = left_top
-    x0, y0, x1, y1 = draw.textbbox((0, 0), text, font=font)
+    x0, y0, x1, y1 = draw.textbbox((0, 0), text)
     width, height = x1 - x0 + 4, y1 - y0 + 4
-    x = max(min(left, size[0] - width), 0)
-    y = top - height if top >= height else min(top, size[1] - height)
+    x = max(min(left, draw.im.size[0] - width), 0)
+    y = top - height if top >= height else min(top, draw.im.size[1] - height)
     draw.rectangle((x, y, x + width - 1, y + height - 1), fill=colour)
     brightness = np.dot(colour, (0.299, 0.587, 0.114))  # ITU-R BT.601 luma
-    ink = (0, 0, 0) if brightness > 140 else (255, 255, 255)
-    draw.text((x + 2 - x0, y + 2 - y0), text, fill=ink, font=font)
+    draw.text((x + 2 - x0, y + 2 - y0), text, fill="black" if brightness > 140 else "white")
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:
     """Matplotlib's, because Pillow's own knows Latin letters only."""
     return ImageFont.truetype(pathlib.Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
-
-
-def _figure() -> Figure:
-    figure = Figure(figsize=_FIGURE_INCHES, dpi=_FIGURE_DPI, layout="tight")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _save_figure(figure: Figure, path: str | os.PathLike) -> None:

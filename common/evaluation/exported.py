@@ -7,12 +7,15 @@ found = run(images, image_sizes)  # boxes, scores, classes, count: tools/exporti
 import os
 import pathlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError
-from common.evaluation.evaluate import Detect
+
+if TYPE_CHECKING:
+    from common.evaluation.evaluate import Detect
 
 Found = dict[str, np.ndarray]
 Run = Callable[[np.ndarray, np.ndarray], Found]  # images uint8 (B, H, W, 3), image_sizes int32 (B, 2)
@@ -26,23 +29,19 @@ def open_runner(path: pathlib.Path) -> Run:
     Raises:
         UserError: the file is damaged, or the package that runs it is missing.
     """
-    if path.is_dir():
-        opener, package = _open_saved_model, "tensorflow"
-    elif path.suffix == ".onnx":
-        opener, package = _open_onnx, "onnxruntime"
-    else:
-        opener, package = _open_litert, "ai-edge-litert"
     try:
-        return opener(path)
+        if path.is_dir():
+            return _open_saved_model(path)
+        return _open_onnx(path) if path.suffix == ".onnx" else _open_litert(path)
     except ImportError as error:
+        package = error.name.partition(".")[0].replace("_", "-")
         raise UserError(f"running {path} needs the package {package}: pip install {package}") from error
-    except (OSError, ValueError, RuntimeError, IndexError, tf.errors.OpError) as error:
-        # IndexError: what TensorFlow raises where the file of a saved_model's variables is too short
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # the packages raise many classes for damaged files
+        reason = str(error).strip().partition("\n")[0]
         raise UserError(f"{path} cannot be opened, export it again: {reason}") from error
 
 
-def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Detect:
+def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> "Detect":
     """An exported detector as a function for common.evaluation.evaluate.
 
     Its second input is the size of the original, from which it computes the place of the image in the network
@@ -78,10 +77,7 @@ def _open_saved_model(path: pathlib.Path) -> Run:
 def _open_onnx(path: pathlib.Path) -> Run:
     import onnxruntime
 
-    try:
-        session = onnxruntime.InferenceSession(path, providers=onnxruntime.get_available_providers())
-    except Exception as error:  # its own classes of errors derive from nothing narrower
-        raise ValueError(str(error)) from error
+    session = onnxruntime.InferenceSession(path, providers=onnxruntime.get_available_providers())
     names = [output.name for output in session.get_outputs()]
 
     def run(images, image_sizes):

@@ -19,10 +19,10 @@ import json
 import math
 import pathlib
 import platform
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from common import progress
 from common.errors import UserError
 from common.files import remove_directory, remove_unfinished, rename_file, write_directory
 
@@ -31,19 +31,6 @@ _CHECKSUMS = "SHA256SUMS"
 _NEW = ".new"
 _SERIAL = "serial"  # key of the manifest: counts the saves of a run
 _LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
-_DAMAGED = (FileNotFoundError, ValueError, KeyError)  # what a bad manifest raises; any other OSError may pass
-
-
-class Found(NamedTuple):
-    """A checkpoint to go on from.
-
-    Attributes:
-        path: its directory.
-        passed_over: newer ones: damaged, or not between two epochs. With the next save they are of no use.
-    """
-
-    path: pathlib.Path
-    passed_over: Sequence[pathlib.Path]
 
 
 def saved(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -58,7 +45,7 @@ def saved(directory: pathlib.Path) -> list[pathlib.Path]:
     return sorted(numbered, key=lambda path: (_serial(path), int(path.name)))
 
 
-def newest(directory: pathlib.Path, *, boundary: bool = False) -> Found | None:
+def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path | None:
     """The newest checkpoint that is whole; None where there is none at all.
 
     Args:
@@ -67,27 +54,21 @@ def newest(directory: pathlib.Path, *, boundary: bool = False) -> Found | None:
 
     Raises:
         UserError: there are some, and none can be used.
+        OSError: see `saved`.
     """
-    passed_over = []
-    try:
-        found = saved(directory)
-    except OSError as error:
-        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+    found = saved(directory)
     for path in reversed(found):
         problem = damage(path)
         if problem:
-            print(f"checkpoint {path} is damaged ({problem}): trying the one before", file=sys.stderr)
+            progress.log(f"checkpoint {path} is damaged ({problem}): trying the one before")
         elif not boundary or at_boundary(path):
-            return Found(path, passed_over)
-        passed_over.append(path)
-    if not passed_over:
-        return None
-    if any(not damage(path) for path in passed_over):
-        raise UserError(
-            f"no checkpoint in {directory} was saved between two epochs: go on with the same flags to the "
-            "end of this epoch first, or --overwrite starts anew"
+            return path
+    if found:
+        wanted = (
+            "whole and saved between two epochs: go on with the flags of before, or" if boundary else "whole:"
         )
-    raise UserError(f"all checkpoints in {directory} are damaged: --overwrite starts anew")
+        raise UserError(f"no checkpoint in {directory} is {wanted} --overwrite starts anew")
+    return None
 
 
 def read_manifest(path: pathlib.Path) -> dict[str, Any]:
@@ -96,11 +77,8 @@ def read_manifest(path: pathlib.Path) -> dict[str, Any]:
 
 
 def at_boundary(path: pathlib.Path) -> bool:
-    """Whether a checkpoint was saved between two epochs; OSError where its manifest cannot be read."""
-    try:
-        return read_manifest(path)["state"].get("step_in_epoch", 0) == 0
-    except _DAMAGED:
-        return False
+    """Whether a whole checkpoint was saved between two epochs."""
+    return read_manifest(path)["state"].get("step_in_epoch", 0) == 0
 
 
 def damage(path: pathlib.Path) -> str | None:
@@ -118,11 +96,8 @@ def damage(path: pathlib.Path) -> str | None:
 
 
 def write(
-    directory: pathlib.Path,
-    step: int,
-    manifest: Mapping[str, Any],
-    writer: Callable[[pathlib.Path], object],
-) -> pathlib.Path:
+    directory: pathlib.Path, step: int, manifest: Mapping, writer: Callable[[pathlib.Path], Any]
+) -> None:
     """Makes the checkpoint of a step: all of it or nothing. `writer` writes all but manifest and checksums.
 
     Raises:
@@ -136,12 +111,8 @@ def write(
         (temporary / _CHECKSUMS).write_text("".join(_checksums(temporary)))
 
     path = directory / f"{step:08d}"
-    if path.exists():
-        write_directory(path.with_name(path.name + _NEW), write_all)
-        _take_place(path)
-    else:
-        write_directory(path, write_all)
-    return path
+    write_directory(path.with_name(path.name + _NEW), write_all)
+    _take_place(path)
 
 
 def tidy(directory: pathlib.Path) -> None:
@@ -154,60 +125,31 @@ def tidy(directory: pathlib.Path) -> None:
             _take_place(path.with_suffix(""))
 
 
-def make_room(directory: pathlib.Path, last: pathlib.Path | None) -> bool:
-    """Removes all checkpoints but the one to go on from: `last`, or the newest whole one if that is damaged.
-
-    Returns:
-        Whether there was one to remove.
-    """
-    found = saved(directory)
-    whole = (path for path in [last, *reversed(found)] if path in found and not damage(path))
-    needed = next(whole, None)
-    for path in found:
-        if path != needed:
-            remove_directory(path)
-    return len(found) > 1
-
-
-def prune(directory: pathlib.Path, keep: int, passed_over: Sequence[pathlib.Path] = ()) -> None:
-    """Removes all but the newest `keep` and the newest that was saved between two epochs.
-
-    Args:
-        directory: of the checkpoints, the newest of which was just written.
-        keep: how many stay, at least 1.
-        passed_over: these go (see Found).
+def prune(directory: pathlib.Path, keep: int) -> None:
+    """Removes all but the newest `keep`, at least 1, and the newest that was saved between two epochs.
 
     Raises:
         OSError: one of them cannot be removed, or nothing is known about them.
     """
-    found = saved(directory)
-    alive = [path for path in found if path not in passed_over and math.isfinite(_serial(path))]
-    staying = {*alive[-keep:], *[path for path in alive if at_boundary(path)][-1:]}
+    found = [path for path in saved(directory) if math.isfinite(_serial(path))]
+    staying = {*found[-keep:], *[path for path in found if at_boundary(path)][-1:]}
     for path in found:
         if path not in staying:
             remove_directory(path)
 
 
+def remove_newer(path: pathlib.Path) -> None:
+    """Removes the checkpoints that were passed over for this one: damaged, or not between two epochs."""
+    found = saved(path.parent)
+    for newer in found[found.index(path) + 1 :]:
+        remove_directory(newer)
+
+
 @functools.cache
 def versions() -> dict[str, str]:
     """Of Python and the libraries that decide what a step computes."""
-    found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
-
-
-def version_differences(manifest: Mapping[str, Any]) -> list[str]:
-    """`keras was 3.15.1 and is now 3.16.0`, for each that is another one than when it was saved."""
-    before = manifest.get("versions", {})
-    return [
-        f"{name} was {before.get(name, 'absent')} and is now {now}"
-        for name, now in versions().items()
-        if before.get(name, "absent") != now
-    ]
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    return {"python": platform.python_version()} | {k: installed[k] for k in _LIBRARIES if k in installed}
 
 
 def _take_place(path: pathlib.Path) -> None:
@@ -221,7 +163,7 @@ def _serial(path: pathlib.Path) -> float:
     """Infinite where it is damaged: such a checkpoint is looked at first, and found so."""
     try:
         return int(read_manifest(path)[_SERIAL])
-    except _DAMAGED:
+    except (FileNotFoundError, ValueError, KeyError):
         return math.inf
 
 

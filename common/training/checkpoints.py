@@ -12,7 +12,6 @@ their own travels to it, and back.
 """
 
 import contextlib
-import errno
 import os
 import pathlib
 import uuid
@@ -29,11 +28,11 @@ from common.layers import moving_statistics
 from common.training import checkpoint_files
 from common.training import weights as weight_files
 from common.training.ema import AveragedWeights
-from common.training.run_directory import Identity
+from common.training.run_directory import Identity, in_directory
 
+KEEP = 2  # checkpoints; the newest one between two epochs stays anyway
 _SHARED = "state"
 _OWN = "rank"
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _Part = dict[str, bytes]  # what tf.train.Checkpoint writes: the end of a file's name -> its content
 
 
@@ -52,14 +51,12 @@ class Checkpoints:
             epochs its "step_in_epoch" is 0.
         metadata: what the manifest holds besides: that of the weights files, the flags.
         identity: of the run; in the manifest, too.
-        keep: how many checkpoints stay; the newest one between two epochs stays anyway.
 
     Attributes:
         state: counters and other plain values, to be read and changed in place.
         iterators: of the data; their positions are saved. Empty where that is impossible.
 
     Raises:
-        ValueError: the optimizer is not built: a restore would silently leave out its slots.
         UserError: the directory cannot be written to.
     """
 
@@ -74,18 +71,12 @@ class Checkpoints:
         state: Mapping[str, Any],
         metadata: Mapping[str, Any],
         identity: Identity | None = None,
-        keep: int = 2,
-    ):
-        if not optimizer.built:
-            raise ValueError("build the optimizer first: optimizer.build(model.trainable_variables)")
+    ) -> None:
         self.state = dict(state)
         self.iterators: Sequence[tf.data.Iterator] = ()
-        self._ranks = ranks
+        self._ranks, self._optimizer = ranks, optimizer
         self._identity = identity or Identity({})
         self._metadata = {**metadata, "identity": dict(self._identity.values)}
-        self._keep = keep
-        self._model = model
-        self._optimizer = optimizer
         self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]
         self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=averaged)
         # Keras' seed generators (dropout, stochastic depth) are no weights: tf.train.Checkpoint misses them.
@@ -94,25 +85,20 @@ class Checkpoints:
         # Rank 0's are among the shared ones.
         statistics = moving_statistics(model) if ranks.rank else []
         self._statistics = [*statistics, *averaged.averages_of(statistics)]
-        self._manifest: Mapping[str, Any] | None = None
-        self._path: pathlib.Path | None = None  # of the checkpoint from which the run continues
-        self._passed_over: Sequence[pathlib.Path] = ()
+        self._manifest: Mapping[str, Any] | None = None  # of the checkpoint that was found
+        self._path: pathlib.Path | None = None
         with ranks.raise_on_any_rank():
             if directory is not None:
-                self._run_directory = pathlib.Path(directory)
-                self._directory = self._run_directory / "checkpoints"
-                try:
+                self._directory = pathlib.Path(directory, "checkpoints")
+                with in_directory(pathlib.Path(directory)):
                     self._directory.mkdir(parents=True, exist_ok=True)
                     checkpoint_files.tidy(self._directory)
-                except OSError as error:
-                    raise UserError(f"--output_dir={directory}: {error.strerror}") from error
 
-    def find(self, *, boundary: bool = False) -> dict[str, Any] | None:
-        """Looks for the checkpoint to go on from.
+    def find(self) -> dict[str, Any] | None:
+        """Looks for the checkpoint to go on from: the newest.
 
-        Args:
-            boundary: restore the newest checkpoint of an epoch's end. So it is when the number of ranks has
-                changed.
+        Where the run is not quite the one that was saved (another number of ranks, another --freeze), it is
+        the newest of an epoch's end.
 
         Returns:
             The `state` in it, for what must be known before `restore`; None for a new run.
@@ -120,23 +106,30 @@ class Checkpoints:
         Raises:
             UserError: there are checkpoints, and none can be used.
         """
-        manifest = None
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
-                manifest = self._look(boundary)
-        self._manifest = self._ranks.broadcast_object(manifest)
+                with in_directory(self._directory.parent):
+                    self._manifest = self._read_newest()
+                    if self._manifest and (self.changed() or self._other_ranks()):
+                        self._manifest = self._read_newest(boundary=True)
+        self._manifest = self._ranks.broadcast_object(self._manifest)
         return self._manifest and self._manifest["state"]
 
     def changed(self) -> list[str]:
         """The names in the identity that had other values when the checkpoint that was found was saved."""
+        if not self._manifest:
+            return []
         differences = self._identity.differences(self._manifest.get("identity", {}))
         return sorted({name.partition(".")[0] for name in differences})
 
-    def restore(self) -> None:
+    def restore(self, *, with_data: bool = True) -> None:
         """Restores what `find` found.
 
         With another number of ranks, what each rank had of its own is ignored: all start with the moving
         statistics of rank 0, and their data start where `iterators` are.
+
+        Args:
+            with_data: also the positions of `iterators`.
 
         Raises:
             UserError: it is of another model.
@@ -144,9 +137,15 @@ class Checkpoints:
         parts = None
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
-                for difference in checkpoint_files.version_differences(self._manifest):
-                    progress.log(f"warning: {difference}: the run continues, but not to the last digit")
+                before = self._manifest.get("versions", {})
+                for name, now in checkpoint_files.versions().items():
+                    if (was := before.get(name, "absent")) != now:
+                        progress.log(
+                            f"warning: {name} was {was} and is now {now}: the last digits may differ"
+                        )
                 self._read(self._shared, self._path / _SHARED)
+                with in_directory(self._directory.parent):
+                    checkpoint_files.remove_newer(self._path)
                 parts = [
                     {file.suffix: file.read_bytes() for file in self._path.glob(f"{_OWN}_{rank}.*")}
                     for rank in range(self._manifest["world_size"])
@@ -154,11 +153,12 @@ class Checkpoints:
         self._ranks.broadcast(self._variables)
         parts = self._ranks.broadcast_object(parts)
         with self._ranks.raise_on_any_rank():
-            if len(parts) == self._ranks.world_size:
+            if not self._other_ranks():
                 with _in_memory() as prefix:
                     for suffix, content in parts[self._ranks.rank].items():
                         tf.io.write_file(prefix + suffix, content)
-                    self._read(self._own(), prefix, whole=bool(self.iterators))
+                    iterators = self.iterators if with_data else ()
+                    self._read(self._own(iterators), prefix, whole=bool(iterators))
         self.state.clear()
         self.state.update(self._manifest["state"])
 
@@ -176,44 +176,35 @@ class Checkpoints:
         Returns:
             Whether it was written; the same on all ranks.
         """
-        parts = self._ranks.gather(self._own_part())
+        step = self.state["step"]
+        with _in_memory() as prefix:
+            self._own(self.iterators).write(prefix)
+            files = tf.io.gfile.glob(f"{prefix}.*")
+            own = {file.removeprefix(prefix): tf.io.read_file(file).numpy() for file in files}
+        parts = self._ranks.gather(own)
         problem = None
         if self._ranks.rank == 0:
             try:
-                self._write(parts)
+                self._write(step, parts)
             except (OSError, tf.errors.OpError) as error:
                 problem = weight_files.reason(error)
-        problem = self._ranks.broadcast_object(problem)
-        if problem and self._ranks.rank == 0:
-            progress.log(
-                f"warning: the checkpoint of step {self.state['step']} cannot be written: {problem}; "
-                "training continues, what was saved before is intact"
-            )
-        return problem is None
+                progress.log(
+                    f"warning: the checkpoint of step {step} cannot be written: {problem}; "
+                    "training continues, what was saved before is intact"
+                )
+        return self._ranks.broadcast_object(problem) is None
 
-    def _own(self) -> tf.train.Checkpoint:
-        return tf.train.Checkpoint(
-            iterators=list(self.iterators), seeds=self._seeds, statistics=self._statistics
-        )
+    def _own(self, iterators: Sequence[tf.data.Iterator]) -> tf.train.Checkpoint:
+        return tf.train.Checkpoint(iterators=list(iterators), seeds=self._seeds, statistics=self._statistics)
 
-    def _own_part(self) -> _Part:
-        with _in_memory() as prefix:
-            self._own().write(prefix)
-            return {
-                file.removeprefix(prefix): tf.io.read_file(file).numpy()
-                for file in tf.io.gfile.glob(f"{prefix}.*")
-            }
+    def _other_ranks(self) -> bool:
+        return self._manifest["world_size"] != self._ranks.world_size
 
-    def _look(self, boundary: bool) -> dict[str, Any] | None:
-        found = checkpoint_files.newest(self._directory, boundary=boundary)
-        if found and not boundary:
-            saved_by = checkpoint_files.read_manifest(found.path)["world_size"]
-            if saved_by != self._ranks.world_size:
-                found = checkpoint_files.newest(self._directory, boundary=True)
-        self._path, self._passed_over = found or (None, ())
-        return found and checkpoint_files.read_manifest(found.path)
+    def _read_newest(self, *, boundary: bool = False) -> dict[str, Any] | None:
+        self._path = checkpoint_files.newest(self._directory, boundary=boundary)
+        return self._path and checkpoint_files.read_manifest(self._path)
 
-    def _write(self, parts: Sequence[_Part]) -> None:
+    def _write(self, step: int, parts: Sequence[_Part]) -> None:
         manifest = {
             **self._metadata,
             "state": self.state,
@@ -227,20 +218,9 @@ class Checkpoints:
                 for suffix, content in part.items():
                     (directory / f"{_OWN}_{rank}{suffix}").write_bytes(content)
 
-        def write() -> pathlib.Path:
-            return checkpoint_files.write(self._directory, self.state["step"], manifest, write_files)
-
+        checkpoint_files.write(self._directory, step, manifest, write_files)
         try:
-            path = write()
-        except (OSError, tf.errors.ResourceExhaustedError) as error:
-            full = getattr(error, "errno", errno.ENOSPC) in _NO_SPACE
-            if not (full and checkpoint_files.make_room(self._directory, self._path)):
-                raise
-            path = write()
-        passed_over = [other for other in self._passed_over if other != path]
-        self._path, self._passed_over = path, ()
-        try:
-            checkpoint_files.prune(self._directory, self._keep, passed_over)
+            checkpoint_files.prune(self._directory, KEEP)
         except OSError as error:
             progress.log(f"warning: an old checkpoint cannot be removed: {weight_files.reason(error)}")
 
@@ -248,10 +228,7 @@ class Checkpoints:
         """Reads into `checkpoint` all that is in the files; or, if not `whole`, all that it has itself."""
         try:
             status = checkpoint.read(os.fspath(prefix))
-            if whole:
-                status.assert_consumed()
-            else:
-                status.assert_existing_objects_matched()
+            (status.assert_consumed if whole else status.assert_existing_objects_matched)()
         except (AssertionError, ValueError, tf.errors.OpError) as error:
             raise UserError(
                 f"the checkpoint of step {self._manifest['state']['step']} does not fit this model: "

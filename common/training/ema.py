@@ -9,6 +9,7 @@ so that the average of a young run is not made of its random initial weights.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 
 import keras
@@ -42,22 +43,14 @@ class AveragedWeights(tf.Module):
         statistics = moving_statistics(model)
         self._weights = lambda: floats  # as an attribute they would count as variables of this module
         self._statistics = lambda: statistics
+        variable = functools.partial(
+            tf.Variable, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
+        )
         self._averages = [
-            tf.Variable(
-                tf.cast(weight, tf.float32),
-                trainable=False,
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-                name=f"average_{index}",
-            )
+            variable(tf.cast(weight, tf.float32), name=f"average_{index}")
             for index, weight in enumerate(floats)
         ]
-        self._num_updates = tf.Variable(
-            0,
-            trainable=False,
-            dtype=tf.int64,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            name="num_updates",
-        )
+        self._num_updates = variable(0, dtype=tf.int64, name="num_updates")
 
     def update(self, moved: tf.Tensor | bool = True) -> None:
         """Moves the averages towards the weights after an optimizer step; works in a tf.function.

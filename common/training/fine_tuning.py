@@ -3,15 +3,20 @@
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
+from common import hparams
+from common.args import Args
 from common.errors import UserError
 from common.files import write_bytes
 from common.labels import LabelMap, find_class
+from common.progress import log
+from common.training import model_metadata, weights
 
 # Of the model's weights. A backbone alone has more (efficientdet-d0's 44 %); what has less is of another
 # model, and a few layers of it amid random ones are a worse start than none.
@@ -65,17 +70,44 @@ class Report:
         if self.unused:
             text += f", {len(self.unused)} in it not used: {_list(self.unused)}"
         if self.new_classes:
-            text += f", {len(self.new_classes)} of {self.num_classes} classes are new: "
-            text += _list(self.new_classes)
+            count = f"{len(self.new_classes)} of {self.num_classes}"
+            text += f", {count} classes are new: {_list(self.new_classes)}"
         return text + (f"; {self.remark}" if self.remark else "")
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the paragraph and every name, one a line, atomically."""
-        lines = [str(self)]
+        text = f"{self}\n"
         for title in ("taken", "made_anew", "unused", "new_classes"):
             names = getattr(self, title)
-            lines += ["", f"{title}: {len(names)}", *(f"  {name}" for name in names)]
-        write_bytes(path, ("\n".join(lines) + "\n").encode())
+            text += "\n".join([f"\n{title}: {len(names)}", *(f"  {name}" for name in names), ""])
+        write_bytes(path, text.encode())
+
+
+def read_own(
+    path: str, app: str, config_class: type, build_model: Callable[..., keras.Model]
+) -> tuple[dict[str, ArrayLike], Any, LabelMap]:
+    """What a weights file of this project, or a run directory's best one, has to start another model from.
+
+    Args:
+        path: the file or the directory.
+        app: that must have saved it.
+        config_class, build_model: the app's.
+
+    Returns:
+        Path of a weight -> its values; the config; the classes.
+
+    Raises:
+        UserError: there is no such file, it is damaged or not of this app.
+    """
+    file = weights.find(path)
+    metadata = weights.read_metadata(file)
+    if metadata.get("app") != app:
+        raise UserError(f"{file} was saved by {metadata.get('app')!r}, not by {app}")
+    config = hparams.from_json(config_class, metadata["config"])
+    model = build_model(config.model_name, metadata["num_classes"], config=config)
+    weights.load(model, file)
+    values = {weight.path: weight.value for weight in model.weights}
+    return values, config, LabelMap.from_json(metadata["label_map"])
 
 
 def transfer(
@@ -111,14 +143,13 @@ def transfer(
         UserError: less than `least_share` of the model's weights are in `source`, or none is; none is
             assigned then.
     """
-    taken, made_anew = {}, []
+    places = [find_class(name, source_names) for name in label_map.names]
+    taken = {}
     for weight in model.weights:
         values = source.get(weight.path)
         if values is not None and weight.path in rows.paths:
-            values = _copy_rows(np.array(weight), np.array(values), rows, label_map.names, source_names)
-        if values is None or tuple(values.shape) != tuple(weight.shape):
-            made_anew.append(weight.path)
-        else:
+            values = _copy_rows(np.array(weight), np.array(values), rows, places)
+        if values is not None and tuple(values.shape) == tuple(weight.shape):
             taken[weight.path] = values
     if not taken or len(taken) < len(model.weights) * least_share:
         raise UserError(
@@ -131,12 +162,43 @@ def transfer(
     return Report(
         origin=origin,
         taken=tuple(taken),
-        made_anew=tuple(made_anew),
+        made_anew=tuple(weight.path for weight in model.weights if weight.path not in taken),
         unused=(*(path for path in source if path not in taken), *unused),
-        new_classes=tuple(name for name in label_map.names if find_class(name, source_names) is None),
+        new_classes=tuple(n for n, place in zip(label_map.names, places, strict=True) if place is None),
         num_classes=label_map.num_classes,
         remark=remark,
     )
+
+
+def set_initial_weights(
+    a: Args, run: Any, model: keras.Model, init_from: Callable[[], Report]
+) -> Report | None:
+    """Loads --init_from on rank 0 of a new run, whose weights `run.start` broadcasts, and freezes --freeze.
+
+    Args:
+        a: the flags.
+        run: a Run: its `ranks`, `resumed` and `metadata` are read.
+        model: with all layers trainable.
+        init_from: loads the file into the model.
+
+    Returns:
+        What was taken from the file; None where nothing was.
+
+    Raises:
+        UserError: on every rank: the file cannot be used, or the pattern matches no layer, or all.
+    """
+    report = None
+    with run.ranks.raise_on_any_rank():
+        if a.init_from and run.resumed:
+            log(f"--init_from={a.init_from} is not read again: this run continues from its checkpoint")
+        elif a.init_from and run.ranks.rank == 0:
+            report = init_from()
+            log(str(report))
+            title = f"--init_from={a.init_from} was trained otherwise"
+            model_metadata.explain_file(a.init_from, run.metadata, title)
+        if a.freeze:
+            log(freeze(model, a.freeze))
+    return report
 
 
 def freeze(model: keras.Model, pattern: str) -> str:
@@ -167,21 +229,24 @@ def freeze(model: keras.Model, pattern: str) -> str:
 
 
 def _copy_rows(
-    own: np.ndarray, source: np.ndarray, rows: ClassRows, names: Sequence[str], source_names: Sequence[str]
+    own: np.ndarray, source: np.ndarray, rows: ClassRows, places: Sequence[int | None]
 ) -> np.ndarray | None:
-    """`own` with `source`'s numbers in place of those that both have; None where there are none."""
-    if own.shape[:-1] != source.shape[:-1] or rows.anchors != rows.source_anchors:
+    """`own` with `source`'s numbers in place of those that both have; None where there are none.
+
+    Args:
+        own, source: (..., anchors x (first + C)), C of each its own.
+        rows: how the last axis is made.
+        places: for each class of `own` its index among those of `source`.
+    """
+    nothing_fits = not rows.first and all(place is None for place in places)
+    if own.shape[:-1] != source.shape[:-1] or rows.anchors != rows.source_anchors or nothing_fits:
         return None
-    places = {index: find_class(name, source_names) for index, name in enumerate(names)}
-    known = {index: place for index, place in places.items() if place is not None}
-    if not known and not rows.first:
-        return None
-    shape = (*own.shape[:-1], rows.anchors)
-    values = own.reshape(*shape, -1).copy()  # (..., anchors, first + C)
-    source = source.reshape(*shape, -1)
+    shape = (*own.shape[:-1], rows.anchors, -1)
+    values, source = own.reshape(shape).copy(), source.reshape(shape)  # (..., anchors, first + C)
     values[..., : rows.first] = source[..., : rows.first]
-    for index, place in known.items():
-        values[..., rows.first + index] = source[..., rows.first + place]
+    for index, place in enumerate(places):
+        if place is not None:
+            values[..., rows.first + index] = source[..., rows.first + place]
     return values.reshape(own.shape)
 
 

@@ -1,7 +1,9 @@
-"""Batches for the replicas of this process, from a place in the data that a checkpoint holds.
+"""The data of a run: opened and checked, then batches for the replicas of this process.
 
-    feed = resume(checkpoints, ranks, open_loader, loader_kwargs, steps_per_epoch=steps)
-    images, targets = next(feed)
+    data = open_data(a, ranks, open_checked, max_instances=100, synthetic_classes=90)
+    feed = InputFeed(ranks, open_loader, loader_kwargs)
+    feed.resume(checkpoints, steps_per_epoch)
+    images, targets = next(feed)  # from the place that a checkpoint holds
 
 tf.train.Checkpoint can save the iterators of DALI on a CPU and of tf.data. It cannot save those of DALI on a
 GPU: there every epoch opens its loaders anew, with another seed, and a run that was stopped within an epoch
@@ -9,71 +11,132 @@ reads the batches that it had trained on again and drops them. The result is as 
 epoch's loading, and the images that do not fill an epoch's last batch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from common.args import Args
 from common.distributed.ranks import Ranks
-from common.loader import BaseLoader, placement
+from common.errors import UserError
+from common.evaluation import coco_metrics
+from common.labels import LabelMap
+from common.loader import BaseLoader, check_dali_device, placement
 from common.progress import log
+from common.sources import Source
 from common.training.checkpoints import Checkpoints
 
 # open_loader(shard_id=0, num_shards=1, device_index=0, **loader_kwargs)
 OpenLoader = Callable[..., BaseLoader]
+LoaderKwargs = Callable[[int], Mapping[str, Any]]
+
+
+class Data(NamedTuple):
+    """The data of a run.
+
+    Attributes:
+        train, evaluation: their sources; None where they are synthetic, or not given.
+        label_map: the classes of the training data.
+        num_classes: of the model: those, or more (--num_classes).
+    """
+
+    train: Source | None
+    evaluation: Source | None
+    label_map: LabelMap
+    num_classes: int
+
+
+def open_data(
+    a: Args,
+    ranks: Ranks,
+    open_checked: Callable[..., tuple[Source, Source | None]],
+    *,
+    max_instances: int,
+    synthetic_classes: int,
+) -> Data:
+    """Opens and checks the data; one rank of each host first, so that the others find its caches.
+
+    Args:
+        a: the flags.
+        ranks: of the run.
+        open_checked: open_data.open_checked, the data check.
+        max_instances: boxes of an image that are kept.
+        synthetic_classes: number of classes of synthetic data.
+
+    Raises:
+        UserError: on every rank, if any rank cannot use its flags or data; it names every bad file.
+    """
+    train_set, eval_set, label_map = None, None, LabelMap.numbered(a.num_classes or synthetic_classes)
+    with ranks.raise_on_any_rank():
+        coco_metrics.check_backend(a.coco_backend)
+        check_dali_device(a.dali_device_id, a.pipeline_type, a.strategy)
+        if a.pipeline_type != "synthetic":
+            train_set, eval_set = ranks.first_on_host(
+                lambda: open_checked(a, num_replicas=ranks.num_replicas, max_instances=max_instances)
+            )
+            label_map = train_set.label_map
+        num_classes = a.num_classes or label_map.num_classes
+        if num_classes < label_map.num_classes:
+            raise UserError(
+                f"--num_classes={num_classes}: the data have {label_map.num_classes} classes; leave the "
+                "flag out"
+            )
+    return Data(train_set, eval_set, label_map, num_classes)
 
 
 class InputFeed:
-    """One loader for each local replica.
+    """One loader for each local replica; an iterator of (images, targets). `resume` opens the loaders.
 
     Args:
         ranks: of the run: the replicas are the shards.
         open_loader: makes the training loader of one shard.
-        loader_kwargs: the other arguments of `open_loader`, as JSON can hold them: the seed, ...
-
-    Attributes:
-        loader_kwargs: of the open loaders.
-        loader: the first of them.
-        saveable: whether tf.train.Checkpoint can save the iterators.
-        iterators: of the open loaders, where they can be saved; otherwise empty.
+        loader_kwargs: number of epochs done -> the other arguments of loaders that are opened then, as JSON
+            can hold them: the seed, ...
     """
 
-    def __init__(self, ranks: Ranks, open_loader: OpenLoader, loader_kwargs: Mapping[str, Any]) -> None:
-        self._ranks = ranks
-        self._open_loader = open_loader
-        self.open(loader_kwargs)
+    def __init__(self, ranks: Ranks, open_loader: OpenLoader, loader_kwargs: LoaderKwargs) -> None:
+        self._ranks, self._open_loader, self._loader_kwargs = ranks, open_loader, loader_kwargs
 
-    def open(self, loader_kwargs: Mapping[str, Any]) -> None:
-        """Opens the loaders anew, with other arguments."""
-        self.loader_kwargs = dict(loader_kwargs)
-        loaders = [
-            self._open_loader(
-                shard_id=replica,
-                num_shards=self._ranks.num_replicas,
-                device_index=index,
-                **self.loader_kwargs,
-            )
-            for index, replica in enumerate(self._ranks.local_replicas)
-        ]
-        self.loader = loaders[0]
-        self.saveable = self.loader.saveable
-        self._iterators = [_iterate(loader, i) for i, loader in enumerate(loaders)]
-        self.iterators: Sequence[tf.data.Iterator] = self._iterators if self.saveable else ()
+    def resume(self, checkpoints: Checkpoints, steps_per_epoch: int) -> None:
+        """Restores the newest checkpoint, if there is one, and opens the data at the place that is next.
 
-    def begin_epoch(self, epoch: int, loader_kwargs: Mapping[str, Any]) -> None:
-        """Opens the loaders anew where they cannot go on, or where the epoch wants more than another seed."""
-        old = self.loader_kwargs
-        changed = {k: v for k, v in loader_kwargs.items() if k != "seed" and v != old.get(k)}
+        Args:
+            checkpoints: of the run, with the state of a new run.
+            steps_per_epoch: of this session.
+
+        Raises:
+            UserError: there are checkpoints, and none can be used.
+        """
+        state, found, changed = checkpoints.state, checkpoints.find(), checkpoints.changed()
+        resharded = not {"num_replicas", "num_ranks"}.isdisjoint(changed)  # other ranks under --elastic
+        if found and not resharded:
+            self._open(checkpoints, found["loader"])
+        else:
+            self._open(checkpoints, self._loader_kwargs(found["epoch"] if found else 0))
+        if not found:
+            return
+        loader = state["loader"]
+        checkpoints.restore(with_data=not resharded)
+        if resharded:
+            state.update(step=state["epoch"] * steps_per_epoch, loader=loader)
+            checkpoints.set_updates(state["step"])
+        if not checkpoints.iterators:
+            for _ in range(state["step_in_epoch"]):
+                next(self)
+        since = f"{state['step_in_epoch']} steps into epoch {state['epoch'] + 1}"
+        place = since if state["step_in_epoch"] else f"after epoch {state['epoch']}"
+        log(f"resumed {place} (step {state['step']})")
         if changed:
-            log(f"from epoch {epoch} on: {', '.join(f'{name}={value}' for name, value in changed.items())}")
-        if changed or not self.saveable:
-            self.open(loader_kwargs)
+            log(f"  with another {', '.join(changed)}: from a whole epoch, not as if it had never stopped")
 
-    def skip(self, steps: int) -> None:
-        """Reads and drops so many batches."""
-        for _ in range(steps):
-            for iterator in self._iterators:
-                next(iterator)
+    def begin_epoch(self, checkpoints: Checkpoints) -> None:
+        """Opens the loaders anew where they cannot go on, or where the epoch wants more than another seed."""
+        old, new = checkpoints.state["loader"], self._loader_kwargs(checkpoints.state["epoch"])
+        changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]
+        if changed:
+            log(f"from epoch {checkpoints.state['epoch'] + 1} on: {', '.join(changed)}")
+        if changed or not checkpoints.iterators:
+            self._open(checkpoints, new)
 
     def __next__(self) -> tuple[Any, dict[str, Any]]:
         """(images, targets), one batch for each local replica.
@@ -82,14 +145,21 @@ class InputFeed:
             tf.errors.OpError: the loader stopped, for example at a damaged image.
         """
         batches = [next(iterator) for iterator in self._iterators]
-        if self.loader.pipeline_type == "dali_gpu":
+        if self._on_gpu:
             batches = [_without_int32(batch) for batch in batches]
         return self._ranks.feed(batches)
 
-
-def _iterate(loader: BaseLoader, device_index: int) -> tf.data.Iterator:
-    with placement(loader, device_index):
-        return iter(loader.dataset())
+    def _open(self, checkpoints: Checkpoints, loader_kwargs: Mapping[str, Any]) -> None:
+        """Opens the loaders, and notes in the checkpoints what will be needed to go on."""
+        self._iterators = []
+        for index, replica in enumerate(self._ranks.local_replicas):
+            shard = {"shard_id": replica, "num_shards": self._ranks.num_replicas, "device_index": index}
+            loader = self._open_loader(**shard, **loader_kwargs)
+            with placement(loader, index):
+                self._iterators.append(iter(loader.dataset()))
+        self._on_gpu = loader.pipeline_type == "dali_gpu"
+        checkpoints.state["loader"] = dict(loader_kwargs)
+        checkpoints.iterators = self._iterators if loader.saveable else ()
 
 
 def _without_int32(batch: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
@@ -100,60 +170,7 @@ def _without_int32(batch: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, An
     """
 
     def without(x: tf.Tensor) -> tf.Tensor:
-        if x.dtype != tf.int32:
-            return x
         with tf.device(x.device):  # else it is the first GPU's work
-            return tf.cast(x, tf.int64)
+            return tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
 
     return tf.nest.map_structure(without, batch)
-
-
-def resume(
-    checkpoints: Checkpoints,
-    ranks: Ranks,
-    open_loader: OpenLoader,
-    loader_kwargs: Callable[[int], Mapping[str, Any]],
-    *,
-    steps_per_epoch: int,
-) -> InputFeed:
-    """Continues where the run stopped, or starts it. Returns the data at the place that is next.
-
-    Where the run is not quite the one that was saved (another --freeze, other ranks under --elastic), it
-    continues from the last whole epoch.
-
-    Args:
-        checkpoints: of the run, with the state of a new run.
-        ranks: of the run.
-        open_loader: see InputFeed.
-        loader_kwargs: epochs done -> arguments of the loaders that are opened after them.
-        steps_per_epoch: of this session.
-
-    Raises:
-        UserError: there are checkpoints, and none can be used.
-    """
-    found = checkpoints.find()
-    if found and found["step_in_epoch"] and checkpoints.changed():
-        found = checkpoints.find(boundary=True)
-    if found is None:
-        feed = InputFeed(ranks, open_loader, checkpoints.state["loader"])
-        checkpoints.iterators = feed.iterators
-        return feed
-    changed = checkpoints.changed()
-    resharded = not {"num_replicas", "num_ranks"}.isdisjoint(changed)
-    feed = InputFeed(ranks, open_loader, loader_kwargs(found["epoch"]) if resharded else found["loader"])
-    checkpoints.iterators = () if resharded else feed.iterators
-    checkpoints.restore()
-    checkpoints.iterators = feed.iterators
-    state = checkpoints.state
-    if resharded:
-        state["step"] = state["epoch"] * steps_per_epoch
-        state["loader"] = feed.loader_kwargs
-        checkpoints.set_updates(state["step"])
-    if not feed.saveable:
-        feed.skip(state["step_in_epoch"])
-    since = f"{state['step_in_epoch']} steps into epoch {state['epoch'] + 1}"
-    place = since if state["step_in_epoch"] else f"after epoch {state['epoch']}"
-    log(f"resumed {place} (step {state['step']})")
-    if changed:
-        log(f"  with another {', '.join(changed)}: from a whole epoch, and not as if it had never stopped")
-    return feed

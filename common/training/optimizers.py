@@ -1,5 +1,7 @@
 """The optimizer that both apps build: SGD with momentum or Adam, clipped, accumulating, with loss scaling."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -25,7 +27,7 @@ class FusedSGD(_Fused, keras.optimizers.SGD):
     """
 
     def update_step(self, gradient, variable, learning_rate):
-        if self.momentum == 0 or self.nesterov:
+        if self.momentum == 0:
             super().update_step(gradient, variable, learning_rate)
             return
         if not self._numbers:
@@ -44,9 +46,6 @@ class FusedAdam(_Fused, keras.optimizers.Adam):
     """`keras.optimizers.Adam`, one TensorFlow operation a variable where Keras writes thirty."""
 
     def update_step(self, gradient, variable, learning_rate):
-        if self.amsgrad:
-            super().update_step(gradient, variable, learning_rate)
-            return
         if not self._numbers:
             constants = [tf.constant(x, tf.float32) for x in (self.beta_1, self.beta_2, self.epsilon, 0.0)]
             self._numbers = self._corrected(learning_rate), *constants
@@ -107,12 +106,11 @@ def make_optimizer(
         "global_clipnorm": clip_norm or None,
         "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
     }
-    if name == "adam":
-        optimizer = FusedAdam(beta_1=momentum, **common)
-    elif name == "sgd":
-        optimizer = FusedSGD(momentum=momentum, **common)
-    else:
-        raise ValueError(f"no optimizer {name!r}: sgd, adam")
+    kinds = {
+        "adam": functools.partial(FusedAdam, beta_1=momentum),
+        "sgd": functools.partial(FusedSGD, momentum=momentum),
+    }
+    optimizer = kinds[name](**common)
     if precision == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=initial_loss_scale)
     return optimizer

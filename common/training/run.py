@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from common import devices, progress
 from common.args import Args
 from common.distributed import ranks as distributed
 from common.distributed.hooks import Hooks
@@ -23,21 +24,35 @@ from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import Evaluation, OnBatch
 from common.progress import log
-from common.training import early_stopping, skipped_batch, step_guard
+from common.training import step_guard, weights
 from common.training.checkpoints import Checkpoints
 from common.training.ema import AveragedWeights
 from common.training.fine_tuning import Report
-from common.training.input_feed import OpenLoader, resume
+from common.training.input_feed import InputFeed, LoaderKwargs, OpenLoader
 from common.training.optimizers import last_learning_rate
-from common.training.preemption import StopSignals
-from common.training.results import Results
+from common.training.results import EpochLog, Results, note_metric, out_of_patience
 from common.training.run_directory import Identity, RunDirectory
 from common.training.step_guard import StepGuard, StepResult
-from common.training.train_log import EpochLog
-from common.training.watchdog import Watchdog
+from common.training.watchdog import StopSignals, Watchdog
 
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
 COMPILE_SECONDS = SCORE_SECONDS = 1800.0  # that compiling a step, or scoring an evaluation, may take at most
+
+
+def start_process(a: Args) -> Ranks:
+    """Joins this process to its run. Call it before TensorFlow does anything else.
+
+    Raises:
+        UserError: --output_dir is missing; or see distributed.start.
+    """
+    if not a.output_dir:
+        raise UserError("--output_dir is missing: name a directory for checkpoints and results")
+    devices.reproducible()
+    ranks = distributed.start(a.strategy, a.compression)
+    progress.be_quiet(ranks.rank > 0)
+    keras.utils.set_random_seed(a.seed)
+    keras.mixed_precision.set_global_policy(a.precision)
+    return ranks
 
 
 class Run:
@@ -47,12 +62,11 @@ class Run:
         a: the flags.
         ranks: of the run.
         hooks: of elastic training and the dry run.
-        identity: what must be equal for a run to resume; IDENTITY_FLAGS are added.
+        identity: what must be equal for a run to resume; ranks, steps and IDENTITY_FLAGS are added.
         metadata: of the weights files.
         steps_per_epoch: batches of one replica in an epoch.
         evaluates: whether there are evaluation data.
-        open_loader: see InputFeed.
-        loader_kwargs: number of epochs done -> arguments of the loaders that are opened then.
+        open_loader, loader_kwargs: see InputFeed.
         explain: error of a loader -> the UserError that names the images.
         show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
 
@@ -77,32 +91,28 @@ class Run:
         steps_per_epoch: int,
         evaluates: bool,
         open_loader: OpenLoader,
-        loader_kwargs: Callable[[int], Mapping[str, Any]],
+        loader_kwargs: LoaderKwargs,
         explain: Callable[[Exception], UserError],
         show_batch: Callable[..., str],
     ) -> None:
-        self.ranks = ranks
+        self.ranks, self.metadata = ranks, dict(metadata)
         self.metrics: dict[str, Any] | None = None
         self._a, self._hooks = a, hooks
         self._steps_per_epoch, self._evaluates = steps_per_epoch, evaluates
-        self._open_loader, self._loader_kwargs = open_loader, loader_kwargs
+        self._feed = InputFeed(ranks, open_loader, loader_kwargs)
         self._explain, self._show_batch = explain, show_batch
-        self.metadata = dict(metadata)
         self._identity = identity.extended(
             num_replicas=ranks.num_replicas,
             num_ranks=ranks.world_size,
             steps_per_epoch=steps_per_epoch,
             **{name: getattr(a, name) for name in IDENTITY_FLAGS},
         )
-        may_change = ("freeze", *(("num_replicas", "num_ranks", "steps_per_epoch") if a.elastic else ()))
         self._found: RunDirectory | None = None  # rank 0's alone: hosts need not share a disk
         with ranks.raise_on_any_rank():
             distributed.check_agreement(ranks, self._identity.values)
             if ranks.rank == 0:
-                self._found = RunDirectory(
-                    a.output_dir, identity=self._identity, overwrite=a.overwrite, may_change=may_change
-                )
-        self.resumed: bool = ranks.broadcast_object(self._found and self._found.begun)
+                self._found = RunDirectory(a, self._identity)
+        self.resumed: bool = ranks.broadcast_object(self._found and self._found.resumed)
 
     def start(
         self,
@@ -123,7 +133,7 @@ class Run:
         Raises:
             UserError: the directory cannot be written to, or no checkpoint in it can be used.
         """
-        ranks, a = self.ranks, self._a
+        ranks, a, flags = self.ranks, self._a, dataclasses.asdict(self._a)
         self.model, self.optimizer = model, optimizer
         with ranks.raise_on_any_rank():
             directory = self._found and self._found.claim()  # until here nothing is written or overwritten
@@ -131,42 +141,36 @@ class Run:
         distributed.seed_per_rank(model, ranks.rank)
         with ranks.scope():
             self.ema = AveragedWeights(model, ema_decay)
-        flags = dataclasses.asdict(a)
         self._checkpoints = Checkpoints(
             directory,
             ranks=ranks,
             model=model,
             optimizer=optimizer,
             averaged=self.ema,
-            state={"epoch": 0, "step": 0, "step_in_epoch": 0, "totals": {}, "loader": self._loader_kwargs(0)},
+            state={"epoch": 0, "step": 0, "step_in_epoch": 0, "totals": {}},
             metadata=self.metadata | {"flags": flags},
             identity=self._identity,
         )
-        steps, saved = self._steps_per_epoch, self._checkpoints
-        self._feed = resume(saved, ranks, self._open_loader, self._loader_kwargs, steps_per_epoch=steps)
-        self.state = saved.state
-        if a.elastic and self.state["step"] == 0:
+        self._feed.resume(self._checkpoints, self._steps_per_epoch)
+        self.state = state = self._checkpoints.state
+        if a.elastic and state["step"] == 0:
             self._checkpoints.save()  # where to go back to when a host is lost in the first epoch
-        if self.state["epoch"] < self._hooks.expected_epochs:
+        if state["epoch"] < self._hooks.expected_epochs:
             raise UserError(
-                f"--output_dir={a.output_dir} has {self.state['epoch']} of the {self._hooks.expected_epochs} "
+                f"--output_dir={a.output_dir} has {state['epoch']} of the {self._hooks.expected_epochs} "
                 "epochs that were trained: with --elastic it must lie where all hosts see it"
             )
-        done = max(self.state["epoch"], self.state.get("evaluated", 0))
-        self._results = Results(directory, model, self.metadata, done)
+        self._results = Results(directory, model, self.metadata, state)
         self._results.save_start(flags, init_report)
-        about = self.metadata | {"precision": a.precision, "freeze": a.freeze}
-        save_batch = functools.partial(skipped_batch.save_batch, ranks, directory, model, about)
+        save_batch = functools.partial(self._results.save_skipped, ranks)
         self._guard = StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
         self._compiled = self._unsaved = False
-        self._hooks.on_start(self)
 
     def __enter__(self) -> "Run":
         with contextlib.ExitStack() as stack:
-            self._signals = stack.enter_context(StopSignals())
+            self._signals = stack.enter_context(StopSignals(quiet=self.ranks.rank > 0))
             watchdog = Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
             self._watchdog = stack.enter_context(watchdog)
-            self._extra_time = stack.enter_context(contextlib.ExitStack())  # holds Watchdog.allow
             self._exit_stack = stack.pop_all()
         return self
 
@@ -183,24 +187,24 @@ class Run:
     @property
     def stop_requested(self) -> tf.Tensor:
         """1.0 once this rank got a signal, else 0.0; the training step tells the other ranks."""
-        return self._signals.requested
+        return tf.constant(1.0 if self._signals.received else 0.0)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """The numbers (from 1) of the epochs that are left, until --patience ends them."""
         self._num_epochs = num_epochs
-        state, patience, where = self.state, self._a.patience, self._a.output_dir
-        over = early_stopping.is_over(state, patience) and not state["step_in_epoch"]
-        if over or state["epoch"] >= num_epochs:
-            why = early_stopping.describe(state, patience) if over else f"has its {state['epoch']} epochs"
-            log(f"{where} {why}: nothing left to train")
-            self.metrics = coco_metrics.read_metrics(pathlib.Path(where, "metrics.json"))
+        state, patience = self.state, self._a.patience
+        end = None if state["step_in_epoch"] else out_of_patience(state, patience)
+        if end or state["epoch"] >= num_epochs:
+            why = end or f"has its {state['epoch']} epochs"
+            log(f"{self._a.output_dir} {why}: nothing left to train")
+            self.metrics = coco_metrics.read_metrics(pathlib.Path(self._a.output_dir, "metrics.json"))
             return
-        while state["epoch"] < num_epochs:
+        while state["epoch"] < num_epochs and not end:
             self._begin_epoch()
             yield state["epoch"] + 1
-            if early_stopping.is_over(state, patience):
-                log(early_stopping.describe(state, patience))
-                return
+            end = out_of_patience(state, patience)
+        if end:
+            log(end)
 
     def epoch_is_unfinished(self) -> bool:
         """Whether steps or an evaluation are left in this epoch."""
@@ -214,18 +218,15 @@ class Run:
         Raises:
             UserError: the loader stopped, for example at a damaged image.
         """
-        state = self.state
         while self._is_within_epoch() and not self.is_evaluation_due():
-            self._watchdog.beat("training", epoch=state["epoch"] + 1, step=state["step"])
+            self._beat("training", 0.0 if self._compiled else COMPILE_SECONDS)
             try:
                 images, targets = next(self._feed)
             except tf.errors.OpError as error:
                 raise self._explain(error) from error
-            if state["step"] == 0:
+            if self.state["step"] == 0:
                 batch = self.ranks.first(images), self.ranks.first(targets)
                 self._results.save_first_batch(self._show_batch, *batch)
-            if not self._compiled:
-                self._extra_time.enter_context(self._watchdog.allow(COMPILE_SECONDS))
             yield images, targets
 
     def after_step(self, result: StepResult, images: Any, targets: Any) -> None:
@@ -236,7 +237,6 @@ class Run:
             StoppedError: a signal came to any rank; everything is saved.
         """
         state, a = self.state, self._a
-        self._extra_time.close()
         self._compiled = self._unsaved = True
         state["step"] += 1
         state["step_in_epoch"] += 1
@@ -270,43 +270,37 @@ class Run:
         Raises:
             StoppedError: a signal came to any rank. Nothing is lost: all steps were saved before.
         """
-        state = self.state
         if self._is_within_epoch():
             log("")  # ends the line of the progress bar
         if self._unsaved:
             self._save()  # an evaluation is long: stopping it must not cost training
 
         def on_batch(done: int, total: int) -> None:
-            self._extra_time.close()
-            self._watchdog.beat("evaluating", epoch=state["epoch"] + 1, step=state["step"])
-            if done == total:
-                self._extra_time.enter_context(self._watchdog.allow(SCORE_SECONDS))
+            self._beat("evaluating", SCORE_SECONDS if done == total else 0.0)
             if self._signals.agreed(self.ranks, done):
-                raise StoppedError(self._signals.message(state["step"]))
+                raise StoppedError(self._signals.message(self.state["step"]))
 
-        self._extra_time.enter_context(self._watchdog.allow(COMPILE_SECONDS))
+        self._beat("evaluating", COMPILE_SECONDS)
         with self.ema.swapped_in(self.ranks):  # every rank: moving statistics are averaged over them
             yield on_batch
-        self._extra_time.close()
         if self._is_within_epoch():
             self._epoch.restart_clock()  # images_per_second is the rate of the steps after this evaluation
             self._save()  # the evaluation, too, is done
 
     def save_evaluation(self, evaluation: Evaluation) -> None:
         """Keeps an evaluation: its files, its row in the log, the weights if they are the best so far."""
-        state, metrics = self.state, evaluation.metrics
-        self.metrics = metrics
+        state, self.metrics = self.state, evaluation.metrics
         state["evaluated"] = self._progress()
-        early_stopping.note(state, metrics["AP"])
-        self._results.save_evaluation(evaluation, state["epoch"] + 1, state["step"])
-        scores = {name: metrics[name] for name in coco_metrics.NAMES}
+        is_best = note_metric(state, self.metrics["AP"], self.metadata.get("eval_data"))
+        self._results.save_evaluation(evaluation, is_best)
+        scores = {name: self.metrics[name] for name in coco_metrics.NAMES}
         if self._is_within_epoch():
             when = f"step {state['step']}"
-            self._results.save_row(self._progress(), state["step"], scores)
+            self._results.save_row(self._progress(), scores)
         else:
             when = f"epoch {state['epoch'] + 1}"
             self._scores = scores  # for the epoch's row
-        log(f"{when}: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP50']:.1f}")
+        log(f"{when}: AP {100 * scores['AP']:.1f}, AP50 {100 * scores['AP50']:.1f}")
 
     def end_epoch(self) -> None:
         """Ends an epoch: its row in the log, its weights, its checkpoint."""
@@ -315,9 +309,8 @@ class Run:
         self._guard.check_weights(self.model, state["step"])  # before they replace those of the last epoch
         row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
         with self.ema.swapped_in(self.ranks):  # every rank, as in `evaluating`
-            self._results.save_row(epoch, state["step"], row)
-            self._results.save_last(epoch, state["step"])
-        self._epoch.clear()
+            self._results.save_row(epoch, row)
+            self._results.save_weights(weights.LAST)
         state.update(epoch=epoch, step_in_epoch=0)
         self._save()
         self._hooks.on_epoch(epoch)
@@ -326,8 +319,7 @@ class Run:
         """Opens the loaders anew where the epoch wants other ones; starts its totals and progress bar."""
         state, epoch = self.state, self.state["epoch"] + 1
         if state["step_in_epoch"] == 0:
-            self._feed.begin_epoch(epoch, self._loader_kwargs(state["epoch"]))
-            state["loader"], self._checkpoints.iterators = self._feed.loader_kwargs, self._feed.iterators
+            self._feed.begin_epoch(self._checkpoints)
         title = f"epoch {epoch}/{self._num_epochs}"
         self._epoch = EpochLog(title, self._steps_per_epoch, state["step_in_epoch"], state["totals"])
         self._scores: dict[str, float] = {}
@@ -339,11 +331,15 @@ class Run:
         """Epochs done, with the part of the present one."""
         return round(self.state["epoch"] + self.state["step_in_epoch"] / self._steps_per_epoch, 6)
 
+    def _beat(self, doing: str, at_least: float = 0.0) -> None:
+        state = self.state
+        self._watchdog.beat(doing, epoch=state["epoch"] + 1, step=state["step"], at_least=at_least)
+
     def _save(self) -> None:
         """Writes a checkpoint. Every rank: each has its data position and random seeds in it."""
         state = self.state
-        self._watchdog.beat("saving", epoch=state["epoch"] + 1, step=state["step"])
+        self._beat("saving")
         self._guard.check_weights(self.model, state["step"])
-        state["totals"] = self._epoch.totals()
+        state["totals"] = self._epoch.totals() if state["step_in_epoch"] else {}
         self._checkpoints.save()
         self._unsaved = False

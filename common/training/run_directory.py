@@ -1,33 +1,24 @@
 """The directory of one run: the same command resumes it, another one is refused."""
 
+import contextlib
 import dataclasses
 import json
-import os
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from common.args import Args
 from common.errors import UserError
 from common.files import remove_directory, remove_unfinished, write_bytes
 
 # What a run makes in its directory. --overwrite removes only this, and only where there is a run.json: a
 # mistyped directory survives.
-RUN_FILES = (
-    "best.weights.h5",
-    "last.weights.h5",
-    "checkpoints",
-    "detections.json",
-    "first_batch.png",
-    "flags.txt",
-    "init_from.txt",
-    "loss_curves.png",
-    "metrics.json",
-    "pr_curves.png",
-    "results.csv",
-    "skipped",
-    "tensorboard",
-    "run.json",  # the last: until then an interrupted removal can be repeated
-)
+_DATA = ("checkpoints", "skipped", "tensorboard", "best.weights.h5", "last.weights.h5", "results.csv")
+_TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
+_PICTURES = ("first_batch.png", "loss_curves.png", "pr_curves.png")
+RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, "run.json")  # in this order: an interrupted removal can be repeated
+OF_RANKS = ("num_replicas", "num_ranks", "steps_per_epoch")  # in the identity, of the ranks
+MAY_CHANGE = ("freeze",)
 _ABSENT = "absent"
 _SHOWN_CHARACTERS = 60
 
@@ -60,10 +51,10 @@ class Identity:
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         """Name -> (what it was in `saved`, what it is now), as JSON; names inside a mapping have dots."""
         was, now, defaults = (_flatten(values) for values in (saved, self.values, self.defaults))
-        pairs = {
-            name: (was.get(name, defaults.get(name, _ABSENT)), now.get(name, defaults.get(name, _ABSENT)))
-            for name in sorted(was.keys() | now.keys())
-        }
+        pairs = {}
+        for name in sorted(was.keys() | now.keys()):
+            default = defaults.get(name, _ABSENT)
+            pairs[name] = was.get(name, default), now.get(name, default)
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -73,103 +64,81 @@ class RunDirectory:
     Making the object only looks; `claim`, when all else is known to be in order, writes and overwrites.
 
     Args:
-        path: the directory.
-        identity: of the run.
-        overwrite: start anew where another run, or the same, was; other files are left alone.
-        may_change: keys of the identity that may differ between two sessions of one run.
+        a: the flags: --output_dir; --overwrite: start anew where another run, or the same, was, and leave
+            other files alone.
+        identity: of the run. MAY_CHANGE may differ between two sessions of one run, with --elastic OF_RANKS,
+            too: it continues, but not bit for bit.
 
     Attributes:
         path: the directory.
-        resumed: whether the same run was here before and continues.
-        changed: those of `may_change` that differ: the run continues, but not bit for bit.
+        resumed: whether the same run was here before, and there is a checkpoint from which it continues.
 
     Raises:
         UserError: the directory holds another run, or files of something else, or cannot be made.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike,
-        *,
-        identity: Identity,
-        overwrite: bool = False,
-        may_change: Sequence[str] = (),
-    ):
-        self.path = pathlib.Path(path)
-        self.changed: list[str] = []
-        self._identity = identity
-        self._may_change = tuple(may_change)
+    def __init__(self, a: Args, identity: Identity) -> None:
+        self.path = pathlib.Path(a.output_dir)
+        self._identity, self._overwrite = identity, a.overwrite
+        self._may_change = MAY_CHANGE + OF_RANKS if a.elastic else MAY_CHANGE
         self._file = self.path / "run.json"
-        try:
+        with in_directory(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self.resumed = self._file.exists() and not overwrite
-            if self.resumed:
+            self.resumed = not a.overwrite and any(self.path.glob("checkpoints/[0-9]*"))
+            if not self._file.exists():
+                self._check_free()
+            elif not a.overwrite:
                 self._check_same_run()
-            elif not self._file.exists():
-                self._check_free(overwrite)
-        except OSError as error:
-            raise UserError(f"--output_dir={self.path}: {error.strerror}") from error
-        self._overwrite = overwrite
-
-    @property
-    def begun(self) -> bool:
-        """Whether there is a checkpoint from which the same run continues."""
-        return self.resumed and any((self.path / "checkpoints").glob("[0-9]*"))
 
     def claim(self) -> pathlib.Path:
         """Makes the directory this run's own: removes what it overwrites, writes the identity. The path."""
-        try:
+        with in_directory(self.path):
             remove_unfinished(self.path)
-            if self._overwrite:
-                self._remove_run()
-            if not self.resumed or self.changed:
-                write_bytes(self._file, json.dumps(self._identity.values, indent=2).encode() + b"\n")
-        except OSError as error:
-            raise UserError(f"--output_dir={self.path}: {error.strerror}") from error
+            if self._overwrite and self._file.exists():
+                for path in (self.path / name for name in RUN_FILES):
+                    if path.is_dir():
+                        remove_directory(path)
+                    else:
+                        path.unlink(missing_ok=True)
+            write_bytes(self._file, json.dumps(self._identity.values, indent=2).encode() + b"\n")
         return self.path
 
     def _check_same_run(self) -> None:
         try:
-            existing = json.loads(self._file.read_bytes())
-            found = self._identity.differences(existing)
+            found = self._identity.differences(json.loads(self._file.read_bytes()))
         except (ValueError, AttributeError) as error:
             raise UserError(f"{self._file} is damaged: --overwrite starts anew") from error
-        self.changed = [name for name in found if name in self._may_change]
-        differences = []
-        for name, (was, now) in found.items():
-            if name == "data":  # two fingerprints would tell the reader nothing
-                differences.append("the training data are not the same")
-            elif name not in self._may_change:
-                differences.append("{} was {} and is now {}".format(name, *_shorten(was, now)))
-        if differences:
+        refused = [_describe(name, *pair) for name, pair in found.items() if name not in self._may_change]
+        if refused:
             raise UserError(
-                f"--output_dir={self.path} holds another run: {'; '.join(differences)}. Name another one, or "
+                f"--output_dir={self.path} holds another run: {'; '.join(refused)}. Name another one, or "
                 "give --overwrite to start anew"
             )
 
-    def _check_free(self, overwrite: bool) -> None:
+    def _check_free(self) -> None:
         """No run was here: the directory is empty, or with --overwrite nothing in it bears a run's names."""
         files = sorted(path.name for path in self.path.iterdir() if not path.name.startswith("."))
-        if files and not overwrite:
+        in_the_way = [name for name in files if name in RUN_FILES or not self._overwrite]
+        if in_the_way:
             raise UserError(
-                f"--output_dir={self.path} is no run directory and not empty ({', '.join(files[:3])}): name "
-                "another one, or give --overwrite to put a run beside these files"
-            )
-        ours = [name for name in files if name in RUN_FILES]
-        if ours:
-            raise UserError(
-                f"--output_dir={self.path} holds {', '.join(ours[:3])} that no run of ours made (there is no "
-                "run.json): name another directory"
+                f"--output_dir={self.path} is not a run's (there is no run.json) and not empty "
+                f"({', '.join(in_the_way[:3])}): name another one; --overwrite puts a run beside other files"
             )
 
-    def _remove_run(self) -> None:
-        if not self._file.exists():
-            return
-        for path in (self.path / name for name in RUN_FILES):
-            if path.is_dir():
-                remove_directory(path)
-            else:
-                path.unlink(missing_ok=True)
+
+@contextlib.contextmanager
+def in_directory(path: pathlib.Path) -> Iterator[None]:
+    """Turns errors of the file system into the UserError of --output_dir."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--output_dir={path}: {error.strerror}") from error
+
+
+def _describe(name: str, was: str, now: str) -> str:
+    if max(len(was), len(now)) > _SHOWN_CHARACTERS:
+        return f"{name} is not the same"
+    return f"{name} was {was} and is now {now}"
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -181,18 +150,3 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[prefix + key] = json.dumps(value)
     return flat
-
-
-def _shorten(was: str, now: str) -> tuple[str, str]:
-    """Two different values, short enough for one line: of long ones the part around the first difference."""
-    if max(len(was), len(now)) <= _SHOWN_CHARACTERS:
-        return was, now
-    pairs = enumerate(zip(was, now, strict=False))
-    parting = next((place for place, (a, b) in pairs if a != b), min(len(was), len(now)))
-    start = max(parting - _SHOWN_CHARACTERS // 3, 0)
-
-    def part(text: str) -> str:
-        end = start + _SHOWN_CHARACTERS
-        return ("..." if start else "") + text[start:end] + ("..." if end < len(text) else "")
-
-    return part(was), part(now)

@@ -3,16 +3,16 @@
     step = guarded_step(ranks, gradients_of, update, model, every_gradient=True)
     guard = StepGuard(ranks, limit=10, save_batch=save_batch)
     for ...:
-        result = step(images, targets, signals.requested)
+        result = step(images, targets, stop_requested)
         guard.check(number, result, images, targets)
 
 A step whose loss or gradients are not finite changes nothing: neither weights nor optimizer, averages or
 moving statistics. It is logged with its image ids; too many in a row end the run, with the checkpoint before
-them intact and the first of their batches in a file (skipped_batch.py).
+them intact and the first of their batches in a file (results.py, tools/replay_step.py).
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -25,6 +25,7 @@ from common.layers import moving_statistics
 
 MIN_LOSS_SCALE = 2.0**-8  # gradients that overflow float16 even so do not depend on its scale
 SHOWN_IDS = 16
+SaveBatch = Callable[[int, Any, Any], str | None]  # see StepGuard
 
 
 class StepResult(NamedTuple):
@@ -64,7 +65,7 @@ def guarded_step(
             overflows.
 
     Returns:
-        step(images, targets, asked) -> StepResult; `asked` is StopSignals.requested.
+        step(images, targets, asked) -> StepResult; `asked` is Run.stop_requested.
     """
     statistics = moving_statistics(model)
 
@@ -113,22 +114,16 @@ class StepGuard:
     Args:
         ranks: of the run.
         limit: steps in a row that may be skipped; one more ends the run.
-        save_batch: (step, images, targets) -> the file with the batch (skipped_batch.py). Called
-            for the first skipped step of a row, on every rank, with None where another rank has the batch.
+        save_batch: (step, images, targets) -> the file with the batch. Called for the first skipped step of a
+            row, on every rank, with None where another rank has the batch.
 
     Attributes:
-        skipped: steps that were skipped since this was made.
         stop: whether a rank asked for a stop.
     """
 
-    def __init__(
-        self, ranks: Ranks, *, limit: int, save_batch: Callable[[int, Any, Any], str | None]
-    ) -> None:
-        self.skipped = 0
+    def __init__(self, ranks: Ranks, *, limit: int, save_batch: SaveBatch) -> None:
         self.stop = False
-        self._ranks = ranks
-        self._limit = limit
-        self._save_batch = save_batch
+        self._ranks, self._limit, self._save_batch = ranks, limit, save_batch
         self._in_a_row = 0
         self._batch_file: str | None = None
         self._lag = 0 if devices.is_cpu_only() else 1
@@ -141,51 +136,54 @@ class StepGuard:
             UserError: more than `limit` steps in a row were skipped.
         """
         self._waiting.append((step, result, images, targets))
-        while len(self._waiting) > self._lag:
-            self._look(*self._waiting.popleft())
-
-    def flush(self) -> None:
-        """Looks at whatever was not looked at, before anything is saved or evaluated."""
-        while self._waiting:
-            self._look(*self._waiting.popleft())
+        self._look_at_all_but(self._lag)
 
     def check_weights(self, model: keras.Model, step: int) -> None:
         """UserError on all ranks if a weight of any is not finite, so that such a model is never saved."""
-        self.flush()
+        self._look_at_all_but(0)
         with self._ranks.raise_on_any_rank():
-            check_weights(model, step)
+            for weight in model.weights:
+                if not bool(tf.reduce_all(tf.math.is_finite(tf.cast(weight.value, tf.float32)))):
+                    raise UserError(
+                        f"after step {step} the weight {weight.path} is not finite: lower --learning_rate; "
+                        "the checkpoints before it are intact"
+                    )
 
-    def _look(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
-        self.stop = self.stop or bool(result.stop)
-        if bool(result.finite):
-            self._in_a_row = 0
-            return
-        self.skipped += 1
-        self._in_a_row += 1
-        # Where no loss is to blame, the gradients are, and which images caused it is unknown.
-        bad = [i for i, finite in enumerate(result.own_finite.numpy().tolist()) if not finite]
-        own = _image_ids(self._ranks, targets, bad) if bad else None
-        blamed = {rank: ids for rank, ids in enumerate(self._ranks.gather(own)) if ids is not None}
-        if not blamed:
-            everyone = range(len(result.own_finite))
-            blamed = dict(enumerate(self._ranks.gather(_image_ids(self._ranks, targets, everyone))))
-            what = "a gradient is not finite"
-        else:
-            what = "the loss is not finite"
+    def _look_at_all_but(self, lag: int) -> None:
+        while len(self._waiting) > lag:
+            step, result, images, targets = self._waiting.popleft()
+            self.stop = self.stop or bool(result.stop)
+            if bool(result.finite):
+                self._in_a_row = 0
+            else:
+                self._in_a_row += 1
+                self._report(step, result, images, targets)
+
+    def _report(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
+        local_ids = [part["image_ids"].numpy().tolist() for part in self._ranks.local(targets)]
+        everywhere = self._ranks.gather([result.own_finite.numpy().tolist(), local_ids])
+        replicas = [
+            (rank, replica, finite, ids)
+            for rank, of_rank in enumerate(everywhere)
+            for replica, (finite, ids) in enumerate(zip(*of_rank, strict=True))
+        ]
+        bad, what = [found for found in replicas if not found[2]], "the loss is not finite"
+        if not bad:  # the gradients are to blame; which images caused it is unknown
+            bad, what = replicas, "a gradient is not finite"
         if self._in_a_row == 1:
-            mine = self._ranks.rank == min(blamed)
-            part = [self._ranks.local(part)[bad[0] if bad else 0] for part in (images, targets)]
-            self._batch_file = self._save_batch(step, *(part if mine else (None, None)))
-        of = "; ".join(f"rank {rank}: {_shorten(ids)}" for rank, ids in blamed.items())
-        of = of.split(": ", 1)[1] if self._ranks.world_size == 1 else of
-        if self._ranks.rank == 0:
-            progress.log(f"\nstep {step} is skipped: {what}; image ids {of}")
+            rank, replica, *_ = bad[0]
+            batch = [self._ranks.local(part)[replica] for part in (images, targets)]
+            self._batch_file = self._save_batch(step, *(batch if rank == self._ranks.rank else (None, None)))
+        blamed: dict[int, list[int]] = defaultdict(list)
+        for rank, _, _, ids in bad:
+            blamed[rank] += ids
+        named = "; ".join(f"{_shorten(ids)} (rank {rank})" for rank, ids in blamed.items())
+        progress.log(f"\nstep {step} is skipped: {what}; image ids {named}")
         if self._in_a_row > self._limit:
-            replay = f"; run the first again: python tools/replay_step.py {self._batch_file}"
-            replay = replay if self._batch_file else ""
             raise UserError(
                 f"{self._in_a_row} steps in a row were skipped, the last is step {step}: {what}. The weights "
-                "and the checkpoints are those before them. Lower --learning_rate or check the data" + replay
+                "and the checkpoints are those before them. Lower --learning_rate or check the data; run the "
+                f"first again: python tools/replay_step.py {self._batch_file}"
             )
 
 
@@ -199,21 +197,6 @@ def check_loss_scale(optimizer: keras.optimizers.Optimizer) -> None:
             f"the loss scale has fallen to {scale:.3g}: the gradients overflow mixed_float16 whatever it is; "
             "use --precision=mixed_bfloat16 or float32, or lower --learning_rate"
         )
-
-
-def check_weights(model: keras.Model, step: int) -> None:
-    """UserError if a weight is not finite, so that such a model is never saved."""
-    for weight in model.weights:
-        if not bool(tf.reduce_all(tf.math.is_finite(tf.cast(weight.value, tf.float32)))):
-            raise UserError(
-                f"after step {step} the weight {weight.path} is not finite: lower --learning_rate; the "
-                "checkpoints before it are intact"
-            )
-
-
-def _image_ids(ranks: Ranks, targets: Any, replicas: Iterable[int]) -> list[int]:
-    parts = ranks.local(targets)
-    return [int(image) for i in replicas for image in parts[i]["image_ids"].numpy()]
 
 
 def _shorten(ids: Sequence[int]) -> str:

@@ -1,21 +1,36 @@
 """Opens what was trained: a weights file, a run directory, or a file that export.py wrote."""
 
+import dataclasses
 import pathlib
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from common import hparams
+from common import boxes as box_ops
+from common import hparams, letterbox
 from common.errors import UserError
 from common.evaluation import exported
-from common.evaluation.evaluate import Detect, Detector
 from common.labels import LabelMap
+from common.nms import Detections
 from common.training import model_metadata, weights
 
+if TYPE_CHECKING:
+    from common.evaluation.evaluate import Detect
 
-class App(NamedTuple):
+
+class Trained(NamedTuple):
+    """What `App.load` returns; `file` is the weights file that was read."""
+
+    model: keras.Model
+    config: Any
+    label_map: LabelMap
+    file: pathlib.Path
+
+
+@dataclasses.dataclass(frozen=True)
+class App:
     """The parts of an app that a trained network needs.
 
     Attributes:
@@ -24,8 +39,8 @@ class App(NamedTuple):
         detection_fields: fields of the config that do not change what was trained.
         build_model: (model name, number of classes, config) -> the network.
         make_metadata: of model_metadata.py.
-        make_detect: (network, config) -> a compiled function for evaluate.predict.
-        to_pixels: images of the evaluation loader -> uint8.
+        postprocess: (outputs of the network, config) -> detections in the network input.
+        mean_rgb, stddev_rgb: what the loaders subtract from pixels 0..255, and then divide by.
         converter: the command that makes a weights file of published weights.
     """
 
@@ -34,95 +49,103 @@ class App(NamedTuple):
     detection_fields: Collection[str]
     build_model: Callable[..., keras.Model]
     make_metadata: Callable[..., dict[str, Any]]
-    make_detect: Callable[[keras.Model, Any], Detect]
-    to_pixels: Callable[[tf.Tensor], tf.Tensor]
+    postprocess: Callable[[Any, Any], Detections]
+    mean_rgb: Sequence[float]
+    stddev_rgb: Sequence[float]
     converter: str
 
-
-class Trained(NamedTuple):
-    """What `load` returns; `file` is the weights file that was read."""
-
-    model: keras.Model
-    config: Any
-    label_map: LabelMap
-    file: pathlib.Path
-
-
-def load(
-    app: App,
-    path: str | None,
-    image_size: str | None = None,
-    hparams_spec: str | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> Trained:
-    """The model that weights were saved from, with them in it.
-
-    Args:
-        app: the app's parts.
-        path: a `.weights.h5` file of this project, or a run directory.
-        image_size: N or HxW to run it at another size.
-        hparams_spec: how to detect, for example `nms_method=hard`; what was trained cannot change any more.
-        defaults: fields of the config to use instead of the trained ones where `hparams_spec` has none.
-
-    Raises:
-        UserError: there is no such file, it is damaged or not of this app, or cannot be changed like this.
-    """
-    if not path:
-        raise UserError("--weights is missing: name a .weights.h5 file or a run directory")
-    file = weights.find(path)
-    if file.suffix != ".h5":
-        raise UserError(
-            f"weights {file} are not a .weights.h5 file; convert published weights with {app.converter}"
+    def make_detect(self, model: keras.Model, config: Any) -> "Detect":
+        """A compiled function from a batch of the evaluation loader to detections; see evaluate.Detect."""
+        network, to_detections = self.make_halves(model, config)
+        return tf.function(
+            lambda images, letterbox_px: to_detections(network(images), letterbox_px), reduce_retracing=True
         )
-    metadata = weights.read_metadata(file)
-    config = _read_config(app, metadata, file)
-    if defaults:
-        config = hparams.replace(config, defaults)
+
+    def make_halves(self, model: keras.Model, config: Any) -> tuple[Callable, Callable]:
+        """`make_detect` as two compiled functions: images -> outputs; outputs, letterbox -> detections."""
+
+        @tf.function(reduce_retracing=True)
+        def network(images):
+            return model(images, training=False)
+
+        @tf.function(reduce_retracing=True)
+        def to_detections(outputs, letterbox_px):
+            boxes, scores, classes, _ = self.postprocess(outputs, config)
+            boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
+            # A sum is finite only if all its terms are, and costs less than a test of each of them.
+            sums = [
+                tf.reduce_sum(tf.cast(output, tf.float32), axis=list(range(1, output.shape.rank)))
+                for output in tf.nest.flatten(outputs)
+            ]
+            return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
+
+        return network, to_detections
+
+    def to_pixels(self, images: tf.Tensor) -> tf.Tensor:
+        """Images of the loaders, normalised float (..., 3) -> uint8 RGB."""
+        pixels = tf.round(tf.cast(images, tf.float32) * self.stddev_rgb + self.mean_rgb)
+        return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)
+
+    def load(
+        self, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any
+    ) -> Trained:
+        """The model that weights were saved from, with them in it.
+
+        Args:
+            path: a `.weights.h5` file of this project, or a run directory.
+            image_size: N or HxW to run it at another size.
+            spec: --hparams of the detection, for example `nms_method=hard`; what was trained cannot change.
+            defaults: fields of the config to use instead of the trained ones where `spec` has none.
+
+        Raises:
+            UserError: the file is missing, damaged or not of this app, or cannot be changed like this.
+        """
+        if not path:
+            raise UserError("--weights is missing: name a .weights.h5 file or a run directory")
+        file = weights.find(path)
+        if file.suffix != ".h5":
+            raise UserError(f"{file} is not a .weights.h5 file; convert other weights with {self.converter}")
+        metadata = weights.read_metadata(file)
+        config = hparams.replace(self._read_config(metadata, file), defaults)
         metadata["config"] |= defaults  # they are not differences to report
-    if image_size:
-        config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
-    config = hparams.override(config, hparams_spec, only=app.detection_fields)
-    model = app.build_model(config.model_name, metadata["num_classes"], config=config)
-    weights.load(model, file)
-    label_map = LabelMap.from_json(metadata["label_map"])
-    now = app.make_metadata(config, label_map, metadata["num_classes"])
-    model_metadata.explain(metadata, now, f"{file} runs otherwise than it was saved")
-    return Trained(model, config, label_map, file)
+        if image_size:
+            config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
+        config = hparams.override(config, spec, only=self.detection_fields)
+        model = self.build_model(config.model_name, metadata["num_classes"], config=config)
+        weights.load(model, file)
+        label_map = LabelMap.from_json(metadata["label_map"])
+        now = self.make_metadata(config, label_map, metadata["num_classes"])
+        model_metadata.explain(metadata, now, f"{file} runs otherwise than it was saved")
+        return Trained(model, config, label_map, file)
 
+    def open_detector(
+        self, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any
+    ) -> tuple["Detect", Any, LabelMap, pathlib.Path]:
+        """Opens a detector for the evaluation loader; arguments and errors are those of `load`.
 
-def open_detector(
-    app: App,
-    path: str | None,
-    image_size: str | None = None,
-    hparams_spec: str | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> Detector:
-    """A detector for the evaluation loader; arguments and errors are those of `load`.
+        `path` may also be an exported saved_model directory, .onnx or .tflite file, whose size, config and
+        suppression cannot change any more: `defaults` do not concern it.
 
-    `path` may also be an exported saved_model directory, .onnx or .tflite file, whose size, config and
-    suppression cannot change any more: `defaults` do not concern it.
-    """
-    file = pathlib.Path(path or "")
-    if file.suffix not in (".onnx", ".tflite") and not (file / "saved_model.pb").is_file():
-        model, config, label_map, file = load(app, path, image_size, hparams_spec, defaults)
-        return Detector(app.make_detect(model, config), config, label_map, file)
-    metadata = model_metadata.read(file)
-    config = _read_config(app, metadata, file)
-    for flag, value in (("image_size", image_size), ("hparams", hparams_spec)):
-        if value:
-            raise UserError(f"--{flag}={value} cannot change {file}: export the weights again with it")
-    nms = metadata.get("export", {}).get("nms")
-    if nms != "standard":
-        raise UserError(
-            f"{file} was exported with --nms={nms} and gives no detections here: export it with "
-            "--nms=standard"
-        )
-    detect = exported.make_detect(exported.open_runner(file), app.to_pixels)
-    return Detector(detect, config, LabelMap.from_json(metadata["label_map"]), file)
+        Returns:
+            The function that detects, its config, the trained classes, and the file that was read.
+        """
+        file = pathlib.Path(path or "")
+        if not model_metadata.is_exported(file):
+            model, config, label_map, file = self.load(path, image_size, spec, **defaults)
+            return self.make_detect(model, config), config, label_map, file
+        metadata = model_metadata.read(file)
+        config = self._read_config(metadata, file)
+        for flag, value in (("image_size", image_size), ("hparams", spec)):
+            if value:
+                raise UserError(f"--{flag}={value} cannot change {file}: export the weights again with it")
+        nms = metadata.get("export", {}).get("nms")
+        if nms != "standard":
+            raise UserError(f"{file} was exported with --nms={nms}: export it with --nms=standard")
+        detect = exported.make_detect(exported.open_runner(file), self.to_pixels)
+        return detect, config, LabelMap.from_json(metadata["label_map"]), file
 
-
-def _read_config(app: App, metadata: Mapping[str, Any], file: pathlib.Path) -> Any:
-    """The config that a file was saved with; UserError where another app saved it."""
-    if metadata.get("app") != app.name:
-        raise UserError(f"{file} was saved by {metadata.get('app')!r}, not by {app.name}")
-    return hparams.from_json(app.config_class, metadata["config"])
+    def _read_config(self, metadata: Mapping[str, Any], file: pathlib.Path) -> Any:
+        """The config that a file was saved with; UserError where another app saved it."""
+        if metadata.get("app") != self.name:
+            raise UserError(f"{file} was saved by {metadata.get('app')!r}, not by {self.name}")
+        return hparams.from_json(self.config_class, metadata["config"])

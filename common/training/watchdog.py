@@ -1,9 +1,12 @@
-"""Ends a run that hangs or has lost a rank: exit code 1, the stacks of the rank's threads, one line.
+"""Ends a run from outside: by a signal, because it hangs, or because it has lost a rank.
 
-    with Watchdog(ranks, step_timeout=600) as watchdog:
-        watchdog.beat("training", epoch=epoch, step=step)  # at each step, batch of evaluation, save
-        with watchdog.allow(1800):  # what takes longer than a step
-            ...
+    with StopSignals() as signals, Watchdog(ranks, step_timeout=600) as watchdog:
+        for ...:
+            watchdog.beat("training", epoch=epoch, step=step)  # at each step, batch of evaluation, save
+            result = step(images, targets, signals.received is not None)  # tells the other ranks
+
+SIGTERM and SIGINT ask for a stop, of all ranks after the same step. A run that hangs or has lost a rank ends
+with exit code 1, the stacks of the rank's threads and one line.
 
 A collective operation waits for all ranks. Each rank therefore limits the time between its own beats; when
 the limit has passed, the rank ends, and the launcher (horovodrun, Slurm) or TensorFlow's coordination service
@@ -17,14 +20,14 @@ same host kill it when they end.
 import contextlib
 import faulthandler
 import os
-import pathlib
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from common.errors import OtherRankError, StoppedError, UserError, is_lost_rank
 
@@ -32,37 +35,58 @@ if TYPE_CHECKING:
     from common.distributed.ranks import Ranks  # imports TensorFlow, which is not needed here
 
 TICK = 0.5  # seconds
-GRACE = 5.0  # seconds after the limit until faulthandler ends a process whose threads Python cannot run
 CONTINUE = "run the same command to continue from the last checkpoint"
+ASK_EVERY = 5  # batches of an evaluation: asking the ranks waits for the slowest
+_LOST = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
-class _Process(NamedTuple):
-    """A rank's process.
+class StopSignals:
+    """While this is entered, SIGTERM and SIGINT request a stop; a second SIGINT interrupts at once.
+
+    Args:
+        quiet: print nothing: for all ranks but the first.
 
     Attributes:
-        host: its name.
-        namespace: of process ids; equal on one host: a pid means the same process to both.
-        pid: its id.
-        started: clock ticks since boot; process ids are used again.
+        received: name of the signal that came, or None.
     """
 
-    host: str
-    namespace: str
-    pid: int
-    started: str
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.received: str | None = None
+        self._quiet = quiet
+        self._before: dict[int, Any] = {}
 
-    @property
-    def state(self) -> str:
-        """R, S, D (alive), T (stopped), Z (ended), or "" where it is gone: proc(5), stat."""
-        state, started = _stat(self.pid)
-        return state if started == self.started else ""
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def agreed(self, ranks: "Ranks", turn: int) -> bool:
+        """Whether any rank was asked to stop, every few turns of an evaluation. All ranks call it."""
+        return turn % ASK_EVERY == 0 and any(ranks.gather(self.received is not None))
+
+    def message(self, step: int) -> str:
+        """The last line of a run that was stopped; another rank may have got the signal."""
+        by = self.received or "a signal to another rank"
+        return f"stopped by {by}; saved after step {step}: run the same command to go on"
+
+    def _handle(self, number: int, _: object) -> None:
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name
+        if not self._quiet:
+            _print(f"\n{self.received}: stopping after this step")
 
 
 class Watchdog:
     """Limits the time between two beats of this rank. All ranks make theirs together.
 
     The limit holds from the first `beat` on. It counts only time in which this process runs: a job that was
-    suspended continues. (With several ranks faulthandler's limit, GRACE later, counts that time too.)
+    suspended continues.
 
     Args:
         ranks: of the run.
@@ -72,38 +96,33 @@ class Watchdog:
     """
 
     def __init__(self, ranks: "Ranks", *, step_timeout: float, on_loss: str = "exit") -> None:
-        if on_loss not in ("exit", "report") or step_timeout < 0:
-            raise ValueError(f"on_loss={on_loss!r}, step_timeout={step_timeout}")
-        own = _Process(socket.gethostname(), _namespace(), os.getpid(), _stat(os.getpid())[1])
-        processes = [_Process(*fields) for fields in ranks.gather(list(own))]
-        self._names = [f"rank {i} ({process.host}, pid {process.pid})" for i, process in enumerate(processes)]
-        self._neighbours = {
-            i: process
-            for i, process in enumerate(processes)
-            if i != ranks.rank and process[:2] == own[:2]  # on this host
-        }
+        host = [socket.gethostname(), _process_namespace()]
+        processes = ranks.gather([*host, os.getpid()])
+        self._names = [f"rank {i} ({name}, pid {pid})" for i, (name, _, pid) in enumerate(processes)]
+        self._neighbours: dict[int, psutil.Process] = {}  # the other ranks of this host
+        for rank, (*where, pid) in enumerate(processes):
+            if rank != ranks.rank and where == host:
+                with contextlib.suppress(psutil.Error):
+                    self._neighbours[rank] = psutil.Process(pid)
         self._rank, self._exits = ranks.rank, on_loss == "exit"
-        self._limits = [step_timeout]  # the last one holds; `allow` adds its own
+        self._step_timeout = step_timeout
+        self._limit = 0.0  # until the next beat; 0: none
         self._beats = 0
         self._at = "starting"
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def beat(self, doing: str, *, epoch: int = 0, step: int = 0) -> None:
-        """Restarts the limit: this rank begins a step, a batch of evaluation, a save. Takes about 0.1 ms."""
-        self._at = f"{doing}, epoch {epoch}, step {step}"
-        self._restart()
+    def beat(self, doing: str, *, epoch: int = 0, step: int = 0, at_least: float = 0.0) -> None:
+        """Restarts the limit: this rank begins a step, a batch of evaluation, a save. Takes about 0.1 ms.
 
-    @contextlib.contextmanager
-    def allow(self, seconds: float = 0.0) -> Iterator[None]:
-        """Another limit between two beats, on this rank; 0: none. Enter it on all ranks."""
-        self._limits.append(seconds)
-        self._restart()
-        try:
-            yield
-        finally:
-            self._limits.pop()
-            self._restart()
+        Args:
+            doing: what it begins, in a word.
+            epoch, step: where the run is.
+            at_least: seconds that this may take, where they are more than `step_timeout`.
+        """
+        self._at = f"{doing}, epoch {epoch}, step {step}"
+        self._limit = self._step_timeout and max(self._step_timeout, at_least)
+        self._beats += 1
 
     def __enter__(self) -> "Watchdog":
         self._thread.start()
@@ -117,7 +136,6 @@ class Watchdog:
         """
         self._closing.set()
         self._thread.join()
-        faulthandler.cancel_dump_traceback_later()
         on_all_ranks = not isinstance(error, Exception) or isinstance(error, StoppedError | OtherRankError)
         if on_all_ranks or len(self._names) == 1:
             return
@@ -134,31 +152,23 @@ class Watchdog:
         sys.stdout.flush()
         os._exit(1)  # sys.exit would wait for the other ranks, in Horovod's and TensorFlow's own clean-up
 
-    def _restart(self) -> None:
-        self._beats += 1
-        if len(self._names) > 1 and self._limits[-1]:
-            faulthandler.dump_traceback_later(self._limits[-1] + GRACE, exit=True, file=2)
-        else:
-            faulthandler.cancel_dump_traceback_later()
-
     def _watch(self) -> None:
         beats, waited = 0, 0.0
         while not self._closing.wait(TICK):
-            limit = self._limits[-1]
             # Ticks are counted, and not time: in a suspended process there are none.
-            beats, waited = self._beats, waited + TICK if self._beats == beats else 0.0
-            if beats and limit and waited >= limit:
-                self._end(limit)
+            waited = waited + TICK if self._beats == beats else 0.0
+            beats = self._beats
+            if self._limit and waited >= self._limit:
+                self._end()
                 waited = 0.0
 
-    def _end(self, limit: float) -> None:
+    def _end(self) -> None:
         lost = self._lost()
         if self._kill_stopped() and not self._exits:
-            self._restart()
             return  # Horovod notices their death
         faulthandler.dump_traceback(file=2)
         why = f"{lost} is stopped or dead" if lost else "if it waits for another rank, see that one's stacks"
-        _print(f"error: {self._own}, has not moved for {limit:g} s (--step_timeout): {why}; {CONTINUE}")
+        _print(f"error: {self._own}, has not moved for {self._limit:g} s (--step_timeout): {why}; {CONTINUE}")
         os._exit(1)  # sys.exit would end this thread only
 
     @property
@@ -167,28 +177,27 @@ class Watchdog:
 
     def _lost(self) -> str:
         """The ranks of this host that are stopped or gone; "" where there is none."""
-        found = [self._names[i] for i, process in self._neighbours.items() if process.state in ("T", "Z", "")]
-        return ", ".join(found)
+        lost = [self._names[i] for i, process in self._neighbours.items() if _status(process) in _LOST]
+        return ", ".join(lost)
 
     def _kill_stopped(self) -> bool:
         """Kills the stopped ranks of this host. Whether there were any."""
-        stopped = [process for process in self._neighbours.values() if process.state == "T"]
+        stopped = [p for p in self._neighbours.values() if _status(p) == psutil.STATUS_STOPPED]
         for process in stopped:
-            with contextlib.suppress(OSError):
-                os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         return bool(stopped)
 
 
-def _stat(pid: int) -> tuple[str, str]:
-    """State and start time of a process; empty where there is none."""
+def _status(process: psutil.Process) -> str:
     try:
-        after_name = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "", ""
-    return after_name[0], after_name[19]
+        return process.status() if process.is_running() else psutil.STATUS_DEAD
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_DEAD
 
 
-def _namespace() -> str:
+def _process_namespace() -> str:
+    """Equal where process ids mean the same processes; containers of one host differ."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:  # some containers hide it: then no rank counts as a neighbour

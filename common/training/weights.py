@@ -5,6 +5,7 @@ a flipped bit, or with surplus layers, without a word.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -42,9 +43,12 @@ def save(model: keras.Model, path: str | os.PathLike, metadata: Mapping[str, Any
         OSError: it could not be written; what stood at `path` still does.
     """
     header = json.dumps({"metadata": dict(metadata), "weights": _manifest(model)}).encode()
+    # What the file takes at most: the values, and a generous HDF5 overhead for each.
+    values = sum(4096 + weight.value.dtype.size * math.prod(weight.shape) for weight in model.weights)
 
     def write(temporary: pathlib.Path) -> None:
-        _require_space(temporary, _file_size(model) + len(header))
+        with temporary.open("wb") as file:  # HDF5 can crash the process on a full disk
+            os.posix_fallocate(file.fileno(), 0, 2**20 + values + len(header))
         model.save_weights(temporary)
         with h5py.File(temporary, "r+") as file:
             file.create_dataset(_HEADER, data=np.frombuffer(header, np.uint8))
@@ -68,17 +72,12 @@ def load(model: keras.Model, path: str | os.PathLike) -> dict[str, Any]:
         UserError: the file is missing, damaged, not of this project, or does not fit the model.
     """
     header = _read_header(path)
-    saved, wanted = header["weights"], _manifest(model)
-    for (saved_path, *in_file), (path_now, *in_model) in zip(saved, wanted, strict=False):
-        if in_file != in_model:
+    for in_file, in_model in itertools.zip_longest(header["weights"], _manifest(model), fillvalue=()):
+        if in_file[1:] != in_model[1:]:
             raise UserError(
-                f"weights {path} do not fit the model: {saved_path} {tuple(in_file[1])} where the model has "
-                f"{path_now} {tuple(in_model[1])}"
+                f"weights {path} do not fit the model: {in_file[::2] or 'nothing'} where the model has "
+                f"{in_model[::2] or 'nothing'}"
             )
-    if len(saved) != len(wanted):
-        raise UserError(
-            f"weights {path} do not fit the model: {len(saved)} where the model has {len(wanted)}"
-        )
     model.load_weights(path)
     return header["metadata"]
 
@@ -95,14 +94,14 @@ def find(path: str | os.PathLike) -> pathlib.Path:
         UserError: there is none.
     """
     path = pathlib.Path(path)
-    if not path.is_dir():
-        if not path.exists():
-            raise UserError(f"weights {path}: no such file or run directory")
-        return path
     for name in (BEST, LAST):
         if (path / name).exists():
             return path / name
-    raise UserError(f"weights {path}: the directory holds neither {BEST} nor {LAST}")
+    if path.is_dir():
+        raise UserError(f"weights {path}: the directory holds neither {BEST} nor {LAST}")
+    if not path.exists():
+        raise UserError(f"weights {path}: no such file or run directory")
+    return path
 
 
 def _manifest(model: keras.Model) -> list[list[Any]]:
@@ -112,17 +111,6 @@ def _manifest(model: keras.Model) -> list[list[Any]]:
     ("dense_1/kernel") is for messages and the name ("kernel") for comparison.
     """
     return [[weight.path, weight.name, list(weight.shape)] for weight in model.weights]
-
-
-def _file_size(model: keras.Model) -> int:
-    """What a weights file takes at most: the values, and a generous HDF5 overhead for each."""
-    return 2**20 + sum(4096 + weight.value.dtype.size * math.prod(weight.shape) for weight in model.weights)
-
-
-def _require_space(path: pathlib.Path, size: int) -> None:
-    """Raises OSError where `path` cannot grow to `size` bytes: HDF5 can crash the process on a full disk."""
-    with path.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _read_header(path: str | os.PathLike) -> dict[str, Any]:

@@ -12,10 +12,7 @@ from collections.abc import Iterable, Mapping
 import keras
 import numpy as np
 
-from common.errors import UserError
-from efficientdet.backbone import BACKBONES, scaled_blocks
-from efficientdet.config import MODEL_NAMES, get_config
-from efficientdet.import_weights.automl_names import BACKBONE, automl_names, backbone_of, canonical
+from efficientdet.import_weights.automl import BACKBONE, automl_names, canonical
 from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
 
 _BLOCK = re.compile(r"^(block\d[a-z])_")
@@ -23,7 +20,8 @@ _BLOCK = re.compile(r"^(block\d[a-z])_")
 
 def is_backbone(file: ForeignWeights) -> bool:
     """Whether a file is an EfficientNet in one of the two forms."""
-    return bool(_keras_blocks(file.shapes)) or backbone_of(file.shapes) is not None
+    names = filter(None, map(canonical, file.shapes))
+    return bool(_keras_blocks(file.shapes)) or any(name.startswith(f"{BACKBONE}/") for name in names)
 
 
 def read_backbone(file: ForeignWeights, model: keras.Model) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
@@ -42,38 +40,15 @@ def read_backbone(file: ForeignWeights, model: keras.Model) -> tuple[dict[str, n
     blocks = _keras_blocks(file.shapes)
     if blocks:
         wanted = _keras_names(model, blocks, file.shapes)
-        last = file.shapes.get(f"{blocks[-1]}_project_conv/kernel", (0,))
     else:
         file = file.renamed(canonical)
         wanted = {path: names for path, names in automl_names(model).items() if path.startswith("backbone.")}
-        blocks = {name.split("/")[1] for name in file.shapes if name.startswith(f"{BACKBONE}/blocks_")}
-        last = file.shapes.get(f"{BACKBONE}/blocks_{len(blocks) - 1}/conv2d_1/kernel", (0,))
-    try:
-        return take(file, model, wanted), unused(file, wanted)
-    except ValueError as error:
-        kind = _backbone_of_size(len(blocks), last[-1])
-        models = [name for name in MODEL_NAMES if get_config(name).backbone == kind]
-        if not kind or model.name in models:
-            raise UserError(
-                f"weights {file.path} do not fit the backbone of {model.name}: {error}"
-            ) from error
-        raise UserError(
-            f"weights {file.path} do not fit {model.name}: they seem to be {kind}, the backbone of "
-            f"{' and '.join(models)} ({error})"
-        ) from error
+    return take(file, model, wanted), unused(file, wanted)
 
 
 def _keras_blocks(names: Iterable[str]) -> list[str]:
     """block1a, block2a, block2b, ...: in the order of the network."""
     return sorted({match[1] for match in map(_BLOCK.match, names) if match})
-
-
-def _backbone_of_size(num_blocks: int, last_filters: int) -> str | None:
-    for name, scaling in BACKBONES.items():
-        blocks = scaled_blocks(scaling)
-        if (len(blocks), blocks[-1].filters) == (num_blocks, last_filters):
-            return name
-    return None
 
 
 def _keras_names(

@@ -16,6 +16,7 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import h5py
@@ -31,7 +32,6 @@ from common.training import weights as weight_files
 _AVERAGE = "/ExponentialMovingAverage"  # tf.train.ExponentialMovingAverage
 _AVERAGE_SLOT = "average"  # tensorflow_addons' MovingAverage, which automl's Keras training uses
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_SLOT = "/.OPTIMIZER_SLOT/"
 # What h5py, TensorFlow's reader and protobuf raise for damaged files.
 _DAMAGED = (tf.errors.OpError, DecodeError, OSError, RuntimeError, LookupError, ValueError, TypeError)
 
@@ -44,8 +44,6 @@ class ForeignWeights(NamedTuple):
         shapes: name of a variable -> its shape.
         stored: name -> under which key its values stand, those of its average where there is one.
         keys: of everything in the file, the state of the optimizer included.
-        aside: those that only a training needs: raw values beside averages, an optimizer's slots.
-        averaged: whether there are averages.
         read: keys -> arrays in their order; raises UserError where the file is damaged.
     """
 
@@ -53,8 +51,6 @@ class ForeignWeights(NamedTuple):
     shapes: Mapping[str, tuple[int, ...]]
     stored: Mapping[str, str]
     keys: tuple[str, ...]
-    aside: frozenset[str]
-    averaged: bool
     read: Callable[[Iterable[str]], list[np.ndarray]]
 
     def renamed(self, rename: Callable[[str], str | None]) -> "ForeignWeights":
@@ -82,20 +78,18 @@ def open_weights(path: str | os.PathLike) -> ForeignWeights:
     prefix = _find_prefix(pathlib.Path(path))
     if prefix:
         return _open_checkpoint(path, prefix)
-    problem = "no such file, run directory or checkpoint"
-    if pathlib.Path(path).is_dir():
-        problem = "the directory holds neither a run of ours nor one checkpoint"
-    elif pathlib.Path(path).exists():
-        problem = "the file is damaged, or neither a .h5 file nor a checkpoint"
-    raise UserError(f"weights {path}: {problem}")
+    if not pathlib.Path(path).exists():
+        raise UserError(f"weights {path}: no such file, run directory or checkpoint")
+    raise UserError(
+        f"weights {path}: damaged, or neither a run directory of ours, a .h5 file nor a single checkpoint"
+    )
 
 
 def take(
     file: ForeignWeights,
     model: keras.Model,
     wanted: Mapping[str, tuple[str, ...]],
-    *,
-    lengths: Mapping[str, int] | None = None,
+    lengths: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
     """The values for some of a model's weights.
 
@@ -109,20 +103,19 @@ def take(
         Path of a weight -> float32 array.
 
     Raises:
-        ValueError: one is missing or of another shape; the message names it and both shapes.
-        UserError: the file is damaged.
+        UserError: the file is damaged, or of another model: one is missing or of another shape.
     """
     weights = [weight for weight in model.weights if weight.path in wanted]
+    problem = f"weights {file.path} do not fit {model.name}"
     for weight in weights:
         names = wanted[weight.path]
         for name in names:
             if name not in file.shapes:
-                raise ValueError(f"{name} is not in it")
+                raise UserError(f"{problem}: {name} is not in it")
         shape = file.shapes[names[0]] if len(names) == 1 else (len(names), *file.shapes[names[0]])
-        last_axis = (lengths or {}).get(weight.path)
-        expected = (*weight.shape[:-1], last_axis) if last_axis else tuple(weight.shape)
+        expected = (*weight.shape[:-1], lengths.get(weight.path, weight.shape[-1]))
         if shape != expected:
-            raise ValueError(f"{names[0]} is {shape} in it and {expected} in the model")
+            raise UserError(f"{problem}: {names[0]} is {shape} in it and {expected} in the model")
     arrays = iter(file.read(file.stored[name] for weight in weights for name in wanted[weight.path]))
     values = {}
     for weight in weights:
@@ -133,9 +126,9 @@ def take(
 
 
 def unused(file: ForeignWeights, wanted: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Keys of all that `wanted` leaves in the file, what only a training needs last."""
+    """Keys of all that `wanted` leaves in the file."""
     used = {file.stored[name] for names in wanted.values() for name in names}
-    return tuple(sorted(set(file.keys) - used, key=lambda key: (key in file.aside, key)))
+    return tuple(sorted(set(file.keys) - used))
 
 
 def _check_numbers(path: str, name: str, values: np.ndarray) -> None:
@@ -168,7 +161,7 @@ def _open_h5(path: str) -> ForeignWeights:
 
     with _in_one_line(path, "the file is damaged"), h5py.File(path) as file:
         file.visititems(note)
-    return ForeignWeights(path, shapes, stored, tuple(stored.values()), frozenset(), False, read)
+    return ForeignWeights(path, shapes, stored, tuple(stored.values()), read)
 
 
 def _find_prefix(path: pathlib.Path) -> str | None:
@@ -207,9 +200,7 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
             )
     stored = {name: key for name, key in (raw | averages).items() if key in by_key}
     shapes = {name: tuple(by_key[key]) for name, key in stored.items()}
-    aside = {raw[name] for name in averages if name in raw}
-    aside |= {key for key in by_key if _SLOT in key or key.rpartition("/")[0] in by_key}
-    return ForeignWeights(path, shapes, stored, tuple(by_key), frozenset(aside), bool(averages), read)
+    return ForeignWeights(path, shapes, stored, tuple(by_key), read)
 
 
 def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str | None]]:

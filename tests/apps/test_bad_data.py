@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from common.issues import DataError
+from common.datacheck.issues import DataError
 from tests.faults.data_set import DataSet
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pytest
 
 from common.datacheck.open_data import open_coco
 from common.errors import UserError
-from common.evaluation import coco_backends, coco_metrics, commands
+from common.evaluation import coco_metrics, commands
 from common.evaluation.evaluate import Evaluation, evaluate
 
 
@@ -43,7 +43,7 @@ def test_faster_coco_eval_gives_the_same_bytes(trained, drawn, command, tmp_path
 
 
 def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
-    monkeypatch.setattr(coco_backends, "FASTER_VERSION", "0.0")
+    monkeypatch.setattr(coco_metrics, "FASTER_VERSION", "0.0")
     with pytest.raises(UserError, match=r"pip install faster-coco-eval==0\.0"):
         command("eval", "--weights=no such file", "--coco_backend=faster", *eval_flags(drawn))
 

@@ -1,9 +1,7 @@
 """Exported files find what the weights find, on images of any shape; eval.py takes them; refusals."""
 
 import collections
-import contextlib
 import importlib
-import io
 import json
 
 import keras
@@ -109,15 +107,9 @@ def _check_same(found, expected):
     assert matched >= 0.995 * len(expected)
 
 
-def _check_damage_is_noticed(command, drawn, weights, file):
-    """A warning where 64 bytes amid `file`, a part of the export, are others; refused without its end."""
+def _check_a_cut_file_is_refused(command, drawn, weights, file):
+    """In one line, where `file`, a part of the export, lacks its end."""
     whole = file.read_bytes()
-    middle = len(whole) // 2
-    other = bytes(255 - byte for byte in whole[middle : middle + 64])
-    file.write_bytes(whole[:middle] + other + whole[middle + 64 :])
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        model_metadata.read(weights)
-    assert f"warning: {weights} was changed since it was exported" in said.getvalue()
     for content in (whole[:-5000], whole[:5000]):
         file.write_bytes(content)
         with pytest.raises(UserError, match=rf"{weights.name} .*(damaged|cannot be opened)") as caught:
@@ -148,7 +140,7 @@ def test_onnx(app, decided, command, drawn, by_weights, tmp_path, capsys):
 
     with pytest.raises(UserError, match="--image_size=128 cannot change"):
         command("eval", f"--weights={file}", "--image_size=128", *_data(drawn))
-    _check_damage_is_noticed(command, drawn, file, file)
+    _check_a_cut_file_is_refused(command, drawn, file, file)
 
 
 def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weights, tmp_path):
@@ -171,7 +163,7 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
             found.append(
                 {
                     "image_id": image["id"],
-                    "category_id": labels.category_of(out["classes"][row]),
+                    "category_id": labels.category_ids[out["classes"][row]],
                     "score": float(out["scores"][row]),
                     "bbox": [left, top, right - left, bottom - top],
                 }
@@ -181,7 +173,7 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
     with pytest.raises(UserError, match="exists and is not a saved_model"):
         command("export", f"--weights={decided}", "--format=saved_model", f"--output={tmp_path}")
     (variables,) = (directory / "variables").glob("*.data-*")
-    _check_damage_is_noticed(command, drawn, directory, variables)
+    _check_a_cut_file_is_refused(command, drawn, directory, variables)
 
 
 def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
@@ -198,7 +190,7 @@ def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
     command("eval", f"--weights={file}", "--pipeline_type=tensorflow", *_data(drawn))
     detections = json.loads((tmp_path / "detector.tflite.eval" / "detections.json").read_text())
     _check_same(detections, by_weights[1])
-    _check_damage_is_noticed(command, drawn, file, file)
+    _check_a_cut_file_is_refused(command, drawn, file, file)
 
 
 def test_a_file_without_metadata_is_refused(app, command, drawn, tmp_path):

@@ -51,9 +51,15 @@ def feed(app, config, drawn):
                 name_images=True,
             )
 
-        return input_feed.InputFeed(Ranks(), open_loader, {})
+        return opened(open_loader)
 
     return run
+
+
+def opened(open_loader) -> input_feed.InputFeed:
+    feed = input_feed.InputFeed(Ranks(), open_loader, lambda epochs_done: {})
+    feed.begin_epoch(types.SimpleNamespace(state={"epoch": 0, "loader": {}}, iterators=()))
+    return feed
 
 
 @pytest.mark.gpu
@@ -183,7 +189,7 @@ def test_only_a_gpu_loader_s_batches_lose_their_int32(monkeypatch):
         loader = types.SimpleNamespace(
             pipeline_type=pipeline_type, saveable=False, dataset=lambda: tf.data.Dataset.from_tensors(batch)
         )
-        _, targets = next(input_feed.InputFeed(Ranks(), lambda loader=loader, **_: loader, {}))
+        _, targets = next(opened(lambda loader=loader, **_: loader))
         assert targets["classes"].dtype == expected
         assert targets["classes"].numpy().tolist() == [3, -1]
         assert targets["boxes"].dtype == tf.float32

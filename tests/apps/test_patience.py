@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from common.training import early_stopping
+from common.training import results
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ from common.training import early_stopping
 def test_when_it_ends(metrics, limit, ends_after):
     state, ended = {"epoch": 0}, None
     for number, metric in enumerate(metrics, 1):
-        early_stopping.note(state, metric)
+        results.note_metric(state, metric)
         state["epoch"] = number
-        if early_stopping.is_over(state, limit):
+        if why := results.out_of_patience(state, limit):
             ended = number
-            assert f"after epoch {number}" in early_stopping.describe(state, limit)
+            assert f"after epoch {number}" in why
             break
     assert ended == ends_after
 

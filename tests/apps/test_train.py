@@ -13,13 +13,14 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common import hparams
+from common import hparams, loader
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import model_metadata, weights
 from common.training import run as run_module
 from common.training.ema import AveragedWeights
-from common.training.train_log import RunLog
+from common.training.input_feed import InputFeed
+from common.training.results import Results
 from common.training.watchdog import Watchdog
 from tools import replay_step
 
@@ -88,18 +89,18 @@ def test_interrupted_and_resumed_equals_unbroken(
     if pipeline_type == "tensorflow":
         unbroken = tmp_path / "unbroken"
         tiny_train(drawn, unbroken, f"--pipeline_type={pipeline_type}")
-    add = RunLog.add
+    save_row = Results.save_row
 
-    def add_once(self, epoch, step, values):
+    def save_once(self, epoch, values):
         if epoch == 2:
             raise KeyboardInterrupt
-        add(self, epoch, step, values)
+        save_row(self, epoch, values)
 
     broken = tmp_path / "broken"
-    monkeypatch.setattr(RunLog, "add", add_once)
+    monkeypatch.setattr(Results, "save_row", save_once)
     with pytest.raises(KeyboardInterrupt):
         tiny_train(drawn, broken, f"--pipeline_type={pipeline_type}")
-    monkeypatch.setattr(RunLog, "add", add)
+    monkeypatch.setattr(Results, "save_row", save_row)
     assert len(rows_of(broken)) == 1
     # who counts may change on the way
     tiny_train(drawn, broken, f"--pipeline_type={pipeline_type}", "--coco_backend=faster")
@@ -241,7 +242,7 @@ def test_a_loader_that_cannot_save_its_place_goes_on_where_it_was(
 ):
     """As on a GPU: every epoch has a seed of its own; within one, what was trained on is read again."""
     seeds, seen = [], []
-    original = app.package.loaders.make_loader
+    original = loader.make_loader
     step_of = app.package.train.step_guard.guarded_step
 
     def unsaveable(*arguments, **options):
@@ -260,7 +261,7 @@ def test_a_loader_that_cannot_save_its_place_goes_on_where_it_was(
 
         return run
 
-    monkeypatch.setattr(app.package.loaders, "make_loader", unsaveable)
+    monkeypatch.setattr(loader, "make_loader", unsaveable)
     monkeypatch.setattr(app.package.train.step_guard, "guarded_step", watched)
     options = ["--epochs=2", "--steps_per_epoch=4", "--save_every=2", "--eval_every=0"]
     stop_at = None
@@ -299,24 +300,25 @@ def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(
     assert [row["step"] for row in rows if row["loss"]] == ["4", "8", "12"]
     assert "step 6: AP" in capsys.readouterr().err
 
-    broken, swapped_in, add, beat = tmp_path / "broken", AveragedWeights.swapped_in, RunLog.add, Watchdog.beat
+    broken, swapped_in, beat = tmp_path / "broken", AveragedWeights.swapped_in, Watchdog.beat
+    save_row = Results.save_row
 
     def in_evaluation(self, *arguments):
         raise KeyboardInterrupt
 
-    def after_evaluation(self, epoch, step, values):
-        add(self, epoch, step, values)
-        if step == 6:
+    def after_evaluation(self, epoch, values):
+        save_row(self, epoch, values)
+        if epoch == 1.5:
             raise KeyboardInterrupt
 
-    def between_evaluations(self, doing, *, epoch=0, step=0):
+    def between_evaluations(self, doing, *, epoch=0, step=0, at_least=0.0):
         if step == 7 and doing == "training":
             raise KeyboardInterrupt
         beat(self, doing, epoch=epoch, step=step)
 
     for owner, name, interrupt, kept in (
         (AveragedWeights, "swapped_in", in_evaluation, []),
-        (RunLog, "add", after_evaluation, ["3", "4", "6"]),
+        (Results, "save_row", after_evaluation, ["3", "4", "6"]),
         (Watchdog, "beat", between_evaluations, ["3", "4", "6"]),
     ):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -365,7 +367,7 @@ def test_another_freeze_goes_on_from_the_last_whole_epoch(
     watchdog = run_module.Watchdog
     beat = watchdog.beat
 
-    def stop_in_the_second_epoch(self, doing, *, epoch=0, step=0):
+    def stop_in_the_second_epoch(self, doing, *, epoch=0, step=0, at_least=0.0):
         if step == 7:
             raise KeyboardInterrupt
         beat(self, doing, epoch=epoch, step=step)
@@ -407,21 +409,13 @@ def test_a_diverging_run_stops_with_one_line_and_its_step_can_be_run_again(
 
 def test_a_bad_batch_is_skipped_and_training_goes_on(app, tiny_train, drawn, tmp_path, monkeypatch, capsys):
     """One image whose pixels are not numbers: its step is left out, all others are trained."""
-    feed = run_module.resume
+    following, count = InputFeed.__next__, iter(range(100))
 
-    def poisoned(*arguments, **options):
-        batches = feed(*arguments, **options)
-        following, count = type(batches).__next__, iter(range(100))
+    def poisoned(self):
+        images, targets = following(self)
+        return (images * float("nan") if next(count) == 2 else images), targets
 
-        class Poisoned(type(batches)):
-            def __next__(self):
-                images, targets = following(self)
-                return (images * float("nan") if next(count) == 2 else images), targets
-
-        batches.__class__ = Poisoned
-        return batches
-
-    monkeypatch.setattr(run_module, "resume", poisoned)
+    monkeypatch.setattr(InputFeed, "__next__", poisoned)
     tiny_train(drawn, tmp_path / "run", "--epochs=1", "--steps_per_epoch=5", "--eval_every=0")
     assert "step 3 is skipped: the loss is not finite; image ids" in capsys.readouterr().err
     (row,) = rows_of(tmp_path / "run")

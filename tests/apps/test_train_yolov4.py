@@ -5,8 +5,9 @@ import csv
 import numpy as np
 import pytest
 
+from common import loader
 from common.training import weights
-from common.training.train_log import RunLog
+from common.training.results import Results
 
 pytestmark = pytest.mark.parametrize("app", ["yolov4"], indirect=True, scope="session")
 
@@ -17,14 +18,14 @@ MOSAIC = "--hparams=width=0.25,optimizer=sgd,mosaic_prob=1"
 def opened(app, monkeypatch):
     """(seed, mosaic) of every training loader that was opened."""
     calls = []
-    original = app.package.loaders.make_loader
+    original = loader.make_loader
 
     def remember(*arguments, **options):
         if options["training"]:
             calls.append((options["seed"], options["mosaic"]))
         return original(*arguments, **options)
 
-    monkeypatch.setattr(app.package.loaders, "make_loader", remember)
+    monkeypatch.setattr(loader, "make_loader", remember)
     return calls
 
 
@@ -47,17 +48,17 @@ def test_mosaic_is_closed_for_the_last_epochs_and_resumes_exactly(
     app, tiny_train, unbroken, drawn, tmp_path, monkeypatch, opened, stopped_in
 ):
     """Stopped before the loader changes, and after: the same images come as in the unbroken run."""
-    add = RunLog.add
+    save_row = Results.save_row
 
-    def add_once(self, epoch, step, values):
+    def save_once(self, epoch, values):
         if epoch == stopped_in:
             raise KeyboardInterrupt
-        add(self, epoch, step, values)
+        save_row(self, epoch, values)
 
-    monkeypatch.setattr(RunLog, "add", add_once)
+    monkeypatch.setattr(Results, "save_row", save_once)
     with pytest.raises(KeyboardInterrupt):
         tiny_train(drawn, tmp_path / "broken", *CLOSED)
-    monkeypatch.setattr(RunLog, "add", add)
+    monkeypatch.setattr(Results, "save_row", save_row)
     tiny_train(drawn, tmp_path / "broken", *CLOSED)
     # one to look at, one to read, one without mosaic; then one to look at, that of the saved place, and again
     first = [(5, True), (5, True), (7, False)]

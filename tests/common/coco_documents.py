@@ -10,7 +10,7 @@ import pytest
 
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
-from common.issues import DataError
+from common.datacheck.issues import DataError
 
 SMALL = {
     "info": {"year": 2017},
@@ -67,13 +67,13 @@ def changed(path, value, document=SMALL):
 
 
 def refused(path, images_dir=None, **policy):
-    """What keeps a json from being loaded: {kind: finding}."""
+    """What keeps a json from being loaded: {kind: issue}."""
     with pytest.raises(DataError) as error:
         load_coco(path, images_dir, policy=ImagePolicy(**policy))
-    (findings,) = error.value.findings
-    assert findings.origin == str(path)
-    stopping = {finding.kind: finding for finding in findings.stopping}
-    assert all(f"{path}: {finding.line()}" in str(error.value) for finding in stopping.values())
+    (issues,) = error.value.issues
+    assert issues.origin == str(path)
+    stopping = {issue.kind: issue for issue in issues.stopping}
+    assert all(f"{path}: {issue.line()}" in str(error.value) for issue in stopping.values())
     return stopping
 
 
@@ -81,12 +81,12 @@ def found_beside(path):
     """The kinds of what is found in a refused json and does not stop."""
     with pytest.raises(DataError) as error:
         load_coco(path)
-    (findings,) = error.value.findings
-    return {finding.kind for finding in findings if not finding.stops}
+    (issues,) = error.value.issues
+    return {issue.kind for issue in issues if not issue.stops}
 
 
 def found(annotations):
-    return {finding.kind: finding for finding in annotations.findings}
+    return {issue.kind: issue for issue in annotations.issues}
 
 
 def assert_is(annotations, document):

@@ -13,20 +13,19 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from common.annotations import Annotations, clip_boxes
-from common.datacheck.checked_annotations import pack, unpack
 from common.datacheck.coco import load_coco
-from common.issues import KINDS, Findings
+from common.datacheck.issues import Issues
 from common.labels import LabelMap
 
 
 @pytest.fixture
 def small():
-    """Three images, the second without boxes; a crowd; findings of each severity that may be there."""
-    findings = Findings("small")
-    findings.add("box-outside", "annotation 1 (image 7) has bbox [1.0]")
-    findings.add_many("crowd", 5000, (f"annotation {i}" for i in range(5000)))
-    findings.add("image-missing", "image 8")
-    findings.skip_images()
+    """Three images, the second without boxes; a crowd; issues of each severity that may be there."""
+    issues = Issues("small")
+    issues.add("box-outside", "annotation 1 (image 7) has bbox [1.0]")
+    issues.add_many("crowd", 5000, (f"annotation {i}" for i in range(5000)))
+    issues.add("image-missing", "image 8")
+    issues.skip_images()
     return Annotations(
         label_map=LabelMap((2, 9), ("two", "neun 'ä\"")),
         image_ids=np.array([42, 7, 2**63 - 1]),
@@ -38,7 +37,7 @@ def small():
         is_crowd=np.array([True, False, False, False]),
         areas=np.array([99, 12.5, 4, 1 / 3]),
         origin="small.json",
-        findings=findings,
+        issues=issues,
     )
 
 
@@ -190,7 +189,7 @@ def test_the_ground_truth_has_everything(small):
 
 def test_the_fingerprint_is_of_the_content(small):
     original = small.fingerprint()
-    assert dataclasses.replace(small, origin="elsewhere", findings=Findings("")).fingerprint() == original
+    assert dataclasses.replace(small, origin="elsewhere", issues=Issues("")).fingerprint() == original
     for name, value in [
         ("label_map", LabelMap((2, 9), ("two", "nine"))),
         ("file_names", ["a.jpg", "b.jpg", ""]),
@@ -236,36 +235,4 @@ def test_select(small, kept):
     assert part["categories"] == whole["categories"]
     assert np.all(np.diff(selected.box_image) >= 0) and selected.row_splits[-1] == len(expected)
     assert selected.num_images == kept.sum() and len(selected.target_boxes.row_splits) == kept.sum() + 1
-    assert (selected.origin, selected.findings) == (small.origin, small.findings)
-
-
-# --- stored ---
-
-
-def test_bytes_keep_everything(small):
-    again = unpack(pack(small), "elsewhere.json")
-    assert again.fingerprint() == small.fingerprint()
-    for field in dataclasses.fields(Annotations):
-        value = getattr(again, field.name)
-        if isinstance(value, np.ndarray):
-            assert value.dtype == getattr(small, field.name).dtype
-            np.testing.assert_array_equal(value, getattr(small, field.name))
-    assert again.file_names == small.file_names and again.label_map == small.label_map
-    assert again.origin == again.findings.origin == "elsewhere.json"
-    assert again.findings.to_json() == small.findings.to_json()
-    assert not again.findings.stopping and again.findings["crowd"].count == 5000
-    assert again.target_boxes.boxes.tolist() == small.target_boxes.boxes.tolist()
-    assert pack(again) == pack(small)
-
-
-def test_bytes_without_images_or_boxes(small):
-    nothing = small.select(np.zeros(3, np.bool_))
-    again = unpack(pack(nothing), "x")
-    assert again.num_images == again.num_boxes == 0 and again.file_names == []
-    assert again.boxes_ltwh_px.shape == (0, 4)
-
-
-def test_bytes_of_a_version_with_other_kinds_are_none(small, monkeypatch):
-    content = pack(small)
-    monkeypatch.delitem(KINDS, "crowd")
-    assert unpack(content, "x") is None
+    assert (selected.origin, selected.issues) == (small.origin, small.issues)

@@ -439,26 +439,6 @@ def test_split_anchors_keeps_each_anchors_values_together():
     np.testing.assert_array_equal(flat[1, -1], per_level[-1][1, -1, -1, -5:])
 
 
-@ALL_ANCHORS
-def test_boxes_without_anchor_are_counted(anchors):
-    rng = np.random.default_rng(6)
-    images = hard_images(rng, anchors)
-    labels = random_labels(rng, images)
-    counts = []
-    for boxes, encoded in zip(images, encode(images, labels, anchors), strict=True):
-        boxes = boxes[largest(boxes, 100)]
-        owners = owners_by_the_rule(boxes, anchors)
-        expected = len(set(range(len(boxes))) - set(owners))
-        count = box_encoder.boxes_without_anchor(
-            encoded.boxes, encoded.class_targets, encoded.box_targets, anchors
-        )
-        assert count == expected
-        counts.append(count)
-    assert counts[0] == 0  # no boxes
-    assert counts[4] == 9  # three boxes, four times each
-    assert max(counts) > 0
-
-
 # --- where it runs ---
 
 

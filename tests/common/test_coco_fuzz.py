@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.datacheck.coco import load_coco
-from common.issues import DataError
+from common.datacheck.issues import DataError
 from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, write_json
 
 
@@ -60,11 +60,9 @@ def is_sound(document):
         return type(value) in (int, float) and abs(value) <= 1.7e308
 
     def text(value):
-        return isinstance(value, str) and value
+        return isinstance(value, str) and value and "\ud800" not in value
 
     try:
-        if "\\ud800" in json.dumps(document):
-            return False
         images, objects, categories = (document[key] for key in ("images", "annotations", "categories"))
         if not (isinstance(images, list) and isinstance(objects, list) and isinstance(categories, list)):
             return False
@@ -130,7 +128,7 @@ def test_any_values_are_refused_or_read(small, changes):
         annotations = load_coco(path)
     except DataError as error:
         assert not is_sound(document), str(error)
-        assert error.findings[0].stopping
+        assert error.issues[0].stopping
     else:
         assert is_sound(document)
         assert_is(annotations, document)
@@ -155,6 +153,6 @@ def test_any_bytes_are_refused_or_read(small, data):
     try:
         annotations = load_coco(path)
     except DataError as error:
-        assert error.findings[0].stopping
+        assert error.issues[0].stopping
     else:
         assert_is(annotations, json.loads(bytes(content).decode("utf-8", "replace")))

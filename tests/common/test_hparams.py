@@ -56,7 +56,8 @@ def test_yaml_numbers_that_pyyaml_reads_as_text(tmp_path):
         ("- epochs\n", "no key: value mapping"),
         ("epochs: yes\n", "epochs=True: expected int"),
         ("epochs: 12.7\n", "epochs=12.7: expected int"),
-        ("!!python/object/apply:os.system ['true']\n", "not YAML"),
+        ("!!python/object/apply:os.system ['true']\n", "no key: value mapping"),
+        ("epochs: !!python/object/apply:os.system ['true']\n", "not YAML"),
     ],
 )
 def test_bad_yaml(tmp_path, text, message):

@@ -22,15 +22,8 @@ def test_classes_follow_the_ids_not_the_order_of_the_file(label_map):
     assert hash(label_map) == hash(LabelMap.from_categories(reversed(CATEGORIES)))
 
 
-def test_class_and_category_are_inverses(label_map):
+def test_class_of(label_map):
     assert [label_map.class_of(i) for i in (1, 13, 90)] == [0, 1, 2]
-    assert [label_map.category_of(i) for i in range(3)] == [1, 13, 90]
-
-
-@pytest.mark.parametrize("class_index", [-1, 3])
-def test_padding_is_no_class(label_map, class_index):
-    with pytest.raises(IndexError):
-        label_map.category_of(class_index)
 
 
 def test_arrays_agree_with_a_dictionary():
@@ -97,7 +90,7 @@ def test_pbtxt(tmp_path):
         ([{"name": "a"}], "'a' has id None"),
         ([{"id": 1}], "category 1 has the name None"),
         ([{"id": 1, "name": ""}], "category 1 has the name ''"),
-        ([{"id": 1, "name": "\ud800"}], "category 1 has the name '.ud800', which no UTF-8 can spell"),
+        ([{"id": 1, "name": "\ud800"}], "category 1 has the name '.ud800': .* in UTF-8"),
     ],
 )
 def test_refused_categories(categories, message):
@@ -111,8 +104,8 @@ def test_refused_categories(categories, message):
         ("{", "no valid JSON"),
         ("{}", "no label map"),
         ('{"categories": [1]}', "no label map"),
-        ("item { id: 1 name: 'a' } itm { id: 2 }", "not understood from line 1 on"),
-        ("item { id: 1\n name: 'a' }\nitem { id: 2", "not understood from line 3 on"),
+        ("item { id: 1 name: 'a' } itm { id: 2 }", "item 2 is not understood"),
+        ("item { id: 1\n name: 'a' }\nitem { id: 2", "item 2 is not understood"),
         ("item { name: 'a' }", "'a' has id ''"),
         ("", "no categories"),
     ],
@@ -128,7 +121,7 @@ def test_a_missing_or_binary_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"nowhere.json: No such file"):
         LabelMap.load(tmp_path / "nowhere.json")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="binary is not a text file"):
+    with pytest.raises(UserError, match="binary: it is not a text file"):
         LabelMap.load(tmp_path / "binary")
 
 
@@ -137,7 +130,7 @@ def test_differences(label_map):
     assert label_map.differences(LabelMap((13,), ("stop sign",))) == []
     found = label_map.differences(LabelMap((1, 2, 13, 91), ("person", "bicycle", "cat", "dog")))
     assert len(found) == 3
-    assert found[0].startswith("category 2 ('bicycle') is not among the 3 known ones")
+    assert found[0].startswith("category 2 ('bicycle') is none of the 3 known ones")
     assert found[1] == "category 13 is 'cat' here and 'stop sign' in training"
     assert found[2].startswith("category 91 ('dog')")
 

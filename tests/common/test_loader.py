@@ -34,15 +34,15 @@ def test_types_that_cannot_be(monkeypatch):
 def test_dali_device_that_cannot_be(monkeypatch):
     loaders.check_dali_device(None, "tensorflow", "horovod")
     monkeypatch.setattr(loaders, "gpu_visible", lambda: False)
-    with pytest.raises(UserError, match=r"--dali_device_id=1 is for .*=dali_gpu, and this is dali_cpu"):
+    with pytest.raises(UserError, match=r"--dali_device_id=1 is for --pipeline_type=dali_gpu"):
         loaders.check_dali_device(1, "auto")
     monkeypatch.setattr(loaders, "gpu_visible", lambda: True)
     monkeypatch.setattr(loaders.tf.config, "list_physical_devices", lambda kind: ["GPU:0", "GPU:1"])
     monkeypatch.setattr(loaders.backend, "GetCUDADeviceCount", lambda: 3)
     loaders.check_dali_device(1, "auto")
-    with pytest.raises(UserError, match=r"--dali_device_id=2: there is no such GPU; .* 0 to 1$"):
+    with pytest.raises(UserError, match="--dali_device_id=2: there is no such GPU"):
         loaders.check_dali_device(2, "dali_gpu")
-    with pytest.raises(UserError, match=r"--dali_device_id=1 does not go with --strategy=horovod"):
+    with pytest.raises(UserError, match=r"--dali_device_id=1 is for .* without --strategy"):
         loaders.check_dali_device(1, "dali_gpu", "horovod")
 
 

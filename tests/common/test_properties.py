@@ -84,17 +84,17 @@ def iou_by_counting(a, b) -> float:
 @given(corners(ON_A_GRID), corners(ON_A_GRID))
 def test_iou_is_the_share_of_common_cells(a, b):
     expected = [[iou_by_counting(one, other) for other in b] for one in a]
-    got = boxes.pairwise_iou(a, b)
+    got = boxes.iou(a[:, None], b[None])
     np.testing.assert_allclose(got, np.reshape(expected, (len(a), len(b))), atol=1e-12)
 
 
 @FIXED
 @given(ANY_BOXES, ANY_BOXES)
 def test_iou_is_symmetric_and_a_share(a, b):
-    overlap = np.asarray(boxes.pairwise_iou(a, b))
+    overlap = np.asarray(boxes.iou(a[:, None], b[None]))
     assert overlap.shape == (len(a), len(b))
     assert ((overlap >= 0) & (overlap <= 1 + 1e-12)).all()
-    np.testing.assert_allclose(boxes.pairwise_iou(b, a), overlap.T, atol=1e-12)
+    np.testing.assert_allclose(boxes.iou(b[:, None], a[None]), overlap.T, atol=1e-12)
     same = np.asarray(boxes.iou(a, a))
     large = np.asarray(boxes.area(a)) > 2 * boxes.TINY
     np.testing.assert_allclose(same[large], 1)
@@ -232,7 +232,7 @@ def test_targets_say_where_the_boxes_are(encode, ltrb, labels):
 
     # A box without an anchor has lost the one that it overlaps most.
     if len(kept):
-        overlap = np.asarray(boxes.pairwise_iou(kept, ANCHORS.boxes_normalized))
+        overlap = np.asarray(boxes.iou(kept[:, None], ANCHORS.boxes_normalized[None]))
         for index in set(range(len(kept))) - set(owners.tolist()):
             best = overlap[index] >= overlap[index].max() - 1e-5
             assert (owners[best] >= 0).any()

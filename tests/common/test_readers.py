@@ -18,10 +18,10 @@ from nvidia.dali import fn
 from common import files, readers, tf_readers
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.datacheck.open_data import open_tfrecords
 from common.datacheck.tfrecord import open_records
 from common.errors import UserError
-from common.issues import DataError
 from common.readers import coco_reader, tfrecord_reader
 from tests.common.record_writing import LABELS, empty_record, png, record, write
 from tools.conversion.coco_to_tfrecord import write_tfrecords
@@ -365,8 +365,6 @@ def test_what_cannot_be_shared_is_refused(numbered, kind):
     for seed in (-1, 2**31):
         with pytest.raises(UserError, match=f"seed={seed} is not in"):
             build(reader, training=True, seed=seed)
-    with pytest.raises(ValueError, match="shard_id=3"):
-        build(reader, training=False, shard_id=3, num_shards=3)
 
 
 def test_files_without_annotations(drawn):

@@ -127,7 +127,7 @@ def test_a_limit_that_is_no_number():
 
 def test_what_is_remarkable_is_said(drawn, capsys):
     source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
-    source.annotations.findings.add("exif-turn", "image 7 ('a.jpg') has EXIF orientation 6")
+    source.annotations.issues.add("exif-turn", "image 7 ('a.jpg') has EXIF orientation 6")
     log_source("training", source)
     said = capsys.readouterr().err
     assert "training data: 12 images" in said and "image 7 ('a.jpg') has EXIF orientation 6" in said

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from common import tfrecord
+from common.datacheck.issues import DataError, Issues
 from common.datacheck.tfrecord import expand_pattern, index_of, missing_shards, walk_files
 from common.errors import UserError
-from common.issues import DataError, Findings
 from tests.common.record_writing import write
 
 SIZES = (0, 1, 5, 300, 70_000)
@@ -32,9 +32,9 @@ def written_index(file):
 
 def ensure(file):
     """The path of its index, and what was found of which kind."""
-    findings = Findings("")
-    path = index_of(tfrecord.walk(file), findings)
-    return path, {finding.kind: finding.offenders for finding in findings}
+    issues = Issues("")
+    path = index_of(tfrecord.walk(file), issues)
+    return path, {issue.kind: issue.offenders for issue in issues}
 
 
 def test_equals_the_index_of_dalis_tool(file, tmp_path):
@@ -94,17 +94,17 @@ def test_a_file_that_ends_before_its_index_was_copied_in_part(file):
     tfrecord.write_index(file)
     before = written_index(file)
     write_random(file, SIZES[:-2])
-    findings = Findings("")
-    walk_files([file], findings)
-    assert findings["index-longer"].offenders == [
+    issues = Issues("")
+    walk_files([file], issues)
+    assert issues["index-longer"].offenders == [
         f"{file} has 3 records, {pathlib.Path(file).name}.idx lists 5"
     ]
     assert written_index(file) == before
     for other in ((*SIZES[:2], 77), (*SIZES, 9), SIZES):  # changed, grown, and as it was
         write_random(file, other)
-        findings = Findings("")
-        walk_files([file], findings)
-        assert not list(findings)
+        issues = Issues("")
+        walk_files([file], issues)
+        assert not list(issues)
 
 
 def test_missing_shards_are_known_by_the_names_of_the_others():
@@ -177,7 +177,7 @@ def test_patterns_that_match_nothing_are_all_named(tmp_path):
         expand_pattern(f"{tmp_path}/z")
     with pytest.raises(DataError) as error:
         expand_pattern(f"{tmp_path}/y*,{tmp_path}/a-0,{tmp_path}/z*")
-    assert error.value.findings[0]["no-record-file"].offenders == [f"'{tmp_path}/y*'", f"'{tmp_path}/z*'"]
+    assert error.value.issues[0]["no-record-file"].offenders == [f"'{tmp_path}/y*'", f"'{tmp_path}/z*'"]
     for pattern in ("", ",", f"{tmp_path}/*.idx"):
         with pytest.raises(DataError, match=f"no file matches: '{pattern}'".replace("*", r"\*")):
             expand_pattern(pattern)

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from common import tfrecord
+from common.datacheck.issues import Issues
 from common.datacheck.tfrecord import walk_files
-from common.issues import Findings
 from tests.common.record_writing import flip, write
 
 SIZES = (0, 1, 5, 300, 70_000)
@@ -23,16 +23,16 @@ def file(tmp_path):
 
 
 def walk(path):
-    findings = Findings("the set")
-    (walked,) = walk_files([path], findings)
-    return walked, findings
+    issues = Issues("the set")
+    (walked,) = walk_files([path], issues)
+    return walked, issues
 
 
-def only(findings):
+def only(issues):
     """The single offender of the single kind that was found."""
-    (finding,) = findings
-    (offender,) = finding.offenders
-    return finding.kind, offender
+    (issue,) = issues
+    (offender,) = issue.offenders
+    return issue.kind, offender
 
 
 def header(length):
@@ -60,8 +60,8 @@ def test_the_checksum_is_that_of_the_published_vectors():
 def test_records_of_any_size_are_found(tmp_path, sizes):
     contents = [bytes([i % 251]) * size for i, size in enumerate(sizes)]
     path = write(tmp_path / "x", *contents)
-    walked, findings = walk(path)
-    assert not list(findings)
+    walked, issues = walk(path)
+    assert not list(issues)
     content = (tmp_path / "x").read_bytes()
     ends = np.cumsum([size + 16 for size in sizes])
     assert walked.spans.tolist() == [
@@ -110,9 +110,9 @@ def test_the_digest_stands_for_the_content(tmp_path):
 @pytest.mark.parametrize("missing", [1, 3, 4, 5, 100, 69_999, 70_000, 70_004])
 def test_a_truncated_record(file, missing):
     os.truncate(file, os.path.getsize(file) - missing)
-    walked, findings = walk(file)
+    walked, issues = walk(file)
     offset = sum(SIZES[:-1]) + 16 * (len(SIZES) - 1)
-    assert only(findings) == (
+    assert only(issues) == (
         "record-truncated",
         f"{file} record 4 at byte {offset} needs 70016 bytes, {70_016 - missing} are left",
     )
@@ -124,17 +124,17 @@ def test_a_truncated_record(file, missing):
 def test_a_truncated_header(file, left):
     offset = sum(SIZES[:-1]) + 16 * (len(SIZES) - 1)
     os.truncate(file, offset + left)
-    walked, findings = walk(file)
+    walked, issues = walk(file)
     text = f"{file} record 4 at byte {offset} has {left} of the 12 bytes of its header"
-    assert only(findings) == ("record-truncated", text)
+    assert only(issues) == ("record-truncated", text)
     assert len(walked.spans) == 4
 
 
 @pytest.mark.parametrize("byte", [0, 3, 7, 8, 11])
 def test_a_flipped_bit_in_a_length(file, byte):
     flip(file, 16 + 17 + byte)  # the header of the third record
-    walked, findings = walk(file)
-    kind, text = only(findings)
+    walked, issues = walk(file)
+    kind, text = only(issues)
     assert kind == "not-a-record"
     assert text.startswith(f"{file} record 2 at byte 33 has the length ")
     assert walked.spans.tolist() == [[0, 16], [16, 17]]
@@ -145,8 +145,8 @@ def test_a_flipped_bit_far_into_a_file(tmp_path):
     for name, size in (("small", 1000), ("large", 20_000)):
         path = write(tmp_path / name, *(bytes(size) for _ in range(3000)))
         flip(path, 2000 * (size + 16))
-        walked, findings = walk(path)
-        kind, text = only(findings)
+        walked, issues = walk(path)
+        kind, text = only(issues)
         assert kind == "not-a-record" and f"record 2000 at byte {2000 * (size + 16)} " in text
         assert len(walked.spans) == 2000
 
@@ -184,8 +184,8 @@ def test_bad_ends_of_large_records(tmp_path, tail, text):
     path = write(tmp_path / "x", *[bytes(300_000)] * 20)
     with open(path, "ab") as stream:
         stream.write(tail)
-    walked, findings = walk(path)
-    assert only(findings)[1].startswith(f"{path} record 20 at byte {20 * 300_016} {text}")
+    walked, issues = walk(path)
+    assert only(issues)[1].startswith(f"{path} record 20 at byte {20 * 300_016} {text}")
     assert len(walked.spans) == 20
 
 
@@ -207,9 +207,9 @@ def test_bad_ends_of_large_records(tmp_path, tail, text):
 def test_files_that_are_no_records(tmp_path, content, kind):
     path = tmp_path / "x.tfrecord"
     path.write_bytes(content)
-    walked, findings = walk(path)
-    assert only(findings)[0] == kind
-    assert only(findings)[1].startswith(str(path))
+    walked, issues = walk(path)
+    assert only(issues)[0] == kind
+    assert only(issues)[1].startswith(str(path))
     assert walked.spans.shape == (0, 2)
 
 
@@ -217,8 +217,8 @@ def test_files_that_are_no_records(tmp_path, content, kind):
 def test_records_that_begin_like_gzip_are_records(tmp_path, missing):
     path = write(tmp_path / "x", bytes(0x088B1F))  # this length begins with gzip's magic number
     os.truncate(path, os.path.getsize(path) - missing)
-    walked, findings = walk(path)
-    assert [finding.kind for finding in findings] == ["record-truncated"] * missing
+    walked, issues = walk(path)
+    assert [issue.kind for issue in issues] == ["record-truncated"] * missing
     assert len(walked.spans) == 1 - missing
 
 
@@ -248,11 +248,11 @@ def test_many_files_are_walked_in_their_order(tmp_path):
     paths = [write(tmp_path / str(i), *([b"x" * i] * i)) for i in range(1, 30)]
     os.truncate(paths[4], 3)
     os.truncate(paths[20], 0)
-    findings = Findings("")
-    walked = walk_files(paths, findings)
+    issues = Issues("")
+    walked = walk_files(paths, issues)
     assert [file.path for file in walked] == paths
     assert [len(file.spans) for file in walked] == [0 if i in (5, 21) else i for i in range(1, 30)]
-    assert {finding.kind: finding.offenders for finding in findings} == {
+    assert {issue.kind: issue.offenders for issue in issues} == {
         "record-file-empty": [f"{paths[20]} (0 bytes)"],
         "record-truncated": [f"{paths[4]} record 0 at byte 0 has 3 of the 12 bytes of its header"],
     }

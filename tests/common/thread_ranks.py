@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from common.distributed.packing import pack, unpack
-from common.distributed.ranks import Ranks
+from common.distributed.ranks import Ranks, pack, unpack
 
 T = TypeVar("T")
 TIMEOUT = 60  # seconds for the slowest rank

@@ -15,8 +15,7 @@ from common.training import weights
 from efficientdet import automl_weights
 from efficientdet.automl_weights import load_automl
 from efficientdet.config import get_config
-from efficientdet.import_weights.automl_checkpoints import read_automl
-from efficientdet.import_weights.automl_names import automl_names, canonical
+from efficientdet.import_weights.automl import automl_names, canonical, read_automl
 from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.init_from import init_from
 from efficientdet.model import build_model
@@ -110,7 +109,6 @@ def test_every_form_has_the_same_numbers(variables, files, form):
     file = open_weights(files[form])
     known = {name: shape for name, shape in file.shapes.items() if canonical(name) and name in SHAPES}
     assert known == SHAPES
-    assert file.averaged == (form in ("averages", "objects"))
     for name, values in zip(SHAPES, file.read(file.stored[name] for name in SHAPES), strict=True):
         np.testing.assert_array_equal(values, variables[name])
 
@@ -135,13 +133,12 @@ def test_every_variable_belongs_to_one_weight(d0):
 
 def test_what_is_in_the_file_besides_is_reported(fresh, files):
     report = init_from(fresh, LabelMap((1, 2, 3), ("cat", "dog", "x")), str(files["averages"]))
-    assert report.unused[0] == "global_step"  # before the raw values and the optimizer's
+    assert "global_step" in report.unused
     assert "fpn_cells/cell_2/fnode0/WSM_1/ExponentialMovingAverage" in report.unused  # it has one cell
     assert "class_net/class-predict/bias/Momentum" in report.unused
     assert "class_net/class-predict/bias/ExponentialMovingAverage" not in report.unused
     keys = open_weights(files["averages"]).keys
     assert len(report.unused) == len(set(report.unused)) < len(keys)
-    assert "averages over the training" in str(report)
     assert "\n" not in str(report)
 
 
@@ -225,38 +222,17 @@ def refused(model, path):
     return str(caught.value)
 
 
-def other_model(file, backbone, channels):
-    """The names and shapes of a bigger sibling."""
-    shapes = {}
-    for name, shape in file.shapes.items():
-        name = name.replace("efficientnet-b0", backbone)
-        shapes[name] = tuple(channels if size == 64 and "net/" in name else size for size in shape)
-    return file._replace(shapes=shapes, stored={name: name for name in shapes})
-
-
-@pytest.mark.parametrize(
-    ("backbone", "channels", "seems"),
-    [
-        ("efficientnet-b1", 88, "efficientdet-d1 ("),
-        ("efficientnet-b6", 384, "efficientdet-d6 or efficientdet-d7 ("),
-        ("efficientnet-b7", 384, "efficientdet-d7x ("),
-        ("efficientnet-lite0", 64, "efficientdet-lite0 ("),
-    ],
-)
-def test_another_model_is_named(fresh, files, backbone, channels, seems):
-    file = other_model(open_weights(files["h5"]), backbone, channels)
+def test_another_model_is_refused_by_its_first_difference(fresh, files):
+    file = open_weights(files["h5"])
     shapes = {name: shape for name, shape in file.shapes.items() if "blocks_15" not in name}
-    with pytest.raises(UserError, match="do not fit efficientdet-d0: they seem to be of ") as caught:
+    with pytest.raises(UserError, match=r"do not fit efficientdet-d0: backbone/blocks_15/\S+ is not in it"):
         read_automl(file._replace(shapes=shapes), fresh)
-    assert f"they seem to be of {seems}" in str(caught.value)
 
 
 def test_the_same_model_with_another_width_is_told_apart(files):
     config = dataclasses.replace(SMALL, fpn_channels=32)
     message = refused(build_model("efficientdet-d0", 3, config=config), files["h5"])
-    assert (
-        "do not fit this efficientdet-d0: resample_p6/conv2d/kernel is (1, 1, 320, 64) in it and" in message
-    )
+    assert "do not fit efficientdet-d0: resample_p6/conv2d/kernel is (1, 1, 320, 64) in it and" in message
 
 
 def test_a_model_that_automl_does_not_have_is_refused(files):
@@ -264,7 +240,7 @@ def test_a_model_that_automl_does_not_have_is_refused(files):
         get_config("efficientdet-nano"), fpn_cells=1, head_repeats=1, image_size=(32, 32)
     )
     message = refused(build_model("efficientdet-nano", 3, config=config), files["h5"])
-    assert "do not fit efficientdet-nano: they seem to be of efficientdet-d0" in message
+    assert "do not fit efficientdet-nano: backbone/stem/conv2d/kernel is (3, 3, 3, 32) in it and" in message
 
 
 def test_damaged_h5_files_are_one_line(fresh, files, tmp_path):
@@ -320,7 +296,7 @@ def test_checkpoints_that_are_not_whole_are_one_line(fresh, files, tmp_path):
     assert "the checkpoint is damaged" in refused(fresh, directory / "model")
     directory, _, index = copy("no_index")
     index.unlink()
-    assert "neither a run of ours nor one checkpoint" in refused(fresh, directory)
+    assert "neither a run directory of ours" in refused(fresh, directory)
     assert "no such file" in refused(fresh, directory / "model")
 
 
@@ -331,7 +307,7 @@ def test_other_files_are_one_line(fresh, tmp_path):
     weights.save(fresh, tmp_path / "their.weights.h5", {"app": "yolov4"})
     assert "saved by 'yolov4', not by efficientdet" in refused(fresh, tmp_path / "their.weights.h5")
     (tmp_path / "empty").mkdir()
-    assert "neither a run of ours nor one checkpoint" in refused(fresh, tmp_path / "empty")
+    assert "neither a run directory of ours" in refused(fresh, tmp_path / "empty")
 
 
 # --- the command -----------------------------------------------------------------------------------
@@ -341,7 +317,7 @@ def command(*arguments):
     fv = flags.FlagValues()
     automl_weights.define_flags(fv)
     fv(["automl_weights", *arguments])
-    automl_weights.convert(**shared_flags.values(fv, automl_weights.define_flags))
+    automl_weights.convert(automl_weights.Args(**shared_flags.values(fv, automl_weights.define_flags)))
 
 
 FEWER = "--hparams=fpn_cells=1,head_repeats=1"
@@ -376,9 +352,8 @@ def test_command_takes_a_label_map(files, tmp_path):
 def test_command_refuses_in_one_line(files, tmp_path):
     given, output = f"--weights={files['h5']}", f"--output={tmp_path}/a.weights.h5"
     cases = {
-        "both needed": [given],
-        "must end in": [given, "--output=a.h5"],
-        "--model_name is missing: .* seem to be of efficientdet-d0": [given, output],
+        "--model_name are needed": [given, output],
+        "must end in": [given, "--output=a.h5", "--model_name=efficientdet-d0"],
         "did you mean 'efficientdet-d0'": [given, output, "--model_name=efficientdet-0"],
         "no such file": [f"--weights={tmp_path}/no.h5", output, "--model_name=efficientdet-d0"],
     }

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import PIL.Image
 
-from common.issues import KINDS
+from common.datacheck.issues import KINDS
 
 NUM_IMAGES = 6
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 84977953\n"

@@ -6,8 +6,8 @@ import pytest
 
 from common.annotations import Annotations
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import KINDS, DataError, Issue, Issues, Severity
 from common.datacheck.open_data import DataFlags, check_sizes, open_source, open_splits
-from common.issues import KINDS, DataError, Finding, Findings, Severity
 from tests.faults import image_faults, json_faults, record_faults
 from tests.faults.data_set import DataSet, Fault
 from tests.faults.record_faults import RecordSet
@@ -25,26 +25,26 @@ CONSEQUENCES = {"no-images": ["image-empty", "no-boxes"], "boxes-of-corners": ["
 PERMITTED = {"crowd", "image-without-boxes"}  # said of sound data, too
 
 
-def opened(given: DataFlags, options: dict) -> list[Findings]:
+def opened(given: DataFlags, options: dict) -> list[Issues]:
     """What opening the data for training finds, whether or not it stops."""
     try:
-        return [open_source(*given, policy=ImagePolicy(**options)).annotations.findings]
+        return [open_source(*given, policy=ImagePolicy(**options)).annotations.issues]
     except DataError as error:
-        return list(error.findings)
+        return list(error.issues)
 
 
-def only_finding(found: list[Findings], kind: str) -> Finding:
-    """The finding of `kind`; nothing else may have been found that stops or was mended."""
-    (findings,) = found
+def only_issue(found: list[Issues], kind: str) -> Issue:
+    """The issue of `kind`; nothing else may have been found that stops or was mended."""
+    (issues,) = found
     allowed = {kind, *CONSEQUENCES.get(kind, ())}
-    assert not [f.kind for f in findings if f.kind not in allowed and f.severity is not Severity.WARNING]
-    assert findings[kind].count, [f.line() for f in findings]
-    return findings[kind]
+    assert not [f.kind for f in issues if f.kind not in allowed and f.severity is not Severity.WARNING]
+    assert issues[kind].count, [f.line() for f in issues]
+    return issues[kind]
 
 
-def check_report(fault: Fault, finding: Finding, words: list[str], record_fault) -> None:
-    assert finding.kind == fault.kind
-    line = finding.line()
+def check_report(fault: Fault, issue: Issue, words: list[str], record_fault) -> None:
+    assert issue.kind == fault.kind
+    line = issue.line()
     missing = [word for word in words if word not in line]
     assert not missing, f"{missing} not in: {line}"
     record_fault(fault, line)
@@ -58,7 +58,7 @@ def test_faults_of_coco_data(fault, tmp_path, record_fault):
     given = DataFlags(str(data.images_dir), str(data.json_path))
     before = snapshot(tmp_path)
     found = opened(given, data.options)
-    check_report(fault, only_finding(found, fault.kind), words, record_fault)
+    check_report(fault, only_issue(found, fault.kind), words, record_fault)
     assert found[0].origin == str(data.json_path)
     assert snapshot(tmp_path) == before, "the user's files were changed"
 
@@ -69,7 +69,7 @@ def test_faults_of_records(fault, tmp_path, record_fault, monkeypatch):
     data = RecordSet(tmp_path / "data", fault.seed)
     words = fault.spoil(data)
     found = opened(DataFlags(file_pattern=data.pattern), data.options)
-    check_report(fault, only_finding(found, fault.kind), words, record_fault)
+    check_report(fault, only_issue(found, fault.kind), words, record_fault)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_unreadable_images_are_skipped_on_demand(fault, tmp_path):
     whole = {image["id"] for image in data.document["images"]}
     annotations = open_source(str(data.images_dir), str(data.json_path), policy=policy).annotations
     left_out = whole - set(annotations.image_ids.tolist())
-    assert data.image["id"] in left_out and annotations.findings[fault.kind].count == len(left_out)
+    assert data.image["id"] in left_out and annotations.issues[fault.kind].count == len(left_out)
     assert annotations.num_images == len(whole) - len(left_out)
     assert annotations.num_boxes == 2 * annotations.num_images
-    assert "left out" in annotations.findings[fault.kind].line().lower()
+    assert "left out" in annotations.issues[fault.kind].line().lower()
 
 
 def test_faults_together_are_all_listed(tmp_path):
@@ -100,7 +100,7 @@ def test_faults_together_are_all_listed(tmp_path):
     with pytest.raises(DataError) as raised:
         open_source(str(data.images_dir), str(data.json_path))
     message = str(raised.value)
-    assert {f.kind for f in raised.value.findings[0].stopping} == set(words)
+    assert {f.kind for f in raised.value.issues[0].stopping} == set(words)
     assert all(word in message for of_kind in words.values() for word in of_kind)
     assert message.startswith(f"{len(TOGETHER)} kinds of faults") and len(message.splitlines()) == 1 + len(
         TOGETHER
@@ -129,10 +129,10 @@ def test_evaluation_under_other_names(two, record_fault):
     two[1].document["categories"][1]["name"] = "hound"
     with pytest.raises(DataError) as raised:
         both(two)
-    finding = raised.value.findings[0]["eval-categories"]
+    issue = raised.value.issues[0]["eval-categories"]
     fault = cross("evaluation_under_other_names", "eval-categories")
-    check_report(fault, finding, ["category 5", "hound", "dog"], record_fault)
-    assert raised.value.findings[0].origin == str(two[1].json_path)
+    check_report(fault, issue, ["category 5", "hound", "dog"], record_fault)
+    assert raised.value.issues[0].origin == str(two[1].json_path)
 
 
 def test_evaluation_of_an_unknown_category(two, record_fault):
@@ -140,7 +140,7 @@ def test_evaluation_of_an_unknown_category(two, record_fault):
     with pytest.raises(DataError) as raised:
         both(two)
     fault = cross("evaluation_of_an_unknown_category", "eval-categories")
-    check_report(fault, raised.value.findings[0]["eval-categories"], ["12", "yak"], record_fault)
+    check_report(fault, raised.value.issues[0]["eval-categories"], ["12", "yak"], record_fault)
 
 
 def test_category_order_may_differ(two, record_fault):
@@ -148,15 +148,15 @@ def test_category_order_may_differ(two, record_fault):
     train, evaluation = both(two)
     assert train.label_map == evaluation.label_map
     fault = cross("evaluation_in_another_order", "category-order")
-    check_report(fault, evaluation.annotations.findings["category-order"], ["9"], record_fault)
-    assert not train.annotations.findings["category-order"].count
+    check_report(fault, evaluation.annotations.issues["category-order"], ["9"], record_fault)
+    assert not train.annotations.issues["category-order"].count
 
 
 def test_faults_of_both_splits_are_listed_together(two):
     words = [BY_NAME["missing_file"].spoil(two[0]), BY_NAME["box_of_three_numbers"].spoil(two[1])]
     with pytest.raises(DataError) as raised:
         both(two)
-    assert [findings.origin for findings in raised.value.findings] == [str(data.json_path) for data in two]
+    assert [issues.origin for issues in raised.value.issues] == [str(data.json_path) for data in two]
     assert all(word in str(raised.value) for of_one in words for word in of_one)
 
 
@@ -175,7 +175,7 @@ def test_too_few_images(two, kind, options, words, record_fault):
     with pytest.raises(DataError) as raised:
         check_sizes(source, **{"batch_size": 1, "num_replicas": 1, "max_instances": 100} | options)
     fault = cross("_".join([kind.replace("-", "_"), *map(str, options.values())]), kind)
-    check_report(fault, raised.value.findings[0][kind], words, record_fault)
+    check_report(fault, raised.value.issues[0][kind], words, record_fault)
 
 
 def test_more_boxes_than_the_maximum(two, capsys, record_fault):
@@ -198,14 +198,14 @@ def test_more_boxes_than_the_maximum(two, capsys, record_fault):
 @pytest.mark.parametrize("decode", [False, True])
 def test_no_false_alarm_on_real_data(coco128, bccd, decode):
     policy = ImagePolicy(decode=decode)
-    found = Findings("")
+    found = Issues("")
     for directory, names in (
         (coco128, ["instances"]),
         (bccd, [f"instances_{s}" for s in ("train", "val", "test")]),
     ):
         for name in names:
-            found.extend(annotations_of(directory / f"{name}.json", policy).findings)
-    mended = {finding.kind: finding.count for finding in found if finding.severity is not Severity.WARNING}
+            found.extend(annotations_of(directory / f"{name}.json", policy).issues)
+    mended = {issue.kind: issue.count for issue in found if issue.severity is not Severity.WARNING}
     assert mended.pop("box-empty") == 2  # BCCD's two
     assert set(mended) <= {"box-outside"}
     assert {f.kind for f in found if f.severity is Severity.WARNING} <= PERMITTED
@@ -215,17 +215,17 @@ def test_no_false_alarm_on_drawn_data(tmp_path):
     from tools.synthetic import draw_dataset
 
     draw_dataset(tmp_path, num_images=20, seed=0)
-    findings = annotations_of(tmp_path / "instances.json", ImagePolicy(decode=True)).findings
-    assert {finding.kind for finding in findings} <= PERMITTED
+    issues = annotations_of(tmp_path / "instances.json", ImagePolicy(decode=True)).issues
+    assert {issue.kind for issue in issues} <= PERMITTED
 
 
 def test_no_false_alarm_on_the_sound_set(tmp_path):
     data = DataSet(tmp_path / "data", 0)
     data.write()
-    assert not list(annotations_of(data.json_path, ImagePolicy(decode=True)).findings)
+    assert not list(annotations_of(data.json_path, ImagePolicy(decode=True)).issues)
     records = RecordSet(tmp_path / "more", 0)
     assert not list(
-        open_source(file_pattern=records.pattern, policy=ImagePolicy(decode=True)).annotations.findings
+        open_source(file_pattern=records.pattern, policy=ImagePolicy(decode=True)).annotations.issues
     )
 
 

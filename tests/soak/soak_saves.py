@@ -194,32 +194,16 @@ def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
     subject.step()
     assert subject.saved.save()
     size = sum(file.stat().st_size for file in saved_checkpoints(run / "checkpoints")[0].iterdir())
-    kept = 1
-    for number in range(rounds):
+    for _ in range(rounds):
         step = subject.step()
         free = draw.randrange(int(size * 0.98))
         _fill(filler, shutil.disk_usage(disk).free - free)
-        before = saved_checkpoints(run / "checkpoints")
-        # The first attempt fails; then older ones make room for a second, if there are any.
-        worked = subject.saved.save()
-        assert worked or len(before) == 1 or not _fits(before, size, free)
-        found = Subject(run)
-        found_step = found.restore()
-        assert found_step == (step if worked else kept), f"{kept} was saved and {found_step} was found"
-        what = "had room where older ones had been" if worked else "failed"
-        print(f"{free / size:4.0%} of the room for step {step}: it {what}, found step {found_step}")
+        assert not subject.saved.save()
+        found_step = Subject(run).restore()
+        assert found_step == step - 1, f"{step - 1} was saved and {found_step} was found"
+        print(f"{free / size:4.0%} of the room for step {step}: it failed, found step {found_step}")
         filler.unlink()
-        if not worked:
-            assert subject.saved.save()  # the run goes on, and so do the saves
-        elif number % 2:  # leave only one: the next attempt has nothing to remove
-            for path in saved_checkpoints(run / "checkpoints")[:-1]:
-                shutil.rmtree(path)
-        kept = step
-
-
-def _fits(before: list[pathlib.Path], size: int, free: int) -> bool:
-    oldest = sum(file.stat().st_size for file in before[0].iterdir())
-    return oldest + free > size * 1.05
+        assert subject.saved.save()  # the run goes on, and so do the saves
 
 
 def _fill(path: pathlib.Path, num_bytes: int) -> None:

@@ -13,9 +13,9 @@ import pytest
 from absl import flags
 
 from common.datacheck.coco import load_coco
+from common.datacheck.issues import DataError
 from common.datacheck.open_data import open_tfrecords
 from common.errors import UserError
-from common.issues import DataError
 from common.labels import LabelMap
 from tools import convert as command
 from tools.conversion.coco_to_tfrecord import write_tfrecords

@@ -189,7 +189,7 @@ def test_the_verdict():
     text = preprocess_bench.text(record)
     assert "x opencv-no-antialias" in text and "pillow: failed: exit code 1: no memory" in text
     row = next(line for line in text.splitlines() if line.startswith("tfdata"))
-    assert row.split() == ["tfdata", "80", "72..88", "12", "12..12", "0.96", "500", "0.4", "0.40"]
+    assert row.split() == ["tfdata", "80", "(72..88)", "12", "(12..12)", "0.96", "500", "0.4", "0.40"]
     busy = preprocess_bench.verdict(record | {"other_cores": 1.0})
     assert busy[0].startswith("Other work took 1 of 2 cores") and busy[1:] == said
     del candidates["pipeline"]

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from common.distributed.ranks import Ranks
 from common.errors import UserError
-from common.training import skipped_batch
+from common.training import results
+from common.training.results import Results, read_skipped
 from tools import replay_step
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -38,7 +39,8 @@ def batch(*, image=1.0, weight=1.0):
 
 
 def save(directory, model, step, contents):
-    return skipped_batch.save_batch(Ranks(), directory, model, METADATA, step, *contents)
+    files = Results(directory, model, METADATA, {"epoch": 0})
+    return files.save_skipped(Ranks(), step, *contents)
 
 
 def test_the_file_holds_the_batch_and_the_weights(tmp_path):
@@ -48,7 +50,7 @@ def test_the_file_holds_the_batch_and_the_weights(tmp_path):
     images, targets = batch()
     path = save(tmp_path, model, 12, (images, targets))
     assert path == str(tmp_path / "skipped" / "step_00000012.npz")
-    found = skipped_batch.read_batch(path)
+    found = read_skipped(path)
     assert found.metadata == {**METADATA, "step": 12, "rank": 0}
     np.testing.assert_array_equal(found.images, images)
     assert sorted(found.targets) == ["image_ids", "weight"]
@@ -75,7 +77,7 @@ def test_the_file_holds_the_batch_and_the_weights(tmp_path):
 def test_it_says_where_numbers_stop_being_finite(tmp_path, contents, blamed, not_blamed):
     model = make_model()
     report = replay_step.replay(
-        skipped_batch.read_batch(save(tmp_path, model, 1, batch(**contents))),
+        read_skipped(save(tmp_path, model, 1, batch(**contents))),
         model,
         loss_values(model),
     )
@@ -88,7 +90,7 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path):
     model.get_layer("conv").bias.assign([np.inf, 0.0])
     path = save(tmp_path, model, 1, batch())
     other = make_model()
-    report = replay_step.replay(skipped_batch.read_batch(path), other, loss_values(other))
+    report = replay_step.replay(read_skipped(path), other, loss_values(other))
     assert "weight conv/bias: 1 of 2 numbers are not finite" in report
 
 
@@ -102,32 +104,32 @@ def test_the_newest_files_stay_and_a_full_disk_costs_only_the_file(tmp_path, mon
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(skipped_batch, "write_bytes", full)
+    monkeypatch.setattr(results, "write_bytes", full)
     assert save(tmp_path, model, 200, batch()) is None
-    assert "step_00000200.npz cannot be written: No space left on device" in capsys.readouterr().err
-    assert skipped_batch.save_batch(Ranks(), None, model, METADATA, 7, *batch()) is None  # not rank 0
-    assert save(tmp_path, model, 300, (None, None)) is None
+    assert "No space left on device; training continues" in capsys.readouterr().err
+    assert save(None, model, 7, batch()) is None  # not rank 0
 
 
 def test_other_files_are_refused(tmp_path):
     model = make_model()
-    other = skipped_batch.save_batch(Ranks(), tmp_path, model, {"app": "other"}, 2, *batch())
+    files = Results(tmp_path, model, {"app": "other"}, {"epoch": 0})
+    other = files.save_skipped(Ranks(), 2, *batch())
     with pytest.raises(UserError, match="is of 'other', not of efficientdet or yolov4"):
         replay_step.main(other)
     path = save(tmp_path, model, 1, batch())
-    with pytest.raises(UserError, match="is not the file of a skipped step"):
-        skipped_batch.read_batch(tmp_path / "absent.npz")
+    with pytest.raises(UserError, match="is missing, damaged or not the file of a skipped step"):
+        read_skipped(tmp_path / "absent.npz")
     for content in (b"", b"PK\3\4 nothing", (tmp_path / "skipped" / "step_00000001.npz").read_bytes()[:900]):
         (tmp_path / "bad.npz").write_bytes(content)
-        with pytest.raises(UserError, match="is not the file of a skipped step"):
-            skipped_batch.read_batch(tmp_path / "bad.npz")
+        with pytest.raises(UserError, match="is missing, damaged or not the file of a skipped step"):
+            read_skipped(tmp_path / "bad.npz")
     np.savez(tmp_path / "other.npz", metadata="{}")
-    with pytest.raises(UserError, match="is not the file of a skipped step"):
-        skipped_batch.read_batch(tmp_path / "other.npz")
+    with pytest.raises(UserError, match="is missing, damaged or not the file of a skipped step"):
+        read_skipped(tmp_path / "other.npz")
     inputs = keras.Input((4, 4, 3))
     small = keras.Model(inputs, keras.layers.Conv2D(1, 3)(inputs))
     with pytest.raises(UserError, match="do not fit the model"):
-        replay_step.replay(skipped_batch.read_batch(path), small, loss_values(small))
+        replay_step.replay(read_skipped(path), small, loss_values(small))
 
 
 @pytest.mark.parametrize("files", [[], ["absent.npz"]])
@@ -136,5 +138,5 @@ def test_a_bad_command_line_ends_in_one_line(files):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert ("absent.npz is not the file of a skipped step" if files else "give one") in line
+    assert ("absent.npz is missing, damaged or not" if files else "give one") in line
     assert "Traceback" not in done.stderr

@@ -25,40 +25,35 @@ MORE_REACHED = np.where(OWN > 0.5, OWN, OWN + 0.15)
 
 
 @pytest.mark.parametrize(
-    ("new", "by_reach", "by_mean"),
+    ("new", "by_mean"),
     [
-        (OWN, False, False),
-        (OWN + 0.05, True, True),
-        (OWN + 0.01, False, False),  # sure, but not worth it
-        (OWN - 0.05, False, False),
-        (np.where(OWN > 0.5, 0.95, OWN), False, True),  # the same boxes are reached, better
-        (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), False, True),  # or nearly the same
-        (MORE_REACHED, True, True),
-        (MORE_REACHED - 0.1 * (OWN > 0.7), True, False),  # about the same mean
-        (MORE_REACHED - 0.1 * (OWN > 0.7) - 0.04, False, False),
-        (np.where(OWN > 0.6, OWN + 0.2, np.minimum(OWN, 0.49)), False, False),  # a better mean, fewer reached
+        (OWN, False),
+        (OWN + 0.05, True),
+        (OWN + 0.01, False),  # sure, but not worth it
+        (OWN - 0.05, False),
+        (np.where(OWN > 0.5, 0.95, OWN), True),  # the same boxes are reached, better
+        (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),  # or nearly the same
+        (MORE_REACHED, True),
+        (MORE_REACHED - 0.1 * (OWN > 0.7), False),  # about the same mean
+        (np.where(OWN > 0.6, OWN + 0.2, np.minimum(OWN, 0.49)), False),  # a better mean, fewer reached
     ],
 )
-def test_beats_needs_a_sure_gain_that_is_worth_it_and_costs_nothing(new, by_reach, by_mean):
-    assert beats(new, OWN, by_reach=True) is by_reach
-    assert beats(new, OWN, by_reach=False) is by_mean
+def test_beats_needs_a_sure_gain_that_is_worth_it_and_costs_nothing(new, by_mean):
+    assert beats(new, OWN) is by_mean
 
 
 @pytest.mark.parametrize(("count", "sure"), [(25, False), (100, True)])
 def test_the_same_gain_is_sure_with_more_boxes(count, sure):
     own = np.full(count, 0.3)
     mean = own + np.tile([0.19, 0.09, -0.05, -0.11, 0.08], count // 5)  # 0.04 +- 0.11
-    assert beats(mean, own, by_reach=False) is sure
-    reach = own + 0.3 * (np.arange(count) % 25 == 0)  # 0.04 of the boxes
-    assert beats(reach, own, by_reach=True) is sure
+    assert beats(mean, own) is sure
 
 
-@pytest.mark.parametrize("by_reach", [True, False])
-def test_a_few_boxes_prove_nothing(by_reach):
+def test_a_few_boxes_prove_nothing():
     own, new = np.full(19, 0.4), np.full(19, 0.9)
-    assert not beats(new, own, by_reach=by_reach)
-    assert beats(np.append(new, 0.9), np.append(own, 0.4), by_reach=by_reach)
-    assert not beats(new[:0], own[:0], by_reach=by_reach)
+    assert not beats(new, own)
+    assert beats(np.append(new, 0.9), np.append(own, 0.4))
+    assert not beats(new[:0], own[:0])
 
 
 def test_boxes_of_an_image_stay_in_one_half():

@@ -16,9 +16,11 @@ from common.labels import coco_label_map
 from common.training import weights as weight_files
 from yolov4 import darknet_weights
 from yolov4.config import YOLOv4Config, get_config
-from yolov4.darknet_weights import load_darknet, read_darknet, save_darknet
+from yolov4.darknet_weights import load_darknet, save_darknet
 from yolov4.decoding import decode_boxes
+from yolov4.import_weights import darknet_files
 from yolov4.import_weights.darknet_cfg import cfg_text
+from yolov4.import_weights.darknet_files import read_darknet
 from yolov4.model import build_model
 from yolov4.predict import load_trained
 
@@ -135,10 +137,10 @@ def test_files_have_the_published_lengths(trained):
 
 def test_write_read_write_gives_the_same_bytes(trained, tmp_path):
     fresh = build_model(trained.name, 80, (64, 64))
-    report = load_darknet(fresh, trained.file)
+    contents = load_darknet(fresh, trained.file)
     total = {"yolov4": 110, "yolov4-tiny": 21}[trained.name]
-    assert report == (total, total, 80, 32_032_000)
-    save_darknet(fresh, tmp_path / "again.weights", report.seen)
+    assert contents[1:] == (total, 80, 32_032_000)
+    save_darknet(fresh, tmp_path / "again.weights", contents.seen)
     assert (tmp_path / "again.weights").read_bytes() == trained.file.read_bytes()
 
 
@@ -175,7 +177,7 @@ def test_a_failed_save_leaves_the_old_file(tiny, tmp_path, monkeypatch):
         yield [model.weights[0]]
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(darknet_weights, "_blocks", blocks)
+    monkeypatch.setattr(darknet_files, "blocks_of", blocks)
     with pytest.raises(OSError, match="No space"):
         save_darknet(tiny.model, file)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.weights"]
@@ -191,9 +193,9 @@ def test_published_partial_files_are_taken(trained, tmp_path):
     partial.write_bytes(trained.file.read_bytes()[:size])
     fresh = build_model(trained.name, 5, (64, 64))  # the class count does not matter
     before = snapshot(fresh)
-    report = load_darknet(fresh, partial)
-    assert report.taken == convolutions
-    assert report.num_classes is None
+    contents = load_darknet(fresh, partial)
+    assert contents.convolutions == convolutions
+    assert contents.num_classes is None
     wanted = snapshot(trained.model)
     for path, value in snapshot(fresh).items():
         number = int(path.split(".")[1].split("_")[1])
@@ -203,7 +205,7 @@ def test_published_partial_files_are_taken(trained, tmp_path):
 def test_files_with_other_classes_are_taken_up_to_the_last_convolutions(nano):
     model = build_model("yolov4-nano", 20, (64, 64))
     before, wanted = snapshot(model), snapshot(nano.model)
-    assert load_darknet(model, nano.file) == (19, 21, 3, 32_032_000)
+    assert load_darknet(model, nano.file)[1:] == (21, 3, 32_032_000)
     after = snapshot(model)
     last = [path for path, value in wanted.items() if value.shape != after[path].shape]
     assert {path.rpartition("/")[0] for path in last} == {"head.layer_29.conv", "head.layer_36.conv"}
@@ -277,13 +279,14 @@ def command(*arguments):
     fv = flags.FlagValues()
     darknet_weights.define_flags(fv)
     fv(["darknet_weights", *arguments])
-    darknet_weights.convert(**shared_flags.values(fv, darknet_weights.define_flags))
+    values = shared_flags.values(fv, darknet_weights.define_flags)
+    darknet_weights.convert(darknet_weights.Args(**values))
 
 
 def test_command_from_darknet_and_back(tiny, tmp_path, capsys):
     ours, theirs = tmp_path / "tiny.weights.h5", tmp_path / "back.weights"
     command(f"--weights={tiny.file}", "--model_name=yolov4-tiny", "--image_size=64x96", f"--output={ours}")
-    assert "21 convolutions, 80 classes (person, bicycle, car, ...)" in capsys.readouterr().out
+    assert "21 convolutions, 80 classes (person, ...)" in capsys.readouterr().out
     model, config, label_map, _ = load_trained(str(ours))
     assert label_map == coco_label_map()
     assert config.image_size == (64, 96)
@@ -341,4 +344,4 @@ def test_command_refuses_in_one_line(nano, tmp_path):
 
 
 def block_floats(model):
-    return [sum(int(np.prod(v.shape)) for v in block) for block in darknet_weights._blocks(model)]
+    return [sum(int(np.prod(v.shape)) for v in block) for block in darknet_files.blocks_of(model)]

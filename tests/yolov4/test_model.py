@@ -10,7 +10,7 @@ import tensorflow as tf
 from common.errors import UserError
 from yolov4.config import get_config
 from yolov4.model import build_model
-from yolov4.network import Conv, MaxPool, Route, Shortcut, Upsample, Yolo, describe
+from yolov4.network import describe
 
 TINY = get_config("yolov4-tiny")
 NANO = get_config("yolov4-nano")
@@ -42,22 +42,25 @@ DARKNET = {
 def word(layer, config):
     """A layer as a word of the table above; positive numbers of layers as Darknet's relative ones."""
     back = ",".join(str(index - layer.index) for index in layer.inputs)
-    match layer:
-        case Conv():
-            activation = {"mish": "m", "leaky": "l", "linear": "!"}[layer.activation]
-            assert layer.batch_norm == (activation != "!")
-            return f"{layer.channels}x{layer.size}{'/2' if layer.stride == 2 else ''}{activation}"
-        case Route():
-            return f"r{back}{'h' if layer.groups == 2 else ''}"
-        case Shortcut():
+    options = layer.options
+    stride = "/2" if options.get("stride") == 2 else ""
+    match layer.kind:
+        case "convolutional":
+            activation = {"mish": "m", "leaky": "l", "linear": "!"}[options["activation"]]
+            assert ("batch_normalize" in options) == (activation != "!")
+            assert options["filters"] == layer.channels
+            return f"{layer.channels}x{options['size']}{stride}{activation}"
+        case "route":
+            return f"r{back}{'h' if options.get('groups') == 2 else ''}"
+        case "shortcut":
             assert layer.inputs[0] == layer.index - 1
             return f"s{layer.inputs[1] - layer.index}"
-        case MaxPool():
-            return f"p{layer.size}{'/2' if layer.stride == 2 else ''}"
-        case Upsample():
+        case "maxpool":
+            return f"p{options['size']}{stride}"
+        case "upsample":
             return "u"
-        case Yolo():
-            return "y" + ",".join(str(anchor) for anchor in config.masks[layer.head])
+        case "yolo":
+            return "y" + ",".join(str(anchor) for anchor in config.masks[options["head"]])
     raise AssertionError(layer)
 
 
@@ -112,14 +115,14 @@ def test_tiny_has_the_published_size():
 def test_nano_is_tiny_with_half_the_channels():
     tiny, nano = describe(TINY, 4), describe(NANO, 4)
     for wide, narrow in zip(tiny, nano, strict=True):
-        if isinstance(wide, Conv):
-            expected = wide.channels // 2 if wide.batch_norm else 3 * (5 + 4)
+        if wide.kind == "convolutional":
+            expected = wide.channels // 2 if "batch_normalize" in wide.options else 3 * (5 + 4)
             assert narrow.channels == expected
 
 
 def test_widths_give_multiples_of_eight():
     layers = describe(dataclasses.replace(TINY, width=0.3), 4)
-    assert {layer.channels % 8 for layer in layers if isinstance(layer, Conv) and layer.batch_norm} == {0}
+    assert {layer.channels % 8 for layer in layers if "batch_normalize" in layer.options} == {0}
     build_model("yolov4-tiny", 4, (64, 64), config=dataclasses.replace(TINY, width=0.3))
 
 
@@ -157,7 +160,7 @@ def test_unknown_model_suggests_the_nearest():
 
 
 def test_sizes_are_multiples_of_32():
-    with pytest.raises(ValueError, match=r"64x100.*32"):
+    with pytest.raises(ValueError, match=r"image_size=\(64, 100\).*32"):
         build_model("yolov4-nano", 3, (64, 100))
 
 

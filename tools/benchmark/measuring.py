@@ -6,7 +6,6 @@ each DALI loader (stages.py) and inference (inference.py).
 """
 
 import dataclasses
-import itertools
 import pathlib
 import shlex
 import sys
@@ -27,7 +26,7 @@ from common.files import cache_directory
 from common.loader import gpu_visible
 from common.progress import log
 from common.sources import Source
-from common.training.setup import open_data
+from common.training.input_feed import open_data
 from tools import synthetic
 from tools.benchmark import record, report, rounds, worker
 from tools.benchmark.rounds import Command
@@ -38,7 +37,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 WHAT = ("data", "model", "both", "stages", "inference")
 TYPES = ("dali_gpu", "dali_cpu", "tensorflow")  # that read data
 SAMPLE = 200  # images of which the size in bytes is read
+_OF_TRAINING = (
+    *("image_size", "num_classes", "hparams", "precision", "xla"),
+    *("input_type", "label_map", "train_images", "train_annotations", "train_file_pattern"),
+    *("dali_device_id", *shared_flags.BATCH_FLAGS),
+)  # flags of train.py that bench.py has, too
 _NOT_OF_CANDIDATES = ("what", "pipeline_types", "baseline", "json", "drawn_images", "role")  # flags
+_SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")  # flags
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,20 +72,15 @@ def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
     """The function that defines all flags of an app's bench.py."""
 
     def define(fv: flags.FlagValues) -> None:
-        shared_flags.define_model_flags(fv, app.config.MODEL_NAMES, default=app.model_name)
-        shared_flags.define_source_flags(fv, ("train",))
-        shared_flags.define_dali_device_flag(fv)
-        shared_flags.define_batch_flags(fv)
-        shared_flags.define_arithmetic_flags(fv)
+        model_name = shared_flags.model_name_flag(app.config.MODEL_NAMES, app.config.MODEL_NAMES[0])
+        shared_flags.define_flag(fv, "model_name", str, model_name)
+        shared_flags.define(fv, BenchArgs, [*_OF_TRAINING, "what", "pipeline_types", "role"])
         shared_flags.define(fv, RoundArgs)
-        shared_flags.define(fv, BenchArgs, ["what", "pipeline_types", "role"])
-        flags.DEFINE_multi_string(
-            "baseline",
-            [],
+        help_text = (
             "NAME=COMMAND: another program to measure; may be repeated. It prints `ready`, then `step N` "
-            "after every N images until it is killed.",
-            flag_values=fv,
+            "after every N images until it is killed."
         )
+        flags.DEFINE_multi_string("baseline", [], help_text, flag_values=fv)
 
     return define
 
@@ -93,46 +93,46 @@ def main(app: App) -> None:
 
 
 def start(app: App, a: BenchArgs) -> None:
-    """Measures everything that the flags ask for, or is one candidate (--role).
+    """Measures everything that the flags ask for, prints it, and writes it to --json; or is one candidate
+    (--role).
 
     Raises:
         UserError: flags or data that cannot be used, or nothing could be measured.
     """
     if a.role:
         worker.work(app, a, a.role)
-    else:
-        measure(app, a)
-
-
-def measure(app: App, a: BenchArgs) -> None:
-    """Measures everything that the flags ask for, prints it, and writes it to --json; see `start`."""
+        return
     what = chosen("thing to measure", a.what, WHAT)
-    every_type = [name for name in TYPES if name != "dali_gpu" or gpu_visible()]
-    types = chosen("loader", a.pipeline_types or ",".join(every_type), TYPES)
+    runnable = TYPES if gpu_visible() else TYPES[1:]
+    types = chosen("loader", a.pipeline_types or ",".join(runnable), TYPES)
     baselines = parse_baselines(a.baseline)
     if not what and not baselines:
         raise UserError("--what is empty and there is no --baseline: nothing to measure")
     config = app.make_config(a)
-    a, source = _with_data(app, a, config, types, needed=bool({*what} - {"model"}))
+    a, source = _with_data(app, a, config, types, needed=what not in ([], ["model"]))
 
     roles = [*(f"data:{each}" for each in types), "model", *(f"both:{each}" for each in types)]
     own = [_command(app, a, role) for role in roles if role.partition(":")[0] in what]
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         logs = pathlib.Path(name)
         candidates = rounds.measure([*own, *baselines], rounds=a.rounds, seconds=a.seconds, logs=logs)
-        results: dict[str, Record] = {"stages": {}, "inference": {}}
-        for part, each in itertools.product(results, types):
-            if part in what and (part, each) != ("stages", "tensorflow"):
-                results[part][each] = rounds.result(_command(app, a, f"{part}:{each}"), logs)
+        dali = [each for each in types if each != "tensorflow"]  # loaders with a graph to cut
+        results = {
+            part: {each: rounds.result(_command(app, a, f"{part}:{each}"), logs) for each in measured}
+            for part, measured in (("stages", dali), ("inference", types))
+            if part in what
+        }
+    height, width = config.image_size
     found = record.make(
         app.name,
         a,
-        title=_title(a, config),
+        title=f"{a.model_name} at {height}x{width}, batch {a.batch_size}, {a.precision}"
+        f"{', XLA' if a.xla else ''}; loaders with {a.num_threads} threads, prefetch {a.prefetch}",
         data=_describe(source) if source else {"summary": "no data"},
-        settings=_settings(a, config),
+        settings={name: getattr(a, name) for name in _SETTINGS} | dataclasses.asdict(config),
         candidates=candidates,
+        **results,
     )
-    found |= results
     found["verdict"] = report.verdict(found)
     record.publish(found, report.tables(found), a.json)
 
@@ -146,11 +146,9 @@ def parse_baselines(texts: Sequence[str]) -> list[Command]:
             arguments = shlex.split(line)
         except ValueError as error:
             raise UserError(f"--baseline={text!r}: {error}") from error
-        if not name.strip() or not arguments:
-            raise UserError(f"--baseline={text!r} is not NAME=COMMAND")
         name = f"baseline {name.strip()}"
-        if name in baselines:
-            raise UserError(f"--baseline={text!r}: there is another {name}")
+        if not arguments or name in ("baseline ", *baselines):
+            raise UserError(f"--baseline={text!r} is not NAME=COMMAND with a new name")
         baselines[name] = Command(name, arguments, settle=3)
     return list(baselines.values())
 
@@ -198,13 +196,9 @@ def _with_data(
         images, annotations = str(directory / "images"), str(directory / "instances.json")
         a = dataclasses.replace(a, train_images=images, train_annotations=annotations)
     pipeline_type = "dali_gpu" if "dali_gpu" in types else "dali_cpu"
-    data = open_data(
-        dataclasses.replace(a, pipeline_type=pipeline_type if needed or given else "synthetic"),
-        Ranks(),
-        open_checked,
-        max_instances=config.max_instances,
-        synthetic_classes=app.num_classes,
-    )
+    checked = dataclasses.replace(a, pipeline_type=pipeline_type if needed or given else "synthetic")
+    options = {"max_instances": config.max_instances, "synthetic_classes": app.num_classes}
+    data = open_data(checked, Ranks(), open_checked, **options)
     return dataclasses.replace(a, num_classes=data.num_classes), data.train
 
 
@@ -219,17 +213,3 @@ def _describe(source: Source) -> Record:
         "kilobytes_per_image": round(sum(len(source.encoded(row)) for row in rows) / len(rows) / 1000, 1),
         "megapixels_per_image": round(source.annotations.image_sizes.prod(axis=1).mean() / 1e6, 3),
     }
-
-
-def _title(a: BenchArgs, config: Any) -> str:
-    height, width = config.image_size
-    return (
-        f"{a.model_name} at {height}x{width}, batch {a.batch_size}, {a.precision}{', XLA' if a.xla else ''};"
-        f" loaders with {a.num_threads} threads, prefetch {a.prefetch}"
-    )
-
-
-def _settings(a: BenchArgs, config: Any) -> Record:
-    """What decides the numbers, besides machine and data."""
-    names = ["num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla"]
-    return {name: getattr(a, name) for name in names} | dataclasses.asdict(config)

@@ -19,36 +19,31 @@ from tools.benchmark import summary
 from tools.benchmark.summary import FORMAT, Record
 
 
-def make(
-    app: str, a: Any, *, title: str, data: Record, settings: Record, candidates: dict[str, Record]
-) -> Record:
+def make(app: str, a: Any, *, candidates: dict[str, Record], **about: Any) -> Record:
     """A record without a verdict.
 
     Args:
         app: whose bench.py measured, or "preprocess".
         a: the flags: `rounds` and `seconds`.
-        title: what was measured, for readers.
-        data: what the images are like; "summary" in words.
-        settings: what decides the numbers, besides machine and data.
         candidates: as rounds.measure returns them.
+        about: title: what was measured, for readers; data: what the images are like, "summary" in words;
+            settings: what decides the numbers, besides machine and data; stages and inference, if measured.
     """
     return {
         "format": FORMAT,
         "app": app,
-        "title": title,
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": model_metadata.commit(),
         "versions": checkpoint_files.versions(),
         "machine": machine(),
-        "data": data,
-        "settings": settings,
         "rounds": a.rounds,
         "seconds": a.seconds,
         "candidates": candidates,
-        "stages": {},
-        "inference": {},
         "other_cores": summary.other_cores(candidates),
         "ratios": summary.ratios(candidates),
+        "stages": {},
+        "inference": {},
+        **about,
     }
 
 

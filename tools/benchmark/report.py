@@ -1,21 +1,28 @@
-"""The text of a benchmark: a table of candidates, one of stages, and a verdict in words."""
+"""The text of a benchmark: a table of candidates, those of stages and inference, and a verdict."""
 
 from collections.abc import Mapping, Sequence
 
 from tools.benchmark import summary
 from tools.benchmark.summary import Record
 
-EQUAL = 1.1  # two rates with a smaller ratio count as equal
 QUIET = 0.1  # share of the cores that other work may take
+ADVICE = {  # which flag to change, by what limits training
+    "the loader": "--pipeline_type=dali_gpu, a higher --num_threads, or a smaller --image_size",
+    "the model": "a larger --batch_size, --precision=mixed_float16, or a smaller --image_size",
+    "the CPU that they share": "a smaller --image_size, or --pipeline_type=dali_gpu",
+}
 
 
 def tables(record: Record) -> str:
     """All tables and the verdict, as printed."""
     parts = [heading(record)]
     if record["candidates"]:
-        parts.append(candidate_table(record["candidates"]))
-    parts += [stage_table(name, stages) for name, stages in record["stages"].items()]
-    parts += [inference_table(name, times) for name, times in record["inference"].items()]
+        baselines = [name for name in summary.succeeded(record["candidates"]) if name.startswith("baseline ")]
+        parts.append(candidate_table(record["candidates"], beside=next(iter(baselines), "")))
+    for kind, table in (("stages", stage_table), ("inference", inference_table)):
+        for name, found in record[kind].items():
+            failed = "error" in found
+            parts.append(f"{kind} of {name}: failed: {found['error']}" if failed else table(name, found))
     return "\n\n".join([*parts, "\n".join(record["verdict"])]).rstrip()
 
 
@@ -33,17 +40,14 @@ def candidate_table(
 
     Args:
         candidates: by name.
-        beside: the one that the last column compares with; "": the first that did not fail.
+        beside: the one that the column of ratios compares with; "": the first that did not fail.
         more: columns that follow: header -> candidate -> cell.
     """
     good = summary.succeeded(candidates)
     first = beside or next(iter(good), "")
-    rows = [["", "images/s", "min..max", "CPU ms/image", "min..max", "cores", "peak MB", f"x {first}", *more]]
+    rows = [["", "images/s (min..max)", "CPU ms/image", "cores", "peak MB", f"x {first}", *more]]
     for name, each in good.items():
-        cells = [name]
-        for key in ("images_per_second", "cpu_ms_per_image"):
-            spread = {which: _number(value) for which, value in each[key].items()}
-            cells += [spread["median"], f"{spread['min']}..{spread['max']}"]
+        cells = [name, _spread(each["images_per_second"]), _spread(each["cpu_ms_per_image"])]
         cells += [f"{each['cores']['median']:.2f}", f"{each['peak_bytes'] / 1e6:.0f}"]
         cells.append(f"{summary.ratio(each, candidates[first]):.3g}")
         rows.append([*cells, *(column.get(name, "") for column in more.values())])
@@ -51,32 +55,20 @@ def candidate_table(
     return "\n".join([*([align(rows)] if good else []), *failed])
 
 
-def stage_table(name: str, stages: Sequence[Record] | Record) -> str:
-    """What each stage costs; in brackets one that replaces the rest of the loader."""
-    if isinstance(stages, dict):
-        return f"{name} by stage: failed: {stages['error']}"
-    rows = [[f"{name} by stage", "CPU ms/image", "min..max", "share", "so far", "images/s so far"]]
+def stage_table(name: str, stages: Sequence[Record]) -> str:
+    """What each stage of a loader costs."""
+    rows = [[f"{name} by stage", "CPU ms/image (min..max)", "share", "so far", "images/s so far"]]
     for stage in stages:
-        cost, instead = stage["cpu_ms_per_image"], stage["instead"]
-        rows.append(
-            [
-                f"({stage['stage']})" if instead else stage["stage"],
-                f"{cost['median']:.2f}",
-                f"{cost['min']:.2f}..{cost['max']:.2f}",
-                "" if instead else f"{cost['median'] / _total(stages):.0%}",
-                f"{stage['cpu_ms_so_far']:.2f}",
-                _number(stage["images_per_second"]),
-            ]
-        )
+        cost, so_far = stage["cpu_ms_per_image"], stage["cpu_ms_so_far"]
+        share = cost["median"] / stages[-1]["cpu_ms_so_far"]
+        cells = [_spread(cost), f"{share:.0%}", _number(so_far), _number(stage["images_per_second"])]
+        rows.append([stage["stage"], *cells])
     return align(rows)
 
 
-def inference_table(name: str, times: Sequence[Record] | Record) -> str:
+def inference_table(name: str, times: Sequence[Record]) -> str:
     """Detecting with one loader: by stage, at each batch size."""
-    title = f"inference with {name}"
-    if isinstance(times, dict):
-        return f"{title}: failed: {times['error']}"
-    rows = [[f"{title}, ms/batch", *(f"batch {each['batch_size']}" for each in times)]]
+    rows = [[f"inference with {name}, ms/batch", *(f"batch {each['batch_size']}" for each in times)]]
     for stage in times[0]["stages"]:
         rows.append([stage, *(f"{each['stages'][stage]['wall_ms']:.1f}" for each in times)])
     rows.append(["one after the other", *(f"{each['latency_ms']:.1f}" for each in times)])
@@ -94,25 +86,12 @@ def align(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-# --- the verdict ---
-
-
 def verdict(record: Record) -> list[str]:
-    """Which side limits training, and which flag to change: a line or two for each loader."""
+    """A line for each loader: what limits training with it, and which flag to change."""
     candidates = summary.succeeded(record["candidates"])
     types = [name.removeprefix("data ") for name in candidates if name.startswith("data ")]
-    lines = other_work(record)
-    if "model" in candidates:
-        lines += [_of_loader(record, candidates, pipeline_type, types) for pipeline_type in types]
-    lines += [_of_types(candidates, types[0], other) for other in types[1:]]
-    own = [name for name in candidates if not name.startswith("baseline ")]
-    for name in [name for name in candidates if own and name not in own]:
-        ratios = [f"{each} {summary.ratio(candidates[each], candidates[name]):.3g}x" for each in own]
-        lines.append(f"Against {name}: {', '.join(ratios)}.")
-    for name, stages in record["stages"].items():
-        if not isinstance(stages, dict):
-            lines.append(_of_stages(name, stages))
-    return lines
+    loaders = [_of_loader(record, candidates, name) for name in types if "model" in candidates]
+    return other_work(record) + loaders
 
 
 def other_work(record: Record, when: str = "") -> list[str]:
@@ -123,103 +102,23 @@ def other_work(record: Record, when: str = "") -> list[str]:
     return [f"Other work took {others:.2g} of {cores:g} cores{when}: measure again where nothing else runs."]
 
 
-def _of_loader(record: Record, candidates: dict[str, Record], name: str, types: Sequence[str]) -> str:
-    """Whether the loader or the model limits training, what both reach together, and an advice."""
-    cores = record["machine"]["cores"]
+def _of_loader(record: Record, candidates: dict[str, Record], name: str) -> str:
     data, model = candidates[f"data {name}"], candidates["model"]
-    made, taken = (_median(each, "images_per_second") for each in (data, model))
-    loading, training = (_median(each, "cpu_ms_per_image") for each in (data, model))
-    allowed = 1000 * cores / max(loading + training, 1e-9)
-    limit, of = min(
-        (made, "the loader's rate"), (taken, "the model's rate"), (allowed, "what the CPU allows")
-    )
-    relation = "they are equally fast"
-    if made < taken / EQUAL:
-        relation = "the model waits for the loader"
-    elif taken < made / EQUAL:
-        relation = "the loader waits for the model"
-    sentences = [
-        f"{name}: the loader alone makes {_number(made)} images/s, the model alone takes {_number(taken)}: "
-        f"{relation}."
-    ]
-    if limit == allowed:
-        sentences.append(
-            f"They share {cores:g} cores: {loading:.3g} + {training:.3g} ms of CPU an image allow "
-            f"{_number(allowed)} images/s."
-        )
-    share = 1.0
+    cpu_ms = sum(each["cpu_ms_per_image"]["median"] for each in (data, model))
+    rates = {
+        "the loader": data["images_per_second"]["median"],
+        "the model": model["images_per_second"]["median"],
+        "the CPU that they share": 1000 * record["machine"]["cores"] / max(cpu_ms, 1e-9),
+    }
+    limit = min(rates, key=rates.get)
     if both := candidates.get(f"both {name}"):
-        together = _median(both, "images_per_second")
-        share = together / limit
-        sentences.append(f"Together {_number(together)}, {share:.0%} of {of}.")
-    if limit == made:
-        sentences.append(_loader_advice(record, data, types))
-    elif share < 1 / EQUAL:
-        sentences.append(_overlap_advice(record["settings"], on_cpu=limit == allowed))
-    elif limit == allowed:
-        part = loading / (loading + training)
-        sentences.append(f"The loader takes {part:.0%} of the CPU time. No flag gives more.")
-    elif record["machine"]["gpus"]:
-        sentences.append(
-            "The loader keeps up. A larger --batch_size or --precision=mixed_float16 may help the model."
-        )
-    else:
-        sentences.append("The loader keeps up: there is nothing to change about it.")
-    return " ".join(sentences)
+        rates["together"] = both["images_per_second"]["median"]
+    listed = ", ".join(f"{what} {_number(rate)}" for what, rate in rates.items())
+    return f"{name}: {limit} limits training ({listed} images/s). For more, try {ADVICE[limit]}."
 
 
-def _loader_advice(record: Record, data: Record, types: Sequence[str]) -> str:
-    """Which flag makes the loader faster."""
-    threads, cores = record["settings"]["num_threads"], record["machine"]["cores"]
-    used = _median(data, "cores")
-    if record["machine"]["gpus"] and "dali_gpu" not in types:
-        return "Let the GPU decode: --pipeline_type=dali_gpu."
-    if used > 0.8 * threads and threads < cores:
-        return f"The loader uses all of its threads: --num_threads={int(cores)}."
-    if used > 0.8 * cores:
-        return "The loader uses all cores: more of them, a smaller --image_size or less augmentation."
-    return (
-        f"The loader uses {used:.2g} of {cores:g} cores: it waits, most likely for the disk. A higher "
-        "--num_threads or --prefetch may hide that."
-    )
-
-
-def _overlap_advice(settings: Record, *, on_cpu: bool) -> str:
-    """Which flag to change where both together reach less than the slower of them."""
-    fewer = on_cpu and settings["num_threads"] > 1
-    return (
-        f"They are in each other's way: {'fewer --num_threads leave the cores to the model; ' * fewer}"
-        f"--prefetch={2 * settings['prefetch']} evens out batches that take longer."
-    )
-
-
-def _of_types(candidates: dict[str, Record], name: str, other: str) -> str:
-    """One loader against another, alone and in training."""
-    parts = []
-    for what, words in (("data", "alone"), ("both", "in training")):
-        first, second = (candidates.get(f"{what} {each}") for each in (name, other))
-        if first and second:
-            ratio = summary.ratio(first, second)
-            equal = " (no difference)" if 1 / EQUAL < ratio < EQUAL else ""
-            parts.append(f"{ratio:.2f}x {words}{equal}")
-    return f"{name} against {other}: {', '.join(parts)}."
-
-
-def _of_stages(name: str, stages: Sequence[Record]) -> str:
-    """The three stages that cost the most."""
-    costs = {each["stage"]: _median(each, "cpu_ms_per_image") for each in stages if not each["instead"]}
-    total, dearest = _total(stages), sorted(costs, key=costs.get, reverse=True)[:3]
-    parts = [f"{stage} {costs[stage] / total:.0%}" for stage in dearest]
-    return f"Of the {total:.3g} ms of CPU that {name} spends on an image: {', '.join(parts)}."
-
-
-def _total(stages: Sequence[Record]) -> float:
-    """CPU milliseconds an image of the whole loader."""
-    return [stage for stage in stages if not stage["instead"]][-1]["cpu_ms_so_far"]
-
-
-def _median(record: Record, key: str) -> float:
-    return record[key]["median"]
+def _spread(values: Record) -> str:
+    return f"{_number(values['median'])} ({_number(values['min'])}..{_number(values['max'])})"
 
 
 def _number(value: float) -> str:

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import psutil
@@ -30,7 +30,7 @@ from tools.benchmark.summary import Record, Window
 
 START_TIMEOUT = 1800.0  # seconds until `ready`: data are checked, a network is compiled
 STEP_TIMEOUT = 600.0  # seconds between two steps
-_STEP = re.compile(rb"step (\d+)$")
+_END_TIMEOUT = 10.0  # seconds until a process that has closed its output has ended
 
 
 class CandidateError(Exception):
@@ -75,16 +75,15 @@ def measure(
                 continue
             log(f"round {number + 1} of {rounds}: starting {name}")
             try:
-                with contextlib.closing(Candidate(command, logs)) as candidate:
-                    while candidate.line(START_TIMEOUT) != b"ready":
-                        pass
-                    window = candidate.window(seconds)
+                with _started(command, logs) as candidate:
+                    candidate.wait_for(rb"ready$", START_TIMEOUT)
+                    window = candidate.window(seconds, command.settle)
                     peaks[name] = max(peaks[name], candidate.usage()[1])
             except CandidateError as error:
                 failed[name] = _failure(name, error)
-                continue
-            windows[name].append(window)
-            log(f"  {name}: {window.images / window.seconds:.4g} images/s")
+            else:
+                windows[name].append(window)
+                log(f"  {name}: {window.images / window.seconds:.4g} images/s")
     return {name: failed.get(name) or summary.candidate(windows[name], peaks[name]) for name in windows}
 
 
@@ -92,8 +91,8 @@ def result(command: Command, logs: pathlib.Path) -> Any:
     """What a command that measures prints at its end, one line of JSON; {"error": reason} where it fails."""
     log(f"starting {command.name}")
     try:
-        with contextlib.closing(Candidate(command, logs)) as candidate:
-            return json.loads(candidate.line(None))
+        with _started(command, logs) as candidate:
+            return json.loads(candidate.wait_for(rb"[\[{].*", None)[0])
     except CandidateError as error:
         return _failure(command.name, error)
 
@@ -103,58 +102,63 @@ def _failure(name: str, error: CandidateError) -> Record:
     return {"error": str(error)}
 
 
-class Candidate:
-    """A running command.
-
-    Args:
-        command: what to start.
-        logs: directory for its stderr.
+@contextlib.contextmanager
+def _started(command: Command, logs: pathlib.Path) -> Iterator["Candidate"]:
+    """Starts a command; afterwards kills it and all processes that it has started.
 
     Raises:
         CandidateError: it cannot be started.
     """
+    stderr = logs / "stderr.txt"
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    try:
+        with stderr.open("wb") as file:
+            process = psutil.Popen(command.arguments, **pipes, stderr=file, process_group=0)
+    except OSError as error:
+        raise CandidateError(f"cannot be started: {error.strerror}: {command.arguments[0]}") from error
+    try:
+        yield Candidate(process, stderr)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
-    def __init__(self, command: Command, logs: pathlib.Path) -> None:
-        self._settle = command.settle
-        self._log = logs / "stderr.txt"
+
+class Candidate:
+    """A running command.
+
+    Args:
+        process: the command, with a pipe for its stdout.
+        stderr: the file of its stderr.
+    """
+
+    def __init__(self, process: psutil.Popen, stderr: pathlib.Path) -> None:
+        self._process, self._stderr = process, stderr
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        try:
-            with self._log.open("wb") as stderr:
-                self._process = psutil.Popen(
-                    command.arguments,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    process_group=0,
-                )
-        except OSError as error:
-            raise CandidateError(f"cannot be started: {error.strerror}: {command.arguments[0]}") from error
         threading.Thread(target=self._read, daemon=True).start()
 
-    def close(self) -> None:
-        """Kills it and all processes that it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def line(self, timeout: float | None) -> bytes:
-        """The next line of its output.
+    def wait_for(self, pattern: bytes, timeout: float | None) -> re.Match[bytes]:
+        """The next line of its output that matches; others are ignored.
 
         Raises:
-            CandidateError: none within `timeout` seconds (None: no limit), or it has ended.
+            CandidateError: no line within `timeout` seconds (None: no limit), or it has ended.
         """
-        try:
-            line = self._lines.get(timeout=timeout)
-        except queue.Empty:
-            raise CandidateError(f"no line from it within {timeout:.0f} s: {self._last_words()}") from None
-        if line is None:
-            raise CandidateError(self._why_ended())
-        return line
+        found = None
+        while not found:
+            try:
+                line = self._lines.get(timeout=timeout)
+            except queue.Empty:
+                reason = f"no line from it within {timeout:.0f} s: {self._last_words()}"
+                raise CandidateError(reason) from None
+            if line is None:
+                raise CandidateError(self._why_ended())
+            found = re.match(pattern, line)
+        return found
 
-    def window(self, seconds: float) -> Window:
-        """Measures whole steps that take at least so many seconds together."""
+    def window(self, seconds: float, settle: int) -> Window:
+        """Measures whole steps that take at least so many seconds together, after `settle` others."""
         start = time.monotonic()
-        for settled in range(self._settle):
+        for settled in range(settle):
             if settled and time.monotonic() - start > seconds / 2:
                 break  # the queue of a loader with such slow steps is soon full again
             self._step()
@@ -187,13 +191,11 @@ class Candidate:
 
     def _step(self) -> int:
         """Waits for a step; returns its number of images."""
-        while not (found := _STEP.match(self.line(STEP_TIMEOUT))):
-            pass
-        return int(found[1])
+        return int(self.wait_for(rb"step (\d+)$", STEP_TIMEOUT)[1])
 
     def _why_ended(self) -> str:
         try:
-            code = self._process.wait(min(STEP_TIMEOUT, 10))
+            code = self._process.wait(_END_TIMEOUT)
         except psutil.TimeoutExpired:
             return "it has closed its output and still runs"
         if code == -signal.SIGKILL:
@@ -203,9 +205,9 @@ class Candidate:
 
     def _last_words(self) -> str:
         """The last line of stderr, or our own error message where there is one."""
-        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in self._stderr.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return (errors or lines or ["its stderr is empty"])[-1]
+        return (errors or lines or ["its stderr is empty"])[-1].strip()
 
 
 def _machine_cpu_seconds() -> float:

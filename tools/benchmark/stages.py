@@ -3,15 +3,16 @@
 A truncated graph gives what its stage gives; DALI leaves out whatever that does not need. The stage costs the
 CPU time of its graph minus that of the graph before it. All graphs live in one process and are measured in
 turn. Each measurement starts and ends with full queues and no work going on, so the CPU time is that of as
-many batches as were taken.
+many batches as were taken. inference.py measures its stages in the same way.
 """
 
+import dataclasses
 import re
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from nvidia import dali
 from nvidia.dali.data_node import DataNode
@@ -21,31 +22,19 @@ from tools.benchmark.protocol import WARM_UP
 from tools.benchmark.summary import Record, spread
 
 SHARE = 1 / 3  # of --seconds for each cut in each round: CPU time needs less than a rate
+Advance = Callable[[], object]  # makes one batch
 _QUIET = 0.05  # seconds without work after which a queue counts as full
 
 
-class Cut(NamedTuple):
-    """One truncated graph.
-
-    Attributes:
-        stage: what comes last in it.
-        advance: makes one batch.
-        instead: the cut that it follows, where it replaces the rest of the loader and is not part of its sum.
-    """
-
-    stage: str
-    advance: Callable[[], object]
-    instead: str = ""
-
-
 class Cost(NamedTuple):
-    """What one cut cost in one round, for an image: CPU time, and time by the clock."""
+    """What one batch cost in one round: CPU time, time by the clock; and how many batches were timed."""
 
     cpu_ms: float
     ms: float
+    batches: int
 
 
-def load(loader: BaseLoader) -> Callable[[], object]:
+def load(loader: BaseLoader) -> Advance:
     """A function that takes a batch from the loader's dataset."""
     with placement(loader):
         batches = iter(loader.dataset())
@@ -59,26 +48,18 @@ def load(loader: BaseLoader) -> Callable[[], object]:
     return advance
 
 
-def cuts(loader: BaseLoader, stages: Mapping[str, str], open_loader: Callable[..., BaseLoader]) -> list[Cut]:
-    """All cuts of a DALI loader, in their order.
+def cuts(loader: BaseLoader, stages: Mapping[str, str]) -> dict[str, Advance]:
+    """All cuts of a DALI loader in their order: its graph after each stage, then its dataset without targets
+    and with them.
 
     Args:
         loader: EfficientDetPipeline or YOLOv4Pipeline.
         stages: see `stage_nodes`.
-        open_loader: makes the same loader with other options of make_loader.
     """
-    whole = loader.pipeline
-    found = [Cut(stage, truncate_at(whole, nodes).run) for stage, nodes in stage_nodes(whole, stages).items()]
-    if "num_positives" not in loader.element_spec:
-        return [*found, Cut("boxes", whole.run), Cut("hand-over", load(loader))]
-    if loader.pipeline_type == "dali_gpu":
-        return [*found, Cut("encode", whole.run), Cut("hand-over", load(loader))]
-    return [  # on a CPU `.dataset()` encodes boxes after the graph, and `.pipeline` in the graph
-        *found,
-        Cut("hand-over", load(open_loader(with_targets=False))),
-        Cut("encode", load(loader)),
-        Cut("fn.box_encoder", whole.run, instead=found[-1].stage),
-    ]
+    nodes = stage_nodes(loader.pipeline, stages)
+    graphs = {stage: truncate_at(loader.pipeline, ends).run for stage, ends in nodes.items()}
+    without_targets = dataclasses.replace(loader, with_targets=False)
+    return graphs | {"hand-over": load(without_targets), "targets": load(loader)}
 
 
 def stage_nodes(pipeline: dali.Pipeline, stages: Mapping[str, str]) -> dict[str, list[DataNode]]:
@@ -117,78 +98,59 @@ def stage_nodes(pipeline: dali.Pipeline, stages: Mapping[str, str]) -> dict[str,
 
 def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline:
     """The part of a pipeline's graph that these nodes need, built with the same settings."""
-    part = dali.Pipeline(
-        batch_size=pipeline.max_batch_size,
-        num_threads=pipeline.num_threads,
-        device_id=pipeline.device_id,
-        seed=pipeline.seed,
-        prefetch_queue_depth=pipeline.prefetch_queue_depth,
-        exec_dynamic=True,
-    )
+    names = ("num_threads", "device_id", "seed", "prefetch_queue_depth")
+    options = {name: getattr(pipeline, name) for name in names}
+    part = dali.Pipeline(batch_size=pipeline.max_batch_size, exec_dynamic=True, **options)
     part.set_outputs(*nodes)
     part.build()
     return part
 
 
-def measure(cuts: Sequence[Cut], a: Any) -> list[Record]:
-    """Measures all cuts in turn, in rounds, and sums up; see `summarize`.
+def measure(cuts: Mapping[str, Advance], a: Any) -> list[dict[str, Cost]]:
+    """Measures all cuts in turn, in rounds: for each round the cost of each cut, by its stage.
 
     Args:
-        cuts: of one loader, in their order.
-        a: the flags: batch_size, prefetch, rounds, seconds.
+        cuts: in their order, by the stage that comes last in each.
+        a: the flags: prefetch, rounds, seconds.
     """
-    for cut in cuts:
+    for advance in cuts.values():
         for _ in range(WARM_UP):
-            cut.advance()
-    options = {"batch_size": a.batch_size, "seconds": a.seconds * SHARE, "settle": a.prefetch + 1}
-    costs = [{cut.stage: cost(cut, **options) for cut in cuts} for _ in range(a.rounds)]
-    return summarize(cuts, costs)
+            advance()
+    seconds, settle = a.seconds * SHARE, a.prefetch + 1
+    return [{stage: cost(each, seconds, settle) for stage, each in cuts.items()} for _ in range(a.rounds)]
 
 
-def cost(cut: Cut, *, batch_size: int, seconds: float, settle: int) -> Cost:
-    """Takes batches for at least so many seconds.
-
-    Args:
-        cut: it must not be running.
-        batch_size: images of a batch.
-        seconds: of the time that is measured.
-        settle: batches that were ready before it began; the rate is that of those after them.
-    """
+def cost(advance: Advance, seconds: float, settle: int) -> Cost:
+    """Takes batches for at least so many seconds, after `settle` batches that were ready before."""
     _wait_until_quiet()
     cpu = time.process_time()
     for _ in range(settle):
-        cut.advance()
+        advance()
     batches, start = 0, time.monotonic()
     while time.monotonic() - start < seconds:
-        cut.advance()
+        advance()
         batches += 1
     elapsed = time.monotonic() - start
     _wait_until_quiet()
     cpu = time.process_time() - cpu
-    return Cost(1000 * cpu / (batch_size * (settle + batches)), 1000 * elapsed / (batch_size * batches))
+    return Cost(1000 * cpu / (settle + batches), 1000 * elapsed / batches, batches)
 
 
-def summarize(cuts: Sequence[Cut], rounds: Sequence[Mapping[str, Cost]]) -> list[Record]:
-    """What each stage costs more than the cut before it, and what the loader costs so far.
-
-    Args:
-        cuts: in their order.
-        rounds: for each round the cost of each cut, by its stage.
-    """
-    found, before = [], ""
-    for stage, _, instead in cuts:
-        base = instead or before
-        own = [costs[stage].cpu_ms - (costs[base].cpu_ms if base else 0.0) for costs in rounds]
+def summarize(rounds: Sequence[Mapping[str, Cost]], batch_size: int) -> list[Record]:
+    """What each stage costs more than the one before it, and what the loader costs so far, for an image."""
+    found, before = [], np.zeros(len(rounds))
+    for stage in rounds[0]:
+        cpu_ms, ms, _ = np.array([costs[stage] for costs in rounds]).T / batch_size
         found.append(
             {
                 "stage": stage,
-                "cpu_ms_per_image": spread(own),
-                "cpu_ms_so_far": statistics.median(costs[stage].cpu_ms for costs in rounds),
-                "images_per_second": statistics.median(1000 / costs[stage].ms for costs in rounds),
-                "instead": bool(instead),
+                "cpu_ms_per_image": spread((cpu_ms - before).tolist()),
+                "cpu_ms_so_far": float(np.median(cpu_ms)),
+                "images_per_second": float(np.median(1000 / ms)),
+                "instead": False,  # a key of the format: older files have stages beside the loader's own
             }
         )
-        before = before if instead else stage
+        before = cpu_ms
     return found
 
 

@@ -5,7 +5,6 @@ It keeps to the protocol of rounds.py, as a baseline's script does.
 
 import dataclasses
 import json
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,13 +16,11 @@ from common.datacheck.open_data import open_checked
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.loader import BaseLoader, placement
-from common.sources import CocoSource, ImageListSource
 from common.training import step_guard
 from common.training.ema import AveragedWeights
-from common.training.setup import open_data
+from common.training.input_feed import open_data
 from tools.benchmark import inference, stages
 from tools.benchmark.protocol import own_stdout, tell_steps
-from tools.benchmark.summary import Record
 
 
 class App(NamedTuple):
@@ -31,7 +28,6 @@ class App(NamedTuple):
 
     Attributes:
         name: its folder.
-        model_name: default of --model_name.
         num_classes: of the published model, for a synthetic batch without data.
         stages: of its DALI graph; see stages.stage_nodes.
         fixed: fields of the config with other values than train.py's.
@@ -39,7 +35,6 @@ class App(NamedTuple):
     """
 
     name: str
-    model_name: str
     num_classes: int
     stages: Mapping[str, str]
     fixed: Mapping[str, Any]
@@ -74,34 +69,30 @@ def work(app: App, a: Any, role: str) -> None:
         a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=app.num_classes
     )
 
-    def open_loader(**options: Any) -> BaseLoader:
-        like_train = {
-            "source": data.train,
-            "config": config,
-            "batch_size": a.batch_size,
-            "training": True,
-            "num_threads": a.num_threads,
-            "prefetch": a.prefetch,
-            "count_lost": True,
-            "name_images": True,
-            "num_classes": data.num_classes,
-            "dali_device_id": a.dali_device_id,
-        }
-        return app.loaders.make_loader(a.pipeline_type, **like_train | options)
-
+    if what == "inference":
+        model = app.train.make_model(config, data.num_classes)
+        halves = app.predict.make_halves(model, config)
+        sizes = [dataclasses.replace(a, batch_size=size) for size in (1, a.batch_size)]
+        loaders = [app.loaders.open_eval_loader(each, config, data.train, ranks) for each in sizes]
+        _tell_result(lambda: [inference.measure(each, halves, data.label_map, a) for each in loaders])
+        return
+    epoch = app.loaders.epoch_kwargs(config, a.seed, epochs_done=0)
+    loader = app.loaders.open_training_loader(
+        a, config, data.train, data.num_classes, ranks, shard_id=0, num_shards=1, device_index=0, **epoch
+    )
     if what == "data":
-        tell_steps(stages.load(open_loader()), a.batch_size)
+        tell_steps(stages.load(loader), a.batch_size)
     elif what == "stages":
-        with own_stdout() as tell:
-            tell(json.dumps(stages.measure(stages.cuts(open_loader(), app.stages, open_loader), a)))
+        cuts = stages.cuts(loader, app.stages)
+        _tell_result(lambda: stages.summarize(stages.measure(cuts, a), a.batch_size))
     else:
         model = app.train.make_model(config, data.num_classes)
-        if what == "inference":
-            halves = app.predict.make_halves(model, config)
-            with own_stdout() as tell:
-                tell(json.dumps(_measure_inference(app, halves, data.train, open_loader, a)))
-        else:
-            tell_steps(_make_step(app, config, model, open_loader(), ranks, a), a.batch_size)
+        tell_steps(_make_step(app, config, model, loader, ranks, a), a.batch_size)
+
+
+def _tell_result(measure: Callable[[], Any]) -> None:
+    with own_stdout() as tell:
+        tell(json.dumps(measure()))
 
 
 def _make_step(
@@ -125,36 +116,3 @@ def _make_step(
         guard.check(number, step(images, targets, stop_requested), images, targets)
 
     return advance
-
-
-def _measure_inference(
-    app: App,
-    halves: inference.Halves,
-    source: Any,
-    open_loader: Callable[..., BaseLoader],
-    a: Any,
-) -> list[Record]:
-    """Measures detecting, one image at a time and a batch at a time: inference.measure for each."""
-    label_map, draw = source.label_map, None
-    if isinstance(source, CocoSource):  # its files can be drawn on, as infer.py does
-        files = [pathlib.Path(source.images_dir, name) for name in source.annotations.file_names]
-        source, draw = ImageListSource(tuple(files)), inference.drawer(files, label_map)
-    options = {"training": False, "with_targets": False, "count_lost": False, "name_images": False}
-    found = []
-    for batch_size in (1, a.batch_size):
-        loader, decode = open_loader(source=source, batch_size=batch_size, **options), None
-        if loader.pipeline_type != "tensorflow":
-            nodes = stages.stage_nodes(loader.pipeline, app.stages)
-            decode = stages.truncate_at(loader.pipeline, nodes["decode"])
-        found.append(
-            inference.measure(
-                loader=loader,
-                halves=halves,
-                label_map=label_map,
-                decode=decode,
-                draw=draw,
-                prefetch=a.prefetch,
-                num_rounds=a.rounds,
-            )
-        )
-    return found

@@ -3,8 +3,8 @@
 import os
 
 from common.annotations import Annotations
+from common.args import ImagePolicy
 from common.datacheck.coco import load_coco
-from common.datacheck.images import ImagePolicy
 from common.datacheck.open_data import open_tfrecords
 from common.errors import UserError
 from tools.conversion.coco_to_tfrecord import write_tfrecords

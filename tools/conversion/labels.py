@@ -5,19 +5,21 @@ The two formats name no image ids. An image's id is the number that the digits o
 name has no digits, or too many: then images are numbered from 1 in their order.
 """
 
-import itertools
+import dataclasses
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, compress
 from typing import NamedTuple
 
 import numpy as np
 
-from common.annotations import Annotations
-from common.datacheck.image_files import check_files
-from common.datacheck.images import ImageFacts, ImagePolicy
+from common.annotations import NONE, Annotations, CocoImage, CocoObject, table_of, to_annotations
+from common.args import ImagePolicy
+from common.datacheck.image_headers import ImageFacts
+from common.datacheck.images import check_files
+from common.datacheck.issues import Issues
 from common.errors import UserError
-from common.issues import Findings
 from common.labels import LabelMap, is_text
 
 _MAX_IMAGE_ID = 2**31 - 1  # DALI takes these as they are
@@ -66,14 +68,14 @@ def read_lines(path: str) -> list[str]:
     return [line.strip() for line in text.rstrip().split("\n")]
 
 
-def find_listed(path: str, find: Callable[[str], str | None], kind: str, findings: Findings) -> list[str]:
+def find_listed(path: str, find: Callable[[str], str | None], kind: str, issues: Issues) -> list[str]:
     """What the lines of a list name, each once, in their order.
 
     Args:
         path: of the list.
         find: what a line names; None where there is no such thing.
-        kind: kind of finding for these lines.
-        findings: gets them.
+        kind: kind of issue for these lines.
+        issues: gets them.
     """
     found: dict[str, None] = {}
     for number, line in enumerate(read_lines(path), 1):
@@ -81,7 +83,7 @@ def find_listed(path: str, find: Callable[[str], str | None], kind: str, finding
         if item is not None:
             found[item] = None
         elif line:
-            findings.add(kind, f"{path} line {number}: there is no {line!r}")
+            issues.add(kind, f"{path} line {number}: there is no {line!r}")
     return list(found)
 
 
@@ -91,7 +93,7 @@ def make_annotations(
     label_map: LabelMap,
     read_objects: Callable[[LabelledImage, ImageFacts], Iterable[Object]],
     policy: ImagePolicy,
-    findings: Findings,
+    issues: Issues,
 ) -> Annotations:
     """Checks the image files, reads the objects, and keeps the images that can be used.
 
@@ -99,39 +101,33 @@ def make_annotations(
         images: all of them.
         images_dir: what their names are relative to.
         label_map: the categories.
-        read_objects: the objects of an image. It adds what is wrong with them to `findings`.
+        read_objects: the objects of an image. It adds what is wrong with them to `issues`.
         policy: about images that cannot be used.
-        findings: what was found before.
+        issues: what was found before.
 
     Raises:
-        DataError: everything in `findings` that stops, by `policy`; or that there is no image or no box.
+        DataError: everything in `issues` that stops, by `policy`; or that there is no image or no box.
     """
     names = [image.file_name if is_text(image.file_name) else "" for image in images]
     for image, name in zip(images, names, strict=True):
         if not name:
-            findings.add("image-unreadable", f"{image}: its name is not UTF-8, which json requires")
+            issues.add("image-unreadable", f"{image}: its name is not UTF-8, which json requires")
     sizes = np.array([image.size for image in images], np.int32).reshape(-1, 2)
-    usable, facts = check_files(images_dir, names, sizes, lambda row: str(images[row]), policy, findings)
+    usable, facts = check_files(images_dir, names, sizes, lambda row: str(images[row]), policy, issues)
     objects = [list(read_objects(image, fact)) for image, fact in zip(images, facts, strict=True)]
     if policy.on_bad_image == "skip":
-        findings.skip_images()
-    if not findings.stopping and not any(itertools.compress(objects, usable)):
+        issues.skip_images()
+    if not issues.stopping and not any(compress(objects, usable)):
         kind = "no-boxes" if usable.any() else "no-images"
-        findings.add(kind, f"{np.count_nonzero(usable)} images, none with an object")
-    findings.raise_if_stopping()
-    boxes, category_ids, is_crowd = zip(*itertools.chain.from_iterable(objects), strict=True)
-    boxes_ltwh_px = np.array(boxes, np.float64)
-    annotations = Annotations(
-        label_map=label_map,
-        image_ids=np.array(image_ids(names), np.int64),
-        file_names=names,
-        image_sizes=np.array([(fact.height, fact.width) for fact in facts], np.int32),
-        box_image=np.repeat(np.arange(len(images)), list(map(len, objects))),
-        boxes_ltwh_px=boxes_ltwh_px,
-        category_ids=np.array(category_ids, np.int64),
-        is_crowd=np.array(is_crowd, np.bool_),
-        areas=boxes_ltwh_px[:, 2] * boxes_ltwh_px[:, 3],
-        origin=findings.origin,
-        findings=findings,
+        issues.add(kind, f"{np.count_nonzero(usable)} images, none with an object")
+    issues.raise_if_stopping()
+    records = [
+        CocoImage(image_id, name, facts[row].width, facts[row].height)
+        for row, (image_id, name) in enumerate(zip(image_ids(names), names, strict=True))
+    ]
+    table = table_of(
+        [CocoObject(NONE, category_id, box, iscrowd=crowd) for box, category_id, crowd in chain(*objects)]
     )
-    return annotations.select(usable)
+    image_row = np.repeat(np.arange(len(images)), list(map(len, objects)))
+    annotations = to_annotations(records, table, image_row, label_map, issues.origin)
+    return dataclasses.replace(annotations, issues=issues).select(usable)

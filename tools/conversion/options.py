@@ -5,9 +5,8 @@ import dataclasses
 from absl import flags
 
 from common import args as shared_flags
-from common.args import Args, flag
+from common.args import flag
 from common.errors import UserError
-from common.evaluation.args import shared
 
 # Format -> the flags that mean something for it alone.
 READ = {
@@ -18,13 +17,9 @@ READ = {
 }
 WRITTEN = {"coco": (), "tfrecord": ("num_shards", "seed")}
 
-_ImageArgs = dataclasses.make_dataclass(
-    "_ImageArgs", shared(Args, "on_bad_image", "max_megapixels"), frozen=True
-)
-
 
 @dataclasses.dataclass(frozen=True)
-class Options(_ImageArgs):
+class Options:
     """The flags but --from and --to."""
 
     input: str | None = flag(
@@ -55,13 +50,17 @@ class Options(_ImageArgs):
     num_shards: int = flag(1, "tfrecord: number of files.", low=1)
     seed: int = flag(0, "tfrecord: seed of the order of the images.", low=0)
     overwrite: bool = flag(False, "Replace files that are there already.")
+    on_bad_image: str = "stop"
+    max_megapixels: float = shared_flags.MAX_MEGAPIXELS
 
 
 def define_flags(fv: flags.FlagValues) -> None:
     """The flags of tools/convert.py."""
     flags.DEFINE_enum("from", None, list(READ), "Format of the input.", flag_values=fv)
     flags.DEFINE_enum("to", None, list(WRITTEN), "Format of the output.", flag_values=fv)
-    shared_flags.define(fv, Options)
+    own = [field.name for field in dataclasses.fields(Options) if "help" in field.metadata]
+    shared_flags.define(fv, Options, own)
+    shared_flags.define(fv, shared_flags.Args, shared_flags.IMAGE_FLAGS)
     flags.mark_flags_as_required(["from", "to", "input", "output"], flag_values=fv)
 
 

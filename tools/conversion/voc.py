@@ -18,9 +18,9 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from common.annotations import Annotations
-from common.datacheck.images import IMAGE_SUFFIXES, ImagePolicy
+from common.args import IMAGE_SUFFIXES, ImagePolicy
+from common.datacheck.issues import Issues
 from common.errors import UserError
-from common.issues import Findings
 from common.labels import LabelMap
 from tools.conversion.labels import LabelledImage, Object, find_listed, make_annotations
 from tools.conversion.options import Options
@@ -49,12 +49,12 @@ def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Ann
     images_dir = options.images or os.path.join(directory, "JPEGImages")
     if not os.path.isdir(images_dir):
         raise UserError(f"{images_dir} is not a directory: give that of the images as --images=DIR")
-    findings = Findings(directory)
+    issues = Issues(directory)
     stems = sorted(name.removesuffix(".xml") for name in os.listdir(xml_dir) if name.endswith(".xml"))
     if not stems:
         raise UserError(f"--input={directory}: no xml file there")
-    wanted = _read_split(directory, options.split, stems, findings) if options.split else stems
-    documents = _read_documents(xml_dir, wanted if options.label_map else stems, findings)
+    wanted = _read_split(directory, options.split, stems, issues) if options.split else stems
+    documents = _read_documents(xml_dir, wanted if options.label_map else stems, issues)
     if options.label_map:
         label_map = LabelMap.load(options.label_map)
     else:
@@ -63,14 +63,14 @@ def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Ann
         label_map = LabelMap(range(1, len(names) + 1), names)
     category_ids = dict(zip(label_map.names, label_map.category_ids, strict=True))
     of_wanted = {stem: documents[stem] for stem in wanted if stem in documents}
-    images = _find_images(of_wanted, xml_dir, images_dir, findings)
+    images = _find_images(of_wanted, xml_dir, images_dir, issues)
     annotations = make_annotations(
         list(images),
         images_dir,
         label_map,
-        lambda image, _: _read_objects(image, images[image], category_ids, options, findings),
+        lambda image, _: _read_objects(image, images[image], category_ids, options, issues),
         policy,
-        findings,
+        issues,
     )
     return annotations, images_dir
 
@@ -79,7 +79,7 @@ def _text(element: Element, path: str) -> str:
     return element.findtext(path, "").strip()
 
 
-def _read_split(directory: str, split: str, stems: Iterable[str], findings: Findings) -> list[str]:
+def _read_split(directory: str, split: str, stems: Iterable[str], issues: Issues) -> list[str]:
     """The names in a list. Per-class lists of VOC have 1, -1 or 0 behind the name: all their names count."""
     path = os.path.join(directory, "ImageSets", "Main", f"{split}.txt")
     if not os.path.isfile(path):
@@ -92,7 +92,7 @@ def _read_split(directory: str, split: str, stems: Iterable[str], findings: Find
         choices = (line, re.sub(r"\s+(-1|0|1)$", "", line), os.path.splitext(line)[0])
         return next((choice for choice in choices if choice in known), None)
 
-    return find_listed(path, find, "label-file", findings)
+    return find_listed(path, find, "label-file", issues)
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
@@ -102,7 +102,7 @@ class _NoDoctype(ElementTree.TreeBuilder):
         raise ValueError(f"declares a document type ({name}), which is refused: its entities are not safe")
 
 
-def _read_documents(xml_dir: str, stems: Iterable[str], findings: Findings) -> dict[str, Element]:
+def _read_documents(xml_dir: str, stems: Iterable[str], issues: Issues) -> dict[str, Element]:
     documents = {}
     for stem in stems:
         path = os.path.join(xml_dir, f"{stem}.xml")
@@ -113,12 +113,12 @@ def _read_documents(xml_dir: str, stems: Iterable[str], findings: Findings) -> d
                 raise ValueError(f"an annotation of Pascal VOC does not begin with <{document.tag}>")
             documents[stem] = document
         except (ElementTree.ParseError, ValueError, LookupError) as error:
-            findings.add("label-file", f"{path} is not valid xml: {error}")
+            issues.add("label-file", f"{path} is not valid xml: {error}")
     return documents
 
 
 def _find_images(
-    documents: Mapping[str, Element], xml_dir: str, images_dir: str, findings: Findings
+    documents: Mapping[str, Element], xml_dir: str, images_dir: str, issues: Issues
 ) -> dict[LabelledImage, Element]:
     names = set(os.listdir(images_dir))
     by_stem = {
@@ -132,9 +132,9 @@ def _find_images(
         is_own = stem not in by_stem or os.path.splitext(named)[0] == stem
         name = named if named in names and is_own else by_stem.get(stem)
         if name is None:
-            findings.add("image-missing", f"{path}: no image {stem!r} in {images_dir}")
+            issues.add("image-missing", f"{path}: no image {stem!r} in {images_dir}")
         elif owners.setdefault(name, path) != path:
-            findings.add("label-file", f"{path}: its image {name!r} is that of {owners[name]} already")
+            issues.add("label-file", f"{path}: its image {name!r} is that of {owners[name]} already")
         else:
             images[LabelledImage(name, path, _read_size(document))] = document
     return images
@@ -152,7 +152,7 @@ def _read_objects(
     document: Element,
     category_ids: Mapping[str, int],
     options: Options,
-    findings: Findings,
+    issues: Issues,
 ) -> Iterator[Object]:
     first = 1 if options.voc_pixels == "one_based" else 0
     for number, element in enumerate(document.iterfind("object"), 1):
@@ -161,16 +161,16 @@ def _read_objects(
         sides = [_text(element, f"bndbox/{side}") for side in _SIDES]
         box = _parse_box(sides, first)
         if box is None:
-            findings.add("label-line", f"{where} has {', '.join(_SIDES)} = {', '.join(map(repr, sides))}")
+            issues.add("label-line", f"{where} has {', '.join(_SIDES)} = {', '.join(map(repr, sides))}")
             continue
         if name not in category_ids:
-            findings.add("unknown-category", f"{where} is none of {len(category_ids)} categories")
+            issues.add("unknown-category", f"{where} is none of {len(category_ids)} categories")
             continue
         if min(box[:2]) < 0 < first:
-            findings.add("voc-zero", f"{where} begins at {sides[0]}, {sides[1]}")
+            issues.add("voc-zero", f"{where} begins at {sides[0]}, {sides[1]}")
         is_difficult = _text(element, "difficult") == "1"
         if is_difficult:
-            findings.add("difficult", f"{where}: {options.difficult}")
+            issues.add("difficult", f"{where}: {options.difficult}")
         if not (is_difficult and options.difficult == "drop"):
             yield box, category_ids[name], is_difficult and options.difficult == "crowd"
 

@@ -22,9 +22,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from common.annotations import Annotations
-from common.datacheck.images import ImageFacts, ImagePolicy
+from common.args import ImagePolicy
+from common.datacheck.image_headers import ImageFacts
+from common.datacheck.issues import Issues
 from common.errors import UserError
-from common.issues import Findings
 from common.labels import LabelMap
 from tools.conversion.labels import LabelledImage, Object, make_annotations
 from tools.conversion.options import Options
@@ -51,8 +52,8 @@ def read_yolo(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[An
         DataError: everything that is wrong, with file and line.
         UserError, OSError: files or directories that are not there, or no class names.
     """
-    findings = Findings(options.input)
-    files, images_dir = find_files(options.input, options.split, findings)
+    issues = Issues(options.input)
+    files, images_dir = find_files(options.input, options.split, issues)
     names_file = options.names or find_names(options.input)
     names = read_names(names_file)
     if options.label_map:
@@ -70,14 +71,14 @@ def read_yolo(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[An
         other = images.setdefault(image.label_file, image)
         if other != image:
             twice = f"{image.label_file} is of both {other.file_name!r} and {image.file_name!r}"
-            findings.add("label-file", twice)
+            issues.add("label-file", twice)
     annotations = make_annotations(
         list(images.values()),
         images_dir,
         label_map,
-        lambda image, facts: _read_objects(image, facts, category_ids, options.yolo_pixels, findings),
+        lambda image, facts: _read_objects(image, facts, category_ids, options.yolo_pixels, issues),
         policy,
-        findings,
+        issues,
     )
     return annotations, images_dir
 
@@ -87,15 +88,15 @@ def _read_objects(
     facts: ImageFacts,
     category_ids: Mapping[int, int],
     pixels: str | None,
-    findings: Findings,
+    issues: Issues,
 ) -> Iterable[Object]:
     try:
         text = pathlib.Path(image.label_file).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        findings.add("label-missing", str(image))
+        issues.add("label-missing", str(image))
         return []
     except UnicodeDecodeError as error:
-        findings.add("label-file", f"{image.label_file} is not UTF-8 text: {error}")
+        issues.add("label-file", f"{image.label_file} is not UTF-8 text: {error}")
         return []
     boxes, found_ids = [], []
     for number, line in enumerate(text.split("\n"), 1):
@@ -108,16 +109,16 @@ def _read_objects(
             if class_index not in category_ids:
                 raise ValueError(f"has class {words[0]} of {len(category_ids)}")
         except ValueError as error:
-            findings.add("label-line", f"{where} {error}")
+            issues.add("label-line", f"{where} {error}")
             continue
         if len(words) > 5:
-            findings.add("polygon", where)
+            issues.add("polygon", where)
         boxes.append(box)
         found_ids.append(category_ids[class_index])
     boxes = np.array(boxes).reshape(-1, 4)
     if facts.orientation != 1 and len(boxes):
         if pixels is None:
-            findings.add("label-turned", f"{image} has orientation {facts.orientation}")
+            issues.add("label-turned", f"{image} has orientation {facts.orientation}")
         elif pixels == "turned":
             boxes = turn_back(boxes, facts.orientation)
     boxes = np.round(boxes * [facts.width, facts.height, facts.width, facts.height], _DECIMALS)

@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
-from common.datacheck.images import IMAGE_SUFFIXES
+from common.args import IMAGE_SUFFIXES
+from common.datacheck.issues import Issues
 from common.errors import UserError
-from common.issues import Findings
 from tools.conversion.labels import find_listed, read_lines
 
 _YAML = (".yaml", ".yml")
@@ -27,13 +27,13 @@ _NAME_FILES = ("data.yaml", "classes.txt", "obj.names", "labels/classes.txt")
 _IMAGE_FOLDERS = ("images", "JPEGImages")  # Darknet, src/utils.c replace_image_to_label
 
 
-def find_files(path: str, split: str | None, findings: Findings) -> tuple[list[str], str]:
+def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str], str]:
     """Finds the images of a set.
 
     Args:
         path: one of what the module lists.
         split: of a directory or a data.yaml, whose default is "train".
-        findings: gets images that a list names and that are not there.
+        issues: gets images that a list names and that are not there.
 
     Returns:
         Absolute paths of the images, those of directories sorted, those of lists in their order; and the
@@ -60,9 +60,7 @@ def find_files(path: str, split: str | None, findings: Findings) -> tuple[list[s
             files += sorted(str(file) for file in every if file.suffix.lower() in IMAGE_SUFFIXES)
             directories.append(place)
         else:
-            listed = find_listed(
-                place, lambda line, place=place: _find(line, place), "image-missing", findings
-            )
+            listed = find_listed(place, lambda line, place=place: _find(line, place), "image-missing", issues)
             files += listed
             directories += map(os.path.dirname, listed or [place])
     return files, os.path.commonpath(directories)

@@ -21,7 +21,7 @@ from common.labels import LabelMap
 from common.loader import BaseLoader
 from common.progress import log
 from common.sources import Source
-from common.training import trained, weights
+from common.training import weights
 from common.training.trained import App
 from tools import synthetic
 from tools.exporting import tensorflow_files, tensorrt, verify
@@ -59,8 +59,8 @@ def export(
     """
     options.check()
     devices.share_gpu_memory()
-    model, trained_config, label_map, weights_file = trained.load(
-        app, options.weights, options.image_size, options.hparams
+    model, trained_config, label_map, weights_file = app.load(
+        options.weights, options.image_size, options.hparams
     )
     config = dataclasses.replace(trained_config, nms_method=nms_method)
     parts = make_exportable(model, config)

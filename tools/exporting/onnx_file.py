@@ -1,5 +1,6 @@
 """ONNX: one .onnx file for ONNX Runtime, TensorRT and whoever else reads it, with any batch size."""
 
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -59,5 +60,5 @@ def write(
     )
     for port in [*model.graph.input, *model.graph.output]:
         port.type.tensor_type.shape.dim[0].dim_param = "batch"
-    body = model.SerializeToString()
-    path.write_bytes(body + model_metadata.onnx_field(model_metadata.seal(metadata, [body])))
+    onnx.helper.set_model_props(model, {model_metadata.KEY: json.dumps(metadata)})
+    path.write_bytes(model.SerializeToString())

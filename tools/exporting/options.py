@@ -4,9 +4,8 @@ import dataclasses
 import pathlib
 from typing import NamedTuple
 
-from common.args import Args, DetectionArgs, flag
+from common.args import TrainedArgs, flag
 from common.errors import UserError
-from common.evaluation.args import shared
 
 QUANTIZE = ("none", "fp16", "int8")
 NMS = ("standard", "efficientnms_trt", "none")
@@ -34,15 +33,9 @@ FORMATS = {
     "tensorrt": Format(".engine", QUANTIZE, ("efficientnms_trt", "standard", "none"), calibrates=True),
 }
 
-_TrainedArgs = dataclasses.make_dataclass(
-    "_TrainedArgs",
-    [*shared(DetectionArgs, "weights", "image_size"), *shared(Args, "hparams")],
-    frozen=True,
-)
-
 
 @dataclasses.dataclass(frozen=True)
-class Options(_TrainedArgs):
+class Options(TrainedArgs):
     """The flags, and what follows from their values."""
 
     format: str | None = flag(None, "Format of the exported file.", choices=tuple(FORMATS))

@@ -14,6 +14,7 @@ bytes; int8 stores them in a quarter and multiplies by 8-bit activations, whose 
 (dynamic range), so that it needs no calibration, and decoding stays in float.
 """
 
+import json
 import pathlib
 import tempfile
 import zipfile
@@ -56,8 +57,7 @@ def write_saved_model(parts: Exportable, path: pathlib.Path, *, nms: str, metada
     tf.saved_model.save(module, str(path), signatures=signatures)
     folder = path / model_metadata.SAVED_MODEL_FOLDER
     folder.mkdir()
-    text = model_metadata.seal(metadata, model_metadata.directory_body(path))
-    (folder / model_metadata.FILE).write_text(text)
+    (folder / model_metadata.FILE).write_text(json.dumps(metadata))
 
 
 def write_litert(
@@ -89,7 +89,6 @@ def write_litert(
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         if quantize == "fp16":
             converter.target_spec.supported_types = [tf.float16]
-        body = converter.convert()
-    path.write_bytes(body)
+        path.write_bytes(converter.convert())
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(model_metadata.FILE, model_metadata.seal(metadata, [body]))
+        archive.writestr(model_metadata.FILE, json.dumps(metadata))

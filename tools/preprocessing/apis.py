@@ -16,11 +16,11 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import dali_api
-from common.dali_api import Data
+from common import dali_ops
+from common.dali_ops import Data
 
 
-class Api(dali_api.Api):
+class Api(dali_ops.Api):
     """The Pipeline API. Seeds are the pipeline's.
 
     Attributes:

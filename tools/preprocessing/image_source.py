@@ -4,7 +4,8 @@
     images, labels = reading.in_graph(source.call())               # in a pipeline
     for images, labels in reading.in_dynamic(source.call(), 32):   # in the Dynamic API
 
-Images that cannot be used are named and counted, and stop everything or are left out (common/issues.py).
+Images that cannot be used are named and counted, and stop everything or are left out
+(common/datacheck/issues.py).
 """
 
 from collections.abc import Callable
@@ -12,9 +13,9 @@ from collections.abc import Callable
 from nvidia.dali.data_node import DataNode
 
 from common.datacheck.images import ImagePolicy
-from common.datacheck.open_data import log_findings
+from common.datacheck.issues import Issues
+from common.datacheck.open_data import log_issues
 from common.errors import UserError, unknown
-from common.issues import Findings
 from tools.preprocessing import reading
 from tools.preprocessing.formats import (
     external,
@@ -46,7 +47,7 @@ def open_image_source(
     annotations: str | None = None,
     images: str | None = None,
     label_map: str | None = None,
-    on_report: Callable[[Findings], None] = log_findings,
+    on_report: Callable[[Issues], None] = log_issues,
 ) -> ImageSource:
     """Opens a source and checks all its images.
 

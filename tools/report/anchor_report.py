@@ -1,11 +1,12 @@
 """What the anchors of a network can do with a data set, before anything is trained.
 
 Which boxes each level matches, which boxes no anchor reaches, which lose their anchors to other boxes, what
-AP perfect outputs would get, and whether other anchors would fit better. Images are letterboxed whole to one
-network input, as in evaluation. common/grid_matching.py matches boxes, as in training.
+AP perfect outputs would get, and how well anchors of other scales would fit. Images are letterboxed whole to
+one network input, as in evaluation. common/grid_matching.py matches boxes, as in training.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,18 +14,16 @@ from common import grid_matching
 from common.anchors import Anchors
 from common.annotations import Annotations
 from common.box_encoder import MATCH_IOU, MAX_INSTANCES
-from yolov4 import anchor_fit, ap_ceiling
+from yolov4 import ap_ceiling
 from yolov4.anchor_fit import Fit
 from yolov4.ap_ceiling import BoxGroup
 
 SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # of anchors that are tried
-MAX_TRIED_BOXES = 20_000  # of the sample: more would not change the choice
 _IMAGES_AT_ONCE = 64
 _BOXES_AT_ONCE = 4096
 
 
-@dataclasses.dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """The anchors of one pyramid level and the boxes that they match.
 
     Attributes:
@@ -45,22 +44,6 @@ class Level:
     positives: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Suggestion:
-    """Other anchors, with how well they fit boxes that they were not fitted to.
-
-    Attributes:
-        hparams: for --hparams.
-        old, new: how well the given and the suggested anchors fit the same held-out boxes.
-        lost: boxes of the whole sample that would own no anchor.
-    """
-
-    hparams: str
-    old: Fit
-    new: Fit
-    lost: int
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class AnchorReport:
     """What the anchors match in a sample of the images.
@@ -75,10 +58,10 @@ class AnchorReport:
         unreached: boxes that no anchor overlaps by more than MATCH_IOU; only their best anchor trains them.
         lost: boxes that own no anchor, because other boxes own their best one. They train nothing.
         levels: one for each.
-        fit: of the best anchors of all boxes that training keeps.
-        ceiling: ap_ceiling.NAMES -> value; None where there is no box.
+        fits: anchor scale -> how well the best anchors fit the boxes that training keeps; the given one among
+            SCALES.
+        ceiling: ap_ceiling.NAMES -> value; empty where there is no box.
         reasons: why it is below 1, in words.
-        suggestion: other anchors, if they are better.
     """
 
     anchors: Anchors
@@ -91,10 +74,9 @@ class AnchorReport:
     unreached: BoxGroup
     lost: BoxGroup
     levels: tuple[Level, ...]
-    fit: Fit
-    ceiling: dict[str, float] | None
+    fits: dict[float, Fit]
+    ceiling: dict[str, float]
     reasons: tuple[str, ...]
-    suggestion: Suggestion | None
 
 
 def examine(
@@ -114,11 +96,10 @@ def examine(
         max_instances: boxes kept per image, the largest first.
         min_box_size: pixels of the network input; boxes with a shorter side are dropped.
         max_images: size of the sample, of images with boxes.
-        seed: chooses the sample, and the boxes that new anchors are fitted to.
+        seed: chooses the sample.
     """
-    random = np.random.default_rng(seed)
     network = ap_ceiling.network_boxes(
-        ap_ceiling.sample_images(annotations, max_images, random),
+        ap_ceiling.sample_images(annotations, max_images, np.random.default_rng(seed)),
         anchors.image_size,
         keep_aspect=True,
         centered=False,
@@ -126,17 +107,16 @@ def examine(
         min_box_size=min_box_size,
     )
     kept = network.kept
-    boxes, image = network.boxes[kept], network.image[kept]
+    boxes = network.boxes[kept]
     iou = template_iou(boxes, anchors)
-    owned, owners = match(boxes, image, anchors)
-    with_anchor = np.unique(owners)
-    lost = np.setdiff1d(np.arange(len(kept)), with_anchor)
-    ceiling, reasons = None, ()
-    if network.num_true:
-        classes = network.sample.target_boxes.classes[kept[with_anchor]]
-        ceiling = ap_ceiling.score(network, kept[with_anchor], classes)
-        if ceiling["AP"] < ap_ceiling.PERFECT:
-            reasons = ap_ceiling.reasons(network, {"without an anchor": len(lost)})
+    owned, owners = match(boxes, network.image[kept], anchors)
+    detected = kept[np.unique(owners)]
+    lost = np.setdiff1d(kept, detected)
+    ceiling = ap_ceiling.score(network, detected, network.sample.target_boxes.classes[detected])
+    fits = {}
+    for scale in sorted({*SCALES, anchors.anchor_scale}):
+        scaled = dataclasses.replace(anchors, anchor_scale=scale)
+        fits[scale] = Fit.of(template_iou(boxes, scaled).max(axis=1))
     return AnchorReport(
         anchors=anchors,
         max_instances=max_instances,
@@ -146,55 +126,11 @@ def examine(
         too_small=network.group(np.flatnonzero(network.too_small)),
         over_limit=network.group(np.flatnonzero(network.over_limit)),
         unreached=network.group(kept[iou.max(axis=1) <= MATCH_IOU]),
-        lost=network.group(kept[lost]),
+        lost=network.group(lost),
         levels=_levels(anchors, iou, owned),
-        fit=Fit.of(iou.max(axis=1)),
+        fits=fits,
         ceiling=ceiling,
-        reasons=reasons,
-        suggestion=suggest(boxes, image, anchors, random),
-    )
-
-
-def suggest(
-    boxes: np.ndarray, image: np.ndarray, anchors: Anchors, random: np.random.Generator
-) -> Suggestion | None:
-    """Another anchor_scale, and other aspect_ratios (as many as given), if they fit better.
-
-    They are searched on one half of the images and compared on the other by `anchor_fit.beats`: first the
-    scale alone, then ratios too, which have to beat that.
-
-    Args:
-        boxes: float32 (M, 4), ltrb normalised to the network input.
-        image: int (M,), ascending.
-        anchors: the given ones.
-        random: chooses the halves.
-    """
-    some = np.arange(len(boxes))
-    if len(boxes) > MAX_TRIED_BOXES:
-        some = np.sort(random.choice(some, MAX_TRIED_BOXES, replace=False))
-    is_fitted = anchor_fit.split(image[some], random)
-    fitted, held_out = boxes[some[is_fitted]], boxes[some[~is_fitted]]
-    old_iou = best_iou = template_iou(held_out, anchors).max(axis=1)
-    best = anchors
-    for ratios in (anchors.aspect_ratios, _fit_ratios(fitted, anchors, random)):
-        tried = [
-            dataclasses.replace(anchors, anchor_scale=scale, aspect_ratios=ratios)
-            for scale in sorted({*SCALES, anchors.anchor_scale})
-        ]
-        fits = [Fit.of(template_iou(fitted, these).max(axis=1)) for these in tried]
-        candidate = tried[int(np.argmax([fit.mean_iou + fit.reached for fit in fits]))]
-        candidate_iou = template_iou(held_out, candidate).max(axis=1)
-        if anchor_fit.beats(candidate_iou, best_iou, by_reach=True):
-            best, best_iou = candidate, candidate_iou
-    if best == anchors:
-        return None
-    ratios_text = ",".join(f"{ratio:g}" for ratio in best.aspect_ratios)
-    _, owners = match(boxes, image, best)
-    return Suggestion(
-        hparams=f"anchor_scale={best.anchor_scale:g},aspect_ratios={ratios_text}",
-        old=Fit.of(old_iou),
-        new=Fit.of(best_iou),
-        lost=len(boxes) - len(np.unique(owners)),
+        reasons=ap_ceiling.reasons(network, ceiling, {"without an anchor": len(lost)}),
     )
 
 
@@ -237,34 +173,20 @@ def template_iou(boxes: np.ndarray, anchors: Anchors) -> np.ndarray:
     return iou
 
 
-def _fit_ratios(boxes: np.ndarray, anchors: Anchors, random: np.random.Generator) -> tuple[float, ...]:
-    """As many ratios as given, by k-means on the shapes of the boxes without their sizes."""
-    sides = (boxes[:, 2:] - boxes[:, :2]) * np.array(anchors.image_size[::-1], np.float64)
-    shapes = sides / np.sqrt(sides.prod(axis=1, keepdims=True))
-    count = len(anchors.aspect_ratios)
-    if len(np.unique(shapes, axis=0)) < count:
-        return anchors.aspect_ratios
-    fitted = anchor_fit.fit_anchors(shapes, count, int(random.integers(2**31)))
-    ratios = sorted({float(f"{width / height:.2g}") for width, height in fitted})
-    return tuple(ratios) if len(ratios) == count else anchors.aspect_ratios
-
-
 def _levels(anchors: Anchors, iou: np.ndarray, owned: np.ndarray) -> tuple[Level, ...]:
     k = anchors.anchors_per_location
     counts = [height * width * k for height, width in anchors.feature_sizes]
-    positives = np.histogram(owned, [0, *np.cumsum(counts)])[0].tolist()
     by_level = iou.reshape(len(iou), len(counts), k).max(axis=2)
     best = len(counts) - 1 - by_level[:, ::-1].argmax(axis=1)  # the last of equals, as in matching
     sides = np.sqrt(grid_matching.templates(anchors).sizes.prod(axis=1) * np.prod(anchors.image_size))
-    return tuple(
-        Level(
-            level=level,
-            anchors=counts[i],
-            smallest=float(sides[i * k : i * k + k].min()),
-            largest=float(sides[i * k : i * k + k].max()),
-            reached=int(np.count_nonzero(by_level[:, i] > MATCH_IOU)),
-            best=int(np.count_nonzero(best == i)),
-            positives=positives[i],
-        )
-        for i, level in enumerate(anchors.levels)
-    )
+    columns = {
+        "level": np.array(anchors.levels),
+        "anchors": np.array(counts),
+        "smallest": sides.reshape(-1, k).min(axis=1),
+        "largest": sides.reshape(-1, k).max(axis=1),
+        "reached": (by_level > MATCH_IOU).sum(axis=0),
+        "best": np.bincount(best, minlength=len(counts)),
+        "positives": np.histogram(owned, [0, *np.cumsum(counts)])[0],
+    }
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return tuple(Level(**dict(zip(columns, row, strict=True))) for row in rows)

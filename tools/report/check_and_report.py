@@ -5,12 +5,11 @@ import pathlib
 
 from common.anchors import Anchors
 from common.box_encoder import MAX_INSTANCES
-from common.datacheck.image_files import inspect_files
-from common.datacheck.images import ImagePolicy
+from common.datacheck.images import ImagePolicy, inspect_files
+from common.datacheck.issues import DataError
 from common.datacheck.open_data import DataFlags, open_source, open_splits
-from common.issues import DataError
 from common.sources import CocoSource, Source
-from tools.report import anchor_report, page, pictures, statistics, tables
+from tools.report import anchor_report, figures, page, pictures, statistics, tables
 
 
 def check(
@@ -46,18 +45,24 @@ def check(
             sources = (open_source(*data, label_map=label_map, policy=policy, split=""),)
     except DataError as error:
         if report:
-            page.write_faults(report, error.findings)
+            faults = [tables.Section(of.origin, tables.issue_items(of)) for of in error.issues]
+            page.write(report, faults)
         raise
     parts = []
     for number, source in enumerate(sources):
         found = source.annotations
         numbers = statistics.describe(found, _formats(source, policy))
         matched = anchor_report.examine(found, anchors, max_instances=max_instances)
-        parts.append(tables.format_text(numbers, matched, found.findings))
+        shown = []
+        if report:
+            drawn = [figures.draw(numbers, matched), pictures.sheet(found, source.encoded)]
+            shown = [image for image in drawn if image is not None]
+        content = tables.sections(numbers, matched, found.issues, shown)
+        parts.append(page.format_text(content))
         if report:
             path = pathlib.Path(report)
             path = path.with_stem(f"{path.stem}_eval") if number else path
-            page.write(path, numbers, matched, found, pictures.sample_images(found, source.encoded))
+            page.write(path, content)
             parts.append(f"report: {path}")
     text = "\n\n".join(parts)
     print(text)
@@ -70,4 +75,4 @@ def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
         return source.records.formats
     names = source.annotations.file_names
     facts = inspect_files(source.images_dir, names, max_megapixels=policy.max_megapixels)
-    return dict(collections.Counter(fact.image_format for fact in facts).most_common())
+    return collections.Counter(fact.image_format for fact in facts)

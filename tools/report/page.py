@@ -1,4 +1,4 @@
-"""Writes a data report: an HTML page or a PNG picture with all tables, figures and a sheet of images.
+"""Writes a data report: as text for a terminal, as an HTML page or as a PNG picture.
 
 The page needs nothing else: no script, no style sheet, no file, no network. Names of classes and files come
 from the data and may hold markup; Jinja2 escapes them.
@@ -8,79 +8,65 @@ import base64
 import io
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jinja2
 import numpy as np
 import PIL.Image
+import rich.padding
+import rich.table
+from rich.console import Console
+from rich.text import Text
 
-from common.annotations import Annotations
 from common.errors import UserError
 from common.evaluation.drawing import BACKGROUND
 from common.files import write_bytes
-from common.issues import KINDS, Findings
-from tools.report import figures, pictures, tables
-from tools.report.anchor_report import AnchorReport
-from tools.report.statistics import DataStatistics
-from tools.report.tables import Table
+from tools.report import figures, pictures
+from tools.report.tables import SHOWN, Section, Table, printable
 
 SUFFIXES = (".html", ".png")
-SIZES = 20  # image sizes that are listed
-OPEN_OFFENDERS = 10  # a list of more is folded away
+COLUMNS = 100  # letters in a line of the text
 
 
-def write(
-    path: str | os.PathLike,
-    statistics: DataStatistics,
-    anchors: AnchorReport,
-    annotations: Annotations,
-    images: Mapping[int, np.ndarray],
-) -> None:
-    """Writes one file, atomically, that needs no other: findings, tables, figures, a sheet of images.
+def format_text(sections: Sequence[Section]) -> str:
+    """Everything but pictures and lists of offenders, and SHOWN rows of a table."""
+    console = Console(file=io.StringIO(), width=COLUMNS, color_system=None)
+    for title, items in sections:
+        shown = [item for item in items if isinstance(item, str | Table)]
+        if shown:
+            console.print(Text(printable(title)))
+        for item in shown:
+            content = Text(printable(item)) if isinstance(item, str) else _rich_table(item)
+            console.print(rich.padding.Padding(content, (0, 0, 0, 2)))
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def _rich_table(table: Table) -> rich.table.Table:
+    shown = rich.table.Table(box=None, show_header=bool(table.header), pad_edge=False, padding=(0, 2))
+    for column, title in enumerate(table.header or ("", "")):
+        shown.add_column(title, justify="right" if table.header and column else "left", overflow="fold")
+    for row in table.rows[:SHOWN]:
+        shown.add_row(*map(Text, row))
+    if len(table.rows) > SHOWN:
+        shown.add_row(f"and {len(table.rows) - SHOWN:,} more")
+    return shown
+
+
+def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
+    """Writes a report, atomically, as one file that needs no other.
 
     Args:
-        path: ends in .html (all kept offenders are in it) or in .png.
-        statistics: of the data set.
-        anchors: what anchors match there.
-        annotations: their findings are listed, and their boxes are drawn on the sheet.
-        images: row of the annotations -> uint8 (H, W, 3) RGB, as `pictures.sample_images` gives them.
+        path: ends in .html (everything is in it) or in .png (without the lists of offenders).
+        sections: what it holds.
 
     Raises:
         UserError: another suffix, or the file cannot be written.
     """
-    suffix = check_suffix(path)
-    parts = [figures.draw(statistics, anchors)]
-    if images:
-        parts.append(pictures.sheet(annotations, images, figures.WIDTH))
-    if suffix == ".png":
-        text = tables.format_text(statistics, anchors, annotations.findings)
-        content = _png([pictures.written(text, figures.WIDTH), *parts])
-    else:
-        sizes = [(f"{h} x {w}", f"{count:,}") for h, w, count in statistics.frequent_sizes[:SIZES]]
-        content = _page(
-            found=[annotations.findings],
-            overview=[tables.overview(statistics), tables.spreads(statistics)],
-            pictures=[base64.b64encode(_png([part])).decode() for part in parts],
-            anchor_lines=tables.anchor_heading(anchors),
-            anchor_tables=[tables.level_table(anchors), tables.missed_table(anchors)],
-            conclusion=tables.conclusion(anchors),
-            missed={what: of for what, of in tables.missed_groups(anchors).items() if of.count},
-            classes=tables.class_table(statistics),
-            sizes=Table(("height x width", "images"), sizes),
-            num_sizes=len(statistics.frequent_sizes),
-        )
-    _save(path, content)
-
-
-def write_faults(path: str | os.PathLike, found: Sequence[Findings]) -> None:
-    """Writes what was found in data that cannot be used, data set by data set; as `write` otherwise."""
-    if check_suffix(path) == ".html":
-        content = _page(found=found, overview=None)
-    else:
-        parts = [f"{tables.printable(of.origin)}\n{tables.findings_text(of)}" for of in found]
-        content = _png([pictures.written("\n\n".join(parts), figures.WIDTH)])
-    _save(path, content)
+    content = _page(sections) if check_suffix(path) == ".html" else _picture(sections)
+    try:
+        write_bytes(path, content)
+    except OSError as error:
+        raise UserError(f"cannot write the report {os.fspath(path)}: {error.strerror}") from error
 
 
 def check_suffix(path: str | os.PathLike) -> str:
@@ -91,7 +77,7 @@ def check_suffix(path: str | os.PathLike) -> str:
     return suffix
 
 
-def _page(**content: Any) -> bytes:
+def _page(sections: Sequence[Section]) -> bytes:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
@@ -99,10 +85,15 @@ def _page(**content: Any) -> bytes:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    template = environment.get_template("page.html")
-    page = template.render(ordered=tables.ordered, kinds=KINDS, limit=OPEN_OFFENDERS, **content)
+    environment.filters["png"] = lambda image: base64.b64encode(_png([image])).decode()
+    page = environment.get_template("page.html").render(sections=sections)
     # File names may hold bytes that are not UTF-8; Python keeps them as lone surrogates.
     return page.encode("utf-8", "backslashreplace")
+
+
+def _picture(sections: Sequence[Section]) -> bytes:
+    images = [item for section in sections for item in section.items if isinstance(item, np.ndarray)]
+    return _png([pictures.written(format_text(sections), figures.WIDTH), *images])
 
 
 def _png(parts: Sequence[np.ndarray]) -> bytes:
@@ -115,10 +106,3 @@ def _png(parts: Sequence[np.ndarray]) -> bytes:
     stream = io.BytesIO()
     stack.save(stream, "PNG")
     return stream.getvalue()
-
-
-def _save(path: str | os.PathLike, content: bytes) -> None:
-    try:
-        write_bytes(path, content)
-    except OSError as error:
-        raise UserError(f"cannot write the report {os.fspath(path)}: {error.strerror}") from error

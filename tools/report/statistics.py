@@ -6,18 +6,17 @@ area, without crowds.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from common.annotations import Annotations
+from common.annotations import Annotations, TargetBoxes
 
 SMALL, LARGE = 32.0**2, 96.0**2  # pycocotools cocoeval.py, Params.setDetParams: areaRng
-QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 CROWDED = (0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025)  # where the bins of boxes per image begin
 
 
-@dataclasses.dataclass(frozen=True)
-class ClassCount:
+class ClassCount(NamedTuple):
     """Boxes of one class, and the images that have any."""
 
     category_id: int
@@ -32,31 +31,26 @@ class DataStatistics:
 
     Attributes:
         origin: where the annotations were read from.
-        crowds: annotations that mark a crowd, which are not targets.
-        clipped, dropped: boxes that reached outside their image; those without an area in it.
+        targets: the boxes, with how many were clipped, dropped or left out.
         classes: the most frequent first; those without boxes too.
-        formats: image format -> images; None where nobody counted.
+        formats: image format -> images; empty where nobody counted.
         image_sizes: int (I, 2), height and width in pixels.
         frequent_sizes: (height, width, images) of all different sizes, the most frequent first.
         boxes_per_image: int (I,).
         box_sides_px: float (M,), square root of the area in pixels of the image.
-        box_sides: float (M,), the same of the share of the image, 0 to 1.
         box_aspects: float (M,), width / height in pixels.
         by_area: boxes by COCO's areas: small (below 32 x 32), medium (below 96 x 96), large. The area is that
             of the annotations (of the outline, where there is one), as pycocotools takes it.
     """
 
     origin: str
-    crowds: int
-    clipped: int
-    dropped: int
+    targets: TargetBoxes
     classes: tuple[ClassCount, ...]
-    formats: dict[str, int] | None
+    formats: Mapping[str, int]
     image_sizes: np.ndarray
     frequent_sizes: list[tuple[int, int, int]]
     boxes_per_image: np.ndarray
     box_sides_px: np.ndarray
-    box_sides: np.ndarray
     box_aspects: np.ndarray
     by_area: dict[str, int]
 
@@ -66,23 +60,20 @@ class DataStatistics:
 
     @property
     def boxes(self) -> int:
-        return len(self.box_sides)
+        return len(self.box_sides_px)
 
     @property
-    def images_without_boxes(self) -> int:
-        return int(np.count_nonzero(self.boxes_per_image == 0))
-
-    @property
-    def crowding(self) -> tuple[tuple[int, int, int], ...]:
-        """(from, to, images) by number of boxes, `to` included."""
+    def crowding(self) -> dict[str, int]:
+        """Number of boxes, "3-4" -> images that have so many."""
         largest = int(self.boxes_per_image.max(initial=0))
         starts = [start for start in CROWDED if start <= largest]
         ends = [start - 1 for start in starts[1:]] + [largest]
         images, _ = np.histogram(self.boxes_per_image, [*starts, largest + 1])
-        return tuple(zip(starts, ends, images.tolist(), strict=True))
+        names = [f"{low}" if low == high else f"{low}-{high}" for low, high in zip(starts, ends, strict=True)]
+        return dict(zip(names, images.tolist(), strict=True))
 
 
-def describe(annotations: Annotations, formats: Mapping[str, int] | None = None) -> DataStatistics:
+def describe(annotations: Annotations, formats: Mapping[str, int] = {}) -> DataStatistics:
     """The numbers of a data set; `formats` counts its image files by format."""
     targets = annotations.target_boxes
     counts = np.diff(targets.row_splits)
@@ -91,30 +82,26 @@ def describe(annotations: Annotations, formats: Mapping[str, int] | None = None)
     sides_px = sides * annotations.image_sizes[image][:, ::-1]
     sizes, images = np.unique(annotations.image_sizes, axis=0, return_counts=True)
     order = np.argsort(-images, kind="stable")
-    areas = _target_areas(annotations)
-    small, large = np.count_nonzero(areas < SMALL), np.count_nonzero(areas >= LARGE)
+    areas = np.histogram(_target_areas(annotations), [-np.inf, SMALL, LARGE, np.inf])[0].tolist()
     return DataStatistics(
         origin=annotations.origin,
-        crowds=targets.num_crowds,
-        clipped=targets.num_clipped,
-        dropped=targets.num_dropped,
+        targets=targets,
         classes=_classes(annotations, image),
-        formats=None if formats is None else dict(formats),
+        formats=formats,
         image_sizes=annotations.image_sizes,
         frequent_sizes=[tuple(row) for row in np.column_stack([sizes, images])[order].tolist()],
         boxes_per_image=counts,
         box_sides_px=np.sqrt(sides_px.prod(axis=1)),
-        box_sides=np.sqrt(sides.prod(axis=1)),
         box_aspects=sides_px[:, 0] / sides_px[:, 1],
-        by_area={"small": small, "medium": len(areas) - small - large, "large": large},
+        by_area=dict(zip(("small", "medium", "large"), areas, strict=True)),
     )
 
 
 def _classes(annotations: Annotations, image: np.ndarray) -> tuple[ClassCount, ...]:
     classes, label_map = annotations.target_boxes.classes, annotations.label_map
     boxes = np.bincount(classes, minlength=label_map.num_classes)
-    pairs = np.unique(classes.astype(np.int64) * annotations.num_images + image)
-    images = np.bincount(pairs // max(annotations.num_images, 1), minlength=label_map.num_classes)
+    pairs = np.unique(np.stack([classes, image]), axis=1)  # each class once for an image
+    images = np.bincount(pairs[0], minlength=label_map.num_classes)
     columns = label_map.category_ids, label_map.names, boxes.tolist(), images.tolist()
     counts = [ClassCount(*row) for row in zip(*columns, strict=True)]
     return tuple(sorted(counts, key=lambda count: (-count.boxes, count.category_id)))

@@ -1,24 +1,17 @@
-"""The tables of a data report, and the report as text for a terminal."""
+"""A data report as sections of lines, tables, lists and pictures; page.py writes them."""
 
-import io
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import rich.padding
-import rich.table
-from rich.console import Console
-from rich.text import Text
 
-from common.issues import KINDS, Finding, Severity
+from common.datacheck.issues import KINDS, Issue, Severity
 from tools.report.anchor_report import AnchorReport
-from tools.report.statistics import QUANTILES, DataStatistics
-from yolov4.ap_ceiling import BoxGroup, ceiling_lines
+from tools.report.statistics import DataStatistics
+from yolov4.ap_ceiling import ceiling_lines
 
-COLUMNS = 100
-CLASS_ROWS = 12  # classes in the text; the page has all
-FINDINGS = 10  # kinds of findings in the text
-_FINDING_LENGTH = 180  # characters, about two lines
+SHOWN = 12  # rows of a long table in the text; the page has all
+QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 
 
 class Table(NamedTuple):
@@ -33,50 +26,63 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def format_text(statistics: DataStatistics, anchors: AnchorReport, findings: Iterable[Finding]) -> str:
-    """The report: at most about 90 lines of COLUMNS letters."""
-    counts = class_table(statistics)
-    with_boxes = [row for row, of in zip(counts.rows, statistics.classes, strict=True) if of.boxes]
-    parts: list[str | Table] = [
-        printable(statistics.origin),
-        overview(statistics),
-        "",
-        spreads(statistics),
-        "",
+class Offenders(NamedTuple):
+    """What is wrong in one way, a line each; only the page has such lists."""
+
+    title: str
+    texts: Sequence[str]
+
+
+Item = str | Table | Offenders | np.ndarray  # an array is a picture, uint8 (H, W, 3)
+
+
+class Section(NamedTuple):
+    """A title and what follows it."""
+
+    title: str
+    items: Sequence[Item]
+
+
+def sections(
+    statistics: DataStatistics,
+    anchors: AnchorReport,
+    issues: Iterable[Issue],
+    pictures: Sequence[np.ndarray] = (),
+) -> list[Section]:
+    """The whole report on one data set."""
+    sizes = [(f"{h} x {w}", f"{count:,}") for h, w, count in statistics.frequent_sizes]
+    names = ", ".join(shorten(of.name, 24) for of in statistics.classes if not of.boxes)
+    return [
+        Section(statistics.origin, [overview(statistics), spreads(statistics)]),
+        Section("Image sizes", [Table(("height x width", "images"), sizes)]),
+        Section("Classes", [class_table(statistics), f"without boxes: {shorten(names, 180) or 'none'}"]),
+        Section("Figures", pictures),
+        Section("Anchors", anchor_items(anchors)),
+        Section("Issues", issue_items(issues)),
     ]
-    parts.append(counts._replace(rows=with_boxes[:CLASS_ROWS]) if with_boxes else "no class has a box")
-    if rest := [of.boxes for of in statistics.classes if of.boxes][CLASS_ROWS:]:
-        parts.append(f"and {len(rest):,} more classes with {rest[-1]:,} to {rest[0]:,} boxes")
-    if empty := [of.name for of in statistics.classes if not of.boxes]:
-        names = ", ".join(shorten(name, 24) for name in empty)
-        parts.append(shorten(f"without boxes ({len(empty):,}): {names}", COLUMNS))
-    parts += ["", *anchor_heading(anchors), level_table(anchors), "", missed_table(anchors), ""]
-    return _render([*parts, *conclusion(anchors), "", findings_text(findings)])
 
 
 def overview(statistics: DataStatistics) -> Table:
     """What there is, in words."""
+    targets = statistics.targets
     empty = sum(not of.boxes for of in statistics.classes)
+    crowding, formats = (
+        ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+        for counts in (statistics.crowding, statistics.formats)
+    )
     areas = [f"{name} {n:,} ({percent(n, statistics.boxes)})" for name, n in statistics.by_area.items()]
-    sizes = [f"{height}x{width} {count:,}" for height, width, count in statistics.frequent_sizes[:5]]
-    crowding = [
-        f"{low if low == high else f'{low}-{high}'}: {images:,}" for low, high, images in statistics.crowding
-    ]
     rows = [
-        ("images", f"{statistics.images:,} ({statistics.images_without_boxes:,} without boxes)"),
+        ("images", f"{statistics.images:,}"),
         (
             "boxes",
-            f"{statistics.boxes:,} to train on, {statistics.clipped:,} of them clipped; dropped without area "
-            f"{statistics.dropped:,}, crowds {statistics.crowds:,}",
+            f"{statistics.boxes:,} to train on, {targets.num_clipped:,} of them clipped; "
+            f"dropped without area {targets.num_dropped:,}, crowds {targets.num_crowds:,}",
         ),
         ("classes", f"{len(statistics.classes):,} ({empty:,} without boxes)"),
         ("box areas", f"{', '.join(areas)}  (COCO: 32² and 96²)"),
-        ("image sizes", f"{len(statistics.frequent_sizes):,}: {', '.join(sizes)}  (height x width)"),
-        ("crowding", f"{', '.join(crowding)}  (boxes: images)"),
+        ("crowding", f"{crowding}  (boxes: images)"),
+        ("formats", formats or "not counted"),
     ]
-    if statistics.formats is not None:
-        formats = ", ".join(f"{name} {count:,}" for name, count in statistics.formats.items())
-        rows.append(("formats", formats))
     return Table((), rows)
 
 
@@ -89,7 +95,6 @@ def spreads(statistics: DataStatistics) -> Table:
         "image width / height": widths / heights,
         "boxes per image": statistics.boxes_per_image,
         "box side in pixels": statistics.box_sides_px,
-        "box side, share of image": statistics.box_sides,
         "box width / height": statistics.box_aspects,
     }
     header = ("", "min", "5 %", "25 %", "median", "75 %", "95 %", "max")
@@ -98,103 +103,70 @@ def spreads(statistics: DataStatistics) -> Table:
 
 def class_table(statistics: DataStatistics) -> Table:
     """All classes, the most frequent first."""
-    total = statistics.boxes
     rows = [
-        _row(shorten(of.name, 50), str(of.category_id), of.boxes, percent(of.boxes, total), of.images)
+        _row(
+            shorten(of.name, 50),
+            str(of.category_id),
+            of.boxes,
+            percent(of.boxes, statistics.boxes),
+            of.images,
+        )
         for of in statistics.classes
     ]
     return Table(("class", "category id", "boxes", "share", "images"), rows)
 
 
-def anchor_heading(anchors: AnchorReport) -> list[str]:
-    """Which anchors, and which boxes are matched to them."""
-    given = anchors.anchors
+def anchor_items(anchors: AnchorReport) -> list[Item]:
+    """Which anchors, which boxes are matched to them, the AP ceiling, and how well other scales would fit."""
+    given, total = anchors.anchors, anchors.boxes
     height, width = given.image_size
     ratios = ", ".join(f"{ratio:g}" for ratio in given.aspect_ratios)
-    sample = f"all {anchors.images:,}"
-    if anchors.images < anchors.images_with_boxes:
-        sample = f"a sample of {anchors.images:,} of the {anchors.images_with_boxes:,}"
-    return [
-        f"{given.num_anchors:,} anchors at {height}x{width}: {given.num_scales} scales per octave, "
-        f"aspect ratios {ratios}, anchor scale {given.anchor_scale:g}",
-        f"{sample} images with boxes, {anchors.boxes:,} boxes",
+    levels = [
+        _row(
+            *(of.level, 2**of.level, of.anchors, f"{of.smallest:.0f} to {of.largest:.0f}"),
+            *(of.reached, percent(of.reached, total), of.best, of.positives),
+        )
+        for of in anchors.levels
     ]
-
-
-def level_table(anchors: AnchorReport) -> Table:
-    """What the anchors of each level match."""
-    header = (
-        "level",
-        "stride",
-        "anchors",
-        "side in pixels",
-        "IoU > 0.5",
-        "of all",
-        "best here",
-        "own a box",
-    )
-    rows = []
-    for of in anchors.levels:
-        sides, share = f"{of.smallest:.0f} to {of.largest:.0f}", percent(of.reached, anchors.boxes)
-        rows.append(_row(of.level, 2**of.level, of.anchors, sides, of.reached, share, of.best, of.positives))
-    return Table(header, rows)
-
-
-def missed_groups(anchors: AnchorReport) -> dict[str, BoxGroup]:
-    """The boxes that the anchors match badly or not at all."""
-    return {
+    header = ("level", "stride", "anchors", "side in pixels", "IoU > 0.5", "of all", "best here", "own a box")
+    groups = {
         "without an anchor: others own their best": anchors.lost,
         "reached by no anchor: IoU below 0.5": anchors.unreached,
         "dropped: a side below min_box_size": anchors.too_small,
         f"dropped: beyond max_instances={anchors.max_instances}": anchors.over_limit,
     }
+    missed = [
+        _row(what, of.count, percent(of.count, total), float(np.median(of.sides)) if of.count else "")
+        for what, of in groups.items()
+    ]
+    fits = [
+        _row(f"{scale:g}", f"{fit.mean_iou:.3f}", percent(fit.reached, 1.0))
+        for scale, fit in anchors.fits.items()
+    ]
+    return [
+        f"{given.num_anchors:,} anchors at {height}x{width}: {given.num_scales} scales per octave, "
+        f"aspect ratios {ratios}, anchor scale {given.anchor_scale:g}",
+        f"{anchors.images:,} of {anchors.images_with_boxes:,} images with boxes, {total:,} boxes",
+        Table(header, levels),
+        Table(("missed boxes", "", "of all", "median side in pixels"), missed),
+        *ceiling_lines(anchors.ceiling, anchors.reasons),
+        Table(("with --anchor_scale", "mean best IoU", "boxes with an IoU above 0.5"), fits),
+        *(
+            Offenders(f"Boxes {what}; {of.count:,} in {of.images:,} images", of.offenders)
+            for what, of in groups.items()
+            if of.count
+        ),
+    ]
 
 
-def missed_table(anchors: AnchorReport) -> Table:
-    """How many these are, and how large."""
-    rows = []
-    for what, group in missed_groups(anchors).items():
-        median = float(np.median(group.sides)) if group.count else ""
-        rows.append(_row(what, group.count, percent(group.count, anchors.boxes), median))
-    return Table(("missed boxes", "", "of all", "median side in pixels"), rows)
-
-
-def conclusion(anchors: AnchorReport) -> list[str]:
-    """The AP ceiling, how well the anchors fit, and better ones where there are any."""
-    if anchors.ceiling is None:
-        return ["AP ceiling: none, there is no box"]
-    lines = ceiling_lines(anchors.ceiling, anchors.reasons)
-    suggestion = anchors.suggestion
-    if suggestion is not None:
-        return [
-            *lines,
-            f"on {suggestion.old.boxes:,} held-out boxes: {suggestion.old}",
-            f"other anchors there: {suggestion.new}; {suggestion.lost} would own none",
-            f"to take them, without pretrained weights: --hparams={suggestion.hparams}",
-        ]
-    if not anchors.fit.boxes:
-        return lines
-    return [*lines, f"the anchors fit: {anchors.fit}", "others, tried on held-out boxes, are not better"]
-
-
-def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """What stops first, notes last."""
-    return sorted(findings, key=lambda of: (not of.stops, of.severity is Severity.WARNING))
-
-
-def findings_text(findings: Iterable[Finding]) -> str:
-    """Two lines for each kind, with the first offenders."""
-    kinds = ordered(findings)
-    if not kinds:
-        return "findings: none"
-    rows = []
-    for of in kinds[:FINDINGS]:
-        count = f" ({of.count:,})" if of.count > 1 else ""
-        more = "; …" if of.count > 3 else ""
-        words = f"{KINDS[of.kind].what}{count}: {'; '.join(of.offenders[:3])}{more}"
-        rows.append(("STOPS" if of.stops else of.severity.name.lower(), shorten(words, _FINDING_LENGTH)))
-    rest = [f"and {len(kinds) - FINDINGS} more kinds"] if len(kinds) > FINDINGS else []
-    return _render(["findings", Table((), rows), *rest])
+def issue_items(issues: Iterable[Issue]) -> list[Item]:
+    """A line for each kind with the first offenders, what stops first; and lists of all that are kept."""
+    items: list[Item] = []
+    for of in sorted(issues, key=lambda of: (not of.stops, of.severity is Severity.WARNING)):
+        items.append(f"{of.severity.value}: {of.line(shown=3)}")
+        listed = f"the first {len(of.offenders):,} of " if of.count > len(of.offenders) else ""
+        items.append(Offenders(f"{KINDS[of.kind].what}: {listed}{of.count:,}", of.offenders))
+    return items or ["none"]
 
 
 def shorten(text: str, length: int) -> str:
@@ -220,20 +192,3 @@ def number(value: float) -> str:
 
 def _row(*cells: str | float) -> tuple[str, ...]:
     return tuple(cell if isinstance(cell, str) else number(cell) for cell in cells)
-
-
-def _render(parts: Iterable[str | Table]) -> str:
-    """Plain text of COLUMNS letters a line."""
-    console = Console(file=io.StringIO(), width=COLUMNS, color_system=None)
-    for part in parts:
-        if isinstance(part, str):
-            console.print(Text(part))
-            continue
-        table = rich.table.Table(box=None, show_header=bool(part.header), pad_edge=False, padding=(0, 2))
-        for column, title in enumerate(part.header or ("", "")):
-            table.add_column(title, justify="right" if part.header and column else "left", overflow="fold")
-        for row in part.rows:
-            table.add_row(*map(Text, row))
-        console.print(rich.padding.Padding(table, (0, 0, 0, 2)))
-    lines = console.file.getvalue().splitlines()
-    return "\n".join(line.rstrip() for line in lines)

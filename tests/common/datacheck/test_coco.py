@@ -10,11 +10,9 @@ import PIL.Image
 import pytest
 from pycocotools.coco import COCO
 
-from common.datacheck import coco_parse
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
-from common.files import cache_directory
-from common.issues import Severity
+from common.datacheck.issues import Severity
 from tests.common.coco_documents import (
     LARGE,
     SMALL,
@@ -81,7 +79,6 @@ def test_everything_is_what_pycocotools_reads(name, request):
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(path)
     assert_is(load_coco(path), truth.dataset)
-    assert_is(load_coco(path), truth.dataset)  # remembered
 
 
 def test_no_false_alarms(coco128, bccd, drawn):
@@ -89,13 +86,13 @@ def test_no_false_alarms(coco128, bccd, drawn):
     assert set(found(load_coco(coco128 / "instances.json", coco128 / "images"))) <= notes
     offenders = []
     for split in ("train", "val", "test"):
-        findings = found(load_coco(bccd / f"instances_{split}.json", bccd / "images"))
-        assert set(findings) <= notes | {"box-empty"}
-        if "box-empty" in findings:
-            offenders += findings["box-empty"].offenders
+        issues = found(load_coco(bccd / f"instances_{split}.json", bccd / "images"))
+        assert set(issues) <= notes | {"box-empty"}
+        if "box-empty" in issues:
+            offenders += issues["box-empty"].offenders
     assert len(offenders) == 2 and all(", 0.0" in text or "[0.0" in text for text in offenders)
-    findings = found(load_coco(drawn / "instances.json", drawn / "images"))
-    counts = {kind: finding.count for kind, finding in findings.items()}
+    issues = found(load_coco(drawn / "instances.json", drawn / "images"))
+    counts = {kind: issue.count for kind, issue in issues.items()}
     assert counts == {
         "box-outside": 1,
         "box-empty": 2,
@@ -104,8 +101,8 @@ def test_no_false_alarms(coco128, bccd, drawn):
         "crowd": 1,
         "image-without-boxes": 1,
     }
-    assert findings["large-id"].offenders == ["image 5000000007 ('08.jpg')"]
-    assert findings["image-without-boxes"].offenders == ["image 16 ('02.jpg')"]
+    assert issues["large-id"].offenders == ["image 5000000007 ('08.jpg')"]
+    assert issues["image-without-boxes"].offenders == ["image 16 ('02.jpg')"]
 
 
 def test_defaults_of_missing_keys(small):
@@ -133,7 +130,7 @@ def test_ids_of_any_size(small, large, count):
     assert annotations.label_map.class_of(large) == 1
     assert annotations.target_boxes.classes.tolist() == [0, 1, 0]
     offenders = [f"image {large} ('a.jpg')", f"category {large} ('nine')"][:count]
-    assert annotations.findings["large-id"].offenders == offenders
+    assert annotations.issues["large-id"].offenders == offenders
 
 
 # --- what is mended or said ---
@@ -198,13 +195,13 @@ def test_what_is_mended_or_said(small, path, value, kind, offenders):
     ]
     annotations = load_coco(small(document))
     assert_is(annotations, document)
-    finding = found(annotations)[kind]
-    assert finding.count == len(finding.offenders) == len(offenders)
-    assert all(text.startswith(start) for text, start in zip(finding.offenders, offenders, strict=True))
-    assert finding.severity in (Severity.FIXED, Severity.WARNING)
+    issue = found(annotations)[kind]
+    assert issue.count == len(issue.offenders) == len(offenders)
+    assert all(text.startswith(start) for text, start in zip(issue.offenders, offenders, strict=True))
+    assert issue.severity in (Severity.FIXED, Severity.WARNING)
 
 
-def test_findings_count_what_training_does(tmp_path):
+def test_issues_count_what_training_does(tmp_path):
     """Boxes that are clipped or dropped are those of `Annotations.target_boxes`."""
     random = np.random.default_rng(3)
     boxes = np.round(random.uniform(-20, 60, (400, 4)), random.integers(0, 3))
@@ -224,11 +221,11 @@ def test_findings_count_what_training_does(tmp_path):
     }
     (tmp_path / "x.json").write_text(json.dumps(document))
     annotations = load_coco(tmp_path / "x.json")
-    targets, findings = annotations.target_boxes, annotations.findings
-    assert findings["box-outside"].count == targets.num_clipped > 50
-    assert findings["box-empty"].count == targets.num_dropped > 50
-    assert findings["crowd"].count == targets.num_crowds > 10
-    for text in findings["box-empty"].offenders:
+    targets, issues = annotations.target_boxes, annotations.issues
+    assert issues["box-outside"].count == targets.num_clipped > 50
+    assert issues["box-empty"].count == targets.num_dropped > 50
+    assert issues["crowd"].count == targets.num_crowds > 10
+    for text in issues["box-empty"].offenders:
         row = int(text.removeprefix("annotations[").split("]")[0])
         an_object = document["annotations"][row]
         assert text.startswith(f"annotations[{row}] (no id, image {an_object['image_id']}) has bbox")
@@ -275,7 +272,7 @@ def test_unreadable_images_stop_or_are_skipped(small, images, tmp_path):
     annotations = load_coco(small(document), images, policy=ImagePolicy(on_bad_image="skip"))
     assert_is(annotations, SMALL)
     assert found(annotations)["image-missing"].offenders[0].startswith("image 1 ('nowhere.jpg')")
-    assert not annotations.findings.stopping
+    assert not annotations.issues.stopping
     load_coco(small(document))  # another call does not remember what this one left out
     assert list(refused(small(document), images)) == ["image-missing"]
 
@@ -324,68 +321,3 @@ def test_the_users_files_are_left_alone(small, images, tmp_path):
     before = snapshot()
     load_coco(tmp_path / "instances.json", images)
     assert snapshot() == before
-
-
-# --- what is remembered ---
-
-
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return lambda: sorted(path for path in cache_directory().iterdir() if path.name.startswith("coco-"))
-
-
-@pytest.fixture
-def cuts(monkeypatch):
-    """Counts how often a json is decoded."""
-    calls = []
-    original = coco_parse.cut
-    monkeypatch.setattr(coco_parse, "cut", lambda *arguments: calls.append(1) or original(*arguments))
-    return calls
-
-
-def test_an_accepted_json_is_decoded_once(small, own_cache, cuts, tmp_path):
-    document = changed(["categories"], SMALL["categories"][::-1])
-    first = load_coco(small(document))
-    (tmp_path / "other.json").write_bytes(small(document).read_bytes())
-    second = load_coco(tmp_path / "other.json")
-    assert len(cuts) == 1 and len(own_cache()) == 1
-    assert_is(second, document)
-    assert second.fingerprint() == first.fingerprint()
-    assert second.origin == second.findings.origin == str(tmp_path / "other.json")
-    assert second.findings.to_json() == first.findings.to_json()
-    assert {"category-order", "crowd"} <= set(found(second))
-    load_coco(small(json.dumps(document, indent=1)))
-    assert len(cuts) == 2
-
-
-def test_a_refused_json_is_not_remembered(small, own_cache, cuts):
-    for _ in range(2):
-        refused(small(changed(["annotations", 2, "bbox"], [1, 2, -3, 4])))
-    assert len(cuts) == 2 and not own_cache()
-
-
-def test_findings_about_images_are_not_remembered(small, own_cache, images, tmp_path):
-    (tmp_path / "empty").mkdir()
-    refused(small(), tmp_path / "empty")
-    assert_is(load_coco(small(), images), SMALL)
-
-
-def test_a_damaged_memory_is_as_good_as_none(small, own_cache, cuts):
-    load_coco(small())
-    (file,) = own_cache()
-    whole = file.read_bytes()
-    random = np.random.default_rng(0)
-    places = [*random.integers(0, len(whole), 60).tolist(), 0, 31, 32, len(whole) - 1]
-    for damaged in (
-        b"",
-        whole[:-1],
-        whole[: len(whole) // 2],
-        whole + b"\0",
-        *(whole[:i] + bytes([whole[i] ^ 16]) + whole[i + 1 :] for i in places),
-    ):
-        file.write_bytes(damaged)
-        decoded = len(cuts)
-        assert_is(load_coco(small()), SMALL)
-        assert len(cuts) == decoded + 1
-        assert file.read_bytes() == whole

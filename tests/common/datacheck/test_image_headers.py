@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def, types
 
-from common.datacheck.image_headers import Encoded, Fault
-from common.datacheck.images import ImageFacts, inspect
-from common.issues import KINDS, Severity
+from common.datacheck.image_headers import Encoded, Fault, ImageFacts
+from common.datacheck.images import inspect
+from common.datacheck.issues import KINDS, Severity
 from tests.common.image_variants import (
     BMPS,
     HEIGHT,
@@ -182,11 +182,12 @@ def test_dali_does_not_mind_bytes_behind_an_image():
 def test_what_lies_behind_the_end_is_not_even_read():
     counts = []
 
-    def read(offset: int, count: int) -> bytes:
-        counts.append(count)
-        return bytes(20_000)[offset : offset + count]
+    class Stream(io.BytesIO):
+        def read(self, count: int) -> bytes:
+            counts.append(count)
+            return super().read(count)
 
-    encoded = Encoded(20_000, read)
+    encoded = Encoded(Stream(bytes(20_000)))
     assert len(encoded.at(15_000, 4)) == 4 and len(encoded.whole()) == 20_000
     for offset, count in ((19_999, 2), (0, 2**40), (2**40, 1)):
         with pytest.raises(Fault):
@@ -279,13 +280,9 @@ def test_damaged_exif_is_no_fault(block):
         (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf" + bytes(50), "AVIF"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50), "HEIF"),
         (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(50), "HEIF"),
-        (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(50), "video of brand b'isom'"),
+        (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(50), "video"),
         (b"\xff\x0a" + bytes(50), "JPEG XL"),
-        (pillow("ICO"), "ICO"),
-        (pillow("DDS"), "DDS"),
-        (pillow("QOI"), "QOI"),
         (b"P7\nWIDTH 3\n", "PNM"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
     ],
 )
 def test_formats_that_dali_does_not_decode_are_named(encoded, image_format):
@@ -307,6 +304,8 @@ def test_formats_that_dali_does_not_decode_are_named(encoded, image_format):
         (b"RIFF\x24\0\0\0WAVEfmt " + bytes(50), "not-an-image"),
         (b"x", "not-an-image"),
         (b"P6x", "not-an-image"),
+        (pillow("ICO"), "not-an-image"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not-an-image"),
     ],
 )
 def test_what_is_no_image(encoded, kind):

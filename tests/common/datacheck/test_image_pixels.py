@@ -177,7 +177,7 @@ def test_another_size_in_the_data_than_in_the_header_is_not_decoded(monkeypatch)
     real = PIL.Image.Image.height
     monkeypatch.setattr(PIL.Image.Image, "height", property(lambda image: 10_000 * real.fget(image)))
     facts = inspect(VARIANTS["jpeg2000"], decode=True)
-    assert facts.fault == "image-damaged" and f"says {WIDTH} x {HEIGHT}" in facts.detail
+    assert facts.fault == "image-damaged" and f"has {WIDTH} x {HEIGHT}" in facts.detail
 
 
 def test_nothing_above_the_limit_is_decoded(monkeypatch):

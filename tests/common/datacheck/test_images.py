@@ -10,12 +10,11 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common.datacheck import image_files
+from common.datacheck import images
 from common.datacheck.coco import load_coco
-from common.datacheck.image_files import inspect_files
-from common.datacheck.images import ImageFacts, check_images, inspect, path_fault
+from common.datacheck.images import ImageFacts, check_images, inspect, inspect_files, path_fault
+from common.datacheck.issues import Issues
 from common.files import cache_directory
-from common.issues import Findings
 from tests.common.image_variants import HEIGHT, JPEGS, VARIANTS, WIDTH, opencv, pillow
 
 JPEG = ImageFacts("JPEG", HEIGHT, WIDTH)
@@ -32,13 +31,13 @@ def home(tmp_path_factory, monkeypatch):
 def looks(monkeypatch):
     """The names of the files that were opened, in no particular order."""
     opened = []
-    real = image_files._inspect_file
+    real = images.inspect_file
 
     def inspect_file(path, *arguments):
         opened.append(os.path.basename(path))
         return real(path, *arguments)
 
-    monkeypatch.setattr(image_files, "_inspect_file", inspect_file)
+    monkeypatch.setattr(images, "inspect_file", inspect_file)
     return opened
 
 
@@ -148,7 +147,7 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path, looks):
 
 def test_a_pipe_that_takes_the_place_of_a_file_does_not_hang(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "a.jpg")
-    monkeypatch.setattr(image_files, "_state", lambda entry: (700, 1))
+    monkeypatch.setattr(images.stat, "S_ISREG", lambda mode: True)
     ended = threading.Event()
     thread = threading.Thread(target=lambda: (inspect_files(tmp_path, ["a.jpg"]), ended.set()), daemon=True)
     thread.start()
@@ -191,7 +190,7 @@ def test_a_disk_that_fails_is_asked_again(tmp_path, monkeypatch):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(os, "pread", fail)
+        broken.setattr(images, "_inspect", fail)
         assert inspect_files(tmp_path, ["a"]) == [
             ImageFacts(fault="image-unreadable", detail="Input/output error")
         ]
@@ -289,14 +288,14 @@ def test_a_damaged_memory_is_as_good_as_none(tmp_path, looks):
 def test_other_rules_look_again(tmp_path, looks, monkeypatch):
     names = write(tmp_path, a=JPEGS["jpeg"])
     inspect_files(tmp_path, names)
-    monkeypatch.setattr(image_files, "_VERSION", image_files._VERSION + 1)
+    monkeypatch.setattr(images, "_VERSION", images._VERSION + 1)
     inspect_files(tmp_path, names)
     assert len(looks) == 2
 
 
 def test_an_interrupted_look_is_remembered_so_far(tmp_path, looks, monkeypatch):
     names = write(tmp_path, **{f"{i:03d}": JPEGS["jpeg"] for i in range(200)})
-    real = image_files._inspect_file
+    real = images.inspect_file
 
     def interrupted(path, *arguments):
         if path.endswith("150"):
@@ -304,7 +303,7 @@ def test_an_interrupted_look_is_remembered_so_far(tmp_path, looks, monkeypatch):
         return real(path, *arguments)
 
     with monkeypatch.context() as once, pytest.raises(KeyboardInterrupt):
-        once.setattr(image_files, "_inspect_file", interrupted)
+        once.setattr(images, "inspect_file", interrupted)
         inspect_files(tmp_path, names)
     looks.clear()
     assert inspect_files(tmp_path, names) == [JPEG] * 200
@@ -331,7 +330,7 @@ def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
     names = write(tmp_path, **{f"{i:03d}": JPEGS["jpeg"] for i in range(200)})
     inspect_files(tmp_path, names[:150])
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(image_files, "_SLOW", (0, 0))
+    monkeypatch.setattr(images, "_SLOW", (0, 0))
     inspect_files(tmp_path, names, decode=True)
     shown = capsys.readouterr()
     assert "Checking images: 4 steps" in shown.err and "4/4" in shown.err and shown.out == ""
@@ -341,12 +340,12 @@ def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
 
 
 def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str]):
-    findings = Findings("test")
+    issues = Issues("test")
     usable = check_images(
-        facts, np.array(sizes, np.int32).reshape(-1, 2), names, lambda i: f"image {i + 7}", findings
+        facts, np.array(sizes, np.int32).reshape(-1, 2), names, lambda i: f"image {i + 7}", issues
     )
     assert usable.dtype == np.bool_ and usable.shape == (len(facts),)
-    return usable.tolist(), {finding.kind: finding.offenders for finding in findings}
+    return usable.tolist(), {issue.kind: issue.offenders for issue in issues}
 
 
 def test_sound_images_are_nothing_to_speak_of():

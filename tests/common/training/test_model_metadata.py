@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -70,7 +71,9 @@ def test_the_version_is_that_of_the_project():
 def test_the_flags_of_a_run_are_part_of_it():
     flags = {"batch_size": 4, "freeze": "^backbone", "train_images": "/secret", "init_from": None}
     source = types.SimpleNamespace(fingerprint="f00")
-    found = model_metadata.make("x", lambda config: {}, LABELS, LABELS, 3, source, recipe=flags)
+    config = importlib.import_module("yolov4.config").get_config("yolov4-nano")
+    about = {"anchors": {}, "preprocessing": {}}
+    found = model_metadata.make("x", lambda config: about, config, LABELS, 3, source, recipe=flags)
     assert found["recipe"] == {"batch_size": 4, "freeze": "^backbone"}
     assert found["train_data"] == "f00"
     assert "eval_data" not in found
@@ -93,7 +96,7 @@ def test_checkpoints(made, tmp_path):
     for path, step in ((directory / "00000005", 5), (directory, 10), (tmp_path / "run", 10)):
         assert model_metadata.read(path)["state"]["step"] == step
         assert model_metadata.read(path)["label_map"] == made["label_map"]
-    assert "step 10, 1 whole epochs" in describe_weights.describe(model_metadata.read(directory))
+    assert re.search(r"^state.step +10$", describe_weights.describe(model_metadata.read(directory)), re.M)
     (directory / "00000010" / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match=r"00000010 is damaged: manifest\.json"):
         model_metadata.read(directory / "00000010")
@@ -121,7 +124,7 @@ def test_onnx(made, tmp_path):
     with pytest.raises(UserError, match=r"plain\.onnx has no metadata"):
         model_metadata.read(tmp_path / "plain.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"\xff\xff no protobuf")
-    with pytest.raises(UserError, match=r"bad\.onnx is not an ONNX file"):
+    with pytest.raises(UserError, match=r"bad\.onnx has no metadata"):
         model_metadata.read(tmp_path / "bad.onnx")
 
 
@@ -129,8 +132,8 @@ def test_onnx(made, tmp_path):
     ("name", "content", "message"),
     [
         ("nothing", None, "no such file"),
-        ("a.txt", b"text", "not a file with metadata"),
-        ("a.tflite", b"TFL3", "has no metadata: it is cut short or otherwise damaged, or another"),
+        ("a.txt", b"text", "not written by this project"),
+        ("a.tflite", b"TFL3", "has no metadata: it is damaged, or another project"),
         ("a.weights.h5", b"x" * 99, "not written by this project"),
         ("folder/x", b"", "not a run directory, a checkpoint or a saved_model"),
     ],
@@ -149,74 +152,39 @@ def test_damaged_metadata_are_refused(tmp_path):
     for text in ("{cut", "[1]"):
         with zipfile.ZipFile(tmp_path / "a.tflite", "w") as archive:
             archive.writestr("passport.json", text)
-        with pytest.raises(UserError, match="its metadata is not a JSON object"):
+        with pytest.raises(UserError, match="has no metadata: it is damaged"):
             model_metadata.read(tmp_path / "a.tflite")
 
 
-def test_what_differs_is_named_with_both_values_and_what_follows(made):
+def test_what_differs_is_one_line_with_both_values(made):
     assert differences(made, of_app("efficientdet")) == []
-    now = of_app("efficientdet", image_size=(64, 96), anchor_scale=4.0, nms_iou=0.6, learning_rate=0.1)
+    now = of_app("efficientdet", image_size=(64, 96), nms_iou=0.6)
     now["versions"] = {**now["versions"], "keras": "4.0"}
-    now["label_map"] = LabelMap((1, 2), ("car", "dog")).to_json()
-    lines = {line.partition(":")[0]: line.partition(": ")[2] for line in differences(made, now)}
-    assert set(lines) == {
-        "classes",
-        "category_ids",
-        "config.image_size",
-        "config.anchor_scale",
-        "config.nms_iou",
-        "config.learning_rate",
-        "versions.keras",
-    }
-    assert lines["config.image_size"].startswith("saved [256, 256], now [64, 96]: it runs, but objects")
-    assert lines["config.anchor_scale"].startswith("saved 2.0, now 4.0: box outputs are relative to other")
-    assert lines["config.nms_iou"].startswith("saved 0.5, now 0.6: other detections from the same outputs")
-    assert lines["config.learning_rate"].startswith("saved 0.024, now 0.1: of training alone")
-    assert lines["classes"].startswith(
-        'saved ["Katze", "car", "toothbrush"], now ["car", "dog"]: outputs of classes'
-    )
-    assert lines["versions.keras"].endswith("now 4.0: results may differ in their last digits")
-
-
-def test_pixels_differ_once():
-    saved = of_app("yolov4")
-    lines = differences(saved, of_app("yolov4", letterbox=True))
-    assert len(lines) == 1
-    assert lines[0].startswith("config.letterbox: saved false, now true: the network sees other pixels")
-    now = json.loads(json.dumps(saved))
-    now["preprocessing"]["mean_rgb"] = [1, 2, 3]
-    (line,) = differences(saved, now)
-    assert line.startswith("preprocessing.mean_rgb: saved [0.0, 0.0, 0.0], now [1, 2, 3]: the network sees")
-
-
-def test_every_name_of_the_table_begins_a_field_of_a_config():
-    """The difference of a renamed field would be described as one of training alone."""
-    fields = {name for app in APPS for name in of_app(app)["config"]}
-    fields.add("preprocessing")
-    for beginnings, _ in model_metadata._CONSEQUENCES:
-        for beginning in beginnings if isinstance(beginnings, tuple) else ():
-            assert any(field.startswith(beginning) for field in fields), beginning
-    for name in ("app", "classes", "category_ids", "num_classes", "train_data", "versions", "export"):
-        assert not any(field.startswith(name) for field in fields), name
+    now["label_map"] = LabelMap((3, 18), ("car", "dog")).to_json()
+    now["project"] = {"commit": "another"}
+    keras_version = made["versions"]["keras"]
+    assert sorted(differences(made, now)) == [
+        "class 1: saved category 17, Katze, now category 18, dog",
+        "config.image_size: saved [256, 256], now [64, 96]",
+        "config.nms_iou: saved 0.5, now 0.6",
+        f"versions.keras: saved {keras_version}, now 4.0",
+    ]
 
 
 def test_a_file_of_an_earlier_version_is_read_and_compared(made):
     old = {name: made[name] for name in ("app", "num_classes", "label_map")}
     old["config"] = {k: v for k, v in made["config"].items() if k != "nms_iou"}
-    text = describe_weights.describe(old)
-    for name in ("trained", "preprocessing", "anchors", "training data", "recipe", "versions", "project"):
-        assert any(line.split("  ")[0] == name and "not recorded" in line for line in text.splitlines()), name
-    assert differences(old, made) == []
-    assert "category 17, Katze" in text
-    assert describe_weights.describe({}).count("not recorded") > 7
+    assert differences(old, made) == differences(made, old) == []
+    assert re.search(r"^class 1 +category 17, Katze$", describe_weights.describe(old), re.M)
 
 
 def test_it_is_printed_for_people_and_for_programs(weights, made, capsys):
     describe_weights.show(str(weights))
     shown = capsys.readouterr().out
-    assert shown.startswith(f"{weights}\n")
-    for fact in ("efficientdet-nano", "[256, 256]", "epoch 4, AP 25.1", "category 90, toothbrush"):
-        assert fact in shown
+    rows = dict(re.split(" {2,}", line, maxsplit=1) for line in shown.splitlines())
+    assert rows["config.model_name"] == "efficientdet-nano"
+    assert (rows["config.image_size"], rows["epoch"], rows["AP"]) == ("[256, 256]", "4", "0.251")
+    assert rows["class 2"] == "category 90, toothbrush"
     describe_weights.show(str(weights), json=True)
     assert json.loads(capsys.readouterr().out)["config"] == made["config"]
 
@@ -234,7 +202,7 @@ def test_two_files_are_compared(weights, made, tmp_path, capsys):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     weight_files.save(model, other, of_app("efficientdet", nms_iou=0.6))
     describe_weights.show(str(weights), str(other))
-    assert capsys.readouterr().out.startswith("config.nms_iou: first 0.5, second 0.6: ")
+    assert capsys.readouterr().out == "config.nms_iou: first 0.5, second 0.6\n"
     describe_weights.show(str(other), str(other))
     assert capsys.readouterr().out == "nothing differs\n"
     with pytest.raises(UserError, match="name a weights file"):

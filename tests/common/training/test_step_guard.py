@@ -13,17 +13,15 @@ from common.training.ema import AveragedWeights
 
 
 class Pair(Ranks):
-    """Rank 0 of two, whose other rank has what the test gives it."""
+    """Rank 0 of two, whose other rank has the images 77 and 78, and a finite loss or none."""
 
-    world_size = num_replicas = 2
+    world_size = 2
 
-    def __init__(self, other):
-        self.other = other
-        self.gathered = []
+    def __init__(self, other_is_finite):
+        self.other = [[other_is_finite], [[77, 78]]]
 
     def gather(self, value):
-        self.gathered.append(value)
-        return [value, self.other(value)]
+        return [value, self.other]
 
 
 class Training:
@@ -135,16 +133,17 @@ def test_a_collapsed_loss_scale_is_named():
 
 def test_weights_that_are_not_finite_are_named():
     training = Training()
-    step_guard.check_weights(training.model, 7)
+    guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=lambda *_: None)
+    guard.check_weights(training.model, 7)
     training.model.get_layer("bn").moving_variance.assign([1.0, np.inf, 1.0, 1.0])
     with pytest.raises(UserError, match="after step 7 the weight bn/moving_variance is not finite"):
-        step_guard.check_weights(training.model, 7)
+        guard.check_weights(training.model, 7)
 
 
 def run(guard, training, *batches):
     for number, (images, targets) in enumerate(batches, 1):
         guard.check(number, training.step(images, targets, GO_ON), images, targets)
-    guard.flush()
+    guard.check_weights(training.model, number)  # looks at the last step, too
 
 
 def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
@@ -157,10 +156,10 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
     guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=save_batch)
     bad, good = batch(wanted=np.nan), batch()
     run(guard, training, bad, bad, good, bad, bad, good)  # never more than two in a row
-    assert guard.skipped == 4
     assert saved == [(1, True), (4, True)]  # the first of each row
     said = capsys.readouterr().err
-    assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13\n" in said
+    assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13 (rank 0)\n" in said
+    assert said.count("is skipped") == 4
     guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=save_batch)
     with pytest.raises(UserError, match=r"3 steps in a row .* step 4: a gradient .*replay_step\.py file_2"):
         run(guard, training, good, *[batch(gradient=np.nan)] * 3)
@@ -172,8 +171,8 @@ def test_the_rank_whose_loss_it_was_is_named(capsys):
     def save_batch(step, images, targets):
         saved.append(images is not None)
 
-    ranks = Pair(other=lambda own: [77, 78] if own is None else None)
-    training = Training(ranks=ranks)
+    ranks = Pair(other_is_finite=False)
+    training = Training()
     guard = step_guard.StepGuard(ranks, limit=5, save_batch=save_batch)
     images, targets = batch()
     # This rank's own loss is finite, the average over both is not.
@@ -181,13 +180,13 @@ def test_the_rank_whose_loss_it_was_is_named(capsys):
         {}, finite=tf.constant(False), own_finite=tf.constant([True]), stop=tf.constant(False)
     )
     guard.check(5, result, images, targets)
-    guard.flush()
-    assert "image ids rank 1: 77, 78\n" in capsys.readouterr().err
+    assert "image ids 77, 78 (rank 1)\n" in capsys.readouterr().err
     assert saved == [False]
-    ranks.other = lambda own: None
+    ranks = Pair(other_is_finite=True)
     guard = step_guard.StepGuard(ranks, limit=5, save_batch=save_batch)
-    run(guard, training, batch(wanted=np.nan))
-    assert "image ids rank 0: 10, 11, 12, 13\n" in capsys.readouterr().err
+    images, targets = batch(wanted=np.nan)
+    guard.check(1, training.step(images, targets, GO_ON), images, targets)
+    assert "image ids 10, 11, 12, 13 (rank 0)\n" in capsys.readouterr().err
     assert saved == [False, True]
 
 
@@ -196,9 +195,9 @@ def test_any_rank_may_ask_for_a_stop():
     guard = step_guard.StepGuard(training.ranks, limit=0, save_batch=lambda *_: None)
     images, targets = batch()
     guard.check(1, training.step(images, targets, GO_ON), images, targets)
-    guard.flush()
+    guard.check_weights(training.model, 1)
     assert not guard.stop
     half = tf.constant(0.5)  # the mean, where one of two asks
     guard.check(2, training.step(images, targets, half), images, targets)
-    guard.flush()
+    guard.check_weights(training.model, 1)
     assert guard.stop

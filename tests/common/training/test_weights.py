@@ -107,12 +107,14 @@ def test_files_of_others_are_refused(tmp_path):
 def test_weights_of_another_structure_are_refused_and_the_difference_is_named(tmp_path):
     path = tmp_path / "m.weights.h5"
     weights.save(make_model(units=6), path, {})
-    with pytest.raises(UserError, match=r"kernel \(3, 3, 3, 6\) where the model has .*kernel \(3, 3, 3, 7\)"):
+    with pytest.raises(
+        UserError, match=r"kernel', \[3, 3, 3, 6\]\] where the model has .*kernel', \[3, 3, 3, 7\]\]"
+    ):
         weights.load(make_model(units=7), path)
     longer = keras.Sequential([*make_model().layers, keras.layers.Dense(2)])
     longer.build((None, 8, 8, 3))
     weights.save(longer, path, {})
-    with pytest.raises(UserError, match="10 where the model has 8"):  # Keras loads this one silently
+    with pytest.raises(UserError, match=r"dense_.* where the model has nothing"):  # Keras loads this one
         weights.load(make_model(), path)
 
 

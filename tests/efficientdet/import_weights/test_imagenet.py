@@ -119,7 +119,7 @@ def test_the_authors_checkpoint_has_the_names_of_automl(fresh, tmp_path, prefix)
         tensors |= {name: values + 1, f"{name}/ExponentialMovingAverage": values, f"{name}/RMSProp": values}
     checkpoint = write_tensors(tmp_path / "authors" / "model.ckpt", tensors)
     report = init_from(fresh, CLASSES, str(checkpoint))
-    assert report.unused[:2] == (f"{prefix}/head/dense/bias", "global_step")
+    assert {f"{prefix}/head/dense/bias", "global_step"} <= set(report.unused)
     assert len(report.taken) == len(names)
     found = values_of(fresh)
 
@@ -129,20 +129,11 @@ def test_the_authors_checkpoint_has_the_names_of_automl(fresh, tmp_path, prefix)
         assert np.array_equal(value, found[path]) == path.startswith("backbone."), path
 
 
-def test_another_backbone_is_named(fresh, notop):
-    file = open_weights(notop)
-    shapes = dict(file.shapes)
-    for block in ("2c", "3c", "4d", "5d", "6e", "7b", "1b"):  # B1 has 23 blocks
-        shapes[f"block{block}_project_conv/kernel"] = (1, 1, 8, 320)
-    with pytest.raises(UserError, match="seem to be efficientnet-b1, the backbone of efficientdet-d1 \\("):
-        read_backbone(file._replace(shapes=shapes), fresh)
-
-
 def test_a_backbone_that_is_not_whole_is_refused(fresh, notop):
     file = open_weights(notop)
     shapes = {name: shape for name, shape in file.shapes.items() if name != "block6a_se_expand/bias"}
     before = values_of(fresh)
-    with pytest.raises(UserError, match=r"do not fit the backbone of .*: block6a_se_expand/bias is not"):
+    with pytest.raises(UserError, match=r"do not fit efficientdet-d0: block6a_se_expand/bias is not"):
         read_backbone(file._replace(shapes=shapes), fresh)
     for path, value in values_of(fresh).items():
         np.testing.assert_array_equal(value, before[path])
@@ -150,5 +141,5 @@ def test_a_backbone_that_is_not_whole_is_refused(fresh, notop):
 
 def test_a_model_with_another_backbone_is_refused(notop):
     nano = build_model("efficientdet-nano", 3, (32, 32))
-    with pytest.raises(UserError, match="do not fit efficientdet-nano: they seem to be efficientnet-b0"):
+    with pytest.raises(UserError, match=r"do not fit efficientdet-nano: stem_conv/kernel is \(3, 3, 3, 32\)"):
         init_from(nano, CLASSES, str(notop))

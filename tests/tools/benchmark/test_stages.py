@@ -26,12 +26,11 @@ def test_the_cost_of_a_batch_is_that_of_making_it_wherever_it_is_made():
                 return
 
     threading.Thread(target=make, daemon=True).start()
-    cut = stages.Cut("all", ready.get)
-    cost = stages.cost(cut, batch_size=4, seconds=0.2, settle=4)
-    assert cost.cpu_ms == pytest.approx(5.0, rel=0.25)
-    assert cost.ms >= 4.5  # those that lay in the queue would look free
+    cost = stages.cost(ready.get, seconds=0.2, settle=4)
+    assert cost.cpu_ms == pytest.approx(20.0, rel=0.25)
+    assert cost.ms >= 18  # those that lay in the queue would look free
 
 
 def test_work_of_the_caller_counts():
-    cost = stages.cost(stages.Cut("x", lambda: burn(0.01)), batch_size=1, seconds=0.1, settle=1)
+    cost = stages.cost(lambda: burn(0.01), seconds=0.1, settle=1)
     assert cost.cpu_ms == pytest.approx(10.0, rel=0.25)

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from common.annotations import Annotations
 from common.datacheck.coco import load_coco
+from common.datacheck.issues import Issues
 from common.datacheck.tfrecord import expand_pattern, open_records
 from common.errors import UserError
-from common.issues import Findings
 from common.labels import LabelMap
 from tools.conversion.coco_writer import extract_images, file_names, round_boxes, write_coco
 
@@ -30,7 +30,7 @@ def annotations_of(names, *, sizes=None, boxes=(), areas=None):
         is_crowd=np.zeros(len(boxes), bool),
         areas=boxes[:, 2] * boxes[:, 3] if areas is None else np.array(areas),
         origin="test",
-        findings=Findings("test"),
+        issues=Issues("test"),
     )
 
 

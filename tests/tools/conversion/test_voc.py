@@ -12,9 +12,9 @@ import PIL.Image
 import pytest
 from pycocotools import mask
 
+from common.args import ImagePolicy
 from common.datacheck.coco import load_coco
-from common.datacheck.images import ImagePolicy
-from common.issues import DataError
+from common.datacheck.issues import DataError
 from common.labels import LabelMap
 from tools.conversion import voc
 from tools.conversion.options import Options
@@ -172,7 +172,7 @@ def test_difficult_objects(made, difficult, boxes, crowds):
     found, _ = read_voc(made, difficult=difficult)
     assert (found.num_boxes, int(found.is_crowd.sum())) == (boxes, crowds)
     assert found.label_map.names == ("cat", "dog")  # whatever becomes of its objects
-    (offender,) = found.findings["difficult"].offenders
+    (offender,) = found.issues["difficult"].offenders
     assert offender.endswith(f"a.xml object 1 'cat': {difficult}")
 
 
@@ -219,11 +219,11 @@ def test_a_missing_size_is_that_of_the_header(made, size):
 def test_coordinates_from_0_are_told(made):
     write(made, "a", xml_of(objects=[("cat", 0, 4, 10, 12, 0)]))
     found, _ = read_voc(made)
-    (offender,) = found.findings["voc-zero"].offenders
+    (offender,) = found.issues["voc-zero"].offenders
     assert offender.endswith("a.xml object 1 'cat' begins at 0, 4")
     write(made, "a", xml_of(objects=[("cat", -2, 4, 10, 12, 0)]))
     found, _ = read_voc(made, voc_pixels="zero_based")
-    assert not found.findings["voc-zero"].count
+    assert not found.issues["voc-zero"].count
 
 
 def test_images_without_objects_stay(made):
@@ -332,7 +332,7 @@ def test_images_that_cannot_be_read_are_left_out_on_demand(made):
     (made / "JPEGImages" / "a.png").unlink()
     assert "a.xml: no image 'a' in " in refusal(made)
     found, _ = read_voc(made, policy=SKIP)
-    assert found.file_names == ["b.png"] and found.findings["image-missing"].skipped
+    assert found.file_names == ["b.png"] and found.issues["image-missing"].skipped
     (made / "JPEGImages" / "b.png").write_bytes(b"no image")
     assert "no usable image" in refusal(made, policy=SKIP)
 

@@ -11,10 +11,10 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
+from common.args import ImagePolicy
 from common.datacheck.coco import load_coco
-from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.errors import UserError
-from common.issues import DataError
 from common.labels import LabelMap
 from tools.conversion import yolo
 from tools.conversion.options import Options
@@ -117,8 +117,8 @@ def test_polygons_give_their_bounding_box(made):
     put(made, "labels/a.txt", "\ufeff0 0.25 0.5 0.75 0.25 0.5 1\r\n\r\n1 0.1 0.2 0.6 0.2 0.6 0.8 0.1 0.8\r\n")
     found, _ = read_yolo(made)
     np.testing.assert_allclose(found.boxes_ltwh_px[:2], [[10, 5, 20, 15], [4, 4, 20, 12]], atol=1e-9)
-    assert found.findings["polygon"].count == 2
-    assert "a.txt line 3 " in found.findings["polygon"].offenders[1]
+    assert found.issues["polygon"].count == 2
+    assert "a.txt line 3 " in found.issues["polygon"].offenders[1]
 
 
 def test_images_without_labels(made):
@@ -126,7 +126,7 @@ def test_images_without_labels(made):
     put(made, "images/c.png", picture())
     found, _ = read_yolo(made)
     assert found.file_names == ["a.png", "b.png", "c.png"] and found.box_image.tolist() == [1]
-    (offender,) = found.findings["label-missing"].offenders
+    (offender,) = found.issues["label-missing"].offenders
     assert offender.startswith("image 'c.png' (") and offender.endswith("labels/c.txt)")
 
 

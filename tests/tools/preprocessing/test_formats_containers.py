@@ -10,8 +10,8 @@ import lmdb
 import pytest
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.errors import UserError
-from common.issues import DataError
 from tests.common.record_writing import PNG, flip, record, write
 from tests.tools.preprocessing import source_writing as writing
 from tests.tools.preprocessing.reading import by_dynamic, by_pipeline, flat
@@ -23,7 +23,7 @@ SKIP = ImagePolicy(on_bad_image="skip")
 
 
 def opened(kind, path, **options):
-    return open_image_source(kind, os.fspath(path), on_report=lambda findings: None, **options)
+    return open_image_source(kind, os.fspath(path), on_report=lambda issues: None, **options)
 
 
 def check(source, images, labels, call=ReaderCall):

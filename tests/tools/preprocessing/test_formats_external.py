@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.errors import UserError
-from common.issues import DataError
 from tests.tools.preprocessing.reading import build, by_dynamic, by_pipeline, flat, run
 from tests.tools.preprocessing.source_writing import IMAGES
 from tools.preprocessing.formats import external
@@ -19,7 +19,7 @@ HEADER = f"import numpy as np\nimages = {IMAGES[:3]!r}\n"
 def opened(directory, code, name="given", **options):
     (directory / "code.py").write_text(HEADER + code)
     return open_image_source(
-        "external", f"{directory / 'code.py'}:{name}", on_report=lambda findings: None, **options
+        "external", f"{directory / 'code.py'}:{name}", on_report=lambda issues: None, **options
     )
 
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.errors import UserError
-from common.issues import DataError
 from tests.tools.preprocessing.reading import by_dynamic, by_pipeline, flat
 from tests.tools.preprocessing.source_writing import IMAGES, pixels, png
 from tools.preprocessing.image_source import open_image_source
 from tools.preprocessing.reading import PythonCall, ReaderCall
 
 
-def silent(findings):
+def silent(issues):
     """Nobody is told."""
 
 

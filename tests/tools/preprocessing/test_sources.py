@@ -7,8 +7,8 @@ import pytest
 from nvidia import dali
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.errors import UserError
-from common.issues import DataError
 from common.readers import shard_range
 from tests.tools.preprocessing.reading import build, by_dynamic, by_pipeline, flat, key, run
 from tests.tools.preprocessing.source_writing import COUNT, IMAGES, LABELS, WRITERS, labels_of, pixels, png
@@ -25,7 +25,7 @@ def open_written(case, directory, images=IMAGES, labels=LABELS, **options):
     path, names = write(directory, images, labels)
     if kind == "coco":
         options["annotations"] = f"{directory}/instances.json"
-    return open_image_source(kind, path, on_report=lambda findings: None, **options), names
+    return open_image_source(kind, path, on_report=lambda issues: None, **options), names
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +191,12 @@ def test_what_was_seen_is_remembered_until_the_file_changes(tmp_path, case, monk
     kind, write = WRITERS[case]
     path, _ = write(tmp_path, IMAGES, LABELS)
     for _ in range(2):
-        open_image_source(kind, path, on_report=lambda findings: None)
+        open_image_source(kind, path, on_report=lambda issues: None)
         assert len(looks) == COUNT
     for file in tmp_path.iterdir():
         file.unlink()
     path, _ = write(tmp_path, [png(9), *IMAGES[1:]], LABELS)
-    source = open_image_source(kind, path, on_report=lambda findings: None)
+    source = open_image_source(kind, path, on_report=lambda issues: None)
     assert source.load(0).tobytes() == png(9) and len(looks) > COUNT
 
 

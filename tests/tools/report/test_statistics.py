@@ -34,8 +34,8 @@ def test_counts_on_the_drawn_set_are_those_of_a_plain_loop(drawn):
         if not annotation["iscrowd"] and right > left and bottom > top:
             boxes.setdefault(annotation["image_id"], []).append(annotation["category_id"])
     assert (found.images, found.boxes) == (12, sum(map(len, boxes.values())))
-    assert (found.crowds, found.clipped, found.dropped) == (1, 1, 2)
-    assert found.images_without_boxes == 12 - len(boxes)
+    assert (found.targets.num_crowds, found.targets.num_clipped, found.targets.num_dropped) == (1, 1, 2)
+    assert found.crowding["0"] == 12 - len(boxes)
     expected = [
         ClassCount(i, name, sum(of.count(i) for of in boxes.values()), sum(i in of for of in boxes.values()))
         for i, name in ((3, "car"), (17, "cat"), (90, "toothbrush"))
@@ -56,8 +56,8 @@ def test_areas_and_classes_are_those_of_pycocotools_on_coco128(coco128):
     path = coco128 / "instances.json"
     found = describe(load_coco(path, None))
     check_against_pycocotools(path, found)
-    assert (found.images, found.boxes, found.crowds) == (128, 929, 10)
-    assert (found.images_without_boxes, len(found.frequent_sizes)) == (2, 58)
+    assert (found.images, found.boxes, found.targets.num_crowds) == (128, 929, 10)
+    assert (found.crowding["0"], len(found.frequent_sizes)) == (2, 58)
     assert sum(not of.boxes for of in found.classes) == 9
     assert sum(count for *_, count in found.frequent_sizes) == 128
 
@@ -89,12 +89,11 @@ def test_shapes_by_hand():
     assert found.frequent_sizes == [(100, 200, 2), (300, 150, 1)]
     np.testing.assert_allclose(found.box_aspects, [4, 2, 0.25], rtol=1e-6)
     np.testing.assert_allclose(found.box_sides_px, np.sqrt([400, 20_000, 3600]), rtol=1e-6)
-    np.testing.assert_allclose(found.box_sides, np.sqrt([400 / 20_000, 1, 3600 / 45_000]), rtol=1e-6)
 
 
 def test_a_clipped_box_counts_with_what_is_left_of_it():
     found = describe(annotations([(100, 100)], [(0, 0, -30, 20, 50, 20)]))
-    assert (found.boxes, found.clipped) == (1, 1)
+    assert (found.boxes, found.targets.num_clipped) == (1, 1)
     np.testing.assert_allclose(found.box_sides_px, [20], rtol=1e-6)
     np.testing.assert_allclose(found.box_aspects, [1], rtol=1e-6)
 
@@ -110,11 +109,10 @@ def test_boxes_per_image_by_hand():
     counts = [0, 0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 40]
     rows = [(i, 0, 1, 1, 5, 5) for i, count in enumerate(counts) for _ in range(count)]
     found = describe(annotations([(50, 50)] * len(counts), rows))
-    assert found.crowding == (
-        (0, 0, 2), (1, 1, 1), (2, 2, 1), (3, 4, 2), (5, 8, 2), (9, 16, 2), (17, 32, 1), (33, 40, 1)
-    )  # fmt: skip
+    assert found.crowding == {
+        "0": 2, "1": 1, "2": 1, "3-4": 2, "5-8": 2, "9-16": 2, "17-32": 1, "33-40": 1
+    }  # fmt: skip
     assert found.boxes_per_image.tolist() == counts
-    assert found.images_without_boxes == 2
 
 
 def test_the_most_frequent_sizes_come_first_and_the_smallest_of_equals():
@@ -125,10 +123,10 @@ def test_the_most_frequent_sizes_come_first_and_the_smallest_of_equals():
 
 def test_without_boxes_without_images_and_with_crowds_alone():
     empty = describe(annotations([(50, 60)] * 2, []))
-    assert (empty.boxes, empty.images_without_boxes, len(empty.box_sides_px)) == (0, 2, 0)
+    assert (empty.boxes, empty.crowding, len(empty.box_sides_px)) == (0, {"0": 2}, 0)
     assert [of.boxes for of in empty.classes] == [0, 0, 0]
     crowd = describe(annotations([(50, 60)], [(0, 1, 1, 1, 20, 20)], crowds=[0]))
-    assert (crowd.boxes, crowd.crowds, crowd.images_without_boxes) == (0, 1, 1)
+    assert (crowd.boxes, crowd.targets.num_crowds, crowd.crowding) == (0, 1, {"0": 1})
     assert sum(crowd.by_area.values()) == 0
     nothing = describe(annotations([], []))
     assert (nothing.images, nothing.frequent_sizes, len(nothing.boxes_per_image)) == (0, [], 0)

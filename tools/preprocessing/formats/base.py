@@ -12,9 +12,9 @@ import numpy as np
 
 from common.datacheck import images
 from common.datacheck.images import ImageFacts, ImagePolicy
+from common.datacheck.issues import Issues
 from common.errors import UserError
 from common.files import load_cached, save_cached
-from common.issues import Findings
 from common.labels import LabelMap
 from common.readers import check_shards
 from tools.preprocessing.reading import Call, Part, PythonCall, ReaderCall
@@ -70,7 +70,7 @@ class ImageSource:
         Raises:
             UserError: fewer images than shards; an iterable that cannot be shuffled.
         """
-        check_shards(self.size, shard_id, num_shards, seed)
+        check_shards(self.size, num_shards, seed)
         part = Part(shard_id, num_shards, training, seed)
         if self.reader is not None:
             return self.reader.of_part(part)
@@ -97,7 +97,7 @@ class SourceFlags(NamedTuple):
     annotations: str | None
     images: str | None
     label_map: str | None
-    on_report: Callable[[Findings], None]
+    on_report: Callable[[Issues], None]
 
 
 class Image(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -141,7 +141,7 @@ def make_source(
     load: Callable[[Image], np.ndarray],
     make_reader: Callable[[Sequence[Image]], ReaderCall | None],
     *,
-    findings: Findings | None = None,
+    issues: Issues | None = None,
     label_names: Sequence[str] = (),
     is_decoded: bool = False,
     can_shuffle: bool = True,
@@ -154,24 +154,24 @@ def make_source(
         found: all its images.
         load: reads one by Python.
         make_reader: makes DALI's reader of the images that are kept; None where there is none.
-        findings: what was found before.
+        issues: what was found before.
         label_names, is_decoded, can_shuffle: as in `ImageSource`; names come from --label_map by default.
 
     Raises:
         DataError: images that cannot be used, where --on_bad_image=stop; or none can.
         UserError: arrays of several dtypes.
     """
-    findings = findings or Findings(flags.path)
+    issues = issues or Issues(flags.path)
     for image in found:
         if image.fault:
-            findings.add(image.fault, image.detail)
+            issues.add(image.fault, image.detail)
     kept = [image for image in found if not image.fault]
     if flags.policy.on_bad_image == "skip":
-        findings.skip_images()
+        issues.skip_images()
         if not kept:
-            findings.add("no-images", f"none of {len(found)} can be read")
-    findings.raise_if_stopping()
-    flags.on_report(findings)
+            issues.add("no-images", f"none of {len(found)} can be read")
+    issues.raise_if_stopping()
+    flags.on_report(issues)
     for image in kept if is_decoded else ():
         if image.form != kept[0].form:  # a batch of DALI has one dtype
             raise UserError(

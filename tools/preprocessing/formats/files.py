@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from common.datacheck import coco, image_files, images
+from common.datacheck import coco, images
 from common.datacheck.images import IMAGE_SUFFIXES, ImageFacts
 from common.errors import UserError
 from tools.preprocessing.formats import base
@@ -53,8 +53,8 @@ def open_coco(flags: SourceFlags) -> ImageSource:
         json_path, directory = flags.annotations, flags.path
     annotations = coco.load_coco(json_path, directory, policy=flags.policy)
     found = [Image(name, os.path.abspath(os.path.join(directory, name))) for name in annotations.file_names]
-    findings = annotations.findings
-    return base.make_source("coco", flags, found, _load, _file_reader, findings=findings)
+    issues = annotations.issues
+    return base.make_source("coco", flags, found, _load, _file_reader, issues=issues)
 
 
 def open_numpy(flags: SourceFlags) -> ImageSource:
@@ -69,7 +69,7 @@ def open_numpy(flags: SourceFlags) -> ImageSource:
 def _open(kind: str, flags: SourceFlags, found: Found) -> ImageSource:
     policy = flags.policy
     files = [image.file for image in found.images]
-    facts = image_files.inspect_list(files, decode=policy.decode, max_megapixels=policy.max_megapixels)
+    facts = images.inspect_list(files, decode=policy.decode, max_megapixels=policy.max_megapixels)
     checked = [image.judged(fact, repr(image.name)) for image, fact in zip(found.images, facts, strict=True)]
     return base.make_source(kind, flags, checked, _load, _file_reader, label_names=found.label_names)
 

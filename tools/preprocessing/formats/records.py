@@ -18,11 +18,11 @@ import nvidia.dali.tfrecord as dali_tfrecord
 import tensorflow as tf
 
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import Issues
 from common.datacheck.tfrecord import expand_pattern, index_of, missing_shards, walk_files
 from common.datacheck.tfrecord_scan import name_files
 from common.errors import UserError
 from common.files import store_cached
-from common.issues import Findings
 from common.tfrecord import format_index, record_spans
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Image, ImageSource, SourceFlags
@@ -45,15 +45,15 @@ def open_tfrecord(flags: SourceFlags) -> ImageSource:
     files = expand_pattern(flags.path)
     if not base.are_utf8(files):
         raise UserError(f"--input={flags.path}: rename the files: TensorFlow knows UTF-8 names only")
-    findings = Findings(name_files(files))
+    issues = Issues(name_files(files))
     missing = missing_shards(files)
-    findings.add_many("shard-missing", len(missing), missing)
+    issues.add_many("shard-missing", len(missing), missing)
     found = []
-    for file in walk_files(files, findings):
+    for file in walk_files(files, issues):
         if not file.fault:
-            index_of(file, findings)
+            index_of(file, issues)
             found += base.remembered(file.path, flags.policy, _check_examples)
-    return base.make_source("tfrecord", flags, found, _load_example, _tfrecord_reader, findings=findings)
+    return base.make_source("tfrecord", flags, found, _load_example, _tfrecord_reader, issues=issues)
 
 
 def _tfrecord_reader(found: Sequence[Image]) -> ReaderCall | None:

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import UserError
 from common.labels import LabelMap, coco_label_map
-from yolov4.import_weights.darknet_classes import read_label_map
+from yolov4.import_weights.darknet_files import read_label_map
 
 
 def test_classes_are_those_of_coco(coco128):
@@ -20,7 +20,7 @@ def test_order_is_that_of_darknet():
     assert label_map.num_classes == 80
     lines = {0: "person", 11: "stop sign", 39: "bottle", 59: "bed", 61: "toilet", 79: "toothbrush"}
     assert {number: label_map.names[number] for number in lines} == lines
-    assert label_map.category_of(79) == 90
+    assert label_map.category_ids[79] == 90
 
 
 def test_without_a_names_file_80_classes_are_coco(tmp_path):

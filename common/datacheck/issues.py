@@ -1,6 +1,6 @@
 """What can be wrong or remarkable in a data set: every kind that is looked for, in words.
 
-A finding has a kind (a row of KINDS), a count, and the offenders in words with their ids. Errors stop a run,
+An issue has a kind (a row of KINDS), a count, and the offenders in words with their ids. Errors stop a run,
 and all of them are listed at once. Four kinds are fixed in what DALI gets (boxes clipped, boxes dropped, ids
 renumbered, categories sorted), never in the user's files. The rest are warnings.
 """
@@ -17,7 +17,7 @@ KEPT = 1000  # offenders that are remembered, for the report
 
 
 class Severity(enum.Enum):
-    """What a kind of finding leads to."""
+    """What a kind of issue leads to."""
 
     ERROR = "Error"
     IMAGE = "Error, or the image is skipped"  # by --on_bad_image
@@ -28,7 +28,7 @@ class Severity(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One kind of finding.
+    """One kind of issue.
 
     Attributes:
         severity: what it leads to.
@@ -137,7 +137,7 @@ KINDS = {kind: Kind(severity, *row) for severity, rows in _ROWS.items() for kind
 
 
 @dataclasses.dataclass
-class Finding:
+class Issue:
     """What was found of one kind.
 
     Attributes:
@@ -177,19 +177,19 @@ class DataError(UserError):
     """Data that would make training wrong.
 
     Attributes:
-        findings: everything that was found, by data set; the message lists what stops.
+        issues: everything that was found, by data set; the message lists what stops.
     """
 
-    def __init__(self, *findings: "Findings"):
-        self.findings = findings
-        lines = [f"{of.origin}: {finding.line()}" for of in findings for finding in of.stopping]
+    def __init__(self, *issues: "Issues"):
+        self.issues = issues
+        lines = [f"{of.origin}: {issue.line()}" for of in issues for issue in of.stopping]
         if len(lines) == 1:
             super().__init__(lines[0])
         else:
             super().__init__("\n  ".join([f"{len(lines)} kinds of faults in the data:", *lines]))
 
 
-class Findings:
+class Issues:
     """What was found in one data set, by kind in the order of KINDS.
 
     Args:
@@ -198,7 +198,7 @@ class Findings:
 
     def __init__(self, origin: str):
         self.origin = origin
-        self._of_kind: dict[str, Finding] = {}
+        self._of_kind: dict[str, Issue] = {}
 
     def add(self, kind: str, offender: str) -> None:
         """One offender, by id and value in words: `annotation 7 (image 3) has bbox [1, 2, -3, 4]`."""
@@ -210,55 +210,38 @@ class Findings:
             raise KeyError(kind)
         if not count:
             return
-        finding = self._of_kind.setdefault(kind, Finding(kind))
-        finding.count += count
-        room = KEPT - len(finding.offenders)
-        finding.offenders += [text for text, _ in zip(offenders, range(room), strict=False)]
+        issue = self._of_kind.setdefault(kind, Issue(kind))
+        issue.count += count
+        room = KEPT - len(issue.offenders)
+        issue.offenders += [text for text, _ in zip(offenders, range(room), strict=False)]
 
     def add_each(self, kind: str, items: Sequence[Any], describe: Callable[[Any], str]) -> None:
         """Offenders that `describe` puts in words."""
         self.add_many(kind, len(items), map(describe, items))
 
     def skip_images(self) -> None:
-        """Unreadable images were left out: their findings are no longer errors."""
-        for finding in self._of_kind.values():
-            finding.skipped = KINDS[finding.kind].severity is Severity.IMAGE
+        """Unreadable images were left out: their issues are no longer errors."""
+        for issue in self._of_kind.values():
+            issue.skipped = KINDS[issue.kind].severity is Severity.IMAGE
 
-    def extend(self, other: "Findings") -> None:
+    def extend(self, other: "Issues") -> None:
         """Adds what was found elsewhere in the same data set."""
-        for finding in other:
-            self.add_many(finding.kind, finding.count, finding.offenders)
-            self._of_kind[finding.kind].skipped = finding.skipped
+        for issue in other:
+            self.add_many(issue.kind, issue.count, issue.offenders)
+            self._of_kind[issue.kind].skipped = issue.skipped
 
     def __iter__(self):
         return iter([self._of_kind[kind] for kind in KINDS if kind in self._of_kind])
 
-    def __getitem__(self, kind: str) -> Finding:
+    def __getitem__(self, kind: str) -> Issue:
         """What was found of a kind: a count of 0 where nothing was."""
-        return self._of_kind.get(kind) or Finding(kind)
+        return self._of_kind.get(kind) or Issue(kind)
 
     @property
-    def stopping(self) -> Sequence[Finding]:
-        return [finding for finding in self if finding.stops]
+    def stopping(self) -> Sequence[Issue]:
+        return [issue for issue in self if issue.stops]
 
     def raise_if_stopping(self) -> None:
         """DataError with everything that stops."""
         if self.stopping:
             raise DataError(self)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """All findings as JSON can hold them, in the order of KINDS."""
-        return [
-            {"kind": f.kind, "severity": f.severity.value, "count": f.count, "offenders": f.offenders}
-            for f in self
-        ]
-
-    @classmethod
-    def from_json(cls, origin: str, items: Iterable[dict[str, Any]]) -> "Findings":
-        """What `to_json` gave, for another mention of the same data."""
-        findings = cls(origin)
-        for item in items:
-            findings.add_many(item["kind"], item["count"], item["offenders"])
-            if item["severity"] != KINDS[item["kind"]].severity.value:
-                findings._of_kind[item["kind"]].skipped = True
-        return findings

@@ -5,8 +5,9 @@ import math
 import pytest
 import tensorflow as tf
 
-from common.datacheck.tfrecord_example import absent_keys, complete, parse
-from common.issues import Findings
+from common.datacheck.issues import Issues
+from common.datacheck.tfrecord import complete
+from common.datacheck.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, parse
 from common.tfrecord import BOX_KEYS, CROWD_KEY, DALI_KEYS, LABEL_KEY
 from tests.common.record_writing import PNG, empty_record, record
 
@@ -15,12 +16,12 @@ KNOWN = frozenset((3, 17, 90))
 
 
 def parsed(content):
-    findings = Findings("")
-    return *parse(content, NAME, KNOWN, findings), findings
+    issues = Issues("")
+    return *parse(content, NAME, KNOWN, issues), issues
 
 
 def test_what_a_record_says():
-    example, encoded, findings = parsed(
+    example, encoded, issues = parsed(
         record(
             filename=b"a/b.png",
             object__bbox__xmin=[0.0, 0.25],
@@ -32,38 +33,38 @@ def test_what_a_record_says():
             object__area=[7.0, 0.0],
         )
     )
-    assert not list(findings)
+    assert not list(issues)
     assert encoded == PNG
     assert (example.name, example.image_id) == (f"{NAME} (image 42)", 42)
     assert (example.file_name, example.image_size) == ("a/b.png", (50, 100))
     assert [list(side) for side in example.sides] == [[0, 0.25], [0.125, 0], [0.5, 0.75], [0.25, 1.5]]
     assert (list(example.category_ids), list(example.is_crowd)) == ([90, 3], [0, 1])
     assert list(example.areas) == [7, 0]
-    assert example.absent == 0
+    assert example.lacks == 0
 
 
 def test_what_may_be_left_out():
-    example, _, findings = parsed(record())
-    assert not list(findings)
+    example, _, issues = parsed(record())
+    assert not list(issues)
     assert example.file_name == ""
     assert list(example.is_crowd) == [0]
     assert len(example.areas) == 1 and math.isnan(example.areas[0])
-    assert absent_keys(example.absent) == (CROWD_KEY,)
+    assert example.lacks == LACKS_CROWDS
 
     none = tf.train.Feature(int64_list=tf.train.Int64List())  # there, with nothing for the box
-    example, _, findings = parsed(record(object__is_crowd=none))
-    assert not list(findings)
-    assert list(example.is_crowd) == [0] and absent_keys(example.absent) == (CROWD_KEY,)
+    example, _, issues = parsed(record(object__is_crowd=none))
+    assert not list(issues)
+    assert list(example.is_crowd) == [0] and example.lacks == LACKS_CROWDS
 
-    example, _, findings = parsed(empty_record(5))
-    assert not list(findings)
+    example, _, issues = parsed(empty_record(5))
+    assert not list(issues)
     assert example.image_id == 5 and [len(side) for side in example.sides] == [0] * 4
-    assert absent_keys(example.absent) == DALI_KEYS
+    assert example.lacks == LACKS_BOXES
 
     empty = {f"object__{key.removeprefix('image/object/').replace('/', '__')}": [] for key in BOX_KEYS}
-    example, _, findings = parsed(record(**empty, object__class__label=None, object__is_crowd=None))
-    assert not list(findings)
-    assert absent_keys(example.absent) == (LABEL_KEY, CROWD_KEY)
+    example, _, issues = parsed(record(**empty, object__class__label=None, object__is_crowd=None))
+    assert not list(issues)
+    assert example.lacks == LACKS_BOXES
 
 
 @pytest.mark.parametrize(
@@ -71,8 +72,8 @@ def test_what_may_be_left_out():
     [(b"9223372036854775807", 2**63 - 1), (b"0000000000000000042", 42), (b"0", 0)],
 )
 def test_image_ids_have_up_to_19_digits(content, image_id):
-    example, _, findings = parsed(record(source_id=content))
-    assert example.image_id == image_id and not list(findings)
+    example, _, issues = parsed(record(source_id=content))
+    assert example.image_id == image_id and not list(issues)
 
 
 @pytest.mark.parametrize(
@@ -152,25 +153,25 @@ AREAS = {"object__area": [1.0]}
     ],
 )
 def test_records_outside_the_schema(changes, kind, message):
-    _, _, findings = parsed(record(**changes))
-    (finding,) = findings
-    (text,) = finding.offenders
-    assert finding.kind == kind
+    _, _, issues = parsed(record(**changes))
+    (issue,) = issues
+    (text,) = issue.offenders
+    assert issue.kind == kind
     name = NAME if "source_id" in changes else f"{NAME} (image 42)"
     assert text.startswith(f"{name} ") and message in text
 
 
 def test_values_of_any_length_make_short_messages():
     for changes in ({"source_id": b"x" * 10**6}, {"width": list(range(10**5))}, {"height": b"y" * 10**6}):
-        _, _, findings = parsed(record(**changes))
-        assert all(len(text) < 200 for finding in findings for text in finding.offenders)
+        _, _, issues = parsed(record(**changes))
+        assert all(len(text) < 200 for issue in issues for text in issue.offenders)
 
 
 def test_all_that_is_wrong_is_said_at_once():
     changes = {"height": 0, "encoded": None, "object__class__label": [5, 18], "object__is_crowd": [0, 3]}
     sides = {f"object__bbox__{side}": [0.1, 0.2] for side in ("xmin", "ymin", "xmax", "ymax")}
-    _, _, findings = parsed(record(**changes, **sides, object__area=[-1.0, 2.0]))
-    assert {finding.kind: finding.count for finding in findings} == {
+    _, _, issues = parsed(record(**changes, **sides, object__area=[-1.0, 2.0]))
+    assert {issue.kind: issue.count for issue in issues} == {
         "record-key-missing": 1,
         "record-value": 3,
         "unknown-category": 2,
@@ -178,10 +179,10 @@ def test_all_that_is_wrong_is_said_at_once():
 
 
 def test_nothing_but_areas_is_there():
-    _, _, findings = parsed(empty_record(1, **AREAS))
-    (finding,) = findings
-    assert (finding.kind, finding.count) == ("record-key-missing", 5)
-    assert finding.offenders[0] == (
+    _, _, issues = parsed(empty_record(1, **AREAS))
+    (issue,) = issues
+    assert (issue.kind, issue.count) == ("record-key-missing", 5)
+    assert issue.offenders[0] == (
         f"{NAME} (image 1) lacks image/object/class/label, but has 1 values in image/object/area"
     )
 
@@ -189,10 +190,10 @@ def test_nothing_but_areas_is_there():
 @pytest.mark.parametrize("content", [b"\xff\xff\xff", b"", b"\x12\x03abc"])
 def test_what_is_no_example(content):
     """The last two are messages without any field that an Example has."""
-    example, encoded, findings = parsed(content)
-    (finding,) = findings
-    assert finding.kind == "not-an-example"
-    assert finding.offenders[0].startswith(f"{NAME} ({len(content)} bytes)")
+    example, encoded, issues = parsed(content)
+    (issue,) = issues
+    assert issue.kind == "not-an-example"
+    assert issue.offenders[0].startswith(f"{NAME} ({len(content)} bytes)")
     assert example.image_id == -1 and encoded is None
 
 
@@ -203,11 +204,11 @@ def test_a_record_is_completed():
         (record(object__is_crowd=[]), (CROWD_KEY,)),
     ):
         before = tf.train.Example.FromString(content).features.feature
-        after = tf.train.Example.FromString(complete(content, keys)).features.feature
+        after = tf.train.Example.FromString(complete(content)).features.feature
         assert set(after) == set(before) | set(DALI_KEYS)
         assert all(after[key] == before[key] for key in before if key not in keys)
         count = len(after[LABEL_KEY].int64_list.value)
         assert list(after[CROWD_KEY].int64_list.value) == [0] * count
         assert all(after[key].WhichOneof("kind") == "float_list" for key in BOX_KEYS)
-        example, _, findings = parsed(complete(content, keys))
-        assert example.absent == 0 and not list(findings)
+        example, _, issues = parsed(complete(content))
+        assert example.lacks == 0 and not list(issues)

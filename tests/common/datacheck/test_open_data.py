@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 from common import tfrecord
-from common.datacheck import damaged_images
+from common.datacheck import open_data
 from common.datacheck.images import ImagePolicy
+from common.datacheck.issues import DataError
 from common.datacheck.open_data import open_coco, open_tfrecords
 from common.errors import UserError
-from common.issues import DataError
 from common.sources import CocoSource, ImageListSource
 from tests.common.image_variants import pillow
 
@@ -53,7 +53,7 @@ def test_damage_is_found_by_file_and_id(data):
     path.write_bytes(damaged(path.read_bytes()))
     (data / "images/04.jpg").write_bytes(damaged((data / "images/04.jpg").read_bytes()))
     source = coco(data)  # it was opened without a word
-    error = damaged_images.explain(ERROR, source, "dali_cpu")
+    error = open_data.explain(ERROR, source, "dali_cpu")
     assert isinstance(error, DataError)
     for words in (
         "instances.json: image with damaged data (2)",
@@ -68,7 +68,7 @@ def test_files_that_changed_after_the_start(data):
     source = coco(data)
     (data / "images/00.jpg").unlink()
     (data / "images/03.jpg").write_bytes((data / "images/03.jpg").read_bytes()[:-1])
-    said = str(damaged_images.explain(ERROR, source, "dali_cpu"))
+    said = str(open_data.explain(ERROR, source, "dali_cpu"))
     assert "missing image file: image 10 ('00.jpg')" in said
     assert "image that is cut off: image 19 ('03.jpg')" in said
 
@@ -76,28 +76,28 @@ def test_files_that_changed_after_the_start(data):
 def test_images_that_were_left_out_are_not_blamed(data):
     (data / "images/00.jpg").write_bytes(b"")
     source = coco(data, on_bad_image="skip")
-    assert str(damaged_images.explain(ERROR, source, "dali_cpu")).startswith("the loader (dali_cpu) stopped")
+    assert str(open_data.explain(ERROR, source, "dali_cpu")).startswith("the loader (dali_cpu) stopped")
     (data / "images/01.jpg").write_bytes(damaged((data / "images/01.jpg").read_bytes()))
-    said = str(damaged_images.explain(ERROR, source, "dali_cpu"))
+    said = str(open_data.explain(ERROR, source, "dali_cpu"))
     assert "'01.jpg'" in said and "'00.jpg'" not in said
 
 
 def test_where_all_is_well_the_loader_is_quoted(data):
     for pipeline_type in ("dali_cpu", "tensorflow"):
-        said = str(damaged_images.explain(ERROR, coco(data), pipeline_type))
+        said = str(open_data.explain(ERROR, coco(data), pipeline_type))
         assert said == f"the loader ({pipeline_type}) stopped: Error in CPU operator `decoders.image`"
-    said = damaged_images.explain(RuntimeError(""), None, "synthetic")
+    said = open_data.explain(RuntimeError(""), None, "synthetic")
     assert str(said) == "the loader (synthetic) stopped: " and type(said) is UserError
 
 
 def test_plain_tensorflow_and_another_format(data):
     with PIL.Image.open(data / "images/02.jpg") as image:
         image.save(data / "images/02.jpg", "WEBP")
-    said = str(damaged_images.explain(ERROR, coco(data), "tensorflow"))
+    said = str(open_data.explain(ERROR, coco(data), "tensorflow"))
     assert (
         said == "--pipeline_type=tensorflow reads JPEG and PNG, and image 16 ('02.jpg') is WEBP: use dali_cpu"
     )
-    assert "stopped" in str(damaged_images.explain(ERROR, coco(data), "dali_cpu"))
+    assert "stopped" in str(open_data.explain(ERROR, coco(data), "dali_cpu"))
 
 
 def test_a_list_of_images(data, tmp_path, monkeypatch):
@@ -105,12 +105,12 @@ def test_a_list_of_images(data, tmp_path, monkeypatch):
     other.write_bytes(pillow("JPEG", NOISE))
     monkeypatch.chdir(tmp_path)
     source = ImageListSource(("data/images/00.jpg", str(other), "data/images/11.png"))
-    assert "stopped" in str(damaged_images.explain(ERROR, source, "dali_cpu"))
+    assert "stopped" in str(open_data.explain(ERROR, source, "dali_cpu"))
     other.write_bytes(damaged(other.read_bytes()))
-    error = damaged_images.explain(ERROR, source, "dali_cpu")
+    error = open_data.explain(ERROR, source, "dali_cpu")
     assert isinstance(error, DataError) and f"{str(other)!r}: " in str(error) and "00.jpg" not in str(error)
     other.write_bytes(pillow("WEBP", NOISE))
-    said = str(damaged_images.explain(ERROR, source, "tensorflow"))
+    said = str(open_data.explain(ERROR, source, "tensorflow"))
     assert f"{str(other)!r} is WEBP" in said
 
 
@@ -135,7 +135,7 @@ def test_records(drawn_records, tmp_path):
     _rewrite(file, 2, lambda encoded: encoded)
     source = open_tfrecords(str(tmp_path / "*.tfrecord"))
     assert source.size == 12
-    assert "stopped" in str(damaged_images.explain(ERROR, source, "dali_cpu"))
+    assert "stopped" in str(open_data.explain(ERROR, source, "dali_cpu"))
     _rewrite(file, 2, damaged)
     source = open_tfrecords(str(tmp_path / "*.tfrecord"))
     assert source.size == 12
@@ -143,15 +143,15 @@ def test_records(drawn_records, tmp_path):
     image_id = (
         tf.train.Example.FromString(next(records)).features.feature["image/source_id"].bytes_list.value[0]
     )
-    said = str(damaged_images.explain(ERROR, source, "dali_cpu"))
+    said = str(open_data.explain(ERROR, source, "dali_cpu"))
     assert "image with damaged data" in said
     assert f"{file.name} record 2 (image {image_id.decode()})" in said
 
 
 def test_plain_tensorflow_and_another_format_in_records(drawn_records):
     source = open_tfrecords(f"{drawn_records}-*.tfrecord")
-    assert "stopped" in str(damaged_images.explain(ERROR, source, "tensorflow"))
+    assert "stopped" in str(open_data.explain(ERROR, source, "tensorflow"))
     source = dataclasses.replace(source, formats={"JPEG": 11, "WEBP": 1})
-    said = str(damaged_images.explain(ERROR, source, "tensorflow"))
+    said = str(open_data.explain(ERROR, source, "tensorflow"))
     assert "reads JPEG and PNG, and one of the records is WEBP" in said
-    assert "stopped" in str(damaged_images.explain(ERROR, source, "dali_cpu"))
+    assert "stopped" in str(open_data.explain(ERROR, source, "dali_cpu"))

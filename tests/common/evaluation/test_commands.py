@@ -6,11 +6,11 @@ import os
 import numpy as np
 import pytest
 
+from common.args import InferArgs
 from common.datacheck.coco import load_coco
 from common.datacheck.open_data import open_images
 from common.errors import UserError
-from common.evaluation.args import InferArgs
-from common.evaluation.inference import open_job
+from common.evaluation.commands import Job
 from common.labels import LabelMap
 
 LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
@@ -33,9 +33,9 @@ def images(request, drawn):
     return drawn / "images" if request.param == "images" else request.getfixturevalue("clip")
 
 
-def open_it(images, output_dir, *, draw):
-    args = InferArgs(weights=None, images=str(images), output_dir=str(output_dir), draw=draw)
-    return open_job(args, open_images, load_coco)
+def open_it(images, output_dir, **options):
+    args = InferArgs(images=str(images), output_dir=str(output_dir), **options)
+    return Job(args, open_images, load_coco)
 
 
 def test_beside_the_images_only_what_replaces_none(images):
@@ -65,3 +65,11 @@ def test_a_full_disk_is_one_line_and_earlier_results_stand(images, draw, tmp_pat
         job.write(FOUND, LABELS)
     assert [path.name for path in tmp_path.iterdir()] == ["detections.json"]
     assert (tmp_path / "detections.json").read_text() == "earlier"
+
+
+def test_two_files_of_one_image_are_refused(drawn, tmp_path):
+    image = next((drawn / "images").glob("*.jpg")).read_bytes()
+    for name in ("007.jpg", "7.jpg"):
+        (tmp_path / name).write_bytes(image)
+    with pytest.raises(UserError, match=r"'007\.jpg' and '7\.jpg' are both image 7"):
+        open_it(tmp_path, tmp_path / "out", draw=False, submission=str(tmp_path / "a.zip"))

@@ -1,0 +1,174 @@
+"""google/automl's EfficientDet checkpoints: what it calls the weights of our model, and their values.
+
+Its names come from efficientdet/tf2/efficientdet_keras.py and efficientdet/backbone/efficientnet_model.py;
+those of TensorFlow 1 (efficientdet/efficientdet_arch.py) are the same. Order and meaning of the numbers agree
+throughout: anchors (tf2/anchors.py) by level, row, column, scale, ratio; box outputs dy, dx, log dh, log dw.
+
+Class output i of its models is category id i + 1: COCO's 80 classes are spread over 90 of them.
+"""
+
+import math
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from common.errors import UserError
+from common.labels import LabelMap, coco_label_map
+from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
+
+NUM_COCO_ROWS = 90  # google/automl efficientdet/hparams_config.py: num_classes
+BACKBONE = "backbone"  # in place of efficientnet-b0 and its like
+
+# our layer -> automl's layer
+_LAYERS = {
+    r"backbone\.stem\.conv": "backbone/stem/conv2d",
+    r"backbone\.stem\.bn": "backbone/stem/tpu_batch_normalization",
+    r"fpn\.level_(\d+)\.conv": r"resample_p\1/conv2d",
+    r"fpn\.level_(\d+)\.bn": r"resample_p\1/bn",
+    r"fpn\.cell_(\d+)\.node_(\d+)\.fuse": r"fpn_cells/cell_\1/fnode\2",
+    r"fpn\.cell_(\d+)\.node_(\d+)\.input_(\d+)\.conv": r"fpn_cells/cell_\1/fnode\2/resample_\3/conv2d",
+    r"fpn\.cell_(\d+)\.node_(\d+)\.input_(\d+)\.bn": r"fpn_cells/cell_\1/fnode\2/resample_\3/bn",
+    r"fpn\.cell_(\d+)\.node_(\d+)\.(conv|bn)": r"fpn_cells/cell_\1/fnode\2/op_after_combine/\3",
+    r"(class|box)_net\.conv_(\d+)": r"\1_net/\1-\2",
+    r"(class|box)_net\.bn_(\d+)\.level_(\d+)": r"\1_net/\1-\2-bn-\3",
+    r"(class|box)_net\.predict": r"\1_net/\1-predict",
+}
+# Our layer of a backbone's block -> automl's, where the block expands and where it does not: automl counts.
+_BLOCK_LAYERS = {
+    "expand.conv": ("conv2d", None),
+    "expand.bn": ("tpu_batch_normalization", None),
+    "depthwise.conv": ("depthwise_conv2d", "depthwise_conv2d"),
+    "depthwise.bn": ("tpu_batch_normalization_1", "tpu_batch_normalization"),
+    "se.reduce": ("se/conv2d", "se/conv2d"),
+    "se.expand": ("se/conv2d_1", "se/conv2d_1"),
+    "project.conv": ("conv2d_1", "conv2d"),
+    "project.bn": ("tpu_batch_normalization_2", "tpu_batch_normalization_1"),
+}
+_BLOCK = re.compile(r"backbone\.block_(\d+)\.(\w+\.\w+)")
+_PARTS = re.compile(r"(?:^|/)((?:efficientnet-[a-z0-9]+|resample_p\d+|fpn_cells|class_net|box_net)/.+)$")
+_BACKBONE = re.compile(r"^efficientnet-[a-z0-9]+/(?:model/)?")
+# what follows are numbers that say again where a node's inputs come from
+_RESAMPLE = re.compile(r"/resample_(\d+)_\d+_\d+/")
+_COMBINE = re.compile(r"/op_after_combine\d+/")
+
+
+def canonical(name: str) -> str | None:
+    """A name without the parts that differ between releases; None for a variable outside of the network.
+
+    >>> canonical("efficientnet-b0/model/blocks_0/conv2d/kernel")
+    'backbone/blocks_0/conv2d/kernel'
+    >>> canonical("fpn_cells/cell_0/fnode3/resample_0_0_8/conv2d/bias")
+    'fpn_cells/cell_0/fnode3/resample_0/conv2d/bias'
+    """
+    part = _PARTS.search(name)
+    if not part:
+        return None
+    name = _BACKBONE.sub(f"{BACKBONE}/", part[1])
+    return _COMBINE.sub("/op_after_combine/", _RESAMPLE.sub(r"/resample_\1/", name))
+
+
+def automl_names(model: keras.Model) -> dict[str, tuple[str, ...]]:
+    """Path of a weight -> the canonical name of its variable; fusion weights are one variable each.
+
+    Weights that automl does not have (another family's) are left out.
+    """
+    layers = {layer.name for layer in model.layers}
+    names = {}
+    for weight in model.weights:
+        layer, _, variable = weight.path.rpartition("/")
+        theirs = _automl_layer(layer, layers)
+        if theirs is None:
+            continue
+        variables = (variable,)
+        if variable == "fusion_weights":
+            variables = ("WSM", "WSM_1", "WSM_2")[: weight.shape[0]]
+        elif theirs.endswith("depthwise_conv2d"):
+            variables = ("depthwise_kernel",)
+        names[weight.path] = tuple(f"{theirs}/{variable}" for variable in variables)
+    return names
+
+
+def _automl_layer(layer: str, layers: Collection[str]) -> str | None:
+    block = _BLOCK.fullmatch(layer)
+    if block:
+        expands = f"backbone.block_{block[1]}.expand.conv" in layers
+        names = _BLOCK_LAYERS.get(block[2])
+        return names and f"{BACKBONE}/blocks_{block[1]}/{names[0 if expands else 1]}"
+    for ours, theirs in _LAYERS.items():
+        match = re.fullmatch(ours, layer)
+        if match:
+            return match.expand(theirs)
+    return None
+
+
+class Contents(NamedTuple):
+    """What a checkpoint holds for a model.
+
+    Attributes:
+        values: path of a weight -> array. Those of the last layers have the file's classes and anchors in
+            their last axis.
+        anchors: per location, of the file.
+        num_classes: of the file.
+        unused: what else is in it.
+    """
+
+    values: dict[str, np.ndarray]
+    anchors: int
+    num_classes: int
+    unused: tuple[str, ...]
+
+
+def is_automl(file: ForeignWeights) -> bool:
+    """Whether a file is of automl's EfficientDet, of any size."""
+    return "class_net/class-predict/bias" in map(canonical, file.shapes)
+
+
+def count_outputs(file: ForeignWeights) -> tuple[int, int]:
+    """Classes, and anchors per location, of one of automl's models; UserError for any other file."""
+    if not is_automl(file):
+        raise UserError(f"weights {file.path} are not of google/automl's EfficientDet")
+    shapes = file.renamed(canonical).shapes
+    rows = math.prod(shapes["class_net/class-predict/bias"])
+    boxes = math.prod(shapes.get("box_net/box-predict/bias", ()))
+    anchors, rest = divmod(boxes, 4)
+    if rest or not anchors or not rows or rows % anchors:
+        raise UserError(f"weights {file.path}: {rows} class outputs do not go with {boxes} box outputs")
+    return rows // anchors, anchors
+
+
+def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
+    """The values for every weight of a model.
+
+    Args:
+        file: of the same model, with any number of classes.
+        model: what `build_model` made; it is not changed.
+
+    Raises:
+        UserError: the file is damaged, or of another model.
+    """
+    num_classes, anchors = count_outputs(file)
+    file, wanted = file.renamed(canonical), automl_names(model)
+    without = [weight.path for weight in model.weights if weight.path not in wanted]
+    if without:
+        raise UserError(f"weights {file.path} do not fit {model.name}: automl's models have no {without[0]}")
+    lengths = {}  # (..., k * C) and (..., k * 4)
+    for variable in ("pointwise_kernel", "bias"):
+        lengths[f"class_net.predict/{variable}"] = anchors * num_classes
+        lengths[f"box_net.predict/{variable}"] = anchors * 4
+    return Contents(take(file, model, wanted, lengths), anchors, num_classes, unused(file, wanted))
+
+
+def class_names(num_classes: int, label_map: LabelMap | None = None) -> tuple[str, ...]:
+    """The names of automl's class outputs: output i is category id i + 1; "" where there is no such category.
+
+    Args:
+        num_classes: outputs.
+        label_map: the categories; COCO's where there are 90 outputs and nothing else is known.
+    """
+    if label_map is None and num_classes == NUM_COCO_ROWS:
+        label_map = coco_label_map()
+    known = dict(zip(label_map.category_ids, label_map.names, strict=True)) if label_map else {}
+    return tuple(known.get(category_id, "") for category_id in range(1, num_classes + 1))

@@ -1,0 +1,188 @@
+"""Darknet's .weights files, byte by byte, and the .names files beside them.
+
+A .weights file (AlexeyAB/darknet src/parser.c, load_weights_upto and save_weights_upto) is three int32, the
+major, minor and revision of its version; how many images training has seen; and for every convolution in the
+order of the .cfg: batch norm's beta, gamma, mean and variance, or a bias where there is no batch norm, then
+the kernel (output, input, height, width); float32, little endian.
+
+Darknet has COCO's 80 classes (data/coco.names) in the order of COCO's category ids, which have gaps, and six
+of them as Pascal VOC spells them. The names here are COCO's own.
+"""
+
+import itertools
+import math
+import os
+import pathlib
+import re
+import struct
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from common.errors import UserError
+from common.files import write_file
+from common.labels import NUM_COCO_CLASSES, VOC_SPELLINGS, LabelMap, coco_label_map
+
+VERSION = (0, 2, 5)  # include/darknet.h: MAJOR_VERSION, MINOR_VERSION, PATCH_VERSION
+
+_CONVOLUTION = re.compile(r"\w+\.layer_(\d+)\.conv")
+
+
+class Contents(NamedTuple):
+    """What a .weights file holds.
+
+    Attributes:
+        values: path of a variable of the model -> array in Keras' layout. Where the file has another class
+            count, the last axis of the last convolutions' arrays differs from the variable's.
+        convolutions: how many, from the first one on.
+        num_classes: None where the file ends before the first head.
+        seen: how many images training has seen.
+    """
+
+    values: dict[str, np.ndarray]
+    convolutions: int
+    num_classes: int | None
+    seen: int
+
+
+def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
+    """Reads a .weights file of `model`'s network: a whole one, of any class count, or one that ends early.
+
+    Args:
+        path: the file.
+        model: what `build_model` made; it is not changed.
+
+    Raises:
+        UserError: the file is missing; its size is neither that of the whole network with any class count
+            nor that of its first convolutions; it holds NaN, infinity or negative variances.
+    """
+    try:
+        content = pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"weights {path}: {error.strerror}") from error
+    blocks = blocks_of(model)
+    *_, anchors, numbers = model.outputs[0].shape
+    header, seen = _read_header(content)
+    floats, rest = divmod(len(content) - header, 4)
+    found = None if rest else _fit(blocks, floats, anchors, numbers - 5)
+    if found is None:
+        raise UserError(
+            f"weights {path} have {len(content):,} bytes, but {model.name} with {numbers - 5} classes has "
+            f"{header + 4 * sum(map(_size, blocks)):,}: the file is cut short, or of another network"
+        )
+    convolutions, num_classes = found
+    numbers_left = np.frombuffer(content, "<f4", offset=header)
+    values, has_head = {}, False
+    for block in blocks[:convolutions]:
+        has_head |= _is_head(block)
+        for variable in block:
+            *axes, outputs = variable.shape
+            outputs = anchors * (5 + num_classes) if _is_head(block) else outputs
+            array, numbers_left = np.split(numbers_left, [math.prod(axes) * outputs])
+            if not np.isfinite(array).all():
+                raise UserError(f"weights {path}: {variable.path} is not finite: the file is damaged")
+            if variable.name == "moving_variance" and array.min() < 0:
+                raise UserError(
+                    f"weights {path}: {variable.path} is negative: the file is of another network"
+                )
+            if axes:  # a kernel
+                height, width, inputs = axes
+                array = array.reshape(outputs, inputs, height, width).transpose(2, 3, 1, 0)
+            values[variable.path] = np.asarray(array, np.float32)
+    return Contents(values, convolutions, num_classes if has_head else None, seen)
+
+
+def save_darknet(model: keras.Model, path: str | os.PathLike, seen: int = 0) -> None:
+    """Writes the weights of a model that `build_model` made, atomically.
+
+    Args:
+        model: the model.
+        path: ends in `.weights` by custom.
+        seen: images that training has seen. Darknet goes on from there when it trains further, so 0 starts
+            its schedule anew.
+
+    Raises:
+        OSError: it could not be written; what stood at `path` still does.
+    """
+
+    def write(temporary: pathlib.Path) -> None:
+        with temporary.open("wb") as file:
+            file.write(struct.pack("<iiiQ", *VERSION, seen))
+            for variable in itertools.chain.from_iterable(blocks_of(model)):
+                array = np.asarray(variable, "<f4")
+                file.write((array.transpose(3, 2, 0, 1) if array.ndim == 4 else array).tobytes())
+
+    write_file(path, write)
+
+
+def blocks_of(model: keras.Model) -> list[list[keras.Variable]]:
+    """The variables of each convolution, in the order of the file."""
+    layers = {layer.name: layer for layer in model.layers}
+    numbered = sorted((int(match[1]), name) for name in layers if (match := _CONVOLUTION.fullmatch(name)))
+    blocks = []
+    for _, name in numbered:
+        convolution, bn = layers[name], layers.get(name.removesuffix("conv") + "bn")
+        before = [bn.beta, bn.gamma, bn.moving_mean, bn.moving_variance] if bn else [convolution.bias]
+        blocks.append([*before, convolution.kernel])
+    return blocks
+
+
+def _is_head(block: list[keras.Variable]) -> bool:
+    return len(block) == 2  # the only convolutions without batch norm
+
+
+def _size(block: list[keras.Variable]) -> int:
+    return sum(math.prod(variable.shape) for variable in block)
+
+
+def _fit(
+    blocks: list[list[keras.Variable]], floats: int, anchors: int, num_classes: int
+) -> tuple[int, int] | None:
+    """(convolutions, class count) of a file with so many numbers; None: it is not of this network."""
+    per_output = sum(math.prod(v.shape[:-1]) for block in blocks if _is_head(block) for v in block)
+    more_classes, rest = divmod(floats - sum(map(_size, blocks)), anchors * per_output)
+    if not rest and num_classes + more_classes >= 1:
+        return len(blocks), num_classes + more_classes
+    ends = list(itertools.accumulate(map(_size, blocks)))
+    return (ends.index(floats) + 1, num_classes) if floats in ends else None
+
+
+def _read_header(content: bytes) -> tuple[int, int]:
+    """(bytes, images seen). Versions before 0.2 counted the images in 32 bits."""
+    if len(content) < 20:
+        return 20, 0
+    major, minor, _, seen = struct.unpack_from("<iiiQ", content)
+    if 10 * major + minor >= 2:
+        return 20, seen
+    return 16, struct.unpack_from("<I", content, 12)[0]
+
+
+def read_label_map(weights: str | os.PathLike, num_classes: int) -> LabelMap | None:
+    """The classes of a .weights file: from the .names file beside it, one name a line, or the 80 of COCO.
+
+    A .names file of the 80, in either spelling, gets COCO's names and category ids, another one ids 1, 2, ...
+
+    Returns:
+        None where there is no such file and `num_classes` is not 80.
+
+    Raises:
+        UserError: the .names file cannot be read, names a class twice, or has not `num_classes` names.
+    """
+    coco = coco_label_map()
+    file = pathlib.Path(weights).with_suffix(".names")
+    if not file.exists():
+        return coco if num_classes == NUM_COCO_CLASSES else None
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"class names {file}: {error}") from error
+    names = tuple(line for line in lines if line)
+    if len(names) != num_classes:
+        raise UserError(f"class names {file}: {len(names)} names for the {num_classes} classes of {weights}")
+    if names in (coco.names, tuple(VOC_SPELLINGS.get(name, name) for name in coco.names)):
+        return coco
+    try:
+        return LabelMap.from_categories({"id": i, "name": name} for i, name in enumerate(names, 1))
+    except UserError as error:
+        raise UserError(f"class names {file}: {error}") from error
