@@ -60,7 +60,7 @@ def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Ann
     else:
         objects = [element for document in documents.values() for element in document.iterfind("object")]
         names = sorted({_text(element, "name") for element in objects} - {""})
-        label_map = LabelMap(range(1, len(names) + 1), names)
+        label_map = LabelMap(tuple(range(1, len(names) + 1)), tuple(names))
     category_ids = dict(zip(label_map.names, label_map.category_ids, strict=True))
     of_wanted = {stem: documents[stem] for stem in wanted if stem in documents}
     images = _find_images(of_wanted, xml_dir, images_dir, issues)
