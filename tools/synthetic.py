@@ -13,7 +13,6 @@ Image i depends on the seed and on i alone, so a shorter data set is the beginni
 """
 
 import dataclasses
-import io
 import json
 import math
 import pathlib
@@ -27,7 +26,7 @@ from absl import flags
 from PIL import Image, ImageDraw, ImageFilter
 
 from common import errors
-from common.files import write_bytes
+from common.files import write_bytes, writing
 
 CATEGORIES = {2: "disk", 3: "ring", 5: "triangle", 8: "cross", 13: "star"}  # ids with gaps, as in COCO
 MIN_OBJECT, MAX_OBJECT = 12, 250  # sides of an object, pixels
@@ -40,6 +39,10 @@ _MAX_ASPECT = 4 / 3
 _ATTEMPTS = 20  # at placing an object before it is left out
 _OVERSAMPLING = 4  # of the masks, for smooth edges
 
+_Shape = tuple[int, ...]
+_Place = tuple[int, int]  # top, left
+_Slices = tuple[slice, slice]
+
 
 @dataclasses.dataclass(frozen=True)
 class Style:
@@ -50,6 +53,7 @@ class Style:
     noise: float  # standard deviation, levels
 
 
+Rng = np.random.Generator
 STYLES = {
     "small": Style((240, 640), (240, 640), 2.0),
     # As many pixels as photographs of COCO, and with its noise nearly as many bytes: for timing.
@@ -76,33 +80,27 @@ def draw_dataset(
         The path of instances.json. It is written last: where it stands, the images do.
 
     Raises:
-        UserError: `num_images` below 1, negative seed, or an output directory that cannot be written.
+        UserError: an output directory that cannot be written.
     """
-    if num_images < 1:
-        raise errors.UserError(f"num_images={num_images}: must be at least 1")
-    if seed < 0:
-        raise errors.UserError(f"seed={seed}: must not be negative")
     output_dir = pathlib.Path(output_dir)
     images, annotations = [], []
-    try:
+    with writing(output_dir):
         (output_dir / "images").mkdir(parents=True, exist_ok=True)
         for index in range(num_images):
             picture = draw_picture(seed, index, STYLES[style])
             file_name = f"{index + 1:06d}.jpg"
-            (output_dir / "images" / file_name).write_bytes(_jpeg(picture.image))
-            height, width = picture.image.shape[:2]
-            images.append({"id": index + 1, "file_name": file_name, "height": height, "width": width})
+            image = Image.fromarray(picture.image)
+            image.save(output_dir / "images" / file_name, "JPEG", quality=JPEG_QUALITY)
+            size = {"height": image.height, "width": image.width}
+            images.append({"id": index + 1, "file_name": file_name, **size})
             columns = picture.boxes_ltwh_px, picture.category_ids, picture.areas
             for box, category_id, area in zip(*(column.tolist() for column in columns), strict=True):
                 row = {"image_id": index + 1, "category_id": category_id, "bbox": box, "area": area}
                 annotations.append({"id": len(annotations) + 1, **row, "iscrowd": 0})
         categories = [{"id": key, "name": name, "supercategory": "shape"} for key, name in CATEGORIES.items()]
         content = {"images": images, "annotations": annotations, "categories": categories}
-        path = output_dir / "instances.json"
-        write_bytes(path, json.dumps(content).encode())
-    except OSError as error:
-        raise errors.UserError(f"output_dir={output_dir}: cannot be written ({error})") from error
-    return path
+        write_bytes(output_dir / "instances.json", json.dumps(content).encode())
+    return output_dir / "instances.json"
 
 
 def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Picture:
@@ -117,19 +115,18 @@ def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Pictu
     for _ in range(num_objects):
         category_id = int(rng.choice(list(CATEGORIES)))
         mask = _shape_mask(rng, CATEGORIES[category_id], min(height, width))
-        placed = _find_place(rng, mask > 127, owner, full_areas)
+        solid = mask > 127
+        placed = _find_place(rng, solid, owner, full_areas)
         if placed is None:
             continue
-        top, left = placed
-        view, part = _overlap(canvas.shape, mask.shape, top, left)
-        box = _clipped_box(mask > 127, top, left, height, width)
+        view, part = _overlap(canvas.shape, mask.shape, *placed)
         fill = _fill(rng, mask, canvas[view].mean(axis=(0, 1)))
-        _cast_shadow(canvas, mask, top, left)
+        _cast_shadow(canvas, mask, *placed)
         alpha = mask[part].astype(np.float32)[..., None] / 255
         canvas[view] += alpha * (fill[part] - canvas[view])
-        owner[view][mask[part] > 127] = len(boxes)
-        full_areas.append(int((mask > 127).sum()))
-        boxes.append(box)
+        owner[view][solid[part]] = len(boxes)
+        full_areas.append(int(solid.sum()))
+        boxes.append(_clipped_box(solid, *placed, height, width))
         category_ids.append(category_id)
 
     canvas += rng.normal(0, style.noise, canvas.shape[:2])[..., None]  # the camera's noise lies on everything
@@ -144,21 +141,6 @@ def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Pictu
 # --- shapes ---
 
 
-def _outlines(name: str) -> list[np.ndarray]:
-    """Polygons (points, 2) of (x, y) about the origin: the shape, then its hole where it has one."""
-    if name in ("disk", "ring"):
-        circle = _on_circle(np.linspace(0, 2 * math.pi, 96, endpoint=False))
-        return [circle] if name == "disk" else [circle, 0.55 * circle]
-    if name == "triangle":
-        return [_on_circle(2 * math.pi * (np.arange(3) / 3 - 0.25))]  # a corner on top
-    if name == "star":
-        radii = np.tile([1.0, 0.42], 5)
-        return [radii[:, None] * _on_circle(2 * math.pi * (np.arange(10) / 10 - 0.25))]
-    arm = 0.3  # of the cross
-    quarter = np.array([[arm, -1], [arm, -arm], [1, -arm]])
-    return [np.concatenate([quarter @ _rotation(turn * math.pi / 2) for turn in range(4)])]
-
-
 def _on_circle(angles: np.ndarray) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
@@ -168,14 +150,26 @@ def _rotation(angle: float) -> np.ndarray:
     return np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
 
 
-def _shape_mask(rng: np.random.Generator, name: str, shorter_side: int) -> np.ndarray:
+_CIRCLE = _on_circle(np.linspace(0, 2 * math.pi, 96, endpoint=False))
+_ARM = np.array([[0.3, -1], [0.3, -0.3], [1, -0.3]])  # of the cross
+# Polygons (points, 2) of (x, y) about the origin, y downwards: the shape, then its hole where it has one.
+_OUTLINES = {
+    "disk": [_CIRCLE],
+    "ring": [_CIRCLE, 0.55 * _CIRCLE],
+    "triangle": [_on_circle(2 * math.pi * (np.arange(3) / 3 - 0.25))],
+    "cross": [np.concatenate([_ARM @ _rotation(turn * math.pi / 2) for turn in range(4)])],
+    "star": [np.tile([1.0, 0.42], 5)[:, None] * _on_circle(2 * math.pi * (np.arange(10) / 10 - 0.25))],
+}
+
+
+def _shape_mask(rng: Rng, name: str, shorter_side: int) -> np.ndarray:
     """The coverage of one slightly turned and stretched shape, uint8 (h, w), tight around it."""
     largest = min(MAX_OBJECT, 0.7 * shorter_side) / math.sqrt(_MAX_ASPECT)
     size = _log_uniform(rng, MIN_OBJECT * math.sqrt(_MAX_ASPECT), largest)
     aspect = _log_uniform(rng, 1 / _MAX_ASPECT, _MAX_ASPECT)
     extent = np.round([size * math.sqrt(aspect), size / math.sqrt(aspect)])  # width, height
     turn = _rotation(math.radians(rng.uniform(-20, 20)))
-    outlines = [outline @ turn for outline in _outlines(name)]
+    outlines = [outline @ turn for outline in _OUTLINES[name]]
     low, high = outlines[0].min(axis=0), outlines[0].max(axis=0)
     mask = Image.new("L", tuple((extent * _OVERSAMPLING).astype(int).tolist()))
     draw = ImageDraw.Draw(mask)
@@ -185,9 +179,7 @@ def _shape_mask(rng: np.random.Generator, name: str, shorter_side: int) -> np.nd
     return np.asarray(mask.reduce(_OVERSAMPLING))
 
 
-def _find_place(
-    rng: np.random.Generator, solid: np.ndarray, owner: np.ndarray, full_areas: list[int]
-) -> tuple[int, int] | None:
+def _find_place(rng: Rng, solid: np.ndarray, owner: np.ndarray, full_areas: list[int]) -> _Place | None:
     """A (top, left) where the object shows enough of itself and hides no other too much, or None."""
     for _ in range(_ATTEMPTS):
         # Up to a third of each side may lie outside the image.
@@ -210,9 +202,7 @@ def _visible_areas(owner: np.ndarray, num_objects: int) -> np.ndarray:
     return np.bincount(owner.ravel() + 1, minlength=num_objects + 1)[1:]
 
 
-def _overlap(
-    image_shape: tuple[int, ...], patch_shape: tuple[int, ...], top: int, left: int
-) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+def _overlap(image_shape: _Shape, patch_shape: _Shape, top: int, left: int) -> tuple[_Slices, _Slices]:
     """The slices of the image and of the patch at (top, left) that lie on each other."""
     bottom = min(top + patch_shape[0], image_shape[0])
     right = min(left + patch_shape[1], image_shape[1])
@@ -221,9 +211,7 @@ def _overlap(
     return view, part
 
 
-def _clipped_box(
-    solid: np.ndarray, top: int, left: int, height: int, width: int
-) -> tuple[int, int, int, int]:
+def _clipped_box(solid: np.ndarray, top: int, left: int, height: int, width: int) -> tuple[int, ...]:
     """The ltwh box, in pixels of the image, around the object's full extent, clipped to the image."""
     rows, columns = np.flatnonzero(solid.any(axis=1)), np.flatnonzero(solid.any(axis=0))
     y0, y1 = max(top + rows[0], 0), min(top + rows[-1] + 1, height)
@@ -234,7 +222,7 @@ def _clipped_box(
 # --- colours and textures ---
 
 
-def _background(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+def _background(rng: Rng, height: int, width: int) -> np.ndarray:
     """A colour gradient under several octaves of noise and, at times, stripes; float32 (H, W, 3)."""
     first, second = (_colour(rng, saturation=(0.05, 0.45), value=(0.25, 0.9)) for _ in range(2))
     canvas = _gradient(rng, height, width, first, second)
@@ -248,7 +236,7 @@ def _background(rng: np.random.Generator, height: int, width: int) -> np.ndarray
     return canvas
 
 
-def _fill(rng: np.random.Generator, mask: np.ndarray, surroundings: np.ndarray) -> np.ndarray:
+def _fill(rng: Rng, mask: np.ndarray, surroundings: np.ndarray) -> np.ndarray:
     """The paint of one object, float32 (h, w, 3): a gradient, perhaps a texture, and a darker rim."""
     height, width = mask.shape
     candidates = [_colour(rng, saturation=(0.45, 1), value=(0.45, 1)) for _ in range(4)]
@@ -279,16 +267,14 @@ def _cast_shadow(canvas: np.ndarray, mask: np.ndarray, top: int, left: int) -> N
     canvas[view] *= 1 - 0.4 * np.asarray(soft, np.float32)[part][..., None] / 255
 
 
-def _gradient(
-    rng: np.random.Generator, height: int, width: int, first: np.ndarray, second: np.ndarray
-) -> np.ndarray:
+def _gradient(rng: Rng, height: int, width: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     position = _ramp(height, width, rng.uniform(0, 2 * math.pi))
     position -= position.min()
     position /= max(float(position.max()), 1e-6)
     return first + position[..., None] * (second - first)
 
 
-def _stripes(rng: np.random.Generator, height: int, width: int, period: float) -> np.ndarray:
+def _stripes(rng: Rng, height: int, width: int, period: float) -> np.ndarray:
     ramp = _ramp(height, width, rng.uniform(0, math.pi))
     return np.sin(ramp * np.float32(2 * math.pi / period) + np.float32(rng.uniform(0, 2 * math.pi)))
 
@@ -299,15 +285,13 @@ def _ramp(height: int, width: int, angle: float) -> np.ndarray:
     return y + np.arange(width, dtype=np.float32) * np.float32(math.cos(angle))
 
 
-def _smooth_noise(rng: np.random.Generator, height: int, width: int, cells: int) -> np.ndarray:
+def _smooth_noise(rng: Rng, height: int, width: int, cells: int) -> np.ndarray:
     """Standard normal values on a `cells` x `cells` grid, interpolated to float32 (height, width)."""
     grid = Image.fromarray(rng.standard_normal((cells, cells), dtype=np.float32))
     return np.asarray(grid.resize((width, height), Image.Resampling.BILINEAR))
 
 
-def _colour(
-    rng: np.random.Generator, saturation: tuple[float, float], value: tuple[float, float]
-) -> np.ndarray:
+def _colour(rng: Rng, saturation: tuple[float, float], value: tuple[float, float]) -> np.ndarray:
     """A random colour of any hue, float32 (3,) RGB in 0..255."""
     offsets = np.array([0, 2 / 3, 1 / 3])
     hue = np.clip(np.abs((rng.random() + offsets) % 1 * 6 - 3) - 1, 0, 1)  # HSV's hue as RGB
@@ -315,14 +299,8 @@ def _colour(
     return (255 * rng.uniform(*value) * mixed).astype(np.float32)
 
 
-def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+def _log_uniform(rng: Rng, low: float, high: float) -> float:
     return math.exp(rng.uniform(math.log(low), math.log(high)))
-
-
-def _jpeg(image: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(image).save(stream, "JPEG", quality=JPEG_QUALITY)
-    return stream.getvalue()
 
 
 # --- the command ---
@@ -331,8 +309,8 @@ def _jpeg(image: np.ndarray) -> bytes:
 def define_flags(fv: flags.FlagValues) -> None:
     """The flags of this command."""
     flags.DEFINE_string("output_dir", None, "Where to write images/ and instances.json.", flag_values=fv)
-    flags.DEFINE_integer("num_images", 300, "Number of images to draw.", flag_values=fv)
-    flags.DEFINE_integer("seed", 0, "The same seed draws the same images.", flag_values=fv)
+    flags.DEFINE_integer("num_images", 300, "Number of images to draw.", lower_bound=1, flag_values=fv)
+    flags.DEFINE_integer("seed", 0, "The same seed draws the same images.", lower_bound=0, flag_values=fv)
     flags.DEFINE_enum("style", "small", STYLES, "small, or photo: as large as COCO's.", flag_values=fv)
     flags.mark_flag_as_required("output_dir", flag_values=fv)
 

@@ -100,7 +100,6 @@ _BAD_IMAGES = {
     "image-lfs-pointer": ("git-lfs pointer in place of an image", "run git lfs pull"),
     "not-an-image": ("file that is not an image", "replace it"),
     "unsupported-format": ("image format that DALI does not decode", "convert it to JPEG or PNG"),
-    "image-not-jpeg-or-png": ("image that is neither JPEG nor PNG", "TFRecords hold these two: convert it"),
     "image-truncated": ("image that is cut off", "copy it again"),
     "image-damaged": ("image with damaged data", "copy it again"),
     "image-too-large": ("image larger than --max_megapixels", "raise the limit if that is its size"),
@@ -125,9 +124,7 @@ _WARNINGS = {
     "record-completed": ("record without the keys of its boxes", "a complete copy is read in its place"),
     "label-missing": ("image without a label file", "it is taken to hold no object"),
     "polygon": ("polygon in place of a box", "its bounding box is taken"),
-    "size-missing": ("label file without the size of its image", "the size in the image's header is taken"),
     "difficult": ("object marked difficult", "see --difficult"),
-    "voc-filename": ("xml file with the filename of another image", "the image named like the xml is taken"),
     "voc-zero": ("box that begins before pixel 1, the first of VOC", "perhaps --voc_pixels=zero_based"),
 }
 _ROWS = {

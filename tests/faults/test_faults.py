@@ -246,7 +246,7 @@ def test_the_corpus_is_large_and_complete():
     below = {"eval-categories", "fewer-than-batch", "fewer-than-ranks", "too-many-boxes"}
     permissions = {"image-unreadable"}  # tests may run as root, whom nothing is forbidden
     converters = {  # tests of convert.py, voc.py and yolo.py
-        *("label-file", "label-line", "label-turned", "label-missing", "polygon", "size-missing"),
-        *("difficult", "voc-filename", "voc-zero", "image-not-jpeg-or-png"),
+        *("label-file", "label-line", "label-turned", "label-missing", "polygon"),
+        *("difficult", "voc-zero"),
     }
     assert {fault.kind for fault in faults} | below | permissions | converters == set(KINDS)

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from absl import flags
 from PIL import Image
 from pycocotools.coco import COCO
 
@@ -144,15 +145,17 @@ def test_the_files_are_valid_coco_and_valid_jpeg(tmp_path):
     assert len({a["id"] for a in coco.anns.values()}) == len(coco.anns)
 
 
-@pytest.mark.parametrize(("num_images", "seed", "named"), [(0, 0, "num_images=0"), (1, -1, "seed=-1")])
-def test_bad_arguments_are_named(tmp_path, num_images, seed, named):
-    with pytest.raises(UserError, match=named):
-        synthetic.draw_dataset(tmp_path, num_images, seed)
+@pytest.mark.parametrize("argument", ["--num_images=0", "--seed=-1"])
+def test_bad_arguments_are_named(argument):
+    fv = flags.FlagValues()
+    synthetic.define_flags(fv)
+    with pytest.raises(flags.IllegalFlagValueError, match=argument):
+        fv(["synthetic", "--output_dir=x", argument])
 
 
 def test_an_output_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file/data"):
+    with pytest.raises(UserError, match="file/data: Not a directory"):
         synthetic.draw_dataset(tmp_path / "file" / "data", 1, 0)
 
 

@@ -18,8 +18,6 @@ from common.datacheck import images
 from common.errors import UserError
 from common.files import write_bytes, write_into
 
-_MAX_NAME = 255  # bytes of a file name, on all usual file systems
-_SUFFIXES = {"jpeg": "jpg", "mpo": "jpg"}
 _DECIMALS = 3  # of pixels: float32 fractions of an image of 10,000 pixels carry no more
 
 
@@ -61,12 +59,28 @@ def extract_images(
         UserError: a file is in the way.
         OSError: the disk.
     """
-    names: list[str] = []
+    given, names = file_names(annotations), [""] * annotations.num_images
+    rows = {image_id: row for row, image_id in enumerate(annotations.image_ids.tolist())}
 
     def write(staged: pathlib.Path) -> None:
-        names.extend(_stage(files, annotations, staged))
-        if not overwrite:
-            _refuse_existing(pathlib.Path(directory), names)
+        bar = progress.Bar("Extracting images", len(rows))
+        for record in tf.data.TFRecordDataset([os.fspath(file) for file in files]).as_numpy_iterator():
+            features = tf.train.Example.FromString(record).features.feature
+            image_id = int(features["image/source_id"].bytes_list.value[0])
+            if image_id not in rows:  # left out by --on_bad_image=skip
+                continue
+            row, encoded = rows[image_id], features["image/encoded"].bytes_list.value[0]
+            suffix = images.inspect(encoded).image_format.lower().replace("jpeg", "jpg")
+            names[row] = given[row] if given else f"{image_id}.{suffix}"
+            if os.path.lexists(os.path.join(directory, names[row])) and not overwrite:
+                raise UserError(
+                    f"{os.path.join(directory, names[row])} is there already: choose another directory by"
+                    " --images=DIR, or --overwrite"
+                )
+            file = staged / names[row]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encoded)
+            bar.step()
 
     write_into(directory, write)
     return dataclasses.replace(annotations, file_names=names)
@@ -74,10 +88,9 @@ def extract_images(
 
 def file_names(annotations: Annotations) -> list[str] | None:
     """The names of the files of the images; None unless all are different and inside the directory."""
-    names = [_safe_name(name) for name in annotations.file_names]
-    folders = {str(folder) for name in names for folder in pathlib.PurePosixPath(name).parents}
-    different = set(names)
-    return names if len(different) == len(names) and not different & {"", *folders} else None
+    names = [str(pathlib.PurePosixPath(name)) for name in annotations.file_names]  # "" becomes "."
+    usable = "." not in names and not any(map(images.path_fault, names))
+    return names if usable and len(set(names)) == len(names) else None
 
 
 def round_boxes(annotations: Annotations) -> Annotations:
@@ -95,38 +108,3 @@ def round_boxes(annotations: Annotations) -> Annotations:
         boxes_ltwh_px=np.concatenate([edges[:, :2], sides], axis=1),
         areas=np.where(of_box, sides[:, 0] * sides[:, 1], areas),
     )
-
-
-def _stage(files: Sequence[str | os.PathLike], annotations: Annotations, staged: pathlib.Path) -> list[str]:
-    """Writes the images to a temporary directory; their names."""
-    given, names = file_names(annotations), [""] * annotations.num_images
-    rows = {image_id: row for row, image_id in enumerate(annotations.image_ids.tolist())}
-    bar = progress.Bar("Extracting images", len(rows))
-    for record in tf.data.TFRecordDataset([os.fspath(file) for file in files]).as_numpy_iterator():
-        features = tf.train.Example.FromString(record).features.feature
-        image_id = int(features["image/source_id"].bytes_list.value[0])
-        if image_id not in rows:  # left out by --on_bad_image=skip
-            continue
-        row, encoded = rows[image_id], features["image/encoded"].bytes_list.value[0]
-        suffix = images.inspect(encoded).image_format.lower()
-        names[row] = given[row] if given else f"{image_id}.{_SUFFIXES.get(suffix, suffix)}"
-        (staged / names[row]).parent.mkdir(parents=True, exist_ok=True)
-        (staged / names[row]).write_bytes(encoded)
-        bar.step()
-    return names
-
-
-def _safe_name(name: str) -> str:
-    path = pathlib.PurePosixPath(name)
-    usual = name.isprintable() and "\\" not in name and not images.path_fault(name)
-    hidden = any(part.startswith(".") or len(part.encode()) > _MAX_NAME for part in path.parts)
-    return str(path) if path.name and usual and not hidden else ""
-
-
-def _refuse_existing(directory: pathlib.Path, names: Sequence[str]) -> None:
-    existing = [name for name in names if os.path.lexists(directory / name)]
-    if existing:
-        raise UserError(
-            f"{directory / existing[0]} is there already ({len(existing)} of {len(names)} images are):"
-            " choose another directory by --images=DIR, or --overwrite"
-        )

@@ -29,9 +29,7 @@ class Options:
     )
     output: str | None = flag(None, "coco: json to write. tfrecord: prefix of the files to write.")
     images: str | None = flag(
-        None,
-        "Directory of images. voc, coco: where they are. tfrecord: where they go; default: images beside "
-        "--output.",
+        None, "Images. voc, coco: their directory. tfrecord: where they go; default: images beside --output."
     )
     split: str | None = flag(
         None, "voc: NAME of ImageSets/Main/NAME.txt, or path of a list of names. yolo: train, val, ..."
@@ -43,14 +41,11 @@ class Options:
     )
     voc_pixels: str = flag(
         "one_based",
-        "voc: one_based counts pixels from 1 and includes the last, as Pascal VOC does; zero_based are edges "
-        "from 0, as labelImg writes them.",
+        "voc: pixels count from 1, or edges from 0 (labelImg).",
         choices=("one_based", "zero_based"),
     )
     yolo_pixels: str | None = flag(
-        None,
-        "yolo: which pixels the labels of images with an EXIF turn refer to.",
-        choices=("stored", "turned"),
+        None, "yolo: pixels that labels of images with an EXIF turn refer to.", choices=("stored", "turned")
     )
     num_shards: int = flag(1, "tfrecord: number of files.", low=1)
     seed: int = flag(0, "tfrecord: seed of the order of the images.", low=0)

@@ -112,10 +112,19 @@ def detect(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outp
     return name_outputs(parts, found, image_sizes)
 
 
+def name_raw_outputs(parts: Exportable, raw: list[tf.Tensor], image_sizes: tf.Tensor) -> Outputs:
+    """The named outputs of `detect_raw`."""
+    boxes, scores = parts.decode_all(raw)
+    return {"boxes": to_pixels(parts, boxes, image_sizes), "scores": scores}
+
+
 def detect_raw(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outputs:
     """The detector without suppression: boxes (B, N, 4) as in `detect`, and scores (B, N, C)."""
-    boxes, scores = parts.decode_all(parts.network(network_input(parts, images, image_sizes)))
-    return {"boxes": to_pixels(parts, boxes, image_sizes), "scores": scores}
+    raw = parts.network(network_input(parts, images, image_sizes))
+    return name_raw_outputs(parts, raw, image_sizes)
+
+
+DETECT = {"standard": detect, "none": detect_raw}  # by --nms
 
 
 def signature(parts: Exportable, batch_size: int | None) -> list[tf.TensorSpec]:

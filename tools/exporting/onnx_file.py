@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +10,14 @@ import tensorflow as tf
 
 from common.training import model_metadata
 from tools.exporting import export_graph, onnx_graphs, onnx_nms
-from tools.exporting.export_graph import Exportable
+from tools.exporting.export_graph import Exportable, Outputs
+from tools.exporting.quantization import NETWORK_INPUT
 
 _NMS = {
-    "standard": onnx_nms.standard,
-    "efficientnms_trt": onnx_nms.efficientnms_trt,
-    "none": onnx_nms.none,
+    "standard": (onnx_nms.standard, onnx_nms.OUTPUTS),
+    "efficientnms_trt": (onnx_nms.efficientnms_trt, onnx_nms.OUTPUTS),
+    "none": (onnx_nms.none, onnx_nms.RAW_OUTPUTS),
 }
-NETWORK_INPUT = "network_input"
-
-Quantizer = Callable[[pathlib.Path, pathlib.Path], None]  # (float network, where the quantised one goes)
 
 
 def write(
@@ -28,48 +25,40 @@ def write(
     path: pathlib.Path,
     *,
     nms: str,
-    opset: int,
     metadata: dict[str, Any],
-    quantizer: Quantizer | None = None,
+    quantize: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None,
 ) -> None:
     """Writes `path`.
 
     Args:
         nms: standard, efficientnms_trt or none.
-        opset: of ONNX.
         metadata: what JSON can hold, for metadata_props.
-        quantizer: turns the network, and nothing before or after it, into one of fewer bits.
+        quantize: turns the network, and nothing before or after it, into one of fewer bits.
     """
     images, image_sizes = export_graph.signature(parts, None)
-    to_input = onnx_graphs.convert(
-        lambda *given: [export_graph.network_input(parts, *given)],
-        [images, image_sizes],
-        [NETWORK_INPUT],
-        opset,
+    network_input = tf.TensorSpec([None, *parts.image_size, 3], tf.float32, NETWORK_INPUT)
+
+    def to_input(images: tf.Tensor, image_sizes: tf.Tensor) -> Outputs:
+        return {NETWORK_INPUT: export_graph.network_input(parts, images, image_sizes)}
+
+    def run_network(images: tf.Tensor) -> Outputs:
+        return {f"raw_{number:02}": output for number, output in enumerate(parts.network(images))}
+
+    network = onnx_graphs.convert(run_network, [network_input])
+    if quantize:
+        network = quantize(network)
+    raw = list(onnx_graphs.output_specs(run_network, [network_input]).values())
+    suppress, outputs = _NMS[nms]
+    model = onnx_graphs.join(
+        [
+            onnx_graphs.convert(to_input, [images, image_sizes]),
+            network,
+            *suppress(parts, raw),
+        ],
+        [images.name, image_sizes.name],
+        outputs,
     )
-    network, raw = _network(parts, opset)
-    if quantizer:
-        network = _quantized(network, quantizer)
-    rest = _NMS[nms](parts, raw, opset)
-    outputs = onnx_nms.RAW_OUTPUTS if nms == "none" else onnx_nms.OUTPUTS
-    model = onnx_graphs.join([to_input, network, *rest], [images.name, image_sizes.name], outputs)
     for port in [*model.graph.input, *model.graph.output]:
         port.type.tensor_type.shape.dim[0].dim_param = "batch"
     onnx.helper.set_model_props(model, {model_metadata.KEY: json.dumps(metadata)})
     path.write_bytes(model.SerializeToString())
-
-
-def _network(parts: Exportable, opset: int) -> tuple[onnx.ModelProto, list[tf.TensorSpec]]:
-    """The network by itself, and the specs of its outputs."""
-    given = tf.TensorSpec([None, *parts.image_size, 3], tf.float32, NETWORK_INPUT)
-    found = tf.function(parts.network).get_concrete_function(given).structured_outputs
-    raw = [tf.TensorSpec(output.shape, output.dtype, f"raw_{i}") for i, output in enumerate(found)]
-    return onnx_graphs.convert(parts.network, [given], [spec.name for spec in raw], opset), raw
-
-
-def _quantized(network: onnx.ModelProto, quantizer: Quantizer) -> onnx.ModelProto:
-    with tempfile.TemporaryDirectory() as folder:
-        before, after = pathlib.Path(folder) / "float.onnx", pathlib.Path(folder) / "quantized.onnx"
-        onnx.save(onnx_graphs.canonical(network), before)  # the same in every run: ranges are kept by name
-        quantizer(before, after)
-        return onnx.load(after)

@@ -8,27 +8,35 @@ from onnx import helper
 from common import boxes as box_ops
 from common import nms
 from tools.exporting import export_graph, onnx_graphs
-from tools.exporting.export_graph import Exportable
+from tools.exporting.export_graph import Exportable, Outputs
 
 OUTPUTS = ("boxes", "scores", "classes", "count")
 RAW_OUTPUTS = ("boxes", "scores")
 PLUGIN_DOMAIN = "TRT"  # TensorRT's parser finds plugins by the operation's name, whatever the domain
 
 
-def standard(parts: Exportable, raw: list[tf.TensorSpec], opset: int) -> list[onnx.ModelProto]:
-    """Raw outputs and image_sizes -> boxes, scores, classes, count: equal to parts.detect.
+def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
+    """Raw outputs and image_sizes -> boxes, scores, classes, count: equal to export_graph.detect.
 
-    ONNX's operation keeps the best, but the order of what it returns is open: so it says which candidates
-    stay, and these are taken in the candidates' own order. Of equal scores both take the first
+    ONNX's operation keeps the best, but the order of what it returns is open. So it only gives the candidates
+    that stay, and these are taken in the candidates' own order. Of equal scores both take the first
     (https://onnx.ai/onnx/operators/onnx__TopK.html).
     """
 
-    def candidates(*raw):
+    def candidates(*raw: tf.Tensor) -> Outputs:
         boxes, scores, classes = parts.candidates(list(raw))
         boxes, scores = nms.only_finite(boxes, scores)
-        return boxes, scores, classes, nms.moved_apart(boxes, classes, parts.num_classes)
+        return {
+            "candidate_boxes": boxes,  # (B, K, 4)
+            "candidate_scores": scores,  # (B, K)
+            "candidate_classes": classes,
+            "boxes_apart": nms.moved_apart(boxes, classes, parts.num_classes),
+            "scores_of_one_class": scores[:, tf.newaxis],
+        }
 
-    def pick(boxes, scores, classes, kept, image_sizes):
+    def pick(boxes, scores, classes, selected, image_sizes) -> Outputs:
+        rows = tf.gather(selected, [0, 2], axis=1)  # (n, 2): image, candidate
+        kept = tf.scatter_nd(rows, tf.ones_like(rows[:, 0], tf.float32), tf.shape(scores, tf.int64))
         most = tf.minimum(parts.max_detections, tf.shape(scores)[1])
         scores, places = tf.math.top_k(scores * kept, most)
         shape, missing = [-1, parts.max_detections], [[0, 0], [0, parts.max_detections - most]]
@@ -41,31 +49,37 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec], opset: int) -> list[on
             classes=tf.where(is_detection, tf.gather(classes, places, batch_dims=1), -1),
             count=tf.reduce_sum(tf.cast(is_detection, tf.int32), axis=1),
         )
-        return list(export_graph.name_outputs(parts, found, image_sizes).values())
+        return export_graph.name_outputs(parts, found, image_sizes)
 
-    count = tf.function(candidates).get_concrete_function(*raw).structured_outputs[0].shape[1]
-    boxes = tf.TensorSpec([None, count, 4], tf.float32, "candidate_boxes")
-    scores = tf.TensorSpec([None, count], tf.float32, "candidate_scores")
-    classes = tf.TensorSpec([None, count], tf.int32, "candidate_classes")
-    apart = tf.TensorSpec([None, count, 4], tf.float32, "candidates_apart")
-    kept = tf.TensorSpec([None, count], tf.float32, "candidate_kept")
-    image_sizes = export_graph.signature(parts, None)[1]
-    found = [boxes.name, scores.name, classes.name, apart.name]
+    specs = onnx_graphs.output_specs(candidates, raw)
+    selected = tf.TensorSpec([None, 3], tf.int64, "selected")  # image, class, candidate
+    constants = {
+        "most": np.array([parts.max_detections], np.int64),
+        "iou": np.array([parts.nms_iou], np.float32),
+        "threshold": np.array([parts.score_threshold], np.float32),
+    }
+    given = [specs["boxes_apart"], specs["scores_of_one_class"]]
+    names = [*(spec.name for spec in given), *constants]
+    suppression = helper.make_node("NonMaxSuppression", names, [selected.name], name="suppression")
+    taken = [specs[f"candidate_{name}"] for name in ("boxes", "scores", "classes")]
     return [
-        onnx_graphs.convert(candidates, raw, found, opset),
-        _keep(parts, apart, scores, kept, opset),
-        onnx_graphs.convert(pick, [boxes, scores, classes, kept, image_sizes], OUTPUTS, opset),
+        onnx_graphs.convert(candidates, raw),
+        onnx_graphs.by_hand(suppression, given, [selected], constants),
+        onnx_graphs.convert(pick, [*taken, selected, export_graph.signature(parts, None)[1]]),
     ]
 
 
-def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec], opset: int) -> list[onnx.ModelProto]:
+def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
     """The same by TensorRT's plugin EfficientNMS_TRT, which nothing but TensorRT can run.
 
     It suppresses among all predictions, not among the best only. Its inputs, outputs and attributes:
     https://github.com/NVIDIA/TensorRT/tree/main/plugin/efficientNMSPlugin
     """
 
-    def finish(count, boxes, scores, classes, image_sizes):
+    def decode(*raw: tf.Tensor) -> Outputs:
+        return dict(zip(("all_boxes", "all_scores"), parts.decode_all(list(raw)), strict=True))
+
+    def finish(count, boxes, scores, classes, image_sizes) -> Outputs:
         is_detection = tf.sequence_mask(count[:, 0], parts.max_detections)
         found = nms.Detections(
             boxes=box_ops.clip(boxes),
@@ -73,7 +87,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec], opset: int) ->
             classes=tf.where(is_detection, classes, -1),
             count=count[:, 0],
         )
-        return list(export_graph.name_outputs(parts, found, image_sizes).values())
+        return export_graph.name_outputs(parts, found, image_sizes)
 
     detections = parts.max_detections
     found = [
@@ -82,9 +96,10 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec], opset: int) ->
         tf.TensorSpec([None, detections], tf.float32, "detection_scores"),
         tf.TensorSpec([None, detections], tf.int32, "detection_classes"),
     ]
+    given = onnx_graphs.output_specs(decode, raw)  # in the order of the plugin
     plugin = helper.make_node(
         "EfficientNMS_TRT",
-        ["all_boxes", "all_scores"],
+        list(given),
         [spec.name for spec in found],
         name="suppression",
         domain=PLUGIN_DOMAIN,
@@ -97,54 +112,18 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec], opset: int) ->
         score_activation=0,
         score_threshold=float(parts.score_threshold),
     )
-    decoded = onnx_graphs.convert(
-        lambda *raw: parts.decode_all(list(raw)), raw, ["all_boxes", "all_scores"], opset
-    )
-    inputs, outputs = list(decoded.graph.output), [onnx_graphs.port(spec) for spec in found]
     return [
-        decoded,
-        onnx_graphs.by_hand([plugin], inputs, outputs, {}, opset, PLUGIN_DOMAIN),
-        onnx_graphs.convert(finish, [*found, export_graph.signature(parts, None)[1]], OUTPUTS, opset),
+        onnx_graphs.convert(decode, raw),
+        onnx_graphs.by_hand(plugin, list(given.values()), found, {}),
+        onnx_graphs.convert(finish, [*found, export_graph.signature(parts, None)[1]]),
     ]
 
 
-def none(parts: Exportable, raw: list[tf.TensorSpec], opset: int) -> list[onnx.ModelProto]:
-    """Raw outputs and image_sizes -> all boxes and scores: equal to parts.detect_raw."""
+def none(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
+    """Raw outputs and image_sizes -> all boxes and scores: equal to export_graph.detect_raw."""
 
-    def finish(*tensors):
+    def finish(*tensors: tf.Tensor) -> Outputs:
         *raw, image_sizes = tensors
-        boxes, scores = parts.decode_all(list(raw))
-        return export_graph.to_pixels(parts, boxes, image_sizes), scores
+        return export_graph.name_raw_outputs(parts, list(raw), image_sizes)
 
-    return [onnx_graphs.convert(finish, [*raw, export_graph.signature(parts, None)[1]], RAW_OUTPUTS, opset)]
-
-
-def _keep(
-    parts: Exportable, apart: tf.TensorSpec, scores: tf.TensorSpec, kept: tf.TensorSpec, opset: int
-) -> onnx.ModelProto:
-    """Boxes apart by class (B, K, 4), their scores (B, K) -> (B, K): 1 for those that stay."""
-    nodes = [
-        helper.make_node("Unsqueeze", [scores.name, "one"], ["scores_of_one_class"]),  # (B, 1, K)
-        helper.make_node(
-            "NonMaxSuppression",
-            [apart.name, "scores_of_one_class", "most", "iou", "threshold"],
-            ["selected"],  # (n, 3): image, class, candidate
-        ),
-        helper.make_node("Gather", ["selected", "image_and_candidate"], ["where"], axis=1),  # (n, 2)
-        helper.make_node("Shape", ["selected"], ["n_and_3"]),
-        helper.make_node("Gather", ["n_and_3", "zero"], ["n"]),  # (1,)
-        helper.make_node("Expand", ["kept", "n"], ["ones"]),
-        helper.make_node("Sub", [scores.name, scores.name], ["zeros"]),
-        helper.make_node("ScatterND", ["zeros", "where", "ones"], [kept.name]),
-    ]
-    constants = {
-        "zero": np.array([0], np.int64),
-        "one": np.array([1], np.int64),
-        "most": np.array([parts.max_detections], np.int64),
-        "iou": np.array([parts.nms_iou], np.float32),
-        "threshold": np.array([parts.score_threshold], np.float32),
-        "image_and_candidate": np.array([0, 2], np.int64),
-        "kept": np.array([1.0], np.float32),
-    }
-    inputs = [onnx_graphs.port(apart), onnx_graphs.port(scores)]
-    return onnx_graphs.by_hand(nodes, inputs, [onnx_graphs.port(kept)], constants, opset)
+    return [onnx_graphs.convert(finish, [*raw, export_graph.signature(parts, None)[1]])]

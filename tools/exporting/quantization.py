@@ -6,9 +6,6 @@ convolutions and matrix products become INT8, weights by channel, activations by
 outputs do not: 256 values are too few to order boxes by their scores.
 """
 
-import hashlib
-import itertools
-import json
 import logging
 import pathlib
 import tempfile
@@ -17,70 +14,66 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 
-from common.errors import UserError
-from common.files import write_bytes
-from tools.exporting.onnx_file import NETWORK_INPUT, Quantizer
-
+NETWORK_INPUT = "network_input"
 _QUANTIZED = ["Conv", "MatMul"]
 
 
-def to_fp16(before: pathlib.Path, after: pathlib.Path) -> None:
-    """A Quantizer of onnx_file.py that needs no images: half precision for weights and arithmetic."""
+def to_fp16(network: onnx.ModelProto) -> onnx.ModelProto:
+    """Half precision for weights and arithmetic; inputs and outputs stay in float32."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    onnx.save(convert_float_to_float16(onnx.load(before), keep_io_types=True), after)
+    return convert_float_to_float16(network, keep_io_types=True)
 
 
-def make_int8(
-    batches: Iterator[np.ndarray], count: int, table: pathlib.Path, *, symmetric: bool
-) -> Quantizer:
-    """A Quantizer of onnx_file.py.
+def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, symmetric: bool) -> onnx.ModelProto:
+    """INT8 by ranges that are measured.
 
     Args:
+        network: in float32; its input is NETWORK_INPUT.
         batches: of network input, float32 (B, H, W, 3).
-        count: how many of them.
-        table: file of the measured ranges. That of the same network replaces the images, another is refused,
-            and a missing one is written.
         symmetric: activations around 0, which TensorRT wants; it wastes range where they are mostly positive.
     """
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    def quantize(before: pathlib.Path, after: pathlib.Path) -> None:
-        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-        from onnxruntime.quantization.shape_inference import quant_pre_process
+    class Reader(CalibrationDataReader):
+        def get_next(self):
+            images = next(batches, None)
+            return None if images is None else {NETWORK_INPUT: images}
 
-        class Reader(CalibrationDataReader):
-            def __init__(self):
-                self.inputs = ({NETWORK_INPUT: images} for images in itertools.islice(batches, count))
+    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime.quantization writes to the root
+    with tempfile.TemporaryDirectory() as folder:
+        before, simplified, after = (pathlib.Path(folder, f"{name}.onnx") for name in ("a", "b", "c"))
+        onnx.save(network, before)
+        quant_pre_process(before, simplified, skip_symbolic_shape=True)
+        network = onnx.load(simplified)
+        _separate_biases(network.graph)
+        quantize_static(
+            network,
+            after,
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=_QUANTIZED,
+            nodes_to_exclude=_last_nodes(network.graph),
+            per_channel=True,
+            activation_type=QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+            extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": True},
+        )
+        return onnx.load(after)
 
-            def get_next(self):
-                return next(self.inputs, None)
 
-        logging.getLogger().setLevel(logging.ERROR)  # onnxruntime.quantization writes to the root
-        digest = hashlib.sha256(before.read_bytes()).hexdigest()
-        with tempfile.TemporaryDirectory() as folder:
-            simplified, ranges = (pathlib.Path(folder) / name for name in ("simplified.onnx", "ranges.json"))
-            quant_pre_process(before, simplified, skip_symbolic_shape=True)
-            known = _read_table(table, digest)
-            if known is not None:
-                ranges.write_text(json.dumps(known))
-            quantize_static(
-                simplified,
-                after,
-                Reader(),
-                quant_format=QuantFormat.QDQ,
-                op_types_to_quantize=_QUANTIZED,
-                nodes_to_exclude=_last_nodes(onnx.load(simplified).graph),
-                per_channel=True,
-                activation_type=QuantType.QInt8,
-                weight_type=QuantType.QInt8,
-                extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": True},
-                calibration_cache_path=ranges,
-            )
-            if known is None:
-                content = {"network_sha256": digest, "ranges": json.loads(ranges.read_text())}
-                write_bytes(table, json.dumps(content).encode())
+def _separate_biases(graph: onnx.GraphProto) -> None:
+    """Gives each convolution a bias that no other one shares.
 
-    return quantize
+    ONNX Runtime would make copies, and call that of `tensor_6` perhaps `tensor_69`, which may be another one.
+    """
+    constants = {constant.name: constant for constant in graph.initializer}
+    for number, node in enumerate(graph.node):
+        if node.op_type == "Conv" and len(node.input) > 2 and node.input[2] in constants:
+            bias = graph.initializer.add()
+            bias.CopyFrom(constants[node.input[2]])
+            bias.name = node.input[2] = f"bias_of_node_{number}"
 
 
 def _last_nodes(graph: onnx.GraphProto) -> list[str]:
@@ -98,22 +91,3 @@ def _last_nodes(graph: onnx.GraphProto) -> list[str]:
         else:
             waiting.extend(node.input)
     return last
-
-
-def _read_table(table: pathlib.Path, digest: str) -> dict | None:
-    """The ranges in the file; None where there is no file."""
-    if not table.exists():
-        return None
-    try:
-        content = json.loads(table.read_text())
-        is_same, ranges = content["network_sha256"] == digest, content["ranges"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"--calibration_table={table} is not a calibration table: name another file"
-        ) from error
-    if not is_same:
-        raise UserError(
-            f"--calibration_table={table} was measured for another network, size or opset: name another "
-            "file, or remove it to measure anew"
-        )
-    return ranges

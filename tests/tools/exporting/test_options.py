@@ -13,9 +13,7 @@ GIVEN = {
     "output": "a.onnx",
     "quantize": "none",
     "nms": None,
-    "opset": 17,
     "calibration_images": None,
-    "calibration_table": None,
     "verify_images": None,
     "verify_annotations": None,
 }
@@ -24,12 +22,18 @@ GIVEN = {
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"format": None}, "--format is missing"),
-        ({"format": "tflite"}, "did you mean 'litert'"),
-        ({"output": None}, "--output is missing"),
-        ({"output": "a.tflite"}, r"ends in \.onnx"),
-        ({"format": "saved_model", "output": "a", "quantize": "fp16"}, "keeps float32"),
-        ({"format": "litert", "output": "a.tflite", "nms": "efficientnms_trt"}, "node for TensorRT"),
+        ({"format": None}, "--format=None: it must be one of saved_model, onnx, litert, tensorrt"),
+        ({"format": "tflite"}, "--format=tflite: it must be one of"),
+        ({"output": None}, r"--output=None: name a file that ends in \.onnx for --format=onnx"),
+        ({"output": "a.tflite"}, r"--output=a\.tflite: name a file that ends in \.onnx"),
+        (
+            {"format": "saved_model", "output": "a", "quantize": "fp16"},
+            "--quantize=fp16: --format=saved_model has only none",
+        ),
+        (
+            {"format": "litert", "output": "a.tflite", "nms": "efficientnms_trt"},
+            "--nms=efficientnms_trt: --format=litert has only standard, none",
+        ),
         ({"quantize": "int8"}, "needs --calibration_images"),
         ({"calibration_images": "x"}, "nothing is calibrated"),
         (
@@ -51,10 +55,9 @@ def test_defaults_follow_from_the_format():
     engine = {"format": "tensorrt", "output": "a.engine"}
     made = Options(**GIVEN | engine)
     assert made.suppression == "efficientnms_trt"
-    assert str(made.onnx_file) == "a.onnx"
+    assert str(made.verified_file) == "a.onnx"
     int8 = Options(**GIVEN | engine | {"quantize": "int8", "calibration_images": "x"})
     int8.check()
-    assert str(int8.table) == "a.engine.calibration.json"
 
 
 def test_the_command_for_tensorrt(tmp_path):

@@ -1,6 +1,5 @@
-"""FP16 and INT8 of a small network, the table of ranges, and TensorRT where there is none."""
+"""FP16 and INT8 of a small network, and TensorRT where there is none."""
 
-import json
 import sys
 
 import numpy as np
@@ -11,7 +10,7 @@ import tensorflow as tf
 
 from common.errors import UserError
 from tools.exporting import onnx_graphs, quantization, tensorrt
-from tools.exporting.onnx_file import NETWORK_INPUT
+from tools.exporting.quantization import NETWORK_INPUT
 
 SHAPE = (2, 16, 24, 3)
 
@@ -26,11 +25,11 @@ def network(tmp_path_factory):
 
     def function(x):
         x = tf.nn.relu(tf.nn.conv2d(x, first, 1, "SAME") / sizes.astype(np.float32))
-        return [tf.nn.conv2d(x, last, 1, "SAME")]
+        return {"raw_0": tf.nn.conv2d(x, last, 1, "SAME")}
 
     spec = tf.TensorSpec([None, *SHAPE[1:]], tf.float32, NETWORK_INPUT)
     path = tmp_path_factory.mktemp("network") / "float.onnx"
-    onnx.save(onnx_graphs.convert(function, [spec], ["raw_0"], 17), path)
+    onnx.save(onnx_graphs.convert(function, [spec]), path)
     return path
 
 
@@ -46,9 +45,8 @@ def _relative_error(network, other):
 
 
 def test_int8_is_near(network, tmp_path):
-    table = tmp_path / "table.json"
-    quantize = quantization.make_int8(iter([_images(0), _images(1)]), 2, table, symmetric=False)
-    quantize(network, tmp_path / "int8.onnx")
+    images = iter([_images(0), _images(1)])
+    onnx.save(quantization.to_int8(onnx.load(network), images, symmetric=False), tmp_path / "int8.onnx")
     error = _relative_error(network, tmp_path / "int8.onnx")
     assert 1e-4 < error.max() < 0.05  # INT8, and near
     graph = onnx.load(tmp_path / "int8.onnx").graph
@@ -57,10 +55,6 @@ def test_int8_is_near(network, tmp_path):
     assert set(first.input[:2]) <= quantized
     assert not set(last.input) & quantized  # it gives the scores
 
-    again = quantization.make_int8(iter(()), 0, table, symmetric=False)  # without images
-    again(network, tmp_path / "again.onnx")
-    assert _relative_error(tmp_path / "int8.onnx", tmp_path / "again.onnx").max() == 0
-
 
 def test_convolutions_may_share_a_bias(tmp_path):
     """ONNX Runtime makes copies of it, whose names must not be those of other tensors."""
@@ -68,21 +62,24 @@ def test_convolutions_may_share_a_bias(tmp_path):
     kernels = [random.standard_normal((3, 3, 1, 1)).astype(np.float32) for _ in range(8)]
     tensors = [NETWORK_INPUT, *(f"x{number}" for number in range(9)), "raw_0"]
     nodes = [
-        onnx.helper.make_node("Conv", [tensors[number], f"kernel{number}", "bias"], [tensors[number + 1]])
+        onnx.helper.make_node("Conv", [tensors[number], f"kernel{number}", "x"], [tensors[number + 1]])
         for number in range(8)
     ]
     nodes += [onnx.helper.make_node("Relu", [tensors[i]], [tensors[i + 1]]) for i in (8, 9)]
-    constants = {"bias": np.zeros(3, np.float32)} | {f"kernel{i}": each for i, each in enumerate(kernels)}
+    for number, node in enumerate(nodes):
+        node.name = f"node{number}"
+    constants = {"x": np.zeros(3, np.float32)} | {f"kernel{i}": each for i, each in enumerate(kernels)}
+    initializers = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
     ports = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 3, 4, 4])
         for name in ("network_input", "raw_0")
     ]
-    model = onnx_graphs.by_hand(nodes, ports[:1], ports[1:], constants, 17)
-    model.ir_version = 8
-    onnx.save(onnx_graphs.canonical(model), tmp_path / "float.onnx")
+    graph = onnx.helper.make_graph(nodes, "shared", ports[:1], ports[1:], initializers)
+    opset = onnx.helper.make_opsetid("", onnx_graphs.OPSET)
+    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
+    onnx.save(model, tmp_path / "float.onnx")
     images = random.standard_normal((2, 3, 4, 4)).astype(np.float32)
-    quantize = quantization.make_int8(iter([images]), 1, tmp_path / "table.json", symmetric=False)
-    quantize(tmp_path / "float.onnx", tmp_path / "int8.onnx")
+    onnx.save(quantization.to_int8(model, iter([images]), symmetric=False), tmp_path / "int8.onnx")
     found = [
         onnxruntime.InferenceSession(tmp_path / name).run(None, {NETWORK_INPUT: images})[0]
         for name in ("float.onnx", "int8.onnx")
@@ -91,29 +88,16 @@ def test_convolutions_may_share_a_bias(tmp_path):
 
 
 def test_tensorrt_wants_no_zero_points(network, tmp_path):
-    quantize = quantization.make_int8(iter([_images(0)]), 1, tmp_path / "table.json", symmetric=True)
-    quantize(network, tmp_path / "int8.onnx")
-    graph = onnx.load(tmp_path / "int8.onnx").graph
+    graph = quantization.to_int8(onnx.load(network), iter([_images(0)]), symmetric=True).graph
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     points = [values[node.input[2]] for node in graph.node if node.op_type == "QuantizeLinear"]
     assert points
     assert all((point == 0).all() for point in points)
 
 
-def test_a_table_of_something_else_is_refused(network, tmp_path):
-    table = tmp_path / "table.json"
-    table.write_text(json.dumps({"network_sha256": "of another", "ranges": {}}))
-    with pytest.raises(UserError, match="measured for another network"):
-        quantization.make_int8(iter(()), 0, table, symmetric=True)(network, tmp_path / "x.onnx")
-    table.write_text("no JSON")
-    with pytest.raises(UserError, match="is not a calibration table"):
-        quantization.make_int8(iter(()), 0, table, symmetric=True)(network, tmp_path / "x.onnx")
-    assert not (tmp_path / "x.onnx").exists()
-
-
 def test_fp16_keeps_the_ports(network, tmp_path):
-    quantization.to_fp16(network, tmp_path / "half.onnx")
-    model = onnx.load(tmp_path / "half.onnx")
+    model = quantization.to_fp16(onnx.load(network))
+    onnx.save(model, tmp_path / "half.onnx")
     ports = [*model.graph.input, *model.graph.output]
     assert {port.type.tensor_type.elem_type for port in ports} == {onnx.TensorProto.FLOAT}
     assert {tensor.data_type for tensor in model.graph.initializer if tensor.dims} >= {
@@ -128,57 +112,3 @@ def test_without_tensorrt_the_command_is_said(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"not installed.*trtexec --onnx=.*a\.onnx") as caught:
         tensorrt.build(tmp_path / "a.onnx", tmp_path / "a.engine", (64, 96), "int8")
     assert "\n" not in str(caught.value)
-
-
-def _scrambled(model, seed):
-    """The same network as another process might have written it: other inner names, another order."""
-    random = np.random.default_rng(seed)
-    graph = onnx.ModelProto.FromString(model.SerializeToString()).graph
-    ports = {port.name for port in [*graph.input, *graph.output]}
-    ready = {tensor.name for tensor in [*graph.input, *graph.initializer]}
-    left, nodes = list(graph.node), []
-    while left:
-        possible = [node for node in left if ready.issuperset(node.input)]
-        node = possible[random.integers(len(possible))]
-        left.remove(node)
-        nodes.append(node)
-        ready.update(node.output)
-    fresh = iter(random.permutation(10_000).tolist())
-    names = {name: name if name in ports else f"x{next(fresh)}" for name in sorted(ready)}
-    for node in nodes:
-        node.name = f"n{next(fresh)}"
-        node.input[:] = [names[name] for name in node.input]
-        node.output[:] = [names[name] for name in node.output]
-        attributes = list(node.attribute)[::-1]
-        del node.attribute[:]
-        node.attribute.extend(attributes)
-    constants = [graph.initializer[i] for i in random.permutation(len(graph.initializer))]
-    for constant in constants:
-        constant.name = names[constant.name]
-    other = onnx.ModelProto.FromString(model.SerializeToString())
-    other.graph.CopyFrom(onnx.helper.make_graph(nodes, "other", graph.input, graph.output, constants))
-    return other
-
-
-def test_a_network_has_the_same_bytes_in_every_process():
-    """The table of ranges is found again by them, and names its tensors as they do."""
-    random = np.random.default_rng(2)
-    kernels = random.standard_normal((3, 3, 3, 3, 3)).astype(np.float32)
-
-    def function(x):
-        one, two = (tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME")) for kernel in kernels[:2])
-        return [tf.nn.conv2d(one + two, kernels[2], 2, "SAME"), two]
-
-    spec = tf.TensorSpec([None, *SHAPE[1:]], tf.float32, NETWORK_INPUT)
-    model = onnx_graphs.convert(function, [spec], ["raw_0", "raw_1"], 17)
-    expected = onnx_graphs.canonical(model)
-    for seed in range(5):
-        scrambled = _scrambled(model, seed)
-        onnx.checker.check_model(scrambled)
-        assert onnx_graphs.canonical(scrambled).SerializeToString() == expected.SerializeToString()
-    found, wanted = (
-        onnxruntime.InferenceSession(each.SerializeToString()).run(None, {NETWORK_INPUT: _images(0)})
-        for each in (expected, model)
-    )
-    for a, b in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,94 @@
+"""saved_model, TensorFlow's own format, and LiteRT (TensorFlow Lite).
+
+A saved_model is the only one that takes images of any size:
+
+    detector = tf.saved_model.load("detector")
+    found = detector.signatures["serving_default"](images=images)  # uint8 (B, h, w, 3), any one size
+
+Its signature `resized` is the one that the other formats have: images at their places in the network input,
+and their original sizes.
+
+LiteRT is one .tflite file for phones and small boards, one image at a time. Quantised
+(https://ai.google.dev/edge/litert/models/post_training_quantization): fp16 stores the weights in half the
+bytes; int8 stores them in a quarter and multiplies by 8-bit activations, whose range it takes from each image
+(dynamic range), so that it needs no calibration, and decoding stays in float.
+"""
+
+import json
+import pathlib
+import tempfile
+import zipfile
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+from common.evaluation.exported import RESIZED
+from common.training import model_metadata
+from tools.exporting.export_graph import DETECT, Exportable, Outputs, signature
+
+ANY_SIZE = "serving_default"
+
+
+def write_saved_model(parts: Exportable, path: pathlib.Path, *, nms: str, metadata: dict[str, Any]) -> None:
+    """Writes the directory `path`, which is empty.
+
+    Args:
+        nms: standard or none.
+        metadata: what JSON can hold, for assets.extra.
+    """
+    detect = DETECT[nms]
+
+    def of_any_size(images: tf.Tensor) -> Outputs:
+        shape = tf.shape(images)
+        image_sizes = tf.repeat(shape[tf.newaxis, 1:3], shape[0], axis=0)
+        return detect(parts, parts.resize(images), image_sizes)
+
+    any_size = [tf.TensorSpec([None, None, None, 3], tf.uint8, "images")]
+    module = tf.Module()
+    module.model = parts.model  # so that its variables are saved
+    signatures = {
+        ANY_SIZE: tf.function(of_any_size, input_signature=any_size),
+        RESIZED: tf.function(
+            lambda images, image_sizes: detect(parts, images, image_sizes),
+            input_signature=signature(parts, None),
+        ),
+    }
+    tf.saved_model.save(module, str(path), signatures=signatures)
+    folder = path / model_metadata.SAVED_MODEL_FOLDER
+    folder.mkdir()
+    (folder / model_metadata.FILE).write_text(json.dumps(metadata))
+
+
+def write_litert(
+    parts: Exportable, path: pathlib.Path, *, nms: str, metadata: dict[str, Any], quantize: str
+) -> None:
+    """Writes `path`.
+
+    Args:
+        nms: standard or none.
+        metadata: what JSON can hold, for the archive at the file's end.
+        quantize: none, fp16 or int8.
+    """
+    specs = signature(parts, 1)
+    # The converter leaves Keras' variables out, so they become constants before, which loses the names.
+    whole = tf.function(
+        lambda images, image_sizes: DETECT[nms](parts, images, image_sizes), input_signature=specs
+    ).get_concrete_function()
+    names = sorted(whole.structured_outputs)
+    frozen = convert_variables_to_constants_v2(whole)
+    function = tf.function(
+        lambda images, image_sizes: dict(zip(names, frozen(images, image_sizes), strict=True)),
+        input_signature=specs,
+    ).get_concrete_function()
+    with tempfile.TemporaryDirectory() as folder:  # of a bare function it would not keep the names either
+        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        tf.saved_model.save(tf.Module(), folder, signatures=function, options=options)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+        if quantize != "none":
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if quantize == "fp16":
+            converter.target_spec.supported_types = [tf.float16]
+        path.write_bytes(converter.convert())
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(model_metadata.FILE, json.dumps(metadata))
