@@ -92,7 +92,7 @@ def _inspect(content: Any, policy: ImagePolicy) -> ImageFacts:
         return content
     if isinstance(content, np.ndarray) and content.ndim == 3:
         return images_lib.limited(ImageFacts("array", *content.shape[:2]), policy.max_megapixels)
-    return images_lib.inspect(bytes(content), decode=policy.decode, max_megapixels=policy.max_megapixels)
+    return images_lib.inspect(memoryview(content), decode=policy.decode, max_megapixels=policy.max_megapixels)
 
 
 def image_reader(
