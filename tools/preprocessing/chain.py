@@ -136,10 +136,7 @@ def _arguments(operator: Operator, items: list[str]) -> dict[str, Any]:
         name = operator.full_name(key)
         if name in arguments:
             raise UserError(f"{key} is given twice")
-        try:
-            arguments[name] = operator.arguments[name].parse(value)
-        except UserError as error:
-            raise UserError(f"{key}: {error}") from error
+        arguments[name] = operator.arguments[name].parse(value)
     if operator.needs and arguments.keys().isdisjoint(operator.needs):
         raise UserError(f"give {' or '.join(operator.needs)}")
     return arguments

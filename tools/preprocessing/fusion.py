@@ -16,12 +16,8 @@ from tools.preprocessing.chain import Chain, Step
 from tools.preprocessing.operators import OPERATORS, Arguments, decode_region
 
 # Output pixels that an interpolation covers to either side; nearest is left out, for its pixels jump.
-_RADIUS = {
-    types.INTERP_LINEAR: 1,
-    types.INTERP_TRIANGULAR: 1,
-    types.INTERP_CUBIC: 2,
-    types.INTERP_LANCZOS3: 3,
-}
+_RADIUS = dict.fromkeys((types.INTERP_LINEAR, types.INTERP_TRIANGULAR), 1)
+_RADIUS |= {types.INTERP_CUBIC: 2, types.INTERP_LANCZOS3: 3}
 _MARGIN = 3.0  # source pixels more: chroma is interpolated, too
 _RESIZE = {"resize_shorter", "antialias", "interp_type"}
 _CROP = {"crop", "crop_pos_x", "crop_pos_y"}

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import nvidia.dali.experimental.dynamic as ndd
-import nvidia.dali.plugin.tf as dali_tf
 import tensorflow as tf
 from nvidia import dali
 
+from common import loader
 from common.errors import UserError
 from tools.preprocessing import chain
 from tools.preprocessing.apis import GRAPH, Api, Data, Dynamic
@@ -141,22 +141,16 @@ class Preprocessor:
         `from_generator`, and its position cannot be saved.
         """
         dtype = tf.as_dtype(self._alone(self._part.begin).dtype)
-        shapes = ((self.batch_size, None, None, None), (self.batch_size,))
+        images = tf.TensorSpec((self.batch_size, None, None, None), dtype)
+        spec = images, tf.TensorSpec((self.batch_size,), tf.int32)
         if self.source.reader is None:
-            spec = tuple(map(tf.TensorSpec, shapes, (dtype, tf.int32)))
             return tf.data.Dataset.from_generator(self._arrays, output_signature=spec)
-        device = "/cpu:0" if self.device == "cpu" else f"/gpu:{self.device_id}"
-        with tf.device(device):
-            dataset = dali_tf.DALIDataset(
-                pipeline=self._build(checkpointing=self.device == "cpu"),
-                batch_size=self.batch_size,
-                output_shapes=shapes,
-                output_dtypes=(dtype, tf.int32),
-                num_threads=self.num_threads,
-                device_id=self.device_id,
-                prefetch_queue_depth=self.prefetch,
-            )
-        return dataset if self.device == "cpu" else _Placed(dataset, device)
+        pipeline = self._build(checkpointing=self.device == "cpu")
+        if self.device == "cpu":
+            return loader.from_pipeline(pipeline, spec, device_id=None)
+        with tf.device(f"/gpu:{self.device_id}"):
+            dataset = loader.from_pipeline(pipeline, spec, device_id=self.device_id)
+        return _Placed(dataset, f"/gpu:{self.device_id}")
 
     def _arrays(self) -> Iterator[tuple[np.ndarray, ...]]:
         pipeline = self._build(checkpointing=False)

@@ -42,11 +42,8 @@ class Sample(NamedTuple):
             UserError: it has another dtype, layout or number of channels.
         """
         image, channels = self.image, self.image.shape[2:]
-        if (
-            (image.dtype, self.layout) != (np.uint8, "HWC")
-            or channels not in ((), (1,), (3,))
-            or not image.size
-        ):
+        is_picture = image.dtype == np.uint8 and self.layout == "HWC" and image.size
+        if not is_picture or channels not in ((), (1,), (3,)):
             raise UserError(
                 f"{self.describe()}, and pictures are uint8, height x width x 3 or 1: leave"
                 " crop_mirror_normalize, cast and layout out of --ops, or write an .npz"

@@ -94,18 +94,19 @@ def _parse(value: bytes, owner: str) -> tuple[bytes, float | None, str]:
     try:
         fields = _fields(value)
         tensors = [_fields(tensor) for tensor in fields[1] if isinstance(tensor, bytes)]
-    except DecodeError as error:
+        encoded = b"".join(tensors[0][6] if tensors else fields[4])
+    except (DecodeError, TypeError) as error:
         raise UserError(f"{owner} is neither Caffe's Datum nor Caffe2's TensorProtos: {error}") from error
     if not tensors:  # a Datum: data and label are 4 and 5
         label = _number(fields[5], _INT32)
-        return b"".join(fields[4]), label, "caffe-alone" if label is None else "caffe"
+        return encoded, label, "caffe-alone" if label is None else "caffe"
     # TensorProtos: an image, its label; DALI takes a third tensor for a box.
     label, form = None, "caffe2-alone"
     if len(tensors) > 1:
-        (kind,) = tensors[1][2]
+        kind = (tensors[1][2] or [0])[0]
         label = _number(tensors[1][_NUMBERS.get(kind, 0)], kind)
         form = "" if label is None or kind == _INT64 or len(tensors) > 2 else "caffe2"
-    return b"".join(tensors[0][6]), label, form
+    return encoded, label, form
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
@@ -119,6 +120,8 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
 def _number(values: list[Any], kind: int) -> float | None:
     """The number of a field that holds one, packed or not; None for any other."""
     packed = values[0] if len(values) == 1 else b""
+    if isinstance(packed, int) and kind == _FLOAT:
+        packed = packed.to_bytes(4, "little")
     if isinstance(packed, int):
         number = packed
     elif kind == _FLOAT:
