@@ -12,12 +12,10 @@ exploration). In Python: `open_image_source` and `Preprocessor`, see preprocessi
 
 import dataclasses
 import glob
-import itertools
 import os
 import pathlib
 import signal
 import sys
-import time
 import types
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
@@ -33,7 +31,6 @@ from common import errors
 from common.args import flag
 from common.datacheck.images import ImagePolicy
 from common.errors import UserError
-from common.progress import log
 from tools.preprocessing import chain
 from tools.preprocessing.image_source import KINDS, open_image_source
 from tools.preprocessing.outputs import ACCEPTED, IMAGE_FORMATS, check_output
@@ -50,24 +47,15 @@ class Args:
     input: str | None = flag(None, "A directory, file or glob; for external FILE.py:name or module:name.")
     images: str | None = flag(None, "coco: directory of the images, where --input is the json.")
     annotations: str | None = flag(None, "coco: the json, where --input is the directory of the images.")
-    label_map: str | None = flag(None, "File that names the labels.")
     ops: str = flag("", "Chain of operators; --list_ops shows them.")
     list_ops: bool = flag(False, "Show all operators with their arguments.")
     api: str = flag("pipeline", "pipeline: a graph, prefetched; dynamic: operator by operator.", choices=APIS)
     device: str = flag("cpu", "Where images are, from the decoder on.", choices=("cpu", "gpu"))
-    output: str | None = flag(
-        None,
-        "x.npz or x.npy: one array; a directory: a picture of each image; x.png or x.jpg: a contact sheet; "
-        "x.tfrecord: records with an index.",
-    )
+    output: str | None = flag(None, f"Where images go: {ACCEPTED}.")
     overwrite: bool = flag(False, "Replace --output.")
-    image_format: str | None = flag(
-        None, "Format of pictures and records. Default: png.", choices=IMAGE_FORMATS
-    )
+    image_format: str | None = flag(None, "Format of pictures. Default: png.", choices=IMAGE_FORMATS)
     jpeg_quality: int | None = flag(None, "Quality of JPEGs. Default: 95.", low=1, high=100)
     output_shards: int | None = flag(None, "Number of record files.", low=1)
-    shard_id: int = flag(0, "Which part of the source.", low=0)
-    num_shards: int = flag(1, "Number of parts of the source.", low=1)
     seed: int = flag(0, "Seed of random draws.", low=0, high=shared_flags.MAX_SEED)
     decode: bool = flag(False, "Check every pixel of every image before anything runs.")
 
@@ -95,48 +83,27 @@ def preprocess(a: types.SimpleNamespace) -> None:
         raise UserError("--input is missing: name a directory, file or glob of images")
     if not a.output:
         raise UserError(f"--output is missing: name {ACCEPTED}")
-    if a.shard_id >= a.num_shards:
-        raise UserError(f"--shard_id={a.shard_id} is not in 0..{a.num_shards - 1} (--num_shards)")
     color = chain.parse(a.ops).color  # an error in --ops comes before images are checked
     if a.device == "gpu" and not backend.GetCUDADeviceCount():
         raise UserError("--device=gpu: DALI sees no GPU here; use --device=cpu")
-    source = open_image_source(
-        a.source,
-        a.input,
-        policy=ImagePolicy(a.on_bad_image, a.max_megapixels, a.decode),
-        annotations=a.annotations,
-        images=a.images,
-        label_map=a.label_map,
-    )
+    policy = ImagePolicy(a.on_bad_image, a.max_megapixels, a.decode)
+    source = open_image_source(a.source, a.input, policy=policy, annotations=a.annotations, images=a.images)
     given = [path for path in (a.input, a.images, a.annotations) if path]
     output = check_output(
         a.output,
-        overwrite=a.overwrite,
         inputs=[*given, *(file for path in given for file in glob.glob(path)), *source.files],
         has_labels=bool((source.labels >= 0).any()),
         label_names=source.label_names,
-        image_format=a.image_format,
-        jpeg_quality=a.jpeg_quality,
-        num_shards=a.output_shards,
         is_bgr=color == dali_types.BGR,
+        **{name: getattr(a, name) for name in ("overwrite", "image_format", "jpeg_quality", "output_shards")},
     )
     preprocessor = Preprocessor(
         source=source,
-        ops=a.ops,
         batch_size=min(a.batch_size, source.size),
-        device=a.device,
         device_id=0 if a.device == "gpu" else None,
-        num_threads=a.num_threads,
-        prefetch=a.prefetch,
-        shard_id=a.shard_id,
-        num_shards=a.num_shards,
-        seed=a.seed,
+        **{name: getattr(a, name) for name in ("ops", "device", "num_threads", "prefetch", "seed")},
     )
-    begin, count = time.perf_counter(), itertools.count()
-    samples = (sample for sample, _ in zip(preprocessor.samples(a.api), count, strict=False))
-    print(output.write(samples, preprocessor.size))
-    seconds, made = time.perf_counter() - begin, next(count)
-    log(f"{made} images in {seconds:.1f} s: {made / seconds:.0f} images/s, decoding to writing")
+    print(output.write(preprocessor.samples(a.api), preprocessor.size))
 
 
 def main() -> None:

@@ -1,14 +1,11 @@
-"""Values of arguments in `--ops`: their kinds, how text becomes a value, and random draws.
+"""Arguments of the operators of `--ops`: what they may be, from text to a value, random draws.
 
-The kinds of DALI's own arguments come from the operators' schemas, so that what is accepted is what DALI
-accepts. A value may be a range, `0.8..1.2`, where the schema takes a value for each image: then one is drawn
-for each.
+Names and types are those of DALI's schemas; RULES has what the schemas lack, OWN the arguments that DALI does
+not have. A range, `0.8..1.2`, is a number drawn for each image, where the schema takes one for each image.
 """
 
-import dataclasses
 import math
 import re
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from nvidia.dali import backend, types
@@ -16,52 +13,25 @@ from nvidia.dali import backend, types
 from common.errors import UserError, unknown
 from tools.preprocessing.apis import Api, Data
 
-DTYPES = {
-    "uint8": types.UINT8,
-    "int16": types.INT16,
-    "int32": types.INT32,
-    "int64": types.INT64,
-    "float16": types.FLOAT16,
-    "float": types.FLOAT,
-    "float32": types.FLOAT,
+MAX_SIDE = 65_535  # pixels: the largest side of a JPEG
+IMAGENET = "imagenet"  # as --ops names ImageNet's mean and standard deviation
+_DTYPES = ("uint8", "int16", "int32", "int64", "float16", "float")
+WORDS = {  # kind of argument -> word -> value
+    "flag": {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False},
+    "exif": {"turn": True, "ignore": False},
+    "color": {"rgb": types.RGB, "bgr": types.BGR, "gray": types.GRAY},
+    "layout": {"hwc": "HWC", "chw": "CHW"},
+    "dtype": {name: getattr(types, name.upper()) for name in _DTYPES} | {"float32": types.FLOAT},
+    "interpolation": {
+        "nearest": types.INTERP_NN,
+        "linear": types.INTERP_LINEAR,
+        "cubic": types.INTERP_CUBIC,
+        "lanczos": types.INTERP_LANCZOS3,
+        "triangular": types.INTERP_TRIANGULAR,
+        "gaussian": types.INTERP_GAUSSIAN,
+    },
 }
-INTERPOLATIONS = {
-    "nearest": types.INTERP_NN,
-    "linear": types.INTERP_LINEAR,
-    "cubic": types.INTERP_CUBIC,
-    "lanczos": types.INTERP_LANCZOS3,
-    "triangular": types.INTERP_TRIANGULAR,
-    "gaussian": types.INTERP_GAUSSIAN,
-}
-COLORS = {"rgb": types.RGB, "bgr": types.BGR, "gray": types.GRAY}
-MAX_SIDE = 65_535  # pixels; what JPEG can hold, and more of both sides than memory can
-FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-_WORDS = {"dtype": DTYPES, "interpolation": INTERPOLATIONS, "color": COLORS, "flag": FLAGS}
-_KINDS = {  # by the schema's type
-    types.DALIDataType.FLOAT: "number",
-    types.DALIDataType.INT32: "whole",
-    types.DALIDataType.BOOL: "flag",
-    types.DALIDataType.STRING: "word",
-    types.DALIDataType._FLOAT_VEC: "numbers",
-    types.DALIDataType._INT32_VEC: "wholes",
-    types.DALIDataType.DATA_TYPE: "dtype",
-    types.DALIDataType.INTERP_TYPE: "interpolation",
-    types.DALIDataType.IMAGE_TYPE: "color",
-    types.DALIDataType.TENSOR_LAYOUT: "word",
-}
-# Arguments of any operator that are no business of who describes pixels.
-_INTERNAL = {
-    "bytes_per_sample_hint",
-    "preserve",
-    "seed",
-    "temp_buffer_hint",
-    "minibatch_size",
-    "save_attrs",
-    "image_type",  # follows from the decoding
-    "device",
-}
 
 
 class Range(NamedTuple):
@@ -71,107 +41,144 @@ class Range(NamedTuple):
     high: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Argument:
+class Argument(NamedTuple):
     """What an argument may be.
 
     Attributes:
-        kind: "number", "whole" (number), "numbers" or "wholes" (`1/2/3`), "sides" (`HEIGHTxWIDTH` in pixels,
-            or one number for both), "limits" (`low..high`, for operators that draw themselves), "flag",
-            "word", "dtype", "interpolation" or "color".
+        kind: a key of WORDS; "word" (any); "number"; "numbers" (`1/2/3`); "statistics" (numbers, or
+            `imagenet`); "sides" (`HEIGHTxWIDTH` in pixels, or one number for both); "limits" (`low..high`,
+            for an operator that draws itself).
         may_vary: whether it may be drawn for each image.
-        names: words that stand for a value.
-        count: how many numbers there must be; 0: any.
-        lowest, highest: of each number.
+        is_integer: whether DALI takes int32.
+        low, high: the least and the greatest number.
     """
 
     kind: str
     may_vary: bool = False
-    names: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    count: int = 0
-    lowest: float = -math.inf
-    highest: float = math.inf
+    is_integer: bool = False
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether numbers have no fraction."""
+        return self.is_integer or self.kind == "sides"
 
     def parse(self, text: str) -> Any:
-        """Text -> a number, a Range, a tuple of them, a bool, a word or a value of DALI's.
+        """Text -> a number, a Range, a tuple of them, or the value of a word.
 
         Raises:
-            UserError: without the argument's name, which the caller puts before it.
+            UserError: it is none of these, or out of range.
         """
-        words = self.names or _WORDS.get(self.kind, {})
-        if text.lower() in words:
-            return words[text.lower()]
-        if self.kind in _WORDS or (self.kind == "word" and words):
+        words = WORDS.get(self.kind, {})
+        if words and text.lower() not in words:
             raise unknown("value", text, words)
-        if self.kind == "word":
+        if words:
+            return words[text.lower()]
+        if self.kind == "word" or (self.kind, text) == ("statistics", IMAGENET):
             return text
-        if self.kind in ("number", "whole"):
+        if self.kind == "number":
             return self._number(text)
-        if self.kind == "limits":
-            limits = dataclasses.replace(self, may_vary=True)._number(text)
-            return tuple(limits) if isinstance(limits, Range) else (limits, limits)
-        numbers = tuple(self._number(part) for part in re.split("x|/", text))
-        if self.count and len(numbers) != self.count:
-            raise UserError(f"{text!r} has {len(numbers)} numbers, and {self.count} are needed")
-        if self.kind == "sides":
-            if len(numbers) > 2:
-                raise UserError(f"{text!r} is not HEIGHTxWIDTH in pixels, as 224x224")
-            return numbers * 2 if len(numbers) == 1 and not isinstance(numbers[0], Range) else numbers
-        return numbers
+        numbers = tuple(map(self._number, re.split(r"\.\." if self.kind == "limits" else "x|/", text)))
+        is_for_both = self.kind in ("sides", "limits") and len(numbers) == 1
+        return numbers * 2 if is_for_both and not isinstance(numbers[0], Range) else numbers
 
     def _number(self, text: str) -> float | Range:
         match = re.fullmatch(rf"({_NUMBER})(?:\.\.({_NUMBER}))?", text.strip())
-        whole = self.kind in ("whole", "wholes", "sides")
         values = [float(part) for part in match.groups() if part is not None] if match else []
-        if not values or (whole and not all(value.is_integer() for value in values)):
-            wanted = "whole number" if whole else "number"
-            example = " or a range of them, as 0.8..1.2" if self.may_vary and not whole else ""
-            names = f" nor one of {', '.join(self.names)}" if self.names else ""
-            raise UserError(f"{text!r} is no {wanted}{example}{names}")
-        lowest, highest = (1, MAX_SIDE) if self.kind == "sides" else (self.lowest, self.highest)
-        for value in values:
-            if not lowest <= value <= highest:
-                limits = f"{lowest:g} or more" if highest == math.inf else f"{lowest:g} to {highest:g}"
-                raise UserError(f"{text} is out of range: it must be {limits}")
-        if whole:
-            values = [int(value) for value in values]
-        if len(values) == 1:
-            return values[0]
-        if not self.may_vary:
-            raise UserError(f"{text} is a range, and this cannot be drawn at random: give one number")
-        return Range(*values) if values[0] != values[1] else values[0]
+        is_right = all(self.low <= value <= self.high for value in values)
+        if self.is_whole:
+            is_right = is_right and all(map(float.is_integer, values))
+        if not is_right or not values or (len(values) > 1 and not self.may_vary):
+            limits = f" from {self.low:g} to {self.high:g}" if self.low > -math.inf else ""
+            ranges = ", or a range of them, as 0.8..1.2" if self.may_vary else ""
+            raise UserError(f"{text!r} is not a {'whole ' * self.is_whole}number{limits}{ranges}")
+        return values[0] if len(set(values)) == 1 else Range(*values)
+
+    def draw(self, api: Api, value: Any) -> Any:
+        """What the operator gets: `value`, with numbers drawn for each image in place of a Range."""
+        if isinstance(value, Range):
+            drawn = self._drawn(api, value)
+        elif isinstance(value, tuple) and any(isinstance(part, Range) for part in value):
+            parts = [self._drawn(api, part) if isinstance(part, Range) else part for part in value]
+            drawn = api.ops.stack(*(parts * 2 if self.kind == "sides" and len(parts) == 1 else parts))
+        elif isinstance(value, tuple):
+            return [int(part) if self.is_integer else part for part in value]
+        else:
+            return int(value) if self.is_integer and isinstance(value, float) else value
+        return api.ops.cast(drawn, dtype=types.INT32) if self.is_integer else drawn
+
+    def _drawn(self, api: Api, limits: Range) -> Data:
+        if not self.is_whole:
+            return api.draw("random.uniform", range=tuple(limits))
+        # Both ends are included. float32 may round the upper end up to itself.
+        drawn = api.math.floor(api.draw("random.uniform", range=(limits.low, limits.high + 1.0)))
+        return api.math.min(drawn, limits.high)
+
+
+_KINDS = {  # the schema's type -> (kind, is_integer)
+    types.DALIDataType.FLOAT: ("number", False),
+    types.DALIDataType.INT32: ("number", True),
+    types.DALIDataType.BOOL: ("flag", False),
+    types.DALIDataType.STRING: ("word", False),
+    types.DALIDataType._FLOAT_VEC: ("numbers", False),
+    types.DALIDataType._INT32_VEC: ("numbers", True),
+    types.DALIDataType.DATA_TYPE: ("dtype", False),
+    types.DALIDataType.INTERP_TYPE: ("interpolation", False),
+    types.DALIDataType.TENSOR_LAYOUT: ("layout", False),
+}
+# Arguments of DALI that describe no pixels, or that `--ops` expresses otherwise.
+_LEFT_OUT = re.compile(
+    "seed|preserve|save_attrs|minibatch_size|affine|pad_output|depthwise|axis|axes|axis_names|resize_[xy]|"
+    "end|rel_end|normalized_.*|adjust_orientation|cache_.*|.*_(hint|padding|jpeg2k|z|d)"
+)
+_SIDES = {"kind": "sides", "low": 1.0, "high": MAX_SIDE}
+_SIDE = {"low": 1.0, "high": MAX_SIDE}
+_SHARE = {"low": 0.0, "high": 1.0}
+RULES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("size", "crop", "shape"), _SIDES),
+    **dict.fromkeys(("resize_shorter", "resize_longer"), _SIDE),
+    **dict.fromkeys(("crop_pos_x", "crop_pos_y"), _SHARE),
+    "random_area": {"kind": "limits", "low": 1e-6, "high": 1.0},
+    "random_aspect_ratio": {"kind": "limits", "low": 1e-6},
+    "quality": {"low": 1.0, "high": 100.0},
+    "mean": {"kind": "statistics"},
+    "std": {"kind": "statistics", "low": 1e-6},
+}
+OWN = {
+    **dict.fromkeys(("p", "p_vertical"), Argument("number", **_SHARE)),
+    "color": Argument("color"),
+    "exif": Argument("exif"),
+    "centered": Argument("flag"),
+    "fill": Argument("numbers"),
+    "angle": Argument("number", may_vary=True),
+    "shear": Argument("numbers", may_vary=True),
+    "scale": Argument("number", may_vary=True, low=1e-3),
+    "translate": Argument("numbers", may_vary=True),
+}
+# Shorter names: each stands for the first of these that an operator has.
+ALIASES = {
+    "size": ("crop", "shape"),
+    "fill": ("fill_values", "fill_value"),
+    "short": ("resize_shorter",),
+    "long": ("resize_longer",),
+    "interp": ("interp_type",),
+    "x": ("crop_pos_x",),
+    "y": ("crop_pos_y",),
+    "area": ("random_area",),
+    "aspect": ("random_aspect_ratio",),
+    "layout": ("output_layout",),
+    "to": ("output_layout",),
+}
 
 
 def of_schema(schema_name: str) -> dict[str, Argument]:
     """The arguments of one of DALI's operators, by its schema ("CropMirrorNormalize")."""
     schema = backend.GetSchema(schema_name)
-    names = [name for name in schema.GetArgumentNames() if not schema.IsDeprecatedArg(name)]
-    return {
-        name: Argument(_KINDS[schema.GetArgumentType(name)], schema.IsTensorArgument(name))
-        for name in names
-        if name not in _INTERNAL and schema.GetArgumentType(name) in _KINDS
-    }
-
-
-def draw(api: Api, argument: Argument, value: Any) -> Any:
-    """What is given to the operator: `value`, or numbers drawn for each image where it holds a Range."""
-    whole = argument.kind in ("whole", "wholes", "sides")
-    if isinstance(value, Range):
-        drawn = _drawn(api, value, whole)
-        return api.ops.cast(drawn, dtype=types.INT32) if argument.kind == "whole" else drawn
-    if not isinstance(value, tuple):
-        return float(value) if argument.kind == "number" else value
-    if not any(isinstance(part, Range) for part in value):
-        return [int(part) if argument.kind == "wholes" else float(part) for part in value]
-    parts = [_drawn(api, part, whole) if isinstance(part, Range) else api.constant(part) for part in value]
-    if argument.kind == "sides" and len(parts) == 1:
-        parts *= 2  # one draw for both
-    drawn = api.ops.stack(*parts)
-    return api.ops.cast(drawn, dtype=types.INT32) if argument.kind == "wholes" else drawn
-
-
-def _drawn(api: Api, limits: Range, whole: bool) -> Data:
-    if whole:  # both ends included
-        # float32 may round the upper end up to itself
-        return api.math.min(api.math.floor(api.uniform(limits.low, limits.high + 1.0)), float(limits.high))
-    return api.uniform(limits.low, limits.high)
+    found = {}
+    for name in schema.GetArgumentNames():
+        kind = _KINDS.get(schema.GetArgumentType(name))
+        if kind and not schema.IsDeprecatedArg(name) and not _LEFT_OUT.fullmatch(name):
+            found[name] = Argument(kind[0], schema.IsTensorArgument(name), kind[1])
+            found[name] = found[name]._replace(**RULES.get(name, {}))
+    return found

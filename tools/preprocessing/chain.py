@@ -3,8 +3,8 @@
     resize:short=256 | crop:224x224 | color_twist:brightness=0.8..1.2 | flip:p=0.5
 
 Operators are separated by `|`, an operator's arguments by `,`; `name=value`, or for the first one often just
-the value. `low..high` is a random number for each image; `/` or `x` separates the numbers of a list. This is
-a table of calls and no language: there are no expressions.
+the value. `low..high` is a random number for each image; `/` or `x` separates the numbers of a list. There
+are no expressions.
 """
 
 import dataclasses
@@ -15,9 +15,8 @@ from nvidia.dali import types
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.errors import UserError, unknown
 from tools.preprocessing.apis import Api, Data
-from tools.preprocessing.arguments import Range, draw
-from tools.preprocessing.decoding import DECODERS
-from tools.preprocessing.operators import OPERATORS, Operator
+from tools.preprocessing.arguments import ALIASES, IMAGENET, WORDS
+from tools.preprocessing.operators import DECODERS, NEED_RGB, OPERATORS, Operator
 
 
 class Step(NamedTuple):
@@ -29,7 +28,7 @@ class Step(NamedTuple):
     def apply(self, api: Api, images: Data, **fixed: str) -> Data:
         """Draws what is random and calls the operator; `fixed` are arguments that the chain knows."""
         known = self.operator.arguments
-        drawn = {name: draw(api, known[name], value) for name, value in self.arguments.items()}
+        drawn = {name: known[name].draw(api, value) for name, value in self.arguments.items()}
         return self.operator.apply(api, images, drawn | fixed)
 
 
@@ -40,26 +39,14 @@ class Chain:
     Attributes:
         decoder: the first step; it is left out where a source has arrays instead of encoded images.
         steps: the others.
+        color: what the channels mean.
+        layout: "HWC" or "CHW", of what comes out.
     """
 
     decoder: Step
     steps: tuple[Step, ...]
-
-    @property
-    def color(self) -> types.DALIImageType:
-        """What the channels mean."""
-        return self.decoder.arguments.get("color", types.RGB)
-
-    @property
-    def layout(self) -> str:
-        """ "HWC" or "CHW", of what comes out."""
-        given = [step.arguments["output_layout"] for step in self.steps if "output_layout" in step.arguments]
-        return given[-1] if given else "HWC"
-
-    @property
-    def is_random(self) -> bool:
-        """Whether the same image may come out differently."""
-        return any(_is_random(step) for step in (self.decoder, *self.steps))
+    color: types.DALIImageType
+    layout: str
 
     def apply(self, api: Api, images: Data, *, is_decoded: bool = False, device: str = "cpu") -> Data:
         """
@@ -76,13 +63,14 @@ class Chain:
             images = self.decoder.apply(api, images, device=device)
         elif device == "gpu":
             images = images.gpu()
+        rgb, bgr = {"image_type": types.RGB}, {"image_type": types.BGR}
         for step in self.steps:
-            is_bgr = step.operator.needs_color and self.color == types.BGR
-            if is_bgr:  # `image_type=types.BGR` of these operators changes nothing (DALI 2.4 on a CPU)
-                images = api.ops.color_space_conversion(images, image_type=types.BGR, output_type=types.RGB)
+            is_swapped = self.color == types.BGR and step.operator.name in NEED_RGB
+            if is_swapped:
+                images = api.ops.color_space_conversion(images, **bgr, output_type=types.RGB)
             images = step.apply(api, images)
-            if is_bgr:
-                images = api.ops.color_space_conversion(images, image_type=types.RGB, output_type=types.BGR)
+            if is_swapped:
+                images = api.ops.color_space_conversion(images, **rgb, output_type=types.BGR)
         return images
 
 
@@ -93,78 +81,19 @@ def parse(ops: str, *, is_decoded: bool = False) -> Chain:
         UserError: an operator or argument that is not known, with the nearest one that is; a value that does
             not fit; operators in an order that cannot work.
     """
-    texts = [text.strip() for text in ops.split("|")] if ops.strip() else []
-    steps = [_step(text) for text in texts]
-    decoder = Step(DECODERS["decode"], {})
+    steps = [_step(text.strip()) for text in ops.split("|")] if ops.strip() else []
+    decoder = Step(OPERATORS["decode"], {})
     if steps and steps[0].operator.name in DECODERS:
         if is_decoded:
-            raise UserError(f"--ops: {texts[0]}: there is nothing to decode, this source has arrays")
+            raise UserError(f"--ops: {ops}: there is nothing to decode, this source has arrays")
         decoder = steps.pop(0)
     color = decoder.arguments.get("color", types.RGB)
-    chain = Chain(decoder, tuple(_with_statistics(step, color) for step in steps))
-    _check_order(chain)
-    return chain
-
-
-def _step(text: str) -> Step:
-    name, _, rest = text.partition(":")
-    name = name.strip()
-    if not text:
-        raise UserError("--ops: there is no operator before, after or between two |")
-    known = DECODERS | OPERATORS
-    if name not in known:
-        raise _in("", unknown("operator", name, known))
-    operator = known[name]
-    arguments: dict[str, Any] = {}
-    for number, item in enumerate(rest.split(",") if rest.strip() else []):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals:
-            if number or not operator.first:
-                raise UserError(f"--ops: {text}: {item.strip()!r} is not name=value")
-            key, value = operator.first, key
-        argument = operator.aliases.get(key, key)
-        if argument not in operator.arguments:
-            names = [*operator.aliases, *operator.arguments]
-            raise _in(name, unknown("argument", key, names))
-        if argument in arguments:
-            raise UserError(f"--ops: {text}: {key} is given twice")
-        try:
-            arguments[argument] = operator.arguments[argument].parse(value)
-        except UserError as error:
-            raise _in(f"{name}:{key}" if equals else name, error) from error
-    short = {full: alias for alias, full in operator.aliases.items()}
-    if operator.needs and not arguments.keys() & set(operator.needs):
-        raise UserError(
-            f"--ops: {text}: give {' or '.join(short.get(need, need) for need in operator.needs)}"
-        )
-    for argument, others in operator.excludes.items():
-        beside = next((other for other in others if other in arguments), None)
-        if argument in arguments and beside:
-            raise UserError(f"--ops: {text}: {argument} and {beside} exclude each other: leave one out")
-    return Step(operator, arguments)
-
-
-def _in(place: str, error: UserError) -> UserError:
-    return UserError(f"--ops: {place}: {error}" if place else f"--ops: {error}")
-
-
-def _with_statistics(step: Step, color: types.DALIImageType) -> Step:
-    """mean=imagenet brings std=imagenet, and both are in the order of the channels."""
-    operator, arguments = step
-    if arguments.get("mean") == IMAGENET_MEAN:
-        arguments = {"std": IMAGENET_STD} | arguments
-    if color == types.BGR:
-        known = (IMAGENET_MEAN, IMAGENET_STD)
-        arguments |= {k: arguments[k][::-1] for k in ("mean", "std") if arguments.get(k) in known}
-    return Step(operator, arguments)
-
-
-def _check_order(chain: Chain) -> None:
     layout = "HWC"
-    for operator, arguments in chain.steps:
+    for operator, arguments in steps:
+        _name_statistics(arguments, color)
         if operator.name in DECODERS:
             raise UserError(f"--ops: {operator.name} must be the first operator: images are decoded once")
-        if operator.needs_color and chain.color == types.GRAY:
+        if operator.name in NEED_RGB and color == types.GRAY:
             raise UserError(f"--ops: {operator.name} needs colour images, and they are decoded to gray")
         if layout != "HWC" and operator.name != "layout":
             raise UserError(f"--ops: {operator.name} comes after the channels went first: put it before")
@@ -172,26 +101,56 @@ def _check_order(chain: Chain) -> None:
         if operator.name == "layout" and target == layout:
             raise UserError(f"--ops: layout:{target}: images are {layout} already")
         layout = target
+    return Chain(decoder, tuple(steps), color, layout)
 
 
-def _is_random(step: Step) -> bool:
-    operator, arguments = step
-    values = [v for value in arguments.values() for v in (value if isinstance(value, tuple) else [value])]
-    drawn = any(isinstance(value, Range) for value in [*arguments.values(), *values])
-    chance = any(0 < arguments.get(name, 0) < 1 for name in ("p", "p_vertical"))
-    return drawn or chance or operator.name in ("decode_random_crop", "random_resized_crop")
+def _name_statistics(arguments: dict[str, Any], color: types.DALIImageType) -> None:
+    """Puts numbers in the order of the channels for `imagenet`; mean=imagenet brings std=imagenet."""
+    if arguments.get("mean") == IMAGENET:
+        arguments.setdefault("std", IMAGENET)
+    for name, numbers in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
+        if arguments.get(name) == IMAGENET:
+            arguments[name] = numbers[::-1] if color == types.BGR else numbers
+
+
+def _step(text: str) -> Step:
+    name, _, rest = (part.strip() for part in text.partition(":"))
+    try:
+        if name not in OPERATORS:
+            raise unknown("operator", name, OPERATORS)
+        operator = OPERATORS[name]
+        arguments = _arguments(operator, rest.split(",") if rest else [])
+    except UserError as error:
+        raise UserError(f"--ops: {text}: {error}") from error
+    return Step(operator, arguments)
+
+
+def _arguments(operator: Operator, items: list[str]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    for item in items:
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals:
+            if arguments or not operator.first:
+                raise UserError(f"{key!r} is not name=value")
+            key, value = operator.first, key
+        name = operator.full_name(key)
+        if name in arguments:
+            raise UserError(f"{key} is given twice")
+        arguments[name] = operator.arguments[name].parse(value)
+    if operator.needs and arguments.keys().isdisjoint(operator.needs):
+        raise UserError(f"give {' or '.join(operator.needs)}")
+    return arguments
 
 
 def describe() -> str:
     """All operators with their arguments, for --list_ops."""
     lines = []
-    for operator in (DECODERS | OPERATORS).values():
+    for operator in OPERATORS.values():
         lines.append(f"{operator.name}: {operator.about}")
-        short = {full: alias for alias, full in operator.aliases.items()}
         for name, argument in operator.arguments.items():
-            names = f"{short[name]}, {name}" if name in short else name
-            kind = " | ".join(argument.names) if argument.kind in ("word", "flag") else ""
-            varies = ", may be a range" if argument.may_vary and argument.kind != "interpolation" else ""
+            names = [*(alias for alias, full in ALIASES.items() if name in full), name]
+            kind = " | ".join(WORDS.get(argument.kind, [argument.kind]))
+            varies = ", may be a range" if argument.may_vary and argument.kind not in WORDS else ""
             first = ", first" if name == operator.first else ""
-            lines.append(f"    {names}: {kind or argument.kind}{varies}{first}")
+            lines.append(f"    {', '.join(names)}: {kind}{varies}{first}")
     return "\n".join(lines)

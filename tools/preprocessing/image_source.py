@@ -1,40 +1,36 @@
 """The images that --source and --input name, checked before anything reads them.
 
     source = open_image_source("files", "photos")
-    images, labels = reading.in_graph(source.call())               # in a pipeline
-    for images, labels in reading.in_dynamic(source.call(), 32):   # in the Dynamic API
+    images, labels = Part(source).in_graph()               # in a pipeline
+    for images, labels in Part(source).in_dynamic(32):     # in the Dynamic API
 
-Images that cannot be used are named and counted, and stop everything or are left out
-(common/datacheck/issues.py).
+Images that cannot be used are named and counted. They stop everything or are left out: common/datacheck.
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 from nvidia.dali.data_node import DataNode
 
-from common.datacheck.images import ImagePolicy
+from common.datacheck import images as images_lib
+from common.datacheck.images import ImageFacts, ImagePolicy
 from common.datacheck.issues import Issues
 from common.datacheck.open_data import log_issues
 from common.errors import UserError, unknown
-from tools.preprocessing import reading
-from tools.preprocessing.formats import (
-    external,
-    files,
-    lmdb_images,
-    records,
-    webdataset,
-)
-from tools.preprocessing.formats.base import ImageSource, SourceFlags
+from tools.preprocessing.formats import containers, external, files, lmdb_images
+from tools.preprocessing.formats.base import ImageSource, Opening
+from tools.preprocessing.reading import Part
 
 KINDS = {
     "files": files.open_files,
     "list": files.open_list,
-    "tfrecord": records.open_tfrecord,
+    "tfrecord": containers.open_tfrecord,
     "coco": files.open_coco,
     "external": external.open_external,
     "lmdb": lmdb_images.open_lmdb,
-    "recordio": records.open_recordio,
-    "webdataset": webdataset.open_webdataset,
+    "recordio": containers.open_recordio,
+    "webdataset": containers.open_webdataset,
     "numpy": files.open_numpy,
 }
 
@@ -46,7 +42,6 @@ def open_image_source(
     policy: ImagePolicy = ImagePolicy(),
     annotations: str | None = None,
     images: str | None = None,
-    label_map: str | None = None,
     on_report: Callable[[Issues], None] = log_issues,
 ) -> ImageSource:
     """Opens a source and checks all its images.
@@ -56,20 +51,48 @@ def open_image_source(
         path: --input: a path, a glob, or a Python name.
         policy: about images that cannot be used.
         annotations, images: of a COCO json, the part of it that `path` is not.
-        label_map: a file that names labels.
         on_report: gets what was left out, mended or is remarkable.
 
     Raises:
         UserError: no such kind, no such input, or one that cannot be read.
-        DataError: images that cannot be used, where the policy is to stop.
+        DataError: images that cannot be used, where the policy is to stop; or none can be used.
     """
     if kind not in KINDS:
         raise unknown("source", kind, KINDS)
     if kind != "coco" and (annotations or images):
         raise UserError(f"--annotations and --images are for --source=coco, not for --source={kind}")
-    if kind in ("files", "coco") and label_map:
-        raise UserError(f"--label_map={label_map}: --source={kind} has no numbers to be named")
-    return KINDS[kind](SourceFlags(path, policy, annotations, images, label_map, on_report))
+    opening = Opening(path, policy, annotations, images, Issues(path), {})
+    try:
+        content = KINDS[kind](opening)
+        found = [(image, name, _inspect(encoded, policy)) for image, name, encoded in content.images]
+    except OSError as error:
+        raise UserError(f"{error.filename or path}: {error.strerror}") from error
+    issues = opening.issues
+    kept = [image for image, name, facts in found if not images_lib.add_fault(facts, name, issues)]
+    if policy.on_bad_image == "skip":
+        issues.skip_images()
+    if not kept and not issues.stopping:
+        issues.add("no-images", f"none of {len(found)} can be read")
+    issues.raise_if_stopping()
+    on_report(issues)
+    forms = {image.form if image.is_array else "encoded": image.name for image in kept}
+    if len(forms) > 1:  # a batch of DALI has one dtype
+        listed = " and ".join(f"{name!r} is {form}" for form, name in forms.items())
+        raise UserError(f"{path}: {listed}: give images of one kind")
+    labelled = {image.label is not None for image in kept}
+    # DALI's readers misread images of which only some have a label, and file names that are not UTF-8.
+    can_read = len(labelled) == 1 and all(image.file.isprintable() for image in kept)
+    reader = content.make_reader(kept, labelled.pop()) if can_read else None
+    return ImageSource(kind, kept, content, reader, opening.label_names, kept[0].is_array)
+
+
+def _inspect(content: Any, policy: ImagePolicy) -> ImageFacts:
+    """What a check finds in the content of an image."""
+    if isinstance(content, ImageFacts):
+        return content
+    if isinstance(content, np.ndarray) and content.ndim == 3:
+        return images_lib.limited(ImageFacts("array", *content.shape[:2]), policy.max_megapixels)
+    return images_lib.inspect(memoryview(content), decode=policy.decode, max_megapixels=policy.max_megapixels)
 
 
 def image_reader(
@@ -87,10 +110,7 @@ def image_reader(
 
     Args:
         kind, path, policy: as for `open_image_source`.
-        training: shuffled without end, or in order (common/readers.py).
-        shard_id: the part to read, the rank.
-        num_shards: number of parts, the number of ranks.
-        seed: of the shuffling, the same on all ranks; 0 is a valid seed.
+        training, shard_id, num_shards, seed: as for `Part`.
         name: of the DALI operator, for `pipeline.epoch_size(name)`, where DALI has a reader.
 
     Returns:
@@ -102,5 +122,4 @@ def image_reader(
         DataError: images that cannot be used.
     """
     source = open_image_source(kind, path, policy=policy)
-    call = source.call(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
-    return reading.in_graph(call, name)
+    return Part(source, shard_id, num_shards, training, seed).in_graph(name)

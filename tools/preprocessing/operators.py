@@ -1,231 +1,238 @@
-"""The operators of `--ops`: a table, each row one of DALI's operators or a few of them.
+"""The operators of `--ops`: DALI's, with the arguments of their schemas, and a few that are made of several.
 
-A row says how the operator is called here, which argument may be given without its name, and what shorter
-names its arguments have; everything else, names, types, which may be random, is the schema of DALI itself.
+TABLE has a row for each. A function of the same name in CALLS calls it, (api, images, drawn arguments) ->
+images; without one it is DALI's operator as it is.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
-from tools.preprocessing import calls
-from tools.preprocessing.apis import Api, Data
-from tools.preprocessing.arguments import MAX_SIDE, Argument, of_schema
+from nvidia.dali import backend, types
 
-Apply = Callable[[Api, Data, dict[str, Any]], Data]
+from common import dali_ops
+from common import letterbox as letterbox_geometry
+from common.errors import UserError, unknown
+from tools.preprocessing.apis import Api, Data
+from tools.preprocessing.arguments import ALIASES, OWN, Argument, of_schema
+
+Arguments = dict[str, Any]
 
 
 class Operator(NamedTuple):
-    """A row of the table.
+    """An operator of `--ops`.
 
     Attributes:
         name: in `--ops`.
-        about: one line for --list_ops.
-        arguments: by their names in DALI, or here where there is no such argument there.
-        apply: (api, images, drawn arguments) -> images.
         first: the argument whose name may be left out; "" for none.
-        aliases: shorter names of arguments.
         needs: arguments of which at least one must be given.
-        excludes: argument -> those that cannot stand beside it.
-        needs_color: whether it takes the channels for red, green and blue, whatever they are.
+        arguments: by their names.
+        about: one line for --list_ops.
+        apply: (api, images, drawn arguments) -> images.
     """
 
     name: str
-    about: str
+    first: str
+    needs: tuple[str, ...]
     arguments: Mapping[str, Argument]
-    apply: Apply
-    first: str = ""
-    aliases: Mapping[str, str] = {}
-    needs: tuple[str, ...] = ()
-    excludes: Mapping[str, tuple[str, ...]] = {}
-    needs_color: bool = False
+    about: str
+    apply: Callable[[Api, Data, Arguments], Data]
+
+    def full_name(self, name: str) -> str:
+        """The argument that a name or an alias stands for; UserError for an unknown one."""
+        full = [each for each in (name, *ALIASES.get(name, ())) if each in self.arguments]
+        if not full:
+            aliases = [
+                alias for alias, names in ALIASES.items() if not self.arguments.keys().isdisjoint(names)
+            ]
+            raise unknown("argument", name, [*aliases, *self.arguments])
+        return full[0]
 
 
-def _dali(
-    name: str,
-    about: str,
-    *,
-    apply: Apply | None = None,
-    more: Mapping[str, Argument] = {},
-    leave_out: tuple[str, ...] = (),
-    **rest: Any,
-) -> Operator:
-    """A row for the operator of DALI of this name; `more` are arguments of our own, `rest` other fields."""
-    schema = of_schema(name.title().replace("_", ""))
-    known = {k: v for k, v in schema.items() if k not in leave_out and not k.endswith(("_z", "_d"))}
-    return Operator(name, about, known | dict(more), apply or functools.partial(calls.call, name), **rest)
+# --- calls that are more than DALI's operator ---
+
+
+def decode(api: Api, encoded: Data, arguments: Arguments) -> Data:
+    """All of the image: uint8 (H, W, 3), or (H, W, 1) for gray; EXIF turns it unless exif=ignore."""
+    return api.ops.decoders.image(encoded, **_decoding(api, arguments))
+
+
+def decode_random_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
+    """A part of a random area and aspect ratio; no more of the file is decoded."""
+    return api.draw("decoders.image_random_crop", encoded, **_decoding(api, arguments))
+
+
+def decode_region(api: Api, encoded: Data, arguments: Arguments) -> Data:
+    """The part at start, row/column, with shape, height/width, in pixels; or rel_start and rel_shape."""
+    return api.ops.decoders.image_slice(encoded, axes=[0, 1], **_decoding(api, arguments))
+
+
+def _decoding(api: Api, arguments: Arguments) -> Arguments:
+    names = {"color": "output_type", "exif": "adjust_orientation"}
+    options = {names.get(name, name): value for name, value in arguments.items()}
+    return options | {"device": api.decoder_device(arguments["device"])}
+
+
+def crop(api: Api, images: Data, arguments: Arguments) -> Data:
+    """HEIGHTxWIDTH from the middle, or at x and y (0..1: at random); fill pads smaller images."""
+    return api.ops.crop(images, **_filled(arguments))
+
+
+def _filled(arguments: Arguments) -> Arguments:
+    """A crop with a colour for what is outside the image is meant to reach there."""
+    return {"out_of_bounds_policy": "pad"} | arguments if "fill_values" in arguments else arguments
+
+
+def crop_mirror_normalize(api: Api, images: Data, arguments: Arguments) -> Data:
+    """crop, mirror with probability p, (pixels - mean) / std for pixels in 0..255; HWC unless layout=CHW."""
+    arguments = {"output_layout": "HWC"} | _filled(arguments)
+    if "p" in arguments:
+        arguments["mirror"] = _coin(api, arguments.pop("p"))
+    return api.ops.crop_mirror_normalize(images, **arguments)
+
+
+def flip(api: Api, images: Data, arguments: Arguments) -> Data:
+    """Left and right; or with the probabilities p (left and right) and p_vertical."""
+    chances = {"p": "horizontal", "p_vertical": "vertical"}
+    drawn = {chances[name]: _coin(api, p) for name, p in arguments.items() if name in chances}
+    fixed = {name: value for name, value in arguments.items() if name not in chances}
+    return api.ops.flip(images, **({"horizontal": 0} if drawn else {}) | fixed | drawn)
+
+
+def _coin(api: Api, probability: float) -> Data:
+    """int32 1 or 0 for each image."""
+    return api.draw("random.coin_flip", probability=probability)
+
+
+def pad(api: Api, images: Data, arguments: Arguments) -> Data:
+    """Below and to the right, to at least HEIGHTxWIDTH."""
+    return api.ops.pad(images, axis_names="HW", **arguments)
+
+
+def random_resized_crop(api: Api, images: Data, arguments: Arguments) -> Data:
+    """A part of a random area and aspect ratio, resized to HEIGHTxWIDTH."""
+    return api.draw("random_resized_crop", images, **arguments)
+
+
+def fit(api: Api, images: Data, arguments: Arguments) -> Data:
+    """As large as fits in HEIGHTxWIDTH; the aspect ratio stays."""
+    return _fitted(api, images, **arguments)[0]
+
+
+def letterbox(api: Api, images: Data, arguments: Arguments) -> Data:
+    """fit, then fill up to HEIGHTxWIDTH: at the top left, or in the middle with centered=1."""
+    fill = arguments.pop("fill", [0.0])
+    images, top_left = _fitted(api, images, **arguments)
+    return dali_ops.place(images, top_left, arguments["size"], fill, api)
+
+
+def _fitted(
+    api: Api,
+    images: Data,
+    size: list[int],
+    centered: bool = False,
+    antialias: bool = True,
+    interp_type: types.DALIInterpType = types.INTERP_LINEAR,
+) -> tuple[Data, Data]:
+    """The image as large as fits; its (top, left) in the letterbox."""
+    found, limits = api.size(images), (api.math.min, api.math.max)
+    sides = api.part(found, 0), api.part(found, 1)
+    top, left, height, width = letterbox_geometry.geometry(*sides, tuple(size), centered, *limits)
+    new_size = api.ops.stack(height, width)
+    images = dali_ops.resize(images, new_size, antialias=antialias, interpolation=interp_type, api=api)
+    return images, api.ops.stack(top, left)
+
+
+MOVES = {  # in this order: DALI's transform, its argument
+    "angle": ("rotation", "angle"),
+    "shear": ("shear", "angles"),
+    "scale": ("scale", "scale"),
+    "translate": ("translation", "offset"),
+}
+
+
+def warp_affine(api: Api, images: Data, arguments: Arguments) -> Data:
+    """By angle and shear (degrees), scale about the centre, translate (pixels); or a matrix of 6 numbers."""
+    moves = {name: arguments.pop(name) for name in MOVES if name in arguments}
+    matrix = arguments.pop("matrix", None)
+    if matrix is not None and moves:
+        raise UserError(f"--ops: warp_affine: matrix and {min(moves)} exclude each other: leave one out")
+    size = api.ops.cast(api.size(images), dtype=types.FLOAT)
+    if not moves:
+        if isinstance(matrix, list):  # the same for each image
+            matrix = api.ops.stack(*(api.part(size, 0) * 0.0 + number for number in matrix))
+        return api.ops.warp_affine(images, matrix=api.ops.reshape(matrix, shape=[2, 3]), **arguments)
+    center = api.ops.stack(api.part(size, 1) * 0.5, api.part(size, 0) * 0.5)  # x, y
+    for name, value in moves.items():
+        transform, argument = MOVES[name]
+        about = {} if name == "translate" else {"center": center}
+        if name == "angle":
+            value = -value  # as fn.rotate: counter-clockwise; the transform turns y downwards
+        if name == "scale":
+            value = [value, value] if isinstance(value, float) else api.ops.stack(value, value)
+        before = () if matrix is None else (matrix,)
+        matrix = getattr(api.ops.transforms, transform)(*before, **{argument: value}, **about)
+    return api.ops.warp_affine(images, matrix=matrix, **arguments | {"inverse_map": False})
+
+
+def layout(api: Api, images: Data, arguments: Arguments) -> Data:
+    """CHW: channels first; HWC: channels last."""
+    perm = [2, 0, 1] if arguments["output_layout"] == "CHW" else [1, 2, 0]
+    return api.ops.transpose(images, perm=perm)
 
 
 # --- the table ---
 
 
-def _words(*words: str) -> Argument:
-    return Argument("word", names={word: word for word in words})
+def _row(
+    name: str,
+    first: str = "",
+    needs: tuple[str, ...] = (),
+    *,
+    own: Mapping[str, Argument] = {},
+    schema: str | None = None,
+    call: Callable[[Api, Data, Arguments], Data] | None = None,
+) -> Operator:
+    """An operator; `own` are arguments beside those of DALI's schema, which is named like it ("": none)."""
+    schema = name.title().replace("_", "") if schema is None else schema
+    arguments = (of_schema(schema) if schema else {}) | own
+    about = call.__doc__ if call else backend.GetSchema(schema).Dox()
+    apply = call or (lambda api, images, arguments: getattr(api.ops, name)(images, **arguments))
+    return Operator(name, first, needs, arguments, about.strip().splitlines()[0], apply)
 
 
-_NUMBER = Argument("number", may_vary=True)
-_SIDES = Argument("sides", may_vary=True)
-_SIDE = Argument("number", may_vary=True, lowest=1.0, highest=MAX_SIDE)
-_PROBABILITY = Argument("number", lowest=0.0, highest=1.0)
-_FIXED_SIDES = Argument("sides")
-RANDOM_PART = {
-    "random_area": Argument("limits", lowest=1e-6, highest=1.0),
-    "random_aspect_ratio": Argument("limits", lowest=1e-6),
-}
-_ANTIALIAS = {"antialias": Argument("flag"), "interp_type": Argument("interpolation")}
-_INTERP = {"interp": "interp_type"}
-_CROP_ALIASES = {"size": "crop", "x": "crop_pos_x", "y": "crop_pos_y", "fill": "fill_values"}
-_PLACES = {name: Argument("number", True, lowest=0.0, highest=1.0) for name in ("crop_pos_x", "crop_pos_y")}
-_OUTSIDE = {
-    "out_of_bounds_policy": _words("error", "pad", "trim_to_shape"),
-    "rounding": _words("round", "truncate"),
-}
-_LAYOUTS = {"hwc": "HWC", "chw": "CHW"}
-
+_DECODED = {"color": OWN["color"], "exif": OWN["exif"]}
+_REGION = ("start", "shape", "rel_start", "rel_shape")
+_FIT = {name: of_schema("RandomResizedCrop")[name] for name in ("size", "antialias", "interp_type")}
+_LETTERBOX = _FIT | {"fill": OWN["fill"], "centered": OWN["centered"]}
+_CHANCES = {"p": OWN["p"], "p_vertical": OWN["p_vertical"]}
+_MOVES = {name: OWN[name] for name in MOVES}
+_LAYOUT = {"output_layout": Argument("layout")}
 _ROWS = (
-    _dali(
-        "resize",
-        "to HEIGHTxWIDTH, or by the shorter or the longer side; mode=not_larger, not_smaller or stretch",
-        more={
-            "size": _SIDES,
-            "mode": _words("default", "stretch", "not_larger", "not_smaller"),
-            **dict.fromkeys(("resize_shorter", "resize_longer"), _SIDE),
-        },
-        leave_out=("resize_x", "resize_y"),
-        first="size",
-        aliases={"short": "resize_shorter", "long": "resize_longer", **_INTERP},
-        needs=("size", "resize_shorter", "resize_longer"),
-        excludes={"size": ("resize_shorter", "resize_longer"), "resize_shorter": ("resize_longer",)},
-    ),
-    Operator(
-        "fit",
-        "as large as fits in HEIGHTxWIDTH, keeping the aspect ratio: the letterbox without its borders",
-        {"size": _FIXED_SIDES, **_ANTIALIAS},
-        calls.fit,
-        first="size",
-        aliases=_INTERP,
-        needs=("size",),
-    ),
-    Operator(
-        "letterbox",
-        "fit, then fill up to HEIGHTxWIDTH: at the top left, or in the middle with centered=1",
-        {"size": _FIXED_SIDES, **_ANTIALIAS, "fill": Argument("numbers"), "centered": Argument("flag")},
-        calls.letterbox,
-        first="size",
-        aliases=_INTERP,
-        needs=("size",),
-    ),
-    _dali(
-        "crop",
-        "HEIGHTxWIDTH, from the middle, or where x and y say (0..1: at random); fill pads smaller images",
-        apply=calls.crop,
-        more={"crop": _SIDES, **_PLACES, **_OUTSIDE},
-        first="crop",
-        aliases=_CROP_ALIASES,
-        needs=("crop", "crop_h", "crop_w"),
-    ),
-    _dali(
-        "random_resized_crop",
-        "a random part of random_area and random_aspect_ratio, resized to HEIGHTxWIDTH",
-        apply=calls.random_resized_crop,
-        more={"size": _FIXED_SIDES, **RANDOM_PART},
-        first="size",
-        aliases={"area": "random_area", "aspect": "random_aspect_ratio", **_INTERP},
-        needs=("size",),
-    ),
-    _dali(
-        "pad",
-        "below and to the right, to at least HEIGHTxWIDTH",
-        apply=calls.pad,
-        more={"shape": _SIDES},
-        leave_out=("axes", "axis_names"),
-        first="shape",
-        aliases={"size": "shape", "fill": "fill_value"},
-        needs=("shape",),
-    ),
-    _dali(
-        "flip",
-        "left and right; p and p_vertical are probabilities",
-        apply=calls.flip,
-        more=dict.fromkeys(calls.FLIP_AXES.values(), _PROBABILITY),
-        leave_out=("depthwise",),
-        first="p",
-        excludes={p: (axis,) for axis, p in calls.FLIP_AXES.items()},
-    ),
-    _dali(
-        "rotate",
-        "by degrees, counter-clockwise; the image grows unless keep_size=1",
-        leave_out=("axis",),
-        more={"size": _SIDES},
-        first="angle",
-        aliases={"fill": "fill_value", **_INTERP},
-        needs=("angle",),
-    ),
-    _dali(
-        "warp_affine",
-        "angle (degrees), shear (degrees, x/y), scale, translate (pixels, x/y); or a matrix of 6 numbers, "
-        "from x, y of the result to x, y of the image, with inverse_map=0 the other way",
-        apply=calls.warp_affine,
-        more={
-            "size": _SIDES,
-            "matrix": Argument("numbers", True, count=6),
-            "angle": _NUMBER,
-            "shear": Argument("numbers", True, count=2),
-            "scale": Argument("number", True, lowest=1e-3),
-            "translate": Argument("numbers", True, count=2),
-        },
-        aliases={"fill": "fill_value", **_INTERP},
-        needs=("matrix", *calls.MOVES),
-        excludes={"matrix": tuple(calls.MOVES), "inverse_map": tuple(calls.MOVES)},
-    ),
-    _dali(
-        "color_twist",
-        "brightness, contrast, saturation (factors) and hue (degrees) at once",
-        needs_color=True,
-    ),
-    _dali("brightness", "times a factor", first="brightness"),
-    _dali("contrast", "a factor about contrast_center", first="contrast"),
-    _dali("saturation", "times a factor", first="saturation", needs_color=True),
-    _dali("hue", "turned by degrees", first="hue", needs_color=True),
-    _dali("hsv", "hue (degrees), saturation and value (factors)", needs_color=True),
-    _dali("gaussian_blur", "sigma and window_size in pixels", first="sigma", needs=("sigma", "window_size")),
-    _dali(
-        "jpeg_compression_distortion",
-        "as saved with a JPEG quality of 1 to 100",
-        more={"quality": Argument("whole", True, lowest=1, highest=100)},
-        first="quality",
-        needs_color=True,
-    ),
-    _dali(
-        "crop_mirror_normalize",
-        "crop, mirror with probability p, (pixels - mean) / std for pixels in 0..255; mean=imagenet brings "
-        "std=imagenet; output_layout is HWC unless given",
-        apply=calls.crop_mirror_normalize,
-        more={
-            "crop": _SIDES,
-            **_PLACES,
-            **_OUTSIDE,
-            "mean": Argument("numbers", True, {"imagenet": IMAGENET_MEAN}),
-            "std": Argument("numbers", True, {"imagenet": IMAGENET_STD}, lowest=1e-6),
-            "output_layout": Argument("word", names=_LAYOUTS),
-            "p": _PROBABILITY,
-        },
-        leave_out=("pad_output",),
-        first="crop",
-        aliases={**_CROP_ALIASES, "layout": "output_layout"},
-        excludes={"p": ("mirror",)},
-    ),
-    _dali("cast", "to another dtype; a fraction is rounded", first="dtype", needs=("dtype",)),
-    Operator(
-        "layout",
-        "CHW: channels first; HWC: channels last",
-        {"output_layout": Argument("word", names=_LAYOUTS)},
-        calls.layout,
-        first="output_layout",
-        aliases={"to": "output_layout"},
-        needs=("output_layout",),
-    ),
+    _row("decode", "color", own=_DECODED, schema="decoders__Image", call=decode),
+    _row("decode_random_crop", own=_DECODED, schema="decoders__ImageRandomCrop", call=decode_random_crop),
+    _row("decode_region", "", _REGION, own=_DECODED, schema="decoders__ImageSlice", call=decode_region),
+    _row("resize", "size", ("size", "resize_shorter", "resize_longer")),
+    _row("fit", "size", ("size",), own=_FIT, schema="", call=fit),
+    _row("letterbox", "size", ("size",), own=_LETTERBOX, schema="", call=letterbox),
+    _row("crop", "crop", ("crop", "crop_h", "crop_w"), call=crop),
+    _row("random_resized_crop", "size", ("size",), call=random_resized_crop),
+    _row("pad", "shape", ("shape",), call=pad),
+    _row("flip", "p", own=_CHANCES, call=flip),
+    _row("rotate", "angle", ("angle",)),
+    _row("warp_affine", "", ("matrix", *MOVES), own=_MOVES, call=warp_affine),
+    _row("color_twist"),
+    _row("brightness", "brightness"),
+    _row("contrast", "contrast"),
+    _row("saturation", "saturation"),
+    _row("hue", "hue"),
+    _row("hsv"),
+    _row("gaussian_blur", "sigma", ("sigma", "window_size")),
+    _row("jpeg_compression_distortion", "quality"),
+    _row("crop_mirror_normalize", "crop", own={"p": OWN["p"]}, call=crop_mirror_normalize),
+    _row("cast", "dtype", ("dtype",)),
+    _row("layout", "output_layout", ("output_layout",), own=_LAYOUT, schema="", call=layout),
 )
-
-OPERATORS: dict[str, Operator] = {row.name: row for row in _ROWS}
+OPERATORS = {row.name: row for row in _ROWS}
+DECODERS = ("decode", "decode_random_crop", "decode_region")
+# These take the channels for red, green and blue, even if told that they are not (DALI 2.4 on a CPU).
+NEED_RGB = ("color_twist", "saturation", "hue", "hsv", "jpeg_compression_distortion")

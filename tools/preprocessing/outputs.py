@@ -12,15 +12,15 @@ print(output.write(samples, total))
 import contextlib
 import csv
 import dataclasses
-import glob
+import io
 import itertools
 import math
 import os
 import pathlib
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -31,18 +31,19 @@ from common.datacheck.tfrecord_scan import name_files
 from common.errors import UserError
 from common.evaluation import drawing
 from common.files import TEMPORARY, write_into
-from common.tfrecord import write_index
+from common.readers import shard_range
+from common.tfrecord import framed, write_index
 from tools.conversion.coco_to_tfrecord import refuse_other_set
-from tools.preprocessing.samples import FileNames, Sample, encode, to_picture
+from tools.preprocessing.samples import FileNames, Sample
 
 IMAGE_FORMATS = ("png", "jpeg")
 JPEG_QUALITY = 95
 SHEET_IMAGES = 64
 _SHEET_COLUMNS = 8
 _SHEET_WIDTH = 1280  # pixels
-_SUFFIXES = {".npz": "array", ".npy": "array", ".png": "sheet", ".jpg": "sheet", ".jpeg": "sheet"}
-_RECORDS = ".tfrecord"
-ACCEPTED = "an .npz, .npy, .png, .jpg or .tfrecord file, or a directory"
+ACCEPTED = (
+    "x.npz or x.npy (one array), x.png or x.jpg (a contact sheet), x.tfrecord, or a directory of pictures"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,22 +52,21 @@ class Output:
 
     Attributes:
         path: --output.
-        kind: "array", "sheet", "records" or "directory".
-        files: those that `write` makes, for arrays, sheets and records, without indexes and tables.
-        image_format, jpeg_quality: of pictures and records.
+        kind: how it is written.
+        files: what is written, without indexes and tables; the directory for pictures.
+        encoding: of pictures and records, as Pillow takes it.
         is_bgr: three channels are blue, green, red; in pictures they become red, green, blue.
         label_names: by label; may be empty.
         has_labels: whether records have labels.
     """
 
     path: str
-    kind: str
+    kind: "Kind"
     files: Sequence[pathlib.Path]
-    image_format: str = IMAGE_FORMATS[0]
-    jpeg_quality: int = JPEG_QUALITY
-    is_bgr: bool = False
-    label_names: Sequence[str] = ()
-    has_labels: bool = False
+    encoding: Mapping[str, Any]
+    is_bgr: bool
+    label_names: Mapping[int, str]
+    has_labels: bool
 
     def write(self, samples: Iterable[Sample], total: int) -> str:
         """Writes all samples, or after any failure nothing.
@@ -81,129 +81,28 @@ class Output:
         Raises:
             UserError: samples that this output cannot hold; the disk.
         """
-        if self.kind == "records" and total < len(self.files):
+        if total < len(self.files):
             raise UserError(f"--output_shards={len(self.files)} is not in 1..{total}, the number of images")
-        writers: dict[str, Callable[[pathlib.Path, Iterator[Sample], int], str]] = {
-            "array": self._write_array,
-            "sheet": self._write_sheet,
-            "records": self._write_records,
-            "directory": self._write_pictures,
-        }
-        told = ""
-
-        def write(staged: pathlib.Path) -> None:
-            nonlocal told
-            shown = min(total, SHEET_IMAGES) if self.kind == "sheet" else total
-            told = writers[self.kind](staged, _counted(itertools.islice(samples, shown), shown), total)
-
-        directory = pathlib.Path(self.path) if self.kind == "directory" else self.files[0].parent
+        told = []
+        shown = min(total, SHEET_IMAGES) if self.kind is SHEET else total
+        counted = _counted(itertools.islice(samples, shown), shown)
+        directory = self.files[0] if self.kind is PICTURES else self.files[0].parent
         try:
-            write_into(directory, write)
+            write_into(directory, lambda staged: told.append(self.kind.write(self, staged, counted, total)))
         except BaseException as error:
             progress.log("")  # a bar that stopped half-way has not ended its line
-            if not isinstance(error, OSError | tf.errors.OpError):
+            if not isinstance(error, OSError):
                 raise
-            # TensorFlow's errors have the file in their message.
-            reason = error.message if isinstance(error, tf.errors.OpError) else _reason(error)
-            # Staged files have their final names in messages.
-            reason = re.sub(rf"{re.escape(TEMPORARY)}[^/]*/?", "", reason)
-            raise UserError(f"--output={self.path}: {reason}") from error
-        return told
+            name = os.path.basename(error.filename2 or error.filename or "")
+            where = f"{name}: " if name and not name.startswith(TEMPORARY) else ""
+            raise UserError(f"--output={self.path}: {where}{error.strerror or error}") from error
+        return told[0]
 
-    def _write_array(self, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
-        """One array (N, ...) of the images' dtype, as NumPy's format has it (numpy/lib/format.py), never held
-        in memory; and a table with position, name, label (empty: none) and the label's name of each row."""
-        path = self.files[0]
-        table = path.with_name(f"{path.name}.csv")
-        first = None
-        with (
-            _array_stream(staged / path.name) as stream,
-            (staged / table.name).open("w", newline="", encoding="utf-8", errors="replace") as csv_file,
-        ):
-            rows = csv.writer(csv_file)
-            rows.writerow(("position", "name", "label", "class"))
-            for sample in samples:
-                image = sample.image
-                if first is None:
-                    first = sample
-                    descr = np.lib.format.dtype_to_descr(image.dtype)
-                    header = {"descr": descr, "fortran_order": False, "shape": (total, *image.shape)}
-                    np.lib.format.write_array_header_1_0(stream, header)
-                if image.shape != first.image.shape or image.dtype != first.image.dtype:
-                    raise UserError(
-                        f"{first.describe()}, {sample.describe()}: an array needs all of one size and type; a"
-                        " resize, crop or letterbox to one size at the end of --ops makes them so"
-                    )
-                stream.write(np.ascontiguousarray(image).data)
-                label = sample.label if sample.label >= 0 else ""
-                rows.writerow((sample.position, sample.name, label, self._label_name(sample)))
-        shape = " x ".join(map(str, first.image.shape))
-        return f"{total} images, {total} x {shape}: {path}; their names: {table}"
-
-    def _write_pictures(self, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
-        names = FileNames(".png" if self.image_format == "png" else ".jpg")
-        for sample in samples:
-            path = staged / names.of(sample.name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self._encode(to_picture(sample, is_bgr=self.is_bgr)))
-        return f"{total} pictures ({self.image_format}): {self.path}"
-
-    def _write_sheet(self, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
-        """The first SHEET_IMAGES images on one picture; a single image as it is."""
-        if total == 1:
-            sheet = to_picture(next(samples), is_bgr=self.is_bgr)
-        else:
-            pictures = []
-            for sample in samples:
-                image = Image.fromarray(to_picture(sample, is_bgr=self.is_bgr)).convert("RGB")
-                image.thumbnail((_SHEET_WIDTH, _SHEET_WIDTH))  # 64 photographs would fill gigabytes
-                pictures.append(np.asarray(image))
-            columns = min(math.ceil(math.sqrt(len(pictures))), _SHEET_COLUMNS)  # about as many as rows
-            sheet = drawing.contact_sheet(pictures, columns=columns, width=_SHEET_WIDTH)
-        (staged / self.files[0].name).write_bytes(self._encode(sheet))
-        if total == 1:
-            return f"the image: {self.path}"
-        return f"contact sheet of {min(total, SHEET_IMAGES)} of {total} images: {self.path}"
-
-    def _write_records(self, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
-        """Each file has equally many images or one more, in the order of the source."""
-        for shard, file in enumerate(self.files):
-            begin, end = (total * (shard + i) // len(self.files) for i in (0, 1))
-            with tf.io.TFRecordWriter(os.fspath(staged / file.name)) as writer:
-                for sample in itertools.islice(samples, end - begin):
-                    writer.write(self._record(sample))
-            write_index(staged / file.name)
-        return f"{total} images in {name_files(self.files)}, with indexes"
-
-    def _record(self, sample: Sample) -> bytes:
-        """The keys of tensorflow/models research/slim/datasets/dataset_utils.py, image_to_tfexample, with the
-        name and the position of the source in image/filename and image/source_id, and image/class/text where
-        labels have names."""
-        picture = to_picture(sample, is_bgr=self.is_bgr)
-        values: dict[str, bytes | int] = {
-            "image/encoded": self._encode(picture),
-            "image/format": self.image_format.encode(),
-            "image/filename": os.fsencode(sample.name),
-            "image/source_id": str(sample.position).encode(),
-            "image/height": picture.shape[0],
-            "image/width": picture.shape[1],
-        }
-        if self.has_labels:
-            values["image/class/label"] = sample.label
-        if self.label_names:
-            values["image/class/text"] = self._label_name(sample).encode()
-        example = tf.train.Example()
-        for key, value in values.items():
-            feature = example.features.feature[key]
-            kind = feature.bytes_list if isinstance(value, bytes) else feature.int64_list
-            kind.value.append(value)
-        return example.SerializeToString(deterministic=True)  # protobuf's maps have no order unless asked
-
-    def _encode(self, picture: np.ndarray) -> bytes:
-        return encode(picture, self.image_format, self.jpeg_quality)
-
-    def _label_name(self, sample: Sample) -> str:
-        return self.label_names[sample.label] if 0 <= sample.label < len(self.label_names) else ""
+    def encode(self, picture: np.ndarray) -> bytes:
+        """uint8 (H, W, 3) RGB or (H, W) -> the content of a picture's file."""
+        stream = io.BytesIO()
+        Image.fromarray(picture).save(stream, **self.encoding)
+        return stream.getvalue()
 
 
 def check_output(
@@ -212,10 +111,10 @@ def check_output(
     overwrite: bool,
     inputs: Sequence[str | os.PathLike],
     has_labels: bool = False,
-    label_names: Sequence[str] = (),
+    label_names: Mapping[int, str] = {},
     image_format: str | None = None,
     jpeg_quality: int | None = None,
-    num_shards: int | None = None,
+    output_shards: int | None = None,
     is_bgr: bool = False,
 ) -> Output:
     """The output that the flags describe; nothing is written yet.
@@ -227,66 +126,48 @@ def check_output(
         has_labels, label_names, is_bgr: as in `Output`.
         image_format: of IMAGE_FORMATS, for pictures and records; None: png.
         jpeg_quality: 1 to 100; None: JPEG_QUALITY.
-        num_shards: number of record files (--output_shards); None: one file of just this name.
+        output_shards: number of record files; None: one file of just this name.
 
     Raises:
         UserError: what --output names cannot be written, exists or is the input; a flag that does nothing
             for it.
     """
-    kind = _kind(output, num_shards)
-    if image_format is not None and kind not in ("directory", "records"):
-        raise UserError(f"--image_format does nothing for --output={output}: leave it out")
-    if num_shards is not None and kind != "records":
-        raise UserError(f"--output_shards does nothing for --output={output}: leave it out")
-    if kind == "sheet":
-        image_format = "png" if output.lower().endswith(".png") else "jpeg"
-    image_format = image_format or IMAGE_FORMATS[0]
-    if jpeg_quality is not None and (kind == "array" or image_format != "jpeg"):
-        raise UserError(f"--jpeg_quality does nothing for --output={output} without JPEGs: leave it out")
+    stem, suffix = os.path.splitext(output)
+    kind = PICTURES if output.endswith("/") or os.path.isdir(output) else KINDS.get(suffix.lower())
+    if kind is None and (not output or re.fullmatch(r"\.[A-Za-z]\w{0,7}", suffix)):
+        raise UserError(f"--output={output}: name {ACCEPTED} (which ends in /)")
+    kind = kind or PICTURES
+    is_jpeg = image_format == "jpeg" or (kind is SHEET and suffix.lower() != ".png")
+    flags = {"image_format": image_format, "jpeg_quality": jpeg_quality, "output_shards": output_shards}
+    for name, value in flags.items():
+        if value is not None and (name not in kind.flags or (name == "jpeg_quality" and not is_jpeg)):
+            raise UserError(f"--{name} does nothing for --output={output}: leave it out")
     files = [pathlib.Path(output)]
-    if num_shards is not None:
-        prefix = output.removesuffix(_RECORDS)
-        files = [pathlib.Path(f"{prefix}-{i:05d}-of-{num_shards:05d}{_RECORDS}") for i in range(num_shards)]
+    if output_shards is not None:
+        ends = [f"-{shard:05d}-of-{output_shards:05d}{suffix}" for shard in range(output_shards)]
+        files = [pathlib.Path(f"{stem}{end}") for end in ends]
         if files[0].parent.is_dir():
-            names = [file.name for file in files]
-            refuse_other_set(files[0].parent, os.path.basename(prefix), names)
-    beside = {"array": ".csv", "records": ".idx"}.get(kind)
-    targets = [*files, *(pathlib.Path(f"{file}{beside}") for file in files if beside)]
-    _check_targets(kind, targets, overwrite=overwrite, inputs=inputs)
-    quality = jpeg_quality or JPEG_QUALITY
-    return Output(output, kind, files, image_format, quality, is_bgr, label_names, has_labels)
+            refuse_other_set(files[0].parent, os.path.basename(stem), [file.name for file in files])
+    for target in [f"{file}{end}" for file in files for end in ("", kind.beside)]:
+        _check_target(pathlib.Path(target), kind, overwrite=overwrite, inputs=inputs)
+    encoding = {"format": "jpeg", "quality": jpeg_quality or JPEG_QUALITY} if is_jpeg else {"format": "png"}
+    return Output(output, kind, files, encoding, is_bgr, label_names, has_labels)
 
 
-def _kind(output: str, num_shards: int | None) -> str:
-    if not output or "\0" in output:
-        raise UserError(f"--output={output!r}: name {ACCEPTED}")
-    suffix = os.path.splitext(output)[1].lower()
-    if output.endswith("/") or os.path.isdir(output):
-        return "directory"
-    if suffix in _SUFFIXES:
-        return _SUFFIXES[suffix]
-    if suffix == _RECORDS or num_shards is not None:
-        return "records"
-    if re.fullmatch(r"\.[a-z][a-z0-9]{0,7}", suffix):
-        raise UserError(f"--output={output}: name {ACCEPTED} (add a / to {os.path.basename(output)})")
-    return "directory"
-
-
-def _check_targets(
-    kind: str, targets: Sequence[pathlib.Path], *, overwrite: bool, inputs: Sequence[str | os.PathLike]
+def _check_target(
+    target: pathlib.Path, kind: "Kind", *, overwrite: bool, inputs: Sequence[str | os.PathLike]
 ) -> None:
-    """UserError where `targets`, files or one directory, exist or are the input."""
-    for target in filter(os.path.lexists, targets):
-        if os.path.isdir(target) and not glob.glob("*", root_dir=target, include_hidden=True):
-            continue
-        real = pathlib.Path(os.path.realpath(target))
-        for given in inputs:
-            path = pathlib.Path(os.path.realpath(given))
-            lies_in = kind == "directory" and real in path.parents
-            if path == real or lies_in or (path in real.parents and path.is_dir()):
-                raise UserError(f"--output={target} is or holds a file of the input ({given}): name another")
-        if not overwrite:
-            raise UserError(f"{target} exists: name another --output, or replace it by --overwrite")
+    """UserError where a file, or the directory of pictures, exists or is the input."""
+    if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
+        return
+    real = pathlib.Path(os.path.realpath(target))
+    for given in inputs:
+        path = pathlib.Path(os.path.realpath(given))
+        lies_in = kind is PICTURES and real in path.parents
+        if path == real or lies_in or (path in real.parents and path.is_dir()):
+            raise UserError(f"--output={target} is or holds a file of the input ({given}): name another")
+    if not overwrite:
+        raise UserError(f"{target} exists: name another --output, or replace it by --overwrite")
 
 
 def _counted(samples: Iterable[Sample], total: int) -> Iterator[Sample]:
@@ -297,8 +178,36 @@ def _counted(samples: Iterable[Sample], total: int) -> Iterator[Sample]:
         yield sample
 
 
-def _reason(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+# --- writers: into a directory that takes its place when all is written; they return a line about it ---
+
+
+def _write_array(output: Output, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
+    """One array (N, ...) of the images' dtype, as NumPy's format has it (numpy/lib/format.py), never held in
+    memory; and a table with position, name, label (empty: none) and the label's name of each row."""
+    path, table = output.files[0], pathlib.Path(f"{output.files[0]}.csv")
+    first = None
+    with (
+        _array_stream(staged / path.name) as stream,
+        (staged / table.name).open("w", newline="", encoding="utf-8", errors="replace") as csv_file,
+    ):
+        rows = csv.writer(csv_file)
+        rows.writerow(("position", "name", "label", "class"))
+        for sample in samples:
+            image = sample.image
+            if first is None:
+                first, shape = sample, (total, *image.shape)
+                descr = np.lib.format.dtype_to_descr(image.dtype)
+                header = {"descr": descr, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(stream, header)
+            if image.shape != first.image.shape or image.dtype != first.image.dtype:
+                raise UserError(
+                    f"{first.describe()}, {sample.describe()}: an array needs all of one size and type; a"
+                    " resize, crop or letterbox to one size at the end of --ops makes them so"
+                )
+            stream.write(np.ascontiguousarray(image).data)
+            label = sample.label if sample.label >= 0 else ""
+            rows.writerow((sample.position, sample.name, label, output.label_names.get(sample.label, "")))
+    return f"{total} images, {' x '.join(map(str, shape))}: {path}; their names: {table}"
 
 
 @contextlib.contextmanager
@@ -307,9 +216,91 @@ def _array_stream(path: pathlib.Path) -> Iterator[BinaryIO]:
         with path.open("wb") as stream:
             yield stream
         return
-    with (
-        zipfile.ZipFile(path, "w") as archive,
-        # A member of unknown size may grow beyond 2 GiB only if it is announced.
-        archive.open("images.npy", "w", force_zip64=True) as stream,
-    ):
+    # A member of unknown size may grow beyond 2 GiB only if it is announced.
+    with zipfile.ZipFile(path, "w") as archive, archive.open("images.npy", "w", force_zip64=True) as stream:
         yield stream
+
+
+def _write_pictures(output: Output, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
+    names = FileNames({"png": ".png", "jpeg": ".jpg"}[output.encoding["format"]])
+    for sample in samples:
+        path = staged / names.of(sample.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(output.encode(sample.picture(is_bgr=output.is_bgr)))
+    return f"{total} pictures ({output.encoding['format']}): {output.path}"
+
+
+def _write_sheet(output: Output, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
+    """The first SHEET_IMAGES images on one picture; a single image as it is."""
+    pictures = []
+    for sample in samples:
+        image = Image.fromarray(sample.picture(is_bgr=output.is_bgr))
+        if total > 1:
+            image = image.convert("RGB")
+            image.thumbnail((_SHEET_WIDTH, _SHEET_WIDTH))  # 64 photographs would fill gigabytes
+        pictures.append(np.asarray(image))
+    columns = min(math.ceil(math.sqrt(len(pictures))), _SHEET_COLUMNS)  # about as many as rows
+    sheet = drawing.contact_sheet(pictures, columns, _SHEET_WIDTH) if total > 1 else pictures[0]
+    (staged / output.files[0].name).write_bytes(output.encode(sheet))
+    return f"contact sheet of {len(pictures)} of {total} images: {output.path}"
+
+
+def _write_records(output: Output, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
+    """Each file has equally many images or one more, in the order of the source."""
+    for shard, file in enumerate(output.files):
+        begin, end = shard_range(total, shard, len(output.files))
+        with (staged / file.name).open("wb") as stream:
+            for sample in itertools.islice(samples, end - begin):
+                stream.write(framed(_record(output, sample)))
+        write_index(staged / file.name)
+    return f"{total} images in {name_files(output.files)}, with indexes"
+
+
+def _record(output: Output, sample: Sample) -> bytes:
+    """The keys of tensorflow/models research/slim/datasets/dataset_utils.py, image_to_tfexample, with the
+    name and the position of the source in image/filename and image/source_id, and image/class/text where
+    labels have names."""
+    picture = sample.picture(is_bgr=output.is_bgr)
+    values: dict[str, bytes | int] = {
+        "image/encoded": output.encode(picture),
+        "image/format": output.encoding["format"].encode(),
+        "image/filename": os.fsencode(sample.name),
+        "image/source_id": str(sample.position).encode(),
+        "image/height": picture.shape[0],
+        "image/width": picture.shape[1],
+    }
+    if output.has_labels:
+        values["image/class/label"] = sample.label
+    if output.label_names:
+        values["image/class/text"] = output.label_names.get(sample.label, "").encode()
+    example = tf.train.Example()
+    for key, value in values.items():
+        feature = example.features.feature[key]
+        kind = feature.bytes_list if isinstance(value, bytes) else feature.int64_list
+        kind.value.append(value)
+    return example.SerializeToString(deterministic=True)  # protobuf's maps have no order unless asked
+
+
+class Kind(NamedTuple):
+    """How an output is written.
+
+    Attributes:
+        write: (output, directory, samples, their number) -> a line about it.
+        beside: suffix of a second file for each; "" for none.
+        flags: those that matter.
+    """
+
+    write: Callable[[Output, pathlib.Path, Iterator[Sample], int], str]
+    beside: str = ""
+    flags: tuple[str, ...] = ()
+
+
+ARRAY = Kind(_write_array, ".csv")
+SHEET = Kind(_write_sheet, flags=("jpeg_quality",))
+RECORDS = Kind(_write_records, ".idx", ("image_format", "jpeg_quality", "output_shards"))
+PICTURES = Kind(_write_pictures, flags=("image_format", "jpeg_quality"))
+KINDS = {  # by suffix; any other output is a directory
+    **dict.fromkeys((".npz", ".npy"), ARRAY),
+    **dict.fromkeys((".png", ".jpg", ".jpeg"), SHEET),
+    ".tfrecord": RECORDS,
+}

@@ -8,83 +8,75 @@ for images, labels in p.dataset(): ...   # TensorFlow
 """
 
 import copy
+import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import nvidia.dali.experimental.dynamic as ndd
-import nvidia.dali.plugin.tf as dali_tf
 import tensorflow as tf
 from nvidia import dali
 
+from common import loader
 from common.errors import UserError
-from common.readers import shard_range
-from tools.preprocessing import chain, reading
+from tools.preprocessing import chain
 from tools.preprocessing.apis import GRAPH, Api, Data, Dynamic
+from tools.preprocessing.formats.base import ImageSource
 from tools.preprocessing.fusion import fuse
-from tools.preprocessing.image_source import ImageSource
+from tools.preprocessing.reading import Part
 from tools.preprocessing.samples import Sample
 
 APIS = ("pipeline", "dynamic")
+_FAILURES = (RuntimeError, ValueError, TypeError, MemoryError)  # of DALI and NumPy
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Preprocessor:
     """Images of a source, preprocessed.
 
     Attributes:
-        source: where they come from.
-        chain: what is done to them.
+        source: what `open_image_source` returns.
+        ops: a chain of operators, see chain.py.
+        batch_size: images per batch.
+        training: shuffled without end; otherwise in order (common/readers.py).
+        device: "cpu", or "gpu": images are there from the decoder on.
+        device_id: number of the GPU; None on a CPU.
+        num_threads, prefetch: DALI's CPU threads; batches made ahead, in a pipeline.
+        shard_id, num_shards: this rank's share of the source.
+        seed: of order and random draws; 0 is a valid seed.
+        chain: what `ops` does.
         size: images of this shard in one epoch.
+
+    Raises:
+        UserError: --ops cannot be read; fewer images than shards.
     """
 
-    def __init__(
-        self,
-        *,
-        source: ImageSource,
-        ops: str = "",
-        batch_size: int = 8,
-        training: bool = False,
-        device: str = "cpu",
-        device_id: int | None = None,
-        num_threads: int = 2,
-        prefetch: int = 2,
-        shard_id: int = 0,
-        num_shards: int = 1,
-        seed: int = 0,
-    ) -> None:
-        """
-        Args:
-            source: what `open_image_source` returns.
-            ops: a chain of operators, see chain.py.
-            batch_size: images per batch.
-            training: shuffled without end; otherwise in order (common/readers.py).
-            device: "cpu", or "gpu": images are there from the decoder on.
-            device_id: number of the GPU; None on a CPU.
-            num_threads, prefetch: DALI's CPU threads; batches made ahead, in a pipeline.
-            shard_id, num_shards: this rank's share of the source.
-            seed: of order and random draws; 0 is a valid seed.
+    source: ImageSource
+    ops: str = ""
+    batch_size: int = 8
+    training: bool = False
+    device: str = "cpu"
+    device_id: int | None = None
+    num_threads: int = 2
+    prefetch: int = 2
+    shard_id: int = 0
+    num_shards: int = 1
+    seed: int = 0
 
-        Raises:
-            UserError: --ops cannot be read; fewer images than shards.
-        """
-        if device not in ("cpu", "gpu") or (device == "gpu") != (device_id is not None):
-            raise ValueError(
-                f"device={device!r}, device_id={device_id!r}: need 'cpu' and None, or 'gpu' and a number"
-            )
-        self.source = source
-        parsed = chain.parse(ops, is_decoded=source.is_decoded)
-        self.chain = parsed if source.is_decoded else fuse(parsed, device=device)
-        self.batch_size = batch_size
-        self._first, end = shard_range(source.size, shard_id, num_shards)
-        self.size = end - self._first
-        self._training = training
-        self._device, self._device_id = device, device_id
-        self._num_threads, self._prefetch = num_threads, prefetch
-        self._call = source.call(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
+    def __post_init__(self) -> None:
+        if self.device not in ("cpu", "gpu") or (self.device == "gpu") != (self.device_id is not None):
+            given = f"device={self.device!r}, device_id={self.device_id!r}"
+            raise ValueError(f"{given}: need 'cpu' and None, or 'gpu' and a number")
+        is_decoded = self.source.is_decoded
+        self.chain = chain.parse(self.ops, is_decoded=is_decoded)
+        if not is_decoded and self.device == "cpu":
+            self.chain = fuse(self.chain)
+        self._part = Part(self.source, self.shard_id, self.num_shards, self.training, self.seed)
+        self.size = self._part.size
         # Other draws on every rank; the order is the same on all.
-        self._seed = int(np.random.SeedSequence([seed, shard_id]).generate_state(1)[0])
+        self._seed = int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0])
 
     # --- DALI ---
 
@@ -99,9 +91,9 @@ class Preprocessor:
 
     def dynamic(self, *, epochs: int = 1) -> Iterator[tuple[ndd.Batch, ndd.Batch]]:
         """Batches of images and labels, made as they are asked for; the last of an epoch may be shorter."""
-        ndd.set_num_threads(self._num_threads)
-        api = Dynamic(self.batch_size, self._seed)
-        for encoded, labels in reading.in_dynamic(self._call, self.batch_size, epochs=epochs):
+        ndd.set_num_threads(self.num_threads)
+        api = Dynamic(self._seed)
+        for encoded, labels in self._part.in_dynamic(self.batch_size, epochs=epochs):
             api.batch_size = encoded.batch_size
             yield self._apply(api, encoded), labels
 
@@ -116,15 +108,15 @@ class Preprocessor:
         Raises:
             UserError: an image that an operator refuses, by its name.
         """
-        if self._training:
+        if self.training:
             raise ValueError("training order has no positions: read `pipeline` or `dynamic`")
-        position = self._first
+        position = self._part.begin
         try:
             for image in self._images(api):
-                name, label = self.source.names[position], int(self.source.labels[position])
+                name, label = self.source.images[position].name, int(self.source.labels[position])
                 yield Sample(position, name, label, image, self.chain.layout)
                 position += 1
-        except (RuntimeError, ValueError, MemoryError) as error:  # the errors of DALI and NumPy
+        except _FAILURES as error:
             raise self._explain(error, position) from error
 
     def _images(self, api: str) -> Iterator[np.ndarray]:
@@ -145,73 +137,62 @@ class Preprocessor:
     def dataset(self) -> tf.data.Dataset:
         """(images, labels) as tf.data; it never ends. All images of a batch must come out equally large.
 
-        A source that Python reads goes through DALIDatasetWithInputs, whose position cannot be saved.
+        DALIDataset takes no graph with Python in it: what Python reads comes from the pipeline by
+        `from_generator`, and its position cannot be saved.
         """
-        inputs: dict[str, Any] = {}
-        make, read = dali_tf.DALIDataset, None
-        if isinstance(self._call, reading.PythonCall):
-            make = dali_tf.experimental.DALIDatasetWithInputs
-            read, inputs["input_datasets"] = reading.tf_inputs(self._call, self.batch_size)
-        pipeline = self._build(read, checkpointing=self._device == "cpu" and not inputs)
-        device = "/cpu:0" if self._device == "cpu" else f"/gpu:{self._device_id}"
-        with tf.device(device):
-            dataset = make(
-                pipeline=pipeline,
-                batch_size=self.batch_size,
-                output_shapes=((self.batch_size, None, None, None), (self.batch_size,)),
-                output_dtypes=(tf.as_dtype(self._alone(self._first).dtype), tf.int32),
-                num_threads=self._num_threads,
-                device_id=self._device_id,
-                prefetch_queue_depth=self._prefetch,
-                **inputs,
-            )
-        return dataset if self._device == "cpu" else _Placed(dataset, device)
+        dtype = tf.as_dtype(self._alone(self._part.begin).dtype)
+        images = tf.TensorSpec((self.batch_size, None, None, None), dtype)
+        spec = images, tf.TensorSpec((self.batch_size,), tf.int32)
+        if self.source.reader is None:
+            return tf.data.Dataset.from_generator(self._arrays, output_signature=spec)
+        pipeline = self._build(checkpointing=self.device == "cpu")
+        if self.device == "cpu":
+            return loader.from_pipeline(pipeline, spec, device_id=None)
+        with tf.device(f"/gpu:{self.device_id}"):
+            dataset = loader.from_pipeline(pipeline, spec, device_id=self.device_id)
+        return _Placed(dataset, f"/gpu:{self.device_id}")
+
+    def _arrays(self) -> Iterator[tuple[np.ndarray, ...]]:
+        pipeline = self._build(checkpointing=False)
+        while True:
+            yield tuple(part.as_cpu().as_array() for part in pipeline.run())
 
     # --- inside ---
 
-    def _build(
-        self,
-        read: Callable[[], tuple[Any, Any]] | None = None,
-        *,
-        checkpointing: bool = True,
-        checkpoint: str | None = None,
-    ) -> dali.Pipeline:
+    def _build(self, *, checkpointing: bool = True, checkpoint: str | None = None) -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
-            num_threads=self._num_threads,
-            device_id=self._device_id,
-            prefetch_queue_depth=self._prefetch,
+            num_threads=self.num_threads,
+            device_id=self.device_id,
+            prefetch_queue_depth=self.prefetch,
             seed=self._seed,
             exec_dynamic=True,  # the older executor overwrites batches that the caller still holds
             enable_checkpointing=checkpointing,
             checkpoint=checkpoint,
         )
         with pipeline:
-            encoded, labels = read() if read else reading.in_graph(self._call)
+            encoded, labels = self._part.in_graph()
             images = self._apply(GRAPH, encoded)
-            pipeline.set_outputs(images, labels.gpu() if self._device == "gpu" else labels)
+            pipeline.set_outputs(images, labels.gpu() if self.device == "gpu" else labels)
         pipeline.build()
         return pipeline
 
     def _apply(self, api: Api, encoded: Data) -> Data:
-        return self.chain.apply(api, encoded, is_decoded=self.source.is_decoded, device=self._device)
+        return self.chain.apply(api, encoded, is_decoded=self.source.is_decoded, device=self.device)
 
     def _alone(self, position: int) -> np.ndarray:
         """One image, alone in its batch."""
-        call = self.source.call(shard_id=position, num_shards=self.source.size, training=False, seed=0)
-        single = copy.copy(self)
-        single.batch_size = 1
-        images, _ = single._build(lambda: reading.in_graph(call), checkpointing=False).run()
-        return np.array(images.as_cpu()[0])
+        alone = copy.copy(self)
+        alone.batch_size, alone._part = 1, Part(self.source, position, self.source.size)
+        return np.array(alone._build(checkpointing=False).run()[0].as_cpu()[0])
 
     def _explain(self, error: Exception, position: int) -> UserError:
         """Names the image of the batch from `position` on that fails, by running each alone."""
-        for suspect in range(position, min(position + self.batch_size, self._first + self.size)):
+        for suspect in range(position, min(position + self.batch_size, self._part.begin + self.size)):
             try:
                 self._alone(suspect)
-            except (RuntimeError, ValueError, MemoryError) as found:
-                name = self.source.names[suspect]
-                return UserError(f"image {suspect} ({name!r}): {_reason(found)}")
+            except _FAILURES as found:
+                return UserError(f"image {suspect} ({self.source.images[suspect].name!r}): {_reason(found)}")
         return UserError(f"one of the images from {position} on, or what was drawn for it: {_reason(error)}")
 
 

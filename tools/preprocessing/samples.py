@@ -1,12 +1,10 @@
 """One preprocessed image, as a picture, and file names made of the names of sources."""
 
-import io
 import os
 import re
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from common.errors import UserError
 
@@ -37,33 +35,22 @@ class Sample(NamedTuple):
         shape = " x ".join(map(str, self.image.shape))
         return f"image {self.position} ({self.name!r}) is {self.image.dtype} {shape} ({self.layout})"
 
+    def picture(self, *, is_bgr: bool = False) -> np.ndarray:
+        """The image as a file format takes it: uint8 (H, W, 3) RGB or (H, W), contiguous.
 
-def to_picture(sample: Sample, *, is_bgr: bool = False) -> np.ndarray:
-    """The image as a file format takes it: uint8 (H, W, 3) RGB or (H, W), contiguous.
-
-    Raises:
-        UserError: it has another dtype, or another layout or number of channels.
-    """
-    image = sample.image
-    if image.dtype != np.uint8:
-        wanted = "uint8: leave crop_mirror_normalize and cast out of --ops"
-    elif sample.layout == "CHW":
-        wanted = "height x width x channels: leave layout:CHW out of --ops"
-    elif image.shape[2:] not in ((), (1,), (3,)) or not image.size:
-        wanted = "height x width x 3 or 1, not empty: change --ops"
-    else:
-        if image.shape[2:] == (1,):
+        Raises:
+            UserError: it has another dtype, layout or number of channels.
+        """
+        image, channels = self.image, self.image.shape[2:]
+        is_picture = image.dtype == np.uint8 and self.layout == "HWC" and image.size
+        if not is_picture or channels not in ((), (1,), (3,)):
+            raise UserError(
+                f"{self.describe()}, and pictures are uint8, height x width x 3 or 1: leave"
+                " crop_mirror_normalize, cast and layout out of --ops, or write an .npz"
+            )
+        if channels == (1,):
             image = image[..., 0]
-        return np.ascontiguousarray(image[..., ::-1] if is_bgr and image.ndim == 3 else image)
-    raise UserError(f"{sample.describe()}, and pictures are {wanted}, or write an .npz")
-
-
-def encode(picture: np.ndarray, image_format: str, jpeg_quality: int) -> bytes:
-    """uint8 (H, W, 3) RGB or (H, W) -> the content of a "png" or "jpeg" file."""
-    stream = io.BytesIO()
-    options = {"quality": jpeg_quality} if image_format == "jpeg" else {}
-    Image.fromarray(picture).save(stream, image_format, **options)
-    return stream.getvalue()
+        return np.ascontiguousarray(image[..., ::-1] if is_bgr and channels == (3,) else image)
 
 
 class FileNames:
@@ -78,26 +65,20 @@ class FileNames:
 
     def __init__(self, suffix: str):
         self._suffix = suffix
-        self._files: set[str] = set()
-        self._numbers: dict[str, int] = {}
+        self._last: dict[str, int] = {}  # path without suffix -> the number of the last file that has it
 
     def of(self, name: str) -> str:
         """The relative path for the next source; no later one gets the same."""
-        parts = [part for part in name.split("/") if part.strip(". ")]
-        if parts:
-            parts[-1] = _SUFFIX.sub("", parts[-1])
-        parts = [_safe(part) for part in parts] or ["image"]
-        stem = "/".join(parts)
-        candidate, number = f"{stem}{self._suffix}", self._numbers.get(stem, 1)
-        while candidate in self._files:
-            number += 1
-            candidate = f"{stem}-{number}{self._suffix}"
-        self._numbers[stem] = number
-        self._files.add(candidate)
-        return candidate
+        parts = [part for part in name.split("/") if part.strip(". ")] or ["image"]
+        parts[-1] = _SUFFIX.sub("", parts[-1])
+        stem = free = "/".join(map(_safe, parts))
+        while free in self._last:
+            self._last[stem] += 1
+            free = f"{stem}-{self._last[stem]}"
+        self._last[free] = 1
+        return f"{free}{self._suffix}"
 
 
 def _safe(part: str) -> str:
     printable = "".join(c if c.isprintable() and c != "\\" else "_" for c in part).lstrip(".")
-    short = os.fsencode(printable)[:_MAX_BYTES].decode(errors="ignore")
-    return short or "_"
+    return os.fsencode(printable)[:_MAX_BYTES].decode(errors="ignore") or "_"

@@ -3,8 +3,6 @@
 import numpy as np
 from nvidia import dali
 
-from tools.preprocessing import reading
-
 
 def by_pipeline(call, batches, batch_size=3):
     """[(image, label)] of each batch."""
@@ -17,7 +15,7 @@ def build(call, batch_size=3, checkpoint=None):
         batch_size, 1, None, prefetch_queue_depth=1, enable_checkpointing=True, checkpoint=checkpoint
     )
     with pipeline:
-        pipeline.set_outputs(*reading.in_graph(call))
+        pipeline.set_outputs(*call.in_graph())
     pipeline.build()
     return pipeline
 
@@ -35,7 +33,7 @@ def by_dynamic(call, batch_size=3, **options):
             (np.asarray(image), int(np.asarray(label)))
             for image, label in zip(images.tensors, labels.tensors, strict=True)
         ]
-        for images, labels in reading.in_dynamic(call, batch_size, **options)
+        for images, labels in call.in_dynamic(batch_size, **options)
     ]
 
 
@@ -47,3 +45,7 @@ def key(sample):
     """A sample as something that can be compared and counted."""
     image, label = sample
     return image.shape, image.tobytes(), label
+
+
+def names_of(source):
+    return [image.name for image in source.images]

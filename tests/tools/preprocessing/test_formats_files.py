@@ -9,10 +9,10 @@ import pytest
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import DataError
 from common.errors import UserError
-from tests.tools.preprocessing.reading import by_dynamic, by_pipeline, flat
+from tests.tools.preprocessing.reading import by_dynamic, by_pipeline, flat, names_of
 from tests.tools.preprocessing.source_writing import IMAGES, pixels, png
 from tools.preprocessing.image_source import open_image_source
-from tools.preprocessing.reading import PythonCall, ReaderCall
+from tools.preprocessing.reading import Part
 
 
 def silent(issues):
@@ -27,7 +27,7 @@ def put(directory, *names, content=IMAGES[0]):
 
 def names_and_labels(kind, path, **options):
     source = open_image_source(kind, os.fspath(path), on_report=silent, **options)
-    return dict(zip(source.names, source.labels.tolist(), strict=True)), source
+    return dict(zip(names_of(source), source.labels.tolist(), strict=True)), source
 
 
 # --- trees ---
@@ -47,14 +47,14 @@ def test_a_tree_in_the_order_of_its_directories(tmp_path):
         "b/deep/er/1.PNG": 3,
         "zero.png": -1,
     }
-    assert list(source.label_names) == ["a", "a x", "aa empty", "b"]
+    assert list(source.label_names.values()) == ["a", "a x", "aa empty", "b"]
 
 
 def test_a_flat_directory_has_no_labels(tmp_path):
     put(tmp_path, "2.png", "10.png")
     (tmp_path / "empty").mkdir()
     found, source = names_and_labels("files", tmp_path)
-    assert found == {"10.png": -1, "2.png": -1} and list(source.label_names) == []
+    assert found == {"10.png": -1, "2.png": -1} and source.label_names == {}
 
 
 def test_one_file_and_a_glob(tmp_path):
@@ -96,16 +96,16 @@ def test_odd_names(tmp_path, name):
     with open(os.path.join(os.fsencode(tmp_path), name), "wb") as stream:
         stream.write(IMAGES[1])
     source = open_image_source("files", os.fspath(tmp_path), on_report=silent)
-    assert list(source.names) == [os.fsdecode(name)]
-    for read in (flat(by_pipeline(source.call(), 1, 1)), flat(by_dynamic(source.call()))):
+    assert names_of(source) == [os.fsdecode(name)]
+    for read in (flat(by_pipeline(Part(source), 1, 1)), flat(by_dynamic(Part(source)))):
         assert [image.tobytes() for image, _ in read] == [IMAGES[1]]
 
 
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("nowhere", "there is no such file or directory"),
-        ("no*where", r"matches no file that ends in \.jpg"),
+        ("nowhere", "missing image file: 'nowhere'"),
+        ("no*where", r"no file there ends in \.jpg"),
         ("empty", r"no file there ends in \.jpg"),
     ],
 )
@@ -134,22 +134,22 @@ def test_lines_of_a_list(tmp_path):
     text = "\ufeff# of images\na b.png -3\r\n\n  ./#1.png\t2147483647  \nsub/x 7 0\n"
     text += f"{tmp_path}/c.png 5\na b.png 1"
     source = open_image_source("list", os.fspath(listed(tmp_path, text)), on_report=silent)
-    assert list(source.names) == ["a b.png", "./#1.png", "sub/x 7", f"{tmp_path}/c.png", "a b.png"]
+    assert names_of(source) == ["a b.png", "./#1.png", "sub/x 7", f"{tmp_path}/c.png", "a b.png"]
     assert source.labels.tolist() == [-3, 2**31 - 1, 0, 5, 1]
-    for read in (flat(by_pipeline(source.call(), 1, 5)), flat(by_dynamic(source.call()))):
+    for read in (flat(by_pipeline(Part(source), 1, 5)), flat(by_dynamic(Part(source)))):
         assert [label for _, label in read] == [-3, 2**31 - 1, 0, 5, 1]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("# nothing\n\n", "lists no file: write one path a line"),
-        ("a.png 1\nb.png\n", r"line 2, 'b\.png', has no label, and others have"),
+        ("# nothing\n\n", "is no list of files: write one path a line"),
+        ("a.png 1\nb.png\n", r"'b\.png' has no label, and others have"),
         (
             "a.png 1\nb.png 2147483648\n",
-            "line 2 has the label 2147483648: labels are whole",
+            "has the label 2147483648: labels are whole",
         ),
-        (b"\x89PNG\0\0", "is no text file"),
+        (b"\x89PNG\0\0", "is no list of files"),
         ("a.png\nnowhere.png", "missing image file: 'nowhere.png'"),
     ],
 )
@@ -158,17 +158,6 @@ def test_lists_that_are_refused(tmp_path, text, said):
     with pytest.raises(UserError, match=said) as caught:
         open_image_source("list", os.fspath(listed(tmp_path, text)))
     assert "\n" not in str(caught.value)
-
-
-def test_a_label_map_names_the_labels(tmp_path):
-    put(tmp_path, "a.png")
-    (tmp_path / "map.json").write_text('{"categories": [{"id": 3, "name": "car"}, {"id": 1, "name": "cat"}]}')
-    path, label_map = listed(tmp_path, "a.png 3"), os.fspath(tmp_path / "map.json")
-    _, source = names_and_labels("list", path, label_map=label_map)
-    assert list(source.label_names) == ["", "cat", "", "car"]
-    listed(tmp_path, "a.png 2")
-    with pytest.raises(UserError, match="has no name for the label 2"):
-        open_image_source("list", os.fspath(path), label_map=label_map)
 
 
 # --- NumPy files ---
@@ -201,11 +190,11 @@ def test_objects_are_refused_and_never_unpickled(tmp_path):
 @pytest.mark.parametrize(
     ("array", "said"),
     [
-        (pixels(0).astype(np.float64), "an array of float64: uint8 or float32"),
-        (pixels(0).astype(">f4"), "an array of >f4"),
-        (pixels(0)[..., 0], r"the shape \(8, 12\): height, width, channels"),
-        (np.zeros((0, 4, 3), np.uint8), r"the shape \(0, 4, 3\)"),
-        (np.zeros((2, 3, 4, 3), np.uint8), r"the shape \(2, 3, 4, 3\)"),
+        (pixels(0).astype(np.float64), "float64"),
+        (pixels(0).astype(">f4"), ">f4"),
+        (pixels(0)[..., 0], r"uint8 \(8, 12\): uint8 or float32 \(height, width, channels\)"),
+        (np.zeros((0, 4, 3), np.uint8), r"uint8 \(0, 4, 3\)"),
+        (np.zeros((2, 3, 4, 3), np.uint8), r"uint8 \(2, 3, 4, 3\)"),
     ],
 )
 def test_arrays_that_are_no_images(tmp_path, array, said):
@@ -229,36 +218,19 @@ def test_a_damaged_header_is_said(tmp_path, header):
 def test_arrays_of_several_types_are_no_batch(tmp_path):
     np.save(tmp_path / "a.npy", pixels(0))
     np.save(tmp_path / "b.npy", pixels(0).astype(np.float32))
-    with pytest.raises(UserError, match=r"'b\.npy' is float32 and 'a\.npy' is uint8: give images of"):
+    with pytest.raises(UserError, match=r"'a\.npy' is uint8 and 'b\.npy' is float32: give images of"):
         open_image_source("numpy", os.fspath(tmp_path))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-def test_every_layout_of_arrays(tmp_path, dtype, order, version):
-    """Version 2 is one that DALI does not read."""
+def test_every_layout_of_arrays(tmp_path, dtype, order):
     image = np.array(pixels(1), dtype, order=order)
-    with open(tmp_path / "x.npy", "wb") as stream:
-        np.lib.format.write_array(stream, image, version=version)
+    np.save(tmp_path / "x.npy", image)
     _, source = names_and_labels("numpy", tmp_path)
-    assert isinstance(source.call(), ReaderCall if version == (1, 0) else PythonCall)
-    for read in (flat(by_pipeline(source.call(), 1, 1)), flat(by_dynamic(source.call()))):
+    assert source.reader is not None
+    for read in (flat(by_pipeline(Part(source), 1, 1)), flat(by_dynamic(Part(source)))):
         assert read[0][0].dtype == dtype and np.array_equal(read[0][0], image)
-
-
-@pytest.mark.parametrize("fill", ["tree", "list"])
-def test_arrays_with_labels(tmp_path, fill):
-    """Which DALI's reader cannot give."""
-    put(tmp_path, "a/0.npy", "b ü/1.npy")
-    for i, name in enumerate(("a/0.npy", "b ü/1.npy")):
-        np.save(tmp_path / name, pixels(i))
-    path = tmp_path if fill == "tree" else listed(tmp_path, "a/0.npy 0\nb ü/1.npy 1")
-    found, source = names_and_labels("numpy", path)
-    assert found == {"a/0.npy": 0, "b ü/1.npy": 1}
-    for read in (flat(by_pipeline(source.call(), 1, 2)), flat(by_dynamic(source.call()))):
-        assert [label for _, label in read] == [0, 1]
-        assert all(np.array_equal(image, pixels(i)) for i, (image, _) in enumerate(read))
 
 
 # --- COCO ---

@@ -55,7 +55,7 @@ def test_images_are_not_gathered_in_memory(tmp_path, name):
 
 def test_a_table_says_what_the_rows_are(tmp_path):
     names = ["a,b.jpg", 'say "x".png', "dir/ümlaut.jpg"]
-    out = output(tmp_path / "x.npz", has_labels=True, label_names=["cat", "dog"])
+    out = output(tmp_path / "x.npz", has_labels=True, label_names={0: "cat", 1: "dog"})
     out.write(samples(images(3), names, [1, -1, 7]), 3)
     with (tmp_path / "x.npz.csv").open(newline="", encoding="utf-8") as stream:
         rows = list(csv.reader(stream))
@@ -161,8 +161,8 @@ def test_the_input_is_never_replaced(tmp_path, through_link):
         ("x.npz", {"jpeg_quality": 90}, "--jpeg_quality"),
         ("x.png", {"jpeg_quality": 90}, "--jpeg_quality"),
         ("pictures", {"jpeg_quality": 90}, "--jpeg_quality"),
-        ("x.npz", {"num_shards": 2}, "--output_shards"),
-        ("pictures/", {"num_shards": 2}, "--output_shards"),
+        ("x.npz", {"output_shards": 2}, "--output_shards"),
+        ("pictures/", {"output_shards": 2}, "--output_shards"),
         ("x.webp", {}, "x.webp"),
         ("x.npzz", {}, "x.npzz"),
         ("file", {}, "exists"),

@@ -93,7 +93,7 @@ def test_jpegs_of_a_quality(tree, tmp_path):
 
 def test_records_and_from_them_the_same_again(tree, tmp_path):
     directory, images = tree
-    run(f"--input={directory}", CROP, f"--output={tmp_path}/r", "--output_shards=2")
+    run(f"--input={directory}", CROP, f"--output={tmp_path}/r.tfrecord", "--output_shards=2")
     files = sorted(str(path) for path in tmp_path.glob("r-*.tfrecord"))
     assert len(files) == 2
     for image, record in zip(cropped(images), tf.data.TFRecordDataset(files), strict=True):
@@ -111,7 +111,7 @@ def test_what_an_output_cannot_hold_leaves_nothing(tree, tmp_path):
         (["--output={}/x.npz"], "letterbox"),
         (["--output={}/x.png", "--ops=layout:chw"], "CHW"),
         (["--output={}/x.npz", "--image_format=png"], "--image_format"),
-        (["--output={}/r", "--output_shards=6", CROP], "--output_shards=6"),
+        (["--output={}/r.tfrecord", "--output_shards=6", CROP], "--output_shards=6"),
     ):
         with pytest.raises(UserError, match=told):
             run(f"--input={tree[0]}", *(argument.format(tmp_path) for argument in arguments))
@@ -144,7 +144,7 @@ def test_a_signal_leaves_nothing(tree, tmp_path, monkeypatch, number):
     preprocess.define_flags(fv)
     fv(["preprocess", f"--input={tree[0]}", f"--output={tmp_path}/new/"])
     monkeypatch.setattr(preprocess.flags, "FLAGS", fv)
-    monkeypatch.setattr(outputs, "encode", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr(outputs.Output, "encode", lambda *_: os.kill(os.getpid(), number))
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -16,7 +16,7 @@ NAMES = ["cats/a.jpg", "../b ü.png", "cats/a.jpg", "key", "\udcff.jpg"]
 
 def written(directory, of, **options):
     """Writes records of labelled images; returns the files."""
-    out = output(directory / "x.tfrecord", has_labels=True, label_names=["cat", "dog"], **options)
+    out = output(directory / "x.tfrecord", has_labels=True, label_names={0: "cat", 1: "dog"}, **options)
     out.write(samples(of, NAMES[: len(of)], [0, 1, -1, 5, 0][: len(of)]), len(of))
     return sorted(str(file) for file in directory.glob("*.tfrecord"))
 
@@ -48,7 +48,7 @@ def test_tf_data_reads_what_was_written(tmp_path):
 def test_dali_reads_what_was_written_by_the_index_beside_it(tmp_path, image_format, tolerance):
     ramp = np.arange(24, dtype=np.uint8)[:, None, None] + np.array([0, 60, 120], np.uint8)
     of = [np.repeat(ramp + np.uint8(20 * i), 40, axis=1) for i in range(5)]  # smooth, as JPEG likes it
-    files = written(tmp_path, of, num_shards=2, image_format=image_format)
+    files = written(tmp_path, of, output_shards=2, image_format=image_format)
     pipeline = dali.Pipeline(batch_size=5, num_threads=1, device_id=None)
     with pipeline:
         record = fn.readers.tfrecord(
@@ -69,7 +69,7 @@ def test_dali_reads_what_was_written_by_the_index_beside_it(tmp_path, image_form
 
 @pytest.mark.parametrize(("num_shards", "sizes"), [(None, [5]), (1, [5]), (2, [2, 3]), (5, [1] * 5)])
 def test_shards_are_equal_parts_in_order(tmp_path, num_shards, sizes):
-    files = written(tmp_path, images(5), num_shards=num_shards)
+    files = written(tmp_path, images(5), output_shards=num_shards)
     assert [len(tfrecord.record_spans(file)) for file in files] == sizes
     for file in files:
         with open(f"{file}.idx", "rb") as index:
@@ -95,13 +95,13 @@ def test_without_labels_records_have_none(tmp_path):
 
 def test_more_shards_than_images_are_one_line(tmp_path):
     with pytest.raises(UserError, match=r"--output_shards=3 is not in 1\.\.2"):
-        output(tmp_path / "x", num_shards=3).write(samples(images(2)), 2)
+        output(tmp_path / "x.tfrecord", output_shards=3).write(samples(images(2)), 2)
     assert left(tmp_path) == []
 
 
 def test_another_set_of_this_prefix_is_in_the_way(tmp_path):
-    output(tmp_path / "x", num_shards=2).write(samples(images(2)), 2)
+    output(tmp_path / "x.tfrecord", output_shards=2).write(samples(images(2)), 2)
     with pytest.raises(UserError, match="another set"):
-        output(tmp_path / "x", num_shards=1)
+        output(tmp_path / "x.tfrecord", output_shards=1)
     with pytest.raises(UserError, match="--overwrite"):
-        output(tmp_path / "x", num_shards=2)
+        output(tmp_path / "x.tfrecord", output_shards=2)

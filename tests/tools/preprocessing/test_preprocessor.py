@@ -127,6 +127,11 @@ def test_the_dataset_is_the_pipeline(source):
             "decode_region:start=0/0,shape=41/30",
             "image 5 ('b/3.png'): decoders.image_slice: The cropping window",
         ),
+        (
+            "resize:5,short=4",
+            "image 0 ('a/0.png'): resize: Exactly one method of specifying size must be used",
+        ),
+        ("warp_affine:angle=3,matrix=1/0/0/0/1/0", "--ops: warp_affine: matrix and angle exclude each other"),
         ("brightness:2..1", "image 0 ('a/0.png'): random.uniform: Invalid range [2, 1)"),
         ("decode:gray | crop_mirror_normalize:mean=imagenet", "image 0 ('a/0.png'): crop_mirror_normalize: "),
         ("warp_affine:matrix=0/0/0/0/0/0,inverse_map=0", "image 0 ('a/0.png'): "),

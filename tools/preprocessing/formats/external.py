@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import operator
 import os
 import sys
@@ -21,62 +22,23 @@ from typing import Any
 import numpy as np
 from nvidia.dali import types
 
-from common.datacheck import images
-from common.datacheck.images import ImageFacts, ImagePolicy
-from common.errors import UserError, unknown
+from common.errors import UserError
 from tools.preprocessing.formats import base
-from tools.preprocessing.formats.base import Image, ImageSource, SourceFlags
+from tools.preprocessing.formats.base import Content, Found, Image, Opening
 
 _MOST = 1_000_000  # steps: what gives more is taken to have no end
-_ENCODED = "encoded"
 _WANTED = "an image is bytes, uint8 (bytes,), or uint8 or float32 (height, width, channels)"
 _Sample = tuple[np.ndarray, int | None]
 
 
-def open_external(flags: SourceFlags) -> ImageSource:
+def open_external(opening: Opening) -> Content:
     """--source=external: `FILE.py:name` or `package.module:name`."""
-    step_samples, in_any_order = _steps(flags.path)
-    found: list[Image] = []
-    for number in range(_MOST + 1):
-        samples = step_samples(number)
-        if samples is None:
-            break
-        for place, (image, label) in enumerate(samples):
-            found.append(_check(f"sample-{len(found)}", image, label, (number, place), flags.policy))
-    else:
-        raise UserError(f"{flags.path} goes on after {_MOST} steps: raise StopIteration at the end")
-    if not found:
-        raise UserError(f"{flags.path} gives no sample")
-
-    def load(image: Image) -> np.ndarray:
-        step, place = image.place
-        samples = step_samples(step) or []
-        if place >= len(samples) or _form(samples[place][0]) != image.form:
-            raise UserError(f"{flags.path}: {image.name} was {image.form} before, and is not any more")
-        return samples[place][0]
-
-    return base.make_source(
-        "external",
-        flags,
-        found,
-        load,
-        lambda kept: None,
-        is_decoded=any(image.form != _ENCODED for image in found if not image.fault),
-        can_shuffle=in_any_order,
-    )
-
-
-def _steps(path: str) -> tuple[Callable[[int], list[_Sample] | None], bool]:
-    """What the Python that --input names gives.
-
-    Returns:
-        number of a step -> its samples, None behind the last one, or a UserError where the user's code raised
-        an error or gave what is no sample; whether any step costs no more than the next one.
-    """
-    step, in_any_order = _function_of(_imported(path), path)
+    path = opening.path
+    step, can_shuffle = _function_of(_imported(path), path)
 
     @functools.lru_cache(maxsize=1)  # the samples of a batch are asked for one by one
     def samples(number: int) -> list[_Sample] | None:
+        """Those of a step; None behind the last one."""
         owner = f"{path}: step {number}"
         try:
             item = step(number)
@@ -84,9 +46,28 @@ def _steps(path: str) -> tuple[Callable[[int], list[_Sample] | None], bool]:
             return None
         except Exception as error:
             raise UserError(f"{owner} raised {_one_line(error)}") from error
-        return _samples(item, owner)
+        return [_sample(each, owner) for each in _items(item, owner)]
 
-    return samples, in_any_order
+    def images() -> Iterator[Found]:
+        count = 0
+        for number in range(_MOST + 1):
+            found = samples(number)
+            if found is None:
+                return
+            for place, (array, label) in enumerate(found):
+                image = Image(f"sample-{count}", "", label, (number, place), _form(array))
+                yield image, image.name, array
+                count += 1
+        raise UserError(f"{path} goes on after {_MOST} steps: raise StopIteration at the end")
+
+    def load(image: Image) -> np.ndarray:
+        number, place = image.place
+        found = samples(number) or []
+        if place >= len(found) or _form(found[place][0]) != image.form:
+            raise UserError(f"{path}: {image.name} was {image.form} before, and is not any more")
+        return found[place][0]
+
+    return Content(images(), load, lambda *_: None, can_shuffle)
 
 
 def _imported(path: str) -> Any:
@@ -102,103 +83,72 @@ def _imported(path: str) -> Any:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
-    except Exception as error:
-        raise UserError(f"--input={path}: importing {place} raised {_one_line(error)}") from error
-    try:
         return operator.attrgetter(name)(module)
-    except AttributeError as error:
-        known = [known for known in vars(module) if known[0] != "_"]
-        raise unknown(f"name in {place}", name, known) from error
+    except Exception as error:
+        raise UserError(f"--input={path}: importing it raised {_one_line(error)}") from error
 
 
 def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
     """(number -> step, raising StopIteration behind the last one; whether in any order)."""
     if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
-        return _sequence(found), True
-    if callable(found) and not isinstance(found, type):
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return lambda number: found[number] if number < len(found) else next(iter(())), True
+    if isinstance(found, Iterable) and not isinstance(found, Iterator | type):
+        return _Iterable(lambda: found), False
+    if inspect.isroutine(found):
         parameters = inspect.signature(found).parameters.values()
-        parameters = [p for p in parameters if p.default is p.empty and p.kind in kinds]
-        if len(parameters) == 1:
-            if parameters[0].annotation in (types.BatchInfo, "BatchInfo", "types.BatchInfo"):
-                return lambda number: found(types.BatchInfo(number, 0)), True
+        needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
+        if not needed:
+            return _Iterable(found), False
+        if len(needed) == 1 and "BatchInfo" in str(needed[0].annotation):
+            return lambda number: found(types.BatchInfo(number, 0)), True
+        if len(needed) == 1:
             return lambda number: found(types.SampleInfo(number, 0, number, 0)), True
-        if not parameters:
-            return _iterable(found), False
-    elif isinstance(found, Iterable) and not isinstance(found, Iterator | type):
-        return _iterable(lambda: found), False
     raise UserError(
         f"--input={path} is {getattr(found, '__name__', type(found).__name__)!r}: name a sequence, an"
         " iterable that is not used up by one pass, or a function of SampleInfo, BatchInfo or no argument"
     )
 
 
-def _sequence(found: Any) -> Callable[[int], Any]:
-    def step(number: int) -> Any:
-        if number >= len(found):
-            raise StopIteration
-        return found[number]
+class _Iterable:
+    """The steps of an iterable, by number. Asked for one that has gone by, it runs the iterable again."""
 
-    return step
+    def __init__(self, make: Callable[[], Iterable]) -> None:
+        self._make, self._next, self._left = make, 0, iter(())
 
-
-def _iterable(make: Callable[[], Iterable]) -> Callable[[int], Any]:
-    """Asked for a step that has gone by, it runs the iterable through again."""
-    iterator, following = iter(()), -1
-
-    def step(number: int) -> Any:
-        nonlocal iterator, following
-        if not 0 <= following <= number:
-            iterator, following = iter(make()), 0
-        while True:
-            item = next(iterator)
-            following += 1
-            if following > number:
-                return item
-
-    return step
-
-
-def _check(
-    name: str, array: np.ndarray, label: int | None, place: tuple[int, int], policy: ImagePolicy
-) -> Image:
-    image = Image(name, "", label, place, _form(array))
-    if image.form == _ENCODED:
-        return image.checked(array.tobytes(), name, policy)
-    facts = images.limited(ImageFacts("array", array.shape[0], array.shape[1]), policy.max_megapixels)
-    return image.judged(facts, name)
+    def __call__(self, number: int) -> Any:
+        if not 0 < self._next <= number:
+            self._next, self._left = 0, iter(self._make())
+        skipped, self._next = number - self._next, number + 1
+        return next(itertools.islice(self._left, skipped, None))
 
 
 def _form(image: np.ndarray) -> str:
-    return _ENCODED if image.ndim == 1 else image.dtype.name
+    return "encoded" if image.ndim == 1 else image.dtype.name
 
 
-def _samples(item: Any, owner: str) -> list[_Sample]:
-    """What a step gave, as samples."""
+def _items(item: Any, owner: str) -> list[Any]:
+    """What a step gave, as a list of `image` or `(image, label)`."""
     if isinstance(item, list):
-        return [_sample(part, f"{owner}, place {place}") for place, part in enumerate(item)]
-    batch, labels = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
-    if not isinstance(batch, list) and not (isinstance(batch, np.ndarray) and batch.ndim == 4):
-        return [_sample(item, owner)]
+        return item
+    images, labels = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
+    if not isinstance(images, list) and not (isinstance(images, np.ndarray) and images.ndim == 4):
+        return [item]
     if labels is None:
-        labels = [None] * len(batch)
-    if not hasattr(labels, "__len__") or len(labels) != len(batch):
-        raise UserError(f"{owner} gave {len(batch)} images, and not as many labels")
-    return [
-        _sample(sample, f"{owner}, place {i}") for i, sample in enumerate(zip(batch, labels, strict=True))
-    ]
+        return list(images)
+    labels = np.ravel(labels)
+    if len(labels) != len(images):
+        raise UserError(f"{owner} gave {len(images)} images, and not as many labels")
+    return list(zip(images, labels, strict=True))
 
 
 def _sample(item: Any, owner: str) -> _Sample:
     image, label = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
     if isinstance(image, bytes | bytearray | memoryview):
         image = np.frombuffer(image, np.uint8)
-    if not isinstance(image, np.ndarray):
-        raise UserError(f"{owner} gave {type(image).__name__}: {_WANTED}")
-    is_encoded = image.ndim == 1 and image.dtype == np.uint8
-    is_array = image.ndim == 3 and image.dtype in (np.uint8, np.float32) and image.size
-    if not is_encoded and not is_array:
-        raise UserError(f"{owner} gave {image.dtype} of the shape {image.shape}: {_WANTED}")
+    kind = (image.ndim, image.dtype.name) if isinstance(image, np.ndarray) else ()
+    if kind not in ((1, "uint8"), (3, "uint8"), (3, "float32")) or (image.ndim == 3 and not image.size):
+        what = f"{image.dtype} of the shape {image.shape}" if kind else type(image).__name__
+        raise UserError(f"{owner} gave {what}: {_WANTED}")
     if label is not None:
         label = np.asarray(label)
         if label.size != 1 or label.dtype.kind not in "iuf":

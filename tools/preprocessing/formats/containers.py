@@ -1,0 +1,216 @@
+"""Images in TFRecords, in MXNet's RecordIO, and in tar archives as WebDataset has them.
+
+TFRecords are in the schema of TensorFlow Object Detection or of ImageNet's records: `image/encoded` is read;
+`image/filename` is its name, and `image/class/label` its label where it has one.
+
+RecordIO (dmlc-core include/dmlc/recordio.h): a record is a magic number, a word with its length and which
+part of a record it is, the data, and zeros up to a multiple of four bytes. Where data hold the magic number,
+it is left out and the record is cut there. The header of an image: python/mxnet/recordio.py (IRHeader) of
+apache/mxnet.
+
+WebDataset (webdataset/webdataset README, and dali/operators/reader/loader/webdataset_loader.cc of
+NVIDIA/DALI): `0001.jpg` and `0001.cls`, its label in digits. A sample is files that follow each other and
+have the same path up to the first dot of their name.
+
+Indexes beside the files are not used: DALI gets one of the images that are read, from the cache.
+"""
+
+import itertools
+import os
+import struct
+import tarfile
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import nvidia.dali.tfrecord as dali_tfrecord
+import tensorflow as tf
+
+from common import tfrecord
+from common.datacheck.images import IMAGE_SUFFIXES, ImageFacts
+from common.datacheck.tfrecord import expand_pattern, missing_shards, walk_files
+from common.datacheck.tfrecord_scan import contents
+from common.errors import UserError
+from tools.preprocessing.formats import base
+from tools.preprocessing.formats.base import Content, Found, Image, Opening, Reader
+
+_LABEL_KEY = "image/class/label"
+_MAGIC = struct.pack("<I", 0xCED7230A)
+RECORDS_AT_ONCE = 64  # in memory
+_WHOLE, _FIRST, _LAST = 0, 1, 3  # parts of a record of RecordIO; 2 is a middle one
+
+
+# --- TFRecord ---
+
+
+def open_tfrecord(opening: Opening) -> Content:
+    """--source=tfrecord: a glob of record files, or several with commas between them."""
+    return Content(_examples(opening), _load_example, _tfrecord_reader)
+
+
+def _examples(opening: Opening) -> Iterator[Found]:
+    files, issues = expand_pattern(opening.path), opening.issues
+    missing = missing_shards(files)
+    issues.add_many("shard-missing", len(missing), missing)
+    for file in walk_files(files, issues):
+        for begin in range(0, len(file.spans), RECORDS_AT_ONCE):
+            end = min(begin + RECORDS_AT_ONCE, len(file.spans))
+            for number, record in enumerate(contents(file, begin, end, issues), begin):
+                if record is not None:
+                    owner = file.name(number)
+                    encoded, name, label = _parse_example(record, owner)
+                    name = name or f"{os.path.basename(file.path)}-{number}"
+                    yield Image(name, file.path, label, tuple(file.spans[number].tolist())), owner, encoded
+
+
+def _parse_example(record: bytes, owner: str) -> tuple[bytes, str, int | None]:
+    """(encoded image, file name, label) of a record."""
+    try:
+        features = tf.train.Example.FromString(record).features.feature
+    except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
+        raise UserError(f"{owner} is no tf.train.Example: {error}") from error
+    encoded, labels = features["image/encoded"].bytes_list.value, features[_LABEL_KEY].int64_list.value
+    kind = features[_LABEL_KEY].WhichOneof("kind")
+    if len(encoded) != 1 or len(labels) > 1 or kind not in (None, "int64_list"):
+        raise UserError(f"{owner} lacks one image/encoded (bytes) and at most one {_LABEL_KEY} (int64)")
+    name = b"".join(features["image/filename"].bytes_list.value).decode("utf-8", "replace")
+    return encoded[0], name, base.check_label(labels[0], owner) if labels else None
+
+
+def _load_example(image: Image) -> np.ndarray:
+    return np.frombuffer(tfrecord.image_of(tfrecord.read_record(image.file, *image.place)), np.uint8)
+
+
+def _tfrecord_reader(images: Sequence[Image], labelled: bool) -> Reader:
+    features = {"image/encoded": dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")}
+    if labelled:
+        features[_LABEL_KEY] = dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0)
+    indexes = base.store_indexes(images, "", lambda _, image: "{} {}\n".format(*image.place))
+    arguments = {"path": list(indexes), "index_path": list(indexes.values()), "features": features}
+    return Reader("tfrecord", arguments, "image/encoded", _LABEL_KEY if labelled else None)
+
+
+# --- RecordIO ---
+
+
+def open_recordio(opening: Opening) -> Content:
+    """--source=recordio: a glob of .rec files, or several with commas between them."""
+    return Content(_recordio(opening), _load_recordio, _recordio_reader)
+
+
+def _recordio(opening: Opening) -> Iterator[Found]:
+    for file in opening.containers():
+        for number, (begin, size, record) in enumerate(_walk(base.mapped(file), file)):
+            owner = f"{file} record {number}"
+            labels, encoded = _split(record, owner)
+            label = base.check_label(labels[0], owner) if len(labels) == 1 else None
+            yield Image(f"{os.path.basename(file)}-{number}", file, label, (begin, size)), owner, encoded
+
+
+def _load_recordio(image: Image) -> np.ndarray:
+    content = base.read_bytes(image.file, *image.place).tobytes()
+    ((_, _, record),) = _walk(content, image.file)
+    return np.frombuffer(_split(record, image.file)[1], np.uint8)
+
+
+def _recordio_reader(images: Sequence[Image], labelled: bool) -> Reader | None:
+    indexes = base.store_indexes(images, "", lambda number, image: f"{number}\t{image.place[0]}\n")
+    if len(indexes) > 1:  # DALI 2.4 looks for the last record in the wrong file if it is alone there
+        return None
+    arguments = {"path": list(indexes), "index_path": list(indexes.values())}
+    return Reader("mxnet", arguments, label=1 if labelled else None)
+
+
+def _walk(content: bytes | memoryview, file: str) -> Iterator[tuple[int, int, bytes]]:
+    """(begin, size with frames, data) of each record."""
+    at = 0
+    while at < len(content):
+        begin, kind, pieces = at, _FIRST, []
+        while kind not in (_WHOLE, _LAST):
+            word = int.from_bytes(content[at + 4 : at + 8], "little")
+            kind, size = word >> 29, word & (1 << 29) - 1
+            piece = bytes(content[at + 8 : at + 8 + size])
+            is_first = kind in (_WHOLE, _FIRST)
+            if content[at : at + 4] != _MAGIC or len(piece) < size or is_first == bool(pieces):
+                raise UserError(f"{file} has no whole RecordIO record at byte {at}: copy or write it again")
+            pieces.append(piece)
+            at += 8 + (size + 3) // 4 * 4
+        yield begin, at - begin, _MAGIC.join(pieces)
+
+
+def _split(record: bytes, owner: str) -> tuple[tuple[float, ...], bytes]:
+    """(labels, encoded image) of a record."""
+    try:
+        count, label = struct.unpack_from("<If16x", record)  # number of labels that follow; two ids
+        labels = struct.unpack_from(f"<{count}f", record, 24) if count else (label,)
+    except (struct.error, MemoryError, OverflowError) as error:
+        raise UserError(f"{owner} ({len(record)} bytes) is no image record: {error}") from error
+    return labels, record[24 + 4 * count :]
+
+
+# --- WebDataset ---
+
+
+def open_webdataset(opening: Opening) -> Content:
+    """--source=webdataset: a glob of tar files, or several with commas between them."""
+    return Content(_samples(opening), _load_member, _webdataset_reader)
+
+
+def _samples(opening: Opening) -> Iterator[Found]:
+    for file in opening.containers():
+        content = base.mapped(file)
+        for key, members in itertools.groupby(_members(file, content), lambda member: _key(member.name)):
+            found = {member.name[len(key) :].lower(): member for member in members}
+            label, place = None, ()
+            if member := found.get(".cls"):
+                begin, end = member.offset_data, member.offset_data + min(member.size, 64)
+                digits = bytes(content[begin:end]).rstrip()
+                if not digits.isdigit():
+                    raise UserError(
+                        f"{file}: {member.name!r} holds {digits[:20]!r}: a label is a number in digits"
+                    )
+                label, place = base.check_label(int(digits), f"{file}: {member.name!r}"), (begin, len(digits))
+            member = next((found[suffix] for suffix in IMAGE_SUFFIXES if suffix in found), None)
+            name = member.name if member else key
+            encoded = ImageFacts(fault="image-missing", detail=f"it has {', '.join(found)}")
+            if member:
+                begin, size = member.offset_data, member.size
+                encoded, place = content[begin : begin + size], (begin, size, *place)
+            yield Image(name, file, label, place), f"{file} sample {name!r}", encoded
+
+
+def _members(file: str, content: memoryview) -> Iterator[tarfile.TarInfo]:
+    """The files of an archive, without links and names that begin with a dot."""
+    try:
+        with tarfile.open(file, "r:", errorlevel=2) as archive:
+            members = archive.getmembers()
+            end = archive.offset
+    except tarfile.TarError as error:
+        raise UserError(f"{file} is no whole, plain tar archive ({error}): write it again") from error
+    block = content[end : end + tarfile.BLOCKSIZE]
+    if len(block) < tarfile.BLOCKSIZE or any(block):  # tarfile takes any other header for the end
+        raise UserError(f"{file} is damaged or cut off at byte {end}: copy or write it again")
+    for member in members:
+        if member.isfile() and not member.issparse() and not os.path.basename(member.name).startswith("."):
+            yield member
+
+
+def _key(name: str) -> str:
+    """ "a/b" of "a/b.seg.png"."""
+    directory, slash, name = name.rpartition("/")
+    return directory + slash + name.partition(".")[0]
+
+
+def _load_member(image: Image) -> np.ndarray:
+    return base.read_bytes(image.file, *image.place[:2])
+
+
+def _webdataset_reader(images: Sequence[Image], labelled: bool) -> Reader:
+    line = "image {} {} cls {} {}\n" if labelled else "image {} {}\n"
+    indexes = base.store_indexes(images, "v1.1 {}\n", lambda _, image: line.format(*image.place))
+    arguments = {
+        "paths": list(indexes),
+        "index_paths": list(indexes.values()),
+        "ext": ["image", "cls"] if labelled else ["image"],
+        "missing_component_behavior": "error",
+    }
+    return Reader("webdataset", arguments, label=1 if labelled else None, label_is_text=True)
