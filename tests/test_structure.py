@@ -43,8 +43,6 @@ LONG_STORIES = {  # functions of 61 to 100 lines
     "yolov4/train.py:train",
     "yolov4/losses.py:box_loss",
     "yolov4/fresh_mosaic.py:tiles_of",
-    "tools/benchmark/inference.py:measure",
-    "tools/conversion/coco_to_tfrecord.py:write_tfrecords",
 }
 
 

@@ -42,7 +42,7 @@ _OF_TRAINING = (
     *("input_type", "label_map", "train_images", "train_annotations", "train_file_pattern"),
     *("dali_device_id", *shared_flags.BATCH_FLAGS),
 )  # flags of train.py that bench.py has, too
-_NOT_OF_CANDIDATES = ("what", "pipeline_types", "baseline", "json", "drawn_images", "role")  # flags
+_NOT_OF_CANDIDATES = ("what", "pipeline_types", "baseline", "json", "synthetic_images", "role")  # flags
 _SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")  # flags
 
 
@@ -52,7 +52,7 @@ class RoundArgs:
 
     rounds: int = flag(5, "How often each is measured.", low=1)
     seconds: float = flag(5.0, "Least seconds of a measurement.", low=0.01)
-    drawn_images: int = flag(256, "Size of the data set that is drawn where no data are given.", low=1)
+    synthetic_images: int = flag(256, "Size of the data set that is drawn where no data are given.", low=1)
     json: str | None = flag(None, "File for all that was measured.")
 
 
@@ -192,7 +192,7 @@ def _with_data(
     """
     given = a.train_images or a.train_annotations or a.train_file_pattern
     if needed and not given:
-        directory = draw(a.drawn_images)
+        directory = draw(a.synthetic_images)
         images, annotations = str(directory / "images"), str(directory / "instances.json")
         a = dataclasses.replace(a, train_images=images, train_annotations=annotations)
     pipeline_type = "dali_gpu" if "dali_gpu" in types else "dali_cpu"

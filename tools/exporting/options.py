@@ -57,7 +57,7 @@ class Options(TrainedArgs):
         choices=NMS,
     )
     verify_images: str | None = flag(
-        None, "Images to compare the exported file with the weights on. Default: eight drawn ones."
+        None, "Images to compare the exported file with the weights on. Default: eight synthetic ones."
     )
     verify_annotations: str | None = flag(None, "COCO json of --verify_images: compares AP, too.")
 
