@@ -123,19 +123,22 @@ class DaliOptions:
     """What a loader by DALI takes besides.
 
     Attributes:
-        device_id: the GPU on which pixels are decoded and all that follows is done; None: the CPU.
+        device: "cpu", or "gpu": pixels are decoded, and all that follows is done, there. Default: by device_id.
+        device_id: the GPU; None on a CPU.
         dali_device_id: another GPU for the pixels than the model's; `placement` uses it.
         checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
     """
 
+    device: str | None = None
     device_id: int | None = None
     dali_device_id: int | None = None
     checkpointing: bool = True
 
-    @property
-    def device(self) -> str:
-        """cpu or gpu."""
-        return "cpu" if self.device_id is None else "gpu"
+    def __post_init__(self) -> None:
+        device = "cpu" if self.device_id is None else "gpu"
+        if self.device not in (None, device):
+            raise ValueError(f"device={self.device!r} does not go with device_id={self.device_id}")
+        object.__setattr__(self, "device", device)
 
     @property
     def pipeline_type(self) -> str:
