@@ -123,7 +123,7 @@ class DaliOptions:
     """What a loader by DALI takes besides.
 
     Attributes:
-        device: "cpu", or "gpu": pixels are decoded there, and all that follows is done. Default: by device_id.
+        device: "cpu", or "gpu": pixels are decoded there, as is all that follows. Default: by device_id.
         device_id: the GPU; None on a CPU.
         dali_device_id: another GPU for the pixels than the model's; `placement` uses it.
         checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
