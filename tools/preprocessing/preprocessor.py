@@ -19,8 +19,8 @@ import nvidia.dali.plugin.tf as dali_tf
 import tensorflow as tf
 from nvidia import dali
 
+from common.dali_ops import shard_range
 from common.errors import UserError
-from common.readers import shard_range
 from tools.preprocessing import chain, reading
 from tools.preprocessing.apis import GRAPH, Api, Data, Dynamic
 from tools.preprocessing.fusion import fuse

@@ -22,8 +22,8 @@ import tensorflow as tf
 from nvidia.dali import Pipeline, fn, types
 from nvidia.dali.data_node import DataNode
 
-from common import readers
-from common.readers import shard_range
+from common import dali_ops, tfrecord
+from common.dali_ops import shard_range
 
 _NO_LABEL = np.array(-1, np.int32)
 _CLASSES = {"tfrecord": "TFRecord", "mxnet": "MXNet"}  # in ndd.readers; others are capitalised
@@ -60,10 +60,10 @@ class ReaderCall(NamedTuple):
     def of_part(self, part: Part) -> "ReaderCall":
         """The same reader for one shard."""
         if part.training and self.operator.startswith("caffe"):
-            order = readers.buffer_order(part.seed)
+            order = dali_ops.buffer_order(part.seed)
         else:
             in_container = self.operator not in ("file", "numpy")
-            order = readers.order(part.training, part.seed, in_container=in_container)
+            order = dali_ops.order(part.training, part.seed, in_container=in_container)
         shard = {"shard_id": part.shard_id, "num_shards": part.num_shards}
         return self._replace(arguments=self.arguments | shard | order)
 
@@ -129,7 +129,7 @@ def in_graph(call: Call, name: str = "reader") -> tuple[DataNode, DataNode]:
         if labels is None:
             labels = types.Constant(_NO_LABEL, device="cpu")
         else:
-            number = readers.parse_integer(labels) if call.label_is_text else fn.squeeze(labels, axes=[0])
+            number = tfrecord.parse_integer(labels) if call.label_is_text else fn.squeeze(labels, axes=[0])
             labels = fn.cast(number, dtype=types.INT32)
     return fn.reshape(images, layout=call.layout) if call.layout else images, labels
 

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from common.dali_ops import check_shards
 from common.datacheck import images
 from common.datacheck.images import ImageFacts, ImagePolicy
 from common.datacheck.issues import Issues
 from common.errors import UserError
 from common.files import load_cached, save_cached
 from common.labels import LabelMap
-from common.readers import check_shards
 from tools.preprocessing.reading import Call, Part, PythonCall, ReaderCall
 
 NO_LABEL = -1
