@@ -1,4 +1,5 @@
-"""TFRecords in the schema of TensorFlow Object Detection: keys, places of the records, DALI's index.
+"""TFRecords in the schema of TensorFlow Object Detection: keys, places of records, DALI's index and reader.
+
 
 A record (tensorflow/core/lib/io/record_writer.h): uint64 length, masked CRC-32C of the length, data, masked
 CRC-32C of the data. DALI's index (`<file>.idx`) has `offset size` per record. DALI trusts it blindly: one
@@ -276,7 +277,7 @@ def tfrecord_reader(
         training, shard_id, num_shards, seed, name: as for `coco_reader`.
 
     Returns:
-        (jpegs, boxes, labels, image_ids), see the module docstring.
+        (jpegs, boxes, labels, image_ids), see readers.py.
 
     Raises:
         UserError: fewer images than shards; paths that cannot be read, or records that lack a key.

@@ -28,12 +28,14 @@ APPS = ("efficientdet", "yolov4")
 # What can be left out, and its files. {app} is the name of the app.
 PARTS = {
     "datacheck": ("common/datacheck/*.py",),
-    "tfrecord": ("common/datacheck/tfrecord*.py", "tools/conversion/coco_to_tfrecord.py"),
+    "tfrecord": ("common/*tfrecord*.py", "tools/conversion/coco_to_tfrecord.py"),
     "tf_pipeline": ("{app}/tf_*.py", "common/tf_readers.py"),
     "retinanet": ("{app}/retinanet*.py", "{app}/resnet.py", "{app}/mobilenet.py"),
     "tf_distribute": ("common/distributed/tf_*.py",),
     "elastic": ("common/distributed/elastic.py",),
+    "fine_tuning": ("common/training/fine_tuning.py", "{app}/init_from.py"),
     "import_weights": ("{app}/import_weights/*.py", "{app}/automl_weights.py", "{app}/darknet_weights.py"),
+    "fresh_mosaic": ("{app}/fresh_mosaic.py",),
     "fit_anchors": ("{app}/fit_anchors.py", "{app}/anchor_*.py", "{app}/ap_ceiling.py"),
     "export": ("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
     "bench": ("{app}/bench.py", "tools/benchmark/*.py"),
