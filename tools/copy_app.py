@@ -131,7 +131,7 @@ def _stub(path: str) -> str:
     for node in parse(path).body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
-            is_table = isinstance(node.value, ast.Dict | ast.DictComp | ast.Tuple)
+            is_table = isinstance(node, ast.AnnAssign) or isinstance(node.value, ast.Dict | ast.Tuple)
             if is_table and name.isupper() and not name.startswith("_"):
                 text += f"{name} = {{}}\n"
     return text
