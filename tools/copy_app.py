@@ -132,7 +132,7 @@ def _stub(path: str) -> str:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
             is_table = isinstance(node, ast.AnnAssign) or isinstance(node.value, ast.Dict | ast.Tuple)
-            if is_table and name.isupper() and not name.startswith("_"):
+            if is_table and re.fullmatch("[A-Z][A-Z_]*", name):
                 text += f"{name} = {{}}\n"
     return text
 
