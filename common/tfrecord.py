@@ -80,7 +80,7 @@ class Records:
         indexes: the index of each.
         spans: int64 (I, 3), (number of the file, offset, size with frame) of each record, in that order.
         has_crowds: whether any object is a crowd; then every record has the key of crowds.
-        has_empty_boxes: whether any other box has no area inside its image.
+        has_empty_boxes: whether any other box may have no area inside its image.
     """
 
     files: tuple[str, ...]
@@ -230,8 +230,7 @@ def index_records(paths: Sequence[str | os.PathLike]) -> Records:
     Raises:
         UserError: a file that cannot be read, or a record that lacks a key.
     """
-    indexes, spans, lacking = [], [], set()
-    has_crowds = has_empty_boxes = False
+    indexes, spans, lacking, has_crowds = [], [], set(), False
     for number, path in enumerate(paths):
         found = record_spans(path)
         indexes.append(ensure_index(os.fspath(path), found)[0])
@@ -241,15 +240,11 @@ def index_records(paths: Sequence[str | os.PathLike]) -> Records:
             lacking |= {key for key in DALI_KEYS if key not in features}
             if absent := lacking - {CROWD_KEY}:
                 raise UserError(f"{path} record {record} lacks {min(absent)}: convert the data set again")
-            is_crowd = np.array(features[CROWD_KEY].int64_list.value, bool)
-            boxes = np.clip([features[key].float_list.value for key in BOX_KEYS], 0, 1)
-            is_empty = np.any(boxes[2:] <= boxes[:2], axis=0)
-            has_empty_boxes |= bool(np.any(is_empty & ~is_crowd if is_crowd.size else is_empty))
-            has_crowds |= bool(is_crowd.any())
+            has_crowds |= any(features[CROWD_KEY].int64_list.value)
     if has_crowds and lacking:
         raise UserError(f"{paths[0]}: some records lack {CROWD_KEY}: convert the data set again")
     files = tuple(map(os.fspath, paths))
-    return Records(files, tuple(indexes), np.concatenate(spans), has_crowds, has_empty_boxes)
+    return Records(files, tuple(indexes), np.concatenate(spans), has_crowds, has_empty_boxes=True)
 
 
 # --- in a DALI graph ---

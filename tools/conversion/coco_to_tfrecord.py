@@ -96,6 +96,7 @@ def write_tfrecords(
     try:
         if os.path.isdir(directory or "."):
             refuse_other_set(label_map.parent, name, names)
+        label_map.parent.mkdir(parents=True, exist_ok=True)
         write_into(label_map.parent, write)
     except OSError as error:
         raise UserError(f"{error.filename or prefix}: {error.strerror or error}") from error

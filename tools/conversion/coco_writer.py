@@ -68,6 +68,7 @@ def extract_images(
         if not overwrite:
             _refuse_existing(pathlib.Path(directory), names)
 
+    pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
     write_into(directory, write)
     return dataclasses.replace(annotations, file_names=names)
 

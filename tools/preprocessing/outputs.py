@@ -98,6 +98,7 @@ class Output:
 
         directory = pathlib.Path(self.path) if self.kind == "directory" else self.files[0].parent
         try:
+            directory.mkdir(parents=True, exist_ok=True)
             write_into(directory, write)
         except BaseException as error:
             progress.log("")  # a bar that stopped half-way has not ended its line
