@@ -35,6 +35,7 @@ PARTS = {
     "elastic": ("common/distributed/elastic.py",),
     "fine_tuning": ("common/training/fine_tuning.py", "{app}/init_from.py"),
     "import_weights": ("{app}/import_weights/*.py", "{app}/automl_weights.py", "{app}/darknet_weights.py"),
+    "fit_model": ("{app}/fit_model.py",),
     "fresh_mosaic": ("{app}/fresh_mosaic.py",),
     "fit_anchors": ("{app}/fit_anchors.py", "{app}/anchor_*.py", "{app}/ap_ceiling.py"),
     "export": ("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
@@ -89,7 +90,7 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
     entries = {*commands, *TOOLS} - left_out
     found = closure(sorted(entries), without=left_out)
     if CHECKED in left_out:
-        found = (found | closure([PLAIN])) - {CHECKED}
+        found = (found | closure([PLAIN], without=left_out)) - {CHECKED}
         if not any(path in left_out for path in found if path.startswith("common/datacheck/")):
             found -= {"common/datacheck/__init__.py"}
     kept = found - left_out
