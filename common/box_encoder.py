@@ -10,24 +10,20 @@ section 3.1.2) in TensorFlow's order, (dy, dx, dh, dw).
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from keras import ops
 from nvidia.dali import fn, types
-from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common import grid_matching
 from common.anchors import Anchors
+from common.dali_ops import drop_small_boxes, keep_largest, pad_boxes
 
 MATCH_IOU = 0.5  # google/automl efficientdet/tf2/anchors.py AnchorLabeler: match_threshold
 MAX_INSTANCES = 100  # google/automl efficientdet/hparams_config.py: max_instances_per_image
 
 # (dx, dy, dw, dh) -> (dy, dx, dh, dw), row by row
 _SWAP_XY = [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
-
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
-_MAX_ROWS = 2**14  # more boxes than this in one image are an error: choosing among N takes N x N numbers
 
 
 class EncodedBoxes(NamedTuple):
@@ -102,104 +98,7 @@ def encode_boxes(
     return EncodedBoxes(num_positives, padded_boxes, padded_classes, tuple(class_targets), tuple(box_targets))
 
 
-def pad_boxes(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[DataNode, DataNode]:
-    """Fills up with -1; runs in a DALI graph.
-
-    Args:
-        boxes: float32 (N, 4), N at most max_instances: fn.pad does not truncate.
-        labels: int32 (N,), 1-based.
-        max_instances: rows of the results.
-
-    Returns:
-        float32 (max_instances, 4) and int32 (max_instances,), 0-based classes.
-    """
-    padded_boxes = fn.pad(boxes, axes=[0], shape=[max_instances], fill_value=-1)
-    return padded_boxes, fn.pad(labels - 1, axes=[0], shape=[max_instances], fill_value=-1)
-
-
-def drop_small_boxes(
-    boxes: DataNode, labels: DataNode, min_size: tuple[float, float] = (0.0, 0.0)
-) -> tuple[DataNode, DataNode]:
-    """Drops boxes smaller than `min_size`; runs in a DALI graph, on the CPU.
-
-    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates are always dropped.
-
-    Args:
-        boxes: float32 (N, 4), ltrb normalised.
-        labels: int (N,).
-        min_size: (height, width), normalised like the boxes.
-
-    Returns:
-        The boxes that stay, float32 (M, 4), in their order, and their labels, int32 (M,).
-    """
-    min_height, min_width = min_size
-    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
-    # A coordinate that is not finite makes its side NaN or infinite, and a comparison with NaN is false.
-    keep_width = (width > 0) & (width >= float(min_width)) & (width <= _FLOAT32_MAX)
-    keep_height = (height > 0) & (height >= float(min_height)) & (height <= _FLOAT32_MAX)
-    return _select(boxes, labels, keep_width & keep_height)
-
-
-def keep_largest(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[DataNode, DataNode]:
-    """Keeps the boxes with the largest areas; runs in a DALI graph, on the CPU.
-
-    Args:
-        boxes: float32 (N, 4), ltrb normalised, finite.
-        labels: int (N,).
-        max_instances: how many to keep at most; of equal boxes the first stay.
-
-    Returns:
-        The boxes that stay, float32 (M, 4), in their order, and their labels, int32 (M,).
-    """
-    width = dali_math.max(boxes[:, 2] - boxes[:, 0], 0.0)
-    height = dali_math.max(boxes[:, 3] - boxes[:, 1], 0.0)
-    # Positive floats are ordered like their bits: one integer compares the area, then the position.
-    area_bits = fn.cast(fn.reinterpret(width * height, dtype=types.INT32), dtype=types.INT64)
-    key = area_bits * _MAX_ROWS - _arange(boxes.shape()[0])
-    is_larger = fn.expand_dims(key, axes=[0]) > fn.expand_dims(key, axes=[1])  # (N, N)
-    rank = fn.reductions.sum(fn.cast(is_larger, dtype=types.INT32), axes=[1])
-    return _select(boxes, labels, rank < max_instances)
-
-
-def _select(boxes: DataNode, labels: DataNode, keep: DataNode) -> tuple[DataNode, DataNode]:
-    """boxes[keep], labels[keep] for a boolean (N,) `keep`: DALI's graph has no such indexing.
-
-    Instead the rows are multiplied by a matrix with a single 1 in each line. The factors are integers, the
-    bits of the coordinates: the products are exact, and 0 times a NaN that is to be dropped is 0.
-    """
-    kept = fn.cast(keep, dtype=types.INT32)
-    index = _arange(boxes.shape()[0])
-    is_before = fn.expand_dims(index, axes=[0]) < fn.expand_dims(index, axes=[1])  # (N, N)
-    target = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[0]), axes=[1])  # row of each kept box
-    target = (target + 1) * kept - 1  # -1 for the others
-
-    wanted = fn.expand_dims(_arange(fn.reductions.sum(kept)), axes=[1])  # (M, 1)
-    is_source = fn.expand_dims(target, axes=[0]) == wanted  # (M, N)
-    labels = fn.expand_dims(fn.cast(labels, dtype=types.INT32), axes=[0])
-    bits = fn.expand_dims(fn.reinterpret(boxes, dtype=types.INT32), axes=[0])
-    labels = is_source * labels  # (M, N)
-    bits = fn.expand_dims(is_source, axes=[2]) * bits  # (M, N, 4)
-    labels = fn.reductions.sum(labels, axes=[1], dtype=types.INT32)  # (M,)
-    bits = fn.reductions.sum(bits, axes=[1], dtype=types.INT32)  # (M, 4)
-    return fn.reinterpret(bits, dtype=types.FLOAT), labels
-
-
-def _arange(count: DataNode) -> DataNode:
-    """int32 (count,): 0, 1, 2, ..."""
-    return types.Constant(np.arange(_MAX_ROWS, dtype=np.int32), device="cpu")[:count]
-
-
 # --- the same in TensorFlow ---
-
-
-def encode_boxes_tf(
-    boxes: tf.Tensor, labels: tf.Tensor, anchors: Anchors, max_instances: int = MAX_INSTANCES
-) -> EncodedBoxes:
-    """`encode_boxes` for one image by TensorFlow operations: the same owners, deltas equal to 1e-6."""
-    boxes, labels = keep_largest_tf(*drop_small_boxes_tf(boxes, labels), max_instances)
-    boxes, classes = pad_boxes_tf(boxes, labels, max_instances)
-    batch = encode_batch_tf(boxes[tf.newaxis], classes[tf.newaxis], anchors)
-    return tf.nest.map_structure(lambda tensor: tensor[0], batch)
 
 
 def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> EncodedBoxes:
@@ -243,34 +142,6 @@ def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> E
     num_positives = tf.ensure_shape(num_positives, [batch_size])
     # Tuples, because tf.data would stack a list.
     return EncodedBoxes(num_positives, boxes, classes, tuple(class_targets), tuple(box_targets))
-
-
-def drop_small_boxes_tf(
-    boxes: tf.Tensor, labels: tf.Tensor, min_size: tuple[float, float] = (0.0, 0.0)
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """`drop_small_boxes` by TensorFlow operations."""
-    sizes = boxes[:, 2:] - boxes[:, :2]  # (N, 2) width, height
-    keep = (sizes > 0) & (sizes >= tf.constant(min_size[::-1], tf.float32)) & (sizes <= _FLOAT32_MAX)
-    keep = tf.reduce_all(keep, axis=1)
-    return tf.boolean_mask(boxes, keep), tf.boolean_mask(tf.cast(labels, tf.int32), keep)
-
-
-def keep_largest_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """`keep_largest` by TensorFlow operations."""
-    sizes = tf.maximum(boxes[:, 2:] - boxes[:, :2], 0.0)
-    areas = sizes[:, 0] * sizes[:, 1]
-    # top_k puts the lower index first among equal values
-    largest = tf.math.top_k(areas, k=tf.minimum(tf.shape(areas)[0], max_instances)).indices
-    kept = tf.sort(largest)
-    return tf.gather(boxes, kept), tf.gather(tf.cast(labels, tf.int32), kept)
-
-
-def pad_boxes_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """`pad_boxes` by TensorFlow operations."""
-    padding = [[0, max_instances - tf.shape(boxes)[0]]]
-    boxes = tf.pad(boxes, padding + [[0, 0]], constant_values=-1.0)
-    classes = tf.pad(labels - 1, padding, constant_values=-1)
-    return tf.ensure_shape(boxes, [max_instances, 4]), tf.ensure_shape(classes, [max_instances])
 
 
 def _level_slices(anchors: Anchors) -> list[tuple[int, int, tuple[int, int]]]:

@@ -7,13 +7,24 @@ differs are the methods of `Api`; tools/preprocessing/apis.py has the Dynamic AP
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
+
+from common.errors import UserError
 
 # ImageNet, RGB, for pixels in 0..255: google/automl efficientdet/hparams_config.py mean_rgb, stddev_rgb.
 IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_MAX_ROWS = 2**14  # more boxes than this in one image are an error: choosing among N takes N x N numbers
+
+_MAX_SEED = 2**31 - 1  # DALI's shuffle_after_epoch_seed is an int32
+SHUFFLE_BUFFER = 1024  # encoded images that each rank holds while it trains from containers
+
+Nodes = tuple[DataNode, DataNode, DataNode, DataNode]  # jpegs, boxes, labels, image_ids: see readers.py
 Data = Any  # nvidia.dali.data_node.DataNode in a graph, nvidia.dali.experimental.dynamic.Batch otherwise
 
 
@@ -32,6 +43,47 @@ class Api:
 
 
 GRAPH = Api()
+
+
+# --- which rank reads which images, in which order ---
+
+
+def shard_range(size: int, shard_id: int, num_shards: int) -> tuple[int, int]:
+    """The part [begin, end) of `size` images that DALI gives to a shard (start_index in its loader.h)."""
+    return size * shard_id // num_shards, size * (shard_id + 1) // num_shards
+
+
+def check_shards(num_images: int, num_shards: int, seed: int) -> None:
+    """UserError for more ranks than images or a seed that DALI cannot take."""
+    if num_images < num_shards:
+        raise UserError(
+            f"{num_images} images cannot be shared by {num_shards} ranks: use at most {num_images} ranks"
+        )
+    if not 0 <= seed <= _MAX_SEED:
+        raise UserError(f"seed={seed} is not in 0..{_MAX_SEED}")
+
+
+def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str, bool | int]:
+    """The arguments of DALI's readers that order images.
+
+    Args:
+        training: shuffled without end; otherwise each rank reads its part, always in the same order.
+        seed: of the shuffling.
+        in_container: for readers of containers, which DALI shuffles by file and within a buffer.
+    """
+    if not training:
+        return {"pad_last_batch": True, "stick_to_shard": True}
+    # The pipeline's own seed does not affect this shuffling.
+    shuffled = {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": seed}
+    return shuffled | (buffer_order(seed) if in_container else {})
+
+
+def buffer_order(seed: int) -> dict[str, bool | int]:
+    """The arguments of DALI's readers that shuffle within a buffer."""
+    return {"random_shuffle": True, "initial_fill": SHUFFLE_BUFFER, "seed": seed}
+
+
+# --- images ---
 
 
 def decode_crop(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
@@ -142,10 +194,103 @@ def normalize(
     )
 
 
+# --- boxes ---
+
+
 def count_visible(boxes: DataNode) -> DataNode:
     """Number of boxes (N, 4) ltrb with any area left, int32 scalar."""
     visible = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
     return fn.reductions.sum(int32(visible), dtype=types.INT32)
+
+
+def pad_boxes(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[DataNode, DataNode]:
+    """Fills up with -1; runs in a DALI graph.
+
+    Args:
+        boxes: float32 (N, 4), N at most max_instances: fn.pad does not truncate.
+        labels: int32 (N,), 1-based.
+        max_instances: rows of the results.
+
+    Returns:
+        float32 (max_instances, 4) and int32 (max_instances,), 0-based classes.
+    """
+    padded_boxes = fn.pad(boxes, axes=[0], shape=[max_instances], fill_value=-1)
+    return padded_boxes, fn.pad(labels - 1, axes=[0], shape=[max_instances], fill_value=-1)
+
+
+def drop_small_boxes(
+    boxes: DataNode, labels: DataNode, min_size: tuple[float, float] = (0.0, 0.0)
+) -> tuple[DataNode, DataNode]:
+    """Drops boxes smaller than `min_size`; runs in a DALI graph, on the CPU.
+
+    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates are always dropped.
+
+    Args:
+        boxes: float32 (N, 4), ltrb normalised.
+        labels: int (N,).
+        min_size: (height, width), normalised like the boxes.
+
+    Returns:
+        The boxes that stay, float32 (M, 4), in their order, and their labels, int32 (M,).
+    """
+    min_height, min_width = min_size
+    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    # A coordinate that is not finite makes its side NaN or infinite, and a comparison with NaN is false.
+    keep_width = (width > 0) & (width >= float(min_width)) & (width <= _FLOAT32_MAX)
+    keep_height = (height > 0) & (height >= float(min_height)) & (height <= _FLOAT32_MAX)
+    return _select(boxes, labels, keep_width & keep_height)
+
+
+def keep_largest(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[DataNode, DataNode]:
+    """Keeps the boxes with the largest areas; runs in a DALI graph, on the CPU.
+
+    Args:
+        boxes: float32 (N, 4), ltrb normalised, finite.
+        labels: int (N,).
+        max_instances: how many to keep at most; of equal boxes the first stay.
+
+    Returns:
+        The boxes that stay, float32 (M, 4), in their order, and their labels, int32 (M,).
+    """
+    width = dali_math.max(boxes[:, 2] - boxes[:, 0], 0.0)
+    height = dali_math.max(boxes[:, 3] - boxes[:, 1], 0.0)
+    # Positive floats are ordered like their bits: one integer compares the area, then the position.
+    area_bits = fn.cast(fn.reinterpret(width * height, dtype=types.INT32), dtype=types.INT64)
+    key = area_bits * _MAX_ROWS - _arange(boxes.shape()[0])
+    is_larger = fn.expand_dims(key, axes=[0]) > fn.expand_dims(key, axes=[1])  # (N, N)
+    rank = fn.reductions.sum(fn.cast(is_larger, dtype=types.INT32), axes=[1])
+    return _select(boxes, labels, rank < max_instances)
+
+
+def _select(boxes: DataNode, labels: DataNode, keep: DataNode) -> tuple[DataNode, DataNode]:
+    """boxes[keep], labels[keep] for a boolean (N,) `keep`: DALI's graph has no such indexing.
+
+    Instead the rows are multiplied by a matrix with a single 1 in each line. The factors are integers, the
+    bits of the coordinates: the products are exact, and 0 times a NaN that is to be dropped is 0.
+    """
+    kept = fn.cast(keep, dtype=types.INT32)
+    index = _arange(boxes.shape()[0])
+    is_before = fn.expand_dims(index, axes=[0]) < fn.expand_dims(index, axes=[1])  # (N, N)
+    target = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[0]), axes=[1])  # row of each kept box
+    target = (target + 1) * kept - 1  # -1 for the others
+
+    wanted = fn.expand_dims(_arange(fn.reductions.sum(kept)), axes=[1])  # (M, 1)
+    is_source = fn.expand_dims(target, axes=[0]) == wanted  # (M, N)
+    labels = fn.expand_dims(fn.cast(labels, dtype=types.INT32), axes=[0])
+    bits = fn.expand_dims(fn.reinterpret(boxes, dtype=types.INT32), axes=[0])
+    labels = is_source * labels  # (M, N)
+    bits = fn.expand_dims(is_source, axes=[2]) * bits  # (M, N, 4)
+    labels = fn.reductions.sum(labels, axes=[1], dtype=types.INT32)  # (M,)
+    bits = fn.reductions.sum(bits, axes=[1], dtype=types.INT32)  # (M, 4)
+    return fn.reinterpret(bits, dtype=types.FLOAT), labels
+
+
+def _arange(count: DataNode) -> DataNode:
+    """int32 (count,): 0, 1, 2, ..."""
+    return types.Constant(np.arange(_MAX_ROWS, dtype=np.int32), device="cpu")[:count]
+
+
+# --- numbers ---
 
 
 def int32(values: DataNode) -> DataNode:

@@ -22,29 +22,47 @@ from collections.abc import Callable, Iterator
 from common.errors import UserError
 
 TEMPORARY = ".tmp-"  # how the name of everything unfinished begins
-_DIGEST = 32  # bytes of a SHA-256
 _FORCED_AT_ONCE = 32  # files: a disk takes so many in hardly more than the milliseconds that one takes
 
 
-def write_file(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
-    """Replaces `path` by what `writer` writes, in one step that a crash cannot split.
+def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
+    """Adds files to a directory where others may stand, which stay.
 
-    The new content is written beside it, forced to the disk, and takes the place of `path` by a rename. An
-    error before the rename leaves the old file as it was.
+    `writer` fills a directory beside them, with sub-directories where it wants some. After it has returned,
+    each file is forced to the disk and takes its place by a rename, in the order of their names. An error
+    before leaves all files as they were.
+
+    Args:
+        directory: exists.
+        writer: called once with the path of an empty directory on the same disk.
+
+    Raises:
+        OSError: the disk is full, read-only, a directory stands where a file should go, ...; and whatever
+            `writer` raises.
+    """
+    directory = pathlib.Path(directory)
+    with _staged(directory) as staged:
+        writer(staged)
+        files = sorted(path for path in staged.rglob("*") if not path.is_dir())
+        with concurrent.futures.ThreadPoolExecutor(_FORCED_AT_ONCE) as pool:
+            list(pool.map(_force_to_disk, files))
+        places = [directory / file.relative_to(staged) for file in files]
+        for file, place in zip(files, places, strict=True):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, place)
+    for folder in {place.parent for place in places}:
+        _force_to_disk(folder)
+
+
+def write_file(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
+    """Replaces one file by what `writer` writes, as `write_into` does.
 
     Args:
         path: the file to make or replace; its directory exists.
         writer: called once with a temporary path, which ends like `path` does (Keras reads the suffix).
-
-    Raises:
-        OSError: the disk is full, read-only, ...; and whatever `writer` raises.
     """
     path = pathlib.Path(path)
-    with _staged(path.parent) as staged:
-        writer(staged / path.name)
-        _force_to_disk(staged / path.name)
-        os.replace(staged / path.name, path)
-    _force_to_disk(path.parent)  # the rename itself
+    write_into(path.parent, lambda staged: writer(staged / path.name))
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
@@ -68,36 +86,6 @@ def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], ob
             os.replace(path, staged / f"old-{path.name}")
         os.replace(new, path)
     _force_to_disk(path.parent)
-
-
-def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
-    """`write_file` for files that go to a directory where others may stand, which stay.
-
-    `writer` fills a directory beside them, with sub-directories where it wants some. After it has returned,
-    each file takes its place by a rename, in the order of their names. An error before leaves all files as
-    they were.
-
-    Args:
-        directory: made if need be, with its parents.
-        writer: called once with the path of an empty directory on the same disk.
-
-    Raises:
-        OSError: the disk is full, read-only, a directory stands where a file should go, ...; and whatever
-            `writer` raises.
-    """
-    directory = pathlib.Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    with _staged(directory) as staged:
-        writer(staged)
-        files = sorted(path for path in staged.rglob("*") if not path.is_dir())
-        with concurrent.futures.ThreadPoolExecutor(_FORCED_AT_ONCE) as pool:
-            list(pool.map(_force_to_disk, files))
-        places = [directory / file.relative_to(staged) for file in files]
-        for file, place in zip(files, places, strict=True):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(file, place)
-    for folder in {place.parent for place in places}:
-        _force_to_disk(folder)
 
 
 def rename_file(path: str | os.PathLike, target: str | os.PathLike) -> None:
@@ -210,30 +198,35 @@ def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
         UserError: it cannot be written.
     """
     path = cache_directory() / name
-    checksum = path.with_name(f"{name}.sha256")
-    with contextlib.suppress(OSError), open(path, "rb") as stream:
-        if hashlib.file_digest(stream, "sha256").digest() == checksum.read_bytes():
-            return path
-    content = make()
-    try:
-        write_bytes(path, content)
-        write_bytes(checksum, hashlib.sha256(content).digest())
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it") from error
+    if load_cached(name) is None:
+        try:
+            _save(name, make())
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it") from error
     return path
 
 
 def save_cached(name: str, content: bytes) -> None:
     """Keeps `content` for `load_cached`. A full disk is not an error: the cache only saves time."""
     with contextlib.suppress(OSError):
-        write_bytes(cache_directory() / name, hashlib.sha256(content).digest() + content)
+        _save(name, content)
 
 
 def load_cached(name: str) -> bytes | None:
-    """What was saved under a name; None where there is nothing, or it is damaged."""
-    try:
-        saved = (cache_directory() / name).read_bytes()
-    except OSError:
-        return None
-    content = saved[_DIGEST:]
-    return content if hashlib.sha256(content).digest() == saved[:_DIGEST] else None
+    """The content of a file of the cache; None where there is none, or it does not have its checksum."""
+    path = cache_directory() / name
+    with contextlib.suppress(OSError):
+        content = path.read_bytes()
+        if hashlib.sha256(content).digest() == _checksum_file(path).read_bytes():
+            return content
+    return None
+
+
+def _save(name: str, content: bytes) -> None:
+    path = cache_directory() / name
+    write_bytes(path, content)
+    write_bytes(_checksum_file(path), hashlib.sha256(content).digest())
+
+
+def _checksum_file(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(f"{path.name}.sha256")

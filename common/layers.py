@@ -14,8 +14,6 @@ import math
 import keras
 import tensorflow as tf
 
-from common import devices
-
 FUSE_FROM = 2**17  # XLA compiles an activation from this many numbers an image on
 
 
@@ -67,6 +65,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
         average.assign_sub((average - value) * (1.0 - self.momentum))
 
 
+def is_cpu_only() -> bool:
+    """Whether TensorFlow sees no GPU. Then XLA always works; on a GPU it needs parts of CUDA of its own."""
+    return not tf.config.list_physical_devices("GPU")
+
+
 def moving_statistics(model: keras.Model) -> list[tf.Variable]:
     """The variables that a forward pass in training changes, however much of the model is frozen."""
     layers = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
@@ -84,7 +87,7 @@ class _Activation(keras.layers.Layer):
     def build(self, input_shape):
         sides = input_shape[1:]
         is_large = None in sides or math.prod(sides) >= FUSE_FROM
-        self.fuse = is_large and devices.is_cpu_only()
+        self.fuse = is_large and is_cpu_only()
 
     def compute_output_shape(self, input_shape):
         return input_shape

@@ -322,13 +322,20 @@ def synthetic_dataset(
     return tf.data.Dataset.from_tensors((batch.pop("images"), batch)).repeat()
 
 
-def synthetic_boxes(random: np.random.Generator, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """What is said to be on one image of noise.
+def synthetic_boxes(
+    random: np.random.Generator, num_classes: int, max_instances: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Boxes of one image of noise.
 
     Returns:
-        float32 (SYNTHETIC_BOXES, 4), boxes, ltrb normalised; int32 (SYNTHETIC_BOXES,), their labels, 1-based.
+        float32 (max_instances, 4) ltrb normalised, int32 (max_instances,) 0-based, both padded with -1; how
+        many are not padding.
     """
     centers = random.uniform(0.2, 0.8, (SYNTHETIC_BOXES, 2))
     half_sizes = random.uniform(0.02, 0.2, (SYNTHETIC_BOXES, 2))
     boxes = np.concatenate([centers - half_sizes, centers + half_sizes], 1).astype(np.float32)
-    return boxes, random.integers(1, num_classes + 1, SYNTHETIC_BOXES, np.int32)
+    classes = random.integers(num_classes, size=SYNTHETIC_BOXES, dtype=np.int32)
+    count = min(SYNTHETIC_BOXES, max_instances)
+    padding = [0, max_instances - count]
+    boxes = np.pad(boxes[:count], [padding, [0, 0]], constant_values=-1)
+    return boxes, np.pad(classes[:count], [padding], constant_values=-1), count

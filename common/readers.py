@@ -32,25 +32,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import nvidia.dali.tfrecord as dali_tfrecord
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
-from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, tfrecord
-from common.errors import UserError
+from common.dali_ops import Nodes, check_shards, order
 from common.files import get_or_create
-from common.labels import LabelMap
-from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, Records
+from common.tfrecord import tfrecord_reader as tfrecord_reader
 
 if TYPE_CHECKING:
     from common.annotations import Annotations
 
-SHUFFLE_BUFFER = 1024  # encoded images that each rank holds while it trains from containers
 _CLEAN_JSON = 1  # version of the json that _clean_json makes: raise it when that changes
-_MAX_SEED = 2**31 - 1  # DALI's shuffle_after_epoch_seed is an int32
-
-Nodes = tuple[DataNode, DataNode, DataNode, DataNode]
 
 
 def coco_reader(
@@ -106,65 +98,6 @@ def coco_reader(
     return jpegs, dali_math.clamp(boxes, 0.0, 1.0), labels, image_ids
 
 
-def tfrecord_reader(
-    records: Records | Sequence[str | os.PathLike],
-    label_map: LabelMap,
-    *,
-    training: bool,
-    shard_id: int = 0,
-    num_shards: int = 1,
-    seed: int = 0,
-    name: str = "reader",
-) -> Nodes:
-    """Reads TFRecords in the schema of TensorFlow Object Detection, inside a DALI graph.
-
-    Give it what the data check opened (`TFRecordSource.records`): DALI never checks a CRC, trusts any index
-    and returns uninitialised memory for a missing feature.
-
-    Args:
-        records: the files with their indexes, or paths, in the same order on all ranks. Of paths, indexes and
-            keys are checked here, data are not.
-        label_map: of the category ids in the records.
-        training, shard_id, num_shards, seed, name: as for `coco_reader`.
-
-    Returns:
-        (jpegs, boxes, labels, image_ids), see the module docstring.
-
-    Raises:
-        UserError: fewer images than shards; paths that cannot be read, or records that lack a key.
-    """
-    if not isinstance(records, Records):
-        records = tfrecord.index_records(records)
-    check_shards(len(records.spans), num_shards, seed)
-    text = dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")
-    floats = dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0)
-    integers = dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0)
-    features = {
-        "image/encoded": text,
-        "image/source_id": text,
-        **dict.fromkeys(BOX_KEYS, floats),
-        LABEL_KEY: integers,
-        **({CROWD_KEY: integers} if records.has_crowds else {}),
-    }
-    record = fn.readers.tfrecord(
-        path=list(records.files),
-        index_path=list(records.indexes),
-        features=features,
-        name=name,
-        shard_id=shard_id,
-        num_shards=num_shards,
-        **order(training, seed, in_container=True),
-    )
-    boxes = dali_math.clamp(fn.stack(*(record[key] for key in BOX_KEYS), axis=1), 0.0, 1.0)
-    labels = _labels(record[LABEL_KEY], label_map)
-    if records.has_crowds:  # without area they are dropped
-        no_crowd = fn.cast(record[CROWD_KEY] == 0, dtype=types.FLOAT)
-        boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
-    if records.has_crowds or records.has_empty_boxes:
-        boxes, labels = box_encoder.drop_small_boxes(boxes, labels)
-    return record["image/encoded"], boxes, labels, parse_integer(record["image/source_id"])
-
-
 def file_reader(
     files: Sequence[str | os.PathLike], *, shard_id: int = 0, num_shards: int = 1, name: str = "reader"
 ) -> Nodes:
@@ -189,75 +122,6 @@ def file_reader(
     boxes = fn.zeros(shape=[0, 4], dtype=types.FLOAT)
     labels = fn.zeros(shape=[0], dtype=types.INT32)
     return jpegs, boxes, labels, fn.cast(positions[0], dtype=types.INT64)
-
-
-# --- which rank reads which images, in which order ---
-
-
-def shard_range(size: int, shard_id: int, num_shards: int) -> tuple[int, int]:
-    """The part [begin, end) of `size` images that DALI gives to a shard (start_index in its loader.h)."""
-    return size * shard_id // num_shards, size * (shard_id + 1) // num_shards
-
-
-def check_shards(num_images: int, num_shards: int, seed: int) -> None:
-    """UserError for more ranks than images or a seed that DALI cannot take."""
-    if num_images < num_shards:
-        raise UserError(
-            f"{num_images} images cannot be shared by {num_shards} ranks: use at most {num_images} ranks"
-        )
-    if not 0 <= seed <= _MAX_SEED:
-        raise UserError(f"seed={seed} is not in 0..{_MAX_SEED}")
-
-
-def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str, bool | int]:
-    """The arguments of DALI's readers that order images.
-
-    Args:
-        training: shuffled without end; otherwise each rank reads its part, always in the same order.
-        seed: of the shuffling.
-        in_container: for readers of containers, which DALI shuffles by file and within a buffer.
-    """
-    if not training:
-        return {"pad_last_batch": True, "stick_to_shard": True}
-    # The pipeline's own seed does not affect this shuffling.
-    shuffled = {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": seed}
-    return shuffled | (buffer_order(seed) if in_container else {})
-
-
-def buffer_order(seed: int) -> dict[str, bool | int]:
-    """The arguments of DALI's readers that shuffle within a buffer."""
-    return {"random_shuffle": True, "initial_fill": SHUFFLE_BUFFER, "seed": seed}
-
-
-# --- numbers that DALI reads as text, or cannot hold ---
-
-
-def parse_integer(digits: DataNode) -> DataNode:
-    """ASCII digits uint8 (n,), n up to 19 -> int64 ()."""
-    exponents = np.arange(18, -1, -1)
-    # DALI's constants are 32-bit: each power of ten is a product of two.
-    large = types.Constant(10 ** np.maximum(exponents - 9, 0).astype(np.int32), device="cpu")
-    small = types.Constant(10 ** np.minimum(exponents, 9).astype(np.int32), device="cpu")
-    powers = fn.cast(large, dtype=types.INT64) * fn.cast(small, dtype=types.INT64)
-    values = fn.cast(digits, dtype=types.INT64) - ord("0")
-    return fn.reductions.sum(values * powers[19 - digits.shape()[0] :], dtype=types.INT64)
-
-
-def _labels(category_ids: DataNode, label_map: LabelMap) -> DataNode:
-    """int64 (N,) category ids -> int32 (N,) labels. fn.lookup_table would do, but refuses ids above 65535."""
-    known = np.array([label_map.category_ids], np.int64)  # (1, C)
-    if known.max() < 2**31:
-        keys = types.Constant(known.astype(np.int32), device="cpu")
-    else:  # DALI's constants are 32-bit: each id travels as two halves
-        halves = types.Constant(known.view(np.int32).reshape(1, -1, 2), device="cpu")
-        keys = fn.squeeze(fn.reinterpret(halves, dtype=types.INT64), axes=[2])
-    labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32)[np.newaxis], device="cpu")
-    is_same = fn.expand_dims(category_ids, axes=[1]) == keys  # (N, C)
-    found = fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * labels, axes=[1])
-    return fn.cast(found, dtype=types.INT32)
-
-
-# --- files that DALI reads ---
 
 
 # Structs take a third of the memory of dictionaries.

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common import readers, tfrecord
+from common import readers
+from common.dali_ops import Nodes
 from common.labels import LabelMap
-from common.tfrecord import Records
 
 if TYPE_CHECKING:
     from common.annotations import Annotations
+    from common.tfrecord import Records
 
 
 class Source(abc.ABC):
@@ -53,7 +54,7 @@ class Source(abc.ABC):
         """The image file of one row of the annotations (or of the list), as it is; OSError where it fails."""
 
     @abc.abstractmethod
-    def read(self, *, training: bool, **options: Any) -> readers.Nodes:
+    def read(self, *, training: bool, **options: Any) -> Nodes:
         """(jpegs, boxes, labels, image_ids) inside a DALI graph.
 
         Args:
@@ -77,7 +78,7 @@ class CocoSource(Source):
     def encoded(self, row: int) -> bytes:
         return pathlib.Path(self.images_dir, self.annotations.file_names[row]).read_bytes()
 
-    def read(self, *, training: bool, **options: Any) -> readers.Nodes:
+    def read(self, *, training: bool, **options: Any) -> Nodes:
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 
 
@@ -94,7 +95,7 @@ class TFRecordSource(Source):
     """
 
     files: Sequence[str]
-    records: Records
+    records: "Records"
     annotations: "Annotations"
     rows: np.ndarray
     formats: dict[str, int]
@@ -108,10 +109,9 @@ class TFRecordSource(Source):
         return digest.hexdigest()
 
     def encoded(self, row: int) -> bytes:
-        file, offset, size = self.records.spans[self.rows == row][0].tolist()
-        return tfrecord.image_of(tfrecord.read_record(self.records.files[file], offset, size))
+        return self.records.image(int(np.flatnonzero(self.rows == row)[0]))
 
-    def read(self, *, training: bool, **options: Any) -> readers.Nodes:
+    def read(self, *, training: bool, **options: Any) -> Nodes:
         return readers.tfrecord_reader(self.records, self.label_map, training=training, **options)
 
 
@@ -137,7 +137,7 @@ class ImageListSource(Source):
     def encoded(self, row: int) -> bytes:
         return pathlib.Path(self.files[row]).read_bytes()
 
-    def read(self, *, training: bool, seed: int = 0, **options: Any) -> readers.Nodes:
+    def read(self, *, training: bool, seed: int = 0, **options: Any) -> Nodes:
         refuse_training(training)
         return readers.file_reader(self.files, **options)
 

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from common import box_encoder
+from common.dali_ops import check_shards, shard_range
 from common.errors import UserError
 from common.labels import LabelMap
-from common.readers import check_shards, shard_range
 from common.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY, Records
 
 if TYPE_CHECKING:
@@ -231,10 +230,38 @@ def select_boxes(
         The boxes and labels that stay; `lost`, int32 (2,): visible but too small; above `max_instances`.
     """
     visible = tf.math.count_nonzero(tf.reduce_all(boxes[:, 2:] > boxes[:, :2], 1), dtype=tf.int32)
-    boxes, labels = box_encoder.drop_small_boxes_tf(boxes, labels, min_size)
+    boxes, labels = drop_small_boxes_tf(boxes, labels, min_size)
     large = tf.shape(labels)[0]
-    boxes, labels = box_encoder.keep_largest_tf(boxes, labels, max_instances)
+    boxes, labels = keep_largest_tf(boxes, labels, max_instances)
     return boxes, labels, tf.stack([visible - large, large - tf.shape(labels)[0]])
+
+
+def drop_small_boxes_tf(
+    boxes: tf.Tensor, labels: tf.Tensor, min_size: tuple[float, float] = (0.0, 0.0)
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`drop_small_boxes` by TensorFlow operations."""
+    sizes = boxes[:, 2:] - boxes[:, :2]  # (N, 2) width, height
+    keep = (sizes > 0) & (sizes >= tf.constant(min_size[::-1], tf.float32)) & (sizes <= tf.float32.max)
+    keep = tf.reduce_all(keep, axis=1)
+    return tf.boolean_mask(boxes, keep), tf.boolean_mask(tf.cast(labels, tf.int32), keep)
+
+
+def keep_largest_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """`keep_largest` by TensorFlow operations."""
+    sizes = tf.maximum(boxes[:, 2:] - boxes[:, :2], 0.0)
+    areas = sizes[:, 0] * sizes[:, 1]
+    # top_k puts the lower index first among equal values
+    largest = tf.math.top_k(areas, k=tf.minimum(tf.shape(areas)[0], max_instances)).indices
+    kept = tf.sort(largest)
+    return tf.gather(boxes, kept), tf.gather(tf.cast(labels, tf.int32), kept)
+
+
+def pad_boxes_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """`pad_boxes` by TensorFlow operations."""
+    padding = [[0, max_instances - tf.shape(boxes)[0]]]
+    boxes = tf.pad(boxes, padding + [[0, 0]], constant_values=-1.0)
+    classes = tf.pad(labels - 1, padding, constant_values=-1)
+    return tf.ensure_shape(boxes, [max_instances, 4]), tf.ensure_shape(classes, [max_instances])
 
 
 # --- images ---

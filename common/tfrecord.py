@@ -1,4 +1,5 @@
-"""TFRecords in the schema of TensorFlow Object Detection: keys, places of the records, DALI's index.
+"""TFRecords in the schema of TensorFlow Object Detection: keys, places of records, DALI's index and reader.
+
 
 A record (tensorflow/core/lib/io/record_writer.h): uint64 length, masked CRC-32C of the length, data, masked
 CRC-32C of the data. DALI's index (`<file>.idx`) has `offset size` per record. DALI trusts it blindly: one
@@ -21,10 +22,16 @@ from collections.abc import Sequence
 
 import google_crc32c
 import numpy as np
+import nvidia.dali.tfrecord as dali_tfrecord
 import tensorflow as tf
+from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
+from nvidia.dali.data_node import DataNode
 
+from common.dali_ops import Nodes, check_shards, drop_small_boxes, order
 from common.errors import UserError
 from common.files import store_cached, write_bytes
+from common.labels import LabelMap
 
 BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 LABEL_KEY = "image/object/class/label"
@@ -73,7 +80,7 @@ class Records:
         indexes: the index of each.
         spans: int64 (I, 3), (number of the file, offset, size with frame) of each record, in that order.
         has_crowds: whether any object is a crowd; then every record has the key of crowds.
-        has_empty_boxes: whether any other box has no area inside its image.
+        has_empty_boxes: whether any other box may have no area inside its image.
     """
 
     files: tuple[str, ...]
@@ -81,6 +88,11 @@ class Records:
     spans: np.ndarray
     has_crowds: bool
     has_empty_boxes: bool
+
+    def image(self, number: int) -> bytes:
+        """The encoded image of one record."""
+        file, offset, size = self.spans[number].tolist()
+        return image_of(read_record(self.files[file], offset, size))
 
 
 def walk(file: str | os.PathLike) -> RecordFile:
@@ -218,8 +230,7 @@ def index_records(paths: Sequence[str | os.PathLike]) -> Records:
     Raises:
         UserError: a file that cannot be read, or a record that lacks a key.
     """
-    indexes, spans, lacking = [], [], set()
-    has_crowds = has_empty_boxes = False
+    indexes, spans, lacking, has_crowds = [], [], set(), False
     for number, path in enumerate(paths):
         found = record_spans(path)
         indexes.append(ensure_index(os.fspath(path), found)[0])
@@ -229,12 +240,95 @@ def index_records(paths: Sequence[str | os.PathLike]) -> Records:
             lacking |= {key for key in DALI_KEYS if key not in features}
             if absent := lacking - {CROWD_KEY}:
                 raise UserError(f"{path} record {record} lacks {min(absent)}: convert the data set again")
-            is_crowd = np.array(features[CROWD_KEY].int64_list.value, bool)
-            boxes = np.clip([features[key].float_list.value for key in BOX_KEYS], 0, 1)
-            is_empty = np.any(boxes[2:] <= boxes[:2], axis=0)
-            has_empty_boxes |= bool(np.any(is_empty & ~is_crowd if is_crowd.size else is_empty))
-            has_crowds |= bool(is_crowd.any())
+            has_crowds |= any(features[CROWD_KEY].int64_list.value)
     if has_crowds and lacking:
         raise UserError(f"{paths[0]}: some records lack {CROWD_KEY}: convert the data set again")
     files = tuple(map(os.fspath, paths))
-    return Records(files, tuple(indexes), np.concatenate(spans), has_crowds, has_empty_boxes)
+    return Records(files, tuple(indexes), np.concatenate(spans), has_crowds, has_empty_boxes=True)
+
+
+# --- in a DALI graph ---
+
+
+def tfrecord_reader(
+    records: Records | Sequence[str | os.PathLike],
+    label_map: LabelMap,
+    *,
+    training: bool,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    seed: int = 0,
+    name: str = "reader",
+) -> Nodes:
+    """Reads TFRecords in the schema of TensorFlow Object Detection, inside a DALI graph.
+
+    Give it what the data check opened (`TFRecordSource.records`): DALI never checks a CRC, trusts any index
+    and returns uninitialised memory for a missing feature.
+
+    Args:
+        records: the files with their indexes, or paths, in the same order on all ranks. Of paths, indexes and
+            keys are checked here, data are not.
+        label_map: of the category ids in the records.
+        training, shard_id, num_shards, seed, name: as for `coco_reader`.
+
+    Returns:
+        (jpegs, boxes, labels, image_ids), see readers.py.
+
+    Raises:
+        UserError: fewer images than shards; paths that cannot be read, or records that lack a key.
+    """
+    if not isinstance(records, Records):
+        records = index_records(records)
+    check_shards(len(records.spans), num_shards, seed)
+    text = dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")
+    floats = dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0)
+    integers = dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0)
+    features = {
+        "image/encoded": text,
+        "image/source_id": text,
+        **dict.fromkeys(BOX_KEYS, floats),
+        LABEL_KEY: integers,
+        **({CROWD_KEY: integers} if records.has_crowds else {}),
+    }
+    record = fn.readers.tfrecord(
+        path=list(records.files),
+        index_path=list(records.indexes),
+        features=features,
+        name=name,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        **order(training, seed, in_container=True),
+    )
+    boxes = dali_math.clamp(fn.stack(*(record[key] for key in BOX_KEYS), axis=1), 0.0, 1.0)
+    labels = _labels(record[LABEL_KEY], label_map)
+    if records.has_crowds:  # without area they are dropped
+        no_crowd = fn.cast(record[CROWD_KEY] == 0, dtype=types.FLOAT)
+        boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
+    if records.has_crowds or records.has_empty_boxes:
+        boxes, labels = drop_small_boxes(boxes, labels)
+    return record["image/encoded"], boxes, labels, parse_integer(record["image/source_id"])
+
+
+def parse_integer(digits: DataNode) -> DataNode:
+    """ASCII digits uint8 (n,), n up to 19 -> int64 ()."""
+    exponents = np.arange(18, -1, -1)
+    # DALI's constants are 32-bit: each power of ten is a product of two.
+    large = types.Constant(10 ** np.maximum(exponents - 9, 0).astype(np.int32), device="cpu")
+    small = types.Constant(10 ** np.minimum(exponents, 9).astype(np.int32), device="cpu")
+    powers = fn.cast(large, dtype=types.INT64) * fn.cast(small, dtype=types.INT64)
+    values = fn.cast(digits, dtype=types.INT64) - ord("0")
+    return fn.reductions.sum(values * powers[19 - digits.shape()[0] :], dtype=types.INT64)
+
+
+def _labels(category_ids: DataNode, label_map: LabelMap) -> DataNode:
+    """int64 (N,) category ids -> int32 (N,) labels. fn.lookup_table would do, but refuses ids above 65535."""
+    known = np.array([label_map.category_ids], np.int64)  # (1, C)
+    if known.max() < 2**31:
+        keys = types.Constant(known.astype(np.int32), device="cpu")
+    else:  # DALI's constants are 32-bit: each id travels as two halves
+        halves = types.Constant(known.view(np.int32).reshape(1, -1, 2), device="cpu")
+        keys = fn.squeeze(fn.reinterpret(halves, dtype=types.INT64), axes=[2])
+    labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32)[np.newaxis], device="cpu")
+    is_same = fn.expand_dims(category_ids, axes=[1]) == keys  # (N, C)
+    found = fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * labels, axes=[1])
+    return fn.cast(found, dtype=types.INT32)

@@ -23,9 +23,9 @@ from absl import flags
 from common import args, errors, hparams
 from common.args import flag
 from common.errors import UserError
-from common.labels import NUM_COCO_CLASSES, LabelMap, coco_label_map
+from common.labels import LabelMap
 from common.training import weights as weight_files
-from common.training.fine_tuning import Report
+from common.training.fine_tuning import NUM_COCO_CLASSES, Report, coco_label_map
 from efficientdet.config import get_config
 from efficientdet.import_weights.automl import class_names, count_outputs, read_automl
 from efficientdet.import_weights.tf_files import open_weights

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from common import box_encoder, loader
+from common import loader
 from common.args import MAX_SEED
 from common.loader import SYNTHETIC_IMAGES, synthetic_boxes, synthetic_dataset
 from common.training import input_feed
 from efficientdet.config import EfficientDetConfig
-from efficientdet.pipeline import EfficientDetLoader, EfficientDetPipeline, target_dict
+from efficientdet.pipeline import EfficientDetLoader, EfficientDetPipeline, add_targets
 from efficientdet.tf_pipeline import EfficientDetTFPipeline
 
 
@@ -38,13 +38,11 @@ class SyntheticLoader(EfficientDetLoader):
         return synthetic_dataset(self, self._example)
 
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:
-        boxes, labels = synthetic_boxes(random, self.num_classes)
-        anchors = self.config.anchors
-        encoded = box_encoder.encode_boxes_tf(
-            tf.constant(boxes), tf.constant(labels), anchors, self.config.max_instances
-        )
-        images = random.standard_normal((*self.image_size, 3), np.float32)
-        return {"images": images, **target_dict(encoded, anchors)}
+        boxes, classes, _ = synthetic_boxes(random, self.num_classes, self.config.max_instances)
+        padded = {"boxes": tf.constant(boxes[np.newaxis]), "classes": tf.constant(classes[np.newaxis])}
+        images = random.standard_normal((1, *self.image_size, 3), np.float32)
+        images, targets = add_targets(images, padded, self.config.anchors)
+        return {name: values[0] for name, values in {"images": images, **targets}.items()}
 
 
 LOADERS = {"dali": EfficientDetPipeline, "tensorflow": EfficientDetTFPipeline, "synthetic": SyntheticLoader}

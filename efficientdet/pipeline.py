@@ -30,8 +30,11 @@ from common.dali_ops import (
     IMAGENET_STD,
     count_visible,
     decode_crop,
+    drop_small_boxes,
     int32,
+    keep_largest,
     normalize,
+    pad_boxes,
     resize,
     uniform,
 )
@@ -56,7 +59,7 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
     """Boxes normalised by the image -> normalised by the window and clipped to it.
 
     As in google/automl a box stays as long as any of it shows, wherever its centre is. What is left of it
-    may be nothing: `box_encoder.drop_small_boxes` comes later.
+    may be nothing: `drop_small_boxes` comes later.
     """
     window = fn.cast(window, dtype=types.FLOAT)
     height, width = size[0], size[1]
@@ -236,7 +239,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
         visible = count_visible(boxes)
-        boxes, labels = box_encoder.drop_small_boxes(boxes, labels, min_box_size(config))
+        boxes, labels = drop_small_boxes(boxes, labels, min_box_size(config))
         large = labels.shape(dtype=types.INT32)[0]
         if encode_boxes:
             encoded = box_encoder.encode_boxes(
@@ -244,8 +247,8 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             )
             targets = target_dict(encoded, config.anchors)
         else:
-            boxes, labels = box_encoder.keep_largest(boxes, labels, config.max_instances)
-            padded = box_encoder.pad_boxes(boxes, labels, config.max_instances)
+            boxes, labels = keep_largest(boxes, labels, config.max_instances)
+            padded = pad_boxes(boxes, labels, config.max_instances)
             targets = dict(zip(("boxes", "classes"), padded, strict=True))
         return {
             "images": images,

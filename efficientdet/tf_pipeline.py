@@ -14,7 +14,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from common import box_encoder, letterbox, tf_readers
+from common import letterbox, tf_readers
 from common.tf_readers import (
     Random,
     boxes_to_window,
@@ -154,7 +154,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
         boxes, labels, lost = select_boxes(boxes, labels, pipeline.min_box_size(config), config.max_instances)
-        boxes, classes = box_encoder.pad_boxes_tf(boxes, labels, config.max_instances)
+        boxes, classes = tf_readers.pad_boxes_tf(boxes, labels, config.max_instances)
         return image, {
             "boxes": boxes,
             "classes": classes,

@@ -28,12 +28,15 @@ APPS = ("efficientdet", "yolov4")
 # What can be left out, and its files. {app} is the name of the app.
 PARTS = {
     "datacheck": ("common/datacheck/*.py",),
-    "tfrecord": ("common/datacheck/tfrecord*.py", "tools/conversion/coco_to_tfrecord.py"),
+    "tfrecord": ("common/*tfrecord*.py", "tools/conversion/coco_to_tfrecord.py"),
     "tf_pipeline": ("{app}/tf_*.py", "common/tf_readers.py"),
     "retinanet": ("{app}/retinanet*.py", "{app}/resnet.py", "{app}/mobilenet.py"),
     "tf_distribute": ("common/distributed/tf_*.py",),
     "elastic": ("common/distributed/elastic.py",),
+    "fine_tuning": ("common/training/fine_tuning.py", "{app}/init_from.py"),
     "import_weights": ("{app}/import_weights/*.py", "{app}/automl_weights.py", "{app}/darknet_weights.py"),
+    "fit_model": ("{app}/fit_model.py",),
+    "fresh_mosaic": ("{app}/fresh_mosaic.py",),
     "fit_anchors": ("{app}/fit_anchors.py", "{app}/anchor_*.py", "{app}/ap_ceiling.py"),
     "export": ("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
     "bench": ("{app}/bench.py", "tools/benchmark/*.py"),
@@ -87,14 +90,16 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
     entries = {*commands, *TOOLS} - left_out
     found = closure(sorted(entries), without=left_out)
     if CHECKED in left_out:
-        found = (found | closure([PLAIN])) - {CHECKED}
+        found = (found | closure([PLAIN], without=left_out)) - {CHECKED}
         if not any(path in left_out for path in found if path.startswith("common/datacheck/")):
             found -= {"common/datacheck/__init__.py"}
     kept = found - left_out
     product = sorted(found)
     for path in product:
-        text = _stub(path, kept) if path in left_out else (ROOT / path).read_text()
+        text = _stub(path) if path in left_out else (ROOT / path).read_text()
         _write(directory / path, CHECKED_IMPORT.sub("from common", text) if CHECKED in left_out else text)
+    if found & left_out:
+        _write(directory / "common/left_out.py", LEFT_OUT)
     for path in sorted(_tests(app, kept)):
         _write(directory / path, (ROOT / path).read_text())
         for beside in (ROOT / path).parent.glob("*.txt"):  # numbers that tests compare with
@@ -121,53 +126,16 @@ def left_out_files(app: str, without: Iterable[str]) -> frozenset[str]:
     return frozenset(path for path in every if any(fnmatch.fnmatch(path, pattern) for pattern in patterns))
 
 
-def _stub(path: str, found: Iterable[str]) -> str:
-    """A module with the names that other files of the copy import from `path`, each raising a UserError."""
-    module = path.removesuffix(".py").replace("/", ".")
-    defined = {
-        node.name: node for node in parse(path).body if isinstance(node, ast.ClassDef | ast.FunctionDef)
-    }
-    text = STUB_HEAD.format(path=path)
-    for name in sorted(_used_names(module, found)):
-        if isinstance(defined.get(name), ast.ClassDef):
-            text += STUB_CLASS.format(name=name)
-        elif name in defined:
-            text += STUB_FUNCTION.format(name=name)
-        else:
-            text += f"{name} = {_constant(path, name)}\n"
-    return text
-
-
-def _used_names(module: str, found: Iterable[str]) -> set[str]:
-    """The names of a module that these files use: imported from it, or as its attributes."""
-    package, _, base = module.rpartition(".")
-    names: set[str] = set()
-    for path in found:
-        aliases = {module}
-        for node in ast.walk(parse(path)):
-            if isinstance(node, ast.ImportFrom) and node.module == module:
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module == package:
-                aliases |= {alias.asname or alias.name for alias in node.names if alias.name == base}
-        for node in ast.walk(parse(path)):
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in aliases:
-                names.add(node.attr)
-    return names
-
-
-def _constant(path: str, name: str) -> str:
-    """A literal constant as text; "{}" for any other dictionary, "None" for anything else."""
+def _stub(path: str) -> str:
+    """A module of the same names: calling a function or class raises a UserError, and tables are empty."""
+    text = STUB.format(path=path)
     for node in parse(path).body:
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
-        if name in map(ast.unparse, targets):
-            try:
-                return repr(ast.literal_eval(node.value))
-            except ValueError:
-                is_annotated = isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).startswith(
-                    "dict"
-                )
-                return "{}" if is_annotated or isinstance(node.value, ast.Dict | ast.DictComp) else "None"
-    return "None"
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+            is_table = isinstance(node, ast.AnnAssign) or isinstance(node.value, ast.Dict | ast.Tuple)
+            if is_table and re.fullmatch("[A-Z][A-Z_]*", name):
+                text += f"{name} = {{}}\n"
+    return text
 
 
 def _tests(app: str, kept: set[str]) -> set[str]:
@@ -187,23 +155,33 @@ def _write(path: pathlib.Path, text: str) -> None:
     path.write_text(text)
 
 
-STUB_HEAD = """\
+STUB = """\
 # Left out of this copy: {path}.
+from common.left_out import left_out
+
+__getattr__ = left_out("{path}")
+"""
+LEFT_OUT = '''\
+"""What the modules that were left out of this copy hold."""
+
 from common.errors import UserError
 
-_MESSAGE = "this copy was made without {path}: copy the app again with that part"
-"""
-STUB_FUNCTION = """
 
-def {name}(*arguments, **options):
-    raise UserError(_MESSAGE)
-"""
-STUB_CLASS = """
+def left_out(path):
+    """A module's __getattr__: gives a class, in place of any function or class, that cannot be called."""
 
-class {name}:
-    def __init__(self, *arguments, **options):
-        raise UserError(_MESSAGE)
-"""
+    def stand_in(name):
+        if name.startswith("__"):  # Python and TensorFlow ask modules for such names
+            raise AttributeError(name)
+
+        class LeftOut:
+            def __init__(self, *arguments, **options):
+                raise UserError(f"this copy was made without {path}: copy the app again with that part")
+
+        return LeftOut
+
+    return stand_in
+'''
 MAKEFILE = """\
 # make setup: the environment; make demo: draws images, trains, evaluates; make test: the tests.
 VENV := .venv

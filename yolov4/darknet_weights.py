@@ -23,8 +23,9 @@ from common import args, errors, hparams
 from common.args import flag
 from common.errors import UserError
 from common.files import write_bytes
-from common.labels import NUM_COCO_CLASSES, LabelMap
+from common.labels import LabelMap
 from common.training import weights as weight_files
+from common.training.fine_tuning import NUM_COCO_CLASSES
 from yolov4.config import MODEL_NAMES, get_config
 from yolov4.import_weights.darknet_cfg import cfg_text
 from yolov4.import_weights.darknet_files import (

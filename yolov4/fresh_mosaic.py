@@ -64,11 +64,6 @@ class Tiles(NamedTuple):
     boxes: DataNode
 
 
-def is_wanted(config: YOLOv4Config) -> bool:
-    """Whether mosaics are made of freshly read images."""
-    return config.mosaic_prob > 0 and config.mosaic_tiles == "fresh"
-
-
 def reader_seeds(seed: int) -> list[int]:
     """The seeds of the orders, the same on all ranks, at most args.MAX_SEED; the first is the loader's."""
     others = [np.random.SeedSequence([seed, number]).generate_state(1)[0] for number in range(1, TILES)]

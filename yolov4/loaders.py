@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from common import loader
 from common.args import MAX_SEED
-from common.loader import SYNTHETIC_BOXES, SYNTHETIC_IMAGES, synthetic_boxes, synthetic_dataset
+from common.loader import SYNTHETIC_IMAGES, synthetic_boxes, synthetic_dataset
 from common.training import input_feed
 from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Loader, YOLOv4Pipeline
@@ -47,15 +47,9 @@ class SyntheticLoader(YOLOv4Loader):
         return synthetic_dataset(self, self._example)
 
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:
-        boxes, labels = synthetic_boxes(random, self.num_classes)
-        count = min(SYNTHETIC_BOXES, self.config.max_instances)
-        padding = [0, self.config.max_instances - count]
-        return {
-            "images": random.random((*self.image_size, 3), np.float32),
-            "boxes": np.pad(boxes[:count], [padding, [0, 0]], constant_values=-1),
-            "classes": np.pad(labels[:count] - 1, [padding], constant_values=-1),
-            "num_boxes": np.int32(count),
-        }
+        boxes, classes, count = synthetic_boxes(random, self.num_classes, self.config.max_instances)
+        images = random.random((*self.image_size, 3), np.float32)
+        return {"images": images, "boxes": boxes, "classes": classes, "num_boxes": np.int32(count)}
 
 
 LOADERS = {"dali": YOLOv4Pipeline, "tensorflow": YOLOv4TFPipeline, "synthetic": SyntheticLoader}

@@ -23,8 +23,8 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common import box_encoder, dali_ops
-from common.dali_ops import count_visible, decode_crop, resize
+from common import dali_ops
+from common.dali_ops import count_visible, decode_crop, drop_small_boxes, keep_largest, resize
 from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from yolov4 import fresh_mosaic
 from yolov4.color import random_hsv, to_unit
@@ -86,8 +86,8 @@ def select_objects(objects: Objects, config: YOLOv4Config) -> tuple[Objects, Dat
     Returns:
         The objects that stay; how many were large enough, int32 ().
     """
-    large = box_encoder.drop_small_boxes(*objects, (config.min_box_size,) * 2)
-    largest = box_encoder.keep_largest(*large, config.max_instances)
+    large = drop_small_boxes(*objects, (config.min_box_size,) * 2)
+    largest = keep_largest(*large, config.max_instances)
     return Objects(*largest), large[1].shape(dtype=types.INT32)[0]
 
 
@@ -185,7 +185,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         config = self.config
         mixed = self.mixed_config
         image_size = input_size(config, self.training, _mixed_seed(self.seed, 0, 2))
-        if fresh_mosaic.is_wanted(mixed):
+        if mixed.mosaic_prob and mixed.mosaic_tiles == "fresh":
             images, objects, facts = self._fresh_mosaics(mixed, image_size)
         else:
             images, objects, facts = self._canvases(mixed, image_size)

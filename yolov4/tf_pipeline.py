@@ -16,7 +16,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from common import box_encoder, letterbox, tf_readers
+from common import letterbox, tf_readers
 from common.tf_readers import (
     Random,
     boxes_to_window,
@@ -148,7 +148,7 @@ def finish_boxes(
     """
     min_size = (config.min_box_size, config.min_box_size)
     boxes_px, labels, lost = select_boxes(boxes_px, labels, min_size, config.max_instances)
-    boxes, classes = box_encoder.pad_boxes_tf(boxes_px / xyxy(image_size), labels, config.max_instances)
+    boxes, classes = tf_readers.pad_boxes_tf(boxes_px / xyxy(image_size), labels, config.max_instances)
     return {"boxes": boxes, "classes": classes, "num_boxes": tf.shape(labels)[0], "lost": lost}
 
 

@@ -133,7 +133,8 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
-    report = set_initial_weights(a, run, model, lambda: init_from(model, data.label_map, a.init_from, config))
+    load = functools.partial(init_from, model, data.label_map, a.init_from, config)
+    report = set_initial_weights(a, run, model, load) if a.init_from or a.freeze else None
     run.start(model, optimizer, ema_decay=config.ema_decay, init_report=report)
     train_step = make_train_step(ranks, model, config, optimizer, run.ema, precision=a.precision, xla=a.xla)
     evaluate_model = functools.partial(

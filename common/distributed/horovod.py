@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from common import devices
-from common.distributed.ranks import Ranks
+from common.distributed.ranks import Ranks, share_gpu_memory
 from common.errors import UserError
 
 
@@ -31,7 +30,7 @@ def initialize() -> Any:
             f"--strategy=horovod needs Horovod, which is not installed ({error}): run `make horovod`"
         ) from error
     hvd.init()
-    devices.share_gpu_memory()
+    share_gpu_memory()
     gpus = tf.config.list_physical_devices("GPU")
     if len(gpus) > 1 and len(tf.config.get_visible_devices("GPU")) > 1:
         tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")

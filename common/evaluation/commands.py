@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from common import boxes as box_ops
-from common import devices
 from common.annotations import Annotations
 from common.args import EvalArgs, InferArgs
+from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, submission, video
 from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write_evaluation
@@ -50,7 +50,7 @@ def evaluate_weights(
     Returns:
         COCO's numbers: see coco_metrics.Score.
     """
-    devices.share_gpu_memory()
+    share_gpu_memory()
     refuse_synthetic(a.pipeline_type)
     coco_metrics.check_backend(a.coco_backend)
     detect, config, label_map, file = open_detector(a.weights, a.image_size, a.hparams)
@@ -89,7 +89,7 @@ def infer(
     Returns:
         The detections in COCO results format, as in detections.json.
     """
-    devices.share_gpu_memory()
+    share_gpu_memory()
     job = Job(a, open_images, load_annotations)
     detect, config, label_map, _ = open_detector(a.weights, a.image_size, a.hparams)
     job.check_labels(label_map)

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from common import devices, progress
+from common import progress
 from common.args import Args
 from common.distributed import ranks as distributed
 from common.distributed.hooks import Hooks
@@ -47,7 +47,7 @@ def start_process(a: Args) -> Ranks:
     """
     if not a.output_dir:
         raise UserError("--output_dir is missing: name a directory for checkpoints and results")
-    devices.reproducible()
+    distributed.reproducible()
     ranks = distributed.start(a.strategy, a.compression)
     progress.be_quiet(ranks.rank > 0)
     keras.utils.set_random_seed(a.seed)

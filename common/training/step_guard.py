@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from common import devices, progress
+from common import progress
 from common.distributed.ranks import Ranks
 from common.errors import UserError
-from common.layers import moving_statistics
+from common.layers import is_cpu_only, moving_statistics
 
 MIN_LOSS_SCALE = 2.0**-8  # gradients that overflow float16 even so do not depend on its scale
 SHOWN_IDS = 16
@@ -126,7 +126,7 @@ class StepGuard:
         self._ranks, self._limit, self._save_batch = ranks, limit, save_batch
         self._in_a_row = 0
         self._batch_file: str | None = None
-        self._lag = 0 if devices.is_cpu_only() else 1
+        self._lag = 0 if is_cpu_only() else 1
         self._waiting: deque[tuple[int, StepResult, Any, Any]] = deque()
 
     def check(self, step: int, result: StepResult, images: Any, targets: Any) -> None:

@@ -16,7 +16,8 @@ import keras
 import numpy as np
 
 from common.errors import UserError
-from common.labels import LabelMap, coco_label_map
+from common.labels import LabelMap
+from common.training.fine_tuning import coco_label_map
 from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
 
 NUM_COCO_ROWS = 90  # google/automl efficientdet/hparams_config.py: num_classes

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager import context
 
-from common import devices
+from common.distributed import ranks
 from common.training.ema import AveragedWeights
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def test_two_processes_give_the_same_bits(app_name):
 
 
 def test_many_terms_are_added_in_pairs(monkeypatch):
-    monkeypatch.setattr(devices.gen_math_ops, "add_n", devices._add_in_pairs)
+    monkeypatch.setattr(ranks.gen_math_ops, "add_n", ranks._add_in_pairs)
     x = tf.constant([[2.0**24, 1.0, 1.0], [-1.0, 1.0, 2.0**-30]])
 
     @tf.function
@@ -153,5 +153,5 @@ def _keep_busy(done: threading.Event) -> None:
 if __name__ == "__main__":
     name, *unchanged = sys.argv[1:]
     if unchanged != ["--unchanged"]:
-        devices.reproducible()
+        ranks.reproducible()
     print(json.dumps(_trained(name)))

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 from nvidia.dali import Pipeline, fn, types
 
-from common import box_encoder
+from common import box_encoder, dali_ops, tf_readers
 from common.anchors import Anchors
 
 RATIOS = [1.0, 2.0, 0.5]
@@ -140,6 +140,14 @@ def encode(images, labels, anchors, max_instances=100, device="cpu"):
     return [as_encoded(values, anchors) for values in run_graph(graph, images, labels, device=device)]
 
 
+def encode_boxes_tf(boxes, labels, anchors, max_instances=100):
+    """`encode_boxes` for one image, as the loader without DALI does it."""
+    boxes, labels = tf_readers.keep_largest_tf(*tf_readers.drop_small_boxes_tf(boxes, labels), max_instances)
+    boxes, classes = tf_readers.pad_boxes_tf(boxes, labels, max_instances)
+    batch = box_encoder.encode_batch_tf(boxes[tf.newaxis], classes[tf.newaxis], anchors)
+    return tf.nest.map_structure(lambda tensor: tensor[0], batch)
+
+
 def encode_tf(images, labels, anchors, max_instances=100):
     """Through tf.data, as the loader without DALI does."""
 
@@ -148,7 +156,7 @@ def encode_tf(images, labels, anchors, max_instances=100):
 
     signature = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
     dataset = tf.data.Dataset.from_generator(generate, output_signature=signature).map(
-        lambda boxes, labels: box_encoder.encode_boxes_tf(boxes, labels, anchors, max_instances)
+        lambda boxes, labels: encode_boxes_tf(boxes, labels, anchors, max_instances)
     )
     for spec, shape in zip(
         tf.nest.flatten(dataset.element_spec), expected_shapes(anchors, max_instances), strict=True
@@ -327,14 +335,14 @@ FILTERS = pytest.mark.parametrize("run", ["dali", "tensorflow"])
 
 def run_drop(run, images, labels, min_size=(0.0, 0.0)):
     if run == "dali":
-        return run_graph(lambda b, n: box_encoder.drop_small_boxes(b, n, min_size), images, labels)
-    return run_filter_tf(lambda b, n: box_encoder.drop_small_boxes_tf(b, n, min_size), images, labels)
+        return run_graph(lambda b, n: dali_ops.drop_small_boxes(b, n, min_size), images, labels)
+    return run_filter_tf(lambda b, n: tf_readers.drop_small_boxes_tf(b, n, min_size), images, labels)
 
 
 def run_keep(run, images, labels, count):
     if run == "dali":
-        return run_graph(lambda b, n: box_encoder.keep_largest(b, n, count), images, labels)
-    return run_filter_tf(lambda b, n: box_encoder.keep_largest_tf(b, n, count), images, labels)
+        return run_graph(lambda b, n: dali_ops.keep_largest(b, n, count), images, labels)
+    return run_filter_tf(lambda b, n: tf_readers.keep_largest_tf(b, n, count), images, labels)
 
 
 @FILTERS
@@ -470,7 +478,7 @@ def test_inside_a_dali_dataset():
     counts = []
     for batch in dataset.take(3):
         for counted, boxes, labels, *values in zip(*[output.numpy() for output in batch], strict=True):
-            expected = box_encoder.encode_boxes_tf(boxes[:counted], labels[:counted], WIDE, max_instances)
+            expected = encode_boxes_tf(boxes[:counted], labels[:counted], WIDE, max_instances)
             for value, wanted in zip(values, tf.nest.flatten(expected), strict=True):
                 np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-6)
             counts.append(counted)

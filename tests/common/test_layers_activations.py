@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from common import devices, layers
+from common import layers
 from common.layers import Mish, Swish
 
 
@@ -48,7 +48,7 @@ def is_compiled(functions):
 @pytest.fixture(params=[False, True], ids=["plain", "fused"])
 def either_way(request, monkeypatch):
     monkeypatch.setattr(layers, "FUSE_FROM", 1 if request.param else 2**62)
-    monkeypatch.setattr(devices, "is_cpu_only", lambda: True)
+    monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
     return request.param
 
 
@@ -88,13 +88,13 @@ def test_they_are_finite_far_out(either_way, kind, dtype):
 
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_what_is_fused_is_settled_by_the_size_of_an_image(monkeypatch, kind):
-    monkeypatch.setattr(devices, "is_cpu_only", lambda: True)
+    monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
     side = int(layers.FUSE_FROM**0.5)
     assert built(kind, (None, side, side + 1, 1)).fuse
     assert not built(kind, (None, side - 1, side, 1)).fuse
     assert not built(kind, (64, side - 1, side, 1)).fuse  # however many images
     assert built(kind, (None, None, None, 8)).fuse  # training at several sizes
-    monkeypatch.setattr(devices, "is_cpu_only", lambda: False)
+    monkeypatch.setattr(layers, "is_cpu_only", lambda: False)
     assert not built(kind, (None, side, side + 1, 1)).fuse
 
 

@@ -55,12 +55,14 @@ def test_placement_of_a_gpu_loader(monkeypatch, chosen, expected):
 
 
 def test_synthetic_boxes_are_boxes():
-    boxes, labels = loaders.synthetic_boxes(np.random.default_rng(0), 3)
-    assert boxes.shape == (loaders.SYNTHETIC_BOXES, 4) and boxes.dtype == np.float32
-    assert labels.shape == (loaders.SYNTHETIC_BOXES,) and labels.dtype == np.int32
+    boxes, classes, count = loaders.synthetic_boxes(np.random.default_rng(0), 3, 9)
+    assert boxes.shape == (9, 4) and boxes.dtype == np.float32
+    assert classes.shape == (9,) and classes.dtype == np.int32
+    assert count == loaders.SYNTHETIC_BOXES and (boxes[count:] == -1).all() and (classes[count:] == -1).all()
+    boxes = boxes[:count]
     assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] <= 1).all() and (boxes[:, 2:] > boxes[:, :2]).all()
-    many = np.concatenate([loaders.synthetic_boxes(np.random.default_rng(i), 3)[1] for i in range(20)])
-    assert set(many) == {1, 2, 3}
+    many = np.concatenate([loaders.synthetic_boxes(np.random.default_rng(i), 3, 7)[1] for i in range(20)])
+    assert set(many) == {0, 1, 2}
 
 
 @pytest.mark.parametrize(

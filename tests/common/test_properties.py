@@ -12,10 +12,11 @@ from hypothesis.extra import numpy as st_numpy
 from nvidia import dali
 from nvidia.dali import fn
 
-from common import box_encoder, boxes, letterbox, readers, tfrecord
+from common import box_encoder, boxes, dali_ops, letterbox, tfrecord
 from common.anchors import Anchors
 from common.errors import UserError
 from common.loader import steps_per_epoch
+from tests.common.test_box_encoder import encode_boxes_tf
 from tests.oracle import numpy_boxes, numpy_images
 
 # The same examples on every run: a failure in CI is a failure here.
@@ -242,7 +243,7 @@ def test_targets_say_where_the_boxes_are(encode, ltrb, labels):
 @given(ltrb=ENCODABLE)
 def test_the_loader_without_dali_gives_the_same_targets(encode, ltrb):
     labels = np.arange(1, len(ltrb) + 1, dtype=np.int32)
-    encoded = box_encoder.encode_boxes_tf(tf.constant(ltrb), tf.constant(labels), ANCHORS, MAX_INSTANCES)
+    encoded = encode_boxes_tf(tf.constant(ltrb), tf.constant(labels), ANCHORS, MAX_INSTANCES)
     other = flat([value.numpy() for value in tf.nest.flatten(encoded)])
     for one, two in zip(encode(ltrb, labels), other, strict=True):
         assert one.shape == two.shape
@@ -317,7 +318,7 @@ def test_any_flipped_bit_of_a_header_is_found(path, sizes, data):
 def test_shards_are_disjoint_complete_and_nearly_equal():
     for size in range(1, 51):
         for ranks in range(1, 9):
-            parts = [range(*readers.shard_range(size, rank, ranks)) for rank in range(ranks)]
+            parts = [range(*dali_ops.shard_range(size, rank, ranks)) for rank in range(ranks)]
             assert [image for part in parts for image in part] == list(range(size))
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -326,7 +327,7 @@ def test_shards_are_disjoint_complete_and_nearly_equal():
 @given(st.integers(1, 200_000), st.integers(1, 512), st.integers(1, 300))
 def test_every_rank_takes_the_same_steps_and_no_image_is_left_out(size, ranks, batch_size):
     assume(ranks <= size)
-    lengths = np.diff([readers.shard_range(size, rank, ranks)[0] for rank in range(ranks)] + [size])
+    lengths = np.diff([dali_ops.shard_range(size, rank, ranks)[0] for rank in range(ranks)] + [size])
     assert lengths.sum() == size and lengths.min() >= 1
     steps = steps_per_epoch(size, ranks * batch_size, training=False)
     # As many batches as the longest part needs, and no rank makes more.

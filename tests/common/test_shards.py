@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from nvidia import dali
 
-from common import readers, tf_readers
+from common import dali_ops, readers, tf_readers
 from common.datacheck.coco import load_coco
 from common.datacheck.open_data import open_coco, open_tfrecords
 from common.errors import UserError
@@ -132,7 +132,7 @@ def check_evaluation(read, source, num_shards):
 
 def check_training_by_dali(source, num_shards):
     """Each rank reads its part of each permutation, and then its part of the next."""
-    bounds = [readers.shard_range(source.size, shard_id, num_shards) for shard_id in range(num_shards)]
+    bounds = [dali_ops.shard_range(source.size, shard_id, num_shards) for shard_id in range(num_shards)]
     lengths = [end - begin for begin, end in bounds]
     count = EPOCHS * max(lengths)
     ranks = by_dali(source, num_shards, count, count, training=True, seed=3)
@@ -191,7 +191,7 @@ def test_steps_in_all_combinations():
     for num_shards, size, batch_size in itertools.product(RANKS, range(1, MAX_SIZE + 1), range(1, 17)):
         if size < num_shards:
             continue
-        bounds = [readers.shard_range(size, shard_id, num_shards) for shard_id in range(num_shards)]
+        bounds = [dali_ops.shard_range(size, shard_id, num_shards) for shard_id in range(num_shards)]
         assert bounds[0][0] == 0 and bounds[-1][1] == size
         assert all(this[1] == following[0] for this, following in itertools.pairwise(bounds))
         shards = [end - begin for begin, end in bounds]

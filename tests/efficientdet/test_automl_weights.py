@@ -10,8 +10,9 @@ from absl import flags
 
 from common import args as shared_flags
 from common.errors import UserError
-from common.labels import LabelMap, coco_label_map
+from common.labels import LabelMap
 from common.training import weights
+from common.training.fine_tuning import coco_label_map
 from efficientdet import automl_weights
 from efficientdet.automl_weights import load_automl
 from efficientdet.config import get_config

@@ -12,7 +12,7 @@ from common.errors import UserError
 from tools import copy_app
 from tools.imports import ROOT, code_lines
 
-LIMIT = 7_550  # code lines of the minimal copy; the aim is 5,000
+LIMIT = 5_900  # code lines of the minimal copy; the aim is 5,000
 
 
 def run(*command: str, cwd: pathlib.Path) -> str:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common import box_encoder
+from common import tf_readers
 from common.datacheck.coco import load_coco
 from common.evaluation import coco_metrics
 from common.letterbox import boxes_from_letterbox, boxes_to_letterbox, geometry
@@ -120,10 +120,10 @@ def test_what_is_kept_is_what_the_encoder_keeps(max_instances):
     assert not (shown.too_small & shown.over_limit).any()
     for i in range(12):
         mine = np.flatnonzero(shown.image == i)
-        boxes, numbers = box_encoder.drop_small_boxes_tf(
+        boxes, numbers = tf_readers.drop_small_boxes_tf(
             shown.boxes[mine], mine.astype(np.int32), (1.5 / 128, 1.5 / 64)
         )
-        _, numbers = box_encoder.keep_largest_tf(boxes, numbers, max_instances)
+        _, numbers = tf_readers.keep_largest_tf(boxes, numbers, max_instances)
         np.testing.assert_array_equal(shown.kept[np.isin(shown.kept, mine)], numbers)
 
 

@@ -12,8 +12,8 @@ from absl import flags
 
 from common import args as shared_flags
 from common.errors import UserError
-from common.labels import coco_label_map
 from common.training import weights as weight_files
+from common.training.fine_tuning import coco_label_map
 from yolov4 import darknet_weights
 from yolov4.config import YOLOv4Config, get_config
 from yolov4.darknet_weights import load_darknet, save_darknet

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.labels import LabelMap, coco_label_map
+from common.labels import LabelMap
 from common.training import weights as weight_files
+from common.training.fine_tuning import coco_label_map
 from yolov4.config import get_config
 from yolov4.darknet_weights import save_darknet
 from yolov4.init_from import init_from

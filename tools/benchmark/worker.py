@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from common import args, devices, hparams
+from common import args, hparams
 from common.datacheck.open_data import open_checked
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
@@ -60,7 +60,7 @@ def work(app: App, a: Any, role: str) -> None:
     what, _, pipeline_type = role.partition(":")
     dali_device_id = a.dali_device_id if pipeline_type == "dali_gpu" else None
     a = dataclasses.replace(a, pipeline_type=pipeline_type or "synthetic", dali_device_id=dali_device_id)
-    devices.reproducible()
+    distributed.reproducible()
     ranks = distributed.start("none")
     keras.utils.set_random_seed(0)
     keras.mixed_precision.set_global_policy(a.precision)

@@ -81,6 +81,7 @@ def write_tfrecords(
         label_map.unlink(missing_ok=True)
 
     refuse_other_set(label_map.parent, name, names)
+    label_map.parent.mkdir(parents=True, exist_ok=True)
     write_into(label_map.parent, write)
     return [os.path.join(directory, name) for name in names]
 

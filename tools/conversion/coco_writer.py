@@ -82,6 +82,7 @@ def extract_images(
             file.write_bytes(encoded)
             bar.step()
 
+    pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
     write_into(directory, write)
     return dataclasses.replace(annotations, file_names=names)
 

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common import devices
 from common.datacheck.open_data import check_labels, open_images, open_source
+from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import exported as runtimes
 from common.evaluation.evaluate import Detect, evaluate
@@ -58,7 +58,7 @@ def export(
             is missing; or a float32 file differs from the weights: it stays, but no engine is built from it.
     """
     options.check()
-    devices.share_gpu_memory()
+    share_gpu_memory()
     model, trained_config, label_map, weights_file = app.load(
         options.weights, options.image_size, options.hparams
     )

@@ -27,11 +27,11 @@ import tensorflow as tf
 from PIL import Image
 
 from common import progress
+from common.dali_ops import shard_range
 from common.datacheck.tfrecord_scan import name_files
 from common.errors import UserError
 from common.evaluation import drawing
 from common.files import TEMPORARY, write_into
-from common.readers import shard_range
 from common.tfrecord import framed, write_index
 from tools.conversion.coco_to_tfrecord import refuse_other_set
 from tools.preprocessing.samples import FileNames, Sample
@@ -88,6 +88,7 @@ class Output:
         counted = _counted(itertools.islice(samples, shown), shown)
         directory = self.files[0] if self.kind is PICTURES else self.files[0].parent
         try:
+            directory.mkdir(parents=True, exist_ok=True)
             write_into(directory, lambda staged: told.append(self.kind.write(self, staged, counted, total)))
         except BaseException as error:
             progress.log("")  # a bar that stopped half-way has not ended its line

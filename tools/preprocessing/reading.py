@@ -19,9 +19,9 @@ import nvidia.dali.experimental.dynamic as ndd
 from nvidia.dali import Pipeline, fn, types
 from nvidia.dali.data_node import DataNode
 
-from common import readers
+from common import dali_ops, tfrecord
+from common.dali_ops import shard_range
 from common.errors import UserError
-from common.readers import shard_range
 from tools.preprocessing.formats.base import NO_LABEL, ImageSource
 
 
@@ -47,7 +47,7 @@ class Part:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        readers.check_shards(self.source.size, self.num_shards, self.seed)
+        dali_ops.check_shards(self.source.size, self.num_shards, self.seed)
         if self.training and not self.source.content.can_shuffle:
             raise UserError(
                 f"--source={self.source.kind}: an iterable cannot be shuffled: give a sequence, or a function"
@@ -88,14 +88,16 @@ class Part:
             images, labels = outputs[reader.image], types.Constant(np.int32(NO_LABEL), device="cpu")
             if reader.label is not None:
                 label = outputs[reader.label]
-                number = readers.parse_integer(label) if reader.label_is_text else fn.squeeze(label, axes=[0])
+                number = (
+                    tfrecord.parse_integer(label) if reader.label_is_text else fn.squeeze(label, axes=[0])
+                )
                 labels = fn.cast(number, dtype=types.INT32)
         return fn.reshape(images, layout="HWC") if self.source.is_decoded else images, labels
 
     def _order(self, operator: str) -> dict[str, bool | int]:
         if self.training and operator.startswith("caffe"):
-            return readers.buffer_order(self.seed)
-        return readers.order(self.training, self.seed, in_container=operator not in ("file", "numpy"))
+            return dali_ops.buffer_order(self.seed)
+        return dali_ops.order(self.training, self.seed, in_container=operator not in ("file", "numpy"))
 
     def _in_batches(self, batch_size: int, batch: int, row: int) -> int:
         """The position of an image of an endless stream of batches.

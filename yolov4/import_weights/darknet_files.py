@@ -22,7 +22,8 @@ import numpy as np
 
 from common.errors import UserError
 from common.files import write_file
-from common.labels import NUM_COCO_CLASSES, VOC_SPELLINGS, LabelMap, coco_label_map
+from common.labels import LabelMap
+from common.training.fine_tuning import NUM_COCO_CLASSES, VOC_SPELLINGS, coco_label_map
 
 VERSION = (0, 2, 5)  # include/darknet.h: MAJOR_VERSION, MINOR_VERSION, PATCH_VERSION
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.labels import VOC_SPELLINGS, LabelMap, coco_label_map
-from common.training.fine_tuning import ClassRows, Report, transfer
+from common.labels import LabelMap
+from common.training.fine_tuning import VOC_SPELLINGS, ClassRows, Report, coco_label_map, transfer
 
 PATHS = ("head/kernel", "head/bias")
 # the 20 classes of Pascal VOC as COCO spells them

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from nvidia import dali
 
+from common.dali_ops import shard_range
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import DataError
 from common.errors import UserError
-from common.readers import shard_range
 from tests.tools.preprocessing.reading import build, by_dynamic, by_pipeline, flat, key, names_of, run
 from tests.tools.preprocessing.source_writing import COUNT, IMAGES, LABELS, WRITERS, labels_of, pixels
 from tools.preprocessing.image_source import KINDS, image_reader, open_image_source

@@ -12,7 +12,7 @@ from common.datacheck.coco import load_coco
 from common.evaluation import coco_metrics
 from common.letterbox import boxes_from_letterbox, boxes_to_letterbox, fit
 from tests.common.made_annotations import annotations, random_annotations
-from tests.common.test_box_encoder import hard_images, overlaps
+from tests.common.test_box_encoder import encode_boxes_tf, hard_images, overlaps
 from tools.report import anchor_report
 
 RATIOS = (1.0, 2.0, 0.5)
@@ -35,7 +35,7 @@ def by_the_encoder(truth, anchors, max_instances):
         boxes = np.asarray(boxes_to_letterbox(targets.boxes[mine], place, anchors.image_size))
         num["over_limit"] += max(len(boxes) - max_instances, 0)
         numbers = tf.range(1, len(boxes) + 1)  # as labels: each box is known again
-        encoded = box_encoder.encode_boxes_tf(boxes, numbers, anchors, max_instances)
+        encoded = encode_boxes_tf(boxes, numbers, anchors, max_instances)
         kept = encoded.classes.numpy()[encoded.classes.numpy() >= 0]
         owners = np.concatenate([of.numpy().ravel() for of in encoded.class_targets])
         overlap = overlaps(boxes[kept], anchors)

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from common.errors import UserError
-from common.labels import LabelMap, coco_label_map
+from common.labels import LabelMap
+from common.training.fine_tuning import coco_label_map
 from yolov4.import_weights.darknet_files import read_label_map
 
 
