@@ -4,12 +4,10 @@ The apps import `common.datacheck.open_data`: the same functions, which check ev
 A copy without the data check imports this module in its place: tools/copy_app.py changes that line.
 """
 
-import dataclasses
-import functools
 import glob
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from common.annotations import read_coco
@@ -30,183 +28,163 @@ class DataFlags(NamedTuple):
     file_pattern: str | None = None
 
 
-# --- what the data check replaces ---
+class Opener:
+    """Opens data sets as they are; the data check replaces the methods of the first part."""
 
+    # --- what the data check replaces ---
 
-def check_labels(label_map: LabelMap, source: Source) -> None:
-    """UserError unless a trained network knows all categories of the data, under the same id and name."""
-    for difference in label_map.differences(source.label_map):
-        raise UserError(f"{source.annotations.origin}: {difference}")
+    def open_coco(self, images: str, annotations: str, policy: ImagePolicy = ImagePolicy()) -> CocoSource:
+        """The images and annotations of a COCO json."""
+        return CocoSource(images, read_coco(annotations))
 
+    def open_tfrecords(
+        self, pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
+    ) -> Source:
+        """UserError: only the data check reads TFRecords."""
+        raise UserError(f"{pattern}: TFRecords need common/datacheck, which this program does not use")
 
-def check_sizes(source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
-    """UserError for a training set of fewer images than one batch of all ranks, which would repeat images."""
-    if source.size < batch_size * num_replicas:
-        raise UserError(
-            f"{source.annotations.origin}: {source.size} images are fewer than --batch_size={batch_size} x"
-            f" {num_replicas} ranks"
+    def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
+        """The images that --images means, for inference; UserError where there are none."""
+        return ImageListSource(tuple(list_images(images)))
+
+    def join(self, errors: Sequence[UserError]) -> UserError:
+        """The error to raise where several data sets cannot be used."""
+        return errors[0]
+
+    def check_labels(self, label_map: LabelMap, source: Source) -> None:
+        """UserError unless a trained network knows all categories of the data, under the same id and name."""
+        for difference in label_map.differences(source.label_map):
+            raise UserError(f"{source.annotations.origin}: {difference}")
+
+    def check_sizes(self, source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
+        """UserError for fewer images than one batch of all ranks, which would repeat images."""
+        if source.size < batch_size * num_replicas:
+            raise UserError(
+                f"{source.annotations.origin}: {source.size} images are fewer than"
+                f" --batch_size={batch_size} x {num_replicas} ranks"
+            )
+
+    # --- flags -> sources ---
+
+    def open_source(
+        self,
+        images: str | None = None,
+        annotations: str | None = None,
+        file_pattern: str | None = None,
+        *,
+        input_type: str | None = None,
+        label_map: str | None = None,
+        policy: ImagePolicy = ImagePolicy(),
+        split: str = "train",
+    ) -> Source:
+        """The source that the data flags of one split describe.
+
+        Args:
+            images, annotations, file_pattern: the flags of the split.
+            input_type: "coco", "tfrecord" or None: by which of the flags are given.
+            label_map: --label_map.
+            policy: about images that cannot be used.
+            split: "train", "eval" or "", for messages.
+
+        Raises:
+            UserError: flags missing or given too often, files missing; what a data check finds.
+        """
+        prefix = f"--{split}_" if split else "--"
+        coco = {f"{prefix}images": images, f"{prefix}annotations": annotations}
+        if os.path.isfile(images or "") and os.path.isdir(annotations or ""):
+            raise UserError(f"{prefix}images and {prefix}annotations are swapped: the first is the directory")
+        if os.path.isdir(file_pattern or ""):
+            files = os.path.join(file_pattern, "*.tfrecord")
+            raise UserError(
+                f"{prefix}file_pattern={file_pattern} is a directory: name its files, as '{files}'"
+            )
+        named = [flag for flag, value in coco.items() if value]
+        if file_pattern and named and input_type is None:
+            raise UserError(
+                f"{prefix}file_pattern (TFRecords) and {named[0]} (COCO) are both given: choose one"
+            )
+        if input_type == "tfrecord" and not file_pattern:
+            raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
+        if file_pattern and input_type != "coco":
+            return self.open_tfrecords(file_pattern, label_map, policy)
+        if len(named) == 2:
+            return self.open_coco(images, annotations, policy)
+        if named:
+            (absent,) = set(coco) - set(named)
+            raise UserError(f"{named[0]} is given without {absent}: COCO data needs both")
+        raise UserError(f"no data: give {' and '.join(coco)} (COCO), or {prefix}file_pattern (TFRecords)")
+
+    def open_splits(
+        self,
+        train: DataFlags,
+        evaluation: DataFlags,
+        *,
+        names: tuple[str, str] = ("train", "eval"),
+        **options: Any,
+    ) -> tuple[Source, Source | None]:
+        """The sources of training and of evaluation; None for no evaluation.
+
+        Args:
+            train, evaluation: the flags' values.
+            names: `split` of each, as for `open_source`.
+            options: as for `open_source`, of both.
+
+        Raises:
+            UserError: as `open_source`, or categories of the evaluation data that training does not know.
+        """
+        sources, errors = [], []
+        for split, flags in zip(names, (train, evaluation), strict=True):
+            if flags is train or any(flags):
+                try:
+                    sources.append(self.open_source(*flags, split=split, **options))
+                except UserError as error:
+                    errors.append(error)
+        if errors:
+            raise self.join(errors)
+        if len(sources) == 1:
+            return sources[0], None
+        self.check_labels(sources[0].label_map, sources[1])
+        return sources[0], sources[1]
+
+    def open_checked(self, a: Args, *, num_replicas: int, max_instances: int) -> tuple[Source, Source | None]:
+        """The sources that the flags of train.py name, opened and logged; None for no evaluation.
+
+        Args:
+            a: the flags.
+            num_replicas: devices that train.
+            max_instances: boxes of an image that are kept.
+
+        Raises:
+            UserError: see `open_splits` and `check_sizes`.
+        """
+        train = DataFlags(a.train_images, a.train_annotations, a.train_file_pattern)
+        sources = self.open_splits(train, _evaluation_flags(a), **_options(a))
+        log_source("training", sources[0])
+        self.check_sizes(
+            sources[0], batch_size=a.batch_size, num_replicas=num_replicas, max_instances=max_instances
         )
+        if sources[1]:
+            log_source("evaluation", sources[1])
+        return sources
+
+    def open_evaluation(self, a: Any, label_map: LabelMap) -> Source:
+        """The evaluation data that the flags of eval.py describe, opened and logged.
+
+        Args:
+            a: the flags, common.evaluation.args.EvalArgs.
+            label_map: of the classes that the network was trained on.
+
+        Raises:
+            UserError: as `open_source` and `check_labels`.
+        """
+        source = self.open_source(*_evaluation_flags(a), split="eval", **_options(a))
+        self.check_labels(label_map, source)
+        log_source("evaluation", source)
+        return source
 
 
-def _read_coco(images: str, annotations: str, policy: ImagePolicy) -> CocoSource:
-    return CocoSource(images, read_coco(annotations))
-
-
-def _refuse_tfrecords(pattern: str, label_map: str | None, policy: ImagePolicy) -> Source:
-    raise UserError(f"{pattern}: TFRecords need common/datacheck, which this program does not use")
-
-
-def _open_each(openers: Sequence[Callable[[], Source]]) -> list[Source]:
-    return [opener() for opener in openers]
-
-
-@dataclasses.dataclass(frozen=True)
-class Readers:
-    """The functions that the data check replaces by its own.
-
-    Attributes:
-        coco: (image directory, json, policy about images) -> source.
-        tfrecords: (glob, label map or None, policy about images) -> source.
-        open_each: calls functions that open sources, and raises what is wrong with any of them.
-        check_labels, check_sizes: see the functions of these names.
-    """
-
-    coco: Callable[[str, str, ImagePolicy], Source] = _read_coco
-    tfrecords: Callable[[str, str | None, ImagePolicy], Source] = _refuse_tfrecords
-    open_each: Callable[[Sequence[Callable[[], Source]]], list[Source]] = _open_each
-    check_labels: Callable[[LabelMap, Source], None] = check_labels
-    check_sizes: Callable[..., None] = check_sizes
-
-
-PLAIN = Readers()
-
-
-# --- flags -> sources ---
-
-
-def open_source(
-    images: str | None = None,
-    annotations: str | None = None,
-    file_pattern: str | None = None,
-    *,
-    input_type: str | None = None,
-    label_map: str | None = None,
-    policy: ImagePolicy = ImagePolicy(),
-    split: str = "train",
-    readers: Readers = PLAIN,
-) -> Source:
-    """The source that the data flags of one split describe.
-
-    Args:
-        images, annotations, file_pattern: the flags of the split.
-        input_type: "coco", "tfrecord" or None: by which of the flags are given.
-        label_map: --label_map.
-        policy: about images that cannot be used.
-        split: "train", "eval" or "", for messages.
-        readers: with or without a data check.
-
-    Raises:
-        UserError: flags missing or given too often, files missing; what `readers` raise.
-    """
-    prefix = f"--{split}_" if split else "--"
-    coco = {f"{prefix}images": images, f"{prefix}annotations": annotations}
-    if os.path.isfile(images or "") and os.path.isdir(annotations or ""):
-        raise UserError(f"{prefix}images and {prefix}annotations are swapped: the first is the directory")
-    if os.path.isdir(file_pattern or ""):
-        files = os.path.join(file_pattern, "*.tfrecord")
-        raise UserError(f"{prefix}file_pattern={file_pattern} is a directory: name its files, as '{files}'")
-    named = [flag for flag, value in coco.items() if value]
-    if file_pattern and named and input_type is None:
-        raise UserError(f"{prefix}file_pattern (TFRecords) and {named[0]} (COCO) are both given: choose one")
-    if input_type == "tfrecord" and not file_pattern:
-        raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
-    if file_pattern and input_type != "coco":
-        return readers.tfrecords(file_pattern, label_map, policy)
-    if len(named) == 2:
-        return readers.coco(images, annotations, policy)
-    if named:
-        (absent,) = set(coco) - set(named)
-        raise UserError(f"{named[0]} is given without {absent}: COCO data needs both")
-    raise UserError(
-        f"no data: give {prefix}images and {prefix}annotations (COCO), or {prefix}file_pattern (TFRecords)"
-    )
-
-
-def open_splits(
-    train: DataFlags,
-    evaluation: DataFlags,
-    *,
-    names: tuple[str, str] = ("train", "eval"),
-    readers: Readers = PLAIN,
-    **options: Any,
-) -> tuple[Source, Source | None]:
-    """The sources of training and of evaluation; None for no evaluation.
-
-    Args:
-        train, evaluation: the flags' values.
-        names: `split` of each, as for `open_source`.
-        readers, options: as for `open_source`, of both.
-
-    Raises:
-        UserError: as `open_source`, or categories of the evaluation data that training does not know.
-    """
-    given = dict(zip(names, (train, evaluation) if any(evaluation) else (train,), strict=False))
-    openers = [
-        functools.partial(open_source, *flags, split=split, readers=readers, **options)
-        for split, flags in given.items()
-    ]
-    sources = readers.open_each(openers)
-    if len(sources) == 1:
-        return sources[0], None
-    readers.check_labels(sources[0].label_map, sources[1])
-    return sources[0], sources[1]
-
-
-def open_checked(
-    a: Args, *, num_replicas: int, max_instances: int, readers: Readers = PLAIN
-) -> tuple[Source, Source | None]:
-    """The sources that the flags of train.py name, opened and logged; None for no evaluation.
-
-    Args:
-        a: the flags.
-        num_replicas: devices that train.
-        max_instances: boxes of an image that are kept.
-        readers: with or without a data check.
-
-    Raises:
-        UserError: see `open_splits` and `check_sizes`.
-    """
-    train, evaluation = open_splits(
-        DataFlags(a.train_images, a.train_annotations, a.train_file_pattern),
-        DataFlags(a.eval_images, a.eval_annotations, a.eval_file_pattern),
-        readers=readers,
-        **_options(a),
-    )
-    log_source("training", train)
-    readers.check_sizes(
-        train, batch_size=a.batch_size, num_replicas=num_replicas, max_instances=max_instances
-    )
-    if evaluation:
-        log_source("evaluation", evaluation)
-    return train, evaluation
-
-
-def open_evaluation(a: Any, label_map: LabelMap, readers: Readers = PLAIN) -> Source:
-    """The evaluation data that the flags of eval.py describe, opened and logged.
-
-    Args:
-        a: the flags, common.evaluation.args.EvalArgs.
-        label_map: of the classes that the network was trained on.
-        readers: with or without a data check.
-
-    Raises:
-        UserError: as `open_source` and `check_labels`.
-    """
-    given = DataFlags(a.eval_images, a.eval_annotations, a.eval_file_pattern)
-    source = open_source(*given, split="eval", readers=readers, **_options(a))
-    readers.check_labels(label_map, source)
-    log_source("evaluation", source)
-    return source
+def _evaluation_flags(a: Any) -> DataFlags:
+    return DataFlags(a.eval_images, a.eval_annotations, a.eval_file_pattern)
 
 
 def _options(a: Any) -> dict[str, Any]:
@@ -214,9 +192,10 @@ def _options(a: Any) -> dict[str, Any]:
     return {"input_type": a.input_type, "label_map": a.label_map, "policy": policy}
 
 
-def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
-    """The images that --images means, for inference; UserError where there are none."""
-    return ImageListSource(tuple(list_images(images)))
+_PLAIN = Opener()
+open_images, open_source, open_splits = _PLAIN.open_images, _PLAIN.open_source, _PLAIN.open_splits
+open_checked, open_evaluation = _PLAIN.open_checked, _PLAIN.open_evaluation
+check_labels = _PLAIN.check_labels
 
 
 def list_images(images: str) -> list[pathlib.Path]:

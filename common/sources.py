@@ -48,6 +48,10 @@ class Source(abc.ABC):
     def fingerprint(self) -> str:
         """SHA-256 (hex) of ids, annotations and reading order: a checkpoint must not resume on other data."""
 
+    def image_name(self, row: int) -> str:
+        """An image in words, for messages."""
+        return self.annotations.image_name(row)
+
     @abc.abstractmethod
     def encoded(self, row: int) -> bytes:
         """The image file of one row of the annotations (or of the list), as it is; OSError where it fails."""
@@ -90,6 +94,7 @@ class TFRecordSource(Source):
         records: what is read of them.
         annotations: of all records that are read, in the order of `files`.
         rows: int64 (I,), the row of the annotations that each of `records.spans` belongs to.
+        names: of the records in words, one per row: `a.tfrecord record 5 (image 12)`.
         formats: how many images have a format, by Pillow's name of it, the most frequent first.
     """
 
@@ -97,6 +102,7 @@ class TFRecordSource(Source):
     records: Records
     annotations: "Annotations"
     rows: np.ndarray
+    names: Sequence[str]
     formats: dict[str, int]
     name = "tfrecord"
 
@@ -106,6 +112,9 @@ class TFRecordSource(Source):
         digest = hashlib.sha256(self.annotations.fingerprint().encode())
         digest.update(self.records.spans.tobytes())
         return digest.hexdigest()
+
+    def image_name(self, row: int) -> str:
+        return self.names[row]
 
     def encoded(self, row: int) -> bytes:
         file, offset, size = self.records.spans[self.rows == row][0].tolist()
@@ -133,6 +142,9 @@ class ImageListSource(Source):
     @property
     def fingerprint(self) -> str:
         return hashlib.sha256("\0".join(self.files).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def image_name(self, row: int) -> str:
+        return repr(self.files[row])
 
     def encoded(self, row: int) -> bytes:
         return pathlib.Path(self.files[row]).read_bytes()

@@ -165,17 +165,13 @@ def _image_name(images: Sequence[CocoImage], row: int) -> str:
 
 def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
     """Returns int64 (C,), the ids that annotations may have; NONE where one was reported."""
-    faults = list(category_faults(categories))
-    issues.add_many("bad-category", len(faults), faults)
-    ids, names = [], []
-    for category in categories:
-        category_id = category.get("id") if isinstance(category, dict) else None
-        is_usable = type(category_id) is int and 0 <= category_id <= MAX_CATEGORY_ID
-        ids.append(category_id if is_usable else NONE)
-        names.append(f"category {category_id} ({category.get('name')!r})" if is_usable else "")
-    for before, (category_id, name) in itertools.pairwise(zip(ids, names, strict=True)):
-        if NONE < category_id < before[0]:
-            issues.add("category-order", f"{name} is listed after {before[1]}")
+    issues.add_each("bad-category", list(category_faults(categories)), str)
+    ids = [category.get("id") if isinstance(category, dict) else None for category in categories]
+    ids = [i if type(i) is int and 0 <= i <= MAX_CATEGORY_ID else NONE for i in ids]
+    for row, (before, after) in enumerate(itertools.pairwise(ids)):
+        if NONE < after < before:
+            names = [f"category {c['id']} ({c.get('name')!r})" for c in categories[row : row + 2]]
+            issues.add("category-order", f"{names[1]} is listed after {names[0]}")
     return np.array(ids, np.int64)
 
 

@@ -15,8 +15,8 @@ import io
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -148,6 +148,18 @@ def _check_range(picture: PIL.Image.Image) -> None:
 # --- image files ---
 
 
+def in_threads(
+    function: Callable[[Any], Any], parts: Sequence[Any], threads: int, title: str | None
+) -> Iterator[Any]:
+    """What `function` returns for each part, in order, with a progress bar where there is a title."""
+    bar = Bar(title, len(parts)) if title else None
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # a forked TensorFlow would hang
+        for found in pool.map(function, parts):
+            yield found
+            if bar:
+                bar.step()
+
+
 class _Entry(msgspec.Struct, gc=False, array_like=True):
     """What was found in a file.
 
@@ -200,14 +212,11 @@ def inspect_files(
     found: dict[str, _Entry] = {}
     unique = list(dict.fromkeys(names))
     chunks = [unique[i : i + _CHUNK] for i in range(0, len(unique), _CHUNK)]
-    bar = Bar("Checking images", len(chunks)) if len(unique) > _SLOW[decode] else None
-    try:  # threads: a forked TensorFlow would hang
-        with concurrent.futures.ThreadPoolExecutor(_DECODERS if decode else _READERS) as pool:
-            entries = pool.map(lambda chunk: list(map(look, chunk)), chunks)
-            for chunk, of_chunk in zip(chunks, entries, strict=True):
-                found |= zip(chunk, of_chunk, strict=True)
-                if bar:
-                    bar.step()
+    title = "Checking images" if len(unique) > _SLOW[decode] else None
+    threads = _DECODERS if decode else _READERS
+    try:
+        for entries in in_threads(lambda chunk: {name: look(name) for name in chunk}, chunks, threads, title):
+            found |= entries
     finally:  # an interrupted check is not lost
         kept = {os.fsencode(name): entry for name, entry in found.items() if entry.state}
         if any(known.get(name) is not entry for name, entry in kept.items()):
@@ -224,15 +233,13 @@ def _look(path: str, known: _Entry | None, decode: bool, max_megapixels: float) 
         if known and known.state == state and known.decoded >= decode:
             return known
         facts = inspect_file(path, decode, max_megapixels)
-    except (FileNotFoundError, NotADirectoryError):
-        detail = "a symbolic link to nothing" if os.path.islink(path) else ""
-        return _Entry(None, False, ImageFacts(fault="image-missing", detail=detail))
     except OSError as error:
-        fault = ImageFacts(fault="image-unreadable", detail=error.strerror or str(error))
-        return _Entry(None, False, fault)
-    if facts.fault == "image-too-large":
-        state = None
-    return _Entry(state, decode or facts.fault != "", facts)
+        fault, detail = "image-unreadable", error.strerror or str(error)
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            fault, detail = "image-missing", "a symbolic link to nothing" if os.path.islink(path) else ""
+        return _Entry(None, False, ImageFacts(fault=fault, detail=detail))
+    is_kept = facts.fault != "image-too-large"
+    return _Entry(state if is_kept else None, decode or facts.fault != "", facts)
 
 
 def inspect_file(path: str, decode: bool, max_megapixels: float) -> ImageFacts:

@@ -41,7 +41,7 @@ class Kind:
     remedy: str
 
 
-# Each row: what it is, in the singular; what the user can do about it, or what was done.
+# Each row: `what` and `remedy` of a Kind.
 _ERRORS = {
     "json-unreadable": ("annotations file cannot be read", "correct the path or its permissions"),
     "json-not-a-file": ("annotations are not a regular file", "name a json file"),
@@ -130,13 +130,9 @@ _WARNINGS = {
     "voc-filename": ("xml file with the filename of another image", "the image named like the xml is taken"),
     "voc-zero": ("box that begins before pixel 1, the first of VOC", "perhaps --voc_pixels=zero_based"),
 }
-_ROWS = {
-    Severity.ERROR: _ERRORS,
-    Severity.FIXED: _FIXES,
-    Severity.IMAGE: _BAD_IMAGES,
-    Severity.WARNING: _WARNINGS,
-}
-KINDS = {kind: Kind(severity, *row) for severity, rows in _ROWS.items() for kind, row in rows.items()}
+_ROWS = ((Severity.ERROR, _ERRORS), (Severity.FIXED, _FIXES))
+_ROWS += ((Severity.IMAGE, _BAD_IMAGES), (Severity.WARNING, _WARNINGS))
+KINDS = {kind: Kind(severity, *row) for severity, rows in _ROWS for kind, row in rows.items()}
 
 
 @dataclasses.dataclass

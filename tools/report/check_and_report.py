@@ -72,7 +72,7 @@ def check(
 def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
     """How many images have which format, which the check has just seen and remembered."""
     if not isinstance(source, CocoSource):
-        return source.records.formats
+        return source.formats
     names = source.annotations.file_names
     facts = inspect_files(source.images_dir, names, max_megapixels=policy.max_megapixels)
     return collections.Counter(fact.image_format for fact in facts)

@@ -133,7 +133,7 @@ def test_progress_is_shown_of_large_sets_only(tmp_path, monkeypatch, capfd):
         def step(self):
             shown[-1][2] += 1
 
-    monkeypatch.setattr(tfrecord_scan, "Bar", Bar)
+    monkeypatch.setattr(images, "Bar", Bar)
     monkeypatch.setattr(tfrecord_scan, "_PART", 2)
     scan_one(tmp_path, *(record(source_id=b"%d" % i) for i in range(5)))
     assert not shown
