@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import os
 import pathlib
@@ -155,16 +156,14 @@ class Annotations:
     def select(self, kept: np.ndarray) -> "Annotations":
         """The annotations of some images: bool (I,), which."""
         box_kept = kept[self.box_image]
+        of_boxes = ("boxes_ltwh_px", "category_ids", "is_crowd", "areas")
         return dataclasses.replace(
             self,
             image_ids=self.image_ids[kept],
-            file_names=[name for name, keep in zip(self.file_names, kept.tolist(), strict=True) if keep],
+            file_names=list(itertools.compress(self.file_names, kept)),
             image_sizes=self.image_sizes[kept],
             box_image=(np.cumsum(kept) - 1)[self.box_image[box_kept]],
-            boxes_ltwh_px=self.boxes_ltwh_px[box_kept],
-            category_ids=self.category_ids[box_kept],
-            is_crowd=self.is_crowd[box_kept],
-            areas=self.areas[box_kept],
+            **{name: getattr(self, name)[box_kept] for name in of_boxes},
         )
 
 

@@ -1,23 +1,129 @@
-"""Opens the data that flags name, without inspecting it.
+"""Data sets as apps open them: `Source`, and the functions that make one of the flags, without a check.
 
+`Source.read` reads a data set with DALI, `tf_readers.examples` without. Other code need not know its kind.
 The apps import `common.datacheck.open_data`: the same functions, which check every annotation and image.
 A copy without the data check imports this module in its place: tools/copy_app.py changes that line.
 """
 
+import abc
+import dataclasses
+import functools
 import glob
+import hashlib
 import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from common.annotations import read_coco
+from common import readers
+from common.annotations import Annotations, read_coco
 from common.args import IMAGE_SUFFIXES, Args, ImagePolicy
 from common.errors import UserError
 from common.labels import LabelMap
 from common.progress import log
-from common.sources import CocoSource, ImageListSource, Source
 
 _IN_SUMMARY = ("crowd", "image-without-boxes")  # which the summary counts
+
+
+class Source(abc.ABC):
+    """An opened data set.
+
+    Attributes:
+        name: "coco", "tfrecord" or "images".
+        annotations: of the images, in the order of reading; None where there are none.
+    """
+
+    name: str
+    annotations: Annotations | None
+
+    @property
+    def size(self) -> int:
+        """Number of images."""
+        return self.annotations.num_images
+
+    @property
+    def label_map(self) -> LabelMap | None:
+        return None if self.annotations is None else self.annotations.label_map
+
+    @property
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of ids, annotations and reading order: a checkpoint must not resume on other data."""
+
+    def image_name(self, row: int) -> str:
+        """An image in words, for messages."""
+        return self.annotations.image_name(row)
+
+    @abc.abstractmethod
+    def encoded(self, row: int) -> bytes:
+        """The image file of one row of the annotations (or of the list), as it is; OSError where it fails."""
+
+    @abc.abstractmethod
+    def read(self, *, training: bool, **options: Any) -> readers.Nodes:
+        """(jpegs, boxes, labels, image_ids) inside a DALI graph.
+
+        Args:
+            training: shuffled, endlessly; see readers.py.
+            options: shard_id, num_shards, seed, and `name`, which is unique in the graph.
+        """
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CocoSource(Source):
+    """A directory of images and the annotations of a COCO json, whose file names refer to it."""
+
+    images_dir: str
+    annotations: Annotations
+    name = "coco"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return self.annotations.fingerprint()
+
+    def encoded(self, row: int) -> bytes:
+        return pathlib.Path(self.images_dir, self.annotations.file_names[row]).read_bytes()
+
+    def read(self, *, training: bool, **options: Any) -> readers.Nodes:
+        return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageListSource(Source):
+    """Image files without annotations, for inference; image ids are positions in `files`, from 0."""
+
+    files: tuple[str, ...]
+    name = "images"
+    annotations = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", tuple(map(os.fspath, self.files)))
+
+    @property
+    def size(self) -> int:
+        return len(self.files)
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256("\0".join(self.files).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def image_name(self, row: int) -> str:
+        return repr(self.files[row])
+
+    def encoded(self, row: int) -> bytes:
+        return pathlib.Path(self.files[row]).read_bytes()
+
+    def read(self, *, training: bool, seed: int = 0, **options: Any) -> readers.Nodes:
+        refuse_training(training)
+        return readers.file_reader(self.files, **options)
+
+
+def refuse_training(training: bool) -> None:
+    """ValueError for training on images without annotations."""
+    if training:
+        raise ValueError("images without annotations are nothing to train on")
+
+
+# --- opening ---
 
 
 class DataFlags(NamedTuple):

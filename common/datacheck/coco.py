@@ -142,11 +142,10 @@ class _Objects:
 
     def name(self, row: int) -> str:
         """An annotation in words: `annotation 7 (image 3)`."""
-        number, image_id = self.rows["id"][row], self.rows["image_id"][row]
+        number, image_id = self.rows[["id", "image_id"]][row].tolist()
         about = ["no id"] if number == NONE else []
         about += [] if image_id == NONE else [f"image {image_id}"]
-        name = f"annotations[{row}]" if number == NONE else f"annotation {number}"
-        return f"{name} ({', '.join(about)})" if about else name
+        return coco_parse.record_name("annotations", row, None if number == NONE else number, about)
 
     def name_with_box(self, row: int) -> str:
         return f"{self.name(row)} has bbox {self.rows['bbox'][row].tolist()}"
@@ -159,8 +158,8 @@ class _Objects:
 def _image_name(images: Sequence[CocoImage], row: int) -> str:
     """`image 12 ('a.jpg')`."""
     image = images[row]
-    name = f"images[{row}]" if image.id == NONE else f"image {image.id}"
-    return f"{name} ({image.file_name!r})" if image.file_name else name
+    about = [repr(image.file_name)] if image.file_name else []
+    return coco_parse.record_name("images", row, None if image.id == NONE else image.id, about)
 
 
 def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:

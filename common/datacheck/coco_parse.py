@@ -162,7 +162,7 @@ def _salvaged(record: Any, struct: type, key: str, number: int, issues: Issues) 
         else:
             continue
         if kind:
-            issues.add(kind, f"{_record_name(record, key, number)} {fault}")
+            issues.add(kind, f"{_name(record, key, number)} {fault}")
         else:
             good[field.name] = record[field.name]
     return struct(**good)
@@ -171,8 +171,13 @@ def _salvaged(record: Any, struct: type, key: str, number: int, issues: Issues) 
 _FIELDS = {struct: msgspec.structs.fields(struct) for struct in _NOTHING}
 
 
-def _record_name(record: dict[str, Any], key: str, number: int) -> str:
-    """`image 7 ('b.jpg')`, `annotation 3 (image 7)`, or `annotations[2] (no id, image 7)`."""
+def record_name(key: str, number: int, record_id: int | None, about: list[str]) -> str:
+    """`annotation 3 (image 7)`, or where there is no id `annotations[2] (no id, image 7)`."""
+    name = f"{key}[{number}]" if record_id is None else f"{key[:-1]} {shown(record_id)}"
+    return f"{name} ({', '.join(about)})" if about else name
+
+
+def _name(record: dict[str, Any], key: str, number: int) -> str:
     record_id = record.get("id")
     has_id = type(record_id) is int and record_id >= 0
     about = [] if has_id else [f"id {shown(record_id)}" if "id" in record else "no id"]
@@ -180,8 +185,7 @@ def _record_name(record: dict[str, Any], key: str, number: int) -> str:
         about.append(f"image {shown(record['image_id'])}")
     if "file_name" in record:
         about.append(shown(record["file_name"]))
-    name = f"{key[:-1]} {shown(record_id)}" if has_id else f"{key}[{number}]"
-    return f"{name} ({', '.join(about)})" if about else name
+    return record_name(key, number, record_id if has_id else None, about)
 
 
 def _fault(value: Any, field: msgspec.structs.FieldInfo) -> tuple[str, str]:

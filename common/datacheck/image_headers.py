@@ -73,20 +73,16 @@ class Encoded:
         self._stream = stream
         self.size = stream.seek(0, os.SEEK_END)
         self.facts, self.is_16_bit, self.pixels_at = ImageFacts(), False, 0
-        self.head = b""
         self.head = self.at(0, min(self.size, _HEAD))
 
     def at(self, offset: int, count: int) -> bytes:
         """`count` bytes from `offset` on; Fault where there are not so many."""
-        end = offset + count
-        if end <= len(self.head):
-            return self.head[offset:end]
         content = b""
-        if end <= self.size:
+        if offset + count <= self.size:
             self._stream.seek(offset)
             content = self._stream.read(count)
         if len(content) < count:
-            raise truncated(f"it ends after {self.size} bytes, and byte {end - 1} is needed")
+            raise truncated(f"it ends after {self.size} bytes, and byte {offset + count - 1} is needed")
         return content
 
     def whole(self) -> bytes:

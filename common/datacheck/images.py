@@ -245,7 +245,7 @@ def _look(path: str, known: _Entry | None, decode: bool, max_megapixels: float) 
 def inspect_file(path: str, decode: bool, max_megapixels: float) -> ImageFacts:
     """`inspect` of a file, of which as few bytes as possible are read; OSError where that fails."""
     # Should a pipe have taken the file's place just now, it does not block.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as stream:
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
         return _inspect(stream, decode, max_megapixels)
 
 
@@ -296,7 +296,7 @@ def check_files(
     Returns:
         bool (I,), which images can be decoded; and what is known of each.
     """
-    rows, facts = [], [ImageFacts()] * len(names)
+    rows = []
     for row, name in enumerate(names):
         if path_fault(name):
             issues.add("path-leaves-directory", f"{describe(row)} is not below {os.fspath(images_dir)}")
@@ -304,15 +304,13 @@ def check_files(
             rows.append(row)
     safe = [names[row] for row in rows]
     found = inspect_files(images_dir, safe, decode=policy.decode, max_megapixels=policy.max_megapixels)
-    for row, fact in zip(rows, found, strict=True):
-        facts[row] = fact
-    usable = np.zeros(len(names), np.bool_)
-    usable[rows] = check_images(found, image_sizes[rows], safe, lambda i: describe(rows[i]), issues)
-    return usable, facts
+    facts_of = dict(zip(rows, found, strict=True))
+    usable = check_images(list(map(facts_of.get, range(len(names)))), image_sizes, names, describe, issues)
+    return usable, [facts_of.get(row, ImageFacts()) for row in range(len(names))]
 
 
 def check_images(
-    facts: Sequence[ImageFacts],
+    facts: Sequence[ImageFacts | None],
     image_sizes: np.ndarray,
     names: Sequence[str],
     describe: Callable[[int], str],
@@ -321,7 +319,7 @@ def check_images(
     """Compares images with what annotations say of them.
 
     Args:
-        facts: of I images.
+        facts: of I images; None where another fault was reported.
         image_sizes: (I, 2), (height, width) according to the annotations; 0 where they have none.
         names: their file names; "" where there is none.
         describe: gives the name of image i in messages: `image 12 ('a.jpg')`.
@@ -331,7 +329,7 @@ def check_images(
         bool (I,), which images can be decoded.
     """
     for i, (fact, size, name) in enumerate(zip(facts, image_sizes.tolist(), names, strict=True)):
-        if add_fault(fact, describe(i), issues):
+        if fact is None or add_fault(fact, describe(i), issues):
             continue
         stored = [fact.height, fact.width]
         size = [given or found for given, found in zip(size, stored, strict=True)]
@@ -347,4 +345,4 @@ def check_images(
         suffix = os.path.splitext(name)[1].lower()
         if _FORMAT_OF.get(suffix, fact.image_format) != fact.image_format:
             issues.add("wrong-extension", f"{describe(i)} is {fact.image_format}")
-    return np.array([not fact.fault for fact in facts], np.bool_)
+    return np.array([fact is not None and not fact.fault for fact in facts], np.bool_)

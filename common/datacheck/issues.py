@@ -130,9 +130,13 @@ _WARNINGS = {
     "voc-filename": ("xml file with the filename of another image", "the image named like the xml is taken"),
     "voc-zero": ("box that begins before pixel 1, the first of VOC", "perhaps --voc_pixels=zero_based"),
 }
-_ROWS = ((Severity.ERROR, _ERRORS), (Severity.FIXED, _FIXES))
-_ROWS += ((Severity.IMAGE, _BAD_IMAGES), (Severity.WARNING, _WARNINGS))
-KINDS = {kind: Kind(severity, *row) for severity, rows in _ROWS for kind, row in rows.items()}
+_ROWS = {
+    Severity.ERROR: _ERRORS,
+    Severity.FIXED: _FIXES,
+    Severity.IMAGE: _BAD_IMAGES,
+    Severity.WARNING: _WARNINGS,
+}
+KINDS = {kind: Kind(severity, *row) for severity, rows in _ROWS.items() for kind, row in rows.items()}
 
 
 @dataclasses.dataclass
@@ -182,10 +186,9 @@ class DataError(UserError):
     def __init__(self, *issues: "Issues"):
         self.issues = issues
         lines = [f"{of.origin}: {issue.line()}" for of in issues for issue in of.stopping]
-        if len(lines) == 1:
-            super().__init__(lines[0])
-        else:
-            super().__init__("\n  ".join([f"{len(lines)} kinds of faults in the data:", *lines]))
+        if len(lines) > 1:
+            lines.insert(0, f"{len(lines)} kinds of faults in the data:")
+        super().__init__("\n  ".join(lines))
 
 
 class Issues:

@@ -20,8 +20,8 @@ from common.datacheck.images import add_fault, inspect, inspect_list
 from common.datacheck.issues import DataError, Issues
 from common.errors import UserError
 from common.labels import LabelMap
+from common.open_data import CocoSource, ImageListSource, Source
 from common.progress import log
-from common.sources import CocoSource, ImageListSource, Source, TFRecordSource
 
 _PLAIN_TENSORFLOW = ("JPEG", "PNG")
 
@@ -37,7 +37,7 @@ class CheckedOpener(plain.Opener):
 
     def open_tfrecords(
         self, pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
-    ) -> TFRecordSource:
+    ) -> Source:
         """The checked records of a glob; DataError as `tfrecord.open_records`.
 
         Args:

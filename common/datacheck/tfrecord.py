@@ -12,6 +12,7 @@ read the data. A result with faults that the user must correct in the files is n
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import glob
 import hashlib
 import itertools
@@ -19,12 +20,13 @@ import os
 import pathlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import tensorflow as tf
 
-from common import tfrecord
+from common import readers, tfrecord
 from common.annotations import Annotations
 from common.args import ImagePolicy
 from common.datacheck import tfrecord_scan
@@ -34,13 +36,52 @@ from common.datacheck.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, F
 from common.errors import UserError
 from common.files import get_or_create, load_cached, save_cached, store_cached
 from common.labels import LabelMap
-from common.sources import TFRecordSource
+from common.open_data import Source
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
 
 _VERSION = 5  # raise it when what is kept changes, or any check, those of images.py included
 _THREADS = 16  # files that are walked at once
 _NO_RECORDS = (".idx", ".json", ".pbtxt")  # what lies beside record files
 _SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TFRecordSource(Source):
+    """TFRecords in the schema of TensorFlow Object Detection.
+
+    Attributes:
+        files: the user's record files.
+        records: what is read of them.
+        annotations: of all records that are read, in the order of `files`.
+        rows: int64 (I,), the row of the annotations that each of `records.spans` belongs to.
+        names: of the records in words, one per row: `a.tfrecord record 5 (image 12)`.
+        formats: how many images have a format, by Pillow's name of it, the most frequent first.
+    """
+
+    files: Sequence[str]
+    records: Records
+    annotations: Annotations
+    rows: np.ndarray
+    names: Sequence[str]
+    formats: dict[str, int]
+    name = "tfrecord"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        # Sizes and order, not paths: the same records may lie elsewhere tomorrow.
+        digest = hashlib.sha256(self.annotations.fingerprint().encode())
+        digest.update(self.records.spans.tobytes())
+        return digest.hexdigest()
+
+    def image_name(self, row: int) -> str:
+        return self.names[row]
+
+    def encoded(self, row: int) -> bytes:
+        file, offset, size = self.records.spans[self.rows == row][0].tolist()
+        return tfrecord.image_of(tfrecord.read_record(self.records.files[file], offset, size))
+
+    def read(self, *, training: bool, **options: Any) -> readers.Nodes:
+        return readers.tfrecord_reader(self.records, self.label_map, training=training, **options)
 
 
 # --- files ---

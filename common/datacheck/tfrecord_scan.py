@@ -30,7 +30,6 @@ _NAMED = 4  # records of one id in a message
 _FARTHEST = 2  # fraction of an image: boxes that reach farther are in pixels
 _SLOW_BYTES = 2**29  # of files from which on a progress bar is shown
 _MAX_ID, _MAX_DIGITS = 2**63 - 1, 19
-_MAX_SIDE = 2**31 - 1
 _SHOWN, _SHOWN_BYTES = 8, 40  # values in a message, bytes of one
 
 
@@ -67,15 +66,13 @@ def _is_id(text: bytes) -> bool:
     return text.isdigit() and len(text) <= _MAX_DIGITS and int(text) <= _MAX_ID
 
 
-def _is_side(pixels: int) -> bool:
-    return 0 < pixels <= _MAX_SIDE
-
+_PIXELS = range(1, 2**31)
 
 # Keys with one value: its kind, whether it can be used, and what it must be.
 _ONE = {
     "image/source_id": ("bytes_list", _is_id, f"image ids are decimal digits, up to {_MAX_ID}"),
-    "image/height": ("int64_list", _is_side, "it must be one number of pixels"),
-    "image/width": ("int64_list", _is_side, "it must be one number of pixels"),
+    "image/height": ("int64_list", _PIXELS.__contains__, "it must be one number of pixels"),
+    "image/width": ("int64_list", _PIXELS.__contains__, "it must be one number of pixels"),
     "image/encoded": ("bytes_list", lambda image: True, "it must be one image"),
 }
 
@@ -100,7 +97,7 @@ class Features:
 
     def values(self, key: str, kind: str) -> Sequence[Any] | None:
         """The values under a key, () where there are none; None where they are of another kind."""
-        feature = self.features[key] if key in self.features else tf.train.Feature()
+        feature = self.features[key]  # protobuf makes an empty one where there is none
         found = feature.WhichOneof("kind")
         if found in (kind, None):
             return getattr(feature, kind).value
@@ -121,7 +118,7 @@ class Features:
         return None
 
     def lacks(self, key: str) -> bool:
-        return key not in self.features or self.features[key].WhichOneof("kind") is None
+        return self.features[key].WhichOneof("kind") is None
 
 
 def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
@@ -211,24 +208,6 @@ def box_name(box: np.ndarray) -> str:
     return f"the box xmin, ymin, xmax, ymax = {np.round(box.astype(np.float64), 6).tolist()}"
 
 
-def contents(file: RecordFile, begin: int, end: int, issues: Issues) -> list[bytes | None]:
-    """The data of the records [begin, end) of a file; None where they are damaged, which is reported."""
-    found: list[bytes | None] = []
-    try:
-        with open(file.path, "rb", buffering=0) as stream:
-            for number in range(begin, end):
-                offset, size = file.spans[number].tolist()
-                record = os.pread(stream.fileno(), size - tfrecord.FRAME, offset + tfrecord.HEADER)
-                if tfrecord.masked_crc32c(record) != file.checksums[number]:
-                    checksum = f"the checksum {file.checksums[number]:#010x}, not that of its data"
-                    issues.add("record-damaged", f"{file.name(number)} at byte {offset} has {checksum}")
-                    record = None
-                found.append(record)
-    except OSError as error:  # the file has gone
-        issues.add("record-file-unreadable", f"{file.path}: {error.strerror}")
-    return found + [None] * (end - begin - len(found))
-
-
 def scan(
     files: Sequence[RecordFile], known: frozenset[int], policy: ImagePolicy, issues: Issues
 ) -> list[Example]:
@@ -271,15 +250,8 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
     for image_id, rows in repeats(example.image_id for example in examples):
         names = ", ".join(examples[row].name for row in rows[:_NAMED])
         issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {names}")
-    rows = [row for row, example in enumerate(examples) if example.facts]
-    is_usable = np.ones(len(examples), np.bool_)
-    is_usable[rows] = images.check_images(
-        [examples[row].facts for row in rows],
-        image_sizes[rows],
-        [examples[row].file_name for row in rows],
-        lambda i: examples[rows[i]].name,
-        issues,
-    )
+    facts, names = [example.facts for example in examples], [example.file_name for example in examples]
+    is_usable = images.check_images(facts, image_sizes, names, lambda i: examples[i].name, issues)
     boxes_px = boxes.astype(np.float64) * image_sizes[box_image][:, [1, 0, 1, 0]]
     table = np.empty(len(objects), OBJECT)
     table["bbox"] = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
@@ -293,16 +265,28 @@ def _scan_part(
 ) -> tuple[list[Example], Issues]:
     """_PART records of a file from `begin` on, and what is wrong with them."""
     issues, examples = Issues(file.path), []
-    end = min(begin + _PART, len(file.spans))
-    for number, record in enumerate(contents(file, begin, end, issues), begin):
-        example, encoded = Example(file.name(number)), None
-        if record is not None:
-            example, encoded = parse(record, file.name(number), known, issues)
-        if encoded is not None:
-            options = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
-            example.facts = images.inspect(encoded, **options)
-        examples.append(example)
+    try:
+        for number in range(begin, min(begin + _PART, len(file.spans))):
+            examples.append(_scan_record(file, number, known, policy, issues))
+    except OSError as error:  # the file has gone
+        issues.add("record-file-unreadable", f"{file.path}: {error.strerror}")
     return examples, issues
+
+
+def _scan_record(
+    file: RecordFile, number: int, known: frozenset[int], policy: ImagePolicy, issues: Issues
+) -> Example:
+    name, (offset, size) = file.name(number), file.spans[number].tolist()
+    record = tfrecord.read_record(file.path, offset, size)
+    if tfrecord.masked_crc32c(record) != file.checksums[number]:
+        checksum = f"the checksum {file.checksums[number]:#010x}, not that of its data"
+        issues.add("record-damaged", f"{name} at byte {offset} has {checksum}")
+        return Example(name)
+    example, encoded = parse(record, name, known, issues)
+    if encoded is not None:
+        options = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
+        example.facts = images.inspect(encoded, **options)
+    return example
 
 
 def _check_boxes(boxes: np.ndarray, names: Sequence[str], issues: Issues) -> None:

@@ -13,7 +13,7 @@ from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import DataError
 from common.datacheck.open_data import open_coco, open_tfrecords
 from common.errors import UserError
-from common.sources import CocoSource, ImageListSource
+from common.open_data import CocoSource, ImageListSource
 from tests.common.image_variants import pillow
 
 NOISE = np.random.default_rng(5).integers(0, 256, (60, 151, 3), np.uint8)
