@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import os
 import pathlib
@@ -118,24 +119,14 @@ class Annotations:
 
         Annotation ids are counted from 1: pycocotools takes an annotation with id 0 for no match at all.
         """
-        rows = zip(
-            self.image_ids[self.box_image].tolist(),
-            self.category_ids.tolist(),
-            self.boxes_ltwh_px.tolist(),
-            self.areas.tolist(),
-            self.is_crowd.astype(int).tolist(),
-            strict=True,
-        )
-        keys = ("image_id", "category_id", "bbox", "area", "iscrowd")
+        height, width = self.image_sizes.T
+        images = (self.image_ids, np.array(self.file_names, object), height, width)
+        objects = (np.arange(1, self.num_boxes + 1), self.image_ids[self.box_image], self.category_ids)
+        boxes = (self.boxes_ltwh_px, self.areas, self.is_crowd.astype(int))
         return {
             "info": {},
-            "images": [
-                {"id": image_id, "file_name": name, "height": height, "width": width}
-                for image_id, name, (height, width) in zip(
-                    self.image_ids.tolist(), self.file_names, self.image_sizes.tolist(), strict=True
-                )
-            ],
-            "annotations": [{"id": i, **dict(zip(keys, row, strict=True))} for i, row in enumerate(rows, 1)],
+            "images": _records("id file_name height width", *images),
+            "annotations": _records("id image_id category_id bbox area iscrowd", *objects, *boxes),
             "categories": self.label_map.categories(),
         }
 
@@ -165,17 +156,20 @@ class Annotations:
     def select(self, kept: np.ndarray) -> "Annotations":
         """The annotations of some images: bool (I,), which."""
         box_kept = kept[self.box_image]
+        of_boxes = ("boxes_ltwh_px", "category_ids", "is_crowd", "areas")
         return dataclasses.replace(
             self,
             image_ids=self.image_ids[kept],
-            file_names=[name for name, keep in zip(self.file_names, kept.tolist(), strict=True) if keep],
+            file_names=list(itertools.compress(self.file_names, kept)),
             image_sizes=self.image_sizes[kept],
             box_image=(np.cumsum(kept) - 1)[self.box_image[box_kept]],
-            boxes_ltwh_px=self.boxes_ltwh_px[box_kept],
-            category_ids=self.category_ids[box_kept],
-            is_crowd=self.is_crowd[box_kept],
-            areas=self.areas[box_kept],
+            **{name: getattr(self, name)[box_kept] for name in of_boxes},
         )
+
+
+def _records(keys: str, *columns: np.ndarray) -> list[dict[str, Any]]:
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [dict(zip(keys.split(), row, strict=True)) for row in rows]
 
 
 def clip_boxes(boxes_ltwh_px: np.ndarray, image_sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -222,7 +216,9 @@ class CocoObject(msgspec.Struct, gc=False):
     area: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
-class _CocoFile(msgspec.Struct):
+class CocoFile(msgspec.Struct):
+    """The lists of a COCO json."""
+
     images: Annotated[list[CocoImage], msgspec.Meta(min_length=1)]
     annotations: list[CocoObject]
     categories: list[Any]
@@ -241,7 +237,7 @@ def read_coco(json_path: str | os.PathLike) -> Annotations:
     """
     path = os.fspath(json_path)
     try:
-        file = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=_CocoFile)
+        file = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=CocoFile)
         label_map = LabelMap.from_categories(file.categories)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error

@@ -25,7 +25,7 @@ from nvidia.dali import backend
 from common.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from common.sources import Source
+    from common.open_data import Source
 
 SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
 SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3

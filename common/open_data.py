@@ -1,25 +1,130 @@
-"""Opens the data that flags name, without inspecting it.
+"""Data sets as apps open them: `Source`, and the functions that make one of the flags, without a check.
 
+`Source.read` reads a data set with DALI, `tf_readers.examples` without. Other code need not know its kind.
 The apps import `common.datacheck.open_data`: the same functions, which check every annotation and image.
 A copy without the data check imports this module in its place: tools/copy_app.py changes that line.
 """
 
+import abc
 import dataclasses
 import functools
 import glob
+import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from common.annotations import read_coco
+from common import readers
+from common.annotations import Annotations, read_coco
 from common.args import IMAGE_SUFFIXES, Args, ImagePolicy
+from common.dali_ops import Nodes
 from common.errors import UserError
 from common.labels import LabelMap
 from common.progress import log
-from common.sources import CocoSource, ImageListSource, Source
 
 _IN_SUMMARY = ("crowd", "image-without-boxes")  # which the summary counts
+
+
+class Source(abc.ABC):
+    """An opened data set.
+
+    Attributes:
+        name: "coco", "tfrecord" or "images".
+        annotations: of the images, in the order of reading; None where there are none.
+    """
+
+    name: str
+    annotations: Annotations | None
+
+    @property
+    def size(self) -> int:
+        """Number of images."""
+        return self.annotations.num_images
+
+    @property
+    def label_map(self) -> LabelMap | None:
+        return None if self.annotations is None else self.annotations.label_map
+
+    @property
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of ids, annotations and reading order: a checkpoint must not resume on other data."""
+
+    def image_name(self, row: int) -> str:
+        """An image in words, for messages."""
+        return self.annotations.image_name(row)
+
+    @abc.abstractmethod
+    def encoded(self, row: int) -> bytes:
+        """The image file of one row of the annotations (or of the list), as it is; OSError where it fails."""
+
+    @abc.abstractmethod
+    def read(self, *, training: bool, **options: Any) -> Nodes:
+        """(jpegs, boxes, labels, image_ids) inside a DALI graph.
+
+        Args:
+            training: shuffled, endlessly; see readers.py.
+            options: shard_id, num_shards, seed, and `name`, which is unique in the graph.
+        """
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CocoSource(Source):
+    """A directory of images and the annotations of a COCO json, whose file names refer to it."""
+
+    images_dir: str
+    annotations: Annotations
+    name = "coco"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return self.annotations.fingerprint()
+
+    def encoded(self, row: int) -> bytes:
+        return pathlib.Path(self.images_dir, self.annotations.file_names[row]).read_bytes()
+
+    def read(self, *, training: bool, **options: Any) -> Nodes:
+        return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageListSource(Source):
+    """Image files without annotations, for inference; image ids are positions in `files`, from 0."""
+
+    files: tuple[str, ...]
+    name = "images"
+    annotations = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", tuple(map(os.fspath, self.files)))
+
+    @property
+    def size(self) -> int:
+        return len(self.files)
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256("\0".join(self.files).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def image_name(self, row: int) -> str:
+        return repr(self.files[row])
+
+    def encoded(self, row: int) -> bytes:
+        return pathlib.Path(self.files[row]).read_bytes()
+
+    def read(self, *, training: bool, seed: int = 0, **options: Any) -> Nodes:
+        refuse_training(training)
+        return readers.file_reader(self.files, **options)
+
+
+def refuse_training(training: bool) -> None:
+    """ValueError for training on images without annotations."""
+    if training:
+        raise ValueError("images without annotations are nothing to train on")
+
+
+# --- opening ---
 
 
 class DataFlags(NamedTuple):
@@ -30,183 +135,163 @@ class DataFlags(NamedTuple):
     file_pattern: str | None = None
 
 
-# --- what the data check replaces ---
+class Opener:
+    """Opens data sets as they are; the data check replaces the methods of the first part."""
 
+    # --- what the data check replaces ---
 
-def check_labels(label_map: LabelMap, source: Source) -> None:
-    """UserError unless a trained network knows all categories of the data, under the same id and name."""
-    for difference in label_map.differences(source.label_map):
-        raise UserError(f"{source.annotations.origin}: {difference}")
+    def open_coco(self, images: str, annotations: str, policy: ImagePolicy = ImagePolicy()) -> CocoSource:
+        """The images and annotations of a COCO json."""
+        return CocoSource(images, read_coco(annotations))
 
+    def open_tfrecords(
+        self, pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
+    ) -> Source:
+        """UserError: only the data check reads TFRecords."""
+        raise UserError(f"{pattern}: TFRecords need common/datacheck, which this program does not use")
 
-def check_sizes(source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
-    """UserError for a training set of fewer images than one batch of all ranks, which would repeat images."""
-    if source.size < batch_size * num_replicas:
-        raise UserError(
-            f"{source.annotations.origin}: {source.size} images are fewer than --batch_size={batch_size} x"
-            f" {num_replicas} ranks"
+    def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
+        """The images that --images means, for inference; UserError where there are none."""
+        return ImageListSource(tuple(list_images(images)))
+
+    def join(self, errors: Sequence[UserError]) -> UserError:
+        """The error to raise where several data sets cannot be used."""
+        return errors[0]
+
+    def check_labels(self, label_map: LabelMap, source: Source) -> None:
+        """UserError unless a trained network knows all categories of the data, under the same id and name."""
+        for difference in label_map.differences(source.label_map):
+            raise UserError(f"{source.annotations.origin}: {difference}")
+
+    def check_sizes(self, source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
+        """UserError for fewer images than one batch of all ranks, which would repeat images."""
+        if source.size < batch_size * num_replicas:
+            raise UserError(
+                f"{source.annotations.origin}: {source.size} images are fewer than"
+                f" --batch_size={batch_size} x {num_replicas} ranks"
+            )
+
+    # --- flags -> sources ---
+
+    def open_source(
+        self,
+        images: str | None = None,
+        annotations: str | None = None,
+        file_pattern: str | None = None,
+        *,
+        input_type: str | None = None,
+        label_map: str | None = None,
+        policy: ImagePolicy = ImagePolicy(),
+        split: str = "train",
+    ) -> Source:
+        """The source that the data flags of one split describe.
+
+        Args:
+            images, annotations, file_pattern: the flags of the split.
+            input_type: "coco", "tfrecord" or None: by which of the flags are given.
+            label_map: --label_map.
+            policy: about images that cannot be used.
+            split: "train", "eval" or "", for messages.
+
+        Raises:
+            UserError: flags missing or given too often, files missing; what a data check finds.
+        """
+        prefix = f"--{split}_" if split else "--"
+        coco = {f"{prefix}images": images, f"{prefix}annotations": annotations}
+        if os.path.isfile(images or "") and os.path.isdir(annotations or ""):
+            raise UserError(f"{prefix}images and {prefix}annotations are swapped: the first is the directory")
+        if os.path.isdir(file_pattern or ""):
+            files = os.path.join(file_pattern, "*.tfrecord")
+            raise UserError(
+                f"{prefix}file_pattern={file_pattern} is a directory: name its files, as '{files}'"
+            )
+        named = [flag for flag, value in coco.items() if value]
+        if file_pattern and named and input_type is None:
+            raise UserError(
+                f"{prefix}file_pattern (TFRecords) and {named[0]} (COCO) are both given: choose one"
+            )
+        if input_type == "tfrecord" and not file_pattern:
+            raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
+        if file_pattern and input_type != "coco":
+            return self.open_tfrecords(file_pattern, label_map, policy)
+        if len(named) == 2:
+            return self.open_coco(images, annotations, policy)
+        if named:
+            (absent,) = set(coco) - set(named)
+            raise UserError(f"{named[0]} is given without {absent}: COCO data needs both")
+        raise UserError(f"no data: give {' and '.join(coco)} (COCO), or {prefix}file_pattern (TFRecords)")
+
+    def open_splits(
+        self,
+        train: DataFlags,
+        evaluation: DataFlags,
+        *,
+        names: tuple[str, str] = ("train", "eval"),
+        **options: Any,
+    ) -> tuple[Source, Source | None]:
+        """The sources of training and of evaluation; None for no evaluation.
+
+        Args:
+            train, evaluation: the flags' values.
+            names: `split` of each, as for `open_source`.
+            options: as for `open_source`, of both.
+
+        Raises:
+            UserError: as `open_source`, or categories of the evaluation data that training does not know.
+        """
+        sources, errors = [], []
+        for split, flags in zip(names, (train, evaluation), strict=True):
+            if flags is train or any(flags):
+                try:
+                    sources.append(self.open_source(*flags, split=split, **options))
+                except UserError as error:
+                    errors.append(error)
+        if errors:
+            raise self.join(errors)
+        if len(sources) == 1:
+            return sources[0], None
+        self.check_labels(sources[0].label_map, sources[1])
+        return sources[0], sources[1]
+
+    def open_checked(self, a: Args, *, num_replicas: int, max_instances: int) -> tuple[Source, Source | None]:
+        """The sources that the flags of train.py name, opened and logged; None for no evaluation.
+
+        Args:
+            a: the flags.
+            num_replicas: devices that train.
+            max_instances: boxes of an image that are kept.
+
+        Raises:
+            UserError: see `open_splits` and `check_sizes`.
+        """
+        train = DataFlags(a.train_images, a.train_annotations, a.train_file_pattern)
+        sources = self.open_splits(train, _evaluation_flags(a), **_options(a))
+        log_source("training", sources[0])
+        self.check_sizes(
+            sources[0], batch_size=a.batch_size, num_replicas=num_replicas, max_instances=max_instances
         )
+        if sources[1]:
+            log_source("evaluation", sources[1])
+        return sources
+
+    def open_evaluation(self, a: Any, label_map: LabelMap) -> Source:
+        """The evaluation data that the flags of eval.py describe, opened and logged.
+
+        Args:
+            a: the flags, common.evaluation.args.EvalArgs.
+            label_map: of the classes that the network was trained on.
+
+        Raises:
+            UserError: as `open_source` and `check_labels`.
+        """
+        source = self.open_source(*_evaluation_flags(a), split="eval", **_options(a))
+        self.check_labels(label_map, source)
+        log_source("evaluation", source)
+        return source
 
 
-def _read_coco(images: str, annotations: str, policy: ImagePolicy) -> CocoSource:
-    return CocoSource(images, read_coco(annotations))
-
-
-def _refuse_tfrecords(pattern: str, label_map: str | None, policy: ImagePolicy) -> Source:
-    raise UserError(f"{pattern}: TFRecords need common/datacheck, which this program does not use")
-
-
-def _open_each(openers: Sequence[Callable[[], Source]]) -> list[Source]:
-    return [opener() for opener in openers]
-
-
-@dataclasses.dataclass(frozen=True)
-class Readers:
-    """The functions that the data check replaces by its own.
-
-    Attributes:
-        coco: (image directory, json, policy about images) -> source.
-        tfrecords: (glob, label map or None, policy about images) -> source.
-        open_each: calls functions that open sources, and raises what is wrong with any of them.
-        check_labels, check_sizes: see the functions of these names.
-    """
-
-    coco: Callable[[str, str, ImagePolicy], Source] = _read_coco
-    tfrecords: Callable[[str, str | None, ImagePolicy], Source] = _refuse_tfrecords
-    open_each: Callable[[Sequence[Callable[[], Source]]], list[Source]] = _open_each
-    check_labels: Callable[[LabelMap, Source], None] = check_labels
-    check_sizes: Callable[..., None] = check_sizes
-
-
-PLAIN = Readers()
-
-
-# --- flags -> sources ---
-
-
-def open_source(
-    images: str | None = None,
-    annotations: str | None = None,
-    file_pattern: str | None = None,
-    *,
-    input_type: str | None = None,
-    label_map: str | None = None,
-    policy: ImagePolicy = ImagePolicy(),
-    split: str = "train",
-    readers: Readers = PLAIN,
-) -> Source:
-    """The source that the data flags of one split describe.
-
-    Args:
-        images, annotations, file_pattern: the flags of the split.
-        input_type: "coco", "tfrecord" or None: by which of the flags are given.
-        label_map: --label_map.
-        policy: about images that cannot be used.
-        split: "train", "eval" or "", for messages.
-        readers: with or without a data check.
-
-    Raises:
-        UserError: flags missing or given too often, files missing; what `readers` raise.
-    """
-    prefix = f"--{split}_" if split else "--"
-    coco = {f"{prefix}images": images, f"{prefix}annotations": annotations}
-    if os.path.isfile(images or "") and os.path.isdir(annotations or ""):
-        raise UserError(f"{prefix}images and {prefix}annotations are swapped: the first is the directory")
-    if os.path.isdir(file_pattern or ""):
-        files = os.path.join(file_pattern, "*.tfrecord")
-        raise UserError(f"{prefix}file_pattern={file_pattern} is a directory: name its files, as '{files}'")
-    named = [flag for flag, value in coco.items() if value]
-    if file_pattern and named and input_type is None:
-        raise UserError(f"{prefix}file_pattern (TFRecords) and {named[0]} (COCO) are both given: choose one")
-    if input_type == "tfrecord" and not file_pattern:
-        raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
-    if file_pattern and input_type != "coco":
-        return readers.tfrecords(file_pattern, label_map, policy)
-    if len(named) == 2:
-        return readers.coco(images, annotations, policy)
-    if named:
-        (absent,) = set(coco) - set(named)
-        raise UserError(f"{named[0]} is given without {absent}: COCO data needs both")
-    raise UserError(
-        f"no data: give {prefix}images and {prefix}annotations (COCO), or {prefix}file_pattern (TFRecords)"
-    )
-
-
-def open_splits(
-    train: DataFlags,
-    evaluation: DataFlags,
-    *,
-    names: tuple[str, str] = ("train", "eval"),
-    readers: Readers = PLAIN,
-    **options: Any,
-) -> tuple[Source, Source | None]:
-    """The sources of training and of evaluation; None for no evaluation.
-
-    Args:
-        train, evaluation: the flags' values.
-        names: `split` of each, as for `open_source`.
-        readers, options: as for `open_source`, of both.
-
-    Raises:
-        UserError: as `open_source`, or categories of the evaluation data that training does not know.
-    """
-    given = dict(zip(names, (train, evaluation) if any(evaluation) else (train,), strict=False))
-    openers = [
-        functools.partial(open_source, *flags, split=split, readers=readers, **options)
-        for split, flags in given.items()
-    ]
-    sources = readers.open_each(openers)
-    if len(sources) == 1:
-        return sources[0], None
-    readers.check_labels(sources[0].label_map, sources[1])
-    return sources[0], sources[1]
-
-
-def open_checked(
-    a: Args, *, num_replicas: int, max_instances: int, readers: Readers = PLAIN
-) -> tuple[Source, Source | None]:
-    """The sources that the flags of train.py name, opened and logged; None for no evaluation.
-
-    Args:
-        a: the flags.
-        num_replicas: devices that train.
-        max_instances: boxes of an image that are kept.
-        readers: with or without a data check.
-
-    Raises:
-        UserError: see `open_splits` and `check_sizes`.
-    """
-    train, evaluation = open_splits(
-        DataFlags(a.train_images, a.train_annotations, a.train_file_pattern),
-        DataFlags(a.eval_images, a.eval_annotations, a.eval_file_pattern),
-        readers=readers,
-        **_options(a),
-    )
-    log_source("training", train)
-    readers.check_sizes(
-        train, batch_size=a.batch_size, num_replicas=num_replicas, max_instances=max_instances
-    )
-    if evaluation:
-        log_source("evaluation", evaluation)
-    return train, evaluation
-
-
-def open_evaluation(a: Any, label_map: LabelMap, readers: Readers = PLAIN) -> Source:
-    """The evaluation data that the flags of eval.py describe, opened and logged.
-
-    Args:
-        a: the flags, common.evaluation.args.EvalArgs.
-        label_map: of the classes that the network was trained on.
-        readers: with or without a data check.
-
-    Raises:
-        UserError: as `open_source` and `check_labels`.
-    """
-    given = DataFlags(a.eval_images, a.eval_annotations, a.eval_file_pattern)
-    source = open_source(*given, split="eval", readers=readers, **_options(a))
-    readers.check_labels(label_map, source)
-    log_source("evaluation", source)
-    return source
+def _evaluation_flags(a: Any) -> DataFlags:
+    return DataFlags(a.eval_images, a.eval_annotations, a.eval_file_pattern)
 
 
 def _options(a: Any) -> dict[str, Any]:
@@ -214,9 +299,10 @@ def _options(a: Any) -> dict[str, Any]:
     return {"input_type": a.input_type, "label_map": a.label_map, "policy": policy}
 
 
-def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
-    """The images that --images means, for inference; UserError where there are none."""
-    return ImageListSource(tuple(list_images(images)))
+_PLAIN = Opener()
+open_images, open_source, open_splits = _PLAIN.open_images, _PLAIN.open_source, _PLAIN.open_splits
+open_checked, open_evaluation = _PLAIN.open_checked, _PLAIN.open_evaluation
+check_labels = _PLAIN.check_labels
 
 
 def list_images(images: str) -> list[pathlib.Path]:

@@ -30,7 +30,7 @@ from common.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY, Recor
 
 if TYPE_CHECKING:
     from common.loader import BaseLoader
-    from common.sources import Source
+    from common.open_data import Source
 
 Example = dict[str, tf.Tensor]
 

@@ -50,7 +50,7 @@ SHORT_SIDE, CROP = 72, (64, 48)  # pixels; (height, width), and not square: a sw
 def shapes_pipeline(files: list[str], label_map: LabelMap) -> tuple[DataNode, DataNode, DataNode]:
     """Images uint8 (64, 48, 3), the number of objects in each, float32 (), and the image ids, int64 ()."""
     # `readers.tfrecord_reader` calls fn.readers.tfrecord with the index beside each file. DALI trusts every
-    # index and never checks a checksum: check records of other writers first, with `sources.TFRecordSource`.
+    # index and never checks a checksum: check records of other writers first, with `open_tfrecords`.
     # training=False reads in order, each image once an epoch.
     jpegs, _, labels, image_ids = readers.tfrecord_reader(files, label_map, training=False)
     images = fn.decoders.image(jpegs, output_type=types.RGB)

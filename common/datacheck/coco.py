@@ -142,11 +142,10 @@ class _Objects:
 
     def name(self, row: int) -> str:
         """An annotation in words: `annotation 7 (image 3)`."""
-        number, image_id = self.rows["id"][row], self.rows["image_id"][row]
+        number, image_id = self.rows[["id", "image_id"]][row].tolist()
         about = ["no id"] if number == NONE else []
         about += [] if image_id == NONE else [f"image {image_id}"]
-        name = f"annotations[{row}]" if number == NONE else f"annotation {number}"
-        return f"{name} ({', '.join(about)})" if about else name
+        return coco_parse.record_name("annotations", row, None if number == NONE else number, about)
 
     def name_with_box(self, row: int) -> str:
         return f"{self.name(row)} has bbox {self.rows['bbox'][row].tolist()}"
@@ -159,23 +158,19 @@ class _Objects:
 def _image_name(images: Sequence[CocoImage], row: int) -> str:
     """`image 12 ('a.jpg')`."""
     image = images[row]
-    name = f"images[{row}]" if image.id == NONE else f"image {image.id}"
-    return f"{name} ({image.file_name!r})" if image.file_name else name
+    about = [repr(image.file_name)] if image.file_name else []
+    return coco_parse.record_name("images", row, None if image.id == NONE else image.id, about)
 
 
 def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
     """Returns int64 (C,), the ids that annotations may have; NONE where one was reported."""
-    faults = list(category_faults(categories))
-    issues.add_many("bad-category", len(faults), faults)
-    ids, names = [], []
-    for category in categories:
-        category_id = category.get("id") if isinstance(category, dict) else None
-        is_usable = type(category_id) is int and 0 <= category_id <= MAX_CATEGORY_ID
-        ids.append(category_id if is_usable else NONE)
-        names.append(f"category {category_id} ({category.get('name')!r})" if is_usable else "")
-    for before, (category_id, name) in itertools.pairwise(zip(ids, names, strict=True)):
-        if NONE < category_id < before[0]:
-            issues.add("category-order", f"{name} is listed after {before[1]}")
+    issues.add_each("bad-category", list(category_faults(categories)), str)
+    ids = [category.get("id") if isinstance(category, dict) else None for category in categories]
+    ids = [i if type(i) is int and 0 <= i <= MAX_CATEGORY_ID else NONE for i in ids]
+    for row, (before, after) in enumerate(itertools.pairwise(ids)):
+        if NONE < after < before:
+            names = [f"category {c['id']} ({c.get('name')!r})" for c in categories[row : row + 2]]
+            issues.add("category-order", f"{names[1]} is listed after {names[0]}")
     return np.array(ids, np.int64)
 
 

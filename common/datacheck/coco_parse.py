@@ -8,7 +8,6 @@ Decoding is strict: "12" and true are not numbers, and 1.5 is not an id.
 """
 
 import codecs
-import collections
 import json
 import math
 import os
@@ -17,11 +16,12 @@ import re
 import reprlib
 import stat
 import sys
-from typing import Any, NamedTuple
+import types
+from typing import Any
 
 import msgspec
 
-from common.annotations import NONE, CocoImage, CocoObject
+from common.annotations import NONE, CocoFile, CocoImage, CocoObject
 from common.datacheck.issues import Issues
 from common.files import file_type
 from common.labels import is_text
@@ -44,22 +44,6 @@ _NOTHING = {
     CocoImage: {"id": NONE, "file_name": "", "width": 0, "height": 0},
     CocoObject: {"image_id": NONE, "category_id": NONE, "bbox": (math.nan,) * 4},
 }
-
-
-class _Repeated(NamedTuple):
-    """Stands for the values of a key that is given more than once."""
-
-    count: int
-
-
-class _Key:
-    """A key of the document. It equals no other: a dict holds a repeated key as often as it is given."""
-
-    def __init__(self, text: str):
-        self.text = text
-
-
-_cut = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=lambda _, text: _Key(text)).decode
 
 
 def read(path: str, issues: Issues) -> bytes | None:
@@ -94,15 +78,11 @@ def parse(content: bytes, issues: Issues) -> dict[str, list | None]:
         The records of `images` and `annotations` as structs, those of `categories` as they are; values that
         were reported are those of _NOTHING. None for a list that was reported.
     """
-    try:
-        parts = _cut(content)
-        if collections.Counter(key.text for key in parts if key.text in _STRUCTS) == dict.fromkeys(
-            _STRUCTS, 1
-        ):
-            part_of = {key.text: part for key, part in parts.items()}
-            return {key: msgspec.json.decode(part_of[key], type=list[of]) for key, of in _STRUCTS.items()}
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        pass
+    if all(content.count(f'"{key}"'.encode()) == 1 for key in _STRUCTS):  # no list is given twice
+        try:
+            return msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
+        except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+            pass
     document = _load(content, issues)
     if document is None:
         return dict.fromkeys(_STRUCTS)
@@ -115,10 +95,21 @@ def shown(value: Any) -> str:
 
 
 def _load(content: bytes, issues: Issues) -> dict[str, Any] | None:
-    """What Python's json reads; None, with an issue, where it is not an object."""
+    """What Python's json reads; None, with an issue, where it is not an object. A list that is given more
+    than once is an Ellipsis."""
+
+    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        for key in _STRUCTS if len(found) < len(pairs) else ():
+            count = sum(name == key for name, _ in pairs)
+            if count > 1:
+                issues.add("repeated-key", f"the file has {count} lists `{key}`")
+                found[key] = ...
+        return found
+
     text = content.decode("utf-8", "surrogateescape")
     try:
-        document = json.loads(text, object_pairs_hook=_object, parse_int=_integer)
+        document = json.loads(text, object_pairs_hook=to_dict, parse_int=_integer)
     except RecursionError:
         issues.add("json-malformed", "its brackets are nested too deeply")
         return None
@@ -139,14 +130,6 @@ def _load(content: bytes, issues: Issues) -> dict[str, Any] | None:
     return document
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = collections.Counter(key for key, _ in pairs)
-        found |= {key: _Repeated(n) for key, n in counts.items() if n > 1 and key in _STRUCTS}
-    return found
-
-
 def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) < _DIGITS else float(digits)
 
@@ -156,13 +139,11 @@ def _list(document: dict[str, Any], key: str, struct: type, issues: Issues) -> l
     records = document.get(key)
     if key not in document:
         issues.add("missing-key", f"the file has no list `{key}`")
-    elif isinstance(records, _Repeated):
-        issues.add("repeated-key", f"the file has {records.count} lists `{key}`")
-    elif not isinstance(records, list):
+    elif not isinstance(records, list | types.EllipsisType):
         issues.add("wrong-type", f"`{key}` is {shown(records)}: a list is needed")
-    elif struct is Any:
-        return records
-    else:
+    elif records is not ...:
+        if struct is Any:
+            return records
         return [_salvaged(record, struct, key, number, issues) for number, record in enumerate(records)]
     return None
 
@@ -181,7 +162,7 @@ def _salvaged(record: Any, struct: type, key: str, number: int, issues: Issues) 
         else:
             continue
         if kind:
-            issues.add(kind, f"{_record_name(record, key, number)} {fault}")
+            issues.add(kind, f"{_name(record, key, number)} {fault}")
         else:
             good[field.name] = record[field.name]
     return struct(**good)
@@ -190,8 +171,13 @@ def _salvaged(record: Any, struct: type, key: str, number: int, issues: Issues) 
 _FIELDS = {struct: msgspec.structs.fields(struct) for struct in _NOTHING}
 
 
-def _record_name(record: dict[str, Any], key: str, number: int) -> str:
-    """`image 7 ('b.jpg')`, `annotation 3 (image 7)`, or `annotations[2] (no id, image 7)`."""
+def record_name(key: str, number: int, record_id: int | None, about: list[str]) -> str:
+    """`annotation 3 (image 7)`, or where there is no id `annotations[2] (no id, image 7)`."""
+    name = f"{key}[{number}]" if record_id is None else f"{key[:-1]} {shown(record_id)}"
+    return f"{name} ({', '.join(about)})" if about else name
+
+
+def _name(record: dict[str, Any], key: str, number: int) -> str:
     record_id = record.get("id")
     has_id = type(record_id) is int and record_id >= 0
     about = [] if has_id else [f"id {shown(record_id)}" if "id" in record else "no id"]
@@ -199,8 +185,7 @@ def _record_name(record: dict[str, Any], key: str, number: int) -> str:
         about.append(f"image {shown(record['image_id'])}")
     if "file_name" in record:
         about.append(shown(record["file_name"]))
-    name = f"{key[:-1]} {shown(record_id)}" if has_id else f"{key}[{number}]"
-    return f"{name} ({', '.join(about)})" if about else name
+    return record_name(key, number, record_id if has_id else None, about)
 
 
 def _fault(value: Any, field: msgspec.structs.FieldInfo) -> tuple[str, str]:

@@ -1,19 +1,18 @@
 """What the header and the end of an encoded image show, without decoding it.
 
-nvImageCodec, the codec library of DALI, reads size, channels and bits (of PNG: Pillow). Added here: the EXIF
-orientation, the end of the file, and the variants that DALI 2.4 refuses or decodes wrongly without an error
-(lossless JPEG, JPEG 2000 of 9 to 15 bits, TIFFs with floats or JPEG inside, BMPs with masks, PNMs of another
-maximum). These and other rare variants are unsupported; test_image_headers.py compares with DALI.
+Header, EXIF orientation and end of the file are read, and the variants are found that DALI 2.4 refuses or
+decodes wrongly without an error (lossless JPEG, JPEG 2000 of 9 to 15 bits, TIFFs with floats or JPEG inside,
+BMPs with masks, PNMs of another maximum). These and other rare variants are unsupported;
+test_image_headers.py compares with DALI.
 """
 
 import functools
-import io
 import os
 import re
 import struct
 import warnings
 import zlib
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 import PIL.Image
@@ -74,20 +73,16 @@ class Encoded:
         self._stream = stream
         self.size = stream.seek(0, os.SEEK_END)
         self.facts, self.is_16_bit, self.pixels_at = ImageFacts(), False, 0
-        self.head = b""
         self.head = self.at(0, min(self.size, _HEAD))
 
     def at(self, offset: int, count: int) -> bytes:
         """`count` bytes from `offset` on; Fault where there are not so many."""
-        end = offset + count
-        if end <= len(self.head):
-            return self.head[offset:end]
         content = b""
-        if end <= self.size:
+        if offset + count <= self.size:
             self._stream.seek(offset)
             content = self._stream.read(count)
         if len(content) < count:
-            raise truncated(f"it ends after {self.size} bytes, and byte {end - 1} is needed")
+            raise truncated(f"it ends after {self.size} bytes, and byte {offset + count - 1} is needed")
         return content
 
     def whole(self) -> bytes:
@@ -133,25 +128,14 @@ _NOT_FOR_DALI = (
 )
 
 
-def _read_size(content: bytes, image: Encoded) -> nvimgcodec.CodeStream:
-    """Fills in size and depth from an image or enough of its beginning."""
-    facts = image.facts
-    try:
-        stream = nvimgcodec.CodeStream(content)
-        height, width = stream.height, stream.width
-    except RuntimeError as error:
-        raise damaged(f"the header of the {facts.image_format} cannot be read") from error
-    _set_size(facts, height, width)
-    image.is_16_bit = stream.precision == 16
-    if stream.precision not in (8, 16):
-        raise unsupported(f"{facts.image_format} with {stream.precision} bits per sample")
-    return stream
-
-
 def _set_size(facts: ImageFacts, height: int, width: int) -> None:
-    if height <= 0 or width <= 0:  # of large numbers nvImageCodec makes negative ones
+    if height <= 0 or width <= 0:
         raise damaged(f"a {facts.image_format} of {width} x {height} pixels")
     facts.height, facts.width = height, width
+
+
+def _valid(orientation: Any) -> int:
+    return orientation if orientation in range(1, 9) else 1
 
 
 def _orientation(exif: bytes) -> int:
@@ -159,18 +143,15 @@ def _orientation(exif: bytes) -> int:
     block = PIL.Image.Exif()
     try:
         block.load(exif)
-        return _valid(block.get(0x0112, 1))
+        return _valid(block.get(0x0112))
     except PILLOW_ERRORS:
         return 1
-
-
-def _valid(orientation: int) -> int:
-    return orientation if orientation in range(1, 9) else 1
 
 
 # --- JPEG: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, annex B ---
 
 _SEGMENT = struct.Struct(">BBH")  # 0xFF, marker, length of what follows, itself included
+_FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
 _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF, 0xF7)
 _START_OF_SCAN, _END_OF_IMAGE, _APP1 = 0xDA, 0xD9, 0xE1
 _LONGEST_SIDE = 65500  # of libjpeg
@@ -179,7 +160,7 @@ _NEXT_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # not stuffed zer
 
 
 def _jpeg(image: Encoded) -> None:
-    at, exif = 2, b""
+    at, exif, frame = 2, b"", (8, 0, 0, 3)
     while True:
         start, marker, length = _SEGMENT.unpack(image.at(at, 4))
         if start == marker == 0xFF:  # a fill byte
@@ -191,16 +172,16 @@ def _jpeg(image: Encoded) -> None:
             break
         if marker in _OTHER_FRAMES:
             raise unsupported("lossless or hierarchical JPEG")
+        if marker in _FRAMES:
+            frame = struct.unpack(">BHHB", image.at(at + 4, 6))
         if marker == _APP1 and not exif and image.at(at + 4, min(length - 2, 6)) == b"Exif\0\0":
             exif = image.at(at + 4, length - 2)
         at += 2 + length
-    stream, facts = _read_size(image.at(0, at + 4), image), image.facts
-    is_too_long = max(facts.height, facts.width) > _LONGEST_SIDE
-    if stream.num_channels not in (1, 3, 4) or image.is_16_bit or is_too_long:
-        size = f"{facts.width} x {facts.height} pixels"
-        raise unsupported(f"JPEG of {size}, {stream.num_channels} components, {stream.precision} bits")
-    if exif:
-        facts.orientation = _orientation(exif)
+    bits, height, width, components = frame
+    _set_size(image.facts, height, width)
+    if components not in (1, 3, 4) or bits != 8 or max(height, width) > _LONGEST_SIDE:
+        raise unsupported(f"JPEG of {width} x {height} pixels, {components} components, {bits} bits")
+    image.facts.orientation = _orientation(exif)
     # The end of a thumbnail in EXIF lies before the scan, ends of further pictures behind it.
     scan = image.pixels_at = at + 2 + length
     if scan + 2 <= image.size and image.at(image.size - 2, 2) == _END:
@@ -228,7 +209,7 @@ def _png(image: Encoded) -> None:
     is_whole = image.size > 45 and image.at(image.size - 12, 12) == _IEND
     if not is_whole and _IEND not in image.whole():  # something may follow it
         raise truncated(f"a PNG without its last chunk, {image.size} bytes")
-    try:  # nvImageCodec would need the whole file
+    try:
         picture = PIL.PngImagePlugin.PngImageFile(image.rewound())
     except PILLOW_ERRORS as error:
         raise damaged(f"the header of the PNG cannot be read ({error})") from error
@@ -250,7 +231,11 @@ def _webp(image: Encoded) -> None:
     end = 8 + riff
     if image.size < end:
         raise truncated(f"a WebP of {end} bytes of which {image.size} are there")
-    _read_size(image.head if len(image.head) == _HEAD else image.whole(), image)
+    try:  # as DALI does, which refuses more than Pillow
+        stream = nvimgcodec.CodeStream(image.head if len(image.head) == _HEAD else image.whole())
+        _set_size(image.facts, stream.height, stream.width)
+    except RuntimeError as error:
+        raise damaged("the header of the WebP cannot be read") from error
     at = 12
     while image.at(12, 4) == b"VP8X" and at + 8 <= end:
         name, length = struct.unpack("<4sI", image.at(at, 8))
@@ -263,11 +248,11 @@ def _webp(image: Encoded) -> None:
 
 
 def _bmp(image: Encoded) -> None:
-    start, header_size, _, _, _, bits, compression = struct.unpack("<IIiiHHI", image.at(10, 24))
+    start, header_size, width, height, _, bits, compression = struct.unpack("<IIiiHHI", image.at(10, 24))
     if header_size < 40 or bits not in (1, 4, 8, 24, 32) or compression:
         raise unsupported(f"BMP with {bits} bits per pixel, compression {compression}, header {header_size}")
-    _read_size(image.head, image)
-    end = start + (image.facts.width * bits + 31) // 32 * 4 * image.facts.height
+    _set_size(image.facts, abs(height), width)
+    end = start + (width * bits + 31) // 32 * 4 * abs(height)
     if image.size < end:
         raise truncated(f"a BMP of {end} bytes of which {image.size} are there")
 
@@ -280,16 +265,15 @@ _LAYOUTS = ((1, 1, 8), (1, 1, 16), (2, 3, 8), (2, 3, 16), (2, 4, 8), (3, 1, 8))
 
 
 def _tiff(image: Encoded) -> None:
-    whole = image.whole()
-    _read_size(whole, image)
     try:
-        tags = PIL.TiffImagePlugin.TiffImageFile(io.BytesIO(whole)).tag_v2
+        tags = PIL.TiffImagePlugin.TiffImageFile(image.rewound()).tag_v2
         bits, kinds = set(tags.get(258, (1,))), set(tags.get(339, (1,)))
         layout = (tags.get(262), tags.get(277, 1), max(bits))
         offsets, sizes = (tags.get(273, ()), tags.get(279, ())) if 273 in tags else (tags[324], tags[325])
         end = max(offset + size for offset, size in zip(offsets, sizes, strict=True))
     except PILLOW_ERRORS as error:
         raise unsupported(f"TIFF that Pillow does not read ({error})") from error
+    _set_size(image.facts, tags[257], tags[256])
     compression, planar = tags.get(259, 1), tags.get(284, 1)
     is_plain = compression in _PLAIN and layout in _LAYOUTS and planar == 1 and len(bits) == 1
     if not is_plain or kinds != {1} or tags.next:
@@ -298,8 +282,8 @@ def _tiff(image: Encoded) -> None:
             f"TIFF with compression {compression}, photometric interpretation {layout[0]}, {samples}, planar"
             f" configuration {planar}{', several pages' if tags.next else ''}"
         )
-    image.is_16_bit = layout[2] == 16  # of a palette, nvImageCodec names the bits of its colours
-    image.facts.orientation = _valid(tags.get(274, 1))
+    image.is_16_bit = layout[2] == 16
+    image.facts.orientation = _valid(tags.get(274))
     if end > image.size:
         raise truncated(f"a TIFF of at least {end} bytes of which {image.size} are there")
 
@@ -314,14 +298,13 @@ def _jpeg2000(image: Encoded) -> None:
     at = image.head.find(_CODESTREAM)
     if at < 0:
         raise damaged("a JPEG 2000 file whose codestream has no header")
-    _, _, left, top, count = _SIZE.unpack(image.at(at, _SIZE.size))
+    width, height, left, top, count = _SIZE.unpack(image.at(at, _SIZE.size))
     parts = image.at(at + _SIZE.size, 3 * count)  # of each: bits - 1, distances across and down
     allowed = (1, 3, 4) if at else (3, 4)  # DALI refuses a grey codestream without boxes
     if left or top or count not in allowed or set(parts) != {7, 1}:
         raise unsupported(f"JPEG 2000 with {count} components that are not plain 8 bits")
-    whole = image.whole()
-    _read_size(whole, image)
-    if _END not in whole[at + _SIZE.size + 3 * count :]:
+    _set_size(image.facts, height, width)
+    if _END not in image.whole()[at + _SIZE.size + 3 * count :]:
         raise truncated(f"a JPEG 2000 file without its end-of-codestream marker, {image.size} bytes")
 
 

@@ -15,8 +15,8 @@ import io
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -148,6 +148,18 @@ def _check_range(picture: PIL.Image.Image) -> None:
 # --- image files ---
 
 
+def in_threads(
+    function: Callable[[Any], Any], parts: Sequence[Any], threads: int, title: str | None
+) -> Iterator[Any]:
+    """What `function` returns for each part, in order, with a progress bar where there is a title."""
+    bar = Bar(title, len(parts)) if title else None
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # a forked TensorFlow would hang
+        for found in pool.map(function, parts):
+            yield found
+            if bar:
+                bar.step()
+
+
 class _Entry(msgspec.Struct, gc=False, array_like=True):
     """What was found in a file.
 
@@ -200,14 +212,11 @@ def inspect_files(
     found: dict[str, _Entry] = {}
     unique = list(dict.fromkeys(names))
     chunks = [unique[i : i + _CHUNK] for i in range(0, len(unique), _CHUNK)]
-    bar = Bar("Checking images", len(chunks)) if len(unique) > _SLOW[decode] else None
-    try:  # threads: a forked TensorFlow would hang
-        with concurrent.futures.ThreadPoolExecutor(_DECODERS if decode else _READERS) as pool:
-            entries = pool.map(lambda chunk: list(map(look, chunk)), chunks)
-            for chunk, of_chunk in zip(chunks, entries, strict=True):
-                found |= zip(chunk, of_chunk, strict=True)
-                if bar:
-                    bar.step()
+    title = "Checking images" if len(unique) > _SLOW[decode] else None
+    threads = _DECODERS if decode else _READERS
+    try:
+        for entries in in_threads(lambda chunk: {name: look(name) for name in chunk}, chunks, threads, title):
+            found |= entries
     finally:  # an interrupted check is not lost
         kept = {os.fsencode(name): entry for name, entry in found.items() if entry.state}
         if any(known.get(name) is not entry for name, entry in kept.items()):
@@ -224,21 +233,19 @@ def _look(path: str, known: _Entry | None, decode: bool, max_megapixels: float) 
         if known and known.state == state and known.decoded >= decode:
             return known
         facts = inspect_file(path, decode, max_megapixels)
-    except (FileNotFoundError, NotADirectoryError):
-        detail = "a symbolic link to nothing" if os.path.islink(path) else ""
-        return _Entry(None, False, ImageFacts(fault="image-missing", detail=detail))
     except OSError as error:
-        fault = ImageFacts(fault="image-unreadable", detail=error.strerror or str(error))
-        return _Entry(None, False, fault)
-    if facts.fault == "image-too-large":
-        state = None
-    return _Entry(state, decode or facts.fault != "", facts)
+        fault, detail = "image-unreadable", error.strerror or str(error)
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            fault, detail = "image-missing", "a symbolic link to nothing" if os.path.islink(path) else ""
+        return _Entry(None, False, ImageFacts(fault=fault, detail=detail))
+    is_kept = facts.fault != "image-too-large"
+    return _Entry(state if is_kept else None, decode or facts.fault != "", facts)
 
 
 def inspect_file(path: str, decode: bool, max_megapixels: float) -> ImageFacts:
     """`inspect` of a file, of which as few bytes as possible are read; OSError where that fails."""
     # Should a pipe have taken the file's place just now, it does not block.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as stream:
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
         return _inspect(stream, decode, max_megapixels)
 
 
@@ -289,7 +296,7 @@ def check_files(
     Returns:
         bool (I,), which images can be decoded; and what is known of each.
     """
-    rows, facts = [], [ImageFacts()] * len(names)
+    rows = []
     for row, name in enumerate(names):
         if path_fault(name):
             issues.add("path-leaves-directory", f"{describe(row)} is not below {os.fspath(images_dir)}")
@@ -297,15 +304,13 @@ def check_files(
             rows.append(row)
     safe = [names[row] for row in rows]
     found = inspect_files(images_dir, safe, decode=policy.decode, max_megapixels=policy.max_megapixels)
-    for row, fact in zip(rows, found, strict=True):
-        facts[row] = fact
-    usable = np.zeros(len(names), np.bool_)
-    usable[rows] = check_images(found, image_sizes[rows], safe, lambda i: describe(rows[i]), issues)
-    return usable, facts
+    facts_of = dict(zip(rows, found, strict=True))
+    usable = check_images(list(map(facts_of.get, range(len(names)))), image_sizes, names, describe, issues)
+    return usable, [facts_of.get(row, ImageFacts()) for row in range(len(names))]
 
 
 def check_images(
-    facts: Sequence[ImageFacts],
+    facts: Sequence[ImageFacts | None],
     image_sizes: np.ndarray,
     names: Sequence[str],
     describe: Callable[[int], str],
@@ -314,7 +319,7 @@ def check_images(
     """Compares images with what annotations say of them.
 
     Args:
-        facts: of I images.
+        facts: of I images; None where another fault was reported.
         image_sizes: (I, 2), (height, width) according to the annotations; 0 where they have none.
         names: their file names; "" where there is none.
         describe: gives the name of image i in messages: `image 12 ('a.jpg')`.
@@ -324,7 +329,7 @@ def check_images(
         bool (I,), which images can be decoded.
     """
     for i, (fact, size, name) in enumerate(zip(facts, image_sizes.tolist(), names, strict=True)):
-        if add_fault(fact, describe(i), issues):
+        if fact is None or add_fault(fact, describe(i), issues):
             continue
         stored = [fact.height, fact.width]
         size = [given or found for given, found in zip(size, stored, strict=True)]
@@ -340,4 +345,4 @@ def check_images(
         suffix = os.path.splitext(name)[1].lower()
         if _FORMAT_OF.get(suffix, fact.image_format) != fact.image_format:
             issues.add("wrong-extension", f"{describe(i)} is {fact.image_format}")
-    return np.array([not fact.fault for fact in facts], np.bool_)
+    return np.array([fact is not None and not fact.fault for fact in facts], np.bool_)

@@ -41,7 +41,7 @@ class Kind:
     remedy: str
 
 
-# Each row: what it is, in the singular; what the user can do about it, or what was done.
+# Each row: `what` and `remedy` of a Kind.
 _ERRORS = {
     "json-unreadable": ("annotations file cannot be read", "correct the path or its permissions"),
     "json-not-a-file": ("annotations are not a regular file", "name a json file"),
@@ -183,10 +183,9 @@ class DataError(UserError):
     def __init__(self, *issues: "Issues"):
         self.issues = issues
         lines = [f"{of.origin}: {issue.line()}" for of in issues for issue in of.stopping]
-        if len(lines) == 1:
-            super().__init__(lines[0])
-        else:
-            super().__init__("\n  ".join([f"{len(lines)} kinds of faults in the data:", *lines]))
+        if len(lines) > 1:
+            lines.insert(0, f"{len(lines)} kinds of faults in the data:")
+        super().__init__("\n  ".join(lines))
 
 
 class Issues:

@@ -12,20 +12,24 @@ read the data. A result with faults that the user must correct in the files is n
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import glob
 import hashlib
+import itertools
 import os
 import pathlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import tensorflow as tf
 
-from common import tfrecord
+from common import readers, tfrecord
 from common.annotations import Annotations
 from common.args import ImagePolicy
+from common.dali_ops import Nodes
 from common.datacheck import tfrecord_scan
 from common.datacheck.coco import report_fixes
 from common.datacheck.issues import Issues
@@ -33,13 +37,51 @@ from common.datacheck.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, F
 from common.errors import UserError
 from common.files import get_or_create, load_cached, save_cached, store_cached
 from common.labels import LabelMap
-from common.sources import TFRecordSource
+from common.open_data import Source
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
 
-_VERSION = 4  # raise it when what is kept changes, or any check, those of images.py included
+_VERSION = 5  # raise it when what is kept changes, or any check, those of images.py included
 _THREADS = 16  # files that are walked at once
 _NO_RECORDS = (".idx", ".json", ".pbtxt")  # what lies beside record files
 _SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TFRecordSource(Source):
+    """TFRecords in the schema of TensorFlow Object Detection.
+
+    Attributes:
+        files: the user's record files.
+        records: what is read of them.
+        annotations: of all records that are read, in the order of `files`.
+        rows: int64 (I,), the row of the annotations that each of `records.spans` belongs to.
+        names: of the records in words, one per row: `a.tfrecord record 5 (image 12)`.
+        formats: how many images have a format, by Pillow's name of it, the most frequent first.
+    """
+
+    files: Sequence[str]
+    records: Records
+    annotations: Annotations
+    rows: np.ndarray
+    names: Sequence[str]
+    formats: dict[str, int]
+    name = "tfrecord"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        # Sizes and order, not paths: the same records may lie elsewhere tomorrow.
+        digest = hashlib.sha256(self.annotations.fingerprint().encode())
+        digest.update(self.records.spans.tobytes())
+        return digest.hexdigest()
+
+    def image_name(self, row: int) -> str:
+        return self.names[row]
+
+    def encoded(self, row: int) -> bytes:
+        return self.records.image(int(np.flatnonzero(self.rows == row)[0]))
+
+    def read(self, *, training: bool, **options: Any) -> Nodes:
+        return readers.tfrecord_reader(self.records, self.label_map, training=training, **options)
 
 
 # --- files ---
@@ -56,12 +98,10 @@ def expand_pattern(pattern: str) -> list[str]:
     """
     issues, files = Issues(pattern), set()
     for part in [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]:
-        matches = {file for file in glob.glob(part, recursive=True) if not file.endswith(_NO_RECORDS)}
-        if part.endswith("**"):
-            matches = {file for file in matches if not os.path.isdir(file)}
-        if not matches:
-            issues.add("no-record-file", repr(part))
-        files |= matches
+        found = [file for file in glob.glob(part, recursive=True) if not file.endswith(_NO_RECORDS)]
+        matches = [file for file in found if not (part.endswith("**") and os.path.isdir(file))]
+        issues.add_each("no-record-file", [] if matches else [part], repr)
+        files.update(matches)
     issues.raise_if_stopping()
     return sorted(files)
 
@@ -101,11 +141,10 @@ def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
     """The files that the names of the others promise: `train-00002-of-00004` is one of four."""
     known = {os.fspath(file) for file in files}
     missing = set()
-    for file in known:
-        if match := _SHARD.fullmatch(file):
-            digits = len(match["shard"])
-            for shard in range(int(match["count"])):
-                missing.add(f"{match['prefix']}{shard:0{digits}}-of-{match['count']}{match['suffix']}")
+    for match in filter(None, map(_SHARD.fullmatch, known)):
+        digits = len(match["shard"])
+        names = (f"{match['prefix']}{i:0{digits}}-of-{match['count']}" for i in range(int(match["count"])))
+        missing.update(name + match["suffix"] for name in names)
     return sorted(missing - known)
 
 
@@ -151,31 +190,30 @@ def open_records(
         issues.skip_images()
     issues.raise_if_stopping()
     annotations = dataclasses.replace(annotations.select(is_usable), issues=issues)
-    kept = np.flatnonzero(is_usable)
-
-    def name_record(row: int) -> str:
-        return examples[kept[row]].name
+    names = [example.name for example in itertools.compress(examples, is_usable)]
 
     def name_box(row: int) -> str:
         left, top, width, height = annotations.boxes_ltwh_px[row]
         image_row = annotations.box_image[row]
         sides = annotations.image_sizes[image_row][[1, 0, 1, 0]]
         box = (np.array([left, top, left + width, top + height]) / sides).astype(np.float32)
-        return f"{name_record(image_row)} has {tfrecord_scan.box_name(box)}"
+        return f"{names[image_row]} has {tfrecord_scan.box_name(box)}"
 
     if annotations.num_images:
-        report_fixes(annotations, name_record, name_box, issues)
+        report_fixes(annotations, names.__getitem__, name_box, issues)
     else:
         issues.add("no-images", "no record has an image that can be read")
     issues.raise_if_stopping()
     # DALI is asked for crowds only where there are any.
     least = LACKS_CROWDS if annotations.is_crowd.any() else LACKS_BOXES
     lacking = is_usable & np.array([example.lacks >= least for example in examples])
-    issues.add_each("record-completed", np.flatnonzero(lacking[kept]), name_record)
+    issues.add_each("record-completed", np.flatnonzero(lacking[is_usable]), names.__getitem__)
     missing = missing_shards([file.path for file in walked])
     issues.add_many("shard-missing", len(missing), missing)
-    formats = collections.Counter(examples[row].facts.image_format for row in kept)
-    return _lay_out(walked, annotations, is_usable, lacking, dict(formats.most_common()))
+    formats = collections.Counter(
+        example.facts.image_format for example in itertools.compress(examples, is_usable)
+    )
+    return _lay_out(walked, annotations, is_usable, lacking, names, dict(formats.most_common()))
 
 
 def _read(
@@ -202,6 +240,7 @@ def _lay_out(
     annotations: Annotations,
     is_usable: np.ndarray,
     lacking: np.ndarray,
+    names: Sequence[str],
     formats: dict[str, int],
 ) -> TFRecordSource:
     """Files, indexes and spans of the records that are read; makes what is missing.
@@ -211,34 +250,27 @@ def _lay_out(
         annotations: of the records that are read.
         is_usable: bool (R,), which of all records are read.
         lacking: bool (R,), which of these must be completed first.
-        formats: of the images.
+        names, formats: see TFRecordSource.
     """
-    files, indexes, spans, rows = [], [], [], []
-    row_of = np.cumsum(is_usable) - 1
-
-    def add(file: str, index: str, file_spans: np.ndarray, records: np.ndarray) -> None:
-        spans.append(np.insert(file_spans, 0, len(files), axis=1))
-        rows.append(row_of[records])
-        files.append(file)
-        indexes.append(index)
-
-    begin = 0
-    for file in walked:
-        end = begin + len(file.spans)
-        is_read = is_usable[begin:end] & ~lacking[begin:end]
+    layout = []  # (file, index, spans, numbers among all records)
+    begins = np.cumsum([len(file.spans) for file in walked])[:-1]
+    for file, records in zip(walked, np.split(np.arange(len(is_usable)), begins), strict=True):
+        is_copied = lacking[records]
+        is_read = is_usable[records] & ~is_copied
         if is_read.any():
             index = index_of(file, annotations.issues) if is_read.all() else _index(file.spans[is_read])
-            add(file.path, index, file.spans[is_read], begin + np.flatnonzero(is_read))
-        if lacking[begin:end].any():
-            completed = _complete_copy(file, lacking[begin:end])
-            copied = tfrecord.record_spans(completed)
-            add(completed, _index(copied), copied, begin + np.flatnonzero(lacking[begin:end]))
-        begin = end
+            layout.append((file.path, index, file.spans[is_read], records[is_read]))
+        if is_copied.any():
+            copy = _complete_copy(file, is_copied)
+            spans = tfrecord.record_spans(copy)
+            layout.append((copy, _index(spans), spans, records[is_copied]))
+    files, indexes, spans, numbers = zip(*layout, strict=True)
+    spans = np.concatenate([np.insert(of_file, 0, i, axis=1) for i, of_file in enumerate(spans)])
     has_crowds = bool(annotations.is_crowd.any())
     has_empty = bool(annotations.target_boxes.num_dropped)
-    records = Records(tuple(files), tuple(indexes), np.concatenate(spans), has_crowds, has_empty)
-    paths = [file.path for file in walked]
-    return TFRecordSource(paths, records, annotations, np.concatenate(rows), formats)
+    records = Records(files, indexes, spans, has_crowds, has_empty)
+    rows = (np.cumsum(is_usable) - 1)[np.concatenate(numbers)]
+    return TFRecordSource([file.path for file in walked], records, annotations, rows, names, formats)
 
 
 def _index(spans: np.ndarray) -> str:

@@ -4,11 +4,10 @@ The schema is that of TensorFlow Object Detection (common/tfrecord.py). All keys
 where an image has none.
 """
 
-import concurrent.futures
 import itertools
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +21,6 @@ from common.datacheck import images
 from common.datacheck.image_headers import ImageFacts
 from common.datacheck.issues import Issues
 from common.labels import LabelMap
-from common.progress import Bar
 from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
 
 LACKS_CROWDS, LACKS_BOXES = 1, 2  # which keys that DALI asks for a record does not have
@@ -32,11 +30,14 @@ _NAMED = 4  # records of one id in a message
 _FARTHEST = 2  # fraction of an image: boxes that reach farther are in pixels
 _SLOW_BYTES = 2**29  # of files from which on a progress bar is shown
 _MAX_ID, _MAX_DIGITS = 2**63 - 1, 19
-_MAX_SIDE = 2**31 - 1
 _SHOWN, _SHOWN_BYTES = 8, 40  # values in a message, bytes of one
 
 
 # --- one record ---
+
+
+# A row per object: ltrb as stored, in fractions of the image; area in square pixels, NaN where none is given.
+_OBJECT = np.dtype([("box", "4f4"), ("category_id", "i8"), ("iscrowd", "?"), ("area", "f8")])
 
 
 class Example(msgspec.Struct, gc=False, array_like=True):
@@ -47,11 +48,7 @@ class Example(msgspec.Struct, gc=False, array_like=True):
         image_id: NONE where it was reported.
         file_name: "" where there is none.
         image_size: height and width in pixels, 0 where either was reported.
-        sides: one list for each of BOX_KEYS, fractions of the image; empty where anything about the objects
-            was reported, and so are the other lists.
-        category_ids: one per box.
-        is_crowd: one per box, 0 or 1.
-        areas: one per box in square pixels, NaN where none is given.
+        objects: rows of _OBJECT; none where anything about the objects was reported.
         lacks: 0, LACKS_CROWDS, or LACKS_BOXES where any other key is missing.
         facts: of its image; None where that was reported.
     """
@@ -60,10 +57,7 @@ class Example(msgspec.Struct, gc=False, array_like=True):
     image_id: int = NONE
     file_name: str = ""
     image_size: tuple[int, int] = (0, 0)
-    sides: list[list[float]] = msgspec.field(default_factory=lambda: [[], [], [], []])
-    category_ids: list[int] = []
-    is_crowd: list[int] = []
-    areas: list[float] = []
+    objects: list[tuple[tuple[float, float, float, float], int, int, float]] = []
     lacks: int = 0
     facts: ImageFacts | None = None
 
@@ -72,17 +66,24 @@ def _is_id(text: bytes) -> bool:
     return text.isdigit() and len(text) <= _MAX_DIGITS and int(text) <= _MAX_ID
 
 
-def _is_side(pixels: int) -> bool:
-    return 0 < pixels <= _MAX_SIDE
-
+_PIXELS = range(1, 2**31)
 
 # Keys with one value: its kind, whether it can be used, and what it must be.
 _ONE = {
     "image/source_id": ("bytes_list", _is_id, f"image ids are decimal digits, up to {_MAX_ID}"),
-    "image/height": ("int64_list", _is_side, "it must be at least one pixel"),
-    "image/width": ("int64_list", _is_side, "it must be at least one pixel"),
-    "image/encoded": ("bytes_list", lambda image: True, ""),
+    "image/height": ("int64_list", _PIXELS.__contains__, "it must be one number of pixels"),
+    "image/width": ("int64_list", _PIXELS.__contains__, "it must be one number of pixels"),
+    "image/encoded": ("bytes_list", lambda image: True, "it must be one image"),
 }
+
+
+# Keys with one value per object; the last two may be left out.
+_LISTS = dict.fromkeys((LABEL_KEY, *BOX_KEYS), "float_list") | {
+    LABEL_KEY: "int64_list",
+    CROWD_KEY: "int64_list",
+    AREA_KEY: "float_list",
+}
+_NEEDED = (LABEL_KEY, *BOX_KEYS)
 
 
 class Features:
@@ -96,7 +97,7 @@ class Features:
 
     def values(self, key: str, kind: str) -> Sequence[Any] | None:
         """The values under a key, () where there are none; None where they are of another kind."""
-        feature = self.features[key] if key in self.features else tf.train.Feature()
+        feature = self.features[key]  # protobuf makes an empty one where there is none
         found = feature.WhichOneof("kind")
         if found in (kind, None):
             return getattr(feature, kind).value
@@ -108,21 +109,16 @@ class Features:
         """The one value under a key of _ONE; None where it cannot be used."""
         kind, is_right, rule = _ONE[key]
         values = self.values(key, kind)
-        if values is None:
-            return None
-        if not values:
-            self.report("record-key-missing", f"lacks {key}")
-        elif len(values) > 1:
-            text = f"has {len(values)} values in {key} instead of one: {_shown(values)}"
-            self.report("record-value", text)
-        elif not is_right(values[0]):
-            self.report("record-value", f"has the {key} {_shown(values)}: {rule}")
-        else:
+        if values is not None and len(values) == 1 and is_right(values[0]):
             return values[0]
+        if values:
+            self.report("record-value", f"has the {key} {_shown(values)}: {rule}")
+        elif values is not None:
+            self.report("record-key-missing", f"lacks {key}")
         return None
 
     def lacks(self, key: str) -> bool:
-        return key not in self.features or self.features[key].WhichOneof("kind") is None
+        return self.features[key].WhichOneof("kind") is None
 
 
 def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
@@ -158,8 +154,7 @@ def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tu
 
 def _add_objects(example: Example, read: Features, known: frozenset[int]) -> None:
     """Fills in what is about objects, where that fits together."""
-    kinds = {LABEL_KEY: "int64_list", **dict.fromkeys(BOX_KEYS, "float_list"), CROWD_KEY: "int64_list"}
-    lists = {key: read.values(key, kind) for key, kind in (kinds | {AREA_KEY: "float_list"}).items()}
+    lists = {key: read.values(key, kind) for key, kind in _LISTS.items()}
     if None in lists.values() or not _lengths_agree(read, {key: len(of) for key, of in lists.items()}):
         return
     labels, crowds, areas = lists[LABEL_KEY], lists[CROWD_KEY], lists[AREA_KEY]
@@ -171,11 +166,10 @@ def _add_objects(example: Example, read: Features, known: frozenset[int]) -> Non
     if not all(0 <= area < math.inf for area in areas):
         read.report("record-value", f"has {AREA_KEY} {_shown(areas)}: it must be a number, 0 or more")
     # Copies: the values themselves would keep the whole record in memory.
-    example.sides = [list(lists[key]) for key in BOX_KEYS]
-    example.category_ids = list(labels)
-    example.is_crowd = list(crowds) or [0] * len(labels)
-    example.areas = list(areas) or [math.nan] * len(labels)
-    if any(map(read.lacks, (LABEL_KEY, *BOX_KEYS))):
+    boxes = zip(*(lists[key] for key in BOX_KEYS), strict=True)
+    others = (list(crowds) or [0] * len(labels), list(areas) or [math.nan] * len(labels))
+    example.objects = list(zip(boxes, labels, *others, strict=True))
+    if any(map(read.lacks, _NEEDED)):
         example.lacks = LACKS_BOXES
     elif read.lacks(CROWD_KEY) or len(crowds) != len(labels):
         example.lacks = LACKS_CROWDS
@@ -183,14 +177,11 @@ def _add_objects(example: Example, read: Features, known: frozenset[int]) -> Non
 
 def _lengths_agree(read: Features, lengths: dict[str, int]) -> bool:
     """Whether there is one value per box under every key; crowds and areas may be left out."""
-    if len(set(lengths.values())) == 1:
-        return True
-    needed = (LABEL_KEY, *BOX_KEYS)
-    given = {key: n for key, n in lengths.items() if n or (key in needed and not read.lacks(key))}
-    absent = [key for key in needed if key not in given]
-    fullest = max(given, key=given.get)
+    fullest = max(lengths, key=lengths.get)
+    absent = [key for key in _NEEDED if lengths[fullest] and read.lacks(key)]
+    given = {key: n for key, n in lengths.items() if n or (key in _NEEDED and not read.lacks(key))}
     for key in absent:
-        read.report("record-key-missing", f"lacks {key}, but has {given[fullest]} values in {fullest}")
+        read.report("record-key-missing", f"lacks {key}, but has {lengths[fullest]} values in {fullest}")
     is_ragged = len(set(given.values())) > 1
     if is_ragged:
         listed = ", ".join(f"{key} {n}" for key, n in given.items())
@@ -217,24 +208,6 @@ def box_name(box: np.ndarray) -> str:
     return f"the box xmin, ymin, xmax, ymax = {np.round(box.astype(np.float64), 6).tolist()}"
 
 
-def contents(file: RecordFile, begin: int, end: int, issues: Issues) -> list[bytes | None]:
-    """The data of the records [begin, end) of a file; None where they are damaged, which is reported."""
-    found: list[bytes | None] = []
-    try:
-        with open(file.path, "rb", buffering=0) as stream:
-            for number in range(begin, end):
-                offset, size = file.spans[number].tolist()
-                record = os.pread(stream.fileno(), size - tfrecord.FRAME, offset + tfrecord.HEADER)
-                if tfrecord.masked_crc32c(record) != file.checksums[number]:
-                    checksum = f"the checksum {file.checksums[number]:#010x}, not that of its data"
-                    issues.add("record-damaged", f"{file.name(number)} at byte {offset} has {checksum}")
-                    record = None
-                found.append(record)
-    except OSError as error:  # the file has gone
-        issues.add("record-file-unreadable", f"{file.path}: {error.strerror}")
-    return found + [None] * (end - begin - len(found))
-
-
 def scan(
     files: Sequence[RecordFile], known: frozenset[int], policy: ImagePolicy, issues: Issues
 ) -> list[Example]:
@@ -247,14 +220,13 @@ def scan(
         issues: gets what is wrong with single records, but not with their images.
     """
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
-    bar = Bar("Checking records", len(parts)) if sum(file.size for file in files) > _SLOW_BYTES else None
+    title = "Checking records" if sum(file.size for file in files) > _SLOW_BYTES else None
     examples: list[Example] = []
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        for of_part, found in pool.map(lambda part: _scan_part(*part, known, policy), parts):
-            examples += of_part
-            issues.extend(found)
-            if bar:
-                bar.step()
+    for of_part, found in images.in_threads(
+        lambda part: _scan_part(*part, known, policy), parts, _THREADS, title
+    ):
+        examples += of_part
+        issues.extend(found)
     return examples
 
 
@@ -270,35 +242,22 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
         The annotations of all records, and bool (I,), which images can be used. Where `issues` stop, rows
         of what was reported mean nothing.
     """
-    box_image = np.repeat(np.arange(len(examples)), [len(example.category_ids) for example in examples])
-    sides = [_chain((example.sides[side] for example in examples), np.float32) for side in range(4)]
-    boxes = np.stack(sides, axis=1)  # (N, 4) ltrb normalised, as stored
+    objects = np.array(list(itertools.chain.from_iterable(e.objects for e in examples)), _OBJECT)
+    boxes, box_image = objects["box"], np.repeat(np.arange(len(examples)), [len(e.objects) for e in examples])
     of_records = [CocoImage(e.image_id, e.file_name, e.image_size[1], e.image_size[0]) for e in examples]
     image_sizes = sizes_of(of_records)
     _check_boxes(boxes, [examples[row].name for row in box_image], issues)
     for image_id, rows in repeats(example.image_id for example in examples):
         names = ", ".join(examples[row].name for row in rows[:_NAMED])
         issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {names}")
-    rows = [row for row, example in enumerate(examples) if example.facts]
-    is_usable = np.ones(len(examples), np.bool_)
-    is_usable[rows] = images.check_images(
-        [examples[row].facts for row in rows],
-        image_sizes[rows],
-        [examples[row].file_name for row in rows],
-        lambda i: examples[rows[i]].name,
-        issues,
-    )
+    facts, names = [example.facts for example in examples], [example.file_name for example in examples]
+    is_usable = images.check_images(facts, image_sizes, names, lambda i: examples[i].name, issues)
     boxes_px = boxes.astype(np.float64) * image_sizes[box_image][:, [1, 0, 1, 0]]
-    objects = np.empty(len(box_image), OBJECT)
-    objects["bbox"] = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
-    objects["category_id"] = _chain((example.category_ids for example in examples), np.int64)
-    objects["iscrowd"] = _chain((example.is_crowd for example in examples), np.bool_)
-    objects["area"] = _chain((example.areas for example in examples), np.float64)
-    return to_annotations(of_records, objects, box_image, label_map, issues.origin), is_usable
-
-
-def _chain(lists: Iterable[Sequence], dtype: type) -> np.ndarray:
-    return np.array(list(itertools.chain.from_iterable(lists)), dtype)
+    table = np.empty(len(objects), OBJECT)
+    table["bbox"] = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
+    for key in ("category_id", "iscrowd", "area"):
+        table[key] = objects[key]
+    return to_annotations(of_records, table, box_image, label_map, issues.origin), is_usable
 
 
 def _scan_part(
@@ -306,16 +265,36 @@ def _scan_part(
 ) -> tuple[list[Example], Issues]:
     """_PART records of a file from `begin` on, and what is wrong with them."""
     issues, examples = Issues(file.path), []
-    end = min(begin + _PART, len(file.spans))
-    for number, record in enumerate(contents(file, begin, end, issues), begin):
-        example, encoded = Example(file.name(number)), None
-        if record is not None:
-            example, encoded = parse(record, file.name(number), known, issues)
-        if encoded is not None:
-            options = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
-            example.facts = images.inspect(encoded, **options)
-        examples.append(example)
+    try:
+        for number in range(begin, min(begin + _PART, len(file.spans))):
+            examples.append(_scan_record(file, number, known, policy, issues))
+    except OSError as error:  # the file has gone
+        issues.add("record-file-unreadable", f"{file.path}: {error.strerror}")
     return examples, issues
+
+
+def read_record(file: RecordFile, number: int, issues: Issues) -> bytes | None:
+    """The data of a record; None where it is damaged, which is reported. OSError where the file has gone."""
+    offset, size = file.spans[number].tolist()
+    record = tfrecord.read_record(file.path, offset, size)
+    if tfrecord.masked_crc32c(record) == file.checksums[number]:
+        return record
+    checksum = f"the checksum {file.checksums[number]:#010x}, not that of its data"
+    issues.add("record-damaged", f"{file.name(number)} at byte {offset} has {checksum}")
+    return None
+
+
+def _scan_record(
+    file: RecordFile, number: int, known: frozenset[int], policy: ImagePolicy, issues: Issues
+) -> Example:
+    name, record = file.name(number), read_record(file, number, issues)
+    if record is None:
+        return Example(name)
+    example, encoded = parse(record, name, known, issues)
+    if encoded is not None:
+        options = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
+        example.facts = images.inspect(encoded, **options)
+    return example
 
 
 def _check_boxes(boxes: np.ndarray, names: Sequence[str], issues: Issues) -> None:

@@ -22,8 +22,8 @@ from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
 from common.loader import BaseLoader, check_dali_device, make_loader, placement
+from common.open_data import Source
 from common.progress import log
-from common.sources import Source
 from common.training.checkpoints import Checkpoints
 
 # open_loader(shard_id=0, num_shards=1, device_index=0, **loader_kwargs)

@@ -30,7 +30,7 @@ from common.progress import log
 from common.training import checkpoint_files, weights
 
 if TYPE_CHECKING:
-    from common.sources import Source
+    from common.open_data import Source
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

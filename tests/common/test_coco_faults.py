@@ -468,15 +468,12 @@ def test_a_byte_order_mark_is_no_matter(small, literal):
 @pytest.mark.parametrize("key", ["images", "annotations", "categories"])
 @pytest.mark.parametrize("literal", ["2017", "NaN"])
 def test_a_list_given_twice(small, key, literal):
-    """Also where nothing is in the other one, or an escape spells its key."""
+    """Also where nothing is in the other one."""
     text = json.dumps(SMALL).replace("2017", literal)
-    escaped = key.replace("a", "\\u0061", 1)
-    for first, second in ((key, key), (escaped, key), (key, escaped)):
-        for more in ([], SMALL[key]):
-            spelled = text.replace(f'"{key}"', f'"{second}"')
-            (issue,) = refused(small(f'{{"{first}": {json.dumps(more)}, {spelled[1:]}')).values()
-            assert issue.kind == "repeated-key"
-            assert issue.offenders == [f"the file has 2 lists `{key}`"]
+    for more in ([], SMALL[key]):
+        (issue,) = refused(small(f'{{"{key}": {json.dumps(more)}, {text[1:]}')).values()
+        assert issue.kind == "repeated-key"
+        assert issue.offenders == [f"the file has 2 lists `{key}`"]
     (issue,) = refused(small(f'{{"{key}": [], "{key}": 1, {text[1:]}')).values()
     assert issue.offenders == [f"the file has 3 lists `{key}`"]
 

@@ -8,7 +8,7 @@ from nvidia import dali
 from common.datacheck.open_data import list_images, open_source
 from common.errors import UserError
 from common.labels import LabelMap
-from common.sources import ImageListSource
+from common.open_data import ImageListSource
 from common.tf_readers import Random, examples
 from tests.common.record_writing import png
 

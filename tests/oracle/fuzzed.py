@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from common.datacheck.open_data import open_coco
-from common.sources import CocoSource
+from common.open_data import CocoSource
 
 NUM_IMAGES = 200
 CATEGORY_IDS = (90, 3, 17)  # with gaps and in no order: class 0 is the 3

@@ -24,8 +24,8 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.files import cache_directory
 from common.loader import gpu_visible
+from common.open_data import Source
 from common.progress import log
-from common.sources import Source
 from common.training.input_feed import open_data
 from tools import synthetic
 from tools.benchmark import record, report, rounds, worker

@@ -19,8 +19,8 @@ from common.evaluation.evaluate import Detect, evaluate
 from common.files import write_directory, write_file
 from common.labels import LabelMap
 from common.loader import BaseLoader
+from common.open_data import Source
 from common.progress import log
-from common.sources import Source
 from common.training import weights
 from common.training.trained import App
 from tools import synthetic

@@ -344,7 +344,7 @@ def _changed(name: str, position: int, value: bytes) -> bytes:
         (_changed("bmp", 14, b"\x10"), "unsupported-format"),
         (_changed("bmp", 18, bytes(4)), "image-damaged"),
         (bmp(32, [bytes(4 * WIDTH)] * HEIGHT, compression=6), "unsupported-format"),
-        (tiff(RGB, 2, without=(256,)), "image-damaged"),
+        (tiff(RGB, 2, without=(256,)), "unsupported-format"),
         (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
         (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
         (VARIANTS["jpeg2000"].replace(b"\xff\x4f\xff\x51", b"\xff\x4f\xff\x52"), "image-damaged"),

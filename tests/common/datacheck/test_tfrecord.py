@@ -133,7 +133,7 @@ def test_progress_is_shown_of_large_sets_only(tmp_path, monkeypatch, capfd):
         def step(self):
             shown[-1][2] += 1
 
-    monkeypatch.setattr(tfrecord_scan, "Bar", Bar)
+    monkeypatch.setattr(images, "Bar", Bar)
     monkeypatch.setattr(tfrecord_scan, "_PART", 2)
     scan_one(tmp_path, *(record(source_id=b"%d" % i) for i in range(5)))
     assert not shown
@@ -453,13 +453,13 @@ def test_limits_are_the_policys(tmp_path):
 def reads(monkeypatch):
     """The parts of files that were read, each time that something is."""
     parts = []
-    real = tfrecord_scan.contents
+    real = tfrecord_scan._scan_part
 
-    def counted(file, begin, end, issues):
-        parts.append((file.path, begin, end))
-        return real(file, begin, end, issues)
+    def counted(file, begin, *options):
+        parts.append((file.path, begin))
+        return real(file, begin, *options)
 
-    monkeypatch.setattr(tfrecord_scan, "contents", counted)
+    monkeypatch.setattr(tfrecord_scan, "_scan_part", counted)
     return parts
 
 

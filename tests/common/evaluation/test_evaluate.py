@@ -27,7 +27,7 @@ from common.distributed.ranks import Ranks, pack, unpack
 from common.errors import OtherRankError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation import evaluate as evaluation
-from common.sources import ImageListSource
+from common.open_data import ImageListSource
 from tools import synthetic
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 

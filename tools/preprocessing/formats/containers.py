@@ -28,14 +28,13 @@ import tensorflow as tf
 from common import tfrecord
 from common.datacheck.images import IMAGE_SUFFIXES, ImageFacts
 from common.datacheck.tfrecord import expand_pattern, missing_shards, walk_files
-from common.datacheck.tfrecord_scan import contents
+from common.datacheck.tfrecord_scan import read_record
 from common.errors import UserError
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Content, Found, Image, Opening, Reader
 
 _LABEL_KEY = "image/class/label"
 _MAGIC = struct.pack("<I", 0xCED7230A)
-RECORDS_AT_ONCE = 64  # in memory
 _WHOLE, _FIRST, _LAST = 0, 1, 3  # parts of a record of RecordIO; 2 is a middle one
 
 
@@ -52,14 +51,13 @@ def _examples(opening: Opening) -> Iterator[Found]:
     missing = missing_shards(files)
     issues.add_many("shard-missing", len(missing), missing)
     for file in walk_files(files, issues):
-        for begin in range(0, len(file.spans), RECORDS_AT_ONCE):
-            end = min(begin + RECORDS_AT_ONCE, len(file.spans))
-            for number, record in enumerate(contents(file, begin, end, issues), begin):
-                if record is not None:
-                    owner = file.name(number)
-                    encoded, name, label = _parse_example(record, owner)
-                    name = name or f"{os.path.basename(file.path)}-{number}"
-                    yield Image(name, file.path, label, tuple(file.spans[number].tolist())), owner, encoded
+        for number in range(len(file.spans)):
+            record = read_record(file, number, issues)
+            if record is not None:
+                owner = file.name(number)
+                encoded, name, label = _parse_example(record, owner)
+                name = name or f"{os.path.basename(file.path)}-{number}"
+                yield Image(name, file.path, label, tuple(file.spans[number].tolist())), owner, encoded
 
 
 def _parse_example(record: bytes, owner: str) -> tuple[bytes, str, int | None]:
