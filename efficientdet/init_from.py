@@ -41,19 +41,9 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
         contents = read_automl(file, model)
         return assign(model, contents, label_map, class_names(contents.num_classes), origin)
     if is_backbone(file):
-        values, unused = read_backbone(file, model)
+        values, _ = read_backbone(file, model)
         rows = ClassRows((), anchors_of(model), anchors_of(model))
-        return transfer(
-            model,
-            values,
-            rows,
-            label_map,
-            (),
-            origin,
-            least_share=0,  # all of the backbone is there, however small a part of the model it is
-            unused=unused,
-            remark="only a backbone",
-        )
+        return transfer(model, values, rows, label_map, (), origin)
     raise UserError(
         f"{origin} is neither of google/automl's EfficientDet nor an EfficientNet; weights of ours end in "
         ".weights.h5"
@@ -70,13 +60,5 @@ def assign(
     model: keras.Model, contents: Contents, label_map: LabelMap, names: tuple[str, ...], origin: str
 ) -> Report:
     """Puts `contents` into a model: class rows by name (fine_tuning.py), all else as it is."""
-    return transfer(
-        model,
-        contents.values,
-        ClassRows(CLASS_WEIGHTS, anchors_of(model), contents.anchors),
-        label_map,
-        names,
-        origin,
-        unused=contents.unused,
-        remark="" if any(names) else f"the names of its {contents.num_classes} classes are unknown",
-    )
+    rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), contents.anchors)
+    return transfer(model, contents.values, rows, label_map, names, origin)

@@ -33,7 +33,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
     Raises:
         UserError: the file cannot be read, or nothing in it fits.
     """
-    origin, remark, anchors = f"--init_from={weights}", "", config.anchors_per_location
+    origin, anchors = f"--init_from={weights}", config.anchors_per_location
     if pathlib.Path(weights).is_dir() or weights.endswith(".h5"):
         values, source, source_map = read_own(weights, "yolov4", YOLOv4Config, build_model)
         if source.backbone != config.backbone:
@@ -41,18 +41,14 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
                 f"{origin} is a {source.model_name}: start a {config.model_name} from weights of the same "
                 "backbone"
             )
-        if (source.anchors, source.masks) != (config.anchors, config.masks):
-            remark = "its anchors are others, so boxes start at other sizes"
         names, anchors = source_map.names, source.anchors_per_location
     else:
         contents = read_darknet(weights, model)
         values, num_classes = contents.values, contents.num_classes
         known = read_label_map(weights, num_classes) if num_classes else None
         names = known.names if known else ()
-        if num_classes and not known:
-            remark = f"the names of its {num_classes} classes are unknown: there is no .names file"
     # the last convolutions of the heads, the only ones without batch norm
     heads = [layer.name for layer in model.layers if layer.name.endswith(".conv") and layer.use_bias]
     paths = [f"{head}/{variable}" for head in heads for variable in ("kernel", "bias")]
     rows = ClassRows(paths, config.anchors_per_location, anchors, first=BOX_ROWS)
-    return transfer(model, values, rows, label_map, names, origin, remark=remark)
+    return transfer(model, values, rows, label_map, names, origin)

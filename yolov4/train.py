@@ -28,13 +28,12 @@ from absl import flags
 from common import args, errors, hparams
 from common.datacheck import open_data
 from common.distributed import elastic
-from common.distributed.hooks import Hooks
-from common.distributed.ranks import Ranks
+from common.distributed.ranks import Hooks, Ranks
 from common.evaluation.evaluate import evaluate
 from common.progress import log
 from common.training import input_feed, step_guard
-from common.training.ema import AveragedWeights
 from common.training.fine_tuning import set_initial_weights
+from common.training.optimizers import AveragedWeights
 from common.training.run import Run, start_process
 from common.training.run_directory import Identity
 from tools import dry_run

@@ -2,7 +2,7 @@
 
     runs/mine/
         run.json               what this run is (run_directory.py)
-        checkpoints/00001200/  everything at step 1200 (checkpoint_files.py)
+        checkpoints/00001200/  everything at step 1200 (run_directory.py)
         best.weights.h5        the weights of the best evaluation (weights.py)
         last.weights.h5        the weights of the last epoch
 
@@ -25,9 +25,9 @@ from common import progress
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.layers import moving_statistics
-from common.training import checkpoint_files
+from common.training import run_directory
 from common.training import weights as weight_files
-from common.training.ema import AveragedWeights
+from common.training.optimizers import AveragedWeights
 from common.training.run_directory import Identity, in_directory
 
 KEEP = 2  # checkpoints; the newest one between two epochs stays anyway
@@ -92,7 +92,7 @@ class Checkpoints:
                 self._directory = pathlib.Path(directory, "checkpoints")
                 with in_directory(pathlib.Path(directory)):
                     self._directory.mkdir(parents=True, exist_ok=True)
-                    checkpoint_files.tidy(self._directory)
+                    run_directory.tidy(self._directory)
 
     def find(self) -> dict[str, Any] | None:
         """Looks for the checkpoint to go on from: the newest.
@@ -138,14 +138,14 @@ class Checkpoints:
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
                 before = self._manifest.get("versions", {})
-                for name, now in checkpoint_files.versions().items():
+                for name, now in run_directory.versions().items():
                     if (was := before.get(name, "absent")) != now:
                         progress.log(
                             f"warning: {name} was {was} and is now {now}: the last digits may differ"
                         )
                 self._read(self._shared, self._path / _SHARED)
                 with in_directory(self._directory.parent):
-                    checkpoint_files.remove_newer(self._path)
+                    run_directory.remove_newer(self._path)
                 parts = [
                     {file.suffix: file.read_bytes() for file in self._path.glob(f"{_OWN}_{rank}.*")}
                     for rank in range(self._manifest["world_size"])
@@ -201,15 +201,15 @@ class Checkpoints:
         return self._manifest["world_size"] != self._ranks.world_size
 
     def _read_newest(self, *, boundary: bool = False) -> dict[str, Any] | None:
-        self._path = checkpoint_files.newest(self._directory, boundary=boundary)
-        return self._path and checkpoint_files.read_manifest(self._path)
+        self._path = run_directory.newest(self._directory, boundary=boundary)
+        return self._path and run_directory.read_manifest(self._path)
 
     def _write(self, step: int, parts: Sequence[_Part]) -> None:
         manifest = {
             **self._metadata,
             "state": self.state,
             "world_size": self._ranks.world_size,
-            "versions": checkpoint_files.versions(),
+            "versions": run_directory.versions(),
         }
 
         def write_files(directory: pathlib.Path) -> None:
@@ -218,9 +218,9 @@ class Checkpoints:
                 for suffix, content in part.items():
                     (directory / f"{_OWN}_{rank}{suffix}").write_bytes(content)
 
-        checkpoint_files.write(self._directory, step, manifest, write_files)
+        run_directory.write(self._directory, step, manifest, write_files)
         try:
-            checkpoint_files.prune(self._directory, KEEP)
+            run_directory.prune(self._directory, KEEP)
         except OSError as error:
             progress.log(f"warning: an old checkpoint cannot be removed: {weight_files.reason(error)}")
 

@@ -65,26 +65,21 @@ class EpochLog:
         self._shown: dict[str, float] = {}
         self._times: list[tuple[float, int]] = []  # seconds and number of the steps that the rate is of
 
-    def add(self, step: int, values: Mapping[str, tf.Tensor], finite: tf.Tensor) -> bool:
+    def add(self, step: int, values: Mapping[str, tf.Tensor], finite: tf.Tensor) -> None:
         """Adds one step. Every SHOW_EVERY steps it shows the means, which waits for the device.
 
         Args:
             step: its number in the epoch, from 1.
             values: its scalars.
             finite: whether it was taken.
-
-        Returns:
-            Whether it has waited.
         """
         taken = tf.cast(finite, tf.float32)
         for name, value in {**values, _STEPS: taken, _SKIPPED: 1.0 - taken}.items():
             self._sums[name] = value + self._sums.get(name, 0.0)
-        show = step % SHOW_EVERY == 0 or step == self._steps
-        if show:
+        if step % SHOW_EVERY == 0 or step == self._steps:
             self._shown = self._means()
         self._times.append((time.monotonic(), step))
         self._bar.step(self._shown)
-        return show
 
     def restart_clock(self) -> None:
         """The rate is that of the steps from here on, without the next one, which may compile."""

@@ -18,18 +18,16 @@ import tensorflow as tf
 from common import devices, progress
 from common.args import Args
 from common.distributed import ranks as distributed
-from common.distributed.hooks import Hooks
-from common.distributed.ranks import Ranks
+from common.distributed.ranks import Hooks, Ranks
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import Evaluation, OnBatch
 from common.progress import log
-from common.training import step_guard, weights
+from common.training import weights
 from common.training.checkpoints import Checkpoints
-from common.training.ema import AveragedWeights
 from common.training.fine_tuning import Report
 from common.training.input_feed import InputFeed, LoaderKwargs, OpenLoader
-from common.training.optimizers import last_learning_rate
+from common.training.optimizers import AveragedWeights, last_learning_rate
 from common.training.results import EpochLog, Results, note_metric, out_of_patience
 from common.training.run_directory import Identity, RunDirectory
 from common.training.step_guard import StepGuard, StepResult
@@ -242,8 +240,7 @@ class Run:
         state["step_in_epoch"] += 1
         self._hooks.on_step(self, images, targets)
         self._guard.check(state["step"], result, images, targets)
-        if self._epoch.add(state["step_in_epoch"], result.values, result.finite):
-            step_guard.check_loss_scale(self.optimizer)
+        self._epoch.add(state["step_in_epoch"], result.values, result.finite)
         if self._guard.stop:
             self._save()
             raise StoppedError(self._signals.message(state["step"]))
@@ -306,7 +303,8 @@ class Run:
         """Ends an epoch: its row in the log, its weights, its checkpoint."""
         state, epoch = self.state, self.state["epoch"] + 1
         replicas, rate = self.ranks.num_replicas, last_learning_rate(self.optimizer)
-        self._guard.check_weights(self.model, state["step"])  # before they replace those of the last epoch
+        # Before they replace those of the last epoch:
+        self._guard.check_weights(self.model, self.optimizer, state["step"])
         row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
         with self.ema.swapped_in(self.ranks):  # every rank, as in `evaluating`
             self._results.save_row(epoch, row)
@@ -339,7 +337,7 @@ class Run:
         """Writes a checkpoint. Every rank: each has its data position and random seeds in it."""
         state = self.state
         self._beat("saving")
-        self._guard.check_weights(self.model, state["step"])
+        self._guard.check_weights(self.model, self.optimizer, state["step"])
         state["totals"] = self._epoch.totals() if state["step_in_epoch"] else {}
         self._checkpoints.save()
         self._unsaved = False

@@ -17,8 +17,8 @@ from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.loader import BaseLoader, placement
 from common.training import step_guard
-from common.training.ema import AveragedWeights
 from common.training.input_feed import open_data
+from common.training.optimizers import AveragedWeights
 from tools.benchmark import inference, stages
 from tools.benchmark.protocol import own_stdout, tell_steps
 

@@ -22,7 +22,7 @@ from common.loader import BaseLoader
 from common.progress import log
 from common.sources import Source
 from common.training import weights
-from common.training.trained import App
+from common.training.model_metadata import App
 from tools import synthetic
 from tools.exporting import export_graph, litert, onnx_file, quantization, saved_model, tensorrt, verify
 from tools.exporting.export_graph import Exportable

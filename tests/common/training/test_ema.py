@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from common.layers import moving_statistics
-from common.training.ema import AveragedWeights
+from common.training.optimizers import AveragedWeights
 from tests.common.thread_ranks import together
 
 
