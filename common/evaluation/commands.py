@@ -264,7 +264,9 @@ class Job:
                     self._truth.label_map.classes_of(self._truth.category_ids[boxes]),
                     self._truth.label_map.names,
                 )
-                picture = drawing.side_by_side(ground_truth, picture)
+                gap = 6
+                width = 2 * image.shape[1] + gap
+                picture = drawing.contact_sheet([ground_truth, picture], columns=2, width=width, gap=gap)
             yield picture
             bar.step()
 

@@ -26,10 +26,6 @@ from common.progress import log
 from common.sources import Source
 from common.training.checkpoints import Checkpoints
 
-# open_loader(shard_id=0, num_shards=1, device_index=0, **loader_kwargs)
-OpenLoader = Callable[..., BaseLoader]
-LoaderKwargs = Callable[[int], Mapping[str, Any]]
-
 
 class Data(NamedTuple):
     """The data of a run.
@@ -91,25 +87,22 @@ def open_training_loader(
     source: Source | None,
     num_classes: int,
     ranks: Ranks,
-    shard_id: int,
-    num_shards: int,
     device_index: int,
     **of_epoch: Any,
 ) -> BaseLoader:
-    """The training loader of one shard, for the replica `device_index` of this process.
+    """The training loader of the replica `device_index` of this process, whose number is its shard.
 
     Args:
         classes, num_classes: as for make_loader.
         a, config, source, ranks: of the run.
-        shard_id, num_shards, device_index: which share of the data, and for which replica.
         of_epoch: the app's `epoch_kwargs`.
     """
     return make_loader(
         classes,
         **_options(a, config, source, ranks, device_index),
         training=True,
-        shard_id=shard_id,
-        num_shards=num_shards,
+        shard_id=ranks.local_replicas[device_index],
+        num_shards=ranks.num_replicas,
         count_lost=True,
         name_images=True,
         num_classes=num_classes,
@@ -149,12 +142,17 @@ class InputFeed:
 
     Args:
         ranks: of the run: the replicas are the shards.
-        open_loader: makes the training loader of one shard.
+        open_loader: (device index, **others) -> the training loader of a replica of this process.
         loader_kwargs: number of epochs done -> the other arguments of loaders that are opened then, as JSON
             can hold them: the seed, ...
     """
 
-    def __init__(self, ranks: Ranks, open_loader: OpenLoader, loader_kwargs: LoaderKwargs) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        open_loader: Callable[..., BaseLoader],
+        loader_kwargs: Callable[[int], Mapping[str, Any]],
+    ) -> None:
         self._ranks, self._open_loader, self._loader_kwargs = ranks, open_loader, loader_kwargs
 
     def resume(self, checkpoints: Checkpoints, steps_per_epoch: int) -> None:
@@ -169,10 +167,8 @@ class InputFeed:
         """
         state, found, changed = checkpoints.state, checkpoints.find(), checkpoints.changed()
         resharded = not {"num_replicas", "num_ranks"}.isdisjoint(changed)  # other ranks under --elastic
-        if found and not resharded:
-            self._open(checkpoints, found["loader"])
-        else:
-            self._open(checkpoints, self._loader_kwargs(found["epoch"] if found else 0))
+        done = found["epoch"] if found else 0
+        self._open(checkpoints, found["loader"] if found and not resharded else self._loader_kwargs(done))
         if not found:
             return
         loader = state["loader"]
@@ -212,9 +208,8 @@ class InputFeed:
     def _open(self, checkpoints: Checkpoints, loader_kwargs: Mapping[str, Any]) -> None:
         """Opens the loaders, and notes in the checkpoints what will be needed to go on."""
         self._iterators = []
-        for index, replica in enumerate(self._ranks.local_replicas):
-            shard = {"shard_id": replica, "num_shards": self._ranks.num_replicas, "device_index": index}
-            loader = self._open_loader(**shard, **loader_kwargs)
+        for index in range(len(self._ranks.local_replicas)):
+            loader = self._open_loader(index, **loader_kwargs)
             with placement(loader, index):
                 self._iterators.append(iter(loader.dataset()))
         self._on_gpu = loader.pipeline_type == "dali_gpu"

@@ -19,7 +19,7 @@ import pathlib
 import time
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -33,9 +33,7 @@ from common.evaluation import coco_metrics, drawing
 from common.evaluation.evaluate import Evaluation, write_evaluation
 from common.files import write_bytes, write_file
 from common.training import weights as weight_files
-
-if TYPE_CHECKING:
-    from common.training.fine_tuning import Report
+from common.training.fine_tuning import Report
 
 T = TypeVar("T")
 SHOW_EVERY = 10  # steps
@@ -133,7 +131,7 @@ class Results:
             self._rows = [r for r in _read_rows(directory / "results.csv") if float(r["epoch"]) <= done]
             self._events = tf.summary.create_file_writer(str(directory / "tensorboard"))
 
-    def save_start(self, flag_values: dict[str, Any], init_report: "Report | None") -> None:
+    def save_start(self, flag_values: dict[str, Any], init_report: Report | None) -> None:
         """flags.txt; and init_from.txt, what was taken from --init_from."""
         self._try(lambda path: write_bytes(path / "flags.txt", flagfile(flag_values)))
         if init_report:
@@ -219,7 +217,7 @@ class Results:
             for name, value in values.items():
                 tf.summary.scalar(name, value)
         self._events.flush()
-        drawing.loss_curves(directory / "results.csv", directory / "loss_curves.png")
+        drawing.loss_curves(self._rows, directory / "loss_curves.png")
 
     def _try(self, save: Callable[[pathlib.Path], T]) -> T | None:
         if self._directory is None:

@@ -23,13 +23,13 @@ from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import Evaluation, OnBatch
 from common.progress import log
-from common.training import weights
+from common.training import run_directory, weights
 from common.training.checkpoints import Checkpoints
 from common.training.fine_tuning import Report
-from common.training.input_feed import InputFeed, LoaderKwargs, OpenLoader
+from common.training.input_feed import InputFeed
 from common.training.optimizers import AveragedWeights, last_learning_rate
 from common.training.results import EpochLog, Results, note_metric, out_of_patience
-from common.training.run_directory import Identity, RunDirectory
+from common.training.run_directory import Identity
 from common.training.step_guard import StepGuard, StepResult
 from common.training.watchdog import StopSignals, Watchdog
 
@@ -64,7 +64,7 @@ class Run:
         metadata: of the weights files.
         steps_per_epoch: batches of one replica in an epoch.
         evaluates: whether there are evaluation data.
-        open_loader, loader_kwargs: see InputFeed.
+        feed: of the training data.
         explain: error of a loader -> the UserError that names the images.
         show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
 
@@ -88,16 +88,14 @@ class Run:
         metadata: Mapping[str, Any],
         steps_per_epoch: int,
         evaluates: bool,
-        open_loader: OpenLoader,
-        loader_kwargs: LoaderKwargs,
+        feed: InputFeed,
         explain: Callable[[Exception], UserError],
         show_batch: Callable[..., str],
     ) -> None:
         self.ranks, self.metadata = ranks, dict(metadata)
         self.metrics: dict[str, Any] | None = None
         self._a, self._hooks = a, hooks
-        self._steps_per_epoch, self._evaluates = steps_per_epoch, evaluates
-        self._feed = InputFeed(ranks, open_loader, loader_kwargs)
+        self._feed, self._steps_per_epoch, self._evaluates = feed, steps_per_epoch, evaluates
         self._explain, self._show_batch = explain, show_batch
         self._identity = identity.extended(
             num_replicas=ranks.num_replicas,
@@ -105,12 +103,11 @@ class Run:
             steps_per_epoch=steps_per_epoch,
             **{name: getattr(a, name) for name in IDENTITY_FLAGS},
         )
-        self._found: RunDirectory | None = None  # rank 0's alone: hosts need not share a disk
         with ranks.raise_on_any_rank():
             distributed.check_agreement(ranks, self._identity.values)
-            if ranks.rank == 0:
-                self._found = RunDirectory(a, self._identity)
-        self.resumed: bool = ranks.broadcast_object(self._found and self._found.resumed)
+            # On rank 0 alone: hosts need not share a disk.
+            resumed = ranks.rank == 0 and run_directory.check(a, self._identity)
+        self.resumed: bool = ranks.broadcast_object(resumed)
 
     def start(
         self,
@@ -134,7 +131,8 @@ class Run:
         ranks, a, flags = self.ranks, self._a, dataclasses.asdict(self._a)
         self.model, self.optimizer = model, optimizer
         with ranks.raise_on_any_rank():
-            directory = self._found and self._found.claim()  # until here nothing is written or overwritten
+            # Until here nothing is written or overwritten.
+            directory = None if ranks.rank else run_directory.claim(a, self._identity)
         ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
         distributed.seed_per_rank(model, ranks.rank)
         with ranks.scope():

@@ -13,7 +13,6 @@ epoch may save lower steps than before. A checkpoint that replaces one of the sa
 until the other one is gone, so that at every moment one of them is whole.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -22,20 +21,29 @@ import json
 import math
 import pathlib
 import platform
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from common import progress
 from common.args import Args
 from common.errors import UserError
-from common.files import remove_directory, remove_unfinished, rename_file, write_bytes, write_directory
+from common.files import (
+    make_output_directory,
+    remove_directory,
+    remove_unfinished,
+    rename_file,
+    write_bytes,
+    write_directory,
+    writing,
+)
 
 # What a run makes in its directory. --overwrite removes only this, and only where there is a run.json: a
 # mistyped directory survives.
+RUN = "run.json"
 _DATA = ("checkpoints", "skipped", "tensorboard", "best.weights.h5", "last.weights.h5", "results.csv")
 _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
 _PICTURES = ("first_batch.png", "loss_curves.png", "pr_curves.png")
-RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, "run.json")  # in this order: an interrupted removal can be repeated
+RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in this order: an interrupted removal can be repeated
 OF_RANKS = ("num_replicas", "num_ranks", "steps_per_epoch")  # in the identity, of the ranks
 MAY_CHANGE = ("freeze",)
 _ABSENT = "absent"
@@ -85,10 +93,8 @@ class Identity:
         return found
 
 
-class RunDirectory:
-    """The directory of one run: new, taken up again when it is the same run, or refused.
-
-    Making the object only looks; `claim`, when all else is known to be in order, writes and overwrites.
+def check(a: Args, identity: Identity) -> bool:
+    """Whether this run was in --output_dir before and left a checkpoint. Only looks; see `claim`.
 
     Args:
         a: the flags: --output_dir; --overwrite: start anew where another run, or the same, was, and leave
@@ -96,74 +102,65 @@ class RunDirectory:
         identity: of the run. MAY_CHANGE may differ between two sessions of one run, with --elastic OF_RANKS,
             too: it continues, but not bit for bit.
 
-    Attributes:
-        path: the directory.
-        resumed: whether the same run was here before, and there is a checkpoint from which it continues.
-
     Raises:
         UserError: the directory holds another run, or files of something else, or cannot be made.
     """
-
-    def __init__(self, a: Args, identity: Identity) -> None:
-        self.path = pathlib.Path(a.output_dir)
-        self._identity, self._overwrite = identity, a.overwrite
-        self._may_change = MAY_CHANGE + OF_RANKS if a.elastic else MAY_CHANGE
-        self._file = self.path / "run.json"
-        with in_directory(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.resumed = not a.overwrite and any(self.path.glob("checkpoints/[0-9]*"))
-            if not self._file.exists():
-                self._check_free()
-            elif not a.overwrite:
-                self._check_same_run()
-
-    def claim(self) -> pathlib.Path:
-        """Makes the directory this run's own: removes what it overwrites, writes the identity. The path."""
-        with in_directory(self.path):
-            remove_unfinished(self.path)
-            if self._overwrite and self._file.exists():
-                for path in (self.path / name for name in RUN_FILES):
-                    if path.is_dir():
-                        remove_directory(path)
-                    else:
-                        path.unlink(missing_ok=True)
-            write_bytes(self._file, json.dumps(self._identity.values, indent=2).encode() + b"\n")
-        return self.path
-
-    def _check_same_run(self) -> None:
-        try:
-            found = self._identity.differences(json.loads(self._file.read_bytes()))
-        except (ValueError, AttributeError) as error:
-            raise UserError(f"{self._file} is damaged: --overwrite starts anew") from error
-        refused = []
-        for name, (was, now) in found.items():
-            if name not in self._may_change:
-                long = max(len(was), len(now)) > _SHOWN_CHARACTERS
-                refused.append(f"{name} is not the same" if long else f"{name} was {was} and is now {now}")
-        if refused:
-            raise UserError(
-                f"--output_dir={self.path} holds another run: {'; '.join(refused)}. Name another one, or "
-                "give --overwrite to start anew"
-            )
-
-    def _check_free(self) -> None:
-        """No run was here: the directory is empty, or with --overwrite nothing in it bears a run's names."""
-        files = sorted(path.name for path in self.path.iterdir() if not path.name.startswith("."))
-        in_the_way = [name for name in files if name in RUN_FILES or not self._overwrite]
-        if in_the_way:
-            raise UserError(
-                f"--output_dir={self.path} is not a run's (there is no run.json) and not empty "
-                f"({', '.join(in_the_way[:3])}): name another one; --overwrite puts a run beside other files"
-            )
+    directory = make_output_directory(a.output_dir)
+    with writing(directory):
+        if not (directory / RUN).exists():
+            _check_free(directory, a.overwrite)
+        elif not a.overwrite:
+            _check_same_run(directory / RUN, identity, MAY_CHANGE + OF_RANKS if a.elastic else MAY_CHANGE)
+        return not a.overwrite and any(directory.glob("checkpoints/[0-9]*"))
 
 
-@contextlib.contextmanager
-def in_directory(path: pathlib.Path) -> Iterator[None]:
-    """Turns errors of the file system into the UserError of --output_dir."""
+def claim(a: Args, identity: Identity) -> pathlib.Path:
+    """Makes --output_dir this run's, when all else is known to be in order.
+
+    Removes what it overwrites, and writes the identity.
+
+    Returns:
+        The directory.
+    """
+    directory = pathlib.Path(a.output_dir)
+    with writing(directory):
+        remove_unfinished(directory)
+        if a.overwrite and (directory / RUN).exists():
+            for path in (directory / name for name in RUN_FILES):
+                if path.is_dir():
+                    remove_directory(path)
+                else:
+                    path.unlink(missing_ok=True)
+        write_bytes(directory / RUN, json.dumps(identity.values, indent=2).encode() + b"\n")
+    return directory
+
+
+def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collection[str]) -> None:
     try:
-        yield
-    except OSError as error:
-        raise UserError(f"--output_dir={path}: {error.strerror}") from error
+        found = identity.differences(json.loads(file.read_bytes()))
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{file} is damaged: --overwrite starts anew") from error
+    refused = []
+    for name, (was, now) in found.items():
+        if name not in may_change:
+            long = max(len(was), len(now)) > _SHOWN_CHARACTERS
+            refused.append(f"{name} is not the same" if long else f"{name} was {was} and is now {now}")
+    if refused:
+        raise UserError(
+            f"--output_dir={file.parent} holds another run: {'; '.join(refused)}. Name another one, or "
+            "give --overwrite to start anew"
+        )
+
+
+def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
+    """No run was here: the directory is empty, or with --overwrite nothing in it bears a run's names."""
+    files = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
+    in_the_way = [name for name in files if name in RUN_FILES or not overwrite]
+    if in_the_way:
+        raise UserError(
+            f"--output_dir={directory} is not a run's (there is no run.json) and not empty "
+            f"({', '.join(in_the_way[:3])}): name another one; --overwrite puts a run beside other files"
+        )
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
