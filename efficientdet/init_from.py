@@ -7,12 +7,12 @@ import keras
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import weights as weight_files
-from common.training.fine_tuning import ClassRows, Report, read_own, transfer
-from efficientdet.config import EfficientDetConfig
+from common.training.fine_tuning import ClassRows, Report, transfer
 from efficientdet.import_weights.automl import Contents, class_names, is_automl, read_automl
 from efficientdet.import_weights.imagenet import is_backbone, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
-from efficientdet.model import CLASS_WEIGHTS, anchors_of, build_model
+from efficientdet.model import CLASS_WEIGHTS, anchors_of
+from efficientdet.predict import load_trained
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
@@ -33,7 +33,8 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
     """
     origin = f"--init_from={weights}"
     if _is_ours(pathlib.Path(weights)):
-        values, source, source_map = read_own(weights, "efficientdet", EfficientDetConfig, build_model)
+        trained, source, source_map, _ = load_trained(weights)
+        values = {weight.path: weight.value for weight in trained.weights}
         rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), source.anchors_per_location)
         return transfer(model, values, rows, label_map, source_map.names, origin)
     file = open_weights(weights)

@@ -6,10 +6,10 @@ import keras
 
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training.fine_tuning import ClassRows, Report, read_own, transfer
+from common.training.fine_tuning import ClassRows, Report, transfer
 from yolov4.config import YOLOv4Config
 from yolov4.import_weights.darknet_files import read_darknet, read_label_map
-from yolov4.model import build_model
+from yolov4.predict import load_trained
 
 BOX_ROWS = 5  # x, y, width, height and objectness come before the classes and do not depend on them
 
@@ -35,7 +35,8 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
     """
     origin, anchors = f"--init_from={weights}", config.anchors_per_location
     if pathlib.Path(weights).is_dir() or weights.endswith(".h5"):
-        values, source, source_map = read_own(weights, "yolov4", YOLOv4Config, build_model)
+        trained, source, source_map, _ = load_trained(weights)
+        values = {weight.path: weight.value for weight in trained.weights}
         if source.backbone != config.backbone:
             raise UserError(
                 f"{origin} is a {source.model_name}: start a {config.model_name} from weights of the same "

@@ -232,10 +232,6 @@ class HorovodRanks(Ranks):
         self._hvd.shutdown()
 
 
-def _nothing(*_: Any) -> None:
-    """The default of a hook that only observes."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Hooks:
     """Callables that `train` and its `Run` call. Every rank calls them at the same place, in the same order.
@@ -252,8 +248,8 @@ class Hooks:
             with code 1. report: the error of the collective operation propagates.
     """
 
-    on_step: Callable[["Run", Any, Any], None] = _nothing
-    on_epoch: Callable[[int], None] = _nothing
+    on_step: Callable[["Run", Any, Any], None] = lambda *_: None
+    on_epoch: Callable[[int], None] = lambda _: None
     expected_epochs: int = 0
     lost_ranks: str = "exit"
 

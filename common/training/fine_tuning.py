@@ -10,13 +10,11 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from common import hparams
 from common.args import Args
 from common.errors import UserError
 from common.files import write_bytes
 from common.labels import LabelMap, find_class
 from common.progress import log
-from common.training import weights
 
 # Of the model's weights. A backbone alone has more (efficientdet-d0's 44 %); what has less is of another
 # model, and a few layers of it amid random ones are a worse start than none.
@@ -54,9 +52,9 @@ class Report:
     """
 
     origin: str
-    taken: list[str]
-    made_anew: list[str]
-    new_classes: list[str]
+    taken: tuple[str, ...]
+    made_anew: tuple[str, ...]
+    new_classes: tuple[str, ...]
     num_classes: int
 
     def __str__(self) -> str:
@@ -75,33 +73,6 @@ class Report:
             names = getattr(self, title)
             lines += ["", f"{title}: {len(names)}", *(f"  {name}" for name in names)]
         write_bytes(path, "\n".join([*lines, ""]).encode())
-
-
-def read_own(
-    path: str, app: str, config_class: type, build_model: Callable[..., keras.Model]
-) -> tuple[dict[str, ArrayLike], Any, LabelMap]:
-    """What a weights file of this project, or a run directory's best one, has to start another model from.
-
-    Args:
-        path: the file or the directory.
-        app: that must have saved it.
-        config_class, build_model: the app's.
-
-    Returns:
-        Path of a weight -> its values; the config; the classes.
-
-    Raises:
-        UserError: there is no such file, it is damaged or not of this app.
-    """
-    file = weights.find(path)
-    metadata = weights.read_metadata(file)
-    if metadata.get("app") != app:
-        raise UserError(f"{file} was saved by {metadata.get('app')!r}, not by {app}")
-    config = hparams.from_json(config_class, metadata["config"])
-    model = build_model(config.model_name, metadata["num_classes"], config=config)
-    weights.load(model, file)
-    values = {weight.path: weight.value for weight in model.weights}
-    return values, config, LabelMap.from_json(metadata["label_map"])
 
 
 def transfer(
@@ -147,9 +118,9 @@ def transfer(
             weight.assign(taken[weight.path])
     return Report(
         origin,
-        taken=list(taken),
-        made_anew=[weight.path for weight in model.weights if weight.path not in taken],
-        new_classes=[name for name, place in zip(label_map.names, places, strict=True) if place is None],
+        taken=tuple(taken),
+        made_anew=tuple(weight.path for weight in model.weights if weight.path not in taken),
+        new_classes=tuple(n for n, place in zip(label_map.names, places, strict=True) if place is None),
         num_classes=label_map.num_classes,
     )
 

@@ -55,7 +55,11 @@ class FusedAdam(_Fused, keras.optimizers.Adam):
     def update_step(self, gradient, variable, learning_rate):
         if not self._numbers:
             constants = [tf.constant(x, tf.float32) for x in (self.beta_1, self.beta_2, self.epsilon, 0.0)]
-            self._numbers = self._corrected(learning_rate), *constants
+            learning_rate = tf.convert_to_tensor(learning_rate)
+            step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, learning_rate.dtype)
+            # arXiv 1412.6980, the end of section 2
+            corrected = learning_rate * tf.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
+            self._numbers = corrected, *constants
         rate, beta_1, beta_2, epsilon, zero = (tf.cast(x, variable.dtype) for x in self._numbers)
         index = self._get_variable_index(variable)
         tf.raw_ops.ResourceApplyAdam(
@@ -70,12 +74,6 @@ class FusedAdam(_Fused, keras.optimizers.Adam):
             epsilon=epsilon,
             grad=tf.cast(gradient, variable.dtype),
         )
-
-    def _corrected(self, learning_rate):
-        """arXiv 1412.6980, the end of section 2."""
-        learning_rate = tf.convert_to_tensor(learning_rate)
-        step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, learning_rate.dtype)
-        return learning_rate * tf.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
 
 
 def last_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
@@ -113,11 +111,10 @@ def make_optimizer(
         "global_clipnorm": clip_norm or None,
         "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
     }
-    kinds = {
-        "adam": functools.partial(FusedAdam, beta_1=momentum),
-        "sgd": functools.partial(FusedSGD, momentum=momentum),
-    }
-    optimizer = kinds[name](**common)
+    if name == "adam":
+        optimizer = FusedAdam(beta_1=momentum, **common)
+    else:
+        optimizer = FusedSGD(momentum=momentum, **common)
     if precision == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=initial_loss_scale)
     return optimizer

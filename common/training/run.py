@@ -163,11 +163,10 @@ class Run:
         self._compiled = self._unsaved = False
 
     def __enter__(self) -> "Run":
-        with contextlib.ExitStack() as stack:
-            self._signals = stack.enter_context(StopSignals(quiet=self.ranks.rank > 0))
-            watchdog = Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
-            self._watchdog = stack.enter_context(watchdog)
-            self._exit_stack = stack.pop_all()
+        watchdog = Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
+        self._exit_stack = contextlib.ExitStack()
+        self._signals = self._exit_stack.enter_context(StopSignals(quiet=self.ranks.rank > 0))
+        self._watchdog = self._exit_stack.enter_context(watchdog)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -196,8 +195,13 @@ class Run:
             self.metrics = coco_metrics.read_metrics(pathlib.Path(self._a.output_dir, "metrics.json"))
             return
         while state["epoch"] < num_epochs and not end:
-            self._begin_epoch()
-            yield state["epoch"] + 1
+            epoch = state["epoch"] + 1
+            if state["step_in_epoch"] == 0:
+                self._feed.begin_epoch(self._checkpoints)
+            title = f"epoch {epoch}/{num_epochs}"
+            self._epoch = EpochLog(title, self._steps_per_epoch, state["step_in_epoch"], state["totals"])
+            self._scores: dict[str, float] = {}
+            yield epoch
             end = out_of_patience(state, patience)
         if end:
             log(end)
@@ -310,15 +314,6 @@ class Run:
         state.update(epoch=epoch, step_in_epoch=0)
         self._save()
         self._hooks.on_epoch(epoch)
-
-    def _begin_epoch(self) -> None:
-        """Opens the loaders anew where the epoch wants other ones; starts its totals and progress bar."""
-        state, epoch = self.state, self.state["epoch"] + 1
-        if state["step_in_epoch"] == 0:
-            self._feed.begin_epoch(self._checkpoints)
-        title = f"epoch {epoch}/{self._num_epochs}"
-        self._epoch = EpochLog(title, self._steps_per_epoch, state["step_in_epoch"], state["totals"])
-        self._scores: dict[str, float] = {}
 
     def _is_within_epoch(self) -> bool:
         return self.state["step_in_epoch"] < self._steps_per_epoch

@@ -25,7 +25,6 @@ from common.layers import moving_statistics
 
 MIN_LOSS_SCALE = 2.0**-8  # gradients that overflow float16 even so do not depend on its scale
 SHOWN_IDS = 16
-SaveBatch = Callable[[int, Any, Any], str | None]  # see StepGuard
 
 
 class StepResult(NamedTuple):
@@ -117,7 +116,7 @@ class StepGuard:
         stop: whether a rank asked for a stop.
     """
 
-    def __init__(self, ranks: Ranks, *, limit: int, save_batch: SaveBatch) -> None:
+    def __init__(self, ranks: Ranks, *, limit: int, save_batch: Callable[..., str | None]) -> None:
         self.stop = False
         self._ranks, self._limit, self._save_batch = ranks, limit, save_batch
         self._in_a_row = 0  # steps that were skipped

@@ -197,7 +197,7 @@ def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
     }
     file = write_h5(tmp_path / "mine.h5", variables)
     report = init_from(fresh, LabelMap((1, 2, 3), ("cat", "dog", "cow")), str(file))
-    assert report.new_classes == ["cat", "dog", "cow"]
+    assert report.new_classes == ("cat", "dog", "cow")
     report = load_automl(fresh, file)  # as many: in their order
     assert not report.new_classes
     np.testing.assert_array_equal(

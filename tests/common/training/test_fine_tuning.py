@@ -64,7 +64,7 @@ def test_rows_of_another_number_of_anchors_are_not_mixed_up():
     report = transfer(model, source, ClassRows(PATHS, 2, 3), label_map("a", "b", "c"), ("a", "b"), "run")
     for path in PATHS:
         np.testing.assert_array_equal(values_of(model)[path], before[path])
-    assert report.made_anew == list(PATHS)
+    assert report.made_anew == PATHS
     assert "2 of 4 weights taken, made anew: head" in str(report)
 
 
@@ -78,8 +78,8 @@ def test_other_shapes_and_missing_weights_are_made_anew():
     for path, value in before.items():
         anew = path in ("body/kernel", "head/bias")
         np.testing.assert_array_equal(after[path], value if anew else source[path])
-    assert report.taken == ["body/bias", "head/kernel"]
-    assert report.made_anew == ["body/kernel", "head/bias"]
+    assert report.taken == ("body/bias", "head/kernel")
+    assert report.made_anew == ("body/kernel", "head/bias")
     assert str(report) == "run: 2 of 4 weights taken, made anew: body, head"
 
 
@@ -115,13 +115,13 @@ def test_classes_are_found_in_the_other_spelling():
     source = values_of(model)
     both = [*voc, "couch"][1:]  # 20 rows: no aeroplane
     report = transfer(back, source, ClassRows(PATHS, 1, 1), label_map("couch", "tv", "airplane"), both, "voc")
-    assert report.new_classes == ["airplane"]
+    assert report.new_classes == ("airplane",)
     assert values_of(back)["head/bias"][0] == source["head/bias"][19]
     assert values_of(back)["head/bias"][1] == source["head/bias"][18]
 
 
 def test_the_report_in_full(tmp_path):
-    report = Report("run", ["body/a"], ["head/b", "head/c"], ["cat"], 2)
+    report = Report("run", ("body/a",), ("head/b", "head/c"), ("cat",), 2)
     report.save(tmp_path / "init_from.txt")
     lines = (tmp_path / "init_from.txt").read_text().splitlines()
     assert lines[0] == str(report)
@@ -134,5 +134,5 @@ def test_long_lists_are_cut():
     model, source = make_model(9), values_of(make_model(2))
     names = tuple("abcdefghi")
     report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*names), ("x", "y"), "run")
-    assert report.made_anew == list(PATHS)  # not one row of them was taken
+    assert report.made_anew == PATHS  # not one row of them was taken
     assert str(report).endswith("9 of 9 classes are new: a, b, c, d, e and 4 more")
