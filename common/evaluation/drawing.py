@@ -48,15 +48,10 @@ def draw_boxes(
 
     Returns:
         uint8 (H, W, 3).
-
-    Raises:
-        ValueError: a box is not finite.
     """
     order = range(len(classes)) if scores is None else np.argsort(scores, kind="stable")
     rows = [int(row) for row in order if classes[row] >= 0]
     boxes_px = np.asarray(boxes_px, np.float64).reshape(-1, 4)
-    if not np.isfinite(boxes_px[rows]).all():
-        raise ValueError("a box to draw is not finite")
     picture = Image.fromarray(image)
     draw = ImageDraw.Draw(picture)
     line = max(2, round(min(picture.size) / 200))
@@ -132,12 +127,7 @@ def contact_sheet(
 
     Returns:
         uint8 (H, `width`, 3).
-
-    Raises:
-        ValueError: there are no images.
     """
-    if not images:
-        raise ValueError("a contact sheet needs at least one image")
     columns = min(columns, len(images))
     rows = [images[start : start + columns] for start in range(0, len(images), columns)]
     strips, row_height = [], math.inf

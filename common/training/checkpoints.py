@@ -142,7 +142,7 @@ class Checkpoints:
                 for name, now in run_directory.versions().items():
                     was = before.get(name, "absent")
                     if was != now:
-                        progress.log(f"warning: {name} was {was}, is now {now}: the last digits may differ")
+                        progress.log(f"warning: {name} was {was} and is now {now}: last digits may differ")
                 self._read(self._shared, self._path / _SHARED)
                 with writing(self._directory.parent):
                     run_directory.remove_newer(self._path)

@@ -179,9 +179,8 @@ class InputFeed:
         if not checkpoints.iterators:
             for _ in range(state["step_in_epoch"]):
                 next(self)
-        since = f"{state['step_in_epoch']} steps into epoch {state['epoch'] + 1}"
-        place = since if state["step_in_epoch"] else f"after epoch {state['epoch']}"
-        log(f"resumed {place} (step {state['step']})")
+        within = f" and {state['step_in_epoch']} steps" if state["step_in_epoch"] else ""
+        log(f"resumed after epoch {state['epoch']}{within} (step {state['step']})")
         if changed:
             log(f"  with another {', '.join(changed)}: from a whole epoch, not as if it had never stopped")
 

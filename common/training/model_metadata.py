@@ -23,7 +23,7 @@ import pathlib
 import subprocess
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -194,15 +194,6 @@ def fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-class Trained(NamedTuple):
-    """What `App.load` returns; `file` is the weights file that was read."""
-
-    model: keras.Model
-    config: Any
-    label_map: LabelMap
-    file: pathlib.Path
-
-
 @dataclasses.dataclass(frozen=True)
 class App:
     """The parts of an app that a trained network needs.
@@ -262,7 +253,7 @@ class App:
 
     def load(
         self, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any
-    ) -> Trained:
+    ) -> tuple[keras.Model, Any, LabelMap, pathlib.Path]:
         """The model that weights were saved from, with them in it.
 
         Args:
@@ -270,6 +261,9 @@ class App:
             image_size: N or HxW to run it at another size.
             spec: --hparams of the detection, for example `nms_method=hard`; what was trained cannot change.
             defaults: fields of the config to use instead of the trained ones where `spec` has none.
+
+        Returns:
+            The model, its config, the trained classes, and the weights file that was read.
 
         Raises:
             UserError: the file is missing, damaged or not of this app, or cannot be changed like this.
@@ -292,7 +286,7 @@ class App:
         changed = differences(metadata, now)
         if changed:
             log("\n  ".join([f"{file} runs otherwise than it was saved:", *changed]))
-        return Trained(model, config, label_map, file)
+        return model, config, label_map, file
 
     def open_detector(
         self, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any

@@ -31,7 +31,7 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.evaluate import Evaluation, write_evaluation
-from common.files import write_bytes, write_file
+from common.files import write_bytes
 from common.training import weights as weight_files
 from common.training.fine_tuning import Report
 
@@ -90,9 +90,10 @@ class EpochLog:
             (start, first), (end, last) = self._times[0], self._times[-1]
             rate = (last - first) * batch_size * num_replicas / (end - start)
         row = self._means() | {"learning_rate": learning_rate, "images_per_second": rate}
-        totals = self.totals()
-        row |= {name: total * num_replicas for name, total in totals.items() if name.startswith(_COUNTED)}
-        return row | {_SKIPPED: totals[_SKIPPED]}
+        for name, total in self.totals().items():
+            if name.startswith(_COUNTED):
+                row[name] = total * num_replicas
+        return row | {_SKIPPED: float(self._sums[_SKIPPED])}
 
     def totals(self) -> dict[str, float]:
         """What a checkpoint within the epoch holds."""
@@ -148,7 +149,19 @@ class Results:
             epoch: epochs done: 2 for the second one, 1.25 for an evaluation after a quarter of it.
             values: name -> value; the names become columns. Values that are not finite stay empty.
         """
-        self._try(lambda path: self._add_row(path, epoch, values))
+        step = self._state["step"]
+
+        def save(directory: pathlib.Path) -> None:
+            texts = {name: f"{value:.6g}" if math.isfinite(value) else "" for name, value in values.items()}
+            self._rows.append({"epoch": epoch, "step": step, **texts})
+            write_bytes(directory / "results.csv", self._table().encode())
+            with self._events.as_default(step=step):
+                for name, value in values.items():
+                    tf.summary.scalar(name, value)
+            self._events.flush()
+            drawing.loss_curves(self._rows, directory / "loss_curves.png")
+
+        self._try(save)
 
     def save_weights(self, name: str, **metadata: Any) -> None:
         """The model's present weights."""
@@ -199,25 +212,15 @@ class Results:
 
         return self._try(save)
 
-    def _add_row(self, directory: pathlib.Path, epoch: float, values: Mapping[str, float]) -> None:
-        row = {"epoch": epoch, "step": self._state["step"]}
-        row |= {name: f"{value:.6g}" if math.isfinite(value) else "" for name, value in values.items()}
-        self._rows.append(row)
+    def _table(self) -> str:
+        """results.csv, the metrics in its last columns."""
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
-        columns.sort(key=lambda name: name in coco_metrics.NAMES)  # the metrics last
-
-        def write(path: pathlib.Path) -> None:
-            with path.open("w", newline="") as file:
-                table = csv.DictWriter(file, columns, restval="")
-                table.writeheader()
-                table.writerows(self._rows)
-
-        write_file(directory / "results.csv", write)
-        with self._events.as_default(step=self._state["step"]):
-            for name, value in values.items():
-                tf.summary.scalar(name, value)
-        self._events.flush()
-        drawing.loss_curves(self._rows, directory / "loss_curves.png")
+        columns.sort(key=lambda name: name in coco_metrics.NAMES)
+        text = io.StringIO()
+        table = csv.DictWriter(text, columns, restval="")
+        table.writeheader()
+        table.writerows(self._rows)
+        return text.getvalue()
 
     def _try(self, save: Callable[[pathlib.Path], T]) -> T | None:
         if self._directory is None:

@@ -23,14 +23,8 @@ from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import Evaluation, OnBatch
 from common.progress import log
-from common.training import run_directory, weights
-from common.training.checkpoints import Checkpoints
+from common.training import checkpoints, input_feed, optimizers, results, run_directory, step_guard, weights
 from common.training.fine_tuning import Report
-from common.training.input_feed import InputFeed
-from common.training.optimizers import AveragedWeights, last_learning_rate
-from common.training.results import EpochLog, Results, note_metric, out_of_patience
-from common.training.run_directory import Identity
-from common.training.step_guard import StepGuard, StepResult
 from common.training.watchdog import StopSignals, Watchdog
 
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
@@ -84,11 +78,11 @@ class Run:
         ranks: Ranks,
         hooks: Hooks,
         *,
-        identity: Identity,
+        identity: run_directory.Identity,
         metadata: Mapping[str, Any],
         steps_per_epoch: int,
         evaluates: bool,
-        feed: InputFeed,
+        feed: input_feed.InputFeed,
         explain: Callable[[Exception], UserError],
         show_batch: Callable[..., str],
     ) -> None:
@@ -97,12 +91,10 @@ class Run:
         self._a, self._hooks = a, hooks
         self._feed, self._steps_per_epoch, self._evaluates = feed, steps_per_epoch, evaluates
         self._explain, self._show_batch = explain, show_batch
-        self._identity = identity.extended(
-            num_replicas=ranks.num_replicas,
-            num_ranks=ranks.world_size,
-            steps_per_epoch=steps_per_epoch,
-            **{name: getattr(a, name) for name in IDENTITY_FLAGS},
-        )
+        of_ranks = ranks.num_replicas, ranks.world_size, steps_per_epoch
+        values = {**identity.values, **dict(zip(run_directory.OF_RANKS, of_ranks, strict=True))}
+        values |= {name: getattr(a, name) for name in IDENTITY_FLAGS}
+        self._identity = run_directory.Identity(values, identity.defaults)
         with ranks.raise_on_any_rank():
             distributed.check_agreement(ranks, self._identity.values)
             # On rank 0 alone: hosts need not share a disk.
@@ -136,8 +128,8 @@ class Run:
         ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
         distributed.seed_per_rank(model, ranks.rank)
         with ranks.scope():
-            self.ema = AveragedWeights(model, ema_decay)
-        self._checkpoints = Checkpoints(
+            self.ema = optimizers.AveragedWeights(model, ema_decay)
+        self._checkpoints = checkpoints.Checkpoints(
             directory,
             ranks=ranks,
             model=model,
@@ -156,11 +148,11 @@ class Run:
                 f"--output_dir={a.output_dir} has {state['epoch']} of the {self._hooks.expected_epochs} "
                 "epochs that were trained: with --elastic it must lie where all hosts see it"
             )
-        self._results = Results(directory, model, self.metadata, state)
+        self._results = results.Results(directory, model, self.metadata, state)
         self._results.save_start(flags, init_report)
         save_batch = functools.partial(self._results.save_skipped, ranks)
-        self._guard = StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
-        self._compiled = self._unsaved = False
+        self._guard = step_guard.StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
+        self._compiled = False
 
     def __enter__(self) -> "Run":
         watchdog = Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
@@ -188,7 +180,7 @@ class Run:
         """The numbers (from 1) of the epochs that are left, until --patience ends them."""
         self._num_epochs = num_epochs
         state, patience = self.state, self._a.patience
-        end = None if state["step_in_epoch"] else out_of_patience(state, patience)
+        end = None if state["step_in_epoch"] else results.out_of_patience(state, patience)
         if end or state["epoch"] >= num_epochs:
             why = end or f"has its {state['epoch']} epochs"
             log(f"{self._a.output_dir} {why}: nothing left to train")
@@ -199,10 +191,12 @@ class Run:
             if state["step_in_epoch"] == 0:
                 self._feed.begin_epoch(self._checkpoints)
             title = f"epoch {epoch}/{num_epochs}"
-            self._epoch = EpochLog(title, self._steps_per_epoch, state["step_in_epoch"], state["totals"])
+            self._epoch = results.EpochLog(
+                title, self._steps_per_epoch, state["step_in_epoch"], state["totals"]
+            )
             self._scores: dict[str, float] = {}
             yield epoch
-            end = out_of_patience(state, patience)
+            end = results.out_of_patience(state, patience)
         if end:
             log(end)
 
@@ -229,7 +223,7 @@ class Run:
                 self._results.save_first_batch(self._show_batch, *batch)
             yield images, targets
 
-    def after_step(self, result: StepResult, images: Any, targets: Any) -> None:
+    def after_step(self, result: step_guard.StepResult, images: Any, targets: Any) -> None:
         """Counts a step, looks at its result, shows progress; saves where it is time to.
 
         Raises:
@@ -237,7 +231,7 @@ class Run:
             StoppedError: a signal came to any rank; everything is saved.
         """
         state, a = self.state, self._a
-        self._compiled = self._unsaved = True
+        self._compiled = True
         state["step"] += 1
         state["step_in_epoch"] += 1
         self._hooks.on_step(self, images, targets)
@@ -271,8 +265,7 @@ class Run:
         """
         if self._is_within_epoch():
             log("")  # ends the line of the progress bar
-        if self._unsaved:
-            self._save()  # an evaluation is long: stopping it must not cost training
+        self._save()  # an evaluation is long: stopping it must not cost training
 
         def on_batch(done: int, total: int) -> None:
             self._beat("evaluating", SCORE_SECONDS if done == total else 0.0)
@@ -290,7 +283,7 @@ class Run:
         """Keeps an evaluation: its files, its row in the log, the weights if they are the best so far."""
         state, self.metrics = self.state, evaluation.metrics
         state["evaluated"] = self._progress()
-        is_best = note_metric(state, self.metrics["AP"], self.metadata.get("eval_data"))
+        is_best = results.note_metric(state, self.metrics["AP"], self.metadata.get("eval_data"))
         self._results.save_evaluation(evaluation, is_best)
         scores = {name: self.metrics[name] for name in coco_metrics.NAMES}
         if self._is_within_epoch():
@@ -304,7 +297,7 @@ class Run:
     def end_epoch(self) -> None:
         """Ends an epoch: its row in the log, its weights, its checkpoint."""
         state, epoch = self.state, self.state["epoch"] + 1
-        replicas, rate = self.ranks.num_replicas, last_learning_rate(self.optimizer)
+        replicas, rate = self.ranks.num_replicas, optimizers.last_learning_rate(self.optimizer)
         # Before they replace those of the last epoch:
         self._guard.check_weights(self.model, self.optimizer, state["step"])
         row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
@@ -333,4 +326,3 @@ class Run:
         self._guard.check_weights(self.model, self.optimizer, state["step"])
         state["totals"] = self._epoch.totals() if state["step_in_epoch"] else {}
         self._checkpoints.save()
-        self._unsaved = False

@@ -77,10 +77,6 @@ class Identity:
         defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
         return cls({"config": values, **others}, {"config": defaults})
 
-    def extended(self, **others: Any) -> "Identity":
-        """This one and more values."""
-        return dataclasses.replace(self, values={**self.values, **others})
-
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         """Name -> (what it was in `saved`, what it is now), as JSON; names inside a mapping have dots."""
         was, now, defaults = (_flatten(values) for values in (saved, self.values, self.defaults))

@@ -57,11 +57,6 @@ def test_padding_is_not_drawn_whatever_it_holds():
     assert (drawing.draw_boxes(blank(), np.zeros((0, 4)), np.zeros(0, int), NAMES) == 0).all()
 
 
-def test_a_box_that_is_not_finite_is_refused():
-    with pytest.raises(ValueError, match="not finite"):
-        drawing.draw_boxes(blank(), np.array([[0, 0, np.inf, 5]]), np.array([0]), NAMES)
-
-
 @pytest.mark.parametrize("box", [[30, 50, 90, 90], [0, 0, 40, 40], [190, 110, 200, 120], [60, 3, 199, 60]])
 def test_names_are_written_whole_and_inside_the_image(box):
     def ink(where):  # the white letters, wherever they are
@@ -127,10 +122,8 @@ def test_images_of_all_sizes_lie_on_the_sheet_in_order_without_distortion():
     assert boxes[200][2] <= 900
 
 
-def test_a_sheet_of_one_and_a_sheet_of_none():
+def test_a_sheet_of_one():
     assert drawing.contact_sheet([blank(10, 20)], columns=4, width=100).shape == (50, 100, 3)
-    with pytest.raises(ValueError, match="at least one"):
-        drawing.contact_sheet([])
 
 
 def test_png_keeps_every_pixel(tmp_path):
