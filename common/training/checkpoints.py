@@ -26,10 +26,8 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.files import writing
 from common.layers import moving_statistics
-from common.training import run_directory
+from common.training import optimizers, run_directory
 from common.training import weights as weight_files
-from common.training.optimizers import AveragedWeights
-from common.training.run_directory import Identity
 
 KEEP = 2  # checkpoints; the newest one between two epochs stays anyway
 _SHARED = "state"
@@ -67,15 +65,15 @@ class Checkpoints:
         ranks: Ranks,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        averaged: AveragedWeights,
+        averaged: optimizers.AveragedWeights,
         state: Mapping[str, Any],
         metadata: Mapping[str, Any],
-        identity: Identity | None = None,
+        identity: run_directory.Identity | None = None,
     ) -> None:
         self.state = dict(state)
         self.iterators: Sequence[tf.data.Iterator] = ()
         self._ranks, self._optimizer = ranks, optimizer
-        self._identity = identity or Identity({})
+        self._identity = identity or run_directory.Identity({})
         self._metadata = {**metadata, "identity": dict(self._identity.values)}
         self._metadata |= {"world_size": ranks.world_size, "versions": run_directory.versions()}
         self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]

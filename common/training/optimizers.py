@@ -126,17 +126,10 @@ class AveragedWeights(tf.Module):
     Args:
         model: a built model. The averages start as its weights.
         decay: at least 0 and below 1, for example 0.9998; 0 turns averaging off: nothing here does anything.
-
-    Raises:
-        ValueError: the decay is out of range, or the model has no weights yet.
     """
 
     def __init__(self, model: keras.Model, decay: float):
         super().__init__(name="averaged_weights")
-        if not 0 <= decay < 1:
-            raise ValueError(f"ema_decay={decay} must be at least 0 and below 1")
-        if not model.weights:
-            raise ValueError("the model has no weights yet: build it first")
         self.decay = decay
         floats = [w.value for w in model.weights if keras.backend.is_float_dtype(w.dtype)] if decay else []
         statistics = moving_statistics(model)
