@@ -26,6 +26,8 @@ from common.progress import log
 from common.sources import Source
 from common.training.checkpoints import Checkpoints
 
+LOADER_FLAGS = ("pipeline_type", "batch_size", "dali_device_id", "num_threads", "prefetch")
+
 
 class Data(NamedTuple):
     """The data of a run.
@@ -125,16 +127,8 @@ def open_eval_loader(
 
 
 def _options(a: Args, config: Any, source: Source | None, ranks: Ranks, device_index: int) -> dict[str, Any]:
-    return {
-        "pipeline_type": a.pipeline_type,
-        "source": source,
-        "config": config,
-        "batch_size": a.batch_size,
-        "device_id": ranks.gpu_number(device_index),
-        "dali_device_id": a.dali_device_id,
-        "num_threads": a.num_threads,
-        "prefetch": a.prefetch,
-    }
+    options = {name: getattr(a, name) for name in LOADER_FLAGS}
+    return options | {"source": source, "config": config, "device_id": ranks.gpu_number(device_index)}
 
 
 class InputFeed:

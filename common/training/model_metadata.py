@@ -130,15 +130,15 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
         return _read_exported(path)
     if not path.is_dir() or (path / weights.BEST).exists() or (path / weights.LAST).exists():
         return weights.read_metadata(weights.find(path))
-    if not (path / run_directory.MANIFEST).exists():
-        found = run_directory.newest(path) or run_directory.newest(path / "checkpoints")
-        if not found:
-            raise UserError(f"{path} is not a run directory, a checkpoint or a saved_model")
-        path = found
-    problem = run_directory.damage(path)
-    if problem:
-        raise UserError(f"checkpoint {path} is damaged: {problem}")
-    return run_directory.read_manifest(path)
+    if (path / run_directory.MANIFEST).exists():
+        problem = run_directory.damage(path)
+        if problem:
+            raise UserError(f"checkpoint {path} is damaged: {problem}")
+        return run_directory.read_manifest(path)
+    found = run_directory.newest(path) or run_directory.newest(path / "checkpoints")
+    if not found:
+        raise UserError(f"{path} is not a run directory, a checkpoint or a saved_model")
+    return run_directory.read_manifest(found)
 
 
 def is_exported(path: pathlib.Path) -> bool:

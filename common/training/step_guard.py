@@ -164,21 +164,18 @@ class StepGuard:
     def _report(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
         local_ids = [part["image_ids"].numpy().tolist() for part in self._ranks.local(targets)]
         everywhere = self._ranks.gather([result.own_finite.numpy().tolist(), local_ids])
-        what = "the loss is not finite"
-        if all(all(finite) for finite, _ in everywhere):
-            # The gradients are to blame; which images caused it is unknown.
-            what, everywhere = "a gradient is not finite", [[[False] * len(f), i] for f, i in everywhere]
-        blamed: dict[int, list[int]] = {}
+        replicas = []
         for rank, (finite, image_ids) in enumerate(everywhere):
-            for replica, ids in enumerate(image_ids):
-                if not finite[replica]:
-                    blamed[rank] = blamed.get(rank, []) + ids
+            pairs = zip(finite, image_ids, strict=True)
+            replicas += [(rank, place, is_finite, ids) for place, (is_finite, ids) in enumerate(pairs)]
+        bad = [replica for replica in replicas if not replica[2]]
+        what = "the loss is not finite" if bad else "a gradient is not finite"
+        bad = bad or replicas  # which images caused a gradient that is not finite is unknown
         if self._in_a_row == 1:
-            rank = min(blamed)
-            replica = everywhere[rank][0].index(False)
-            batch = [self._ranks.local(part)[replica] for part in (images, targets)]
+            rank, place, *_ = bad[0]
+            batch = [self._ranks.local(part)[place] for part in (images, targets)]
             self._batch_file = self._save_batch(step, *(batch if rank == self._ranks.rank else (None, None)))
-        named = "; ".join(f"{_shorten(ids)} (rank {rank})" for rank, ids in blamed.items())
+        named = "; ".join(f"{_shorten(ids)} (rank {rank})" for rank, _, _, ids in bad)
         progress.log(f"\nstep {step} is skipped: {what}; image ids {named}")
         if self._in_a_row > self._limit:
             raise UserError(
