@@ -13,10 +13,10 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common import hparams, loader
+from common import hparams
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training import model_metadata, weights
+from common.training import input_feed, model_metadata, weights
 from common.training import run as run_module
 from common.training.input_feed import InputFeed
 from common.training.optimizers import AveragedWeights
@@ -242,7 +242,7 @@ def test_a_loader_that_cannot_save_its_place_goes_on_where_it_was(
 ):
     """As on a GPU: every epoch has a seed of its own; within one, what was trained on is read again."""
     seeds, seen = [], []
-    original = loader.make_loader
+    original = input_feed.make_loader
     step_of = app.package.train.step_guard.guarded_step
 
     def unsaveable(*arguments, **options):
@@ -261,7 +261,7 @@ def test_a_loader_that_cannot_save_its_place_goes_on_where_it_was(
 
         return run
 
-    monkeypatch.setattr(loader, "make_loader", unsaveable)
+    monkeypatch.setattr(input_feed, "make_loader", unsaveable)
     monkeypatch.setattr(app.package.train.step_guard, "guarded_step", watched)
     options = ["--epochs=2", "--steps_per_epoch=4", "--save_every=2", "--eval_every=0"]
     stop_at = None
