@@ -7,12 +7,12 @@ import keras
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import weights as weight_files
-from common.training.fine_tuning import ClassRows, Report, read_own, transfer
-from efficientdet.config import EfficientDetConfig
+from common.training.fine_tuning import ClassRows, Report, transfer
 from efficientdet.import_weights.automl import Contents, class_names, is_automl, read_automl
 from efficientdet.import_weights.imagenet import is_backbone, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
-from efficientdet.model import CLASS_WEIGHTS, anchors_of, build_model
+from efficientdet.model import CLASS_WEIGHTS, anchors_of
+from efficientdet.predict import load_trained
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
@@ -33,7 +33,8 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
     """
     origin = f"--init_from={weights}"
     if _is_ours(pathlib.Path(weights)):
-        values, source, source_map = read_own(weights, "efficientdet", EfficientDetConfig, build_model)
+        trained, source, source_map, _ = load_trained(weights)
+        values = {weight.path: weight.value for weight in trained.weights}
         rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), source.anchors_per_location)
         return transfer(model, values, rows, label_map, source_map.names, origin)
     file = open_weights(weights)
@@ -41,19 +42,9 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
         contents = read_automl(file, model)
         return assign(model, contents, label_map, class_names(contents.num_classes), origin)
     if is_backbone(file):
-        values, unused = read_backbone(file, model)
+        values, _ = read_backbone(file, model)
         rows = ClassRows((), anchors_of(model), anchors_of(model))
-        return transfer(
-            model,
-            values,
-            rows,
-            label_map,
-            (),
-            origin,
-            least_share=0,  # all of the backbone is there, however small a part of the model it is
-            unused=unused,
-            remark="only a backbone",
-        )
+        return transfer(model, values, rows, label_map, (), origin)
     raise UserError(
         f"{origin} is neither of google/automl's EfficientDet nor an EfficientNet; weights of ours end in "
         ".weights.h5"
@@ -70,13 +61,5 @@ def assign(
     model: keras.Model, contents: Contents, label_map: LabelMap, names: tuple[str, ...], origin: str
 ) -> Report:
     """Puts `contents` into a model: class rows by name (fine_tuning.py), all else as it is."""
-    return transfer(
-        model,
-        contents.values,
-        ClassRows(CLASS_WEIGHTS, anchors_of(model), contents.anchors),
-        label_map,
-        names,
-        origin,
-        unused=contents.unused,
-        remark="" if any(names) else f"the names of its {contents.num_classes} classes are unknown",
-    )
+    rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), contents.anchors)
+    return transfer(model, contents.values, rows, label_map, names, origin)

@@ -28,13 +28,12 @@ from absl import flags
 from common import args, errors, hparams
 from common.datacheck import open_data
 from common.distributed import elastic
-from common.distributed.hooks import Hooks
-from common.distributed.ranks import Ranks
+from common.distributed.ranks import Hooks, Ranks
 from common.evaluation.evaluate import evaluate
 from common.progress import log
 from common.training import input_feed, step_guard
-from common.training.ema import AveragedWeights
 from common.training.fine_tuning import set_initial_weights
+from common.training.optimizers import AveragedWeights
 from common.training.run import Run, start_process
 from common.training.run_directory import Identity
 from efficientdet import losses, show_batch
@@ -79,7 +78,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_loader = functools.partial(open_training_loader, a, config, data.train, data.num_classes, ranks)
     eval_loader = functools.cache(lambda: open_eval_loader(a, config, data.evaluation, ranks))
-    loader = open_loader(ranks.local_replicas[0], ranks.num_replicas, 0, **loader_kwargs(0))  # for its size
+    loader = open_loader(0, **loader_kwargs(0))  # for its size
     steps_per_epoch = a.steps_per_epoch or loader.steps_per_epoch
     accumulate_steps = max(a.accumulate_steps, 1)
     effective_batch = ranks.num_replicas * a.batch_size * accumulate_steps
@@ -105,8 +104,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         ),
         steps_per_epoch=steps_per_epoch,
         evaluates=data.evaluation is not None,
-        open_loader=open_loader,
-        loader_kwargs=loader_kwargs,
+        feed=input_feed.InputFeed(ranks, open_loader, loader_kwargs),
         explain=lambda error: open_data.explain(error, data.train, loader.pipeline_type),
         show_batch=functools.partial(show_batch.report, label_map=data.label_map),
     )

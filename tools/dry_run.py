@@ -30,7 +30,7 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.loader import SYNTHETIC_IMAGES, steps_per_epoch
 from common.progress import log
-from common.training import checkpoint_files
+from common.training import run_directory
 from common.training.input_feed import open_data
 from tools.dry_run_process import small_data, small_flags
 
@@ -247,11 +247,11 @@ def _run_session(
     files = [records / f"rank_{rank}.json" for rank in range(processes)]
     if code or not all(file.exists() for file in files):
         raise _failure((records / "log.txt").read_text(errors="replace"), code)
-    found = checkpoint_files.newest(pathlib.Path(a.output_dir, "checkpoints"))
+    found = run_directory.newest(pathlib.Path(a.output_dir, "checkpoints"))
     return Session(
         flags=a,
         ranks=[json.loads(file.read_bytes()) for file in files],
-        saved_step=checkpoint_files.read_manifest(found)["state"]["step"] if found else None,
+        saved_step=run_directory.read_manifest(found)["state"]["step"] if found else None,
         checkpoint_bytes=sum(file.stat().st_size for file in found.iterdir()) if found else 0,
     )
 

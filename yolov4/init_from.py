@@ -6,10 +6,10 @@ import keras
 
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training.fine_tuning import ClassRows, Report, read_own, transfer
+from common.training.fine_tuning import ClassRows, Report, transfer
 from yolov4.config import YOLOv4Config
 from yolov4.import_weights.darknet_files import read_darknet, read_label_map
-from yolov4.model import build_model
+from yolov4.predict import load_trained
 
 BOX_ROWS = 5  # x, y, width, height and objectness come before the classes and do not depend on them
 
@@ -33,26 +33,23 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
     Raises:
         UserError: the file cannot be read, or nothing in it fits.
     """
-    origin, remark, anchors = f"--init_from={weights}", "", config.anchors_per_location
+    origin, anchors = f"--init_from={weights}", config.anchors_per_location
     if pathlib.Path(weights).is_dir() or weights.endswith(".h5"):
-        values, source, source_map = read_own(weights, "yolov4", YOLOv4Config, build_model)
+        trained, source, source_map, _ = load_trained(weights)
+        values = {weight.path: weight.value for weight in trained.weights}
         if source.backbone != config.backbone:
             raise UserError(
                 f"{origin} is a {source.model_name}: start a {config.model_name} from weights of the same "
                 "backbone"
             )
-        if (source.anchors, source.masks) != (config.anchors, config.masks):
-            remark = "its anchors are others, so boxes start at other sizes"
         names, anchors = source_map.names, source.anchors_per_location
     else:
         contents = read_darknet(weights, model)
         values, num_classes = contents.values, contents.num_classes
         known = read_label_map(weights, num_classes) if num_classes else None
         names = known.names if known else ()
-        if num_classes and not known:
-            remark = f"the names of its {num_classes} classes are unknown: there is no .names file"
     # the last convolutions of the heads, the only ones without batch norm
     heads = [layer.name for layer in model.layers if layer.name.endswith(".conv") and layer.use_bias]
     paths = [f"{head}/{variable}" for head in heads for variable in ("kernel", "bias")]
     rows = ClassRows(paths, config.anchors_per_location, anchors, first=BOX_ROWS)
-    return transfer(model, values, rows, label_map, names, origin, remark=remark)
+    return transfer(model, values, rows, label_map, names, origin)

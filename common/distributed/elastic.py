@@ -24,8 +24,7 @@ import keras
 import tensorflow as tf
 
 from common import progress
-from common.distributed.hooks import Hooks
-from common.distributed.horovod import initialize
+from common.distributed.ranks import Hooks, initialize
 from common.errors import OtherRankError, StoppedError, UserError, is_lost_rank
 
 _SCOPE, _KEY = "training", "failure"  # where a rank's failure is told, in the launcher's key-value store

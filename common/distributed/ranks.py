@@ -3,7 +3,7 @@
     ranks = distributed.start("horovod")
 
 none          one process, one device
-horovod       one process per device, started by horovodrun, mpirun or Slurm (horovod.py)
+horovod       one process per device, started by horovodrun, mpirun or Slurm
 mirrored      one process with all its devices: tf.distribute.MirroredStrategy (tf_distribute.py)
 multi_worker  one process per host with all its devices: tf.distribute.MultiWorkerMirroredStrategy
 
@@ -12,9 +12,10 @@ a process, a replica a device that trains; with Horovod they are the same.
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import msgspec
@@ -23,6 +24,9 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
 
 from common.errors import OtherRankError, UserError
+
+if TYPE_CHECKING:
+    from common.training.run import Run
 
 T = TypeVar("T")
 
@@ -163,6 +167,96 @@ class Ranks:
             raise OtherRankError(f"rank {first}: {problems[first]}")
 
 
+def initialize() -> Any:
+    """Joins this process to its ranks and limits TensorFlow to the process' own GPU; horovod.tensorflow.
+
+    TensorFlow allows these settings only before it runs anything. Under Horovod Elastic a process keeps its
+    GPU when the ranks change.
+
+    Raises:
+        UserError: Horovod is not installed.
+    """
+    try:
+        import horovod.tensorflow as hvd
+    except ImportError as error:
+        raise UserError(
+            f"--strategy=horovod needs Horovod, which is not installed ({error}): run `make horovod`"
+        ) from error
+    hvd.init()
+    share_gpu_memory()
+    gpus = tf.config.list_physical_devices("GPU")
+    if len(gpus) > 1 and len(tf.config.get_visible_devices("GPU")) > 1:
+        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
+    return hvd
+
+
+class HorovodRanks(Ranks):
+    """This process among those that horovodrun (or mpirun, Slurm) started; on its own without a launcher.
+
+    Args:
+        compression: none or fp16, of gradients on their way.
+
+    Raises:
+        UserError: see `initialize`.
+    """
+
+    strategy = "horovod"
+
+    def __init__(self, compression: str = "none") -> None:
+        self._hvd = hvd = initialize()
+        self.rank = hvd.rank()
+        self.local_rank = hvd.local_rank()
+        self.world_size = self.num_replicas = hvd.size()
+        self.local_replicas = (self.rank,)
+        self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
+
+    def gpu_number(self, replica: int) -> int:
+        count = len(tf.config.list_physical_devices("GPU"))  # a launcher (Slurm) can have given each its own
+        return self.local_rank % max(count, 1)
+
+    def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        return self._hvd.grouped_allreduce(gradients, op=self._hvd.Average, compression=self._compression)
+
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
+        self._hvd.broadcast_variables(list(variables), root_rank=0)
+
+    # Horovod's own allgather_object counts bytes in int32, which ends at 2 GiB of all ranks together, makes a
+    # tensor of them element by element (a second for 60 MB), and uses pickles.
+    def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
+        with tf.device("CPU"):
+            sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy()
+            joined = self._hvd.allgather(tf.constant(data)).numpy()
+        return np.split(joined, np.cumsum(sizes)[:-1])
+
+    def _mean(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return self._hvd.grouped_allreduce(tensors, op=self._hvd.Average)
+
+    def close(self) -> None:
+        self._hvd.shutdown()
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """Callables that `train` and its `Run` call. Every rank calls them at the same place, in the same order.
+
+    Attributes:
+        on_step: (run, images, targets), called after each training step, when `run.state["step"]` is its
+            number and before anything of it is saved. `run.ranks`, `run.model`, `run.optimizer` and
+            `run.state` ("epoch": epochs done, "step", "step_in_epoch") stay valid to the end.
+            `targets["image_ids"]` names the images (one value for each local replica under tf.distribute).
+        on_epoch: called with the number of epochs done, after their checkpoint is written. What it raises
+            ends `train`.
+        expected_epochs: that the run is known to have done. A directory with fewer is refused.
+        lost_ranks: what happens when another rank is lost (Watchdog's `on_loss`). exit: this process ends
+            with code 1. report: the error of the collective operation propagates.
+    """
+
+    on_step: Callable[["Run", Any, Any], None] = lambda *_: None
+    on_epoch: Callable[[int], None] = lambda _: None
+    expected_epochs: int = 0
+    lost_ranks: str = "exit"
+
+
 def start(strategy: str, compression: str = "none") -> Ranks:
     """Joins this process to its run, before TensorFlow runs anything.
 
@@ -177,8 +271,6 @@ def start(strategy: str, compression: str = "none") -> Ranks:
         raise UserError(f"--compression={compression} is Horovod's: it needs --strategy=horovod")
     share_gpu_memory()
     if strategy == "horovod":
-        from common.distributed.horovod import HorovodRanks  # Horovod is an optional package
-
         return HorovodRanks(compression)
     if strategy == "none":
         return Ranks()

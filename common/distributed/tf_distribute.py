@@ -156,9 +156,9 @@ def read_tf_config(text: str | None) -> tuple[list[str], int]:
         raise UserError(f"--strategy=multi_worker needs TF_CONFIG, on each worker its own: {EXAMPLE}")
     try:
         config = json.loads(text)
-        cluster, task = config["cluster"], config["task"]
-        chiefs, workers = list(cluster.get("chief", [])), list(cluster.get("worker", []))
-        addresses, index = [*chiefs, *workers], task["index"]
+        cluster, task, index = config["cluster"], config["task"], config["task"]["index"]
+        chiefs = list(cluster.get("chief", []))
+        addresses = [*chiefs, *cluster.get("worker", [])]
         hosts_and_ports = [address.rpartition(":")[::2] for address in addresses]
         right = (
             set(cluster) <= {"chief", "worker"}

@@ -69,12 +69,10 @@ def to_results(
     Raises:
         ValueError: a box or a score is NaN or infinite; the message names the image.
     """
-    rows = []
-    for row, image_id in enumerate(image_ids.tolist()):
-        if image_id not in seen:
-            seen.add(image_id)
-            rows.append(row)
+    first_rows = sorted(np.unique(image_ids, return_index=True)[1])
+    rows = [row for row in first_rows if int(image_ids[row]) not in seen]
     image_ids, image_sizes = np.asarray(image_ids)[rows], np.asarray(image_sizes)[rows]
+    seen.update(image_ids.tolist())
     boxes, scores, classes = boxes[rows], scores[rows], classes[rows]
 
     real = (classes >= 0) & (classes < label_map.num_classes)
@@ -193,8 +191,9 @@ def format_table(metrics: dict[str, Any]) -> str:
 
 def write_metrics(metrics: dict[str, Any], path: str | os.PathLike) -> None:
     """Writes `metrics` as JSON with sorted keys, numbers to 6 decimals; atomic, the same bytes every time."""
-    text = json.dumps(_rounded(metrics), indent=2, sort_keys=True, allow_nan=False)
-    write_bytes(path, (text + "\n").encode())
+    exact = json.dumps(metrics, allow_nan=False)
+    rounded = json.loads(exact, parse_float=lambda text: round(float(text), _METRIC_DECIMALS))
+    write_bytes(path, (json.dumps(rounded, indent=2, sort_keys=True) + "\n").encode())
 
 
 def read_metrics(path: str | os.PathLike) -> dict[str, Any] | None:
@@ -259,9 +258,3 @@ def _index(rows: list[dict[str, Any]], image_ids: list[int], category_ids: list[
 
 def _percent(value: float) -> str:
     return f"{'-':>6}" if value == NO_TRUTH else f"{100 * value:6.1f}"
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return round(value, _METRIC_DECIMALS) if isinstance(value, float) else value

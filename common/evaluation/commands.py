@@ -58,11 +58,10 @@ def evaluate_weights(
     directory = make_output_directory(a.output_dir or beside)
     source = open_source(a, label_map)
     loader = make_loader(a.pipeline_type, source=source, config=config, **_loader_options(a))
-    throughput = Throughput(a)
-    options = {"on_batch": throughput, "explain": explain, "coco_backend": a.coco_backend}
-    found = evaluate(detect, loader, source, label_map, **options)
+    begun = time.monotonic()
+    found = evaluate(detect, loader, source, label_map, explain=explain, coco_backend=a.coco_backend)
     print(coco_metrics.format_table(found.metrics))
-    print(throughput.describe(source.size))
+    print(f"{source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
     with writing(directory):
         write_evaluation(directory, *found)
     print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
@@ -92,9 +91,9 @@ def infer(
     share_gpu_memory()
     job = Job(a, open_images, load_annotations)
     detect, config, label_map, _ = open_detector(a.weights, a.image_size, a.hparams)
-    job.check_labels(label_map)
+    if job.categories:
+        submission.check_categories(job.categories, label_map, a.image_info or a.annotations)
     loader = make_loader(job.pipeline_type, source=job.source, config=config, **_loader_options(a))
-    throughput = Throughput(a)
     least_score = np.float32(0 if a.submission else a.score_threshold)
 
     def detect_above(images, letterbox):
@@ -102,41 +101,15 @@ def infer(
         boxes, scores, classes, finite = map(np.asarray, detect(images, letterbox))
         return boxes, scores, np.where(scores >= least_score, classes, -1), finite
 
-    options = {"title": "detecting", "on_batch": throughput, "explain": explain}
-    results = job.write(predict(detect_above, loader, job.source, label_map, **options), label_map)
-    print(throughput.describe(job.source.size))
-    return results
+    begun = time.monotonic()
+    found = predict(detect_above, loader, job.source, label_map, title="detecting", explain=explain)
+    print(f"{job.source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
+    return job.write(found, label_map)
 
 
 def _loader_options(a: EvalArgs | InferArgs) -> dict[str, Any]:
     options = {"batch_size": a.batch_size, "num_threads": a.num_threads, "prefetch": a.prefetch}
     return options | {"training": False, "with_targets": False}
-
-
-class Throughput:
-    """Images per second, loading and post-processing included: `on_batch` of evaluate.predict.
-
-    The first batch, which compiles, and those that are loaded meanwhile are left out.
-    """
-
-    def __init__(self, a: EvalArgs | InferArgs) -> None:
-        self._skipped = 1 + a.prefetch
-        self._batch_size = a.batch_size
-        self._times = [time.monotonic()]
-
-    def __call__(self, done: int, total: int) -> None:
-        self._times.append(time.monotonic())
-
-    def describe(self, num_images: int) -> str:
-        """One line: images per second; or, of few batches, their seconds."""
-        counted = num_images - self._skipped * self._batch_size
-        if counted <= 0:
-            return f"{num_images} images in {self._times[-1] - self._times[0]:.1f} s, compiling included"
-        rate = counted / max(self._times[-1] - self._times[self._skipped], 1e-9)
-        return (
-            f"{rate:.1f} images/s from file to boxes: loading, network and post-processing; without the "
-            f"first {self._skipped} batches, which compile or were loaded meanwhile"
-        )
 
 
 class Job:
@@ -148,6 +121,7 @@ class Job:
     Attributes:
         source: what the loader reads.
         pipeline_type: --pipeline_type, or the only one that reads a video.
+        categories: of --image_info or --annotations, that the trained classes must have.
 
     Raises:
         UserError: flags missing, or that do not go together; files that cannot be used.
@@ -163,7 +137,7 @@ class Job:
         self._is_video = pathlib.Path(a.images or "").suffix.lower() in VIDEO_SUFFIXES
         self._check_flags()
         self._truth = load_annotations(a.annotations) if a.annotations else None
-        self._categories = None  # that the trained classes must have
+        self.categories: LabelMap | None = None
         if self._is_video:
             self.source, self.pipeline_type, files = video.open_video(a.images), "tensorflow", [a.images]
             self._about = self.source.about()  # of each image, for detections.json
@@ -201,9 +175,9 @@ class Job:
         if self._truth:
             known = dict(zip(self._truth.file_names, self._truth.image_ids.tolist(), strict=True))
             image_ids = look_up(names, known, f"--annotations={a.annotations}")
-            self._categories = self._truth.label_map if a.submission else None
+            self.categories = self._truth.label_map if a.submission else None
         elif a.image_info:
-            known, self._categories = submission.read_image_info(a.image_info)
+            known, self.categories = submission.read_image_info(a.image_info)
             image_ids = look_up(names, known, f"--image_info={a.image_info}")
         else:
             image_ids = submission.ids_by_name(names) if a.submission else range(len(names))
@@ -217,12 +191,6 @@ class Job:
                 files.append(file)
         about = [{"image_id": image_id, "file_name": name} for image_id, name in name_of.items()]
         return dataclasses.replace(source, files=tuple(files)), about
-
-    def check_labels(self, label_map: LabelMap) -> None:
-        """Raises UserError where the trained classes are not those of --image_info or --annotations."""
-        if self._categories:
-            file = self._a.image_info or self._a.annotations
-            submission.check_categories(self._categories, label_map, file)
 
     def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
         """Writes all files, prints where, and returns the content of detections.json.
@@ -264,7 +232,9 @@ class Job:
                     self._truth.label_map.classes_of(self._truth.category_ids[boxes]),
                     self._truth.label_map.names,
                 )
-                picture = drawing.side_by_side(ground_truth, picture)
+                gap = 6
+                width = 2 * image.shape[1] + gap
+                picture = drawing.contact_sheet([ground_truth, picture], columns=2, width=width, gap=gap)
             yield picture
             bar.step()
 

@@ -4,7 +4,6 @@ Images are uint8 (H, W, 3) RGB NumPy arrays. Without pyplot it works without a d
 """
 
 import colorsys
-import csv
 import math
 import os
 import pathlib
@@ -21,7 +20,6 @@ from common.files import write_file
 from common.labels import LabelMap
 
 BACKGROUND = (255, 255, 255)
-_CAPTION_HEIGHT = 28
 _FIGURE = {"figsize": (8.0, 5.0), "dpi": 120, "layout": "tight"}
 
 
@@ -50,15 +48,10 @@ def draw_boxes(
 
     Returns:
         uint8 (H, W, 3).
-
-    Raises:
-        ValueError: a box is not finite.
     """
     order = range(len(classes)) if scores is None else np.argsort(scores, kind="stable")
     rows = [int(row) for row in order if classes[row] >= 0]
     boxes_px = np.asarray(boxes_px, np.float64).reshape(-1, 4)
-    if not np.isfinite(boxes_px[rows]).all():
-        raise ValueError("a box to draw is not finite")
     picture = Image.fromarray(image)
     draw = ImageDraw.Draw(picture)
     line = max(2, round(min(picture.size) / 200))
@@ -134,12 +127,7 @@ def contact_sheet(
 
     Returns:
         uint8 (H, `width`, 3).
-
-    Raises:
-        ValueError: there are no images.
     """
-    if not images:
-        raise ValueError("a contact sheet needs at least one image")
     columns = min(columns, len(images))
     rows = [images[start : start + columns] for start in range(0, len(images), columns)]
     strips, row_height = [], math.inf
@@ -157,21 +145,6 @@ def contact_sheet(
         strips.append(np.asarray(strip))
     space = np.full((gap, width, 3), BACKGROUND, np.uint8)
     return np.concatenate([part for strip in strips for part in (strip, space)][:-1])
-
-
-def side_by_side(
-    left: np.ndarray, right: np.ndarray, captions: tuple[str, str] = ("ground truth", "detections")
-) -> np.ndarray:
-    """Two pictures of one image beside each other, uint8 (H, W, 3) each, with a line of text above each."""
-    height, width = left.shape[:2]
-    gap = 6
-    sheet = Image.new("RGB", (2 * width + gap, height + _CAPTION_HEIGHT), BACKGROUND)
-    draw = ImageDraw.Draw(sheet)
-    font = _font(_CAPTION_HEIGHT - 10)
-    for x, picture, caption in ((0, left, captions[0]), (width + gap, right, captions[1])):
-        draw.text((x + 4, 2), caption, fill="black", font=font)
-        sheet.paste(Image.fromarray(picture), (x, _CAPTION_HEIGHT))
-    return np.asarray(sheet)
 
 
 def read_image(path: str | os.PathLike) -> np.ndarray:
@@ -206,27 +179,22 @@ def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) ->
     _save_figure(figure, path)
 
 
-def loss_curves(csv_path: str | os.PathLike, path: str | os.PathLike) -> None:
+def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> None:
     """Draws the losses of a results.csv over its epochs, and the AP beside them where it was evaluated.
 
     Args:
-        csv_path: a table with the column `epoch`; drawn are all columns whose name ends in `loss`, and AP and
-            AP50. Empty cells are left out.
+        rows: with "epoch"; drawn are all columns whose name ends in `loss`, and AP and AP50. Empty cells, "",
+            are left out.
         path: a .png file.
     """
-    with pathlib.Path(csv_path).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
-    panels = {
-        "loss": [name for name in names if name.endswith("loss")],
-        "AP": [name for name in names if name in ("AP", "AP50")],
-    }
+    names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value != ""))
+    losses, scores = [n for n in names if n.endswith("loss")], [n for n in names if n in ("AP", "AP50")]
+    panels = [panel for panel in (("loss", losses), ("AP", scores)) if panel[1]]
     figure = Figure(**_FIGURE)
-    drawn = [panel for panel in panels.items() if panel[1]]
-    for position, (title, names) in enumerate(drawn, start=1):
-        axes = figure.add_subplot(1, len(drawn), position)
+    for position, (title, names) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), position)
         for name in names:
-            points = [(float(row["epoch"]), float(row[name])) for row in rows if row[name]]
+            points = [(float(row["epoch"]), float(row[name])) for row in rows if row.get(name)]
             axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 50 else None)
         axes.set(xlabel="epoch", title=title)
         axes.set_ylim(bottom=0)

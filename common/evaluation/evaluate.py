@@ -101,10 +101,8 @@ def predict(
         if problem:
             raise problem
     parts, seen_by_rank = zip(*ranks.gather((results, sorted(seen))), strict=True)
-    annotations = source.annotations
-    expected = range(source.size) if annotations is None else annotations.image_ids.tolist()
-    found = sorted(itertools.chain.from_iterable(seen_by_rank))
-    if found != sorted(expected):
+    found = list(itertools.chain.from_iterable(seen_by_rank))
+    if not len(found) == len(set(found)) == source.size:
         raise RuntimeError(
             f"{len(found)} images were evaluated, {len(set(found))} different ones, and the data have "
             f"{source.size}: is each rank's loader that of its own shard?"

@@ -7,15 +7,11 @@ found = run(images, image_sizes)  # boxes, scores, classes, count: tools/exporti
 import os
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError
-
-if TYPE_CHECKING:
-    from common.evaluation.evaluate import Detect
 
 Found = dict[str, np.ndarray]
 Run = Callable[[np.ndarray, np.ndarray], Found]  # images uint8 (B, H, W, 3), image_sizes int32 (B, 2)
@@ -41,7 +37,7 @@ def open_runner(path: pathlib.Path) -> Run:
         raise UserError(f"{path} cannot be opened, export it again: {reason}") from error
 
 
-def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> "Detect":
+def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tuple]:
     """An exported detector as a function for common.evaluation.evaluate.
 
     Its second input is the size of the original, from which it computes the place of the image in the network

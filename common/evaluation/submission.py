@@ -8,7 +8,6 @@ A list of {"image_id", "category_id", "bbox": [left, top, width, height], "score
 .json or alone in a .zip: https://cocodataset.org/#format-results and https://cocodataset.org/#upload
 """
 
-import collections
 import io
 import os
 import pathlib
@@ -44,7 +43,7 @@ def read_image_info(path: str | os.PathLike) -> tuple[dict[str, int], LabelMap |
         The ids of the images by file name; the categories, None where the file names none.
 
     Raises:
-        UserError: the file is missing, is something else, or names an id or a file twice.
+        UserError: the file is missing or something else.
     """
     try:
         document = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=_Document)
@@ -53,11 +52,6 @@ def read_image_info(path: str | os.PathLike) -> tuple[dict[str, int], LabelMap |
         raise UserError(f"--image_info={path}: {error.strerror}") from error
     except (msgspec.DecodeError, UserError) as error:
         raise UserError(f"--image_info={path} is not a json with COCO's images: {error}") from error
-    for key in ("id", "file_name"):
-        counts = collections.Counter(getattr(image, key) for image in document.images)
-        for value, times in counts.most_common(1):
-            if times > 1:
-                raise UserError(f"--image_info={path}: {times} images have the {key} {value!r}")
     return {image.file_name: image.id for image in document.images}, categories
 
 

@@ -42,10 +42,9 @@ class VideoSource:
     def about(self) -> list[dict[str, Any]]:
         """What detections.json holds about each frame besides its detections; its number is the image id."""
         name = os.path.basename(self.path)
-        seconds = (round(frame / self.frame_rate, 3) for frame in range(self.size))
         return [
-            {"image_id": i, "frame": i, "seconds": second, "file_name": name}
-            for i, second in enumerate(seconds)
+            {"image_id": i, "frame": i, "seconds": round(i / self.frame_rate, 3), "file_name": name}
+            for i in range(self.size)
         ]
 
     def frames(self) -> Iterator[np.ndarray]:

@@ -2,7 +2,7 @@
 
     runs/mine/
         run.json               what this run is (run_directory.py)
-        checkpoints/00001200/  everything at step 1200 (checkpoint_files.py)
+        checkpoints/00001200/  everything at step 1200 (run_directory.py)
         best.weights.h5        the weights of the best evaluation (weights.py)
         last.weights.h5        the weights of the last epoch
 
@@ -24,16 +24,14 @@ import tensorflow as tf
 from common import progress
 from common.distributed.ranks import Ranks
 from common.errors import UserError
+from common.files import writing
 from common.layers import moving_statistics
-from common.training import checkpoint_files
+from common.training import optimizers, run_directory
 from common.training import weights as weight_files
-from common.training.ema import AveragedWeights
-from common.training.run_directory import Identity, in_directory
 
 KEEP = 2  # checkpoints; the newest one between two epochs stays anyway
 _SHARED = "state"
 _OWN = "rank"
-_Part = dict[str, bytes]  # what tf.train.Checkpoint writes: the end of a file's name -> its content
 
 
 class Checkpoints:
@@ -67,16 +65,17 @@ class Checkpoints:
         ranks: Ranks,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        averaged: AveragedWeights,
+        averaged: optimizers.AveragedWeights,
         state: Mapping[str, Any],
         metadata: Mapping[str, Any],
-        identity: Identity | None = None,
+        identity: run_directory.Identity | None = None,
     ) -> None:
         self.state = dict(state)
         self.iterators: Sequence[tf.data.Iterator] = ()
         self._ranks, self._optimizer = ranks, optimizer
-        self._identity = identity or Identity({})
+        self._identity = identity or run_directory.Identity({})
         self._metadata = {**metadata, "identity": dict(self._identity.values)}
+        self._metadata |= {"world_size": ranks.world_size, "versions": run_directory.versions()}
         self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]
         self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=averaged)
         # Keras' seed generators (dropout, stochastic depth) are no weights: tf.train.Checkpoint misses them.
@@ -90,9 +89,9 @@ class Checkpoints:
         with ranks.raise_on_any_rank():
             if directory is not None:
                 self._directory = pathlib.Path(directory, "checkpoints")
-                with in_directory(pathlib.Path(directory)):
+                with writing(directory):
                     self._directory.mkdir(parents=True, exist_ok=True)
-                    checkpoint_files.tidy(self._directory)
+                    run_directory.tidy(self._directory)
 
     def find(self) -> dict[str, Any] | None:
         """Looks for the checkpoint to go on from: the newest.
@@ -108,7 +107,7 @@ class Checkpoints:
         """
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
-                with in_directory(self._directory.parent):
+                with writing(self._directory.parent):
                     self._manifest = self._read_newest()
                     if self._manifest and (self.changed() or self._other_ranks()):
                         self._manifest = self._read_newest(boundary=True)
@@ -138,14 +137,13 @@ class Checkpoints:
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
                 before = self._manifest.get("versions", {})
-                for name, now in checkpoint_files.versions().items():
-                    if (was := before.get(name, "absent")) != now:
-                        progress.log(
-                            f"warning: {name} was {was} and is now {now}: the last digits may differ"
-                        )
+                for name, now in run_directory.versions().items():
+                    was = before.get(name, "absent")
+                    if was != now:
+                        progress.log(f"warning: {name} was {was} and is now {now}: last digits may differ")
                 self._read(self._shared, self._path / _SHARED)
-                with in_directory(self._directory.parent):
-                    checkpoint_files.remove_newer(self._path)
+                with writing(self._directory.parent):
+                    run_directory.remove_newer(self._path)
                 parts = [
                     {file.suffix: file.read_bytes() for file in self._path.glob(f"{_OWN}_{rank}.*")}
                     for rank in range(self._manifest["world_size"])
@@ -176,7 +174,6 @@ class Checkpoints:
         Returns:
             Whether it was written; the same on all ranks.
         """
-        step = self.state["step"]
         with _in_memory() as prefix:
             self._own(self.iterators).write(prefix)
             files = tf.io.gfile.glob(f"{prefix}.*")
@@ -185,11 +182,11 @@ class Checkpoints:
         problem = None
         if self._ranks.rank == 0:
             try:
-                self._write(step, parts)
+                self._write(parts)
             except (OSError, tf.errors.OpError) as error:
                 problem = weight_files.reason(error)
                 progress.log(
-                    f"warning: the checkpoint of step {step} cannot be written: {problem}; "
+                    f"warning: the checkpoint of step {self.state['step']} cannot be written: {problem}; "
                     "training continues, what was saved before is intact"
                 )
         return self._ranks.broadcast_object(problem) is None
@@ -201,26 +198,20 @@ class Checkpoints:
         return self._manifest["world_size"] != self._ranks.world_size
 
     def _read_newest(self, *, boundary: bool = False) -> dict[str, Any] | None:
-        self._path = checkpoint_files.newest(self._directory, boundary=boundary)
-        return self._path and checkpoint_files.read_manifest(self._path)
+        self._path = run_directory.newest(self._directory, boundary=boundary)
+        return self._path and run_directory.read_manifest(self._path)
 
-    def _write(self, step: int, parts: Sequence[_Part]) -> None:
-        manifest = {
-            **self._metadata,
-            "state": self.state,
-            "world_size": self._ranks.world_size,
-            "versions": checkpoint_files.versions(),
-        }
-
+    def _write(self, parts: Sequence[dict[str, bytes]]) -> None:
         def write_files(directory: pathlib.Path) -> None:
             self._shared.write(str(directory / _SHARED))
             for rank, part in enumerate(parts):
                 for suffix, content in part.items():
                     (directory / f"{_OWN}_{rank}{suffix}").write_bytes(content)
 
-        checkpoint_files.write(self._directory, step, manifest, write_files)
+        manifest = {**self._metadata, "state": self.state}
+        run_directory.write(self._directory, self.state["step"], manifest, write_files)
         try:
-            checkpoint_files.prune(self._directory, KEEP)
+            run_directory.prune(self._directory, KEEP)
         except OSError as error:
             progress.log(f"warning: an old checkpoint cannot be removed: {weight_files.reason(error)}")
 

@@ -10,17 +10,15 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from common import hparams
 from common.args import Args
 from common.errors import UserError
 from common.files import write_bytes
 from common.labels import LabelMap
 from common.progress import log
-from common.training import model_metadata, weights
 
 # Of the model's weights. A backbone alone has more (efficientdet-d0's 44 %); what has less is of another
 # model, and a few layers of it amid random ones are a worse start than none.
-LEAST_SHARE = 0.4
+LEAST_SHARE = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,65 +47,32 @@ class Report:
         taken: paths of the model's weights that have the source's values. Those with rows of classes are
             among them when any row was taken.
         made_anew: paths of the model's other weights.
-        unused: names of what the source has besides.
         new_classes: names of the model's classes that the source does not have.
         num_classes: of the model.
-        remark: what else to know.
     """
 
     origin: str
     taken: tuple[str, ...]
     made_anew: tuple[str, ...]
-    unused: tuple[str, ...]
     new_classes: tuple[str, ...]
     num_classes: int
-    remark: str = ""
 
     def __str__(self) -> str:
         text = f"{self.origin}: {len(self.taken)} of {len(self.taken) + len(self.made_anew)} weights taken"
         if self.made_anew:
             text += f", made anew: {_list(sorted({path.rpartition('/')[0] for path in self.made_anew}))}"
-        if self.unused:
-            text += f", {len(self.unused)} in it not used: {_list(self.unused)}"
         if self.new_classes:
             count = f"{len(self.new_classes)} of {self.num_classes}"
             text += f", {count} classes are new: {_list(self.new_classes)}"
-        return text + (f"; {self.remark}" if self.remark else "")
+        return text
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the paragraph and every name, one a line, atomically."""
-        text = f"{self}\n"
-        for title in ("taken", "made_anew", "unused", "new_classes"):
+        lines = [str(self)]
+        for title in ("taken", "made_anew", "new_classes"):
             names = getattr(self, title)
-            text += "\n".join([f"\n{title}: {len(names)}", *(f"  {name}" for name in names), ""])
-        write_bytes(path, text.encode())
-
-
-def read_own(
-    path: str, app: str, config_class: type, build_model: Callable[..., keras.Model]
-) -> tuple[dict[str, ArrayLike], Any, LabelMap]:
-    """What a weights file of this project, or a run directory's best one, has to start another model from.
-
-    Args:
-        path: the file or the directory.
-        app: that must have saved it.
-        config_class, build_model: the app's.
-
-    Returns:
-        Path of a weight -> its values; the config; the classes.
-
-    Raises:
-        UserError: there is no such file, it is damaged or not of this app.
-    """
-    file = weights.find(path)
-    metadata = weights.read_metadata(file)
-    if metadata.get("app") != app:
-        raise UserError(f"{file} was saved by {metadata.get('app')!r}, not by {app}")
-    config = hparams.from_json(config_class, metadata["config"])
-    model = build_model(config.model_name, metadata["num_classes"], config=config)
-    weights.load(model, file)
-    values = {weight.path: weight.value for weight in model.weights}
-    return values, config, LabelMap.from_json(metadata["label_map"])
+            lines += ["", f"{title}: {len(names)}", *(f"  {name}" for name in names)]
+        write_bytes(path, "\n".join([*lines, ""]).encode())
 
 
 def transfer(
@@ -117,10 +82,6 @@ def transfer(
     label_map: LabelMap,
     source_names: Sequence[str],
     origin: str,
-    *,
-    least_share: float = LEAST_SHARE,
-    unused: Sequence[str] = (),
-    remark: str = "",
 ) -> Report:
     """Copies every weight whose path and shape agree; the others keep their initial values.
 
@@ -135,13 +96,9 @@ def transfer(
         label_map: the model's classes.
         source_names: the classes of `source` in their order; "" for a row without one.
         origin: where `source` comes from, as messages begin: "--init_from=runs/mine".
-        least_share: of the model's weights that must be in `source`.
-        unused: what the file has besides `source`, for the report.
-        remark: for the report.
 
     Raises:
-        UserError: less than `least_share` of the model's weights are in `source`, or none is; none is
-            assigned then.
+        UserError: less than LEAST_SHARE of the model's weights are in `source`; none is assigned then.
     """
     places = [find_class(name, source_names) for name in label_map.names]
     taken = {}
@@ -151,7 +108,7 @@ def transfer(
             values = _copy_rows(np.array(weight), np.array(values), rows, places)
         if values is not None and tuple(values.shape) == tuple(weight.shape):
             taken[weight.path] = values
-    if not taken or len(taken) < len(model.weights) * least_share:
+    if len(taken) < len(model.weights) * LEAST_SHARE:
         raise UserError(
             f"{origin}: only {len(taken)} of the {len(model.weights)} weights of {model.name} "
             "are in it: give weights of the same model"
@@ -160,13 +117,11 @@ def transfer(
         if weight.path in taken:
             weight.assign(taken[weight.path])
     return Report(
-        origin=origin,
+        origin,
         taken=tuple(taken),
         made_anew=tuple(weight.path for weight in model.weights if weight.path not in taken),
-        unused=(*(path for path in source if path not in taken), *unused),
         new_classes=tuple(n for n, place in zip(label_map.names, places, strict=True) if place is None),
         num_classes=label_map.num_classes,
-        remark=remark,
     )
 
 
@@ -177,7 +132,7 @@ def set_initial_weights(
 
     Args:
         a: the flags.
-        run: a Run: its `ranks`, `resumed` and `metadata` are read.
+        run: a Run: its `ranks` and `resumed` are read.
         model: with all layers trainable.
         init_from: loads the file into the model.
 
@@ -194,8 +149,6 @@ def set_initial_weights(
         elif a.init_from and run.ranks.rank == 0:
             report = init_from()
             log(str(report))
-            title = f"--init_from={a.init_from} was trained otherwise"
-            model_metadata.explain_file(a.init_from, run.metadata, title)
         if a.freeze:
             log(freeze(model, a.freeze))
     return report

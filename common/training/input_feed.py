@@ -26,9 +26,7 @@ from common.open_data import Source
 from common.progress import log
 from common.training.checkpoints import Checkpoints
 
-# open_loader(shard_id=0, num_shards=1, device_index=0, **loader_kwargs)
-OpenLoader = Callable[..., BaseLoader]
-LoaderKwargs = Callable[[int], Mapping[str, Any]]
+LOADER_FLAGS = ("pipeline_type", "batch_size", "dali_device_id", "num_threads", "prefetch")
 
 
 class Data(NamedTuple):
@@ -91,25 +89,22 @@ def open_training_loader(
     source: Source | None,
     num_classes: int,
     ranks: Ranks,
-    shard_id: int,
-    num_shards: int,
     device_index: int,
     **of_epoch: Any,
 ) -> BaseLoader:
-    """The training loader of one shard, for the replica `device_index` of this process.
+    """The training loader of the replica `device_index` of this process, whose number is its shard.
 
     Args:
         classes, num_classes: as for make_loader.
         a, config, source, ranks: of the run.
-        shard_id, num_shards, device_index: which share of the data, and for which replica.
         of_epoch: the app's `epoch_kwargs`.
     """
     return make_loader(
         classes,
         **_options(a, config, source, ranks, device_index),
         training=True,
-        shard_id=shard_id,
-        num_shards=num_shards,
+        shard_id=ranks.local_replicas[device_index],
+        num_shards=ranks.num_replicas,
         count_lost=True,
         name_images=True,
         num_classes=num_classes,
@@ -132,16 +127,8 @@ def open_eval_loader(
 
 
 def _options(a: Args, config: Any, source: Source | None, ranks: Ranks, device_index: int) -> dict[str, Any]:
-    return {
-        "pipeline_type": a.pipeline_type,
-        "source": source,
-        "config": config,
-        "batch_size": a.batch_size,
-        "device_id": ranks.gpu_number(device_index),
-        "dali_device_id": a.dali_device_id,
-        "num_threads": a.num_threads,
-        "prefetch": a.prefetch,
-    }
+    options = {name: getattr(a, name) for name in LOADER_FLAGS}
+    return options | {"source": source, "config": config, "device_id": ranks.gpu_number(device_index)}
 
 
 class InputFeed:
@@ -149,12 +136,17 @@ class InputFeed:
 
     Args:
         ranks: of the run: the replicas are the shards.
-        open_loader: makes the training loader of one shard.
+        open_loader: (device index, **others) -> the training loader of a replica of this process.
         loader_kwargs: number of epochs done -> the other arguments of loaders that are opened then, as JSON
             can hold them: the seed, ...
     """
 
-    def __init__(self, ranks: Ranks, open_loader: OpenLoader, loader_kwargs: LoaderKwargs) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        open_loader: Callable[..., BaseLoader],
+        loader_kwargs: Callable[[int], Mapping[str, Any]],
+    ) -> None:
         self._ranks, self._open_loader, self._loader_kwargs = ranks, open_loader, loader_kwargs
 
     def resume(self, checkpoints: Checkpoints, steps_per_epoch: int) -> None:
@@ -169,10 +161,8 @@ class InputFeed:
         """
         state, found, changed = checkpoints.state, checkpoints.find(), checkpoints.changed()
         resharded = not {"num_replicas", "num_ranks"}.isdisjoint(changed)  # other ranks under --elastic
-        if found and not resharded:
-            self._open(checkpoints, found["loader"])
-        else:
-            self._open(checkpoints, self._loader_kwargs(found["epoch"] if found else 0))
+        done = found["epoch"] if found else 0
+        self._open(checkpoints, found["loader"] if found and not resharded else self._loader_kwargs(done))
         if not found:
             return
         loader = state["loader"]
@@ -183,9 +173,8 @@ class InputFeed:
         if not checkpoints.iterators:
             for _ in range(state["step_in_epoch"]):
                 next(self)
-        since = f"{state['step_in_epoch']} steps into epoch {state['epoch'] + 1}"
-        place = since if state["step_in_epoch"] else f"after epoch {state['epoch']}"
-        log(f"resumed {place} (step {state['step']})")
+        within = f" and {state['step_in_epoch']} steps" if state["step_in_epoch"] else ""
+        log(f"resumed after epoch {state['epoch']}{within} (step {state['step']})")
         if changed:
             log(f"  with another {', '.join(changed)}: from a whole epoch, not as if it had never stopped")
 
@@ -212,9 +201,8 @@ class InputFeed:
     def _open(self, checkpoints: Checkpoints, loader_kwargs: Mapping[str, Any]) -> None:
         """Opens the loaders, and notes in the checkpoints what will be needed to go on."""
         self._iterators = []
-        for index, replica in enumerate(self._ranks.local_replicas):
-            shard = {"shard_id": replica, "num_shards": self._ranks.num_replicas, "device_index": index}
-            loader = self._open_loader(**shard, **loader_kwargs)
+        for index in range(len(self._ranks.local_replicas)):
+            loader = self._open_loader(index, **loader_kwargs)
             with placement(loader, index):
                 self._iterators.append(iter(loader.dataset()))
         self._on_gpu = loader.pipeline_type == "dali_gpu"

@@ -1,9 +1,16 @@
 """The optimizer that both apps build: SGD with momentum or Adam, clipped, accumulating, with loss scaling."""
 
+import contextlib
 import functools
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
+
+from common.distributed.ranks import Ranks
+from common.layers import moving_statistics
+
+_ALONE = Ranks()
 
 
 class _Fused:
@@ -48,7 +55,11 @@ class FusedAdam(_Fused, keras.optimizers.Adam):
     def update_step(self, gradient, variable, learning_rate):
         if not self._numbers:
             constants = [tf.constant(x, tf.float32) for x in (self.beta_1, self.beta_2, self.epsilon, 0.0)]
-            self._numbers = self._corrected(learning_rate), *constants
+            learning_rate = tf.convert_to_tensor(learning_rate)
+            step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, learning_rate.dtype)
+            # arXiv 1412.6980, the end of section 2
+            corrected = learning_rate * tf.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
+            self._numbers = corrected, *constants
         rate, beta_1, beta_2, epsilon, zero = (tf.cast(x, variable.dtype) for x in self._numbers)
         index = self._get_variable_index(variable)
         tf.raw_ops.ResourceApplyAdam(
@@ -63,12 +74,6 @@ class FusedAdam(_Fused, keras.optimizers.Adam):
             epsilon=epsilon,
             grad=tf.cast(gradient, variable.dtype),
         )
-
-    def _corrected(self, learning_rate):
-        """arXiv 1412.6980, the end of section 2."""
-        learning_rate = tf.convert_to_tensor(learning_rate)
-        step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, learning_rate.dtype)
-        return learning_rate * tf.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
 
 
 def last_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
@@ -106,11 +111,87 @@ def make_optimizer(
         "global_clipnorm": clip_norm or None,
         "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
     }
-    kinds = {
-        "adam": functools.partial(FusedAdam, beta_1=momentum),
-        "sgd": functools.partial(FusedSGD, momentum=momentum),
-    }
-    optimizer = kinds[name](**common)
+    if name == "adam":
+        optimizer = FusedAdam(beta_1=momentum, **common)
+    else:
+        optimizer = FusedSGD(momentum=momentum, **common)
     if precision == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=initial_loss_scale)
     return optimizer
+
+
+class AveragedWeights(tf.Module):
+    """Keeps the moving average of every weight of `model`, in float32; tf.train.Checkpoint saves it.
+
+    Args:
+        model: a built model. The averages start as its weights.
+        decay: at least 0 and below 1, for example 0.9998; 0 turns averaging off: nothing here does anything.
+    """
+
+    def __init__(self, model: keras.Model, decay: float):
+        super().__init__(name="averaged_weights")
+        self.decay = decay
+        floats = [w.value for w in model.weights if keras.backend.is_float_dtype(w.dtype)] if decay else []
+        statistics = moving_statistics(model)
+        self._weights = lambda: floats  # as an attribute they would count as variables of this module
+        self._statistics = lambda: statistics
+        variable = functools.partial(
+            tf.Variable, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
+        )
+        self._averages = [
+            variable(tf.cast(weight, tf.float32), name=f"average_{index}")
+            for index, weight in enumerate(floats)
+        ]
+        self._num_updates = variable(0, dtype=tf.int64, name="num_updates")
+
+    def update(self, moved: tf.Tensor | bool = True) -> None:
+        """Moves the averages towards the weights after an optimizer step; works in a tf.function.
+
+        Every replica calls it and moves its own averages, which differ in their moving statistics only.
+
+        Args:
+            moved: whether the optimizer did move the weights. A tensor and no `if`, because replicas cannot
+                agree on the number of updates inside a branch.
+        """
+        if not self.decay:
+            return
+        n = tf.cast(self._num_updates, tf.float32)
+        decay = tf.minimum(tf.constant(self.decay, tf.float32), (1.0 + n) / (10.0 + n))
+        share = tf.where(moved, 1.0 - decay, 0.0)
+        for average, weight in zip(self._averages, self._weights(), strict=True):
+            # average -= share * (average - weight), with fewer passes over memory than `assign_sub`
+            tf.raw_ops.ResourceApplyGradientDescent(
+                var=average.handle, alpha=share, delta=average - tf.cast(weight, tf.float32)
+            )
+        self._num_updates.assign_add(tf.cast(moved, tf.int64))
+
+    def averages_of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """The averages of some of the model's variables, in their order; [] where averaging is off."""
+        pairs = zip(self._averages, self._weights(), strict=True)
+        averages = {id(weight): average for average, weight in pairs}
+        return [averages[id(variable)] for variable in variables] if averages else []
+
+    @contextlib.contextmanager
+    def swapped_in(self, ranks: Ranks = _ALONE) -> Iterator[None]:
+        """Inside this context the model has the averaged weights; after it, its own again, bit for bit.
+
+        Moving statistics are besides averaged over the ranks, each of which has seen other images; so all
+        ranks enter this together. Without averaging, that is all that happens.
+        """
+        statistics = self._statistics()
+        means = ranks.mean_over_ranks(self.averages_of(statistics) or statistics)
+        own = [tf.identity(weight) for weight in self._weights()]
+        own_statistics = ranks.run(lambda: [tf.identity(statistic) for statistic in statistics])
+        try:
+            for average, weight in zip(self._averages, self._weights(), strict=True):
+                weight.assign(tf.cast(average, weight.dtype))
+            _assign(statistics, means)
+            yield
+        finally:
+            _assign(self._weights(), own)
+            ranks.run(_assign, statistics, own_statistics)  # replicas have their own
+
+
+def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

@@ -19,7 +19,7 @@ import pathlib
 import time
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -31,11 +31,9 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.evaluate import Evaluation, write_evaluation
-from common.files import write_bytes, write_file
+from common.files import write_bytes
 from common.training import weights as weight_files
-
-if TYPE_CHECKING:
-    from common.training.fine_tuning import Report
+from common.training.fine_tuning import Report
 
 T = TypeVar("T")
 SHOW_EVERY = 10  # steps
@@ -65,26 +63,21 @@ class EpochLog:
         self._shown: dict[str, float] = {}
         self._times: list[tuple[float, int]] = []  # seconds and number of the steps that the rate is of
 
-    def add(self, step: int, values: Mapping[str, tf.Tensor], finite: tf.Tensor) -> bool:
+    def add(self, step: int, values: Mapping[str, tf.Tensor], finite: tf.Tensor) -> None:
         """Adds one step. Every SHOW_EVERY steps it shows the means, which waits for the device.
 
         Args:
             step: its number in the epoch, from 1.
             values: its scalars.
             finite: whether it was taken.
-
-        Returns:
-            Whether it has waited.
         """
         taken = tf.cast(finite, tf.float32)
         for name, value in {**values, _STEPS: taken, _SKIPPED: 1.0 - taken}.items():
             self._sums[name] = value + self._sums.get(name, 0.0)
-        show = step % SHOW_EVERY == 0 or step == self._steps
-        if show:
+        if step % SHOW_EVERY == 0 or step == self._steps:
             self._shown = self._means()
         self._times.append((time.monotonic(), step))
         self._bar.step(self._shown)
-        return show
 
     def restart_clock(self) -> None:
         """The rate is that of the steps from here on, without the next one, which may compile."""
@@ -97,9 +90,10 @@ class EpochLog:
             (start, first), (end, last) = self._times[0], self._times[-1]
             rate = (last - first) * batch_size * num_replicas / (end - start)
         row = self._means() | {"learning_rate": learning_rate, "images_per_second": rate}
-        totals = self.totals()
-        row |= {name: total * num_replicas for name, total in totals.items() if name.startswith(_COUNTED)}
-        return row | {_SKIPPED: totals[_SKIPPED]}
+        for name, total in self.totals().items():
+            if name.startswith(_COUNTED):
+                row[name] = total * num_replicas
+        return row | {_SKIPPED: float(self._sums[_SKIPPED])}
 
     def totals(self) -> dict[str, float]:
         """What a checkpoint within the epoch holds."""
@@ -138,7 +132,7 @@ class Results:
             self._rows = [r for r in _read_rows(directory / "results.csv") if float(r["epoch"]) <= done]
             self._events = tf.summary.create_file_writer(str(directory / "tensorboard"))
 
-    def save_start(self, flag_values: dict[str, Any], init_report: "Report | None") -> None:
+    def save_start(self, flag_values: dict[str, Any], init_report: Report | None) -> None:
         """flags.txt; and init_from.txt, what was taken from --init_from."""
         self._try(lambda path: write_bytes(path / "flags.txt", flagfile(flag_values)))
         if init_report:
@@ -155,7 +149,19 @@ class Results:
             epoch: epochs done: 2 for the second one, 1.25 for an evaluation after a quarter of it.
             values: name -> value; the names become columns. Values that are not finite stay empty.
         """
-        self._try(lambda path: self._add_row(path, epoch, values))
+        step = self._state["step"]
+
+        def save(directory: pathlib.Path) -> None:
+            texts = {name: f"{value:.6g}" if math.isfinite(value) else "" for name, value in values.items()}
+            self._rows.append({"epoch": epoch, "step": step, **texts})
+            write_bytes(directory / "results.csv", self._table().encode())
+            with self._events.as_default(step=step):
+                for name, value in values.items():
+                    tf.summary.scalar(name, value)
+            self._events.flush()
+            drawing.loss_curves(self._rows, directory / "loss_curves.png")
+
+        self._try(save)
 
     def save_weights(self, name: str, **metadata: Any) -> None:
         """The model's present weights."""
@@ -206,25 +212,15 @@ class Results:
 
         return self._try(save)
 
-    def _add_row(self, directory: pathlib.Path, epoch: float, values: Mapping[str, float]) -> None:
-        row = {"epoch": epoch, "step": self._state["step"]}
-        row |= {name: f"{value:.6g}" if math.isfinite(value) else "" for name, value in values.items()}
-        self._rows.append(row)
+    def _table(self) -> str:
+        """results.csv, the metrics in its last columns."""
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
-        columns.sort(key=lambda name: name in coco_metrics.NAMES)  # the metrics last
-
-        def write(path: pathlib.Path) -> None:
-            with path.open("w", newline="") as file:
-                table = csv.DictWriter(file, columns, restval="")
-                table.writeheader()
-                table.writerows(self._rows)
-
-        write_file(directory / "results.csv", write)
-        with self._events.as_default(step=self._state["step"]):
-            for name, value in values.items():
-                tf.summary.scalar(name, value)
-        self._events.flush()
-        drawing.loss_curves(directory / "results.csv", directory / "loss_curves.png")
+        columns.sort(key=lambda name: name in coco_metrics.NAMES)
+        text = io.StringIO()
+        table = csv.DictWriter(text, columns, restval="")
+        table.writeheader()
+        table.writerows(self._rows)
+        return text.getvalue()
 
     def _try(self, save: Callable[[pathlib.Path], T]) -> T | None:
         if self._directory is None:

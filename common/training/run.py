@@ -18,21 +18,13 @@ import tensorflow as tf
 from common import progress
 from common.args import Args
 from common.distributed import ranks as distributed
-from common.distributed.hooks import Hooks
-from common.distributed.ranks import Ranks
+from common.distributed.ranks import Hooks, Ranks
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import Evaluation, OnBatch
 from common.progress import log
-from common.training import step_guard, weights
-from common.training.checkpoints import Checkpoints
-from common.training.ema import AveragedWeights
+from common.training import checkpoints, input_feed, optimizers, results, run_directory, step_guard, weights
 from common.training.fine_tuning import Report
-from common.training.input_feed import InputFeed, LoaderKwargs, OpenLoader
-from common.training.optimizers import last_learning_rate
-from common.training.results import EpochLog, Results, note_metric, out_of_patience
-from common.training.run_directory import Identity, RunDirectory
-from common.training.step_guard import StepGuard, StepResult
 from common.training.watchdog import StopSignals, Watchdog
 
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
@@ -66,7 +58,7 @@ class Run:
         metadata: of the weights files.
         steps_per_epoch: batches of one replica in an epoch.
         evaluates: whether there are evaluation data.
-        open_loader, loader_kwargs: see InputFeed.
+        feed: of the training data.
         explain: error of a loader -> the UserError that names the images.
         show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
 
@@ -86,33 +78,28 @@ class Run:
         ranks: Ranks,
         hooks: Hooks,
         *,
-        identity: Identity,
+        identity: run_directory.Identity,
         metadata: Mapping[str, Any],
         steps_per_epoch: int,
         evaluates: bool,
-        open_loader: OpenLoader,
-        loader_kwargs: LoaderKwargs,
+        feed: input_feed.InputFeed,
         explain: Callable[[Exception], UserError],
         show_batch: Callable[..., str],
     ) -> None:
         self.ranks, self.metadata = ranks, dict(metadata)
         self.metrics: dict[str, Any] | None = None
         self._a, self._hooks = a, hooks
-        self._steps_per_epoch, self._evaluates = steps_per_epoch, evaluates
-        self._feed = InputFeed(ranks, open_loader, loader_kwargs)
+        self._feed, self._steps_per_epoch, self._evaluates = feed, steps_per_epoch, evaluates
         self._explain, self._show_batch = explain, show_batch
-        self._identity = identity.extended(
-            num_replicas=ranks.num_replicas,
-            num_ranks=ranks.world_size,
-            steps_per_epoch=steps_per_epoch,
-            **{name: getattr(a, name) for name in IDENTITY_FLAGS},
-        )
-        self._found: RunDirectory | None = None  # rank 0's alone: hosts need not share a disk
+        of_ranks = ranks.num_replicas, ranks.world_size, steps_per_epoch
+        values = {**identity.values, **dict(zip(run_directory.OF_RANKS, of_ranks, strict=True))}
+        values |= {name: getattr(a, name) for name in IDENTITY_FLAGS}
+        self._identity = run_directory.Identity(values, identity.defaults)
         with ranks.raise_on_any_rank():
             distributed.check_agreement(ranks, self._identity.values)
-            if ranks.rank == 0:
-                self._found = RunDirectory(a, self._identity)
-        self.resumed: bool = ranks.broadcast_object(self._found and self._found.resumed)
+            # On rank 0 alone: hosts need not share a disk.
+            resumed = ranks.rank == 0 and run_directory.check(a, self._identity)
+        self.resumed: bool = ranks.broadcast_object(resumed)
 
     def start(
         self,
@@ -136,12 +123,13 @@ class Run:
         ranks, a, flags = self.ranks, self._a, dataclasses.asdict(self._a)
         self.model, self.optimizer = model, optimizer
         with ranks.raise_on_any_rank():
-            directory = self._found and self._found.claim()  # until here nothing is written or overwritten
+            # Until here nothing is written or overwritten.
+            directory = None if ranks.rank else run_directory.claim(a, self._identity)
         ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
         distributed.seed_per_rank(model, ranks.rank)
         with ranks.scope():
-            self.ema = AveragedWeights(model, ema_decay)
-        self._checkpoints = Checkpoints(
+            self.ema = optimizers.AveragedWeights(model, ema_decay)
+        self._checkpoints = checkpoints.Checkpoints(
             directory,
             ranks=ranks,
             model=model,
@@ -160,18 +148,17 @@ class Run:
                 f"--output_dir={a.output_dir} has {state['epoch']} of the {self._hooks.expected_epochs} "
                 "epochs that were trained: with --elastic it must lie where all hosts see it"
             )
-        self._results = Results(directory, model, self.metadata, state)
+        self._results = results.Results(directory, model, self.metadata, state)
         self._results.save_start(flags, init_report)
         save_batch = functools.partial(self._results.save_skipped, ranks)
-        self._guard = StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
-        self._compiled = self._unsaved = False
+        self._guard = step_guard.StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
+        self._compiled = False
 
     def __enter__(self) -> "Run":
-        with contextlib.ExitStack() as stack:
-            self._signals = stack.enter_context(StopSignals(quiet=self.ranks.rank > 0))
-            watchdog = Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
-            self._watchdog = stack.enter_context(watchdog)
-            self._exit_stack = stack.pop_all()
+        watchdog = Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
+        self._exit_stack = contextlib.ExitStack()
+        self._signals = self._exit_stack.enter_context(StopSignals(quiet=self.ranks.rank > 0))
+        self._watchdog = self._exit_stack.enter_context(watchdog)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -193,16 +180,23 @@ class Run:
         """The numbers (from 1) of the epochs that are left, until --patience ends them."""
         self._num_epochs = num_epochs
         state, patience = self.state, self._a.patience
-        end = None if state["step_in_epoch"] else out_of_patience(state, patience)
+        end = None if state["step_in_epoch"] else results.out_of_patience(state, patience)
         if end or state["epoch"] >= num_epochs:
             why = end or f"has its {state['epoch']} epochs"
             log(f"{self._a.output_dir} {why}: nothing left to train")
             self.metrics = coco_metrics.read_metrics(pathlib.Path(self._a.output_dir, "metrics.json"))
             return
         while state["epoch"] < num_epochs and not end:
-            self._begin_epoch()
-            yield state["epoch"] + 1
-            end = out_of_patience(state, patience)
+            epoch = state["epoch"] + 1
+            if state["step_in_epoch"] == 0:
+                self._feed.begin_epoch(self._checkpoints)
+            title = f"epoch {epoch}/{num_epochs}"
+            self._epoch = results.EpochLog(
+                title, self._steps_per_epoch, state["step_in_epoch"], state["totals"]
+            )
+            self._scores: dict[str, float] = {}
+            yield epoch
+            end = results.out_of_patience(state, patience)
         if end:
             log(end)
 
@@ -229,7 +223,7 @@ class Run:
                 self._results.save_first_batch(self._show_batch, *batch)
             yield images, targets
 
-    def after_step(self, result: StepResult, images: Any, targets: Any) -> None:
+    def after_step(self, result: step_guard.StepResult, images: Any, targets: Any) -> None:
         """Counts a step, looks at its result, shows progress; saves where it is time to.
 
         Raises:
@@ -237,13 +231,12 @@ class Run:
             StoppedError: a signal came to any rank; everything is saved.
         """
         state, a = self.state, self._a
-        self._compiled = self._unsaved = True
+        self._compiled = True
         state["step"] += 1
         state["step_in_epoch"] += 1
         self._hooks.on_step(self, images, targets)
         self._guard.check(state["step"], result, images, targets)
-        if self._epoch.add(state["step_in_epoch"], result.values, result.finite):
-            step_guard.check_loss_scale(self.optimizer)
+        self._epoch.add(state["step_in_epoch"], result.values, result.finite)
         if self._guard.stop:
             self._save()
             raise StoppedError(self._signals.message(state["step"]))
@@ -272,8 +265,7 @@ class Run:
         """
         if self._is_within_epoch():
             log("")  # ends the line of the progress bar
-        if self._unsaved:
-            self._save()  # an evaluation is long: stopping it must not cost training
+        self._save()  # an evaluation is long: stopping it must not cost training
 
         def on_batch(done: int, total: int) -> None:
             self._beat("evaluating", SCORE_SECONDS if done == total else 0.0)
@@ -291,7 +283,7 @@ class Run:
         """Keeps an evaluation: its files, its row in the log, the weights if they are the best so far."""
         state, self.metrics = self.state, evaluation.metrics
         state["evaluated"] = self._progress()
-        is_best = note_metric(state, self.metrics["AP"], self.metadata.get("eval_data"))
+        is_best = results.note_metric(state, self.metrics["AP"], self.metadata.get("eval_data"))
         self._results.save_evaluation(evaluation, is_best)
         scores = {name: self.metrics[name] for name in coco_metrics.NAMES}
         if self._is_within_epoch():
@@ -305,8 +297,9 @@ class Run:
     def end_epoch(self) -> None:
         """Ends an epoch: its row in the log, its weights, its checkpoint."""
         state, epoch = self.state, self.state["epoch"] + 1
-        replicas, rate = self.ranks.num_replicas, last_learning_rate(self.optimizer)
-        self._guard.check_weights(self.model, state["step"])  # before they replace those of the last epoch
+        replicas, rate = self.ranks.num_replicas, optimizers.last_learning_rate(self.optimizer)
+        # Before they replace those of the last epoch:
+        self._guard.check_weights(self.model, self.optimizer, state["step"])
         row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
         with self.ema.swapped_in(self.ranks):  # every rank, as in `evaluating`
             self._results.save_row(epoch, row)
@@ -314,15 +307,6 @@ class Run:
         state.update(epoch=epoch, step_in_epoch=0)
         self._save()
         self._hooks.on_epoch(epoch)
-
-    def _begin_epoch(self) -> None:
-        """Opens the loaders anew where the epoch wants other ones; starts its totals and progress bar."""
-        state, epoch = self.state, self.state["epoch"] + 1
-        if state["step_in_epoch"] == 0:
-            self._feed.begin_epoch(self._checkpoints)
-        title = f"epoch {epoch}/{self._num_epochs}"
-        self._epoch = EpochLog(title, self._steps_per_epoch, state["step_in_epoch"], state["totals"])
-        self._scores: dict[str, float] = {}
 
     def _is_within_epoch(self) -> bool:
         return self.state["step_in_epoch"] < self._steps_per_epoch
@@ -339,7 +323,6 @@ class Run:
         """Writes a checkpoint. Every rank: each has its data position and random seeds in it."""
         state = self.state
         self._beat("saving")
-        self._guard.check_weights(self.model, state["step"])
+        self._guard.check_weights(self.model, self.optimizer, state["step"])
         state["totals"] = self._epoch.totals() if state["step_in_epoch"] else {}
         self._checkpoints.save()
-        self._unsaved = False

@@ -1,26 +1,59 @@
-"""The directory of one run: the same command resumes it, another one is refused."""
+"""The directory of one run: the same command resumes it, another one is refused. The files of checkpoints.
 
-import contextlib
+    run.json                  what the run is: its Identity
+    checkpoints/00001200/
+        manifest.json         step, epoch, counters; what the run is; versions of the libraries
+        state.*               weights, averages, optimizer, loss scale: the same on all ranks
+        rank_0.* ...          what differs between ranks: data position, random seeds, and on ranks above 0
+                              moving statistics; by tf.train.Checkpoint, as state.* is
+        SHA256SUMS            written last; `sha256sum -c` reads it
+
+The newest checkpoint is the one that was saved last, whatever its step: a run that went back to the end of an
+epoch may save lower steps than before. A checkpoint that replaces one of the same step is called 00001200.new
+until the other one is gone, so that at every moment one of them is whole.
+"""
+
 import dataclasses
+import functools
+import hashlib
+import importlib.metadata
 import json
+import math
 import pathlib
-from collections.abc import Collection, Iterator, Mapping
+import platform
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from common import progress
 from common.args import Args
 from common.errors import UserError
-from common.files import remove_directory, remove_unfinished, write_bytes
+from common.files import (
+    make_output_directory,
+    remove_directory,
+    remove_unfinished,
+    rename_file,
+    write_bytes,
+    write_directory,
+    writing,
+)
 
 # What a run makes in its directory. --overwrite removes only this, and only where there is a run.json: a
 # mistyped directory survives.
+RUN = "run.json"
 _DATA = ("checkpoints", "skipped", "tensorboard", "best.weights.h5", "last.weights.h5", "results.csv")
 _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
 _PICTURES = ("first_batch.png", "loss_curves.png", "pr_curves.png")
-RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, "run.json")  # in this order: an interrupted removal can be repeated
+RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in this order: an interrupted removal can be repeated
 OF_RANKS = ("num_replicas", "num_ranks", "steps_per_epoch")  # in the identity, of the ranks
 MAY_CHANGE = ("freeze",)
 _ABSENT = "absent"
 _SHOWN_CHARACTERS = 60
+
+MANIFEST = "manifest.json"
+_CHECKSUMS = "SHA256SUMS"
+_NEW = ".new"
+_SERIAL = "serial"  # key of the manifest: counts the saves of a run
+_LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,24 +77,20 @@ class Identity:
         defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
         return cls({"config": values, **others}, {"config": defaults})
 
-    def extended(self, **others: Any) -> "Identity":
-        """This one and more values."""
-        return dataclasses.replace(self, values={**self.values, **others})
-
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         """Name -> (what it was in `saved`, what it is now), as JSON; names inside a mapping have dots."""
         was, now, defaults = (_flatten(values) for values in (saved, self.values, self.defaults))
-        pairs = {}
+        found = {}
         for name in sorted(was.keys() | now.keys()):
             default = defaults.get(name, _ABSENT)
-            pairs[name] = was.get(name, default), now.get(name, default)
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+            pair = was.get(name, default), now.get(name, default)
+            if pair[0] != pair[1]:
+                found[name] = pair
+        return found
 
 
-class RunDirectory:
-    """The directory of one run: new, taken up again when it is the same run, or refused.
-
-    Making the object only looks; `claim`, when all else is known to be in order, writes and overwrites.
+def check(a: Args, identity: Identity) -> bool:
+    """Whether this run was in --output_dir before and left a checkpoint. Only looks; see `claim`.
 
     Args:
         a: the flags: --output_dir; --overwrite: start anew where another run, or the same, was, and leave
@@ -69,76 +98,65 @@ class RunDirectory:
         identity: of the run. MAY_CHANGE may differ between two sessions of one run, with --elastic OF_RANKS,
             too: it continues, but not bit for bit.
 
-    Attributes:
-        path: the directory.
-        resumed: whether the same run was here before, and there is a checkpoint from which it continues.
-
     Raises:
         UserError: the directory holds another run, or files of something else, or cannot be made.
     """
-
-    def __init__(self, a: Args, identity: Identity) -> None:
-        self.path = pathlib.Path(a.output_dir)
-        self._identity, self._overwrite = identity, a.overwrite
-        self._may_change = MAY_CHANGE + OF_RANKS if a.elastic else MAY_CHANGE
-        self._file = self.path / "run.json"
-        with in_directory(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.resumed = not a.overwrite and any(self.path.glob("checkpoints/[0-9]*"))
-            if not self._file.exists():
-                self._check_free()
-            elif not a.overwrite:
-                self._check_same_run()
-
-    def claim(self) -> pathlib.Path:
-        """Makes the directory this run's own: removes what it overwrites, writes the identity. The path."""
-        with in_directory(self.path):
-            remove_unfinished(self.path)
-            if self._overwrite and self._file.exists():
-                for path in (self.path / name for name in RUN_FILES):
-                    if path.is_dir():
-                        remove_directory(path)
-                    else:
-                        path.unlink(missing_ok=True)
-            write_bytes(self._file, json.dumps(self._identity.values, indent=2).encode() + b"\n")
-        return self.path
-
-    def _check_same_run(self) -> None:
-        try:
-            found = self._identity.differences(json.loads(self._file.read_bytes()))
-        except (ValueError, AttributeError) as error:
-            raise UserError(f"{self._file} is damaged: --overwrite starts anew") from error
-        refused = [_describe(name, *pair) for name, pair in found.items() if name not in self._may_change]
-        if refused:
-            raise UserError(
-                f"--output_dir={self.path} holds another run: {'; '.join(refused)}. Name another one, or "
-                "give --overwrite to start anew"
-            )
-
-    def _check_free(self) -> None:
-        """No run was here: the directory is empty, or with --overwrite nothing in it bears a run's names."""
-        files = sorted(path.name for path in self.path.iterdir() if not path.name.startswith("."))
-        in_the_way = [name for name in files if name in RUN_FILES or not self._overwrite]
-        if in_the_way:
-            raise UserError(
-                f"--output_dir={self.path} is not a run's (there is no run.json) and not empty "
-                f"({', '.join(in_the_way[:3])}): name another one; --overwrite puts a run beside other files"
-            )
+    directory = make_output_directory(a.output_dir)
+    with writing(directory):
+        if not (directory / RUN).exists():
+            _check_free(directory, a.overwrite)
+        elif not a.overwrite:
+            _check_same_run(directory / RUN, identity, MAY_CHANGE + OF_RANKS if a.elastic else MAY_CHANGE)
+        return not a.overwrite and any(directory.glob("checkpoints/[0-9]*"))
 
 
-@contextlib.contextmanager
-def in_directory(path: pathlib.Path) -> Iterator[None]:
-    """Turns errors of the file system into the UserError of --output_dir."""
+def claim(a: Args, identity: Identity) -> pathlib.Path:
+    """Makes --output_dir this run's, when all else is known to be in order.
+
+    Removes what it overwrites, and writes the identity.
+
+    Returns:
+        The directory.
+    """
+    directory = pathlib.Path(a.output_dir)
+    with writing(directory):
+        remove_unfinished(directory)
+        if a.overwrite and (directory / RUN).exists():
+            for path in (directory / name for name in RUN_FILES):
+                if path.is_dir():
+                    remove_directory(path)
+                else:
+                    path.unlink(missing_ok=True)
+        write_bytes(directory / RUN, json.dumps(identity.values, indent=2).encode() + b"\n")
+    return directory
+
+
+def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collection[str]) -> None:
     try:
-        yield
-    except OSError as error:
-        raise UserError(f"--output_dir={path}: {error.strerror}") from error
+        found = identity.differences(json.loads(file.read_bytes()))
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{file} is damaged: --overwrite starts anew") from error
+    refused = []
+    for name, (was, now) in found.items():
+        if name not in may_change:
+            long = max(len(was), len(now)) > _SHOWN_CHARACTERS
+            refused.append(f"{name} is not the same" if long else f"{name} was {was} and is now {now}")
+    if refused:
+        raise UserError(
+            f"--output_dir={file.parent} holds another run: {'; '.join(refused)}. Name another one, or "
+            "give --overwrite to start anew"
+        )
 
 
-def _describe(name: str, was: str, now: str) -> str:
-    if max(len(was), len(now)) > _SHOWN_CHARACTERS:
-        return f"{name} is not the same"
-    return f"{name} was {was} and is now {now}"
+def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
+    """No run was here: the directory is empty, or with --overwrite nothing in it bears a run's names."""
+    files = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
+    in_the_way = [name for name in files if name in RUN_FILES or not overwrite]
+    if in_the_way:
+        raise UserError(
+            f"--output_dir={directory} is not a run's (there is no run.json) and not empty "
+            f"({', '.join(in_the_way[:3])}): name another one; --overwrite puts a run beside other files"
+        )
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -150,3 +168,143 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[prefix + key] = json.dumps(value)
     return flat
+
+
+def saved(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The checkpoints in a directory, in the order in which they were saved; none where it does not exist.
+
+    Those whose manifest is damaged come last.
+
+    Raises:
+        OSError: a manifest exists and cannot be read, so the order is unknown.
+    """
+    numbered = [path for path in directory.glob("*") if path.name.isdecimal()]
+    return sorted(numbered, key=lambda path: (_serial(path), int(path.name)))
+
+
+def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path | None:
+    """The newest checkpoint that is whole; None where there is none at all.
+
+    Args:
+        directory: of the checkpoints.
+        boundary: only those that were saved between two epochs.
+
+    Raises:
+        UserError: there are some, and none can be used.
+        OSError: see `saved`.
+    """
+    found = saved(directory)
+    for path in reversed(found):
+        problem = damage(path)
+        if problem:
+            progress.log(f"checkpoint {path} is damaged ({problem}): trying the one before")
+        elif not boundary or at_boundary(path):
+            return path
+    if found:
+        wanted = "whole and saved between two epochs: use the flags of before, or" if boundary else "whole:"
+        raise UserError(f"no checkpoint in {directory} is {wanted} --overwrite starts anew")
+    return None
+
+
+def read_manifest(path: pathlib.Path) -> dict[str, Any]:
+    """manifest.json of one checkpoint."""
+    return json.loads((path / MANIFEST).read_bytes())
+
+
+def at_boundary(path: pathlib.Path) -> bool:
+    """Whether a whole checkpoint was saved between two epochs."""
+    return read_manifest(path)["state"].get("step_in_epoch", 0) == 0
+
+
+def damage(path: pathlib.Path) -> str | None:
+    """What is wrong with a checkpoint's files; None if nothing is.
+
+    Asked before TensorFlow reads it, which restores a part of the variables before it meets the damage.
+    """
+    try:
+        expected = (path / _CHECKSUMS).read_text().splitlines(keepends=True)
+        found = _checksums(path)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or f"{_CHECKSUMS} is not text"
+    different = sorted(line.split()[-1] for line in {*expected} ^ {*found})
+    return f"{different[0]} is not as it was written" if different else None
+
+
+def write(
+    directory: pathlib.Path, step: int, manifest: Mapping, writer: Callable[[pathlib.Path], Any]
+) -> None:
+    """Makes the checkpoint of a step: all of it or nothing. `writer` writes all but manifest and checksums.
+
+    Raises:
+        OSError: the disk is full, ...; what was there before is kept.
+    """
+    serial = 1 + max((s for s in map(_serial, saved(directory)) if math.isfinite(s)), default=0)
+
+    def write_all(temporary: pathlib.Path) -> None:
+        writer(temporary)
+        (temporary / MANIFEST).write_text(json.dumps({**manifest, _SERIAL: serial}, indent=1))
+        (temporary / _CHECKSUMS).write_text("".join(_checksums(temporary)))
+
+    path = directory / f"{step:08d}"
+    write_directory(path.with_name(path.name + _NEW), write_all)
+    _take_place(path)
+
+
+def tidy(directory: pathlib.Path) -> None:
+    """Removes what a killed process left unfinished, and finishes what it had written."""
+    remove_unfinished(directory)
+    for path in directory.glob(f"*{_NEW}"):
+        if damage(path):
+            remove_directory(path)
+        else:
+            _take_place(path.with_suffix(""))
+
+
+def prune(directory: pathlib.Path, keep: int) -> None:
+    """Removes all but the newest `keep`, at least 1, and the newest that was saved between two epochs.
+
+    Raises:
+        OSError: one of them cannot be removed, or nothing is known about them.
+    """
+    found = [path for path in saved(directory) if math.isfinite(_serial(path))]
+    staying = {*found[-keep:], *[path for path in found if at_boundary(path)][-1:]}
+    for path in found:
+        if path not in staying:
+            remove_directory(path)
+
+
+def remove_newer(path: pathlib.Path) -> None:
+    """Removes the checkpoints that were passed over for this one: damaged, or not between two epochs."""
+    found = saved(path.parent)
+    for newer in found[found.index(path) + 1 :]:
+        remove_directory(newer)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Of Python and the libraries that decide what a step computes."""
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    return {"python": platform.python_version()} | {k: installed[k] for k in _LIBRARIES if k in installed}
+
+
+def _take_place(path: pathlib.Path) -> None:
+    """00001200.new becomes 00001200, whose place it takes."""
+    if path.exists():
+        remove_directory(path)
+    rename_file(path.with_name(path.name + _NEW), path)
+
+
+def _serial(path: pathlib.Path) -> float:
+    """Infinite where it is damaged: such a checkpoint is looked at first, and found so."""
+    try:
+        return int(read_manifest(path)[_SERIAL])
+    except (FileNotFoundError, ValueError, KeyError):
+        return math.inf
+
+
+def _checksums(directory: pathlib.Path) -> list[str]:
+    lines = []
+    for path in sorted(path for path in directory.iterdir() if path.name != _CHECKSUMS):
+        with path.open("rb") as stream:
+            lines.append(f"{hashlib.file_digest(stream, 'sha256').hexdigest()}  {path.name}\n")
+    return lines

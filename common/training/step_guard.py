@@ -11,7 +11,7 @@ moving statistics. It is logged with its image ids; too many in a row end the ru
 them intact and the first of their batches in a file (results.py, tools/replay_step.py).
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from common.layers import is_cpu_only, moving_statistics
 
 MIN_LOSS_SCALE = 2.0**-8  # gradients that overflow float16 even so do not depend on its scale
 SHOWN_IDS = 16
-SaveBatch = Callable[[int, Any, Any], str | None]  # see StepGuard
 
 
 class StepResult(NamedTuple):
@@ -79,6 +78,10 @@ def guarded_step(
         for variable, value in zip(statistics, before, strict=True):
             variable.assign(value)
 
+    def on_replicas(function, argument):
+        ranks.run(function, argument)
+        return tf.zeros([])  # both branches of a tf.cond return alike
+
     @tf.function(reduce_retracing=True, autograph=False)
     def step(images, targets, asked):
         before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
@@ -89,20 +92,12 @@ def guarded_step(
         if every_gradient:
             # Their norm, by which they are clipped, overflows before they do, and makes NaN of all of them.
             finite &= tf.math.is_finite(tf.linalg.global_norm(ranks.first(gradients)))
-        tf.cond(
-            finite,
-            lambda: _nothing(ranks.run(update, gradients)),
-            lambda: _nothing(ranks.run(put_back, before)),
-        )
+        tf.cond(finite, lambda: on_replicas(update, gradients), lambda: on_replicas(put_back, before))
         stop = values.pop("stop") > 0.0
         values = {name: tf.where(finite, value, tf.zeros_like(value)) for name, value in values.items()}
         return StepResult(values, finite, tf.stack(ranks.local(own_finite)), stop)
 
     return step
-
-
-def _nothing(_: object) -> tf.Tensor:
-    return tf.zeros([])  # both branches of a tf.cond return alike
 
 
 class StepGuard:
@@ -121,10 +116,10 @@ class StepGuard:
         stop: whether a rank asked for a stop.
     """
 
-    def __init__(self, ranks: Ranks, *, limit: int, save_batch: SaveBatch) -> None:
+    def __init__(self, ranks: Ranks, *, limit: int, save_batch: Callable[..., str | None]) -> None:
         self.stop = False
         self._ranks, self._limit, self._save_batch = ranks, limit, save_batch
-        self._in_a_row = 0
+        self._in_a_row = 0  # steps that were skipped
         self._batch_file: str | None = None
         self._lag = 0 if is_cpu_only() else 1
         self._waiting: deque[tuple[int, StepResult, Any, Any]] = deque()
@@ -138,10 +133,17 @@ class StepGuard:
         self._waiting.append((step, result, images, targets))
         self._look_at_all_but(self._lag)
 
-    def check_weights(self, model: keras.Model, step: int) -> None:
-        """UserError on all ranks if a weight of any is not finite, so that such a model is never saved."""
+    def check_weights(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, step: int) -> None:
+        """Before each save: UserError on all ranks if a weight of any is not finite, or float16 overflows."""
         self._look_at_all_but(0)
         with self._ranks.raise_on_any_rank():
+            scale = getattr(optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
+            if scale is not None and float(tf.convert_to_tensor(scale)) < MIN_LOSS_SCALE:
+                raise UserError(
+                    f"the loss scale has fallen below {MIN_LOSS_SCALE:g}: the gradients overflow "
+                    "mixed_float16 with any scale; use --precision=mixed_bfloat16 or float32, or lower "
+                    "--learning_rate"
+                )
             for weight in model.weights:
                 if not bool(tf.reduce_all(tf.math.is_finite(tf.cast(weight.value, tf.float32)))):
                     raise UserError(
@@ -162,22 +164,18 @@ class StepGuard:
     def _report(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
         local_ids = [part["image_ids"].numpy().tolist() for part in self._ranks.local(targets)]
         everywhere = self._ranks.gather([result.own_finite.numpy().tolist(), local_ids])
-        replicas = [
-            (rank, replica, finite, ids)
-            for rank, of_rank in enumerate(everywhere)
-            for replica, (finite, ids) in enumerate(zip(*of_rank, strict=True))
-        ]
-        bad, what = [found for found in replicas if not found[2]], "the loss is not finite"
-        if not bad:  # the gradients are to blame; which images caused it is unknown
-            bad, what = replicas, "a gradient is not finite"
+        replicas = []
+        for rank, (finite, image_ids) in enumerate(everywhere):
+            pairs = zip(finite, image_ids, strict=True)
+            replicas += [(rank, place, is_finite, ids) for place, (is_finite, ids) in enumerate(pairs)]
+        bad = [replica for replica in replicas if not replica[2]]
+        what = "the loss is not finite" if bad else "a gradient is not finite"
+        bad = bad or replicas  # which images caused a gradient that is not finite is unknown
         if self._in_a_row == 1:
-            rank, replica, *_ = bad[0]
-            batch = [self._ranks.local(part)[replica] for part in (images, targets)]
+            rank, place, *_ = bad[0]
+            batch = [self._ranks.local(part)[place] for part in (images, targets)]
             self._batch_file = self._save_batch(step, *(batch if rank == self._ranks.rank else (None, None)))
-        blamed: dict[int, list[int]] = defaultdict(list)
-        for rank, _, _, ids in bad:
-            blamed[rank] += ids
-        named = "; ".join(f"{_shorten(ids)} (rank {rank})" for rank, ids in blamed.items())
+        named = "; ".join(f"{_shorten(ids)} (rank {rank})" for rank, _, _, ids in bad)
         progress.log(f"\nstep {step} is skipped: {what}; image ids {named}")
         if self._in_a_row > self._limit:
             raise UserError(
@@ -185,18 +183,6 @@ class StepGuard:
                 "and the checkpoints are those before them. Lower --learning_rate or check the data; run the "
                 f"first again: python tools/replay_step.py {self._batch_file}"
             )
-
-
-def check_loss_scale(optimizer: keras.optimizers.Optimizer) -> None:
-    """UserError if the loss scale of float16 has collapsed: no gradient is finite whatever it is."""
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return
-    scale = float(tf.convert_to_tensor(optimizer.dynamic_scale))
-    if scale < MIN_LOSS_SCALE:
-        raise UserError(
-            f"the loss scale has fallen to {scale:.3g}: the gradients overflow mixed_float16 whatever it is; "
-            "use --precision=mixed_bfloat16 or float32, or lower --learning_rate"
-        )
 
 
 def _shorten(ids: Sequence[int]) -> str:

@@ -99,13 +99,14 @@ class Watchdog:
     def __init__(self, ranks: "Ranks", *, step_timeout: float, on_loss: str = "exit") -> None:
         host = [socket.gethostname(), _process_namespace()]
         processes = ranks.gather([*host, os.getpid()])
-        self._names = [f"rank {i} ({name}, pid {pid})" for i, (name, _, pid) in enumerate(processes)]
-        self._neighbours: dict[int, psutil.Process] = {}  # the other ranks of this host
-        for rank, (*where, pid) in enumerate(processes):
-            if rank != ranks.rank and where == host:
+        names = [f"rank {i} ({name}, pid {pid})" for i, (name, _, pid) in enumerate(processes)]
+        self._name, self._alone = names[ranks.rank], len(names) == 1
+        self._neighbours: dict[str, psutil.Process] = {}  # the other ranks of this host
+        for name, (*where, pid) in zip(names, processes, strict=True):
+            if name != self._name and where == host:
                 with contextlib.suppress(psutil.Error):
-                    self._neighbours[rank] = psutil.Process(pid)
-        self._rank, self._exits = ranks.rank, on_loss == "exit"
+                    self._neighbours[name] = psutil.Process(pid)
+        self._exits = on_loss == "exit"
         self._step_timeout = step_timeout
         self._limit = 0.0  # until the next beat; 0: none
         self._beats = 0
@@ -140,23 +141,23 @@ class Watchdog:
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
         on_all_ranks = not isinstance(error, Exception) or isinstance(error, StoppedError | OtherRankError)
-        if on_all_ranks or len(self._names) == 1:
+        if on_all_ranks or self._alone:
             return
-        lost = self._lost()
-        self._kill_stopped()
+        lost, _ = self._kill_stopped()
         if not self._exits:
             return
         if isinstance(error, UserError):
             _print(f"error: {error}")
         elif is_lost_rank(error):
-            _print(f"error: {lost or 'another rank'} is stopped or dead; {self._own}: {CONTINUE}")
+            lost = lost or "another rank"
+            _print(f"error: {lost} is stopped or dead; {self._name}, {self._at}: {CONTINUE}")
         else:
             _print("".join(traceback.format_exception(error)).rstrip())
         sys.stdout.flush()
         os._exit(1)  # sys.exit would wait for the other ranks, in Horovod's and TensorFlow's own clean-up
 
     def _arm(self) -> None:
-        if len(self._names) > 1 and self._limit:
+        if self._limit and not self._alone:
             faulthandler.dump_traceback_later(self._limit + GRACE, exit=True, file=2)
 
     def _watch(self) -> None:
@@ -165,43 +166,37 @@ class Watchdog:
             # Ticks are counted, and not time: in a suspended process there are none.
             waited = waited + TICK if self._beats == beats else 0.0
             beats = self._beats
-            if self._limit and waited >= self._limit:
-                self._end()
+            if not self._limit or waited < self._limit:
+                continue
+            lost, killed = self._kill_stopped()
+            if killed and not self._exits:
+                self._arm()
                 waited = 0.0
+                continue  # Horovod notices their death
+            faulthandler.dump_traceback(file=2)
+            why = (
+                f"{lost} is stopped or dead"
+                if lost
+                else "if it waits for another rank, see that one's stacks"
+            )
+            limit = f"{self._limit:g} s (--step_timeout)"
+            _print(f"error: {self._name}, {self._at}, has not moved for {limit}: {why}; {CONTINUE}")
+            os._exit(1)  # sys.exit would end this thread only
 
-    def _end(self) -> None:
-        lost = self._lost()
-        if self._kill_stopped() and not self._exits:
-            self._arm()
-            return  # Horovod notices their death
-        faulthandler.dump_traceback(file=2)
-        why = f"{lost} is stopped or dead" if lost else "if it waits for another rank, see that one's stacks"
-        _print(f"error: {self._own}, has not moved for {self._limit:g} s (--step_timeout): {why}; {CONTINUE}")
-        os._exit(1)  # sys.exit would end this thread only
-
-    @property
-    def _own(self) -> str:
-        return f"{self._names[self._rank]}, {self._at}"
-
-    def _lost(self) -> str:
-        """The ranks of this host that are stopped or gone; "" where there is none."""
-        lost = [self._names[i] for i, process in self._neighbours.items() if _status(process) in _LOST]
-        return ", ".join(lost)
-
-    def _kill_stopped(self) -> bool:
-        """Kills the stopped ranks of this host. Whether there were any."""
-        stopped = [p for p in self._neighbours.values() if _status(p) == psutil.STATUS_STOPPED]
-        for process in stopped:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        return bool(stopped)
-
-
-def _status(process: psutil.Process) -> str:
-    try:
-        return process.status() if process.is_running() else psutil.STATUS_DEAD
-    except psutil.NoSuchProcess:
-        return psutil.STATUS_DEAD
+    def _kill_stopped(self) -> tuple[str, bool]:
+        """Kills the stopped ranks of this host. The stopped or dead ones by name; whether any was stopped."""
+        lost, stopped = [], False
+        for name, process in self._neighbours.items():
+            try:
+                status = process.status() if process.is_running() else psutil.STATUS_DEAD
+                if status == psutil.STATUS_STOPPED:
+                    stopped = True
+                    process.kill()
+            except psutil.Error:
+                status = psutil.STATUS_DEAD
+            if status in _LOST:
+                lost.append(name)
+        return ", ".join(lost), stopped
 
 
 def _process_namespace() -> str:

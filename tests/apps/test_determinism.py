@@ -25,7 +25,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager import context
 
 from common.distributed import ranks
-from common.training.ema import AveragedWeights
+from common.training.optimizers import AveragedWeights
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # model, image side, batch size, what makes it smaller. Unchanged, EfficientDet's step looks too large for the

@@ -146,12 +146,7 @@ def test_unfreezing_keeps_the_state_of_the_optimizer(heads, tune, tmp_path):
     assert np.mean([values.any() for name, values in after if name in still]) > 0.9
 
 
-def test_another_configuration_is_explained(heads, earlier, source):
-    """By the recipe, from weights of another size: a line for each field, with both values."""
-    said = heads.said
-    assert f"--init_from={earlier.run} was trained otherwise:" in said
-    assert "  config.image_size: saved [64, 96], now [96, 64]\n" in said
-    assert "  config.epochs: saved 2, now 1\n" in said
+def test_the_recipe_is_in_the_metadata(heads, earlier, source):
     found = model_metadata.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
     assert found["recipe"]["init_from"] == earlier.run.name  # the name alone: metadata names no directories

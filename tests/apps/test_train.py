@@ -18,8 +18,8 @@ from common.errors import UserError
 from common.labels import LabelMap
 from common.training import input_feed, model_metadata, weights
 from common.training import run as run_module
-from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
+from common.training.optimizers import AveragedWeights
 from common.training.results import Results
 from common.training.watchdog import Watchdog
 from tools import replay_step

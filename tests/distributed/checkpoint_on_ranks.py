@@ -23,7 +23,7 @@ from nvidia.dali import fn
 
 from common.distributed import ranks as distributed
 from common.training.checkpoints import Checkpoints
-from common.training.ema import AveragedWeights
+from common.training.optimizers import AveragedWeights
 
 BATCH = 4
 BEFORE, AFTER = 3, 2  # steps

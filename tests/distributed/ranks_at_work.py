@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from common import errors
-from common.distributed.horovod import HorovodRanks
+from common.distributed.ranks import HorovodRanks
 from common.errors import UserError
 
 LARGE = 60_000_000  # bytes: what a checkpoint of one rank may be

@@ -16,8 +16,7 @@ from common import layers
 from common.distributed import ranks as distributed
 from common.layers import BatchNormalization, Mish, Swish, moving_statistics
 from common.training import step_guard
-from common.training.ema import AveragedWeights
-from common.training.optimizers import FusedAdam, FusedSGD
+from common.training.optimizers import AveragedWeights, FusedAdam, FusedSGD
 from tests.distributed import exchange
 
 STEPS = 10

@@ -28,9 +28,9 @@ import numpy as np
 import tensorflow as tf
 
 from common.distributed.ranks import Ranks
-from common.training.checkpoint_files import saved as saved_checkpoints
 from common.training.checkpoints import Checkpoints
-from common.training.ema import AveragedWeights
+from common.training.optimizers import AveragedWeights
+from common.training.run_directory import saved as saved_checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS_PER_EPOCH = 3

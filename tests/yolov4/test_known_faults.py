@@ -23,7 +23,7 @@ from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
 from common.training import weights
-from common.training.ema import AveragedWeights
+from common.training.optimizers import AveragedWeights
 from yolov4.config import MODEL_NAMES, get_config
 from yolov4.decoding import decode_boxes
 from yolov4.loaders import make_loader

@@ -14,7 +14,7 @@ import tensorflow as tf
 from common.errors import UserError
 from common.files import write_bytes
 from common.progress import log
-from common.training import checkpoint_files, model_metadata
+from common.training import model_metadata, run_directory
 from tools.benchmark import summary
 from tools.benchmark.summary import FORMAT, Record
 
@@ -34,7 +34,7 @@ def make(app: str, a: Any, *, candidates: dict[str, Record], **about: Any) -> Re
         "app": app,
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": model_metadata.commit(),
-        "versions": checkpoint_files.versions(),
+        "versions": run_directory.versions(),
         "machine": machine(),
         "rounds": a.rounds,
         "seconds": a.seconds,

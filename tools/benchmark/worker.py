@@ -17,8 +17,8 @@ from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.loader import BaseLoader, placement
 from common.training import step_guard
-from common.training.ema import AveragedWeights
 from common.training.input_feed import open_data
+from common.training.optimizers import AveragedWeights
 from tools.benchmark import inference, stages
 from tools.benchmark.protocol import own_stdout, tell_steps
 
@@ -78,7 +78,7 @@ def work(app: App, a: Any, role: str) -> None:
         return
     epoch = app.loaders.epoch_kwargs(config, a.seed, epochs_done=0)
     loader = app.loaders.open_training_loader(
-        a, config, data.train, data.num_classes, ranks, shard_id=0, num_shards=1, device_index=0, **epoch
+        a, config, data.train, data.num_classes, ranks, device_index=0, **epoch
     )
     if what == "data":
         tell_steps(stages.load(loader), a.batch_size)

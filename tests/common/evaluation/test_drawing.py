@@ -57,11 +57,6 @@ def test_padding_is_not_drawn_whatever_it_holds():
     assert (drawing.draw_boxes(blank(), np.zeros((0, 4)), np.zeros(0, int), NAMES) == 0).all()
 
 
-def test_a_box_that_is_not_finite_is_refused():
-    with pytest.raises(ValueError, match="not finite"):
-        drawing.draw_boxes(blank(), np.array([[0, 0, np.inf, 5]]), np.array([0]), NAMES)
-
-
 @pytest.mark.parametrize("box", [[30, 50, 90, 90], [0, 0, 40, 40], [190, 110, 200, 120], [60, 3, 199, 60]])
 def test_names_are_written_whole_and_inside_the_image(box):
     def ink(where):  # the white letters, wherever they are
@@ -127,19 +122,8 @@ def test_images_of_all_sizes_lie_on_the_sheet_in_order_without_distortion():
     assert boxes[200][2] <= 900
 
 
-def test_a_sheet_of_one_and_a_sheet_of_none():
+def test_a_sheet_of_one():
     assert drawing.contact_sheet([blank(10, 20)], columns=4, width=100).shape == (50, 100, 3)
-    with pytest.raises(ValueError, match="at least one"):
-        drawing.contact_sheet([])
-
-
-def test_side_by_side_keeps_both_pictures_whole():
-    left, right = blank(50, 80, value=50), blank(50, 80, value=150)
-    sheet = drawing.side_by_side(left, right)
-    for value, first_column in ((50, 0), (150, 86)):
-        rows, columns = pixels_of(sheet, (value,) * 3)
-        assert columns.min() == first_column
-        assert len(rows) >= 50 * 80
 
 
 def test_png_keeps_every_pixel(tmp_path):
@@ -161,12 +145,11 @@ def test_precision_recall_curves_are_drawn(tmp_path, num_classes):
 
 
 def test_loss_curves_are_drawn_with_gaps_and_without_evaluation(tmp_path):
-    full = "epoch,step,loss,box_loss,learning_rate,AP,AP50\n1,10,3,1,0.1,,\n2,20,2,,0.1,0.2,0.4\n"
-    bare = "epoch,step,loss\n1,10,3\n"
+    first = {"epoch": 1, "step": 10, "loss": "3"}
+    second = {"epoch": "2", "step": "20", "loss": "2", "box_loss": "", "AP": "0.2", "AP50": "0.4"}
     digests = set()
-    for text in (full, bare, "epoch,step,loss\n"):
-        (tmp_path / "results.csv").write_text(text)
-        drawing.loss_curves(tmp_path / "results.csv", tmp_path / "curves.png")
+    for rows in ([first | {"box_loss": "1", "learning_rate": "0.1"}, second], [first], []):
+        drawing.loss_curves(rows, tmp_path / "curves.png")
         picture = np.asarray(Image.open(tmp_path / "curves.png"))
         digests.add(hashlib.sha256(picture.tobytes()).hexdigest())
     assert len(digests) == 3

@@ -23,9 +23,9 @@ from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
 from common.files import TEMPORARY
 from common.layers import moving_statistics
-from common.training import checkpoint_files
+from common.training import run_directory
 from common.training.checkpoints import Checkpoints
-from common.training.ema import AveragedWeights
+from common.training.optimizers import AveragedWeights
 from common.training.run_directory import Identity
 from tests.common.thread_ranks import together
 from tests.soak import soak_saves
@@ -390,9 +390,9 @@ def test_other_versions_are_named_and_restored(tmp_path, monkeypatch, capfd):
     assert Training(tmp_path).save(1)
     assert Training(tmp_path).resume() == 1
     assert "warning" not in capfd.readouterr().err
-    now = checkpoint_files.versions()
+    now = run_directory.versions()
     assert {"tensorflow", "keras", "nvidia-dali-cuda120"} <= now.keys() and "absent" not in now.values()
-    monkeypatch.setattr(checkpoint_files, "versions", lambda: now | {"keras": "9.9"})
+    monkeypatch.setattr(run_directory, "versions", lambda: now | {"keras": "9.9"})
     assert Training(tmp_path).resume() == 1
     assert f"warning: keras was {now['keras']} and is now 9.9" in capfd.readouterr().err
 
@@ -447,7 +447,7 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
             assert (found, content) == (step, 30) if worked else (found, content) in ((2, 2), (step, 30))
             assert training.save(4)  # the run goes on, and so do the saves
             assert training.start().resume() == 4
-            assert not list((tmp_path / "checkpoints").glob(f"*{checkpoint_files._NEW}"))
+            assert not list((tmp_path / "checkpoints").glob(f"*{run_directory._NEW}"))
             if len(calls) <= number:
                 break
             failed += 1
@@ -470,7 +470,7 @@ def test_a_real_error_of_the_file_system(tmp_path, capfd):
 def test_a_full_disk_never_costs_the_last_checkpoint(tmp_path, monkeypatch):
     training = Training(tmp_path)
     assert training.save(1)
-    fail_at_call(monkeypatch, checkpoint_files, "write", 0, errno.EDQUOT)
+    fail_at_call(monkeypatch, run_directory, "write", 0, errno.EDQUOT)
     assert not training.save(2)
     assert Training(tmp_path).resume() == 1
 

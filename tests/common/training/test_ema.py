@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from common.layers import moving_statistics
-from common.training.ema import AveragedWeights
+from common.training.optimizers import AveragedWeights
 from tests.common.thread_ranks import together
 
 
@@ -175,14 +175,3 @@ def test_averages_of_come_in_the_order_asked_for():
     weights = [weight.value for weight in model.weights]
     np.testing.assert_allclose(swapped[1], 0.9 * next(i for i, w in enumerate(weights) if w is mean))
     assert AveragedWeights(model, 0.0).averages_of([mean]) == []
-
-
-@pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
-def test_a_decay_out_of_range_is_refused(decay):
-    with pytest.raises(ValueError, match="ema_decay"):
-        AveragedWeights(make_model(), decay)
-
-
-def test_a_model_without_weights_is_refused():
-    with pytest.raises(ValueError, match="build it first"):
-        AveragedWeights(keras.Sequential([keras.layers.Dense(2)]), 0.9)

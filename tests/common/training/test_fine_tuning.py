@@ -64,8 +64,8 @@ def test_rows_of_another_number_of_anchors_are_not_mixed_up():
     report = transfer(model, source, ClassRows(PATHS, 2, 3), label_map("a", "b", "c"), ("a", "b"), "run")
     for path in PATHS:
         np.testing.assert_array_equal(values_of(model)[path], before[path])
-    assert report.made_anew == report.unused == PATHS
-    assert "2 of 4 weights taken, made anew: head, 2 in it not used: head/kernel, head/bias" in str(report)
+    assert report.made_anew == PATHS
+    assert "2 of 4 weights taken, made anew: head" in str(report)
 
 
 def test_other_shapes_and_missing_weights_are_made_anew():
@@ -73,27 +73,24 @@ def test_other_shapes_and_missing_weights_are_made_anew():
     before = values_of(model)
     del source["head/bias"]
     source["tail/kernel"] = np.zeros(3)
-    report = transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "run", unused=["step"])
+    report = transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "run")
     after = values_of(model)
     for path, value in before.items():
         anew = path in ("body/kernel", "head/bias")
         np.testing.assert_array_equal(after[path], value if anew else source[path])
     assert report.taken == ("body/bias", "head/kernel")
     assert report.made_anew == ("body/kernel", "head/bias")
-    assert report.unused == ("body/kernel", "tail/kernel", "step")
-    assert str(report) == (
-        "run: 2 of 4 weights taken, made anew: body, head, 3 in it not used: body/kernel, tail/kernel, step"
-    )
+    assert str(report) == "run: 2 of 4 weights taken, made anew: body, head"
 
 
 def test_nothing_that_fits_is_an_error():
     model = make_model(3)
     source = {f"other/{name}": np.zeros(3) for name in "abc"}
     with pytest.raises(UserError, match=r"^there: only 0 of the 4 weights of small are in it"):
-        transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there", least_share=0)
+        transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there")
 
 
-def test_a_little_that_fits_is_an_error_unless_that_is_known():
+def test_a_little_that_fits_is_an_error():
     model, source = make_model(3), {"body/bias": np.zeros(6)}
     before = values_of(model)
     arguments = (model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there")
@@ -101,8 +98,6 @@ def test_a_little_that_fits_is_an_error_unless_that_is_known():
         transfer(*arguments)
     for path, value in before.items():
         np.testing.assert_array_equal(values_of(model)[path], value)
-    assert transfer(*arguments, least_share=0).taken == ("body/bias",)
-    assert not values_of(model)["body/bias"].any()
 
 
 def test_classes_are_found_in_the_other_spelling():
@@ -126,12 +121,12 @@ def test_classes_are_found_in_the_other_spelling():
 
 
 def test_the_report_in_full(tmp_path):
-    report = Report("run", ("body/a",), ("head/b", "head/c"), ("d",), ("cat",), 2, "a remark")
+    report = Report("run", ("body/a",), ("head/b", "head/c"), ("cat",), 2)
     report.save(tmp_path / "init_from.txt")
     lines = (tmp_path / "init_from.txt").read_text().splitlines()
     assert lines[0] == str(report)
-    assert lines[0].endswith("1 in it not used: d, 1 of 2 classes are new: cat; a remark")
-    parts = "taken: 1", "  body/a", "made_anew: 2", "  head/b", "  head/c", "unused: 1", "  d"
+    assert lines[0].endswith("1 of 2 classes are new: cat")
+    parts = "taken: 1", "  body/a", "made_anew: 2", "  head/b", "  head/c"
     assert [line for line in lines[1:] if line] == [*parts, "new_classes: 1", "  cat"]
 
 

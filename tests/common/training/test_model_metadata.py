@@ -17,7 +17,7 @@ import pytest
 import common
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training import checkpoint_files, model_metadata
+from common.training import model_metadata, run_directory
 from common.training import weights as weight_files
 from common.training.model_metadata import differences
 from tools import describe_weights
@@ -92,7 +92,7 @@ def test_checkpoints(made, tmp_path):
     directory.mkdir(parents=True)
     for step in (5, 10):
         manifest = made | {"state": {"step": step, "epoch": 1}}
-        checkpoint_files.write(directory, step, manifest, lambda path: None)
+        run_directory.write(directory, step, manifest, lambda path: None)
     for path, step in ((directory / "00000005", 5), (directory, 10), (tmp_path / "run", 10)):
         assert model_metadata.read(path)["state"]["step"] == step
         assert model_metadata.read(path)["label_map"] == made["label_map"]

@@ -5,11 +5,17 @@ import pytest
 
 from common.args import Args
 from common.errors import UserError
-from common.training.run_directory import Identity, RunDirectory
+from common.training import run_directory
+from common.training.run_directory import Identity
 
 
-def run_directory(path, identity, **flags):
-    return RunDirectory(Args(output_dir=str(path), **flags), identity)
+def check(path, identity, **flags):
+    return run_directory.check(Args(output_dir=str(path), **flags), identity)
+
+
+def claim(path, identity, **flags):
+    check(path, identity, **flags)
+    return run_directory.claim(Args(output_dir=str(path), **flags), identity)
 
 
 IDENTITY = Identity({"app": "efficientdet", "config": {"image_size": (512, 512), "momentum": 0.9}, "seed": 0})
@@ -17,24 +23,22 @@ IDENTITY = Identity({"app": "efficientdet", "config": {"image_size": (512, 512),
 
 def test_the_same_run_is_taken_up_again(tmp_path):
     path = tmp_path / "runs" / "mine"
-    new = run_directory(path, IDENTITY)
-    assert not new.resumed
+    assert not check(path, IDENTITY)
     assert not (path / "run.json").exists()  # looking leaves no trace
-    new.claim()
+    claim(path, IDENTITY)
     (path / "results.csv").write_text("epoch\n")
-    assert not run_directory(path, IDENTITY).resumed  # there is no checkpoint yet
+    assert not check(path, IDENTITY)  # there is no checkpoint yet
     (path / "checkpoints" / "00000001").mkdir(parents=True)
-    run = run_directory(path, IDENTITY)
-    assert run.resumed
-    assert run.claim() == path
+    assert check(path, IDENTITY)
+    assert claim(path, IDENTITY) == path
     assert (path / "results.csv").exists()
 
 
 def test_another_run_is_refused_with_what_differs(tmp_path):
-    run_directory(tmp_path, IDENTITY).claim()
+    claim(tmp_path, IDENTITY)
     other = {"app": "efficientdet", "config": {"image_size": (640, 512), "momentum": 0.9}, "batch_size": 8}
     with pytest.raises(UserError) as caught:
-        run_directory(tmp_path, Identity(other))
+        check(tmp_path, Identity(other))
     message = str(caught.value)
     assert "config.image_size was [512, 512] and is now [640, 512]" in message
     assert "seed was 0 and is now absent" in message
@@ -46,9 +50,9 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
 
 
 def test_long_values_are_named_and_not_shown(tmp_path):
-    run_directory(tmp_path, Identity({"data": "864dbb" * 11, "seed": 1})).claim()
+    claim(tmp_path, Identity({"data": "864dbb" * 11, "seed": 1}))
     with pytest.raises(UserError, match=r"holds another run: data is not the same\. Name"):
-        run_directory(tmp_path, Identity({"data": "241152" * 11, "seed": 1}))
+        check(tmp_path, Identity({"data": "241152" * 11, "seed": 1}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,44 +68,43 @@ class LaterConfig(Config):
 
 
 def test_a_new_field_with_its_default_does_not_make_another_run(tmp_path):
-    run_directory(tmp_path, Identity.of(Config(8), may_change=("epochs",), app="a")).claim()
+    claim(tmp_path, Identity.of(Config(8), may_change=("epochs",), app="a"))
     for config in (LaterConfig(8), LaterConfig(8, epochs=3), Config(8, epochs=3)):
         identity = Identity.of(config, may_change=("epochs",), app="a")
-        run_directory(tmp_path, identity)
+        check(tmp_path, identity)
     for config, message in (
         (LaterConfig(8, dropout=0.5), "config.dropout was 0.0 and is now 0.5"),
         (LaterConfig(8, levels=(3,)), r"config.levels was \[3, 4\] and is now \[3\]"),
         (LaterConfig(9), "config.width was 8 and is now 9"),
     ):
         with pytest.raises(UserError, match=message):
-            run_directory(tmp_path, Identity.of(config, may_change=("epochs",), app="a"))
+            check(tmp_path, Identity.of(config, may_change=("epochs",), app="a"))
 
 
 def test_a_directory_with_other_files_is_refused_and_they_survive_overwrite(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match=r"not empty \(thesis\.tex\)"):
-        run_directory(tmp_path, IDENTITY)
-    run_directory(tmp_path, IDENTITY, overwrite=True).claim()
+        check(tmp_path, IDENTITY)
+    claim(tmp_path, IDENTITY, overwrite=True)
     (tmp_path / "checkpoints" / "00000001").mkdir(parents=True)
     (tmp_path / "best.weights.h5").write_text("")
-    other = run_directory(tmp_path, Identity({"seed": 1}), overwrite=True)
-    assert not other.resumed
+    assert not check(tmp_path, Identity({"seed": 1}), overwrite=True)
     assert (tmp_path / "best.weights.h5").exists()  # only `claim` removes
-    other.claim()
+    claim(tmp_path, Identity({"seed": 1}), overwrite=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json", "thesis.tex"]
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     assert json.loads((tmp_path / "run.json").read_text()) == {"seed": 1}
 
 
 def test_a_damaged_identity_and_a_path_that_is_a_file_are_said(tmp_path):
-    run_directory(tmp_path / "run", IDENTITY).claim()
+    claim(tmp_path / "run", IDENTITY)
     for content in ("{", "[]", '"x"'):
         (tmp_path / "run" / "run.json").write_text(content)
         with pytest.raises(UserError, match=r"run\.json is damaged"):
-            run_directory(tmp_path / "run", IDENTITY)
+            check(tmp_path / "run", IDENTITY)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--output_dir=.*file"):
-        run_directory(tmp_path / "file", IDENTITY)
+        check(tmp_path / "file", IDENTITY)
 
 
 def test_overwrite_spares_what_no_run_made(tmp_path):
@@ -109,9 +112,9 @@ def test_overwrite_spares_what_no_run_made(tmp_path):
     (tmp_path / "checkpoints" / "other_model.pt").write_text("precious")
     (tmp_path / "resnet.weights.h5").write_text("precious")
     with pytest.raises(UserError, match=r"no run\.json\) and not empty \(checkpoints\)"):
-        run_directory(tmp_path, IDENTITY, overwrite=True)
+        check(tmp_path, IDENTITY, overwrite=True)
     assert (tmp_path / "checkpoints" / "other_model.pt").exists()
     (tmp_path / "checkpoints").rename(tmp_path / "mine")
-    run_directory(tmp_path, IDENTITY, overwrite=True).claim()
-    run_directory(tmp_path, IDENTITY, overwrite=True).claim()
+    claim(tmp_path, IDENTITY, overwrite=True)
+    claim(tmp_path, IDENTITY, overwrite=True)
     assert (tmp_path / "resnet.weights.h5").exists()
