@@ -79,29 +79,21 @@ class LoaderArgs:
     batch_size: int = flag(8, "Images per replica.", low=1)
     num_threads: int = flag(2, "DALI CPU threads per rank.", low=1)
     prefetch: int = flag(2, "Depth of the loader's queue in batches.", low=1)
-    on_bad_image: str = flag(
-        "stop", "Unreadable images: stop and list all, or skip and report them.", choices=("stop", "skip")
-    )
-    max_megapixels: float = flag(
-        MAX_MEGAPIXELS, "Megapixels above which images are unreadable: they can decode to gigabytes.", low=0.0
-    )
+    on_bad_image: str = flag("stop", "Unreadable images: stop, or skip and report.", choices=("stop", "skip"))
+    max_megapixels: float = flag(MAX_MEGAPIXELS, "Megapixels of the largest image that is read.", low=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationArgs:
     """The evaluation data, and what computes the metrics."""
 
-    input_type: str | None = flag(
-        None, "Kind of data. Default: by the data flags.", choices=("coco", "tfrecord")
-    )
+    input_type: str | None = flag(None, "Kind of data. Default: by the flags.", choices=("coco", "tfrecord"))
     eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
-    eval_file_pattern: str | None = flag(
-        None, "Glob of evaluation TFRecords (TF Object Detection schema); indexes are made where needed."
-    )
+    eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords; missing indexes are made.")
     label_map: str | None = flag(None, "Class names of TFRecords. Default: the converter's file beside them.")
     coco_backend: str = flag(
-        "pycocotools", "Library of the COCO metrics; faster: faster-coco-eval.", choices=COCO_BACKENDS
+        "pycocotools", "Metrics library; faster: faster-coco-eval.", choices=COCO_BACKENDS
     )
 
 
@@ -116,17 +108,11 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
     # --- the data ---
     train_images: str | None = flag(None, "Directory of training images (COCO).")
     train_annotations: str | None = flag(None, "COCO json of the training images.")
-    train_file_pattern: str | None = flag(
-        None, "Glob of training TFRecords (TF Object Detection schema); indexes are made where needed."
-    )
+    train_file_pattern: str | None = flag(None, "Glob of training TFRecords; missing indexes are made.")
     dali_device_id: int | None = flag(None, "GPU of dali_gpu on this host. Default: the model's.", low=0)
 
     # --- the run ---
-    output_dir: str | None = flag(
-        None,
-        "Directory of checkpoints, flags.txt, results.csv, TensorBoard events and pictures. The same command "
-        "on the same directory resumes.",
-    )
+    output_dir: str | None = flag(None, "Directory of the run. The same command resumes it.")
     overwrite: bool = flag(False, "Start anew in a directory that already holds a run.")
     epochs: int | None = flag(None, "Number of epochs. Default: the recipe's.", low=1)
     steps_per_epoch: int | None = flag(None, "Batches per epoch. Default: the size of the data.", low=1)
@@ -142,9 +128,7 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
     freeze: str | None = flag(None, "Regular expression of layer names that do not train.")
     eval_every: int = flag(1, "Epochs between evaluations; 0: only at the end.", low=0)
     eval_every_steps: int = flag(0, "Steps between more evaluations within an epoch; 0: none.", low=0)
-    patience: int = flag(
-        0, "Evaluations without a better AP after which a run ends with its epoch; 0: never.", low=0
-    )
+    patience: int = flag(0, "Evaluations without a better AP until the run ends; 0: never.", low=0)
     save_every: int = flag(1000, "Steps between checkpoints within an epoch; 0: only at its end.", low=0)
     max_skipped_steps: int = flag(10, "Steps in a row with NaN or infinity that may be skipped.", low=0)
     seed: int = flag(0, "Random seed; 0 is a seed.", low=0, high=MAX_SEED)
@@ -157,17 +141,9 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
         choices=STRATEGIES,
     )
     compression: str = flag("none", "Compression of gradients under Horovod.", choices=("none", "fp16"))
-    step_timeout: float = flag(
-        600.0, "Seconds without a step until a run ends and shows where each rank is; 0: never.", low=0.0
-    )
-    elastic: bool = flag(
-        False,
-        "Go on with another number of ranks, from the last whole epoch: when Horovod loses or gains hosts, "
-        "and when a run is resumed.",
-    )
-    dry_run: int | None = flag(
-        None, "Processes on this machine that try these flags for a few steps, saved nowhere.", low=1
-    )
+    step_timeout: float = flag(600.0, "Seconds without a step until the run ends; 0: never.", low=0.0)
+    elastic: bool = flag(False, "Continue from the last whole epoch when hosts or ranks change.")
+    dry_run: int | None = flag(None, "Processes on this machine that try these flags briefly.", low=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,10 +157,7 @@ class TrainedArgs(NetworkArgs):
 class EvalArgs(TrainedArgs, LoaderArgs, EvaluationArgs):
     """The flags of eval.py."""
 
-    output_dir: str | None = flag(
-        None,
-        "Where metrics.json and detections.json go. Default: the run directory; beside an exported file.",
-    )
+    output_dir: str | None = flag(None, "Directory of the results. Default: the run directory.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,13 +168,9 @@ class InferArgs(TrainedArgs, LoaderArgs):
     annotations: str | None = flag(None, "COCO json: draw its boxes beside the detections.")
     output_dir: str | None = flag(None, "Directory of the pictures and detections.json.")
     draw: bool = flag(True, "Draw pictures, or the video with boxes.")
-    submission: str | None = flag(
-        None, "Results file for the COCO server, .json or .zip, with the best 100 detections of each image."
-    )
+    submission: str | None = flag(None, "Results file for the COCO server, .json or .zip.")
     image_info: str | None = flag(
-        None,
-        "json with the ids of the images (COCO's image_info_test-dev2017.json). Default: --annotations; "
-        "else, for --submission, file names that are numbers.",
+        None, "json of image ids. Default: --annotations, or numbers as file names."
     )
     score_threshold: float = flag(0.3, "Least score, except in --submission.", low=0.0, high=1.0)
 
