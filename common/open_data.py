@@ -114,14 +114,9 @@ class ImageListSource(Source):
         return pathlib.Path(self.files[row]).read_bytes()
 
     def read(self, *, training: bool, seed: int = 0, **options: Any) -> Nodes:
-        refuse_training(training)
+        if training:
+            raise ValueError("images without annotations are nothing to train on")
         return readers.file_reader(self.files, **options)
-
-
-def refuse_training(training: bool) -> None:
-    """ValueError for training on images without annotations."""
-    if training:
-        raise ValueError("images without annotations are nothing to train on")
 
 
 # --- opening ---
@@ -278,7 +273,7 @@ class Opener:
         """The evaluation data that the flags of eval.py describe, opened and logged.
 
         Args:
-            a: the flags, common.evaluation.args.EvalArgs.
+            a: the flags, common.args.EvalArgs.
             label_map: of the classes that the network was trained on.
 
         Raises:

@@ -42,7 +42,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
         contents = read_automl(file, model)
         return assign(model, contents, label_map, class_names(contents.num_classes), origin)
     if is_backbone(file):
-        values, _ = read_backbone(file, model)
+        values = read_backbone(file, model)
         rows = ClassRows((), anchors_of(model), anchors_of(model))
         return transfer(model, values, rows, label_map, (), origin)
     raise UserError(

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from common import nms
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
-from common.training import model_metadata
+from common.training import trained
 from efficientdet import postprocess
 from efficientdet.config import DETECTION_FIELDS, EfficientDetConfig
 from efficientdet.model import build_model
@@ -16,7 +16,7 @@ def detect(outputs: tuple[list[tf.Tensor], list[tf.Tensor]], config: EfficientDe
     return postprocess.detect(*outputs, config, config.anchors)
 
 
-APP = model_metadata.App(
+APP = trained.App(
     name="efficientdet",
     config_class=EfficientDetConfig,
     detection_fields=DETECTION_FIELDS,

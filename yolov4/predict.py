@@ -1,12 +1,12 @@
 """From weights to detections, for evaluation during training, eval.py and infer.py."""
 
-from common.training import model_metadata
+from common.training import trained
 from yolov4 import postprocess
 from yolov4.config import DETECTION_FIELDS, YOLOv4Config
 from yolov4.model import build_model
 from yolov4.model_metadata import make_metadata
 
-APP = model_metadata.App(
+APP = trained.App(
     name="yolov4",
     config_class=YOLOv4Config,
     detection_fields=DETECTION_FIELDS,

@@ -18,7 +18,7 @@ import numpy as np
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training.fine_tuning import coco_label_map
-from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
+from efficientdet.import_weights.tf_files import ForeignWeights, take
 
 NUM_COCO_ROWS = 90  # google/automl efficientdet/hparams_config.py: num_classes
 BACKBONE = "backbone"  # in place of efficientnet-b0 and its like
@@ -113,13 +113,11 @@ class Contents(NamedTuple):
             their last axis.
         anchors: per location, of the file.
         num_classes: of the file.
-        unused: what else is in it.
     """
 
     values: dict[str, np.ndarray]
     anchors: int
     num_classes: int
-    unused: tuple[str, ...]
 
 
 def is_automl(file: ForeignWeights) -> bool:
@@ -159,7 +157,7 @@ def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
     for variable in ("pointwise_kernel", "bias"):
         lengths[f"class_net.predict/{variable}"] = anchors * num_classes
         lengths[f"box_net.predict/{variable}"] = anchors * 4
-    return Contents(take(file, model, wanted, lengths), anchors, num_classes, unused(file, wanted))
+    return Contents(take(file, model, wanted, lengths), anchors, num_classes)
 
 
 def class_names(num_classes: int, label_map: LabelMap | None = None) -> tuple[str, ...]:

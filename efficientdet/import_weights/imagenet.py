@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from efficientdet.import_weights.automl import BACKBONE, automl_names, canonical
-from efficientdet.import_weights.tf_files import ForeignWeights, take, unused
+from efficientdet.import_weights.tf_files import ForeignWeights, take
 
 _BLOCK = re.compile(r"^(block\d[a-z])_")
 
@@ -24,7 +24,7 @@ def is_backbone(file: ForeignWeights) -> bool:
     return bool(_keras_blocks(file.shapes)) or any(name.startswith(f"{BACKBONE}/") for name in names)
 
 
-def read_backbone(file: ForeignWeights, model: keras.Model) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def read_backbone(file: ForeignWeights, model: keras.Model) -> dict[str, np.ndarray]:
     """The values for the backbone of a model.
 
     Args:
@@ -32,7 +32,7 @@ def read_backbone(file: ForeignWeights, model: keras.Model) -> tuple[dict[str, n
         model: what `build_model` made; it is not changed.
 
     Returns:
-        Path of a weight -> array, for every weight of the backbone; and what in the file is not used.
+        Path of a weight -> array, for every weight of the backbone.
 
     Raises:
         UserError: the file is damaged, or of another backbone.
@@ -43,7 +43,7 @@ def read_backbone(file: ForeignWeights, model: keras.Model) -> tuple[dict[str, n
     else:
         file = file.renamed(canonical)
         wanted = {path: names for path, names in automl_names(model).items() if path.startswith("backbone.")}
-    return take(file, model, wanted), unused(file, wanted)
+    return take(file, model, wanted)
 
 
 def _keras_blocks(names: Iterable[str]) -> list[str]:

@@ -43,14 +43,12 @@ class ForeignWeights(NamedTuple):
         path: as it was given.
         shapes: name of a variable -> its shape.
         stored: name -> under which key its values stand, those of its average where there is one.
-        keys: of everything in the file, the state of the optimizer included.
         read: keys -> arrays in their order; raises UserError where the file is damaged.
     """
 
     path: str
     shapes: Mapping[str, tuple[int, ...]]
     stored: Mapping[str, str]
-    keys: tuple[str, ...]
     read: Callable[[Iterable[str]], list[np.ndarray]]
 
     def renamed(self, rename: Callable[[str], str | None]) -> "ForeignWeights":
@@ -125,12 +123,6 @@ def take(
     return values
 
 
-def unused(file: ForeignWeights, wanted: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Keys of all that `wanted` leaves in the file."""
-    used = {file.stored[name] for names in wanted.values() for name in names}
-    return tuple(sorted(set(file.keys) - used))
-
-
 def _check_numbers(path: str, name: str, values: np.ndarray) -> None:
     if not np.isfinite(values).all():
         raise UserError(f"weights {path}: {name} is not finite: the file is damaged")
@@ -161,7 +153,7 @@ def _open_h5(path: str) -> ForeignWeights:
 
     with _in_one_line(path, "the file is damaged"), h5py.File(path) as file:
         file.visititems(note)
-    return ForeignWeights(path, shapes, stored, tuple(stored.values()), read)
+    return ForeignWeights(path, shapes, stored, read)
 
 
 def _find_prefix(path: pathlib.Path) -> str | None:
@@ -188,19 +180,15 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
         by_key = reader.get_variable_to_shape_map()
     if _GRAPH in by_key:
         raw, averages = _names_of_objects(path, *read([_GRAPH]))
-        del by_key[_GRAPH]
     else:
         raw = {key: key for key in by_key if not key.endswith(_AVERAGE)}
         averages = {key.removesuffix(_AVERAGE): key for key in by_key if key.endswith(_AVERAGE)}
     for name, key in averages.items():
         if key not in by_key:
-            raise UserError(
-                f"weights {path}: the checkpoint is not whole: the average of {name} over the training has "
-                "no values in it"
-            )
+            raise UserError(f"weights {path}: the checkpoint is not whole: the average of {name} has no values")
     stored = {name: key for name, key in (raw | averages).items() if key in by_key}
     shapes = {name: tuple(by_key[key]) for name, key in stored.items()}
-    return ForeignWeights(path, shapes, stored, tuple(by_key), read)
+    return ForeignWeights(path, shapes, stored, read)
 
 
 def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str | None]]:

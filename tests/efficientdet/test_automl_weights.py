@@ -132,16 +132,6 @@ def test_every_variable_belongs_to_one_weight(d0):
     assert sorted(used) == sorted(map(canonical, SHAPES))
 
 
-def test_what_is_in_the_file_besides_is_reported(fresh, files):
-    file = open_weights(files["averages"])
-    unused = read_automl(file, fresh).unused
-    assert "global_step" in unused
-    assert "fpn_cells/cell_2/fnode0/WSM_1/ExponentialMovingAverage" in unused  # it has one cell
-    assert "class_net/class-predict/bias/Momentum" in unused
-    assert "class_net/class-predict/bias/ExponentialMovingAverage" not in unused
-    assert len(unused) == len(set(unused)) < len(file.keys)
-
-
 # --- classes ---------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from common.loader import BaseLoader
 from common.open_data import Source
 from common.progress import log
 from common.training import weights
-from common.training.model_metadata import App
+from common.training.trained import App
 from tools import synthetic
 from tools.exporting import tensorflow_files, tensorrt, verify
 from tools.exporting.export_graph import Exportable
