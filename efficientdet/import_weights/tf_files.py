@@ -185,7 +185,7 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
         averages = {key.removesuffix(_AVERAGE): key for key in by_key if key.endswith(_AVERAGE)}
     for name, key in averages.items():
         if key not in by_key:
-            raise UserError(f"weights {path}: the checkpoint is not whole: the average of {name} has no values")
+            raise UserError(f"weights {path}: the file is not whole: the average of {name} has no values")
     stored = {name: key for name, key in (raw | averages).items() if key in by_key}
     shapes = {name: tuple(by_key[key]) for name, key in stored.items()}
     return ForeignWeights(path, shapes, stored, read)
