@@ -1,6 +1,6 @@
 """The sizes, layers and words that keep this repository readable. The limits are those that are reached.
 
-Aims: product 17,000, common 6,200 in 55 files, 24 at its root; train.py reaches 8,300, losses 500; depth 9.
+One aim is open: 6,200 lines in common.
 """
 
 import ast
@@ -36,7 +36,7 @@ MAY_IMPORT_TOOLS = re.compile(r"(efficientdet|yolov4)/(export\w*|bench|train)\.p
 # Words that were replaced by the field's (docs/architecture.md).
 OLD_WORDS = (
     *(r"passport(?!\.json|\"|\`)", "laggard", "rehears", "keep_going", "vary_seeds", "adopt", r"\bdoors?\b"),
-    *("sitting", "by_heart", "rival"),
+    *("sitting", "by_heart", "rival", r"\bfindings?\b"),
 )
 LONG_STORIES = {  # functions of 61 to 100 lines
     "efficientdet/train.py:train",
@@ -78,10 +78,10 @@ def test_the_rooms_import_in_one_direction():
 @pytest.mark.parametrize(
     ("what", "size", "limit"),
     [
-        ("product", lambda: lines(FILES), 20_560),
-        ("common", lambda: lines(COMMON), 7_960),
-        ("files of common", lambda: len(COMMON), 78),
-        ("files at common's root", lambda: sum(path.count("/") == 1 for path in COMMON), 24),
+        ("product", lambda: lines(FILES), 16_750),
+        ("common", lambda: lines(COMMON), 6_570),
+        ("files of common", lambda: len(COMMON), 55),
+        ("files at common's root", lambda: sum(path.count("/") == 1 for path in COMMON), 22),
     ],
 )
 def test_the_whole_stays_small(what, size, limit):
@@ -89,7 +89,7 @@ def test_the_whole_stays_small(what, size, limit):
 
 
 @pytest.mark.parametrize("app", APPS)
-@pytest.mark.parametrize(("entry", "limit"), [("train", 10_400), ("pipeline", 1_600), ("losses", 700)])
+@pytest.mark.parametrize(("entry", "limit"), [("train", 8_300), ("pipeline", 1_250), ("losses", 480)])
 def test_what_a_reader_must_read_stays_small(app, entry, limit):
     assert lines(closure([f"{app}/{entry}.py"])) <= limit
 
@@ -97,7 +97,7 @@ def test_what_a_reader_must_read_stays_small(app, entry, limit):
 @pytest.mark.parametrize("app", APPS)
 def test_train_fits_a_few_screens(app):
     assert len((ROOT / app / "train.py").read_text().splitlines()) <= 250
-    assert depth(f"{app}/train.py") <= 13
+    assert depth(f"{app}/train.py") <= 9
 
 
 def test_files_and_functions_stay_short():
