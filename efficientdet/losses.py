@@ -139,7 +139,7 @@ def detection_loss(
     config: EfficientDetConfig,
     num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
-    """Class and box loss of a batch, each normalised by the batch's number of positive anchors plus one.
+    """Class and box loss of a batch, both normalised by P + 1, P positive anchors; the box loss by 4 (P + 1).
 
     Args:
         class_logits: per level (B, h, w, k * C).

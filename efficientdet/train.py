@@ -85,7 +85,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     epochs = num_epochs(config, effective_batch, steps_per_epoch, accumulate_steps)
     config = hparams.replace(config, {"epochs": epochs})  # a recipe may count them in iterations
 
-    # --- Run: new, resumed at any step, or refused. Nothing is written before run.start --------------
+    # --- Run: new, resumed at any step, or refused. Only the directory is made here --------------
     run = Run(
         a,
         ranks,

@@ -47,6 +47,8 @@ PARTS = {
 # Without the data check, its opener is replaced by the plain one, which has functions of the same names.
 CHECKED, PLAIN = "common/datacheck/open_data.py", "common/open_data.py"
 CHECKED_IMPORT = re.compile(r"from common\.datacheck(?= import open_data$|\.open_data import)", re.MULTILINE)
+# Recipes that need a part.
+RECIPES = {"retinanet": "retinanet*.txt", "fine_tuning": "finetune*.txt"}
 # Programs that no import leads to: started as processes, or by the user.
 TOOLS = (
     *("tools/synthetic.py", "tools/dry_run_process.py", "tools/replay_step.py"),
@@ -82,7 +84,8 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
     for part in without:
         if part not in PARTS:
             raise errors.unknown("part", part, PARTS)
-    without = [*without, "tfrecord"] if "datacheck" in without else without  # TFRecords need the check's scan
+    if "datacheck" in without:  # TFRecords need the check's scan
+        without = dict.fromkeys([*without, "tfrecord"])
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise errors.UserError(f"{directory} exists and is not an empty directory: name a new one")
     left_out = left_out_files(app, without)
@@ -104,7 +107,10 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
         _write(directory / path, (ROOT / path).read_text())
         for beside in (ROOT / path).parent.glob("*.txt"):  # numbers that tests compare with
             _write(directory / beside.relative_to(ROOT), beside.read_text())
+    needing = [RECIPES[part] for part in without if part in RECIPES]
     for recipe in sorted((ROOT / app / "flags").glob("*.txt")):
+        if any(recipe.match(pattern) for pattern in needing):
+            continue
         _write(directory / app / "flags" / recipe.name, recipe.read_text())
     for path in SETUP:
         source, target = ROOT / path, directory / path

@@ -48,7 +48,7 @@ class YOLOv4Config:
     saturation: AtLeastOne = 1.5  # factor drawn from 1 .. x, or one over it, each half of the time
     exposure: AtLeastOne = 1.5  # of the brightness, likewise
     mosaic_prob: Share = 0.5  # src/data.c, load_data_detection: every second batch; here every second image
-    # batch: tiles are other images of the batch; fresh: three more images are read for each mosaic
+    # batch: tiles are other images of the batch; fresh: three more images are read for each sample
     mosaic_tiles: Literal["batch", "fresh"] = "batch"
     close_mosaic: CountOrZero = 0  # the last epochs without mosaic, MixUp and CutMix
     mixup_prob: Share = 0.0

@@ -85,7 +85,7 @@ def make(
         examples: of the four readers.
         config: decides how often, and how an image is cropped and flipped.
         image_size: int32 (2,), (H, W) of the network input.
-        augment: uint8 crops, float32 in [0, 1] out: pipeline.augment.
+        augment: uint8 crops, float32 in [0, 1] out: pipeline.augment_pixels.
         device: where pixels are, "cpu" or "gpu".
         fill: the level around the images.
 

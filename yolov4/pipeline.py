@@ -94,16 +94,26 @@ def select_objects(objects: Objects, config: YOLOv4Config) -> tuple[Objects, Dat
 # --- 4. the whole graph ---
 
 
-def augment(config: YOLOv4Config, images: list[DataNode]) -> list[DataNode]:
-    """Colour. A new stage that changes pixels goes here; one that moves them belongs to the crop.
+def augment(
+    config: YOLOv4Config, images: DataNode, boxes: DataNode, labels: DataNode
+) -> tuple[DataNode, DataNode, DataNode]:
+    """Colour. A new stage goes here; mosaics come later, and freshly read ones have `augment_pixels` alone.
 
     Args:
         config: has a field for each stage.
-        images: uint8 (h, w, 3), resized and flipped crops: one, or the four of a freshly read mosaic.
+        images: uint8 (h, w, 3), a resized and flipped crop.
+        boxes: float32 (N, 4), ltrb normalised by the crop; some without area. On the CPU, as labels are.
+        labels: int32 (N,), 1-based.
 
     Returns:
-        float32 (h, w, 3) in [0, 1].
+        float32 (h, w, 3) in [0, 1]; the boxes; the labels.
     """
+    (images,) = augment_pixels(config, [images])
+    return images, boxes, labels
+
+
+def augment_pixels(config: YOLOv4Config, images: list[DataNode]) -> list[DataNode]:
+    """The stages of `augment` that move nothing: colour; of one image, or the four of a fresh mosaic."""
     if config.hue or config.saturation > 1 or config.exposure > 1:
         return random_hsv(images, config.hue, config.saturation, config.exposure)
     return [to_unit(image) for image in images]
@@ -223,7 +233,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         if mirrored is not None:
             boxes = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True)
         if self.training:
-            (images,) = augment(config, [images])
+            images, boxes, labels = augment(config, images, boxes, labels)
         else:
             images = to_unit(images)
         if config.letterbox or (self.training and config.jitter):
@@ -252,7 +262,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
             examples,
             mixed,
             image_size,
-            augment=functools.partial(augment, self.config),
+            augment=functools.partial(augment_pixels, self.config),
             device=self.device,
             fill=FILL / 255,
         )

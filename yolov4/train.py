@@ -93,7 +93,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     accumulate_steps = max(a.accumulate_steps, 1)
     effective_batch = ranks.num_replicas * a.batch_size * accumulate_steps
 
-    # --- Run: new, resumed at any step, or refused. Nothing is written before run.start --------------
+    # --- Run: new, resumed at any step, or refused. Only the directory is made here --------------
     run = Run(
         a,
         ranks,

@@ -109,7 +109,7 @@ class Run:
         ema_decay: float,
         init_report: Report | None = None,
     ) -> None:
-        """Claims the directory, gives all ranks the same weights, restores the checkpoint, opens the data.
+        """Claims the directory, gives all ranks the same weights, opens the data, restores the checkpoint.
 
         Args:
             model: built, with its initial weights, its frozen layers frozen.
