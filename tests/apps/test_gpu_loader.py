@@ -37,7 +37,7 @@ def feed(app, config, drawn):
     source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
 
     def run(pipeline_type: str) -> input_feed.InputFeed:
-        def open_loader(shard_id: int, num_shards: int, device_index: int):
+        def open_loader(device_index: int):
             return app.make_loader(
                 pipeline_type,
                 source=source,
@@ -45,8 +45,6 @@ def feed(app, config, drawn):
                 batch_size=2,
                 training=True,
                 device_id=device_index,
-                shard_id=shard_id,
-                num_shards=num_shards,
                 count_lost=True,
                 name_images=True,
             )
@@ -189,7 +187,7 @@ def test_only_a_gpu_loader_s_batches_lose_their_int32(monkeypatch):
         loader = types.SimpleNamespace(
             pipeline_type=pipeline_type, saveable=False, dataset=lambda: tf.data.Dataset.from_tensors(batch)
         )
-        _, targets = next(opened(lambda loader=loader, **_: loader))
+        _, targets = next(opened(lambda device_index, loader=loader: loader))
         assert targets["classes"].dtype == expected
         assert targets["classes"].numpy().tolist() == [3, -1]
         assert targets["boxes"].dtype == tf.float32

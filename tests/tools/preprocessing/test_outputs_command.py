@@ -151,4 +151,4 @@ def test_a_signal_leaves_nothing(tree, tmp_path, monkeypatch, number):
             preprocess.main()
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert not list(tmp_path.iterdir())
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
