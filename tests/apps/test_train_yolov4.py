@@ -5,8 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from common import loader
-from common.training import weights
+from common.training import input_feed, weights
 from common.training.results import Results
 
 pytestmark = pytest.mark.parametrize("app", ["yolov4"], indirect=True, scope="session")
@@ -18,14 +17,14 @@ MOSAIC = "--hparams=width=0.25,optimizer=sgd,mosaic_prob=1"
 def opened(app, monkeypatch):
     """(seed, mosaic) of every training loader that was opened."""
     calls = []
-    original = loader.make_loader
+    original = input_feed.make_loader
 
     def remember(*arguments, **options):
         if options["training"]:
             calls.append((options["seed"], options["mosaic"]))
         return original(*arguments, **options)
 
-    monkeypatch.setattr(loader, "make_loader", remember)
+    monkeypatch.setattr(input_feed, "make_loader", remember)
     return calls
 
 
