@@ -59,7 +59,7 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
         if key == "image_size":
             value = parse_image_size(value)
         elif isinstance(value, str) and typing.get_origin(annotations[key]) is tuple:
-            value = re.split(r"[,\s]+", value.strip(", "))
+            value = [item for item in re.split(r"[,\s]+", value) if item]
         values[key] = value
     # Not strict: text becomes numbers, "1e-3" included, which PyYAML leaves as text.
     return replace(config, values, strict=False)

@@ -32,6 +32,24 @@ from efficientdet.predict import load_trained, to_pixels
 SHOWN = 4  # images of a batch
 
 
+def heat_map(image: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A darkened image, overlaid with the values of a grid of cells, 1 brightest.
+
+    Args:
+        image: uint8 (H, W, 3).
+        values: float (h, w) in [0, 1]; each is a cell of H / h x W / w pixels.
+
+    Returns:
+        uint8 (H, W, 3).
+    """
+    height, width = image.shape[:2]
+    rows = np.arange(height) * values.shape[0] // height
+    columns = np.arange(width) * values.shape[1] // width
+    share = np.clip(values, 0, 1)[rows][:, columns, np.newaxis]
+    glow = np.array([255.0, 200.0, 0.0])
+    return np.rint((1 - share) * image * 0.45 + share * glow).astype(np.uint8)
+
+
 def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("weights", None, "A weights file or a run directory of ours.", flag_values=fv)
     flags.DEFINE_string("images", None, "Directory of images.", flag_values=fv)
@@ -107,8 +125,8 @@ def walk(
     for image, row in zip(pixels, range(count), strict=True):
         for level, logits in zip(anchors.levels, class_logits, strict=True):
             positive = (targets[f"class_targets_{level}"][row].numpy() >= 0).any(-1)
-            wanted.append(drawing.heat_map(image, positive.astype(float)))
-            said.append(drawing.heat_map(image, tf.sigmoid(tf.reduce_max(logits[row], axis=-1)).numpy()))
+            wanted.append(heat_map(image, positive.astype(float)))
+            said.append(heat_map(image, tf.sigmoid(tf.reduce_max(logits[row], axis=-1)).numpy()))
     per_row = len(anchors.levels)
     show("3_targets.png", wanted, f"cells with a positive anchor, {', '.join(levels)}", per_row)
     show("4_scores.png", said, "the best class score of each cell, where the loss compares", per_row)

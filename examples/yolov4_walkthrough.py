@@ -33,6 +33,24 @@ from yolov4.targets import assign_targets
 SHOWN = 4  # images of a batch
 
 
+def heat_map(image: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A darkened image, overlaid with the values of a grid of cells, 1 brightest.
+
+    Args:
+        image: uint8 (H, W, 3).
+        values: float (h, w) in [0, 1]; each is a cell of H / h x W / w pixels.
+
+    Returns:
+        uint8 (H, W, 3).
+    """
+    height, width = image.shape[:2]
+    rows = np.arange(height) * values.shape[0] // height
+    columns = np.arange(width) * values.shape[1] // width
+    share = np.clip(values, 0, 1)[rows][:, columns, np.newaxis]
+    glow = np.array([255.0, 200.0, 0.0])
+    return np.rint((1 - share) * image * 0.45 + share * glow).astype(np.uint8)
+
+
 def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("weights", None, "A weights file or a run directory of ours.", flag_values=fv)
     flags.DEFINE_string("images", None, "Directory of images.", flag_values=fv)
@@ -120,9 +138,9 @@ def walk(
             cells = np.zeros(grid)
             box = assignment.owner[row].numpy().any(-1)
             cells[assignment.rows[row].numpy()[box], assignment.columns[row].numpy()[box]] = 1
-            wanted.append(drawing.heat_map(image, cells))
+            wanted.append(heat_map(image, cells))
             objectness = tf.sigmoid(tf.reduce_max(raw[row, ..., 4], axis=-1)).numpy()
-            said.append(drawing.heat_map(image, objectness))
+            said.append(heat_map(image, objectness))
     per_row = 2 * len(strides)
     show("3_targets.png", wanted, f"cells that a box trains, {', '.join(strides)}", per_row)
     show("4_objectness.png", said, "the best objectness of each cell, where the loss compares", per_row)

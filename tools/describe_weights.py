@@ -26,7 +26,7 @@ from common.training import model_metadata
 def describe(metadata: Mapping[str, Any]) -> str:
     """The metadata as lines of a name and a value."""
     rows = model_metadata.fields(metadata)
-    width = max(map(len, rows))
+    width = max(map(len, rows), default=0)
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
 
 
@@ -38,7 +38,10 @@ def show(*paths: str, json: bool = False) -> None:
     """Prints the metadata of one file or directory, or the differences between two."""
     if not 1 <= len(paths) <= 2:
         raise errors.UserError("name a weights file, run, checkpoint or exported model; or two to compare")
-    metadata, *others = map(model_metadata.read, paths)
+    try:
+        metadata, *others = map(model_metadata.read, paths)
+    except OSError as error:
+        raise errors.UserError(f"{error.filename} cannot be read: {error.strerror}") from error
     if others:
         lines = model_metadata.differences(metadata, others[0], ("first", "second"))
         print("\n".join(lines) or "nothing differs")

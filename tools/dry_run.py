@@ -222,10 +222,11 @@ def _launcher(processes: int) -> list[str]:
     """The words before `python tools/dry_run_process.py`."""
     if processes == 1:
         return []
-    horovodrun = pathlib.Path(sys.executable).with_name("horovodrun")
-    if not horovodrun.exists() or importlib.util.find_spec("horovod") is None:
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    horovodrun = shutil.which("horovodrun", path=path)
+    if not horovodrun or importlib.util.find_spec("horovod") is None:
         raise UserError(f"--dry_run={processes} needs Horovod: run `make horovod`, or use --dry_run=1")
-    return [str(horovodrun), "--gloo", "-np", str(processes), "-H", f"localhost:{processes}"]
+    return [horovodrun, "--gloo", "-np", str(processes), "-H", f"localhost:{processes}"]
 
 
 def _run_session(
@@ -279,4 +280,5 @@ def _failure(text: str, code: int) -> Exception:
     first = re.search(r"^(?:\[\d+\]<std(?:err|out)>:)?(error: |Traceback)(.*)$", text, re.MULTILINE)
     if first and first[1] == "error: ":
         return UserError(first[2])
-    return RuntimeError(f"the dry run ended with exit code {code}:\n{text[first.start() if first else 0 :]}")
+    kind, shown = (RuntimeError, text[first.start() :]) if first else (UserError, text[-500:].strip())
+    return kind(f"the dry run ended with exit code {code}:\n{shown}")

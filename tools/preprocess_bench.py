@@ -34,6 +34,7 @@ from common import errors
 from common.args import flag
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.datacheck.images import ImagePolicy
+from common.errors import UserError
 from common.progress import log
 from tools import synthetic
 from tools.preprocessing.image_source import open_image_source
@@ -77,13 +78,18 @@ def dynamic(a: Any, work: Preprocessor) -> Batches:
 
 def opencv(a: Any, work: Preprocessor) -> Batches:
     """OpenCV in threads: its functions release Python's lock. INTER_AREA averages where an image shrinks."""
-    import cv2
+    try:
+        import cv2
+    except ImportError as error:
+        raise UserError("the candidate opencv needs OpenCV: pip install opencv-python-headless") from error
 
     cv2.setNumThreads(1)  # one batch a thread, and not all threads an image
     files = work.source.files
 
     def load(path: str) -> np.ndarray:
         image = cv2.imread(path, cv2.IMREAD_COLOR_RGB)
+        if image is None:
+            raise UserError(f"{path}: OpenCV cannot decode it: give other images by --input")
         scale = SHORT / min(image.shape[:2])
         width, height = (int(side * scale + 0.5) for side in image.shape[1::-1])
         image = cv2.resize(

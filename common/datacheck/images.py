@@ -10,11 +10,13 @@ The cache keeps the results for a file until its size or times change.
 """
 
 import concurrent.futures
+import contextlib
 import hashlib
 import io
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -23,7 +25,6 @@ import numpy as np
 import PIL.Image
 import simplejpeg
 
-from common.args import IMAGE_SUFFIXES as IMAGE_SUFFIXES
 from common.args import MAX_MEGAPIXELS, ImagePolicy
 from common.datacheck import image_headers
 from common.datacheck.image_headers import PILLOW_ERRORS, Encoded, Fault, ImageFacts, damaged
@@ -33,6 +34,7 @@ from common.progress import Bar
 
 _VERSION = 4  # of the rules by which images are judged, for what the cache keeps
 _CHUNK = 64  # files that a thread takes at once
+_ONE_LARGE = threading.Lock()  # images of more than 25 megapixels are decoded one at a time, for memory
 _CORES = len(os.sched_getaffinity(0))
 _READERS, _DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads
 _SLOW = (20_000, 500)  # images from which on a progress bar is shown: headers only, every pixel
@@ -107,7 +109,8 @@ def _load(image: Encoded) -> PIL.Image.Image | None:
         # A TIFF may be turned. Nothing may need more memory than the header was checked for.
         if picture.height * picture.width != facts.height * facts.width:
             raise damaged(f"its header has {facts.width} x {facts.height} and {picture.size} pixels")
-        picture.load()
+        with _ONE_LARGE if facts.height * facts.width > 25e6 else contextlib.nullcontext():
+            picture.load()
     except PILLOW_ERRORS as error:
         raise damaged(str(error)) from error
     except PIL.Image.DecompressionBombError:
@@ -148,9 +151,7 @@ def _check_range(picture: PIL.Image.Image) -> None:
 # --- image files ---
 
 
-def in_threads(
-    function: Callable[[Any], Any], parts: Sequence[Any], threads: int, title: str | None
-) -> Iterator[Any]:
+def in_threads(function: Callable, parts: Sequence, threads: int, title: str | None) -> Iterator[Any]:
     """What `function` returns for each part, in order, with a progress bar where there is a title."""
     bar = Bar(title, len(parts)) if title else None
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # a forked TensorFlow would hang

@@ -131,7 +131,7 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
         decoded, the loader's own error.
     """
     stopped = plain.explain(error, source, pipeline_type)
-    if source is None:
+    if source is None or not hasattr(source, "encoded"):  # a video has no files of images
         return stopped
     log(f"{stopped}\nDecoding the images to find the damaged one; interrupt if that takes too long")
     issues = Issues(source.annotations.origin if source.annotations else "images")

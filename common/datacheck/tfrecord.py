@@ -252,6 +252,7 @@ def _lay_out(
         lacking: bool (R,), which of these must be completed first.
         names, formats: see TFRecordSource.
     """
+    has_crowds = bool(annotations.is_crowd.any())
     layout = []  # (file, index, spans, numbers among all records)
     begins = np.cumsum([len(file.spans) for file in walked])[:-1]
     for file, records in zip(walked, np.split(np.arange(len(is_usable)), begins), strict=True):
@@ -261,12 +262,11 @@ def _lay_out(
             index = index_of(file, annotations.issues) if is_read.all() else _index(file.spans[is_read])
             layout.append((file.path, index, file.spans[is_read], records[is_read]))
         if is_copied.any():
-            copy = _complete_copy(file, is_copied)
+            copy = _complete_copy(file, is_copied, has_crowds)
             spans = tfrecord.record_spans(copy)
             layout.append((copy, _index(spans), spans, records[is_copied]))
     files, indexes, spans, numbers = zip(*layout, strict=True)
     spans = np.concatenate([np.insert(of_file, 0, i, axis=1) for i, of_file in enumerate(spans)])
-    has_crowds = bool(annotations.is_crowd.any())
     has_empty = bool(annotations.target_boxes.num_dropped)
     records = Records(files, indexes, spans, has_crowds, has_empty)
     rows = (np.cumsum(is_usable) - 1)[np.concatenate(numbers)]
@@ -278,27 +278,27 @@ def _index(spans: np.ndarray) -> str:
     return os.fspath(store_cached(tfrecord.format_index(spans), ".idx"))
 
 
-def _complete_copy(file: RecordFile, lacking: np.ndarray) -> str:
+def _complete_copy(file: RecordFile, lacking: np.ndarray, has_crowds: bool) -> str:
     """Copies some records of `file` to the cache directory, with empty lists under the keys they lack."""
     identity = hashlib.sha256(os.fsencode(os.path.abspath(file.path)))
     identity.update(f"\0{file.mtime_ns}\0{file.digest}\0".encode())
-    identity.update(lacking.tobytes())
+    identity.update(lacking.tobytes() + bytes([has_crowds]))
 
     def make() -> bytes:
         records = [tfrecord.read_record(file.path, *span) for span in file.spans[lacking].tolist()]
-        return b"".join(tfrecord.framed(complete(record)) for record in records)
+        return b"".join(tfrecord.framed(complete(record, has_crowds)) for record in records)
 
     return os.fspath(get_or_create(f"{identity.hexdigest()[:32]}.tfrecord", make))
 
 
-def complete(record: bytes) -> bytes:
-    """The record with the keys of its objects that it lacks: empty lists, and zeros for crowds."""
+def complete(record: bytes, has_crowds: bool) -> bytes:
+    """The record with the keys of objects that it lacks: empty lists; zeros for crowds if `has_crowds`."""
     read = Features(tf.train.Example.FromString(record).features.feature, "", Issues(""))
     count = len(read.values(LABEL_KEY, "int64_list"))
     features = collections.defaultdict(tf.train.Feature)
     for key in filter(read.lacks, BOX_KEYS):
         features[key].float_list.SetInParent()
-    for key in (LABEL_KEY, CROWD_KEY):
+    for key in (LABEL_KEY, CROWD_KEY) if has_crowds else (LABEL_KEY,):
         if read.lacks(key) or not read.values(key, "int64_list"):
             features[key].int64_list.value.extend([0] * count)
             features[key].int64_list.SetInParent()

@@ -96,24 +96,6 @@ def save_batch(
     save_png(contact_sheet([draw_boxes(*image, names) for image in batch], columns=4), path)
 
 
-def heat_map(image: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """A darkened image, overlaid with the values of a grid of cells, 1 brightest.
-
-    Args:
-        image: uint8 (H, W, 3).
-        values: float (h, w) in [0, 1]; each is a cell of H / h x W / w pixels.
-
-    Returns:
-        uint8 (H, W, 3).
-    """
-    height, width = image.shape[:2]
-    rows = np.arange(height) * values.shape[0] // height
-    columns = np.arange(width) * values.shape[1] // width
-    share = np.clip(values, 0, 1)[rows][:, columns, np.newaxis]
-    glow = np.array([255.0, 200.0, 0.0])
-    return np.rint((1 - share) * image * 0.45 + share * glow).astype(np.uint8)
-
-
 def contact_sheet(
     images: Sequence[np.ndarray], columns: int = 4, width: int = 1280, gap: int = 6
 ) -> np.ndarray:

@@ -170,10 +170,19 @@ class Results:
 
     def save_evaluation(self, evaluation: Evaluation, is_best: bool) -> None:
         """The evaluation's files; if it is the best so far, the model's weights."""
-        if is_best:
-            ap = evaluation.metrics["AP"]
+        ap = evaluation.metrics["AP"]
+        if is_best or self._is_better(ap):
             self.save_weights(weight_files.BEST, AP=ap, metric=ap)
         self._try(lambda path: write_evaluation(path, *evaluation))
+
+    def _is_better(self, ap: float) -> bool:
+        """Whether the file of the best weights is missing, damaged or worse, because a save of it failed."""
+        if self._directory is None:
+            return False
+        try:
+            return ap > weight_files.read_metadata(self._directory / weight_files.BEST)["metric"]
+        except UserError:
+            return True
 
     def save_skipped(self, ranks: Ranks, step: int, images: Any, targets: Any) -> str | None:
         """The batch of a skipped step, and the weights that it met; all ranks call it together.

@@ -24,18 +24,9 @@ import platform
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from common import progress
+from common import files, progress
 from common.args import Args
 from common.errors import UserError
-from common.files import (
-    make_output_directory,
-    remove_directory,
-    remove_unfinished,
-    rename_file,
-    write_bytes,
-    write_directory,
-    writing,
-)
 
 # What a run makes in its directory. --overwrite removes only this, and only where there is a run.json: a
 # mistyped directory survives.
@@ -101,8 +92,8 @@ def check(a: Args, identity: Identity) -> bool:
     Raises:
         UserError: the directory holds another run, or files of something else, or cannot be made.
     """
-    directory = make_output_directory(a.output_dir)
-    with writing(directory):
+    directory = files.make_output_directory(a.output_dir)
+    with files.writing(directory):
         if not (directory / RUN).exists():
             _check_free(directory, a.overwrite)
         elif not a.overwrite:
@@ -119,15 +110,17 @@ def claim(a: Args, identity: Identity) -> pathlib.Path:
         The directory.
     """
     directory = pathlib.Path(a.output_dir)
-    with writing(directory):
-        remove_unfinished(directory)
+    with files.writing(directory):
+        files.remove_unfinished(directory)
         if a.overwrite and (directory / RUN).exists():
             for path in (directory / name for name in RUN_FILES):
                 if path.is_dir():
-                    remove_directory(path)
+                    files.remove_directory(path)
                 else:
                     path.unlink(missing_ok=True)
-        write_bytes(directory / RUN, json.dumps(identity.values, indent=2).encode() + b"\n")
+        content = json.dumps(identity.values, indent=2).encode() + b"\n"
+        if not (directory / RUN).exists() or (directory / RUN).read_bytes() != content:
+            files.write_bytes(directory / RUN, content)
     return directory
 
 
@@ -150,8 +143,8 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
 
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
     """No run was here: the directory is empty, or with --overwrite nothing in it bears a run's names."""
-    files = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
-    in_the_way = [name for name in files if name in RUN_FILES or not overwrite]
+    names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
+    in_the_way = [name for name in names if name in RUN_FILES or not overwrite]
     if in_the_way:
         raise UserError(
             f"--output_dir={directory} is not a run's (there is no run.json) and not empty "
@@ -246,16 +239,16 @@ def write(
         (temporary / _CHECKSUMS).write_text("".join(_checksums(temporary)))
 
     path = directory / f"{step:08d}"
-    write_directory(path.with_name(path.name + _NEW), write_all)
+    files.write_directory(path.with_name(path.name + _NEW), write_all)
     _take_place(path)
 
 
 def tidy(directory: pathlib.Path) -> None:
     """Removes what a killed process left unfinished, and finishes what it had written."""
-    remove_unfinished(directory)
+    files.remove_unfinished(directory)
     for path in directory.glob(f"*{_NEW}"):
         if damage(path):
-            remove_directory(path)
+            files.remove_directory(path)
         else:
             _take_place(path.with_suffix(""))
 
@@ -270,14 +263,14 @@ def prune(directory: pathlib.Path, keep: int) -> None:
     staying = {*found[-keep:], *[path for path in found if at_boundary(path)][-1:]}
     for path in found:
         if path not in staying:
-            remove_directory(path)
+            files.remove_directory(path)
 
 
 def remove_newer(path: pathlib.Path) -> None:
     """Removes the checkpoints that were passed over for this one: damaged, or not between two epochs."""
     found = saved(path.parent)
     for newer in found[found.index(path) + 1 :]:
-        remove_directory(newer)
+        files.remove_directory(newer)
 
 
 @functools.cache
@@ -290,8 +283,8 @@ def versions() -> dict[str, str]:
 def _take_place(path: pathlib.Path) -> None:
     """00001200.new becomes 00001200, whose place it takes."""
     if path.exists():
-        remove_directory(path)
-    rename_file(path.with_name(path.name + _NEW), path)
+        files.remove_directory(path)
+    files.rename_file(path.with_name(path.name + _NEW), path)
 
 
 def _serial(path: pathlib.Path) -> float:

@@ -178,10 +178,11 @@ class StepGuard:
         named = "; ".join(f"{_shorten(ids)} (rank {rank})" for rank, _, _, ids in bad)
         progress.log(f"\nstep {step} is skipped: {what}; image ids {named}")
         if self._in_a_row > self._limit:
+            replay = f": python tools/replay_step.py {self._batch_file}" if self._batch_file else ""
             raise UserError(
                 f"{self._in_a_row} steps in a row were skipped, the last is step {step}: {what}. The weights "
                 "and the checkpoints are those before them. Lower --learning_rate or check the data; run the "
-                f"first again: python tools/replay_step.py {self._batch_file}"
+                f"first again{replay}"
             )
 
 

@@ -68,7 +68,8 @@ class StopSignals:
 
     def agreed(self, ranks: "Ranks", turn: int) -> bool:
         """Whether any rank was asked to stop, every few turns of an evaluation. All ranks call it."""
-        return turn % ASK_EVERY == 0 and any(ranks.gather(self.received is not None))
+        every = ASK_EVERY if ranks.world_size > 1 else 1
+        return turn % every == 0 and any(ranks.gather(self.received is not None))
 
     def message(self, step: int) -> str:
         """The last line of a run that was stopped; another rank may have got the signal."""

@@ -70,7 +70,8 @@ def extract_images(
             if image_id not in rows:  # left out by --on_bad_image=skip
                 continue
             row, encoded = rows[image_id], features["image/encoded"].bytes_list.value[0]
-            suffix = images.inspect(encoded).image_format.lower().replace("jpeg", "jpg")
+            suffix = images.inspect(encoded).image_format.lower()
+            suffix = "jpg" if suffix == "jpeg" else suffix
             names[row] = given[row] if given else f"{image_id}.{suffix}"
             if os.path.lexists(os.path.join(directory, names[row])) and not overwrite:
                 raise UserError(

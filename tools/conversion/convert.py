@@ -1,5 +1,6 @@
 """Reads a data set in one format and writes it in another."""
 
+import glob
 import os
 
 from common.annotations import Annotations
@@ -33,10 +34,12 @@ def convert(source: str, target: str, options: Options) -> tuple[Annotations, st
         raise UserError(f"--from={source} --to={target}: there is nothing to convert")
     if target == "coco" and (os.path.isdir(output) or output.endswith("/")):
         raise UserError(f"--output={output} is a directory: name the json file to write")
-    # The label map is the last file of a set of records: a set without one is unfinished.
-    existing = output if target == "coco" else f"{output}.label_map.json"
-    if os.path.lexists(existing) and not options.overwrite:
-        raise UserError(f"{existing} is there already: choose another --output, or --overwrite")
+    in_the_way = [output] if os.path.lexists(output) else []
+    if target == "tfrecord":
+        in_the_way = glob.glob(f"{glob.escape(output)}.label_map.json")
+        in_the_way += glob.glob(f"{glob.escape(output)}-[0-9]*-of-[0-9]*.tfrecord")
+    if in_the_way and not options.overwrite:
+        raise UserError(f"{in_the_way[0]} is there already: choose another --output, or --overwrite")
     policy = ImagePolicy(options.on_bad_image, options.max_megapixels)
     try:
         annotations, images_dir = _READERS[source](options, policy)

@@ -121,9 +121,12 @@ def _find_images(
     documents: Mapping[str, Element], xml_dir: str, images_dir: str, issues: Issues
 ) -> dict[LabelledImage, Element]:
     names = set(os.listdir(images_dir))
-    by_stem = {
-        os.path.splitext(name)[0]: name for name in sorted(names) if name.lower().endswith(IMAGE_SUFFIXES)
-    }
+    by_stem: dict[str, str] = {}
+    ambiguous = set()
+    for name in sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES)):
+        stem = os.path.splitext(name)[0]
+        if by_stem.setdefault(stem, name) != name:
+            ambiguous.add(stem)
     images: dict[LabelledImage, Element] = {}
     owners: dict[str, str] = {}
     for stem, document in documents.items():
@@ -131,6 +134,9 @@ def _find_images(
         named = re.split(r"[\\/]", _text(document, "filename"))[-1]
         is_own = stem not in by_stem or os.path.splitext(named)[0] == stem
         name = named if named in names and is_own else by_stem.get(stem)
+        if name != named and stem in ambiguous:
+            issues.add("label-file", f"{path}: several images are called {stem!r}: name one as <filename>")
+            continue
         if name is None:
             issues.add("image-missing", f"{path}: no image {stem!r} in {images_dir}")
         elif owners.setdefault(name, path) != path:

@@ -64,7 +64,7 @@ def read_yolo(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[An
         except UserError as error:
             raise UserError(f"{names_file}: {error}") from error
     ids = dict(zip(label_map.names, label_map.category_ids, strict=True))
-    category_ids = {number: ids[name] for number, name in names.items() if name in ids}
+    category_ids = {number: ids[str(name)] for number, name in names.items() if str(name) in ids}
     images: dict[str, LabelledImage] = {}
     for file in files:
         image = LabelledImage(os.path.relpath(file, images_dir), label_file_of(file))

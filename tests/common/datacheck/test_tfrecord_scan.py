@@ -198,11 +198,11 @@ def test_a_record_is_completed():
         (record(object__is_crowd=[]), (CROWD_KEY,)),
     ):
         before = tf.train.Example.FromString(content).features.feature
-        after = tf.train.Example.FromString(complete(content)).features.feature
+        after = tf.train.Example.FromString(complete(content, True)).features.feature
         assert set(after) == set(before) | set(DALI_KEYS)
         assert all(after[key] == before[key] for key in before if key not in keys)
         count = len(after[LABEL_KEY].int64_list.value)
         assert list(after[CROWD_KEY].int64_list.value) == [0] * count
         assert all(after[key].WhichOneof("kind") == "float_list" for key in BOX_KEYS)
-        example, _, issues = parsed(complete(content))
+        example, _, issues = parsed(complete(content, True))
         assert example.lacks == 0 and not list(issues)

@@ -158,11 +158,3 @@ def test_loss_curves_are_drawn_with_gaps_and_without_evaluation(tmp_path):
 def test_no_global_figure_is_left_behind(tmp_path):
     drawing.pr_curves({"disk": np.ones(101)}, tmp_path / "a.png")
     assert matplotlib._pylab_helpers.Gcf.get_all_fig_managers() == []
-
-
-def test_heat_map_shines_where_its_cells_do():
-    image = np.full((40, 60, 3), 100, np.uint8)
-    found = drawing.heat_map(image, np.array([[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]))
-    assert np.all(found[:20, 20:40] == (255, 200, 0))
-    assert np.all(found[20:] == 45)
-    assert np.all(found[:20, 40:] == np.rint((45 + np.array([255, 200, 0])) / 2))

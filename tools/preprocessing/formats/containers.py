@@ -26,7 +26,8 @@ import nvidia.dali.tfrecord as dali_tfrecord
 import tensorflow as tf
 
 from common import tfrecord
-from common.datacheck.images import IMAGE_SUFFIXES, ImageFacts
+from common.args import IMAGE_SUFFIXES
+from common.datacheck.images import ImageFacts
 from common.datacheck.tfrecord import expand_pattern, missing_shards, walk_files
 from common.datacheck.tfrecord_scan import read_record
 from common.errors import UserError

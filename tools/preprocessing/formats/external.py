@@ -94,9 +94,10 @@ def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
         return lambda number: found[number] if number < len(found) else next(iter(())), True
     if isinstance(found, Iterable) and not isinstance(found, Iterator | type):
         return _Iterable(lambda: found), False
-    if inspect.isroutine(found):
+    if callable(found) and not isinstance(found, type):
         parameters = inspect.signature(found).parameters.values()
-        needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
+        given = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        needed = [p for p in given if p.default is p.empty]
         if not needed:
             return _Iterable(found), False
         if len(needed) == 1 and "BatchInfo" in str(needed[0].annotation):

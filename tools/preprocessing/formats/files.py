@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from common.args import IMAGE_SUFFIXES
 from common.datacheck import coco
 from common.datacheck import images as image_checks
-from common.datacheck.images import IMAGE_SUFFIXES, ImageFacts
+from common.datacheck.images import ImageFacts
 from common.errors import UserError
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Content, Found, Image, Opening, Reader

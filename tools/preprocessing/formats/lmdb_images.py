@@ -121,7 +121,7 @@ def _number(values: list[Any], kind: int) -> float | None:
     """The number of a field that holds one, packed or not; None for any other."""
     packed = values[0] if len(values) == 1 else b""
     if isinstance(packed, int) and kind == _FLOAT:
-        packed = packed.to_bytes(4, "little")
+        packed = (packed % 2**32).to_bytes(4, "little")
     if isinstance(packed, int):
         number = packed
     elif kind == _FLOAT:
