@@ -56,7 +56,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("images", None, "Directory of images.", flag_values=fv)
     flags.DEFINE_string("annotations", None, "COCO json.", flag_values=fv)
     flags.DEFINE_string("output_dir", None, "Where the pictures go.", flag_values=fv)
-    flags.DEFINE_integer("seed", 0, "Of order and augmentation.", lower_bound=0, flag_values=fv)
+    flags.DEFINE_integer("seed", 0, "Seed of order and augmentation.", lower_bound=0, flag_values=fv)
 
 
 def walk(
