@@ -109,7 +109,6 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
     train_images: str | None = flag(None, "Directory of training images (COCO).")
     train_annotations: str | None = flag(None, "COCO json of the training images.")
     train_file_pattern: str | None = flag(None, "Glob of training TFRecords; missing indexes are made.")
-    dali_device_id: int | None = flag(None, "GPU of dali_gpu on this host. Default: the model's.", low=0)
 
     # --- the run ---
     output_dir: str | None = flag(None, "Directory of the run. The same command resumes it.")

@@ -125,13 +125,11 @@ class DaliOptions:
     Attributes:
         device: "cpu", or "gpu": pixels are decoded there, as is all that follows. Default: by device_id.
         device_id: the GPU; None on a CPU.
-        dali_device_id: another GPU for the pixels than the model's; `placement` uses it.
         checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
     """
 
     device: str | None = None
     device_id: int | None = None
-    dali_device_id: int | None = None
     checkpointing: bool = True
 
     def __post_init__(self) -> None:
@@ -149,11 +147,6 @@ class DaliOptions:
     def saveable(self) -> bool:
         """Whether tf.train.Checkpoint can save the dataset's iterator."""
         return self.checkpointing and self.device == "cpu"
-
-    @property
-    def pixel_device_id(self) -> int | None:
-        """The GPU of the DALI pipeline; None on a CPU."""
-        return self.device_id if self.dali_device_id is None else self.dali_device_id
 
 
 def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) -> int:
@@ -193,7 +186,6 @@ def make_loader(
     pipeline_type: str,
     *,
     device_id: int = 0,
-    dali_device_id: int | None = None,
     num_classes: int = 80,
     **options: Any,
 ) -> BaseLoader:
@@ -203,7 +195,6 @@ def make_loader(
         classes: of an app: dali, tensorflow and synthetic.
         pipeline_type: one of args.PIPELINE_TYPES.
         device_id: the GPU of this rank, where there is one.
-        dali_device_id: another one for dali_gpu; see `check_dali_device`.
         num_classes: of synthetic data.
         options: source, config, batch_size, training and the others of the app's loaders.
 
@@ -214,39 +205,20 @@ def make_loader(
     if pipeline_type == "synthetic":
         options["num_classes"] = num_classes
     if pipeline_type == "dali_gpu":
-        options |= {"device_id": device_id, "dali_device_id": dali_device_id}
+        options["device_id"] = device_id
     return classes[pipeline_type.removesuffix("_gpu").removesuffix("_cpu")](**options)
-
-
-def check_dali_device(dali_device_id: int | None, pipeline_type: str, strategy: str = "none") -> None:
-    """`--dali_device_id`: a GPU of this host for the loader, while the model keeps its own.
-
-    Raises:
-        UserError: the loader is none of DALI's on a GPU, there is no such GPU, or a strategy deals them out.
-    """
-    if dali_device_id is None:
-        return
-    if resolve_type(pipeline_type) != "dali_gpu" or strategy != "none":
-        use = "--pipeline_type=dali_gpu without --strategy"
-        raise UserError(f"--dali_device_id={dali_device_id} is for {use}: leave it out")
-    if dali_device_id >= _count_gpus():
-        raise UserError(f"--dali_device_id={dali_device_id}: there is no such GPU; the first is 0")
 
 
 def gpu_visible() -> bool:
     """Whether both TensorFlow and DALI see a GPU."""
-    return _count_gpus() > 0
-
-
-def _count_gpus() -> int:
-    return min(len(tf.config.list_physical_devices("GPU")), backend.GetCUDADeviceCount())
+    return bool(tf.config.list_physical_devices("GPU")) and backend.GetCUDADeviceCount() > 0
 
 
 def placement(loader: BaseLoader, device_index: int = 0) -> contextlib.AbstractContextManager:
     """The scope in which to make a loader's dataset: DALI's GPU pipeline belongs on TensorFlow's GPU."""
     if loader.pipeline_type != "dali_gpu":
         return tf.device("/cpu:0")
-    return tf.device(f"/gpu:{device_index if loader.dali_device_id is None else loader.dali_device_id}")
+    return tf.device(f"/gpu:{device_index}")
 
 
 def refuse_synthetic(pipeline_type: str) -> None:

@@ -20,7 +20,7 @@ from efficientdet.tf_pipeline import EfficientDetTFPipeline
 
 
 def epoch_kwargs(config: EfficientDetConfig, seed: int, epochs_done: int) -> dict[str, Any]:
-    """Arguments of `open_training_loader` for a loader that is opened after so many epochs."""
+    """Arguments of `open_loader` for a training loader that is opened after so many epochs."""
     return {"seed": (seed + epochs_done) % (MAX_SEED + 1)}
 
 
@@ -48,5 +48,4 @@ class SyntheticLoader(EfficientDetLoader):
 LOADERS = {"dali": EfficientDetPipeline, "tensorflow": EfficientDetTFPipeline, "synthetic": SyntheticLoader}
 
 make_loader = functools.partial(loader.make_loader, LOADERS)
-open_training_loader = functools.partial(input_feed.open_training_loader, LOADERS)
-open_eval_loader = functools.partial(input_feed.open_eval_loader, LOADERS)
+open_loader = functools.partial(input_feed.open_loader, LOADERS)

@@ -192,7 +192,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             targets_spec = {k: spec for k, spec in targets_spec.items() if not k.startswith(encoded)}
         pipeline = self._build(["images", *sorted(targets_spec)], encode_boxes=not encode_after)
         batches = from_pipeline(
-            pipeline, (self.element_spec["images"], targets_spec), device_id=self.pixel_device_id
+            pipeline, (self.element_spec["images"], targets_spec), device_id=self.device_id
         )
         if encode_after:
             batches = batches.map(functools.partial(add_targets, anchors=self.config.anchors))
@@ -202,7 +202,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
             num_threads=self.num_threads,
-            device_id=self.pixel_device_id,
+            device_id=self.device_id,
             prefetch_queue_depth=self.prefetch,
             # Another augmentation on every rank; the reader has the seed itself.
             seed=int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),

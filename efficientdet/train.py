@@ -31,15 +31,14 @@ from common.distributed import elastic
 from common.distributed.ranks import Hooks, Ranks
 from common.evaluation.evaluate import evaluate
 from common.progress import log
-from common.training import input_feed, step_guard
+from common.training import input_feed, run_directory, step_guard
 from common.training.fine_tuning import set_initial_weights
 from common.training.optimizers import AveragedWeights
 from common.training.run import Run, start_process
-from common.training.run_directory import Identity
 from efficientdet import losses, show_batch
 from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
 from efficientdet.init_from import init_from
-from efficientdet.loaders import epoch_kwargs, open_eval_loader, open_training_loader
+from efficientdet.loaders import epoch_kwargs, open_loader
 from efficientdet.model import build_model
 from efficientdet.model_metadata import make_metadata
 from efficientdet.optimization import make_optimizer, make_schedule, num_epochs
@@ -72,45 +71,29 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     config = hparams.resolve(get_config(a.model_name), a)  # the model's row in the table < --hparams < flags
 
     # --- Data -------------------------------------------------------------------------------------
-    data = input_feed.open_data(
+    data = input_feed.open_splits(
         a, ranks, open_data.open_checked, max_instances=config.max_instances, synthetic_classes=90
     )
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
-    open_loader = functools.partial(open_training_loader, a, config, data.train, data.num_classes, ranks)
-    eval_loader = functools.cache(lambda: open_eval_loader(a, config, data.evaluation, ranks))
-    loader = open_loader(0, **loader_kwargs(0))  # for its size
-    steps_per_epoch = a.steps_per_epoch or loader.steps_per_epoch
+    open_train_loader = functools.partial(open_loader, a, ranks, config, data, training=True)
+    open_eval_loader = functools.cache(lambda: open_loader(a, ranks, config, data, training=False))
+    feed = input_feed.InputFeed(ranks, open_train_loader, loader_kwargs, a.steps_per_epoch)
     accumulate_steps = max(a.accumulate_steps, 1)
     effective_batch = ranks.num_replicas * a.batch_size * accumulate_steps
-    epochs = num_epochs(config, effective_batch, steps_per_epoch, accumulate_steps)
+    epochs = num_epochs(config, effective_batch, feed.steps_per_epoch, accumulate_steps)
     config = hparams.replace(config, {"epochs": epochs})  # a recipe may count them in iterations
 
     # --- Run: new, resumed at any step, or refused. Only the directory is made here --------------
-    run = Run(
-        a,
-        ranks,
-        hooks,
-        identity=Identity.of(
-            config,
-            may_change=("epochs", *DETECTION_FIELDS),
-            app="efficientdet",
-            num_classes=data.num_classes,
-            label_map=data.label_map.to_json(),
-            data=data.train.fingerprint if data.train else "synthetic",
-            pipeline_type=loader.pipeline_type,
-        ),
-        metadata=make_metadata(
-            config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
-        ),
-        steps_per_epoch=steps_per_epoch,
-        evaluates=data.evaluation is not None,
-        feed=input_feed.InputFeed(ranks, open_loader, loader_kwargs),
-        explain=lambda error: open_data.explain(error, data.train, loader.pipeline_type),
-        show_batch=functools.partial(show_batch.report, label_map=data.label_map),
+    metadata = make_metadata(
+        config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )
+    identity = run_directory.Identity.of(
+        a, ranks, config, metadata, may_change=("epochs", *DETECTION_FIELDS), **feed.identity
+    )
+    resumed = run_directory.check(a, ranks, identity)
 
     # --- Model ------------------------------------------------------------------------------------
-    schedule = make_schedule(config, effective_batch, steps_per_epoch)
+    schedule = make_schedule(config, effective_batch, feed.steps_per_epoch)
     with ranks.scope():
         model = make_model(config, data.num_classes)
         optimizer = ranks.wrap_optimizer(
@@ -119,13 +102,26 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         optimizer.build(model.trainable_variables)  # of all that can train: --freeze may change on the way
     log(
         f"{a.model_name} at {config.image_size[0]}x{config.image_size[1]}, {data.num_classes} classes, "
-        f"{model.count_params():,} parameters; {loader.size} images by {loader.pipeline_type}\n"
+        f"{model.count_params():,} parameters; {feed.size} images by {feed.pipeline_type}\n"
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
     load = functools.partial(init_from, model, data.label_map, a.init_from)
-    report = set_initial_weights(a, run, model, load) if a.init_from or a.freeze else None
-    run.start(model, optimizer, ema_decay=config.ema_decay, init_report=report)
+    report = set_initial_weights(a, ranks, resumed, model, load) if a.init_from or a.freeze else None
+    run = Run(
+        a,
+        ranks,
+        hooks,
+        model,
+        optimizer,
+        ema_decay=config.ema_decay,
+        identity=identity,
+        metadata=metadata,
+        feed=feed,
+        explain=lambda error: open_data.explain(error, data.train, feed.pipeline_type),
+        show_batch=functools.partial(show_batch.report, label_map=data.label_map),
+        init_report=report,
+    )
     train_step = make_train_step(ranks, model, config, optimizer, run.ema, precision=a.precision, xla=a.xla)
     evaluate_model = functools.partial(
         evaluate,
@@ -146,7 +142,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
                     run.after_step(result, images, targets)  # shows progress, saves, stops
                 if run.is_evaluation_due():
                     with run.evaluating() as on_batch:  # the model has its averaged weights
-                        run.save_evaluation(evaluate_model(eval_loader(), on_batch=on_batch))
+                        run.save_evaluation(evaluate_model(open_eval_loader(), on_batch=on_batch))
             run.end_epoch()  # results.csv, last weights, checkpoint
     return run.metrics
 

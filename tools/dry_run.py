@@ -31,7 +31,7 @@ from common.errors import UserError
 from common.loader import SYNTHETIC_IMAGES, steps_per_epoch
 from common.progress import log
 from common.training import run_directory
-from common.training.input_feed import open_data
+from common.training.input_feed import open_splits
 from tools.dry_run_process import small_data, small_flags
 
 EPOCHS = (2, 3)  # at the end of each session
@@ -79,7 +79,7 @@ def run(module: str, config: Any, a: Args, open_checked: Callable) -> None:
     Args:
         module: of the app's train.py: "efficientdet.train".
         config: that the run would have.
-        open_checked: opens and checks the data: see input_feed.open_data.
+        open_checked: opens and checks the data: see input_feed.open_splits.
         a: its flags; `dry_run` is the number of processes.
 
     Raises:
@@ -96,7 +96,7 @@ def run(module: str, config: Any, a: Args, open_checked: Callable) -> None:
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
         directory = pathlib.Path(name)
         log("dry run: checking all of the data")
-        data = open_data(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=1)
+        data = open_splits(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=1)
         images = data.train.size if data.train else SYNTHETIC_IMAGES
         small = small_flags(a, config, images) | {"output_dir": str(directory / "run")}
         for split, source in (("train", data.train), ("eval", data.evaluation)):

@@ -65,7 +65,6 @@ def small_flags(a: Args, config: Any, size: int) -> dict[str, Any]:
         "num_threads": 1,
         "prefetch": 1,
         "pipeline_type": a.pipeline_type if a.pipeline_type in ("tensorflow", "synthetic") else "dali_cpu",
-        "dali_device_id": None,
         "overwrite": False,
         "step_timeout": 600.0,  # the first step compiles, and the processes share the CPUs
         "elastic": False,

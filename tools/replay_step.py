@@ -8,11 +8,13 @@ Nothing else is needed: the file holds images, targets, weights and the model's 
 
 import functools
 import importlib
+import json
 import os
 import pathlib
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -26,18 +28,52 @@ from common import errors, hparams
 from common.errors import UserError
 from common.progress import log
 from common.training.fine_tuning import freeze
-from common.training.results import SkippedStep, read_skipped
 
 APPS = ("efficientdet", "yolov4")
 SHOWN = 8  # lines of a kind
 LossValues = Callable[[tf.Tensor, dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
 
+class SkippedStep(NamedTuple):
+    """What the file of a skipped step holds.
+
+    Attributes:
+        metadata: of the run's weights files, with "step" and "rank".
+        images: (B, H, W, 3), as the loader gave them.
+        targets: by name.
+        weights: values of `model.variables`, in their order.
+    """
+
+    metadata: dict[str, Any]
+    images: np.ndarray
+    targets: dict[str, np.ndarray]
+    weights: list[np.ndarray]
+
+
+def read(path: str | os.PathLike) -> SkippedStep:
+    """Reads a file of Results.save_skipped. It has no pickled objects: opening one runs no code.
+
+    Raises:
+        UserError: it is missing, damaged or another file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return SkippedStep(
+            json.loads(str(arrays.pop("metadata"))),
+            arrays.pop("images"),
+            {name.removeprefix("target/"): a for name, a in arrays.items() if name.startswith("target/")},
+            [arrays[name] for name in sorted(arrays) if name.startswith("weight/")],
+        )
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is missing, damaged or not the file of a skipped step") from error
+
+
 def replay(skipped: SkippedStep, model: keras.Model, loss_values: LossValues) -> str:
     """Runs the step again, without an update, and finds where numbers stop being finite.
 
     Args:
-        skipped: what `read_skipped` returned.
+        skipped: what `read` returned.
         model: as it was built for that run; it gets the weights of the file.
         loss_values: (images, targets) -> scalars, "loss" among them, of the model in training.
 
@@ -88,7 +124,7 @@ def main(*files: str) -> None:
     """Prints the lines of `replay` for the file of a skipped step."""
     if len(files) != 1:
         raise UserError(f"{len(files)} files: give one, python tools/replay_step.py FILE")
-    skipped = read_skipped(files[0])
+    skipped = read(files[0])
     metadata = skipped.metadata
     app = metadata.get("app")
     if app not in APPS:

@@ -20,7 +20,7 @@ from yolov4.tf_pipeline import YOLOv4TFPipeline
 
 
 def epoch_kwargs(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str, Any]:
-    """Arguments of `open_training_loader` for a loader that is opened after so many epochs.
+    """Arguments of `open_loader` for a training loader that is opened after so many epochs.
 
     The last `config.close_mosaic` epochs have no mosaic, MixUp and CutMix.
     """
@@ -55,5 +55,4 @@ class SyntheticLoader(YOLOv4Loader):
 LOADERS = {"dali": YOLOv4Pipeline, "tensorflow": YOLOv4TFPipeline, "synthetic": SyntheticLoader}
 
 make_loader = functools.partial(loader.make_loader, LOADERS)
-open_training_loader = functools.partial(input_feed.open_training_loader, LOADERS)
-open_eval_loader = functools.partial(input_feed.open_eval_loader, LOADERS)
+open_loader = functools.partial(input_feed.open_loader, LOADERS)

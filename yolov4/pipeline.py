@@ -171,13 +171,13 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends."""
         spec = self.element_spec["images"], self.target_spec
         pipeline = self._build(["images", *sorted(self.target_spec)])
-        return from_pipeline(pipeline, spec, device_id=self.pixel_device_id)
+        return from_pipeline(pipeline, spec, device_id=self.device_id)
 
     def _build(self, names: list[str]) -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
             num_threads=self.num_threads,
-            device_id=self.pixel_device_id,
+            device_id=self.device_id,
             prefetch_queue_depth=self.prefetch,
             # Another augmentation on every rank; the reader has the seed itself.
             seed=_mixed_seed(self.seed, self.shard_id, 1),

@@ -14,7 +14,7 @@ a process, a replica a device that trains; with Horovod they are the same.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
@@ -279,24 +279,16 @@ def start(strategy: str, compression: str = "none") -> Ranks:
     return StrategyRanks(strategy)
 
 
-def check_agreement(ranks: Ranks, identity: Mapping[str, Any]) -> None:
-    """UserError where the ranks were not given the same: other data on one host would train unnoticed."""
-    all_identities = ranks.gather(dict(identity))
-    for rank, other in enumerate(all_identities):
-        differing = [key for key in identity if other.get(key) != all_identities[0].get(key)]
-        if differing:
-            raise UserError(
-                f"rank {rank} and rank 0 do not have the same {', '.join(differing)}: give all ranks the "
-                "same flags and the same data"
-            )
-
-
 def seed_per_rank(model: keras.Model, rank: int) -> None:
     """Gives each rank its own random numbers in dropout and stochastic depth; rank 0 keeps what it has."""
+    for state in random_states(model):
+        state.assign(state + tf.cast([rank, 0], state.dtype))
+
+
+def random_states(model: keras.Model) -> list[tf.Variable]:
+    """The (seed, counter) of each Keras seed generator: the variables that are no weights."""
     weights = {id(weight) for weight in model.weights}
-    for variable in model.variables:
-        if rank and id(variable) not in weights:  # the state of a Keras seed generator: (seed, counter)
-            variable.assign(variable + keras.ops.cast([rank, 0], variable.dtype))
+    return [variable.value for variable in model.variables if id(variable) not in weights]
 
 
 # MessagePack, which cannot run code as pickle can.

@@ -21,10 +21,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from common import progress
-from common.distributed.ranks import Ranks
+from common import files, progress
+from common.distributed.ranks import Ranks, random_states
 from common.errors import UserError
-from common.files import writing
 from common.layers import moving_statistics
 from common.training import optimizers, run_directory
 from common.training import weights as weight_files
@@ -45,14 +44,14 @@ class Checkpoints:
         model: a built model.
         optimizer: built for all the variables that ever train.
         averaged: the model's averages.
-        state: the values at the start of a new run, as JSON can hold them. It must have a "step"; between two
-            epochs its "step_in_epoch" is 0.
         metadata: what the manifest holds besides: that of the weights files, the flags.
         identity: of the run; in the manifest, too.
 
     Attributes:
-        state: counters and other plain values, to be read and changed in place.
+        state: counters and other values, as JSON can hold them, to be read and changed in place: "step",
+            "epoch" (epochs done), "step_in_epoch" (0 between two epochs), ...
         iterators: of the data; their positions are saved. Empty where that is impossible.
+        resharded: whether `find` found what another number of ranks saved.
 
     Raises:
         UserError: the directory cannot be written to.
@@ -66,105 +65,93 @@ class Checkpoints:
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         averaged: optimizers.AveragedWeights,
-        state: Mapping[str, Any],
         metadata: Mapping[str, Any],
-        identity: run_directory.Identity | None = None,
+        identity: run_directory.Identity,
     ) -> None:
-        self.state = dict(state)
+        self.state: dict[str, Any] = {"epoch": 0, "step": 0, "step_in_epoch": 0, "totals": {}}
         self.iterators: Sequence[tf.data.Iterator] = ()
-        self._ranks, self._optimizer = ranks, optimizer
-        self._identity = identity or run_directory.Identity({})
-        self._metadata = {**metadata, "identity": dict(self._identity.values)}
+        self.resharded = False
+        self._ranks, self._optimizer, self._identity = ranks, optimizer, identity
+        self._metadata = {**metadata, "identity": dict(identity.values)}
         self._metadata |= {"world_size": ranks.world_size, "versions": run_directory.versions()}
         self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]
         self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=averaged)
-        # Keras' seed generators (dropout, stochastic depth) are no weights: tf.train.Checkpoint misses them.
-        weights = {id(weight) for weight in model.weights}
-        self._seeds = [variable.value for variable in model.variables if id(variable) not in weights]
+        self._seeds = random_states(model)  # tf.train.Checkpoint misses them
         # Rank 0's are among the shared ones.
         statistics = moving_statistics(model) if ranks.rank else []
         self._statistics = [*statistics, *averaged.averages_of(statistics)]
-        self._manifest: Mapping[str, Any] | None = None  # of the checkpoint that was found
-        self._path: pathlib.Path | None = None
+        self._found: tuple[str, dict[str, Any]] | None = None  # a checkpoint and its manifest
         with ranks.raise_on_any_rank():
             if directory is not None:
                 self._directory = pathlib.Path(directory, "checkpoints")
-                with writing(directory):
+                with files.writing(directory):
                     self._directory.mkdir(parents=True, exist_ok=True)
-                    run_directory.tidy(self._directory)
+                    files.remove_unfinished(self._directory)
 
-    def find(self) -> dict[str, Any] | None:
-        """Looks for the checkpoint to go on from: the newest.
+    def find(self) -> list[str] | None:
+        """Looks for the checkpoint to go on from, the newest, and makes its `state` that of the run.
 
         Where the run is not quite the one that was saved (another number of ranks, another --freeze), it is
         the newest of an epoch's end.
 
         Returns:
-            The `state` in it, for what must be known before `restore`; None for a new run.
+            What has changed since it was saved, by names in the identity; None for a new run.
 
         Raises:
             UserError: there are checkpoints, and none can be used.
         """
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
-                with writing(self._directory.parent):
-                    self._manifest = self._read_newest()
-                    if self._manifest and (self.changed() or self._other_ranks()):
-                        self._manifest = self._read_newest(boundary=True)
-        self._manifest = self._ranks.broadcast_object(self._manifest)
-        return self._manifest and self._manifest["state"]
+                with files.writing(self._directory.parent):
+                    self._found = self._newest(boundary=False)
+                    if self._found and self._changed():
+                        self._found = self._newest(boundary=True)
+        self._found = self._ranks.broadcast_object(self._found)
+        if not self._found:
+            return None
+        changed = self._changed()
+        self.resharded = "num_ranks" in changed
+        self.state.clear()
+        self.state.update(self._found[1]["state"])
+        return changed
 
-    def changed(self) -> list[str]:
-        """The names in the identity that had other values when the checkpoint that was found was saved."""
-        if not self._manifest:
-            return []
-        differences = self._identity.differences(self._manifest.get("identity", {}))
-        return sorted({name.partition(".")[0] for name in differences})
-
-    def restore(self, *, with_data: bool = True) -> None:
-        """Restores what `find` found.
+    def restore(self) -> None:
+        """Restores the variables and the positions of `iterators` that `find` found.
 
         With another number of ranks, what each rank had of its own is ignored: all start with the moving
-        statistics of rank 0, and their data start where `iterators` are.
-
-        Args:
-            with_data: also the positions of `iterators`.
+        statistics of rank 0, and their data start where `iterators` are. The learning rate is then that of
+        `state["step"]`.
 
         Raises:
             UserError: it is of another model.
         """
         parts = None
+        name, manifest = self._found
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
-                before = self._manifest.get("versions", {})
-                for name, now in run_directory.versions().items():
-                    was = before.get(name, "absent")
+                for library, now in run_directory.versions().items():
+                    was = manifest.get("versions", {}).get(library, "absent")
                     if was != now:
-                        progress.log(f"warning: {name} was {was} and is now {now}: last digits may differ")
-                self._read(self._shared, self._path / _SHARED)
-                with writing(self._directory.parent):
-                    run_directory.remove_newer(self._path)
+                        progress.log(f"warning: {library} was {was} and is now {now}: last digits may differ")
+                path = self._directory / name
+                self._read(self._shared, path / _SHARED)
+                with files.writing(self._directory.parent):
+                    run_directory.remove_newer(path)
                 parts = [
-                    {file.suffix: file.read_bytes() for file in self._path.glob(f"{_OWN}_{rank}.*")}
-                    for rank in range(self._manifest["world_size"])
+                    {file.suffix: file.read_bytes() for file in path.glob(f"{_OWN}_{rank}.*")}
+                    for rank in range(manifest["world_size"])
                 ]
         self._ranks.broadcast(self._variables)
         parts = self._ranks.broadcast_object(parts)
-        with self._ranks.raise_on_any_rank():
-            if not self._other_ranks():
-                with _in_memory() as prefix:
-                    for suffix, content in parts[self._ranks.rank].items():
-                        tf.io.write_file(prefix + suffix, content)
-                    iterators = self.iterators if with_data else ()
-                    self._read(self._own(iterators), prefix, whole=bool(iterators))
-        self.state.clear()
-        self.state.update(self._manifest["state"])
-
-    def set_updates(self, steps: int) -> None:
-        """Makes the learning rate go on from where it is after so many steps; all else stays."""
-        inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
-        for optimizer in {id(o): o for o in (self._optimizer, inner)}.values():
-            optimizer._iterations.assign(steps)  # with accumulation, `iterations` is another number
+        if self.resharded:
+            inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
+            for optimizer in {self._optimizer, inner}:
+                optimizer._iterations.assign(self.state["step"])  # accumulation makes `iterations` another
+            return
+        with self._ranks.raise_on_any_rank(), _in_memory() as prefix:
+            for suffix, content in parts[self._ranks.rank].items():
+                tf.io.write_file(prefix + suffix, content)
+            self._read(self._own(), prefix)
 
     def save(self) -> bool:
         """Writes the checkpoint of `state["step"]`.
@@ -175,9 +162,9 @@ class Checkpoints:
             Whether it was written; the same on all ranks.
         """
         with _in_memory() as prefix:
-            self._own(self.iterators).write(prefix)
-            files = tf.io.gfile.glob(f"{prefix}.*")
-            own = {file.removeprefix(prefix): tf.io.read_file(file).numpy() for file in files}
+            self._own().write(prefix)
+            names = tf.io.gfile.glob(f"{prefix}.*")
+            own = {name.removeprefix(prefix): tf.io.read_file(name).numpy() for name in names}
         parts = self._ranks.gather(own)
         problem = None
         if self._ranks.rank == 0:
@@ -191,15 +178,17 @@ class Checkpoints:
                 )
         return self._ranks.broadcast_object(problem) is None
 
-    def _own(self, iterators: Sequence[tf.data.Iterator]) -> tf.train.Checkpoint:
-        return tf.train.Checkpoint(iterators=list(iterators), seeds=self._seeds, statistics=self._statistics)
+    def _own(self) -> tf.train.Checkpoint:
+        iterators = list(self.iterators)
+        return tf.train.Checkpoint(iterators=iterators, seeds=self._seeds, statistics=self._statistics)
 
-    def _other_ranks(self) -> bool:
-        return self._manifest["world_size"] != self._ranks.world_size
+    def _changed(self) -> list[str]:
+        differences = self._identity.differences(self._found[1].get("identity", {}))
+        return sorted({name.partition(".")[0] for name in differences})
 
-    def _read_newest(self, *, boundary: bool = False) -> dict[str, Any] | None:
-        self._path = run_directory.newest(self._directory, boundary=boundary)
-        return self._path and run_directory.read_manifest(self._path)
+    def _newest(self, *, boundary: bool) -> tuple[str, dict[str, Any]] | None:
+        path = run_directory.newest(self._directory, boundary=boundary)
+        return path and (path.name, run_directory.read_manifest(path))
 
     def _write(self, parts: Sequence[dict[str, bytes]]) -> None:
         def write_files(directory: pathlib.Path) -> None:
@@ -215,15 +204,13 @@ class Checkpoints:
         except OSError as error:
             progress.log(f"warning: an old checkpoint cannot be removed: {weight_files.reason(error)}")
 
-    def _read(self, checkpoint: tf.train.Checkpoint, prefix: str | os.PathLike, whole: bool = True) -> None:
-        """Reads into `checkpoint` all that is in the files; or, if not `whole`, all that it has itself."""
+    def _read(self, checkpoint: tf.train.Checkpoint, prefix: str | os.PathLike) -> None:
         try:
-            status = checkpoint.read(os.fspath(prefix))
-            (status.assert_consumed if whole else status.assert_existing_objects_matched)()
+            checkpoint.read(os.fspath(prefix)).assert_consumed()
         except (AssertionError, ValueError, tf.errors.OpError) as error:
+            step = self._found[1]["state"]["step"]
             raise UserError(
-                f"the checkpoint of step {self._manifest['state']['step']} does not fit this model: "
-                f"{weight_files.reason(error)}"
+                f"the checkpoint of step {step} does not fit this model: {weight_files.reason(error)}"
             ) from error
 
 

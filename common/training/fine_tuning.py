@@ -4,13 +4,13 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
 from common.args import Args
+from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.files import write_bytes
 from common.labels import LabelMap
@@ -126,13 +126,14 @@ def transfer(
 
 
 def set_initial_weights(
-    a: Args, run: Any, model: keras.Model, init_from: Callable[[], Report]
+    a: Args, ranks: Ranks, resumed: bool, model: keras.Model, init_from: Callable[[], Report]
 ) -> Report | None:
-    """Loads --init_from on rank 0 of a new run, whose weights `run.start` broadcasts, and freezes --freeze.
+    """Loads --init_from on rank 0 of a new run, whose weights `Run` broadcasts, and freezes --freeze.
 
     Args:
         a: the flags.
-        run: a Run: its `ranks` and `resumed` are read.
+        ranks: of the run.
+        resumed: whether it continues from a checkpoint.
         model: with all layers trainable.
         init_from: loads the file into the model.
 
@@ -143,10 +144,10 @@ def set_initial_weights(
         UserError: on every rank: the file cannot be used, or the pattern matches no layer, or all.
     """
     report = None
-    with run.ranks.raise_on_any_rank():
-        if a.init_from and run.resumed:
+    with ranks.raise_on_any_rank():
+        if a.init_from and resumed:
             log(f"--init_from={a.init_from} is not read again: this run continues from its checkpoint")
-        elif a.init_from and run.ranks.rank == 0:
+        elif a.init_from and ranks.rank == 0:
             report = init_from()
             log(str(report))
         if a.freeze:

@@ -1,8 +1,8 @@
 """The data of a run: opened and checked, then batches for the replicas of this process.
 
-    data = open_data(a, ranks, open_checked, max_instances=100, synthetic_classes=90)
-    feed = InputFeed(ranks, open_loader, loader_kwargs)
-    feed.resume(checkpoints, steps_per_epoch)
+    data = open_splits(a, ranks, open_checked, max_instances=100, synthetic_classes=90)
+    feed = InputFeed(ranks, open_loader, loader_kwargs, steps_per_epoch)
+    feed.resume(checkpoints)
     images, targets = next(feed)  # from the place that a checkpoint holds
 
 tf.train.Checkpoint can save the iterators of DALI on a CPU and of tf.data. It cannot save those of DALI on a
@@ -21,12 +21,12 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
-from common.loader import BaseLoader, check_dali_device, make_loader, placement
+from common.loader import BaseLoader, make_loader, placement
 from common.open_data import Source
 from common.progress import log
 from common.training.checkpoints import Checkpoints
 
-LOADER_FLAGS = ("pipeline_type", "batch_size", "dali_device_id", "num_threads", "prefetch")
+LOADER_FLAGS = ("pipeline_type", "batch_size", "num_threads", "prefetch")
 
 
 class Data(NamedTuple):
@@ -44,7 +44,7 @@ class Data(NamedTuple):
     num_classes: int
 
 
-def open_data(
+def open_splits(
     a: Args,
     ranks: Ranks,
     open_checked: Callable[..., tuple[Source, Source | None]],
@@ -67,7 +67,6 @@ def open_data(
     train_set, eval_set, label_map = None, None, LabelMap.numbered(a.num_classes or synthetic_classes)
     with ranks.raise_on_any_rank():
         coco_metrics.check_backend(a.coco_backend)
-        check_dali_device(a.dali_device_id, a.pipeline_type, a.strategy)
         if a.pipeline_type != "synthetic":
             train_set, eval_set = ranks.first_on_host(
                 lambda: open_checked(a, num_replicas=ranks.num_replicas, max_instances=max_instances)
@@ -82,53 +81,43 @@ def open_data(
     return Data(train_set, eval_set, label_map, num_classes)
 
 
-def open_training_loader(
+def open_loader(
     classes: Mapping[str, type[BaseLoader]],
     a: Args,
-    config: Any,
-    source: Source | None,
-    num_classes: int,
     ranks: Ranks,
-    device_index: int,
+    config: Any,
+    data: Data,
+    *,
+    training: bool,
+    device_index: int = 0,
     **of_epoch: Any,
 ) -> BaseLoader:
-    """The training loader of the replica `device_index` of this process, whose number is its shard.
+    """The training loader of one replica of this process, or the evaluation loader of this rank.
 
     Args:
-        classes, num_classes: as for make_loader.
-        a, config, source, ranks: of the run.
+        classes: as for make_loader.
+        a, ranks, config, data: of the run.
+        training: which of the two.
+        device_index: the replica's, in `ranks.local_replicas`, which holds the number of its shard.
         of_epoch: the app's `epoch_kwargs`.
     """
+    if training:
+        shard = {"shard_id": ranks.local_replicas[device_index], "num_shards": ranks.num_replicas}
+        options = {"source": data.train, "count_lost": True, "name_images": True}
+    else:
+        shard = {"shard_id": ranks.rank, "num_shards": ranks.world_size}
+        options = {"source": data.evaluation, "with_targets": False}
     return make_loader(
         classes,
-        **_options(a, config, source, ranks, device_index),
-        training=True,
-        shard_id=ranks.local_replicas[device_index],
-        num_shards=ranks.num_replicas,
-        count_lost=True,
-        name_images=True,
-        num_classes=num_classes,
+        config=config,
+        training=training,
+        num_classes=data.num_classes,
+        device_id=ranks.gpu_number(device_index),
+        **{name: getattr(a, name) for name in LOADER_FLAGS},
+        **shard,
+        **options,
         **of_epoch,
     )
-
-
-def open_eval_loader(
-    classes: Mapping[str, type[BaseLoader]], a: Args, config: Any, source: Source | None, ranks: Ranks
-) -> BaseLoader:
-    """The evaluation loader of this rank's images; arguments as for `open_training_loader`."""
-    return make_loader(
-        classes,
-        **_options(a, config, source, ranks, 0),
-        training=False,
-        shard_id=ranks.rank,
-        num_shards=ranks.world_size,
-        with_targets=False,
-    )
-
-
-def _options(a: Args, config: Any, source: Source | None, ranks: Ranks, device_index: int) -> dict[str, Any]:
-    options = {name: getattr(a, name) for name in LOADER_FLAGS}
-    return options | {"source": source, "config": config, "device_id": ranks.gpu_number(device_index)}
 
 
 class InputFeed:
@@ -136,9 +125,16 @@ class InputFeed:
 
     Args:
         ranks: of the run: the replicas are the shards.
-        open_loader: (device index, **others) -> the training loader of a replica of this process.
+        open_loader: (device_index=index, **others) -> the training loader of a replica of this process.
         loader_kwargs: number of epochs done -> the other arguments of loaders that are opened then, as JSON
             can hold them: the seed, ...
+        steps_per_epoch: batches of one replica in an epoch; None: the size of the data.
+
+    Attributes:
+        size: images of all shards together.
+        pipeline_type: of the loaders.
+        steps_per_epoch: as given, or by the size.
+        identity: what must be equal for a run to resume.
     """
 
     def __init__(
@@ -146,30 +142,29 @@ class InputFeed:
         ranks: Ranks,
         open_loader: Callable[..., BaseLoader],
         loader_kwargs: Callable[[int], Mapping[str, Any]],
+        steps_per_epoch: int | None = None,
     ) -> None:
         self._ranks, self._open_loader, self._loader_kwargs = ranks, open_loader, loader_kwargs
+        loader = open_loader(**loader_kwargs(0))
+        self.size, self.pipeline_type = loader.size, loader.pipeline_type
+        self.steps_per_epoch = steps_per_epoch or loader.steps_per_epoch
+        self.identity = {"pipeline_type": self.pipeline_type, "steps_per_epoch": self.steps_per_epoch}
 
-    def resume(self, checkpoints: Checkpoints, steps_per_epoch: int) -> None:
+    def resume(self, checkpoints: Checkpoints) -> None:
         """Restores the newest checkpoint, if there is one, and opens the data at the place that is next.
-
-        Args:
-            checkpoints: of the run, with the state of a new run.
-            steps_per_epoch: of this session.
 
         Raises:
             UserError: there are checkpoints, and none can be used.
         """
-        state, found, changed = checkpoints.state, checkpoints.find(), checkpoints.changed()
-        resharded = not {"num_replicas", "num_ranks"}.isdisjoint(changed)  # other ranks under --elastic
-        done = found["epoch"] if found else 0
-        self._open(checkpoints, found["loader"] if found and not resharded else self._loader_kwargs(done))
-        if not found:
+        self._checkpoints, state, changed = checkpoints, checkpoints.state, checkpoints.find()
+        if checkpoints.resharded:  # other ranks under --elastic
+            state["step"] = state["epoch"] * self.steps_per_epoch
+        if changed is None or checkpoints.resharded:
+            state["loader"] = dict(self._loader_kwargs(state["epoch"]))
+        self._open()
+        if changed is None:
             return
-        loader = state["loader"]
-        checkpoints.restore(with_data=not resharded)
-        if resharded:
-            state.update(step=state["epoch"] * steps_per_epoch, loader=loader)
-            checkpoints.set_updates(state["step"])
+        checkpoints.restore()
         if not checkpoints.iterators:
             for _ in range(state["step_in_epoch"]):
                 next(self)
@@ -178,14 +173,16 @@ class InputFeed:
         if changed:
             log(f"  with another {', '.join(changed)}: from a whole epoch, not as if it had never stopped")
 
-    def begin_epoch(self, checkpoints: Checkpoints) -> None:
+    def begin_epoch(self) -> None:
         """Opens the loaders anew where they cannot go on, or where the epoch wants more than another seed."""
-        old, new = checkpoints.state["loader"], self._loader_kwargs(checkpoints.state["epoch"])
+        state = self._checkpoints.state
+        old, new = state["loader"], dict(self._loader_kwargs(state["epoch"]))
         changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]
         if changed:
-            log(f"from epoch {checkpoints.state['epoch'] + 1} on: {', '.join(changed)}")
-        if changed or not checkpoints.iterators:
-            self._open(checkpoints, new)
+            log(f"from epoch {state['epoch'] + 1} on: {', '.join(changed)}")
+        if changed or not self._checkpoints.iterators:
+            state["loader"] = new
+            self._open()
 
     def __next__(self) -> tuple[Any, dict[str, Any]]:
         """(images, targets), one batch for each local replica.
@@ -194,20 +191,18 @@ class InputFeed:
             tf.errors.OpError: the loader stopped, for example at a damaged image.
         """
         batches = [next(iterator) for iterator in self._iterators]
-        if self._on_gpu:
+        if self.pipeline_type == "dali_gpu":
             batches = [_without_int32(batch) for batch in batches]
         return self._ranks.feed(batches)
 
-    def _open(self, checkpoints: Checkpoints, loader_kwargs: Mapping[str, Any]) -> None:
-        """Opens the loaders, and notes in the checkpoints what will be needed to go on."""
+    def _open(self) -> None:
+        """Opens the loaders that the state names; checkpoints hold their places, where that is possible."""
         self._iterators = []
         for index in range(len(self._ranks.local_replicas)):
-            loader = self._open_loader(index, **loader_kwargs)
+            loader = self._open_loader(device_index=index, **self._checkpoints.state["loader"])
             with placement(loader, index):
                 self._iterators.append(iter(loader.dataset()))
-        self._on_gpu = loader.pipeline_type == "dali_gpu"
-        checkpoints.state["loader"] = dict(loader_kwargs)
-        checkpoints.iterators = self._iterators if loader.saveable else ()
+        self._checkpoints.iterators = self._iterators if loader.saveable else ()
 
 
 def _without_int32(batch: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:

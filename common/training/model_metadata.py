@@ -171,14 +171,9 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
 
 def fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """All values by name: "app", "config.nms_iou", and of each class "class 0": "category 3, car"."""
-    found: dict[str, Any] = {}
-    for name, value in metadata.items():
-        if isinstance(value, Mapping):
-            found |= {f"{name}.{key}": inner for key, inner in value.items()}
-        elif name != "label_map":
-            found[name] = value
+    found = run_directory.flatten(metadata)
     if "label_map" in metadata:
-        label_map = LabelMap.from_json(metadata["label_map"])
+        label_map = LabelMap.from_json(found.pop("label_map"))
         classes = zip(label_map.category_ids, label_map.names, strict=True)
         found |= {f"class {i}": f"category {id_}, {name}" for i, (id_, name) in enumerate(classes)}
     return found

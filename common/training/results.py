@@ -14,12 +14,10 @@ import csv
 import io
 import json
 import math
-import os
 import pathlib
 import time
-import zipfile
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -240,41 +238,6 @@ class Results:
             reason = weight_files.reason(error)
             progress.log(f"warning: {reason}; training continues, what was saved before is intact")
             return None
-
-
-class SkippedStep(NamedTuple):
-    """What the file of a skipped step holds.
-
-    Attributes:
-        metadata: of the run's weights files, with "step" and "rank".
-        images: (B, H, W, 3), as the loader gave them.
-        targets: by name.
-        weights: values of `model.variables`, in their order.
-    """
-
-    metadata: dict[str, Any]
-    images: np.ndarray
-    targets: dict[str, np.ndarray]
-    weights: list[np.ndarray]
-
-
-def read_skipped(path: str | os.PathLike) -> SkippedStep:
-    """Reads a file of `save_skipped`, which has no pickled objects: opening one from anywhere runs no code.
-
-    Raises:
-        UserError: it is missing, damaged or another file.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        return SkippedStep(
-            json.loads(str(arrays.pop("metadata"))),
-            arrays.pop("images"),
-            {name.removeprefix("target/"): a for name, a in arrays.items() if name.startswith("target/")},
-            [arrays[name] for name in sorted(arrays) if name.startswith("weight/")],
-        )
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is missing, damaged or not the file of a skipped step") from error
 
 
 def note_metric(state: dict[str, Any], metric: float, eval_data: str | None = None) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -27,7 +27,6 @@ from common.training import checkpoints, input_feed, optimizers, results, run_di
 from common.training.fine_tuning import Report
 from common.training.watchdog import StopSignals, Watchdog
 
-IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
 COMPILE_SECONDS = SCORE_SECONDS = 1800.0  # that compiling a step, or scoring an evaluation, may take at most
 
 
@@ -48,28 +47,32 @@ def start_process(a: Args) -> Ranks:
 
 
 class Run:
-    """One training run. Making the object only looks at the directory; `start` writes.
+    """One training run. Making it claims the directory and restores the newest checkpoint, if there is one.
+
+    All ranks then have the weights of rank 0, and the data are open at the place that is next.
 
     Args:
         a: the flags.
         ranks: of the run.
         hooks: of elastic training and the dry run.
-        identity: what must be equal for a run to resume; ranks, steps and IDENTITY_FLAGS are added.
-        metadata: of the weights files.
-        steps_per_epoch: batches of one replica in an epoch.
-        evaluates: whether there are evaluation data.
+        model: built, with its initial weights, its frozen layers frozen.
+        optimizer: built for all the variables that ever train.
+        ema_decay: see AveragedWeights.
+        identity: of the run, which run_directory.check has found to be that of the directory.
+        metadata: of the weights files; it has "eval_data" where there are evaluation data.
         feed: of the training data.
         explain: error of a loader -> the UserError that names the images.
         show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
+        init_report: what --init_from took, on rank 0; kept in the directory.
 
     Attributes:
-        resumed: whether the run continues from a checkpoint.
-        model, optimizer, ema: what is trained.
+        ranks, model, optimizer: as given.
+        ema: the averaged weights.
         state: "epoch" (epochs done), "step", "step_in_epoch" and other plain values that checkpoints hold.
         metrics: of the last evaluation; of a run with nothing left to train, those of metrics.json.
 
     Raises:
-        UserError: the directory holds another run, or the ranks differ in flags or data.
+        UserError: the directory cannot be written to, or no checkpoint in it can be used.
     """
 
     def __init__(
@@ -77,54 +80,25 @@ class Run:
         a: Args,
         ranks: Ranks,
         hooks: Hooks,
-        *,
-        identity: run_directory.Identity,
-        metadata: Mapping[str, Any],
-        steps_per_epoch: int,
-        evaluates: bool,
-        feed: input_feed.InputFeed,
-        explain: Callable[[Exception], UserError],
-        show_batch: Callable[..., str],
-    ) -> None:
-        self.ranks, self.metadata = ranks, dict(metadata)
-        self.metrics: dict[str, Any] | None = None
-        self._a, self._hooks = a, hooks
-        self._feed, self._steps_per_epoch, self._evaluates = feed, steps_per_epoch, evaluates
-        self._explain, self._show_batch = explain, show_batch
-        of_ranks = ranks.num_replicas, ranks.world_size, steps_per_epoch
-        values = {**identity.values, **dict(zip(run_directory.OF_RANKS, of_ranks, strict=True))}
-        values |= {name: getattr(a, name) for name in IDENTITY_FLAGS}
-        self._identity = run_directory.Identity(values, identity.defaults)
-        with ranks.raise_on_any_rank():
-            distributed.check_agreement(ranks, self._identity.values)
-            # On rank 0 alone: hosts need not share a disk.
-            resumed = ranks.rank == 0 and run_directory.check(a, self._identity)
-        self.resumed: bool = ranks.broadcast_object(resumed)
-
-    def start(
-        self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         *,
         ema_decay: float,
+        identity: run_directory.Identity,
+        metadata: dict[str, Any],
+        feed: input_feed.InputFeed,
+        explain: Callable[[Exception], UserError],
+        show_batch: Callable[..., str],
         init_report: Report | None = None,
     ) -> None:
-        """Claims the directory, gives all ranks the same weights, opens the data, restores the checkpoint.
-
-        Args:
-            model: built, with its initial weights, its frozen layers frozen.
-            optimizer: built for all the variables that ever train.
-            ema_decay: see AveragedWeights.
-            init_report: what --init_from took, on rank 0; kept in the directory.
-
-        Raises:
-            UserError: the directory cannot be written to, or no checkpoint in it can be used.
-        """
-        ranks, a, flags = self.ranks, self._a, dataclasses.asdict(self._a)
-        self.model, self.optimizer = model, optimizer
+        flags = dataclasses.asdict(a)
+        self.ranks, self.model, self.optimizer = ranks, model, optimizer
+        self.metrics: dict[str, Any] | None = None
+        self._a, self._hooks, self._feed, self._metadata = a, hooks, feed, metadata
+        self._explain, self._show_batch = explain, show_batch
         with ranks.raise_on_any_rank():
             # Until here nothing is written or overwritten.
-            directory = None if ranks.rank else run_directory.claim(a, self._identity)
+            directory = None if ranks.rank else run_directory.claim(a, identity)
         ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
         distributed.seed_per_rank(model, ranks.rank)
         with ranks.scope():
@@ -135,20 +109,19 @@ class Run:
             model=model,
             optimizer=optimizer,
             averaged=self.ema,
-            state={"epoch": 0, "step": 0, "step_in_epoch": 0, "totals": {}},
-            metadata=self.metadata | {"flags": flags},
-            identity=self._identity,
+            metadata=metadata | {"flags": flags},
+            identity=identity,
         )
-        self._feed.resume(self._checkpoints, self._steps_per_epoch)
+        feed.resume(self._checkpoints)
         self.state = state = self._checkpoints.state
         if a.elastic and state["step"] == 0:
             self._checkpoints.save()  # where to go back to when a host is lost in the first epoch
-        if state["epoch"] < self._hooks.expected_epochs:
+        if state["epoch"] < hooks.expected_epochs:
             raise UserError(
-                f"--output_dir={a.output_dir} has {state['epoch']} of the {self._hooks.expected_epochs} "
+                f"--output_dir={a.output_dir} has {state['epoch']} of the {hooks.expected_epochs} "
                 "epochs that were trained: with --elastic it must lie where all hosts see it"
             )
-        self._results = results.Results(directory, model, self.metadata, state)
+        self._results = results.Results(directory, model, metadata, state)
         self._results.save_start(flags, init_report)
         save_batch = functools.partial(self._results.save_skipped, ranks)
         self._guard = step_guard.StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
@@ -189,10 +162,10 @@ class Run:
         while state["epoch"] < num_epochs and not end:
             epoch = state["epoch"] + 1
             if state["step_in_epoch"] == 0:
-                self._feed.begin_epoch(self._checkpoints)
+                self._feed.begin_epoch()
             title = f"epoch {epoch}/{num_epochs}"
             self._epoch = results.EpochLog(
-                title, self._steps_per_epoch, state["step_in_epoch"], state["totals"]
+                title, self._feed.steps_per_epoch, state["step_in_epoch"], state["totals"]
             )
             self._scores: dict[str, float] = {}
             yield epoch
@@ -249,7 +222,11 @@ class Run:
         An evaluation that is done and saved is not due again, in this session or after resuming.
         """
         state, a = self.state, self._a
-        if not self._evaluates or not state["step_in_epoch"] or state.get("evaluated") == self._progress():
+        if (
+            "eval_data" not in self._metadata
+            or not state["step_in_epoch"]
+            or state.get("evaluated") == self._progress()
+        ):
             return False
         if self._is_within_epoch():
             return bool(a.eval_every_steps) and state["step"] % a.eval_every_steps == 0
@@ -283,7 +260,7 @@ class Run:
         """Keeps an evaluation: its files, its row in the log, the weights if they are the best so far."""
         state, self.metrics = self.state, evaluation.metrics
         state["evaluated"] = self._progress()
-        is_best = results.note_metric(state, self.metrics["AP"], self.metadata.get("eval_data"))
+        is_best = results.note_metric(state, self.metrics["AP"], self._metadata.get("eval_data"))
         self._results.save_evaluation(evaluation, is_best)
         scores = {name: self.metrics[name] for name in coco_metrics.NAMES}
         if self._is_within_epoch():
@@ -309,11 +286,11 @@ class Run:
         self._hooks.on_epoch(epoch)
 
     def _is_within_epoch(self) -> bool:
-        return self.state["step_in_epoch"] < self._steps_per_epoch
+        return self.state["step_in_epoch"] < self._feed.steps_per_epoch
 
     def _progress(self) -> float:
         """Epochs done, with the part of the present one."""
-        return round(self.state["epoch"] + self.state["step_in_epoch"] / self._steps_per_epoch, 6)
+        return round(self.state["epoch"] + self.state["step_in_epoch"] / self._feed.steps_per_epoch, 6)
 
     def _beat(self, doing: str, at_least: float = 0.0) -> None:
         state = self.state

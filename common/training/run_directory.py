@@ -9,8 +9,8 @@
         SHA256SUMS            written last; `sha256sum -c` reads it
 
 The newest checkpoint is the one that was saved last, whatever its step: a run that went back to the end of an
-epoch may save lower steps than before. A checkpoint that replaces one of the same step is called 00001200.new
-until the other one is gone, so that at every moment one of them is whole.
+epoch may save lower steps than before. A step that is saved again, as before and after an evaluation, has
+another directory (00001200.7, the seventh save of the run), so that no save replaces what it may not reach.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ from typing import Any
 
 from common import files, progress
 from common.args import Args
+from common.distributed.ranks import Ranks
 from common.errors import UserError
 
 # What a run makes in its directory. --overwrite removes only this, and only where there is a run.json: a
@@ -35,14 +36,13 @@ _DATA = ("checkpoints", "skipped", "tensorboard", "best.weights.h5", "last.weigh
 _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
 _PICTURES = ("first_batch.png", "loss_curves.png", "pr_curves.png")
 RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in this order: an interrupted removal can be repeated
-OF_RANKS = ("num_replicas", "num_ranks", "steps_per_epoch")  # in the identity, of the ranks
+IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
 MAY_CHANGE = ("freeze",)
-_ABSENT = "absent"
+MAY_CHANGE_IF_ELASTIC = (*MAY_CHANGE, "num_replicas", "num_ranks", "steps_per_epoch")
 _SHOWN_CHARACTERS = 60
 
 MANIFEST = "manifest.json"
 _CHECKSUMS = "SHA256SUMS"
-_NEW = ".new"
 _SERIAL = "serial"  # key of the manifest: counts the saves of a run
 _LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
 
@@ -52,52 +52,93 @@ class Identity:
     """What makes two runs different: config, data, batch size, seed, ...
 
     Attributes:
-        values: name -> value, as JSON can hold it; mappings inside are compared name by name.
-        defaults: values assumed for names that an older run lacks, so that a new field of the config with
-            its default does not invalidate older runs.
+        values: name -> value, in JSON's types; those of a mapping are compared name by name.
+        defaults: "config.name" -> the value of runs that were saved before the config had this field, so that
+            a new field with its default does not invalidate them.
     """
 
     values: Mapping[str, Any]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: Any, may_change: Collection[str], **others: Any) -> "Identity":
-        """That of a run with this config, a dataclass, without the fields that `may_change`; and `others`."""
+    def of(
+        cls,
+        a: Args,
+        ranks: Ranks,
+        config: Any,
+        metadata: Mapping[str, Any],
+        *,
+        may_change: Collection[str],
+        **others: Any,
+    ) -> "Identity":
+        """That of a run with these flags, ranks, config without the fields that `may_change`, and others.
+
+        `metadata` is that of the weights files: it has the config in JSON's types.
+        """
         fields = [field for field in dataclasses.fields(config) if field.name not in may_change]
-        values = {field.name: getattr(config, field.name) for field in fields}
-        defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-        return cls({"config": values, **others}, {"config": defaults})
+        values = {
+            "config": {field.name: metadata["config"][field.name] for field in fields},
+            "data": metadata.get("train_data", "synthetic"),
+            "num_replicas": ranks.num_replicas,
+            "num_ranks": ranks.world_size,
+            **{name: metadata[name] for name in ("app", "num_classes", "label_map")},
+            **{name: getattr(a, name) for name in IDENTITY_FLAGS},
+            **others,
+        }
+        defaults = {f"config.{f.name}": f.default for f in fields if f.default is not dataclasses.MISSING}
+        return cls(values, json.loads(json.dumps(defaults)))
 
-    def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-        """Name -> (what it was in `saved`, what it is now), as JSON; names inside a mapping have dots."""
-        was, now, defaults = (_flatten(values) for values in (saved, self.values, self.defaults))
-        found = {}
-        for name in sorted(was.keys() | now.keys()):
-            default = defaults.get(name, _ABSENT)
-            pair = was.get(name, default), now.get(name, default)
-            if pair[0] != pair[1]:
-                found[name] = pair
-        return found
+    def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Name -> (what it was in `saved`, what it is now); names inside a mapping have dots."""
+        was, now = {**self.defaults, **flatten(saved)}, flatten(self.values)
+        names = sorted(was.keys() | now.keys())
+        pairs = {name: (was.get(name, "absent"), now.get(name, "absent")) for name in names}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def check(a: Args, identity: Identity) -> bool:
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{"config": {"seed": 1}, "app": "a"} -> {"config.seed": 1, "app": "a"}."""
+    flat = {}
+    for name, value in values.items():
+        inside = isinstance(value, Mapping)
+        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if inside else {name: value}
+    return flat
+
+
+def check(a: Args, ranks: Ranks, identity: Identity) -> bool:
     """Whether this run was in --output_dir before and left a checkpoint. Only looks; see `claim`.
+
+    All ranks call it together. Only rank 0 reads the directory: hosts need not share a disk.
 
     Args:
         a: the flags: --output_dir; --overwrite: start anew where another run, or the same, was, and leave
             other files alone.
-        identity: of the run. MAY_CHANGE may differ between two sessions of one run, with --elastic OF_RANKS,
-            too: it continues, but not bit for bit.
+        ranks: of the run.
+        identity: of the run. MAY_CHANGE may differ between two sessions of one run: it continues, but not
+            bit for bit.
 
     Raises:
-        UserError: the directory holds another run, or files of something else, or cannot be made.
+        UserError: the directory holds another run, or files of something else, or cannot be made; or the
+            ranks differ in flags or data.
     """
+    with ranks.raise_on_any_rank():
+        differing = identity.differences(ranks.broadcast_object(identity.values))
+        if differing:  # other data on one host would train unnoticed
+            raise UserError(
+                f"rank {ranks.rank} and rank 0 do not have the same {', '.join(differing)}: give all ranks "
+                "the same flags and the same data"
+            )
+        resumed = ranks.rank == 0 and _check_directory(a, identity)
+    return ranks.broadcast_object(resumed)
+
+
+def _check_directory(a: Args, identity: Identity) -> bool:
     directory = files.make_output_directory(a.output_dir)
     with files.writing(directory):
         if not (directory / RUN).exists():
             _check_free(directory, a.overwrite)
         elif not a.overwrite:
-            _check_same_run(directory / RUN, identity, MAY_CHANGE + OF_RANKS if a.elastic else MAY_CHANGE)
+            _check_same_run(directory / RUN, identity, MAY_CHANGE_IF_ELASTIC if a.elastic else MAY_CHANGE)
         return not a.overwrite and any(directory.glob("checkpoints/[0-9]*"))
 
 
@@ -132,7 +173,7 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
     refused = []
     for name, (was, now) in found.items():
         if name not in may_change:
-            long = max(len(was), len(now)) > _SHOWN_CHARACTERS
+            long = max(len(str(was)), len(str(now))) > _SHOWN_CHARACTERS
             refused.append(f"{name} is not the same" if long else f"{name} was {was} and is now {now}")
     if refused:
         raise UserError(
@@ -152,17 +193,6 @@ def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
         )
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"config": {"seed": 1}} -> {"config.seed": "1"}; tuples and lists are the same."""
-    flat = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = json.dumps(value)
-    return flat
-
-
 def saved(directory: pathlib.Path) -> list[pathlib.Path]:
     """The checkpoints in a directory, in the order in which they were saved; none where it does not exist.
 
@@ -171,8 +201,7 @@ def saved(directory: pathlib.Path) -> list[pathlib.Path]:
     Raises:
         OSError: a manifest exists and cannot be read, so the order is unknown.
     """
-    numbered = [path for path in directory.glob("*") if path.name.isdecimal()]
-    return sorted(numbered, key=lambda path: (_serial(path), int(path.name)))
+    return sorted(directory.glob("[0-9]*"), key=_serial)
 
 
 def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path | None:
@@ -239,18 +268,7 @@ def write(
         (temporary / _CHECKSUMS).write_text("".join(_checksums(temporary)))
 
     path = directory / f"{step:08d}"
-    files.write_directory(path.with_name(path.name + _NEW), write_all)
-    _take_place(path)
-
-
-def tidy(directory: pathlib.Path) -> None:
-    """Removes what a killed process left unfinished, and finishes what it had written."""
-    files.remove_unfinished(directory)
-    for path in directory.glob(f"*{_NEW}"):
-        if damage(path):
-            files.remove_directory(path)
-        else:
-            _take_place(path.with_suffix(""))
+    files.write_directory(path.with_suffix(f".{serial}") if path.exists() else path, write_all)
 
 
 def prune(directory: pathlib.Path, keep: int) -> None:
@@ -278,13 +296,6 @@ def versions() -> dict[str, str]:
     """Of Python and the libraries that decide what a step computes."""
     installed = {found.name: found.version for found in importlib.metadata.distributions()}
     return {"python": platform.python_version()} | {k: installed[k] for k in _LIBRARIES if k in installed}
-
-
-def _take_place(path: pathlib.Path) -> None:
-    """00001200.new becomes 00001200, whose place it takes."""
-    if path.exists():
-        files.remove_directory(path)
-    files.rename_file(path.with_name(path.name + _NEW), path)
 
 
 def _serial(path: pathlib.Path) -> float:

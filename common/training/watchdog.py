@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from common.distributed.ranks import Ranks  # imports TensorFlow, which is not needed here
 
 TICK = 0.5  # seconds
-GRACE = 5.0  # seconds after the limit until faulthandler ends a process whose threads Python cannot run
 CONTINUE = "run the same command to continue from the last checkpoint"
 ASK_EVERY = 5  # batches of an evaluation: asking the ranks waits for the slowest
 _LOST = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -88,7 +87,7 @@ class Watchdog:
     """Limits the time between two beats of this rank. All ranks make theirs together.
 
     The limit holds from the first `beat` on. It counts only time in which this process runs: a job that was
-    suspended continues. (With several ranks faulthandler's limit, GRACE later, counts that time too.)
+    suspended continues.
 
     Args:
         ranks: of the run.
@@ -98,15 +97,17 @@ class Watchdog:
     """
 
     def __init__(self, ranks: "Ranks", *, step_timeout: float, on_loss: str = "exit") -> None:
-        host = [socket.gethostname(), _process_namespace()]
-        processes = ranks.gather([*host, os.getpid()])
-        names = [f"rank {i} ({name}, pid {pid})" for i, (name, _, pid) in enumerate(processes)]
+        host = socket.gethostname()
+        # The time at which a process began tells it from one with its number in another container.
+        processes = ranks.gather([host, os.getpid(), psutil.Process().create_time()])
+        names = [f"rank {i} ({name}, pid {pid})" for i, (name, pid, _) in enumerate(processes)]
         self._name, self._alone = names[ranks.rank], len(names) == 1
         self._neighbours: dict[str, psutil.Process] = {}  # the other ranks of this host
-        for name, (*where, pid) in zip(names, processes, strict=True):
-            if name != self._name and where == host:
-                with contextlib.suppress(psutil.Error):
-                    self._neighbours[name] = psutil.Process(pid)
+        for name, (where, pid, begun) in zip(names, processes, strict=True):
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if where == host and name != self._name and abs(process.create_time() - begun) < 1:
+                    self._neighbours[name] = process
         self._exits = on_loss == "exit"
         self._step_timeout = step_timeout
         self._limit = 0.0  # until the next beat; 0: none
@@ -116,7 +117,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def beat(self, doing: str, *, epoch: int = 0, step: int = 0, at_least: float = 0.0) -> None:
-        """Restarts the limit: this rank begins a step, a batch of evaluation, a save. Takes about 0.1 ms.
+        """Restarts the limit: this rank begins a step, a batch of evaluation, a save.
 
         Args:
             doing: what it begins, in a word.
@@ -126,7 +127,6 @@ class Watchdog:
         self._at = f"{doing}, epoch {epoch}, step {step}"
         self._limit = self._step_timeout and max(self._step_timeout, at_least)
         self._beats += 1
-        self._arm()
 
     def __enter__(self) -> "Watchdog":
         self._thread.start()
@@ -140,7 +140,6 @@ class Watchdog:
         """
         self._closing.set()
         self._thread.join()
-        faulthandler.cancel_dump_traceback_later()
         on_all_ranks = not isinstance(error, Exception) or isinstance(error, StoppedError | OtherRankError)
         if on_all_ranks or self._alone:
             return
@@ -148,18 +147,11 @@ class Watchdog:
         if not self._exits:
             return
         if isinstance(error, UserError):
-            _print(f"error: {error}")
-        elif is_lost_rank(error):
+            _end(f"error: {error}")
+        if is_lost_rank(error):
             lost = lost or "another rank"
-            _print(f"error: {lost} is stopped or dead; {self._name}, {self._at}: {CONTINUE}")
-        else:
-            _print("".join(traceback.format_exception(error)).rstrip())
-        sys.stdout.flush()
-        os._exit(1)  # sys.exit would wait for the other ranks, in Horovod's and TensorFlow's own clean-up
-
-    def _arm(self) -> None:
-        if self._limit and not self._alone:
-            faulthandler.dump_traceback_later(self._limit + GRACE, exit=True, file=2)
+            _end(f"error: {lost} is stopped or dead; {self._name}, {self._at}: {CONTINUE}")
+        _end("".join(traceback.format_exception(error)).rstrip())
 
     def _watch(self) -> None:
         beats, waited = 0, 0.0
@@ -171,41 +163,34 @@ class Watchdog:
                 continue
             lost, killed = self._kill_stopped()
             if killed and not self._exits:
-                self._arm()
                 waited = 0.0
                 continue  # Horovod notices their death
             faulthandler.dump_traceback(file=2)
-            why = (
-                f"{lost} is stopped or dead"
-                if lost
-                else "if it waits for another rank, see that one's stacks"
-            )
+            why = "if it waits for another rank, see that one's stacks"
+            why = f"{lost} is stopped or dead" if lost else why
             limit = f"{self._limit:g} s (--step_timeout)"
-            _print(f"error: {self._name}, {self._at}, has not moved for {limit}: {why}; {CONTINUE}")
-            os._exit(1)  # sys.exit would end this thread only
+            _end(f"error: {self._name}, {self._at}, has not moved for {limit}: {why}; {CONTINUE}")
 
     def _kill_stopped(self) -> tuple[str, bool]:
         """Kills the stopped ranks of this host. The stopped or dead ones by name; whether any was stopped."""
         lost, stopped = [], False
         for name, process in self._neighbours.items():
-            try:
-                status = process.status() if process.is_running() else psutil.STATUS_DEAD
+            status = psutil.STATUS_DEAD
+            with contextlib.suppress(psutil.Error):
+                status = process.status()
                 if status == psutil.STATUS_STOPPED:
                     stopped = True
                     process.kill()
-            except psutil.Error:
-                status = psutil.STATUS_DEAD
             if status in _LOST:
                 lost.append(name)
         return ", ".join(lost), stopped
 
 
-def _process_namespace() -> str:
-    """Equal where process ids mean the same processes; containers of one host differ."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:  # some containers hide it: then no rank counts as a neighbour
-        return f"of {os.getpid()}"
+def _end(text: str) -> None:
+    """Ends the process. sys.exit would wait for other ranks, in Horovod's and TensorFlow's own clean-up."""
+    _print(text)
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def _print(text: str) -> None:

@@ -15,7 +15,6 @@ import efficientdet.train
 import yolov4.losses
 from common.datacheck.open_data import open_source
 from common.distributed.ranks import Ranks
-from common.errors import UserError
 from common.training import input_feed
 from efficientdet.model import build_model
 
@@ -37,7 +36,7 @@ def feed(app, config, drawn):
     source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
 
     def run(pipeline_type: str) -> input_feed.InputFeed:
-        def open_loader(device_index: int):
+        def open_loader(device_index: int = 0):
             return app.make_loader(
                 pipeline_type,
                 source=source,
@@ -56,7 +55,7 @@ def feed(app, config, drawn):
 
 def opened(open_loader) -> input_feed.InputFeed:
     feed = input_feed.InputFeed(Ranks(), open_loader, lambda epochs_done: {})
-    feed.begin_epoch(types.SimpleNamespace(state={"epoch": 0, "loader": {}}, iterators=()))
+    feed.resume(types.SimpleNamespace(find=lambda: None, resharded=False, state={"epoch": 0}))
     return feed
 
 
@@ -96,14 +95,6 @@ def test_copies_to_the_host_are_seen():
     assert any(sent_to_host(graph) for graph in graphs)
 
 
-@pytest.mark.gpu
-def test_the_loader_s_gpu_can_be_named(tiny_train, drawn, tmp_path):
-    """Where it is the model's own; another one needs two."""
-    tiny_train(drawn, tmp_path / "run", "--pipeline_type=dali_gpu", "--dali_device_id=0", "--epochs=1")
-    with pytest.raises(UserError, match="--dali_device_id=99: there is no such GPU"):
-        tiny_train(drawn, tmp_path / "other", "--pipeline_type=dali_gpu", "--dali_device_id=99")
-
-
 def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:
     """What each device runs of a function that is compiled here for the first time."""
     context.context().enable_graph_collection()
@@ -129,12 +120,6 @@ def sent_to_host(graph: graph_pb2.GraphDef) -> list[str]:
 
 
 # --- without a GPU ---
-
-
-def test_a_loader_without_a_gpu_has_no_device(tiny_train, drawn, tmp_path):
-    with pytest.raises(UserError, match="--dali_device_id=0 is for --pipeline_type=dali_gpu"):
-        tiny_train(drawn, tmp_path / "run", "--dali_device_id=0")
-    assert not (tmp_path / "run").exists()
 
 
 def test_graphs_are_those_that_run():
@@ -185,9 +170,13 @@ def test_only_a_gpu_loader_s_batches_lose_their_int32(monkeypatch):
     monkeypatch.setattr(input_feed, "placement", lambda *_: tf.device("/cpu:0"))
     for pipeline_type, expected in (("dali_gpu", tf.int64), ("dali_cpu", tf.int32)):
         loader = types.SimpleNamespace(
-            pipeline_type=pipeline_type, saveable=False, dataset=lambda: tf.data.Dataset.from_tensors(batch)
+            pipeline_type=pipeline_type,
+            saveable=False,
+            size=2,
+            steps_per_epoch=1,
+            dataset=lambda: tf.data.Dataset.from_tensors(batch),
         )
-        _, targets = next(opened(lambda device_index, loader=loader: loader))
+        _, targets = next(opened(lambda device_index=0, loader=loader: loader))
         assert targets["classes"].dtype == expected
         assert targets["classes"].numpy().tolist() == [3, -1]
         assert targets["boxes"].dtype == tf.float32

@@ -31,26 +31,9 @@ def test_types_that_cannot_be(monkeypatch):
     loaders.refuse_synthetic("auto")
 
 
-def test_dali_device_that_cannot_be(monkeypatch):
-    loaders.check_dali_device(None, "tensorflow", "horovod")
-    monkeypatch.setattr(loaders, "gpu_visible", lambda: False)
-    with pytest.raises(UserError, match=r"--dali_device_id=1 is for --pipeline_type=dali_gpu"):
-        loaders.check_dali_device(1, "auto")
-    monkeypatch.setattr(loaders, "gpu_visible", lambda: True)
-    monkeypatch.setattr(loaders.tf.config, "list_physical_devices", lambda kind: ["GPU:0", "GPU:1"])
-    monkeypatch.setattr(loaders.backend, "GetCUDADeviceCount", lambda: 3)
-    loaders.check_dali_device(1, "auto")
-    with pytest.raises(UserError, match="--dali_device_id=2: there is no such GPU"):
-        loaders.check_dali_device(2, "dali_gpu")
-    with pytest.raises(UserError, match=r"--dali_device_id=1 is for .* without --strategy"):
-        loaders.check_dali_device(1, "dali_gpu", "horovod")
-
-
-@pytest.mark.parametrize("chosen, expected", [(None, "/gpu:1"), (0, "/gpu:0"), (3, "/gpu:3")])
-def test_placement_of_a_gpu_loader(monkeypatch, chosen, expected):
+def test_placement_of_a_gpu_loader(monkeypatch):
     monkeypatch.setattr(loaders.tf, "device", lambda name: name)
-    loader = types.SimpleNamespace(pipeline_type="dali_gpu", dali_device_id=chosen)
-    assert loaders.placement(loader, 1) == expected
+    assert loaders.placement(types.SimpleNamespace(pipeline_type="dali_gpu"), 1) == "/gpu:1"
     assert loaders.placement(types.SimpleNamespace(pipeline_type="tensorflow"), 1) == "/cpu:0"
 
 

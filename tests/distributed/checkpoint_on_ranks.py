@@ -24,6 +24,7 @@ from nvidia.dali import fn
 from common.distributed import ranks as distributed
 from common.training.checkpoints import Checkpoints
 from common.training.optimizers import AveragedWeights
+from common.training.run_directory import Identity
 
 BATCH = 4
 BEFORE, AFTER = 3, 2  # steps
@@ -68,8 +69,8 @@ def main(directory: pathlib.Path, what: str) -> None:
         model=model,
         optimizer=optimizer,
         averaged=averaged,
-        state={"epoch": 0, "step": 0, "step_in_epoch": 0},
         metadata={},
+        identity=Identity({"num_ranks": ranks.world_size}),
     )
     data = batches(ranks.rank)
     saved.iterators = [data]
@@ -93,7 +94,8 @@ def main(directory: pathlib.Path, what: str) -> None:
         assert saved.save()
     else:
         train(1)  # whatever happened before is overwritten
-        assert saved.find() == {"epoch": 0, "step": BEFORE, "step_in_epoch": BEFORE}
+        assert saved.find() == []
+        assert saved.state == {"epoch": 0, "step": BEFORE, "step_in_epoch": BEFORE, "totals": {}}
         saved.restore()
     seen.clear()
     train(AFTER)

@@ -124,7 +124,7 @@ def end(process: subprocess.Popen) -> None:
 
 def saved_steps(output_dir: pathlib.Path) -> list[int]:
     """Steps of the checkpoints that stand."""
-    return sorted(int(path.name) for path in output_dir.glob("checkpoints/*") if path.name.isdecimal())
+    return sorted({int(path.stem) for path in output_dir.glob("checkpoints/[0-9]*")})
 
 
 def what_it_ends_with(output_dir: pathlib.Path) -> dict[str, str]:
@@ -133,8 +133,7 @@ def what_it_ends_with(output_dir: pathlib.Path) -> dict[str, str]:
     import tensorflow as tf
 
     arrays: dict[str, np.ndarray] = {}
-    step = saved_steps(output_dir)[-1]
-    for index in (output_dir / "checkpoints" / f"{step:08d}").glob("*.index"):
+    for index in run_directory.newest(output_dir / "checkpoints").glob("*.index"):
         reader = tf.train.load_checkpoint(str(index.with_suffix("")))
         for name in reader.get_variable_to_shape_map():
             if "iterator" not in name.lower() and "OBJECT_GRAPH" not in name:

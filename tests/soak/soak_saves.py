@@ -30,6 +30,7 @@ import tensorflow as tf
 from common.distributed.ranks import Ranks
 from common.training.checkpoints import Checkpoints
 from common.training.optimizers import AveragedWeights
+from common.training.run_directory import Identity
 from common.training.run_directory import saved as saved_checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -57,8 +58,8 @@ class Subject:
             model=self.model,
             optimizer=optimizer,
             averaged=averaged,
-            state={"epoch": 0, "step": 0, "step_in_epoch": 0},
             metadata={},
+            identity=Identity({}),
         )
         self.iterator = iter(tf.data.Dataset.range(2**40))
         self.saved.iterators = [self.iterator]
@@ -70,7 +71,8 @@ class Subject:
         self.saved.restore()
         step = self.saved.state["step"]
         epoch, step_in_epoch = divmod(step, STEPS_PER_EPOCH)
-        assert self.saved.state == {"epoch": epoch, "step": step, "step_in_epoch": step_in_epoch}
+        state = {"epoch": epoch, "step": step, "step_in_epoch": step_in_epoch, "totals": {}}
+        assert self.saved.state == state
         for variable in self._variables:
             assert (variable.numpy() == step).all(), f"{variable.name} is not of step {step}"
         assert int(next(self.iterator)) == step

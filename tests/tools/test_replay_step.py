@@ -12,8 +12,9 @@ import tensorflow as tf
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.training import results
-from common.training.results import Results, read_skipped
+from common.training.results import Results
 from tools import replay_step
+from tools.replay_step import read
 
 ROOT = pathlib.Path(__file__).parents[2]
 METADATA = {"app": "efficientdet", "num_classes": 2, "config": {"a": 1}}
@@ -50,7 +51,7 @@ def test_the_file_holds_the_batch_and_the_weights(tmp_path):
     images, targets = batch()
     path = save(tmp_path, model, 12, (images, targets))
     assert path == str(tmp_path / "skipped" / "step_00000012.npz")
-    found = read_skipped(path)
+    found = read(path)
     assert found.metadata == {**METADATA, "step": 12, "rank": 0}
     np.testing.assert_array_equal(found.images, images)
     assert sorted(found.targets) == ["image_ids", "weight"]
@@ -77,7 +78,7 @@ def test_the_file_holds_the_batch_and_the_weights(tmp_path):
 def test_it_says_where_numbers_stop_being_finite(tmp_path, contents, blamed, not_blamed):
     model = make_model()
     report = replay_step.replay(
-        read_skipped(save(tmp_path, model, 1, batch(**contents))),
+        read(save(tmp_path, model, 1, batch(**contents))),
         model,
         loss_values(model),
     )
@@ -90,7 +91,7 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path):
     model.get_layer("conv").bias.assign([np.inf, 0.0])
     path = save(tmp_path, model, 1, batch())
     other = make_model()
-    report = replay_step.replay(read_skipped(path), other, loss_values(other))
+    report = replay_step.replay(read(path), other, loss_values(other))
     assert "weight conv/bias: 1 of 2 numbers are not finite" in report
 
 
@@ -118,18 +119,18 @@ def test_other_files_are_refused(tmp_path):
         replay_step.main(other)
     path = save(tmp_path, model, 1, batch())
     with pytest.raises(UserError, match="is missing, damaged or not the file of a skipped step"):
-        read_skipped(tmp_path / "absent.npz")
+        read(tmp_path / "absent.npz")
     for content in (b"", b"PK\3\4 nothing", (tmp_path / "skipped" / "step_00000001.npz").read_bytes()[:900]):
         (tmp_path / "bad.npz").write_bytes(content)
         with pytest.raises(UserError, match="is missing, damaged or not the file of a skipped step"):
-            read_skipped(tmp_path / "bad.npz")
+            read(tmp_path / "bad.npz")
     np.savez(tmp_path / "other.npz", metadata="{}")
     with pytest.raises(UserError, match="is missing, damaged or not the file of a skipped step"):
-        read_skipped(tmp_path / "other.npz")
+        read(tmp_path / "other.npz")
     inputs = keras.Input((4, 4, 3))
     small = keras.Model(inputs, keras.layers.Conv2D(1, 3)(inputs))
     with pytest.raises(UserError, match="do not fit the model"):
-        replay_step.replay(read_skipped(path), small, loss_values(small))
+        replay_step.replay(read(path), small, loss_values(small))
 
 
 @pytest.mark.parametrize("files", [[], ["absent.npz"]])

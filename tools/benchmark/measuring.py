@@ -26,7 +26,7 @@ from common.files import cache_directory
 from common.loader import gpu_visible
 from common.open_data import Source
 from common.progress import log
-from common.training.input_feed import open_data
+from common.training.input_feed import open_splits
 from tools import synthetic
 from tools.benchmark import record, report, rounds, worker
 from tools.benchmark.rounds import Command
@@ -40,7 +40,7 @@ SAMPLE = 200  # images of which the size in bytes is read
 _OF_TRAINING = (
     *("image_size", "num_classes", "hparams", "precision", "xla"),
     *("input_type", "label_map", "train_images", "train_annotations", "train_file_pattern"),
-    *("dali_device_id", *shared_flags.BATCH_FLAGS),
+    *shared_flags.BATCH_FLAGS,
 )  # flags of train.py that bench.py has, too
 _NOT_OF_CANDIDATES = ("what", "pipeline_types", "baseline", "json", "synthetic_images", "role")  # flags
 _SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")  # flags
@@ -198,7 +198,7 @@ def _with_data(
     pipeline_type = "dali_gpu" if "dali_gpu" in types else "dali_cpu"
     checked = dataclasses.replace(a, pipeline_type=pipeline_type if needed or given else "synthetic")
     options = {"max_instances": config.max_instances, "synthetic_classes": app.num_classes}
-    data = open_data(checked, Ranks(), open_checked, **options)
+    data = open_splits(checked, Ranks(), open_checked, **options)
     return dataclasses.replace(a, num_classes=data.num_classes), data.train
 
 

@@ -17,7 +17,7 @@ from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.loader import BaseLoader, placement
 from common.training import step_guard
-from common.training.input_feed import open_data
+from common.training.input_feed import open_splits
 from common.training.optimizers import AveragedWeights
 from tools.benchmark import inference, stages
 from tools.benchmark.protocol import own_stdout, tell_steps
@@ -58,14 +58,13 @@ def work(app: App, a: Any, role: str) -> None:
         role: model, data:TYPE, both:TYPE, stages:TYPE or inference:TYPE, with a pipeline type.
     """
     what, _, pipeline_type = role.partition(":")
-    dali_device_id = a.dali_device_id if pipeline_type == "dali_gpu" else None
-    a = dataclasses.replace(a, pipeline_type=pipeline_type or "synthetic", dali_device_id=dali_device_id)
+    a = dataclasses.replace(a, pipeline_type=pipeline_type or "synthetic")
     distributed.reproducible()
     ranks = distributed.start("none")
     keras.utils.set_random_seed(0)
     keras.mixed_precision.set_global_policy(a.precision)
     config = app.make_config(a)
-    data = open_data(
+    data = open_splits(
         a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=app.num_classes
     )
 
@@ -73,13 +72,12 @@ def work(app: App, a: Any, role: str) -> None:
         model = app.train.make_model(config, data.num_classes)
         halves = app.predict.make_halves(model, config)
         sizes = [dataclasses.replace(a, batch_size=size) for size in (1, a.batch_size)]
-        loaders = [app.loaders.open_eval_loader(each, config, data.train, ranks) for each in sizes]
+        data = data._replace(evaluation=data.train)
+        loaders = [app.loaders.open_loader(each, ranks, config, data, training=False) for each in sizes]
         _tell_result(lambda: [inference.measure(each, halves, data.label_map, a) for each in loaders])
         return
     epoch = app.loaders.epoch_kwargs(config, a.seed, epochs_done=0)
-    loader = app.loaders.open_training_loader(
-        a, config, data.train, data.num_classes, ranks, device_index=0, **epoch
-    )
+    loader = app.loaders.open_loader(a, ranks, config, data, training=True, **epoch)
     if what == "data":
         tell_steps(stages.load(loader), a.batch_size)
     elif what == "stages":

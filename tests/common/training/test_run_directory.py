@@ -4,13 +4,14 @@ import json
 import pytest
 
 from common.args import Args
+from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.training import run_directory
 from common.training.run_directory import Identity
 
 
 def check(path, identity, **flags):
-    return run_directory.check(Args(output_dir=str(path), **flags), identity)
+    return run_directory.check(Args(output_dir=str(path), **flags), Ranks(), identity)
 
 
 def claim(path, identity, **flags):
@@ -18,7 +19,7 @@ def claim(path, identity, **flags):
     return run_directory.claim(Args(output_dir=str(path), **flags), identity)
 
 
-IDENTITY = Identity({"app": "efficientdet", "config": {"image_size": (512, 512), "momentum": 0.9}, "seed": 0})
+IDENTITY = Identity({"app": "efficientdet", "config": {"image_size": [512, 512], "momentum": 0.9}, "seed": 0})
 
 
 def test_the_same_run_is_taken_up_again(tmp_path):
@@ -36,7 +37,7 @@ def test_the_same_run_is_taken_up_again(tmp_path):
 
 def test_another_run_is_refused_with_what_differs(tmp_path):
     claim(tmp_path, IDENTITY)
-    other = {"app": "efficientdet", "config": {"image_size": (640, 512), "momentum": 0.9}, "batch_size": 8}
+    other = {"app": "efficientdet", "config": {"image_size": [640, 512], "momentum": 0.9}, "batch_size": 8}
     with pytest.raises(UserError) as caught:
         check(tmp_path, Identity(other))
     message = str(caught.value)
@@ -67,18 +68,23 @@ class LaterConfig(Config):
     levels: tuple[int, ...] = (3, 4)
 
 
+def identity_of(config):
+    metadata = {"app": "a", "num_classes": 1, "label_map": "", "config": dataclasses.asdict(config)}
+    metadata = json.loads(json.dumps(metadata))
+    return Identity.of(Args(), Ranks(), config, metadata, may_change=("epochs",))
+
+
 def test_a_new_field_with_its_default_does_not_make_another_run(tmp_path):
-    claim(tmp_path, Identity.of(Config(8), may_change=("epochs",), app="a"))
+    claim(tmp_path, identity_of(Config(8)))
     for config in (LaterConfig(8), LaterConfig(8, epochs=3), Config(8, epochs=3)):
-        identity = Identity.of(config, may_change=("epochs",), app="a")
-        check(tmp_path, identity)
+        check(tmp_path, identity_of(config))
     for config, message in (
         (LaterConfig(8, dropout=0.5), "config.dropout was 0.0 and is now 0.5"),
         (LaterConfig(8, levels=(3,)), r"config.levels was \[3, 4\] and is now \[3\]"),
         (LaterConfig(9), "config.width was 8 and is now 9"),
     ):
         with pytest.raises(UserError, match=message):
-            check(tmp_path, Identity.of(config, may_change=("epochs",), app="a"))
+            check(tmp_path, identity_of(config))
 
 
 def test_a_directory_with_other_files_is_refused_and_they_survive_overwrite(tmp_path):
