@@ -54,7 +54,7 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
     hvd = initialize()  # before the state below runs anything on a GPU
     from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epochs=0, size=hvd.size(), begun=False)
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epochs=0, begun=False)
 
     def on_epoch(epochs: int) -> None:
         state.epochs = epochs
@@ -63,11 +63,9 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
     @hvd.elastic.run
     def attempt(state: Any) -> Any:
         progress.be_quiet(hvd.rank() > 0)  # who was rank 1 may be rank 0 now
-        if hvd.size() != state.size:
-            progress.log(f"{hvd.size()} ranks instead of {state.size} go on from the last whole epoch")
         # --overwrite is for the first attempt: the others go on from it.
         again = dataclasses.replace(a, overwrite=False) if state.begun else a
-        state.size, state.begun = hvd.size(), True
+        state.begun = True
         state.save()
         keras.backend.clear_session()
         gc.collect()  # the attempt before: its model, its loaders and their threads

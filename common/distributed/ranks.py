@@ -159,12 +159,9 @@ class Ranks:
         except UserError as error:
             own = error
         reports = own is not None and not isinstance(own, OtherRankError)
-        problems = self.gather(str(own) if reports else None)
-        first = next((rank for rank, text in enumerate(problems) if text), None)
-        if first == self.rank:
-            raise own
-        if first is not None:
-            raise OtherRankError(f"rank {first}: {problems[first]}")
+        for rank, problem in enumerate(self.gather(str(own) if reports else None)):
+            if problem:
+                raise own if rank == self.rank else OtherRankError(f"rank {rank}: {problem}")
 
 
 def initialize() -> Any:

@@ -205,7 +205,11 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
 
 
 def _wait_for_leader(address: str) -> None:
-    """Waits until worker 0 listens."""
+    """Waits until worker 0 listens.
+
+    TensorFlow's own attempts come ever more seldom. A worker that waited for minutes then counts as dead,
+    because its next one comes too late.
+    """
     deadline = time.monotonic() + START_SECONDS
     host, _, port = address.rpartition(":")
     while True:

@@ -169,18 +169,13 @@ class Results:
     def save_evaluation(self, evaluation: Evaluation, is_best: bool) -> None:
         """The evaluation's files; if it is the best so far, the model's weights."""
         ap = evaluation.metrics["AP"]
-        if is_best or self._is_better(ap):
-            self.save_weights(weight_files.BEST, AP=ap, metric=ap)
-        self._try(lambda path: write_evaluation(path, *evaluation))
 
-    def _is_better(self, ap: float) -> bool:
-        """Whether the file of the best weights is missing, damaged or worse, because a save of it failed."""
-        if self._directory is None:
-            return False
-        try:
-            return ap > weight_files.read_metadata(self._directory / weight_files.BEST)["metric"]
-        except UserError:
-            return True
+        def save(directory: pathlib.Path) -> None:
+            if is_best or ap > _saved_metric(directory / weight_files.BEST):
+                self.save_weights(weight_files.BEST, AP=ap, metric=ap)
+            write_evaluation(directory, *evaluation)
+
+        self._try(save)
 
     def save_skipped(self, ranks: Ranks, step: int, images: Any, targets: Any) -> str | None:
         """The batch of a skipped step, and the weights that it met; all ranks call it together.
@@ -271,6 +266,14 @@ def out_of_patience(state: Mapping[str, Any], patience: int) -> str | None:
         f"ends after epoch {state['epoch']}: {without_gain} evaluations without a better AP than {best:.1f} "
         f"(--patience={patience}); the best weights are kept"
     )
+
+
+def _saved_metric(path: pathlib.Path) -> float:
+    """Of the best weights; minus infinity where a save of them failed."""
+    try:
+        return weight_files.read_metadata(path)["metric"]
+    except UserError:
+        return -math.inf
 
 
 def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -246,7 +246,7 @@ class Run:
 
         def on_batch(done: int, total: int) -> None:
             self._beat("evaluating", SCORE_SECONDS if done == total else 0.0)
-            if self._signals.agreed(self.ranks, done):
+            if self._signals.agreed(self.ranks):
                 raise StoppedError(self._signals.message(self.state["step"]))
 
         self._beat("evaluating", COMPILE_SECONDS)

@@ -163,11 +163,10 @@ class StepGuard:
 
     def _report(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
         local_ids = [part["image_ids"].numpy().tolist() for part in self._ranks.local(targets)]
-        everywhere = self._ranks.gather([result.own_finite.numpy().tolist(), local_ids])
+        own = list(zip(result.own_finite.numpy().tolist(), local_ids, strict=True))
         replicas = []
-        for rank, (finite, image_ids) in enumerate(everywhere):
-            pairs = zip(finite, image_ids, strict=True)
-            replicas += [(rank, place, is_finite, ids) for place, (is_finite, ids) in enumerate(pairs)]
+        for rank, of_rank in enumerate(self._ranks.gather(own)):
+            replicas += [(rank, place, *about) for place, about in enumerate(of_rank)]
         bad = [replica for replica in replicas if not replica[2]]
         what = "the loss is not finite" if bad else "a gradient is not finite"
         bad = bad or replicas  # which images caused a gradient that is not finite is unknown

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 TICK = 0.5  # seconds
 CONTINUE = "run the same command to continue from the last checkpoint"
-ASK_EVERY = 5  # batches of an evaluation: asking the ranks waits for the slowest
 _LOST = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
@@ -65,10 +64,9 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def agreed(self, ranks: "Ranks", turn: int) -> bool:
-        """Whether any rank was asked to stop, every few turns of an evaluation. All ranks call it."""
-        every = ASK_EVERY if ranks.world_size > 1 else 1
-        return turn % every == 0 and any(ranks.gather(self.received is not None))
+    def agreed(self, ranks: "Ranks") -> bool:
+        """Whether any rank was asked to stop. All ranks call it together."""
+        return any(ranks.gather(self.received is not None))
 
     def message(self, step: int) -> str:
         """The last line of a run that was stopped; another rank may have got the signal."""

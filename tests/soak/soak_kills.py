@@ -133,7 +133,9 @@ def what_it_ends_with(output_dir: pathlib.Path) -> dict[str, str]:
     import tensorflow as tf
 
     arrays: dict[str, np.ndarray] = {}
-    for index in run_directory.newest(output_dir / "checkpoints").glob("*.index"):
+    manifests = output_dir.glob("checkpoints/[0-9]*/manifest.json")
+    newest = max(manifests, key=lambda path: json.loads(path.read_text())["serial"]).parent
+    for index in newest.glob("*.index"):
         reader = tf.train.load_checkpoint(str(index.with_suffix("")))
         for name in reader.get_variable_to_shape_map():
             if "iterator" not in name.lower() and "OBJECT_GRAPH" not in name:

@@ -18,7 +18,7 @@ class Pair(Ranks):
     world_size = 2
 
     def __init__(self, other_is_finite):
-        self.other = [[other_is_finite], [[77, 78]]]
+        self.other = [[other_is_finite, [77, 78]]]
 
     def gather(self, value):
         return [value, self.other]
