@@ -58,7 +58,8 @@ def candidates(
     logits, rows, classes = nms.top_candidates(  # (B, K)
         box_encoder.split_anchors(class_logits, num_classes), config.nms_candidates
     )
-    deltas = nms.take_rows(box_encoder.split_anchors(box_deltas, 4), rows)  # (B, K, 4)
+    deltas = tf.concat(box_encoder.split_anchors(box_deltas, 4), axis=1)
+    deltas = tf.gather(deltas, rows, batch_dims=1)  # (B, K, 4)
     boxes = box_encoder.decode_deltas(deltas, tf.gather(anchors.boxes_normalized, rows))
     return boxes, tf.sigmoid(logits), classes
 
