@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from common.errors import UserError
 from common.files import write_bytes
@@ -60,11 +61,7 @@ class LabelMap:
     def _class_of(self) -> dict[int, int]:
         return {category_id: index for index, category_id in enumerate(self.category_ids)}
 
-    def class_of(self, category_id: int) -> int:
-        """The class of a category id; KeyError for one that is not in the map."""
-        return self._class_of[int(category_id)]
-
-    def classes_of(self, category_ids: np.ndarray) -> np.ndarray:
+    def classes_of(self, category_ids: ArrayLike) -> np.ndarray:
         """Category ids (N,) -> classes int32 (N,); KeyError naming the first id that is not in the map."""
         return np.array([self._class_of[i] for i in np.asarray(category_ids).tolist()], np.int32)
 
@@ -74,7 +71,7 @@ class LabelMap:
         for category_id, name in zip(other.category_ids, other.names, strict=True):
             if category_id not in self._class_of:
                 found.append(f"category {category_id} ({name!r}) is not among those of training")
-            elif (own := self.names[self.class_of(category_id)]) != name:
+            elif (own := self.names[self._class_of[category_id]]) != name:
                 found.append(f"category {category_id} is {name!r} here and {own!r} in training")
         return found
 

@@ -14,7 +14,6 @@ import contextlib
 import importlib.metadata
 import io
 import json
-import math
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -97,38 +96,36 @@ def to_results(
     ]
 
 
-class Score(NamedTuple):
-    """What `score` found.
+class Evaluation(NamedTuple):
+    """Detections and what they are worth.
 
     Attributes:
         metrics: NAMES -> float in 0..1, or NO_TRUTH where no ground truth counts; and `per_class`: class name
             -> AP, AP50, and `num_boxes`, the number of boxes that are no crowds.
+        results: the detections, as they were given.
         curves: class name -> the curve whose area is AP50: interpolated precision at IoU 0.50 and recalls
             0, 0.01 .. 1, 101 floats. Classes without ground truth are left out.
     """
 
     metrics: dict[str, Any]
+    results: list[dict[str, Any]]
     curves: dict[str, list[float]]
 
 
 def check_backend(coco_backend: str) -> None:
     """UserError where --coco_backend=faster is asked for and the right version is not installed."""
-    if coco_backend != "faster":
-        return
-    try:
-        found = importlib.metadata.version("faster-coco-eval")
-    except importlib.metadata.PackageNotFoundError:
-        found = "none"
-    if found != FASTER_VERSION:
+    installed = [package.version for package in importlib.metadata.distributions(name="faster-coco-eval")]
+    if coco_backend == "faster" and FASTER_VERSION not in installed:
         raise UserError(
-            f"--coco_backend=faster needs faster-coco-eval {FASTER_VERSION} (installed: {found}): run "
-            f"`pip install faster-coco-eval=={FASTER_VERSION}`, or leave the flag out"
+            f"--coco_backend=faster needs faster-coco-eval {FASTER_VERSION} (installed: "
+            f"{', '.join(installed) or 'none'}): run `pip install faster-coco-eval=={FASTER_VERSION}`, or "
+            "leave the flag out"
         )
 
 
 def score(
     ground_truth: dict[str, Any], detections: list[dict[str, Any]], coco_backend: str = "pycocotools"
-) -> Score:
+) -> Evaluation:
     """COCO's box metrics of `detections`, and their precision-recall curves.
 
     Args:
@@ -140,8 +137,7 @@ def score(
 
     Raises:
         UserError: the ground truth holds no box at all; or the backend is not installed.
-        ValueError: a detection is not finite, or of an image that the ground truth does not have. The message
-            names the image.
+        KeyError: a detection is of an image that the ground truth does not have.
     """
     check_backend(coco_backend)
     evaluator_class = COCOeval
@@ -151,8 +147,6 @@ def score(
     annotations = ground_truth["annotations"]
     categories = sorted(ground_truth["categories"], key=lambda category: category["id"])
     image_ids = sorted(image["id"] for image in ground_truth["images"])
-    for image_id in {detection["image_id"] for detection in detections}.difference(image_ids):
-        raise ValueError(f"image {image_id} has a detection but is not in the ground truth")
     num_boxes = collections.Counter(a["category_id"] for a in annotations if not a.get("iscrowd", 0))
     if not num_boxes:
         raise UserError(
@@ -176,7 +170,7 @@ def score(
         }
         if num_boxes[category["id"]]:
             curves[category["name"]] = precision[0, :, k].tolist()
-    return Score(metrics, curves)
+    return Evaluation(metrics, detections, curves)
 
 
 def format_table(metrics: dict[str, Any]) -> str:
@@ -218,10 +212,7 @@ def encode_detections(detections: list[dict[str, Any]]) -> bytes:
 
 
 def _sorted(detections: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By image, category, falling score, and box; ValueError where one is not finite."""
-    for detection in detections:
-        if not all(map(math.isfinite, (detection["score"], *detection["bbox"]))):
-            raise ValueError(f"image {detection['image_id']}: the detection {detection} is not finite")
+    """By image, category, falling score, and box."""
     return sorted(detections, key=lambda d: (d["image_id"], d["category_id"], -d["score"], d["bbox"]))
 
 
@@ -233,7 +224,7 @@ def _index(rows: list[dict[str, Any]], image_ids: list[int], category_ids: list[
     """
     images = {image_id: number for number, image_id in enumerate(image_ids, start=1)}
     categories = {category_id: number for number, category_id in enumerate(category_ids, start=1)}
-    known = [row for row in rows if row["image_id"] in images and row["category_id"] in categories]
+    known = [row for row in rows if row["category_id"] in categories]
     annotations = [
         {
             "id": number,

@@ -71,11 +71,12 @@ def draw_boxes(
 
 
 def draw_results(image: np.ndarray, results: Sequence[Mapping[str, Any]], label_map: LabelMap) -> np.ndarray:
-    """`draw_boxes` for one image's detections in COCO results format."""
+    """`draw_boxes` for one image's detections in COCO results format, or its annotations, without scores."""
     boxes_ltwh_px = np.array([result["bbox"] for result in results], np.float32).reshape(-1, 4)
-    classes = np.array([label_map.class_of(result["category_id"]) for result in results], int)
-    scores = np.array([result["score"] for result in results])
-    return draw_boxes(image, box_ops.ltwh_to_ltrb(boxes_ltwh_px), classes, label_map.names, scores)
+    classes = label_map.classes_of([result["category_id"] for result in results])
+    scores = np.array([result["score"] for result in results if "score" in result])
+    boxes_px = box_ops.ltwh_to_ltrb(boxes_ltwh_px)
+    return draw_boxes(image, boxes_px, classes, label_map.names, scores if len(scores) else None)
 
 
 def save_batch(

@@ -239,10 +239,6 @@ REFUSED = {
         r"'frog\.png' is not a number",
     ),
     "no results file": (["--images={clip}/frames", "--submission={tmp}/a.txt"], r"must end in \.json or"),
-    "over what it reads": (
-        ["--images={clip}/frames/3.png", "--image_info={tmp}/other.json", "--submission={tmp}/other.json"],
-        r"other\.json are one file",
-    ),
     "two lists of ids": (
         ["--images={tmp}/frog.png", "--annotations={tmp}/info.json", "--image_info={tmp}/info.json"],
         "give one of them",

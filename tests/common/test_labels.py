@@ -22,10 +22,6 @@ def test_classes_follow_the_ids_not_the_order_of_the_file(label_map):
     assert hash(label_map) == hash(LabelMap.from_categories(reversed(CATEGORIES)))
 
 
-def test_class_of(label_map):
-    assert [label_map.class_of(i) for i in (1, 13, 90)] == [0, 1, 2]
-
-
 def test_arrays_agree_with_a_dictionary():
     random = np.random.default_rng(0)
     ids = random.choice(100_000, 365, replace=False)
@@ -39,8 +35,6 @@ def test_arrays_agree_with_a_dictionary():
 
 @pytest.mark.parametrize("category_id", [0, 2, 12, 91])
 def test_an_unknown_id_is_an_error_everywhere(label_map, category_id):
-    with pytest.raises(KeyError, match=str(category_id)):
-        label_map.class_of(category_id)
     with pytest.raises(KeyError, match=str(category_id)):
         label_map.classes_of(np.array([1, category_id, 90]))
 
@@ -138,7 +132,7 @@ def test_differences(label_map):
 @pytest.mark.parametrize("large", [2**31, 2**53 + 1, 2**63 - 1])
 def test_ids_of_any_size(tmp_path, large):
     label_map = LabelMap.from_categories([{"id": large, "name": "b"}, {"id": 3, "name": "a"}])
-    assert label_map.category_ids == (3, large) and label_map.class_of(large) == 1
+    assert label_map.category_ids == (3, large) and label_map.classes_of([large]) == [1]
     assert label_map.classes_of(np.array([large, 3, large])).tolist() == [1, 0, 1]
     with pytest.raises(KeyError, match=str(large - 1)):
         label_map.classes_of(np.array([large - 1]))
