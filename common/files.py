@@ -192,15 +192,15 @@ def store_cached(content: bytes, suffix: str) -> pathlib.Path:
 
 
 def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
-    """The path of the file `name` in the cache, made by `make` unless it is there and its checksum right.
+    """The path of the file `name` in the cache, made by `make` unless it is there.
 
     Raises:
         UserError: it cannot be written.
     """
     path = cache_directory() / name
-    if load_cached(name) is None:
+    if not path.exists():
         try:
-            _save(name, make())
+            write_bytes(path, make())
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it") from error
     return path
@@ -209,24 +209,10 @@ def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
 def save_cached(name: str, content: bytes) -> None:
     """Keeps `content` for `load_cached`. A full disk is not an error: the cache only saves time."""
     with contextlib.suppress(OSError):
-        _save(name, content)
+        write_bytes(cache_directory() / name, content)
 
 
 def load_cached(name: str) -> bytes | None:
-    """The content of a file of the cache; None where there is none, or it does not have its checksum."""
+    """The content of a file of the cache; None where there is none."""
     path = cache_directory() / name
-    with contextlib.suppress(OSError):
-        content = path.read_bytes()
-        if hashlib.sha256(content).digest() == _checksum_file(path).read_bytes():
-            return content
-    return None
-
-
-def _save(name: str, content: bytes) -> None:
-    path = cache_directory() / name
-    write_bytes(path, content)
-    write_bytes(_checksum_file(path), hashlib.sha256(content).digest())
-
-
-def _checksum_file(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f"{path.name}.sha256")
+    return path.read_bytes() if path.exists() else None

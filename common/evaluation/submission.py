@@ -83,13 +83,8 @@ def check_path(path: str) -> None:
 
 def check_categories(categories: LabelMap, label_map: LabelMap, file: str) -> None:
     """UserError where trained classes are not among the categories of `file`: they would count as wrong."""
-    there = dict(zip(categories.category_ids, categories.names, strict=True))
-    for category_id, name in zip(label_map.category_ids, label_map.names, strict=True):
-        if there.get(category_id) != name:
-            raise UserError(
-                f"{file}: category {category_id} is {there.get(category_id)!r} there and {name!r} in the "
-                "weights: give weights of these categories"
-            )
+    for difference in categories.differences(label_map, here=f"in {file}"):
+        raise UserError(f"the weights' {difference}: give weights of these categories")
 
 
 def write(path: str, results: Iterable[dict[str, Any]]) -> int:

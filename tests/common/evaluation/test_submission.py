@@ -66,9 +66,9 @@ def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
 def test_categories_must_be_those_of_the_list():
     categories = LabelMap.from_categories(CATEGORIES)
     submission.check_categories(categories, LabelMap((17,), ("cat",)), "f")
-    with pytest.raises(UserError, match="category 17 is 'cat' there and 'dog' in the weights"):
+    with pytest.raises(UserError, match="the weights' category 17 is 'dog', in f it is 'cat'"):
         submission.check_categories(categories, LabelMap((17,), ("dog",)), "f")
-    with pytest.raises(UserError, match="category 1 is None there and 'cat' in the weights"):
+    with pytest.raises(UserError, match="category 1 is 'cat', in f it is None"):
         submission.check_categories(categories, LabelMap((1,), ("cat",)), "f")
 
 
