@@ -18,8 +18,6 @@ from typing import Any
 
 from absl import flags
 
-from common.errors import UserError
-
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
 MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose their upper bits
 MAX_MEGAPIXELS = 100.0  # decoded, that is 300 MB
@@ -187,10 +185,6 @@ class ImagePolicy:
     on_bad_image: str = "stop"
     max_megapixels: float = MAX_MEGAPIXELS
     decode: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.max_megapixels > 0:
-            raise UserError(f"--max_megapixels={self.max_megapixels:g}: it must be above 0")
 
 
 def define(fv: flags.FlagValues, args_class: type, names: Collection[str] | None = None) -> None:

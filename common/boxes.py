@@ -23,12 +23,6 @@ def ltrb_to_tlbr(boxes: Any) -> Any:
     return ops.stack([top, left, bottom, right], axis=-1)
 
 
-def tlbr_to_ltrb(boxes_tlbr: Any) -> Any:
-    """(..., 4) top, left, bottom, right -> left, top, right, bottom."""
-    top, left, bottom, right = _split(boxes_tlbr)
-    return ops.stack([left, top, right, bottom], axis=-1)
-
-
 def ltwh_to_ltrb(boxes_ltwh: Any) -> Any:
     """(..., 4) left, top, width, height (the COCO json's format) -> left, top, right, bottom."""
     left, top, width, height = _split(boxes_ltwh)
@@ -45,21 +39,6 @@ def cxcywh_to_ltrb(boxes_cxcywh: Any) -> Any:
     """(..., 4) centre x, centre y, width, height -> left, top, right, bottom."""
     x, y, width, height = _split(boxes_cxcywh)
     return ops.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=-1)
-
-
-def normalize(boxes_px: Any, image_size: Any) -> Any:
-    """(..., 4) ltrb in pixels of an image of `image_size` = (height, width) -> ltrb normalised."""
-    boxes_px = _floating(boxes_px)
-    return boxes_px / _whwh(image_size, boxes_px.dtype)
-
-
-def denormalize(boxes: Any, image_size: Any) -> Any:
-    """(..., 4) ltrb normalised -> ltrb in pixels of an image of `image_size` = (height, width).
-
-    `image_size` may also hold many, (..., 2), that broadcast against the boxes; so it may in `normalize`.
-    """
-    boxes = _floating(boxes)
-    return boxes * _whwh(image_size, boxes.dtype)
 
 
 def clip(boxes: Any) -> Any:
@@ -109,11 +88,6 @@ def _floating(x: Any) -> Any:
 
 def _split(boxes: Any) -> list[Any]:
     return ops.unstack(_floating(boxes), 4, axis=-1)
-
-
-def _whwh(image_size: Any, dtype: str) -> Any:
-    height, width = ops.unstack(ops.cast(image_size, dtype), 2, axis=-1)
-    return ops.stack([width, height, width, height], axis=-1)
 
 
 def _sides(box: list[Any]) -> tuple[Any, Any]:

@@ -104,10 +104,7 @@ def remove_directory(path: str | os.PathLike) -> None:
 def remove_unfinished(directory: str | os.PathLike) -> None:
     """Removes what killed processes left unfinished in `directory`; no other process may write there."""
     for path in pathlib.Path(directory).glob(f"{TEMPORARY}*"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

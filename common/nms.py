@@ -169,7 +169,7 @@ def _pick_by_iou(
         options: score_threshold, iou_threshold and soft_nms_sigma of NonMaxSuppressionV5.
 
     Returns:
-        (B, D) indices into the K candidates and (B, D) scores, padded with 0; (B,) how many are not padding.
+        (B, D) indices into the K candidates, padded with 0; (B, D) scores; (B,) how many are not padding.
     """
 
     def pick_from_one(image):
@@ -211,23 +211,20 @@ def _pick_by_diou(
     positions = tf.range(tf.shape(scores)[1])
     places = tf.range(max_detections)
 
-    def any_left(turn, scores, selected, selected_scores):
+    def any_left(turn, scores, selected):
         return (turn < max_detections) & tf.reduce_any(scores > score_threshold)
 
-    def pick(turn, scores, selected, selected_scores):
+    def pick(turn, scores, selected):
         best = tf.argmax(scores, axis=1, output_type=tf.int32)[:, tf.newaxis]  # (B, 1)
         best_score = tf.gather(scores, best, batch_dims=1)
         overlap = box_ops.diou(boxes, tf.gather(boxes, best, batch_dims=1), beta)  # (B, K)
         is_overlapped = (classes == tf.gather(classes, best, batch_dims=1)) & (overlap > iou_threshold)
         is_place = (places == turn) & (best_score > score_threshold)  # (B, D)
-        return (
-            turn + 1,
-            tf.where(is_overlapped | (positions == best), 0.0, scores),
-            tf.where(is_place, best, selected),
-            tf.where(is_place, best_score, selected_scores),
-        )
+        left = tf.where(is_overlapped | (positions == best), 0.0, scores)
+        return turn + 1, left, tf.where(is_place, best, selected)
 
-    empty = tf.zeros([tf.shape(scores)[0], max_detections], tf.int32)
-    start = 0, scores, empty, tf.cast(empty, tf.float32)
-    _, _, selected, selected_scores = tf.while_loop(any_left, pick, start)
-    return selected, selected_scores, tf.reduce_sum(tf.cast(selected_scores > 0, tf.int32), axis=1)
+    empty = tf.fill([tf.shape(scores)[0], max_detections], -1)
+    _, _, selected = tf.while_loop(any_left, pick, (0, scores, empty))
+    count = tf.reduce_sum(tf.cast(selected >= 0, tf.int32), axis=1)
+    selected = tf.maximum(selected, 0)
+    return selected, tf.gather(scores, selected, batch_dims=1), count

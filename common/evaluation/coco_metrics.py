@@ -33,12 +33,6 @@ FASTER_VERSION = "1.8.0"  # compared with pycocotools in tests/common/evaluation
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 NO_TRUTH = -1.0  # pycocotools' value where no ground truth counts, for example APs without small boxes
 
-_ALL_SIZES, _MOST_DETECTIONS = 0, -1  # places in COCOeval's tables
-
-_BOX_DECIMALS = 2  # of a pixel
-_SCORE_DECIMALS = 6
-_METRIC_DECIMALS = 6
-
 
 def to_results(
     boxes: np.ndarray,
@@ -82,7 +76,7 @@ def to_results(
         image_id = image_ids[image[finite.argmin()]]
         raise ValueError(f"image {image_id}: a detection has a box or a score that is not finite")
     left, top, right, bottom = (np.clip(boxes, 0, 1) * image_sizes[image][:, [1, 0, 1, 0]]).T
-    boxes_ltwh_px = np.round(np.stack([left, top, right - left, bottom - top], axis=-1), _BOX_DECIMALS)
+    boxes_ltwh_px = np.round(np.stack([left, top, right - left, bottom - top], axis=-1), 2)
     shown = (boxes_ltwh_px[:, 2:] > 0).all(axis=1)
     return [
         {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
@@ -90,7 +84,7 @@ def to_results(
             image_ids[image[shown]].tolist(),
             np.array(label_map.category_ids, np.int64)[classes[shown]].tolist(),
             boxes_ltwh_px[shown].tolist(),
-            np.round(scores[shown], _SCORE_DECIMALS).tolist(),
+            np.round(scores[shown], 6).tolist(),
             strict=True,
         )
     ]
@@ -158,8 +152,8 @@ def score(
         evaluator.evaluate()
         evaluator.accumulate()
         evaluator.summarize()
-    # (IoU thresholds, recalls, categories); -1 for categories without ground truth
-    precision = evaluator.eval["precision"][:, :, :, _ALL_SIZES, _MOST_DETECTIONS]
+    # (IoU thresholds, recalls, categories) of all sizes and 100 detections; -1 where there is no ground truth
+    precision = evaluator.eval["precision"][:, :, :, 0, -1]
     metrics: dict[str, Any] = dict(zip(NAMES, map(float, evaluator.stats[:12]), strict=True))
     metrics["per_class"], curves = {}, {}
     for k, category in enumerate(categories):
@@ -186,7 +180,7 @@ def format_table(metrics: dict[str, Any]) -> str:
 def write_metrics(metrics: dict[str, Any], path: str | os.PathLike) -> None:
     """Writes `metrics` as JSON with sorted keys, numbers to 6 decimals; atomic, the same bytes every time."""
     exact = json.dumps(metrics, allow_nan=False)
-    rounded = json.loads(exact, parse_float=lambda text: round(float(text), _METRIC_DECIMALS))
+    rounded = json.loads(exact, parse_float=lambda text: round(float(text), 6))
     write_bytes(path, (json.dumps(rounded, indent=2, sort_keys=True) + "\n").encode())
 
 

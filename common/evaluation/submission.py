@@ -62,14 +62,13 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
     Raises:
         UserError: a name is not a number.
     """
-    stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
-    for name, stem in zip(names, stems, strict=True):
-        if not re.fullmatch("[0-9]{1,18}", stem):
+    for name in names:
+        if not re.fullmatch(r"[0-9]{1,18}", pathlib.Path(name).stem):
             raise UserError(
                 f"--submission needs the ids of images, and {name!r} is not a number: give "
                 "--image_info=FILE, a json that lists images with id and file_name"
             )
-    return [int(stem) for stem in stems]
+    return [int(pathlib.Path(name).stem) for name in names]
 
 
 def check_path(path: str) -> None:

@@ -86,8 +86,7 @@ def open_video(path: str) -> VideoSource:
     count = 1
     while capture.grab():
         count += 1
-    promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-    rate = capture.get(cv2.CAP_PROP_FPS)
+    rate, promised = capture.get(cv2.CAP_PROP_FPS), int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
     if promised > count:
         log(f"warning: only {count} of the {promised} frames of {path} can be decoded")
     rate = rate if np.isfinite(rate) and rate > 0 else _FALLBACK_RATE

@@ -58,7 +58,6 @@ def test_new_files_can_be_read_by_others_as_the_umask_says(tmp_path):
 
 def test_unfinished_work_is_cleared_away_and_nothing_else(tmp_path):
     (tmp_path / "x").write_text("kept")
-    (tmp_path / f"{files.TEMPORARY}1-x").write_text("half")
     (tmp_path / f"{files.TEMPORARY}2-d").mkdir()
     (tmp_path / f"{files.TEMPORARY}2-d" / "a").write_text("half")
     files.remove_unfinished(tmp_path)

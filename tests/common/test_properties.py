@@ -42,20 +42,12 @@ FAR_BOXES = corners(st.floats(-10, 10, width=32))
 # --- boxes ---
 
 
-@pytest.mark.parametrize("other", ["tlbr", "cxcywh"])
 @FIXED
 @given(FAR_BOXES)
-def test_conversions_undo_each_other(other, ltrb):
-    there, back = getattr(boxes, f"ltrb_to_{other}"), getattr(boxes, f"{other}_to_ltrb")
+def test_conversions_undo_each_other(ltrb):
+    there, back = boxes.ltrb_to_cxcywh, boxes.cxcywh_to_ltrb
     np.testing.assert_allclose(back(there(ltrb)), ltrb, atol=1e-12)
     np.testing.assert_allclose(there(back(ltrb)), ltrb, atol=1e-12)  # any four numbers will do
-
-
-@FIXED
-@given(FAR_BOXES, st.tuples(PIXELS, PIXELS))
-def test_pixels_undo_shares(ltrb, size):
-    np.testing.assert_allclose(boxes.normalize(boxes.denormalize(ltrb, size), size), ltrb, rtol=1e-12)
-    np.testing.assert_array_equal(boxes.denormalize([[0.0, 0.0, 1.0, 1.0]], size), [[0, 0, *size[::-1]]])
 
 
 @FIXED
