@@ -18,15 +18,10 @@ from typing import Any
 
 from absl import flags
 
-from common.errors import UserError
-
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
-STRATEGIES = ("none", "mirrored", "multi_worker", "horovod")
 MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose their upper bits
 MAX_MEGAPIXELS = 100.0  # decoded, that is 300 MB
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
-PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
-COCO_BACKENDS = ("pycocotools", "faster")
 
 # Names of fields of Args that several commands take.
 IMAGE_FLAGS = ("on_bad_image", "max_megapixels")
@@ -93,7 +88,7 @@ class EvaluationArgs:
     eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords; missing indexes are made.")
     label_map: str | None = flag(None, "Class names of TFRecords. Default: the converter's file beside them.")
     coco_backend: str = flag(
-        "pycocotools", "Metrics library; faster: faster-coco-eval.", choices=COCO_BACKENDS
+        "pycocotools", "Metrics library; faster: faster-coco-eval.", choices=("pycocotools", "faster")
     )
 
 
@@ -118,7 +113,9 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
     learning_rate: float | None = flag(
         None, "Learning rate at the reference batch; scaled with the batch. Default: the recipe's.", low=0.0
     )
-    precision: str = flag("float32", "Arithmetic of the network.", choices=PRECISIONS)
+    precision: str = flag(
+        "float32", "Arithmetic of the network.", choices=("float32", "mixed_float16", "mixed_bfloat16")
+    )
     xla: bool = flag(False, "Compile the training step with XLA.")
     ema_decay: float | None = flag(None, "Decay of the averaged weights; 0: off. Default: the recipe's.")
     clip_norm: float | None = flag(None, "Largest global gradient norm; 0: off. Default: the recipe's.")
@@ -137,7 +134,7 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
         "none",
         "Distribution. none: one device; horovod: one process per device, started by horovodrun; mirrored: "
         "all GPUs of this process; multi_worker: all GPUs of several processes, which TF_CONFIG names.",
-        choices=STRATEGIES,
+        choices=("none", "mirrored", "multi_worker", "horovod"),
     )
     compression: str = flag("none", "Compression of gradients under Horovod.", choices=("none", "fp16"))
     step_timeout: float = flag(600.0, "Seconds without a step until the run ends; 0: never.", low=0.0)
@@ -187,10 +184,6 @@ class ImagePolicy:
     on_bad_image: str = "stop"
     max_megapixels: float = MAX_MEGAPIXELS
     decode: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.max_megapixels > 0:
-            raise UserError(f"--max_megapixels={self.max_megapixels:g}: it must be above 0")
 
 
 def define(fv: flags.FlagValues, args_class: type, names: Collection[str] | None = None) -> None:

@@ -7,6 +7,7 @@ of SSD (arXiv 1512.02325, section 2.2): an anchor takes the box that it overlaps
 section 3.1.2) in TensorFlow's order, (dy, dx, dh, dw).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -184,8 +185,6 @@ def decode_deltas(deltas: Any, prior: Any) -> Any:
 
 def split_anchors(per_level: Sequence[Any], num_values: int) -> list[Any]:
     """Each level's (B, h, w, k * num_values) as (B, h * w * k, num_values), in the order of the anchors."""
-    flat = []
-    for level in per_level:
-        _, height, width, depth = level.shape
-        flat.append(ops.reshape(level, (-1, height * width * depth // num_values, num_values)))
-    return flat
+    return [
+        ops.reshape(level, (-1, math.prod(level.shape[1:]) // num_values, num_values)) for level in per_level
+    ]

@@ -23,12 +23,6 @@ def ltrb_to_tlbr(boxes: Any) -> Any:
     return ops.stack([top, left, bottom, right], axis=-1)
 
 
-def tlbr_to_ltrb(boxes_tlbr: Any) -> Any:
-    """(..., 4) top, left, bottom, right -> left, top, right, bottom."""
-    top, left, bottom, right = _split(boxes_tlbr)
-    return ops.stack([left, top, right, bottom], axis=-1)
-
-
 def ltwh_to_ltrb(boxes_ltwh: Any) -> Any:
     """(..., 4) left, top, width, height (the COCO json's format) -> left, top, right, bottom."""
     left, top, width, height = _split(boxes_ltwh)
@@ -47,21 +41,6 @@ def cxcywh_to_ltrb(boxes_cxcywh: Any) -> Any:
     return ops.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=-1)
 
 
-def normalize(boxes_px: Any, image_size: Any) -> Any:
-    """(..., 4) ltrb in pixels of an image of `image_size` = (height, width) -> ltrb normalised."""
-    boxes_px = _floating(boxes_px)
-    return boxes_px / _whwh(image_size, boxes_px.dtype)
-
-
-def denormalize(boxes: Any, image_size: Any) -> Any:
-    """(..., 4) ltrb normalised -> ltrb in pixels of an image of `image_size` = (height, width).
-
-    `image_size` may also hold many, (..., 2), that broadcast against the boxes; so it may in `normalize`.
-    """
-    boxes = _floating(boxes)
-    return boxes * _whwh(image_size, boxes.dtype)
-
-
 def clip(boxes: Any) -> Any:
     """Cuts normalised boxes (..., 4) to the image. A box wholly outside keeps no area; NaN stays NaN."""
     return ops.clip(_floating(boxes), 0.0, 1.0)
@@ -78,24 +57,15 @@ def iou(a: Any, b: Any) -> Any:
 
     Of every pair of a (N, 4) and b (M, 4): iou(a[:, None], b[None]), (N, M).
     0 for boxes without area, even for two equal ones. Values and gradients are finite for every finite
-    input, here and in the three below.
+    input, here and in the two below.
     """
-    return _iou_and_union(_split(a), _split(b))[0]
+    return _iou(_split(a), _split(b))
 
 
-def giou(a: Any, b: Any) -> Any:
-    """Generalised IoU (arXiv 1902.09630), in [-1, 1]; arguments as for `iou`."""
+def diou(a: Any, b: Any, beta: float = 1.0) -> Any:
+    """Distance IoU (arXiv 1911.08287), in [-1, 1]; arguments as for `iou`, and the exponent of Darknet's."""
     a, b = _split(a), _split(b)
-    overlap, union = _iou_and_union(a, b)
-    width, height = _sides(_enclosing(a, b))
-    hull = ops.maximum(width * height, TINY)
-    return overlap - (hull - union) / hull
-
-
-def diou(a: Any, b: Any) -> Any:
-    """Distance IoU (arXiv 1911.08287), in [-1, 1]; arguments as for `iou`."""
-    a, b = _split(a), _split(b)
-    return _iou_and_union(a, b)[0] - _center_distance(a, b)
+    return _iou(a, b) - ops.power(_center_distance(a, b), beta)
 
 
 def ciou(a: Any, b: Any) -> Any:
@@ -104,7 +74,7 @@ def ciou(a: Any, b: Any) -> Any:
     Arguments as for `iou`. The weight of that term, alpha, is a constant for the gradient, as in the paper.
     """
     a, b = _split(a), _split(b)
-    overlap, _ = _iou_and_union(a, b)
+    overlap = _iou(a, b)
     difference = _diagonal_angle(a) - _diagonal_angle(b)
     v = (2 / math.pi) ** 2 * ops.square(difference)
     alpha = ops.stop_gradient(v / ops.maximum(1 - overlap + v, TINY))
@@ -120,31 +90,22 @@ def _split(boxes: Any) -> list[Any]:
     return ops.unstack(_floating(boxes), 4, axis=-1)
 
 
-def _whwh(image_size: Any, dtype: str) -> Any:
-    height, width = ops.unstack(ops.cast(image_size, dtype), 2, axis=-1)
-    return ops.stack([width, height, width, height], axis=-1)
-
-
 def _sides(box: list[Any]) -> tuple[Any, Any]:
     left, top, right, bottom = box
     return ops.maximum(right - left, 0.0), ops.maximum(bottom - top, 0.0)
 
 
-def _iou_and_union(a: list[Any], b: list[Any]) -> tuple[Any, Any]:
+def _iou(a: list[Any], b: list[Any]) -> Any:
+    """The operations of DALI's core/geom/box.h in their order: a float32 is the same to the last bit."""
     common = [*map(ops.maximum, a[:2], b[:2]), *map(ops.minimum, a[2:], b[2:])]
     intersection, area_a, area_b = [width * height for width, height in map(_sides, (common, a, b))]
-    union = area_a + area_b - intersection
-    return intersection / ops.maximum(union, TINY), union
-
-
-def _enclosing(a: list[Any], b: list[Any]) -> list[Any]:
-    return [*map(ops.minimum, a[:2], b[:2]), *map(ops.maximum, a[2:], b[2:])]
+    return intersection / ops.maximum(area_a + area_b - intersection, TINY)
 
 
 def _center_distance(a: list[Any], b: list[Any]) -> Any:
     """Squared distance of the centres over the squared diagonal of the enclosing box."""
     distance = ops.square(a[0] + a[2] - b[0] - b[2]) / 4 + ops.square(a[1] + a[3] - b[1] - b[3]) / 4
-    width, height = _sides(_enclosing(a, b))
+    width, height = _sides([*map(ops.minimum, a[:2], b[:2]), *map(ops.maximum, a[2:], b[2:])])
     return distance / ops.maximum(ops.square(width) + ops.square(height), TINY)
 
 

@@ -21,7 +21,6 @@ IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MAX_ROWS = 2**14  # more boxes than this in one image are an error: choosing among N takes N x N numbers
 
-_MAX_SEED = 2**31 - 1  # DALI's shuffle_after_epoch_seed is an int32
 SHUFFLE_BUFFER = 1024  # encoded images that each rank holds while it trains from containers
 
 Nodes = tuple[DataNode, DataNode, DataNode, DataNode]  # jpegs, boxes, labels, image_ids: see readers.py
@@ -53,14 +52,12 @@ def shard_range(size: int, shard_id: int, num_shards: int) -> tuple[int, int]:
     return size * shard_id // num_shards, size * (shard_id + 1) // num_shards
 
 
-def check_shards(num_images: int, num_shards: int, seed: int) -> None:
-    """UserError for more ranks than images or a seed that DALI cannot take."""
+def check_shards(num_images: int, num_shards: int) -> None:
+    """UserError for more ranks than images."""
     if num_images < num_shards:
         raise UserError(
             f"{num_images} images cannot be shared by {num_shards} ranks: use at most {num_images} ranks"
         )
-    if not 0 <= seed <= _MAX_SEED:
-        raise UserError(f"seed={seed} is not in 0..{_MAX_SEED}")
 
 
 def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str, bool | int]:

@@ -104,10 +104,7 @@ def remove_directory(path: str | os.PathLike) -> None:
 def remove_unfinished(directory: str | os.PathLike) -> None:
     """Removes what killed processes left unfinished in `directory`; no other process may write there."""
     for path in pathlib.Path(directory).glob(f"{TEMPORARY}*"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -192,15 +189,15 @@ def store_cached(content: bytes, suffix: str) -> pathlib.Path:
 
 
 def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
-    """The path of the file `name` in the cache, made by `make` unless it is there and its checksum right.
+    """The path of the file `name` in the cache, made by `make` unless it is there.
 
     Raises:
         UserError: it cannot be written.
     """
     path = cache_directory() / name
-    if load_cached(name) is None:
+    if not path.exists():
         try:
-            _save(name, make())
+            write_bytes(path, make())
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it") from error
     return path
@@ -209,24 +206,10 @@ def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
 def save_cached(name: str, content: bytes) -> None:
     """Keeps `content` for `load_cached`. A full disk is not an error: the cache only saves time."""
     with contextlib.suppress(OSError):
-        _save(name, content)
+        write_bytes(cache_directory() / name, content)
 
 
 def load_cached(name: str) -> bytes | None:
-    """The content of a file of the cache; None where there is none, or it does not have its checksum."""
+    """The content of a file of the cache; None where there is none."""
     path = cache_directory() / name
-    with contextlib.suppress(OSError):
-        content = path.read_bytes()
-        if hashlib.sha256(content).digest() == _checksum_file(path).read_bytes():
-            return content
-    return None
-
-
-def _save(name: str, content: bytes) -> None:
-    path = cache_directory() / name
-    write_bytes(path, content)
-    write_bytes(_checksum_file(path), hashlib.sha256(content).digest())
-
-
-def _checksum_file(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f"{path.name}.sha256")
+    return path.read_bytes() if path.exists() else None

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from common import boxes as box_ops
 from common.anchors import Anchors
 
 
@@ -28,13 +29,11 @@ class Templates(NamedTuple):
         sizes: float64 (T, 2), width and height.
         cells: int64 (T, 2), columns and rows of their level.
         first: int64 (T,), the number of the anchor in the first cell.
-        level: int64 (T,), from 0.
     """
 
     sizes: np.ndarray
     cells: np.ndarray
     first: np.ndarray
-    level: np.ndarray
 
 
 @functools.lru_cache(maxsize=16)
@@ -49,7 +48,6 @@ def templates(anchors: Anchors) -> Templates:
         sizes=prior[:, 2:] - prior[:, :2],
         cells=np.repeat(cells[:, ::-1], k, axis=0),
         first=first,
-        level=np.repeat(np.arange(len(cells)), k),
     )
 
 
@@ -71,7 +69,8 @@ def match(
         owners: int32 (P,), the index of the box that each owns.
     """
     owner, anchor = _candidates(boxes, anchors, match_iou)  # (C,)
-    overlap = _iou_like_dali(tf.gather(boxes, owner), tf.gather(anchors.boxes_normalized, anchor))
+    # Where two boxes compete for an anchor, a difference in the last bit decides: `iou` has DALI's bits.
+    overlap = box_ops.iou(tf.gather(boxes, owner), tf.gather(anchors.boxes_normalized, anchor))
 
     # Each box' best anchor, the last of equals; of a box that overlaps none, all anchors are equal.
     num_boxes = tf.shape(boxes)[0]
@@ -137,18 +136,3 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     steps = np.stack([np.full(len(kinds.first), k), k * kinds.cells[:, 0]], axis=1)  # to the next column, row
     first, steps = tf.constant(kinds.first, tf.int32), tf.constant(steps, tf.int32)
     return owner, tf.gather(first, kind) + tf.reduce_sum(cell * tf.gather(steps, kind), axis=1)
-
-
-def _iou_like_dali(boxes: tf.Tensor, prior: tf.Tensor) -> tf.Tensor:
-    """IoU of boxes and anchors pair by pair, both (C, 4) ltrb with an area -> (C,).
-
-    float32, operation by operation as in DALI's core/geom/box.h: where two boxes compete for an anchor, a
-    difference in the last bit decides.
-    """
-    left_a, top_a, right_a, bottom_a = tf.unstack(boxes, axis=1)
-    left_b, top_b, right_b, bottom_b = tf.unstack(prior, axis=1)
-    width = tf.maximum(tf.minimum(right_a, right_b) - tf.maximum(left_a, left_b), 0.0)
-    height = tf.maximum(tf.minimum(bottom_a, bottom_b) - tf.maximum(top_a, top_b), 0.0)
-    intersection = width * height
-    area_a, area_b = (right_a - left_a) * (bottom_a - top_a), (right_b - left_b) * (bottom_b - top_b)
-    return tf.math.divide_no_nan(intersection, area_a + area_b - intersection)

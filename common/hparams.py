@@ -56,9 +56,7 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
             raise UserError(f"hyper-parameter {key!r} cannot be changed here; what can: {', '.join(only)}")
         if key in values:
             raise UserError(f"hyper-parameter {key!r} is given twice in {spec!r}: keep one")
-        if key == "image_size":
-            value = parse_image_size(value)
-        elif isinstance(value, str) and typing.get_origin(annotations[key]) is tuple:
+        if key != "image_size" and isinstance(value, str) and typing.get_origin(annotations[key]) is tuple:
             value = [item for item in re.split(r"[,\s]+", value) if item]
         values[key] = value
     # Not strict: text becomes numbers, "1e-3" included, which PyYAML leaves as text.
@@ -78,10 +76,7 @@ def resolve(config: Config, a: Any) -> Config:
     fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
     config = override(config, a.hparams, only=fields)
     given = {name: getattr(a, name, None) for name in fields}
-    given = {name: value for name, value in given.items() if value not in (None, "")}
-    if "image_size" in given:
-        given["image_size"] = parse_image_size(given["image_size"])
-    return replace(config, given)
+    return replace(config, {name: value for name, value in given.items() if value not in (None, "")})
 
 
 def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -> Config:
@@ -89,10 +84,12 @@ def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -
 
     Args:
         config: a frozen dataclass instance.
-        values: of some fields.
+        values: of some fields; an image size in any form that `parse_image_size` takes.
         strict: False converts text to the type of its field.
     """
     annotations = typing.get_type_hints(type(config), include_extras=True)
+    if "image_size" in values:
+        values = {**values, "image_size": parse_image_size(values["image_size"])}
     try:
         converted = {name: _convert(name, values[name], annotations[name], strict) for name in values}
         return dataclasses.replace(config, **converted)
@@ -138,16 +135,13 @@ def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:
         UserError: another version wrote it, with a setting that this one does not have, or without one that
             it needs.
     """
-    known = {field.name for field in dataclasses.fields(config_type)}
-    required = {f.name for f in dataclasses.fields(config_type) if f.default is dataclasses.MISSING}
-    surplus, missing = sorted(fields.keys() - known), sorted(required - fields.keys())
-    if surplus or missing:
-        difference = f"had the setting {surplus[0]!r}" if surplus else f"had no setting {missing[0]!r}"
-        raise UserError(f"the weights were saved by another version: it {difference}")
+    surplus = sorted(fields.keys() - {field.name for field in dataclasses.fields(config_type)})
     try:
+        if surplus:
+            raise msgspec.ValidationError(f"no setting is named {surplus[0]!r}")
         return msgspec.convert(dict(fields), config_type)
     except msgspec.ValidationError as error:
-        raise UserError(f"the weights were saved with a setting that does not fit: {error}") from error
+        raise UserError(f"the weights were saved by another version: {error}") from error
 
 
 def parse_image_size(text: str | int | tuple[int, int] | list[int]) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from common.errors import UserError
 from common.files import write_bytes
@@ -60,23 +61,18 @@ class LabelMap:
     def _class_of(self) -> dict[int, int]:
         return {category_id: index for index, category_id in enumerate(self.category_ids)}
 
-    def class_of(self, category_id: int) -> int:
-        """The class of a category id; KeyError for one that is not in the map."""
-        return self._class_of[int(category_id)]
-
-    def classes_of(self, category_ids: np.ndarray) -> np.ndarray:
+    def classes_of(self, category_ids: ArrayLike) -> np.ndarray:
         """Category ids (N,) -> classes int32 (N,); KeyError naming the first id that is not in the map."""
         return np.array([self._class_of[i] for i in np.asarray(category_ids).tolist()], np.int32)
 
-    def differences(self, other: "LabelMap") -> list[str]:
+    def differences(self, other: "LabelMap", here: str = "in training") -> list[str]:
         """Categories of `other` that are not here under the same id and the same name, in words."""
-        found = []
-        for category_id, name in zip(other.category_ids, other.names, strict=True):
-            if category_id not in self._class_of:
-                found.append(f"category {category_id} ({name!r}) is not among those of training")
-            elif (own := self.names[self.class_of(category_id)]) != name:
-                found.append(f"category {category_id} is {name!r} here and {own!r} in training")
-        return found
+        names = dict(zip(self.category_ids, self.names, strict=True))
+        return [
+            f"category {category_id} is {name!r}, {here} it is {names.get(category_id)!r}"
+            for category_id, name in zip(other.category_ids, other.names, strict=True)
+            if names.get(category_id) != name
+        ]
 
     def categories(self) -> list[dict[str, Any]]:
         """COCO's `categories` list: [{"id": ..., "name": ...}, ...] in the order of the classes."""
@@ -91,12 +87,10 @@ class LabelMap:
         """Reads `to_json`'s text, or any JSON object with a COCO `categories` list; UserError if it is
         neither."""
         try:
-            document = json.loads(text)
-        except ValueError as error:
-            raise UserError(f"no valid JSON: {error}") from error
-        categories = document.get("categories") if isinstance(document, dict) else None
-        if not isinstance(categories, list) or not all(isinstance(c, dict) for c in categories):
-            raise UserError('no label map: it needs {"categories": [{"id": 1, "name": "..."}, ...]}')
+            categories = list(json.loads(text)["categories"])
+        except (ValueError, TypeError, KeyError) as error:
+            wanted = '{"categories": [{"id": 1, "name": "..."}, ...]}'
+            raise UserError(f"no label map: it needs {wanted}") from error
         return cls.from_categories(categories)
 
     def save(self, path: str | os.PathLike) -> None:

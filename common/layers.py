@@ -31,16 +31,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
     """
 
     def call(self, inputs, training=None, mask=None):
-        fused = (
-            len(inputs.shape) == 4
-            and self.axis in (-1, 3)
-            and self.scale
-            and self.center
-            and mask is None
-            and not self.renorm
-            and not self.synchronized
-        )
-        if not fused:
+        is_special = mask is not None or self.renorm or self.synchronized or not (self.scale and self.center)
+        if is_special or len(inputs.shape) != 4 or self.axis not in (-1, 3):
             return super().call(inputs, training=training, mask=mask)
 
         use_batch_statistics = bool(training) and self.trainable

@@ -22,15 +22,13 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import backend
 
-from common.errors import UserError, unknown
+from common.errors import UserError
 
 if TYPE_CHECKING:
     from common.open_data import Source
 
 SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
 SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3
-# What `auto` and the others of args.PIPELINE_TYPES resolve to. A pipeline's copy does not need all flags.
-_RESOLVED_TYPES = ("dali_gpu", "dali_cpu", "tensorflow", "synthetic")
 
 ElementSpec = tuple[tf.TensorSpec, dict[str, tf.TensorSpec]]
 Shapes = dict[str, tuple[tuple[int | None, ...], tf.DType]]  # name -> shape of one image's tensor, dtype
@@ -167,12 +165,10 @@ def resolve_type(pipeline_type: str) -> str:
     """The loader that `--pipeline_type` means on this machine: auto becomes dali_gpu or dali_cpu.
 
     Raises:
-        UserError: no such type, or dali_gpu without a GPU.
+        UserError: dali_gpu without a GPU.
     """
     if pipeline_type == "auto":
         return "dali_gpu" if gpu_visible() else "dali_cpu"
-    if pipeline_type not in _RESOLVED_TYPES:
-        raise unknown("pipeline type", pipeline_type, ("auto", *_RESOLVED_TYPES))
     if pipeline_type == "dali_gpu" and not gpu_visible():
         raise UserError(
             "--pipeline_type=dali_gpu needs a GPU that TensorFlow and DALI both see: use"
@@ -199,7 +195,7 @@ def make_loader(
         options: source, config, batch_size, training and the others of the app's loaders.
 
     Raises:
-        UserError: no such type, or dali_gpu without a GPU.
+        UserError: dali_gpu without a GPU.
     """
     pipeline_type = resolve_type(pipeline_type)
     if pipeline_type == "synthetic":

@@ -46,7 +46,7 @@ def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, 
     """The K = min(count, N * C) best scores or logits: what one top-k over all of them gives, ties too.
 
     The largest `count` of all are in the `count` rows with the largest maxima, so that the costly sorting
-    sees N numbers instead of N * C, and only those rows are copied.
+    sees N numbers instead of N * C.
 
     Args:
         levels: (B, n, C) each, which count as joined along n to N rows. A row with a NaN or +infinity may
@@ -57,31 +57,12 @@ def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, 
         float32 (B, K), in descending order, -inf for those that are not finite; int32 rows; int32 classes.
     """
     num_classes = levels[0].shape[2]
-    rows = top_rows(tf.concat([tf.reduce_max(level, axis=2) for level in levels], axis=1), count)
-    scores = without_nonfinite(tf.cast(take_rows(levels, rows), tf.float32))  # (B, R, C)
+    joined = tf.concat(levels, axis=1)
+    rows = top_rows(tf.reduce_max(joined, axis=2), count)
+    scores = without_nonfinite(tf.cast(tf.gather(joined, rows, batch_dims=1), tf.float32))  # (B, R, C)
     scores = tf.reshape(scores, [tf.shape(rows)[0], tf.shape(rows)[1] * num_classes])
     scores, index = tf.math.top_k(scores, tf.minimum(count, tf.shape(scores)[1]))
     return scores, tf.gather(rows, index // num_classes, batch_dims=1), index % num_classes
-
-
-def take_rows(levels: Sequence[tf.Tensor], rows: tf.Tensor) -> tf.Tensor:
-    """tf.gather(tf.concat(levels, 1), rows, batch_dims=1) without the concatenation, which copies it all.
-
-    Args:
-        levels: (B, n, V) each.
-        rows: int32 (B, R), of the joined levels.
-
-    Returns:
-        (B, R, V).
-    """
-    taken, start = [], 0
-    for level in levels:
-        size = tf.shape(level)[1]
-        is_here = (rows >= start) & (rows < start + size)
-        values = tf.gather(level, tf.where(is_here, rows - start, 0), batch_dims=1)
-        taken.append(tf.where(is_here[..., tf.newaxis], values, tf.zeros([], level.dtype)))
-        start += size
-    return tf.add_n(taken)
 
 
 def top_rows(maxima: tf.Tensor, count: int) -> tf.Tensor:
@@ -188,7 +169,7 @@ def _pick_by_iou(
         options: score_threshold, iou_threshold and soft_nms_sigma of NonMaxSuppressionV5.
 
     Returns:
-        (B, D) indices into the K candidates and (B, D) scores, padded with 0; (B,) how many are not padding.
+        (B, D) indices into the K candidates, padded with 0; (B, D) scores; (B,) how many are not padding.
     """
 
     def pick_from_one(image):
@@ -227,39 +208,23 @@ def _pick_by_diou(
     Returns:
         As `_pick_by_iou`.
     """
-    left, top, right, bottom = tf.unstack(boxes, axis=-1)  # (B, K) each
-    area = (right - left) * (bottom - top)
-    numbers = tf.stack([left, top, right, bottom, area, tf.cast(classes, tf.float32)], axis=-1)
     positions = tf.range(tf.shape(scores)[1])
     places = tf.range(max_detections)
 
-    def any_left(turn, scores, selected, selected_scores):
+    def any_left(turn, scores, selected):
         return (turn < max_detections) & tf.reduce_any(scores > score_threshold)
 
-    def pick(turn, scores, selected, selected_scores):
+    def pick(turn, scores, selected):
         best = tf.argmax(scores, axis=1, output_type=tf.int32)[:, tf.newaxis]  # (B, 1)
         best_score = tf.gather(scores, best, batch_dims=1)
-        of_best = tf.gather(numbers, best, batch_dims=1)
-        left1, top1, right1, bottom1, area1, class1 = tf.unstack(of_best, axis=-1)  # (B, 1) each
-        width = tf.minimum(right, right1) - tf.maximum(left, left1)
-        height = tf.minimum(bottom, bottom1) - tf.maximum(top, top1)
-        intersection = tf.nn.relu(width) * tf.nn.relu(height)
-        iou = intersection / tf.maximum(area + area1 - intersection, box_ops.TINY)
-        hull_width = tf.maximum(right, right1) - tf.minimum(left, left1)
-        hull_height = tf.maximum(bottom, bottom1) - tf.minimum(top, top1)
-        diagonal = tf.square(hull_width) + tf.square(hull_height)
-        distance = (tf.square(left + right - left1 - right1) + tf.square(top + bottom - top1 - bottom1)) / 4
-        overlap = iou - tf.pow(distance / tf.maximum(diagonal, box_ops.TINY), beta)
-        is_overlapped = (numbers[..., 5] == class1) & (overlap > iou_threshold)
+        overlap = box_ops.diou(boxes, tf.gather(boxes, best, batch_dims=1), beta)  # (B, K)
+        is_overlapped = (classes == tf.gather(classes, best, batch_dims=1)) & (overlap > iou_threshold)
         is_place = (places == turn) & (best_score > score_threshold)  # (B, D)
-        return (
-            turn + 1,
-            tf.where(is_overlapped | (positions == best), 0.0, scores),
-            tf.where(is_place, best, selected),
-            tf.where(is_place, best_score, selected_scores),
-        )
+        left = tf.where(is_overlapped | (positions == best), 0.0, scores)
+        return turn + 1, left, tf.where(is_place, best, selected)
 
-    empty = tf.zeros([tf.shape(scores)[0], max_detections], tf.int32)
-    start = 0, scores, empty, tf.cast(empty, tf.float32)
-    _, _, selected, selected_scores = tf.while_loop(any_left, pick, start)
-    return selected, selected_scores, tf.reduce_sum(tf.cast(selected_scores > 0, tf.int32), axis=1)
+    empty = tf.fill([tf.shape(scores)[0], max_detections], -1)
+    _, _, selected = tf.while_loop(any_left, pick, (0, scores, empty))
+    count = tf.reduce_sum(tf.cast(selected >= 0, tf.int32), axis=1)
+    selected = tf.maximum(selected, 0)
+    return selected, tf.gather(scores, selected, batch_dims=1), count

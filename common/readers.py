@@ -76,7 +76,7 @@ def coco_reader(
     Raises:
         UserError: fewer images than shards.
     """
-    check_shards(annotations.num_images, num_shards, seed)
+    check_shards(annotations.num_images, num_shards)
     clean_name = f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json"
     clean_json = get_or_create(clean_name, lambda: _clean_json(annotations))
     jpegs, boxes, labels, rows = fn.readers.coco(
@@ -110,7 +110,7 @@ def file_reader(
     Raises:
         UserError: fewer images than shards.
     """
-    check_shards(len(files), num_shards, 0)
+    check_shards(len(files), num_shards)
     jpegs, positions = fn.readers.file(
         files=[os.path.abspath(file) for file in files],
         labels=list(range(len(files))),

@@ -46,7 +46,7 @@ def examples(
     """
     if hasattr(source, "examples"):  # frames of a video: only Python can read them
         return source.examples(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
-    check_shards(source.size, num_shards, seed)
+    check_shards(source.size, num_shards)
     positions = _positions(source.size, shard_id, num_shards, seed, training=training)
     if source.name == "tfrecord":
         return _from_records(source.records, source.label_map, positions)

@@ -279,7 +279,7 @@ def tfrecord_reader(
     """
     if not isinstance(records, Records):
         records = index_records(records)
-    check_shards(len(records.spans), num_shards, seed)
+    check_shards(len(records.spans), num_shards)
     text = dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")
     floats = dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0)
     integers = dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0)

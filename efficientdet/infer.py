@@ -8,7 +8,6 @@ ids; images in sorted order). With --annotations the ground truth is drawn besid
 writes a results file for the COCO server (common/evaluation/submission.py).
 """
 
-import functools
 import os
 import pathlib
 import sys
@@ -36,11 +35,7 @@ def infer(**given) -> list[dict]:
     from efficientdet.predict import open_detector
 
     a = InferArgs(**given)
-    policy = shared_flags.ImagePolicy(a.on_bad_image, a.max_megapixels)
-    images_opener = functools.partial(open_data.open_images, policy=policy)
-    return commands.infer(
-        a, open_detector, make_loader, images_opener, open_data.read_coco, open_data.explain
-    )
+    return commands.infer(a, open_detector, make_loader, open_data.open_images, open_data.explain)
 
 
 def main() -> None:

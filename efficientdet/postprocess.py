@@ -58,7 +58,8 @@ def candidates(
     logits, rows, classes = nms.top_candidates(  # (B, K)
         box_encoder.split_anchors(class_logits, num_classes), config.nms_candidates
     )
-    deltas = nms.take_rows(box_encoder.split_anchors(box_deltas, 4), rows)  # (B, K, 4)
+    deltas = tf.concat(box_encoder.split_anchors(box_deltas, 4), axis=1)
+    deltas = tf.gather(deltas, rows, batch_dims=1)  # (B, K, 4)
     boxes = box_encoder.decode_deltas(deltas, tf.gather(anchors.boxes_normalized, rows))
     return boxes, tf.sigmoid(logits), classes
 
@@ -73,7 +74,5 @@ def decode_all(
         Anchors are ordered as in Anchors.boxes.
     """
     num_classes = class_logits[0].shape[-1] // anchors.anchors_per_location
-    deltas = tf.concat(box_encoder.split_anchors(box_deltas, 4), axis=1)
     logits = tf.concat(box_encoder.split_anchors(class_logits, num_classes), axis=1)
-    boxes = box_encoder.decode_deltas(tf.cast(deltas, tf.float32), anchors.boxes_normalized)
-    return boxes, tf.sigmoid(tf.cast(logits, tf.float32))
+    return box_encoder.decode_boxes(box_deltas, anchors), tf.sigmoid(tf.cast(logits, tf.float32))

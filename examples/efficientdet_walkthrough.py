@@ -21,7 +21,6 @@ from absl import flags
 
 from common import args as shared_flags
 from common import box_encoder, errors
-from common import boxes as box_ops
 from common.datacheck.open_data import check_labels, open_source
 from common.evaluation import drawing
 from common.files import make_output_directory
@@ -89,7 +88,9 @@ def walk(
     loader = make_loader("auto", training=True, seed=seed, **options)
     batch, targets = next(iter(loader.dataset()))  # float32 (B, H, W, 3); name -> tensor
     pixels = list(to_pixels(batch).numpy())
-    boxes_px = [box_ops.denormalize(boxes, config.image_size) for boxes in targets["boxes"].numpy()]
+    height, width = config.image_size
+    to_px = np.float32([width, height, width, height])
+    boxes_px = list(targets["boxes"].numpy() * to_px)
     truth = list(zip(pixels, boxes_px, targets["classes"].numpy(), strict=True))
     show(
         "1_network_input.png",
@@ -110,7 +111,7 @@ def walk(
     pictures = []
     for image, classes in zip(pixels, flat, strict=True):
         positive = classes >= 0
-        anchors_px = box_ops.tlbr_to_ltrb(anchors.boxes[positive])
+        anchors_px = anchors.boxes[positive][:, [1, 0, 3, 2]]
         pictures.append(drawing.draw_boxes(image, anchors_px, level_of[positive], levels))
     show(
         "2_positive_anchors.png",
@@ -150,7 +151,7 @@ def walk(
         for image, *rows in zip(to_pixels(batch).numpy(), *(values.numpy() for values in found), strict=True):
             boxes, scores, classes = (values[:100] for values in rows)
             seen = scores >= least_score
-            found_px = box_ops.denormalize(boxes[seen], config.image_size)
+            found_px = boxes[seen] * to_px
             pictures.append(drawing.draw_boxes(image, found_px, classes[seen], names, scores[seen]))
         show(name, pictures, says)
 

@@ -20,7 +20,6 @@ import tensorflow as tf
 from absl import flags
 
 from common import args as shared_flags
-from common import boxes as box_ops
 from common import errors
 from common.datacheck.open_data import check_labels, open_source
 from common.evaluation import drawing
@@ -90,7 +89,9 @@ def walk(
     loader = make_loader("auto", training=True, seed=seed, **options)
     batch, targets = next(iter(loader.dataset()))  # float32 (B, H, W, 3); name -> tensor
     pixels = list(to_pixels(batch).numpy())
-    boxes_px = [box_ops.denormalize(boxes, config.image_size) for boxes in targets["boxes"].numpy()]
+    height, width = config.image_size
+    to_px = np.float32([width, height, width, height])
+    boxes_px = list(targets["boxes"].numpy() * to_px)
     truth = list(zip(pixels, boxes_px, targets["classes"].numpy(), strict=True))
     show(
         "1_network_input.png",
@@ -162,7 +163,7 @@ def walk(
         for image, *rows in zip(to_pixels(batch).numpy(), *(values.numpy() for values in found), strict=True):
             boxes, scores, classes = (values[:100] for values in rows)
             seen = scores >= least_score
-            found_px = box_ops.denormalize(boxes[seen], config.image_size)
+            found_px = boxes[seen] * to_px
             pictures.append(drawing.draw_boxes(image, found_px, classes[seen], names, scores[seen]))
         show(name, pictures, says)
 

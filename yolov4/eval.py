@@ -27,7 +27,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def evaluate_weights(**given) -> dict:
-    """Evaluates weights; `given`: fields of EvalArgs. Returns COCO's numbers: see coco_metrics.Score."""
+    """Evaluates weights; `given`: fields of EvalArgs. Returns COCO's numbers: see coco_metrics.Evaluation."""
     from common.datacheck import open_data
     from common.evaluation import commands
     from yolov4.loaders import make_loader

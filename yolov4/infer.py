@@ -44,9 +44,7 @@ def infer(**given) -> list[dict]:
 
     a = InferArgs(**given)
     opener = open_detector if a.submission else functools.partial(open_detector, nms_iou=PICTURE_NMS_IOU)
-    policy = shared_flags.ImagePolicy(a.on_bad_image, a.max_megapixels)
-    images_opener = functools.partial(open_data.open_images, policy=policy)
-    return commands.infer(a, opener, make_loader, images_opener, open_data.read_coco, open_data.explain)
+    return commands.infer(a, opener, make_loader, open_data.open_images, open_data.explain)
 
 
 def main() -> None:

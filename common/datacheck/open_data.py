@@ -101,7 +101,7 @@ class CheckedOpener(plain.Opener):
 
 # The functions and types of common/open_data.py, by the same names.
 DataFlags, list_images = plain.DataFlags, plain.list_images
-log_source, read_coco = plain.log_source, plain.read_coco
+log_source = plain.log_source
 _CHECKED = CheckedOpener()
 open_coco, open_tfrecords, open_images = _CHECKED.open_coco, _CHECKED.open_tfrecords, _CHECKED.open_images
 open_source, open_splits = _CHECKED.open_source, _CHECKED.open_splits

@@ -14,7 +14,6 @@ import contextlib
 import importlib.metadata
 import io
 import json
-import math
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -33,12 +32,6 @@ FASTER_VERSION = "1.8.0"  # compared with pycocotools in tests/common/evaluation
 # The order of COCOeval.stats (pycocotools cocoeval.py: _summarizeDets).
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 NO_TRUTH = -1.0  # pycocotools' value where no ground truth counts, for example APs without small boxes
-
-_ALL_SIZES, _MOST_DETECTIONS = 0, -1  # places in COCOeval's tables
-
-_BOX_DECIMALS = 2  # of a pixel
-_SCORE_DECIMALS = 6
-_METRIC_DECIMALS = 6
 
 
 def to_results(
@@ -83,7 +76,7 @@ def to_results(
         image_id = image_ids[image[finite.argmin()]]
         raise ValueError(f"image {image_id}: a detection has a box or a score that is not finite")
     left, top, right, bottom = (np.clip(boxes, 0, 1) * image_sizes[image][:, [1, 0, 1, 0]]).T
-    boxes_ltwh_px = np.round(np.stack([left, top, right - left, bottom - top], axis=-1), _BOX_DECIMALS)
+    boxes_ltwh_px = np.round(np.stack([left, top, right - left, bottom - top], axis=-1), 2)
     shown = (boxes_ltwh_px[:, 2:] > 0).all(axis=1)
     return [
         {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
@@ -91,44 +84,42 @@ def to_results(
             image_ids[image[shown]].tolist(),
             np.array(label_map.category_ids, np.int64)[classes[shown]].tolist(),
             boxes_ltwh_px[shown].tolist(),
-            np.round(scores[shown], _SCORE_DECIMALS).tolist(),
+            np.round(scores[shown], 6).tolist(),
             strict=True,
         )
     ]
 
 
-class Score(NamedTuple):
-    """What `score` found.
+class Evaluation(NamedTuple):
+    """Detections and what they are worth.
 
     Attributes:
         metrics: NAMES -> float in 0..1, or NO_TRUTH where no ground truth counts; and `per_class`: class name
             -> AP, AP50, and `num_boxes`, the number of boxes that are no crowds.
+        results: the detections, as they were given.
         curves: class name -> the curve whose area is AP50: interpolated precision at IoU 0.50 and recalls
             0, 0.01 .. 1, 101 floats. Classes without ground truth are left out.
     """
 
     metrics: dict[str, Any]
+    results: list[dict[str, Any]]
     curves: dict[str, list[float]]
 
 
 def check_backend(coco_backend: str) -> None:
     """UserError where --coco_backend=faster is asked for and the right version is not installed."""
-    if coco_backend != "faster":
-        return
-    try:
-        found = importlib.metadata.version("faster-coco-eval")
-    except importlib.metadata.PackageNotFoundError:
-        found = "none"
-    if found != FASTER_VERSION:
+    installed = [package.version for package in importlib.metadata.distributions(name="faster-coco-eval")]
+    if coco_backend == "faster" and FASTER_VERSION not in installed:
         raise UserError(
-            f"--coco_backend=faster needs faster-coco-eval {FASTER_VERSION} (installed: {found}): run "
-            f"`pip install faster-coco-eval=={FASTER_VERSION}`, or leave the flag out"
+            f"--coco_backend=faster needs faster-coco-eval {FASTER_VERSION} (installed: "
+            f"{', '.join(installed) or 'none'}): run `pip install faster-coco-eval=={FASTER_VERSION}`, or "
+            "leave the flag out"
         )
 
 
 def score(
     ground_truth: dict[str, Any], detections: list[dict[str, Any]], coco_backend: str = "pycocotools"
-) -> Score:
+) -> Evaluation:
     """COCO's box metrics of `detections`, and their precision-recall curves.
 
     Args:
@@ -140,8 +131,7 @@ def score(
 
     Raises:
         UserError: the ground truth holds no box at all; or the backend is not installed.
-        ValueError: a detection is not finite, or of an image that the ground truth does not have. The message
-            names the image.
+        KeyError: a detection is of an image that the ground truth does not have.
     """
     check_backend(coco_backend)
     evaluator_class = COCOeval
@@ -151,8 +141,6 @@ def score(
     annotations = ground_truth["annotations"]
     categories = sorted(ground_truth["categories"], key=lambda category: category["id"])
     image_ids = sorted(image["id"] for image in ground_truth["images"])
-    for image_id in {detection["image_id"] for detection in detections}.difference(image_ids):
-        raise ValueError(f"image {image_id} has a detection but is not in the ground truth")
     num_boxes = collections.Counter(a["category_id"] for a in annotations if not a.get("iscrowd", 0))
     if not num_boxes:
         raise UserError(
@@ -164,8 +152,8 @@ def score(
         evaluator.evaluate()
         evaluator.accumulate()
         evaluator.summarize()
-    # (IoU thresholds, recalls, categories); -1 for categories without ground truth
-    precision = evaluator.eval["precision"][:, :, :, _ALL_SIZES, _MOST_DETECTIONS]
+    # (IoU thresholds, recalls, categories) of all sizes and 100 detections; -1 where there is no ground truth
+    precision = evaluator.eval["precision"][:, :, :, 0, -1]
     metrics: dict[str, Any] = dict(zip(NAMES, map(float, evaluator.stats[:12]), strict=True))
     metrics["per_class"], curves = {}, {}
     for k, category in enumerate(categories):
@@ -176,7 +164,7 @@ def score(
         }
         if num_boxes[category["id"]]:
             curves[category["name"]] = precision[0, :, k].tolist()
-    return Score(metrics, curves)
+    return Evaluation(metrics, detections, curves)
 
 
 def format_table(metrics: dict[str, Any]) -> str:
@@ -192,7 +180,7 @@ def format_table(metrics: dict[str, Any]) -> str:
 def write_metrics(metrics: dict[str, Any], path: str | os.PathLike) -> None:
     """Writes `metrics` as JSON with sorted keys, numbers to 6 decimals; atomic, the same bytes every time."""
     exact = json.dumps(metrics, allow_nan=False)
-    rounded = json.loads(exact, parse_float=lambda text: round(float(text), _METRIC_DECIMALS))
+    rounded = json.loads(exact, parse_float=lambda text: round(float(text), 6))
     write_bytes(path, (json.dumps(rounded, indent=2, sort_keys=True) + "\n").encode())
 
 
@@ -218,10 +206,7 @@ def encode_detections(detections: list[dict[str, Any]]) -> bytes:
 
 
 def _sorted(detections: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By image, category, falling score, and box; ValueError where one is not finite."""
-    for detection in detections:
-        if not all(map(math.isfinite, (detection["score"], *detection["bbox"]))):
-            raise ValueError(f"image {detection['image_id']}: the detection {detection} is not finite")
+    """By image, category, falling score, and box."""
     return sorted(detections, key=lambda d: (d["image_id"], d["category_id"], -d["score"], d["bbox"]))
 
 
@@ -233,7 +218,7 @@ def _index(rows: list[dict[str, Any]], image_ids: list[int], category_ids: list[
     """
     images = {image_id: number for number, image_id in enumerate(image_ids, start=1)}
     categories = {category_id: number for number, category_id in enumerate(category_ids, start=1)}
-    known = [row for row in rows if row["image_id"] in images and row["category_id"] in categories]
+    known = [row for row in rows if row["category_id"] in categories]
     annotations = [
         {
             "id": number,

@@ -5,14 +5,13 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from common import boxes as box_ops
-from common.annotations import Annotations
-from common.args import EvalArgs, InferArgs
+from common.annotations import read_coco
+from common.args import EvalArgs, ImagePolicy, InferArgs
 from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, submission, video
@@ -48,7 +47,7 @@ def evaluate_weights(
         explain: see `evaluate.predict`.
 
     Returns:
-        COCO's numbers: see coco_metrics.Score.
+        COCO's numbers: see coco_metrics.Evaluation.
     """
     share_gpu_memory()
     refuse_synthetic(a.pipeline_type)
@@ -72,8 +71,7 @@ def infer(
     a: InferArgs,
     open_detector: OpenDetector,
     make_loader: MakeLoader,
-    open_images: Callable[[str], ImageListSource],
-    load_annotations: Callable[[str], Annotations],
+    open_images: Callable[[str, ImagePolicy], ImageListSource],
     explain: Explain,
 ) -> list[dict[str, Any]]:
     """Detects in images or a video, draws and writes.
@@ -82,27 +80,19 @@ def infer(
         a: the flags.
         open_detector, make_loader: the app's.
         open_images: opens and checks the images that --images names.
-        load_annotations: reads a COCO json without its images.
         explain: see `evaluate.predict`.
 
     Returns:
         The detections in COCO results format, as in detections.json.
     """
     share_gpu_memory()
-    job = Job(a, open_images, load_annotations)
+    job = Job(a, open_images)
     detect, config, label_map, _ = open_detector(a.weights, a.image_size, a.hparams)
     if job.categories:
         submission.check_categories(job.categories, label_map, a.image_info or a.annotations)
     loader = make_loader(job.pipeline_type, source=job.source, config=config, **_loader_options(a))
-    least_score = np.float32(0 if a.submission else a.score_threshold)
-
-    def detect_above(images, letterbox):
-        # Lower scores become padding, which `predict` drops early; only a higher score suppresses a box.
-        boxes, scores, classes, finite = map(np.asarray, detect(images, letterbox))
-        return boxes, scores, np.where(scores >= least_score, classes, -1), finite
-
     begun = time.monotonic()
-    found = predict(detect_above, loader, job.source, label_map, title="detecting", explain=explain)
+    found = predict(detect, loader, job.source, label_map, title="detecting", explain=explain)
     print(f"{job.source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
     return job.write(found, label_map)
 
@@ -116,7 +106,7 @@ class Job:
     """What infer.py detects in, images or a video, and what it writes about them.
 
     Args:
-        a, open_images, load_annotations: see `infer`.
+        a, open_images: see `infer`.
 
     Attributes:
         source: what the loader reads.
@@ -127,30 +117,25 @@ class Job:
         UserError: flags missing, or that do not go together; files that cannot be used.
     """
 
-    def __init__(
-        self,
-        a: InferArgs,
-        open_images: Callable[[str], ImageListSource],
-        load_annotations: Callable[[str], Annotations],
-    ) -> None:
+    def __init__(self, a: InferArgs, open_images: Callable[[str, ImagePolicy], ImageListSource]) -> None:
         self._a = a
         self._is_video = pathlib.Path(a.images or "").suffix.lower() in VIDEO_SUFFIXES
         self._check_flags()
-        self._truth = load_annotations(a.annotations) if a.annotations else None
+        self._truth = read_coco(a.annotations) if a.annotations else None
         self.categories: LabelMap | None = None
         if self._is_video:
             self.source, self.pipeline_type, files = video.open_video(a.images), "tensorflow", [a.images]
             self._about = self.source.about()  # of each image, for detections.json
         else:
-            self.source, self._about = self._with_ids(open_images(a.images))
+            policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
+            self.source, self._about = self._with_ids(open_images(a.images, policy))
             self.pipeline_type, files = a.pipeline_type, self.source.files
         output = pathlib.Path(a.output_dir)
         if a.draw and any(pathlib.Path(file).resolve().parent == output.resolve() for file in files):
             raise UserError(f"--output_dir={output} holds the images: pictures would replace them")
         self._directory = make_output_directory(output)  # before a submission that goes into it
         if a.submission:
-            others = [output / "detections.json", *filter(None, (a.annotations, a.image_info))]
-            submission.check_path(a.submission, others)
+            submission.check_path(a.submission)
 
     def _check_flags(self) -> None:
         a = self._a
@@ -181,16 +166,14 @@ class Job:
             image_ids = look_up(names, known, f"--image_info={a.image_info}")
         else:
             image_ids = submission.ids_by_name(names) if a.submission else range(len(names))
-        name_of: dict[int, str] = {}
-        files = []
-        for file, name, image_id in zip(source.files, names, image_ids, strict=True):
-            if image_id in name_of:
-                raise UserError(f"{name_of[image_id]!r} and {name!r} are both image {image_id}")
-            if image_id is not None:
-                name_of[image_id] = name
-                files.append(file)
-        about = [{"image_id": image_id, "file_name": name} for image_id, name in name_of.items()]
-        return dataclasses.replace(source, files=tuple(files)), about
+        found = [row for row in zip(image_ids, names, source.files, strict=True) if row[0] is not None]
+        about = {}
+        for image_id, name, _ in found:
+            if image_id in about:
+                raise UserError(f"{about[image_id]['file_name']!r} and {name!r} are both image {image_id}")
+            about[image_id] = {"image_id": image_id, "file_name": name}
+        files = tuple(file for *_, file in found)
+        return dataclasses.replace(source, files=files), list(about.values())
 
     def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
         """Writes all files, prints where, and returns the content of detections.json.
@@ -199,39 +182,31 @@ class Job:
             found: COCO results whose image_id is a position in the source.
             label_map: of the trained classes.
         """
-        by_image: list[list[dict[str, Any]]] = [[] for _ in self._about]
-        for result in found:
-            by_image[result["image_id"]].append(result)
-        if self._a.submission:
-            image_ids = [about["image_id"] for about in self._about]
-            count = submission.write(self._a.submission, by_image, image_ids)
-            print(f"{self._a.submission}: {count} detections in {len(image_ids)} images")
-        by_image = [[r for r in rows if r["score"] >= self._a.score_threshold] for rows in by_image]
-        results = []
-        for about, of_image in zip(self._about, by_image, strict=True):
-            results += [result | about for result in of_image]
+        a = self._a
+        results = [result | self._about[result["image_id"]] for result in found]
+        if a.submission:
+            count = submission.write(a.submission, results)
+            print(f"{a.submission}: {count} detections in {len(self._about)} images")
+        results = [result for result in results if result["score"] >= a.score_threshold]
         with writing(self._directory):
-            if self._a.draw:
-                self._save_pictures(self._draw(by_image, label_map))
+            if a.draw:
+                self._save_pictures(self._draw(results, label_map))
             coco_metrics.write_detections(results, self._directory / "detections.json")
         images = "frames" if self._is_video else "images"
         print(f"{len(results)} detections in {len(self._about)} {images}: see {self._directory}")
         return results
 
-    def _draw(self, by_image: list[list[dict[str, Any]]], label_map: LabelMap) -> Iterator[np.ndarray]:
+    def _draw(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[np.ndarray]:
         """Each image with its detections, to the right of its ground truth where there is any."""
         pixels = self.source.frames() if self._is_video else map(drawing.read_image, self.source.files)
+        detections = _by_image(results)
+        boxes = _by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
         bar = Bar("drawing", len(self._about))
-        for image, about, results in zip(pixels, self._about, by_image, strict=True):
-            picture = drawing.draw_results(image, results, label_map)
+        for image, about in zip(pixels, self._about, strict=True):
+            image_id = about["image_id"]
+            picture = drawing.draw_results(image, detections[image_id], label_map)
             if self._truth:
-                boxes = self._truth.image_ids[self._truth.box_image] == about["image_id"]
-                ground_truth = drawing.draw_boxes(
-                    image,
-                    box_ops.ltwh_to_ltrb(self._truth.boxes_ltwh_px[boxes]),
-                    self._truth.label_map.classes_of(self._truth.category_ids[boxes]),
-                    self._truth.label_map.names,
-                )
+                ground_truth = drawing.draw_results(image, boxes[image_id], self._truth.label_map)
                 gap = 6
                 width = 2 * image.shape[1] + gap
                 picture = drawing.contact_sheet([ground_truth, picture], columns=2, width=width, gap=gap)
@@ -264,6 +239,14 @@ def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int
         raise UserError(f"{origin} knows none of the {len(names)} images, not even {names[0]!r}")
     log(f"{origin} lists {len(known)} images: {len(names) - left_out} are here; {left_out} files left out")
     return image_ids
+
+
+def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Detections or annotations by the id of their image; an empty list for any other id."""
+    grouped = collections.defaultdict(list)
+    for row in rows:
+        grouped[row["image_id"]].append(row)
+    return grouped
 
 
 def _picture_names(about: list[dict[str, Any]]) -> list[str]:

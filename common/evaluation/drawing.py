@@ -60,8 +60,8 @@ def draw_boxes(
     clipped = np.clip(boxes_px, 0, picture.size * 2)
     for row in rows:
         left, top, right, bottom = clipped[row]
-        right, bottom = max(right - 1, left), max(bottom - 1, top)  # the last pixel inside
-        draw.rectangle((left, top, right, bottom), outline=class_colour(int(classes[row])), width=line)
+        corners = left, top, max(right - 1, left), max(bottom - 1, top)  # the last pixel inside
+        draw.rectangle(corners, outline=class_colour(int(classes[row])), width=line)
     for row in rows:  # no box hides a name
         index = int(classes[row])
         name = names[index] if index < len(names) else str(index)
@@ -71,11 +71,12 @@ def draw_boxes(
 
 
 def draw_results(image: np.ndarray, results: Sequence[Mapping[str, Any]], label_map: LabelMap) -> np.ndarray:
-    """`draw_boxes` for one image's detections in COCO results format."""
+    """`draw_boxes` for one image's detections in COCO results format, or its annotations, without scores."""
     boxes_ltwh_px = np.array([result["bbox"] for result in results], np.float32).reshape(-1, 4)
-    classes = np.array([label_map.class_of(result["category_id"]) for result in results], int)
-    scores = np.array([result["score"] for result in results])
-    return draw_boxes(image, box_ops.ltwh_to_ltrb(boxes_ltwh_px), classes, label_map.names, scores)
+    classes = label_map.classes_of([result["category_id"] for result in results])
+    scores = np.array([result["score"] for result in results if "score" in result])
+    boxes_px = box_ops.ltwh_to_ltrb(boxes_ltwh_px)
+    return draw_boxes(image, boxes_px, classes, label_map.names, scores if len(scores) else None)
 
 
 def save_batch(
@@ -186,13 +187,12 @@ def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> N
 
 def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float, top: float) -> None:
     """Text on the colour of the class: above the box where there is room, else inside; never cut off."""
-    x0, y0, x1, y1 = draw.textbbox((0, 0), text)
-    width, height = x1 - x0 + 4, y1 - y0 + 4
+    *_, width, height = (side + 4 for side in draw.textbbox((0, 0), text, anchor="lt"))
     x = max(min(left, draw.im.size[0] - width), 0)
     y = top - height if top >= height else min(top, draw.im.size[1] - height)
     draw.rectangle((x, y, x + width - 1, y + height - 1), fill=colour)
     brightness = np.dot(colour, (0.299, 0.587, 0.114))  # ITU-R BT.601 luma
-    draw.text((x + 2 - x0, y + 2 - y0), text, fill="black" if brightness > 140 else "white")
+    draw.text((x + 2, y + 2), text, fill="black" if brightness > 140 else "white", anchor="lt")
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:

@@ -11,20 +11,19 @@ import itertools
 import operator
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from common import progress
+from common import open_data, progress
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing
+from common.evaluation.coco_metrics import Evaluation
 from common.labels import LabelMap
 from common.loader import BaseLoader, placement
-
-if TYPE_CHECKING:
-    from common.open_data import Source
+from common.open_data import Source
 
 # Each app's make_detect returns one. It takes the first two tensors of an evaluation loader's batch, images
 # (B, H, W, 3) and letterbox (B, 4), the place of each image in the network input. It returns boxes (B, D, 4)
@@ -33,33 +32,19 @@ if TYPE_CHECKING:
 Detect = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
 OnBatch = Callable[[int, int], None]  # (batches done, batches in all)
 # (what a loader raised, what it read, --pipeline_type) -> the error that names the images
-Explain = Callable[[Exception, "Source", str], UserError]
-
-
-class Evaluation(NamedTuple):
-    """What `evaluate` found.
-
-    Attributes:
-        metrics: COCO's numbers: see coco_metrics.Score.
-        results: the detections: see `predict`.
-        curves: precision at recalls by class name: see coco_metrics.Score.
-    """
-
-    metrics: dict[str, Any]
-    results: list[dict[str, Any]]
-    curves: dict[str, list[float]]
+Explain = Callable[[Exception, Source, str], UserError]
 
 
 def predict(
     detect: Detect,
     loader: BaseLoader,
-    source: "Source",
+    source: Source,
     label_map: LabelMap,
     *,
     title: str,
     ranks: Ranks | None = None,
     on_batch: OnBatch | None = None,
-    explain: Explain | None = None,
+    explain: Explain = open_data.explain,
 ) -> list[dict[str, Any]]:
     """Runs `detect` over the source's images, each exactly once. All ranks call it together.
 
@@ -72,7 +57,7 @@ def predict(
         ranks: all that detect together; None for this process alone.
         on_batch: called after every batch, on all ranks alike, also after a problem: it may do what needs
             all ranks. What it raises passes through, so it must raise on all ranks at the same batch.
-        explain: makes an error of the loader name the images; None repeats the loader's own words.
+        explain: makes the UserError of what the loader raised; the data check's names the images.
 
     Returns:
         Detections of all images in COCO results format, the same list on every rank: by rising image id, and
@@ -111,7 +96,7 @@ def predict(
 
 
 def _detect_batches(
-    detect: Detect, loader: BaseLoader, source: "Source", explain: Explain | None
+    detect: Detect, loader: BaseLoader, source: Source, explain: Explain
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """(boxes, scores, classes, image ids, image sizes) of each batch; what can be wrong is a UserError."""
     with placement(loader):
@@ -120,10 +105,7 @@ def _detect_batches(
         try:
             images, extra = next(batches)
         except tf.errors.OpError as error:
-            if explain:
-                raise explain(error, source, loader.pipeline_type) from error
-            reason = str(error).splitlines()[0]
-            raise UserError(f"the loader ({loader.pipeline_type}) stopped: {reason}") from error
+            raise explain(error, source, loader.pipeline_type) from error
         *columns, finite = map(np.asarray, detect(images, extra["letterbox"]))
         image_ids, image_sizes = np.asarray(extra["image_ids"]), np.asarray(extra["image_sizes"])
         if not finite.all():
@@ -137,12 +119,12 @@ def _detect_batches(
 def evaluate(
     detect: Detect,
     loader: BaseLoader,
-    source: "Source",
+    source: Source,
     label_map: LabelMap,
     *,
     ranks: Ranks | None = None,
     on_batch: OnBatch | None = None,
-    explain: Explain | None = None,
+    explain: Explain = open_data.explain,
     coco_backend: str = "pycocotools",
 ) -> Evaluation:
     """Detects in the source's images and scores the detections. All ranks call it together.
@@ -165,12 +147,11 @@ def evaluate(
     ranks = ranks or Ranks()
     options = {"ranks": ranks, "on_batch": on_batch, "explain": explain}
     results = predict(detect, loader, source, label_map, title="evaluating", **options)
-    score = None
+    evaluation = None
     with ranks.raise_on_any_rank():
         if ranks.rank == 0:
-            score = coco_metrics.score(source.annotations.ground_truth(), results, coco_backend)
-    metrics, curves = ranks.broadcast_object(score)
-    return Evaluation(metrics, results, curves)
+            evaluation = coco_metrics.score(source.annotations.ground_truth(), results, coco_backend)
+    return Evaluation(*ranks.broadcast_object(evaluation))
 
 
 def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], curves: dict) -> None:

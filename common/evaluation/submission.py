@@ -8,6 +8,7 @@ A list of {"image_id", "category_id", "bbox": [left, top, width, height], "score
 .json or alone in a .zip: https://cocodataset.org/#format-results and https://cocodataset.org/#upload
 """
 
+import collections
 import io
 import os
 import pathlib
@@ -61,46 +62,36 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
     Raises:
         UserError: a name is not a number.
     """
-    stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
-    for name, stem in zip(names, stems, strict=True):
-        if not re.fullmatch("[0-9]{1,18}", stem):
+    for name in names:
+        if not re.fullmatch(r"[0-9]{1,18}", pathlib.Path(name).stem):
             raise UserError(
                 f"--submission needs the ids of images, and {name!r} is not a number: give "
                 "--image_info=FILE, a json that lists images with id and file_name"
             )
-    return [int(stem) for stem in stems]
+    return [int(pathlib.Path(name).stem) for name in names]
 
 
-def check_path(path: str, others: Iterable[str | os.PathLike]) -> None:
-    """UserError unless `path` ends in .json or .zip in a directory, and is none of `others`."""
+def check_path(path: str) -> None:
+    """UserError unless `path` ends in .json or .zip in a directory."""
     file = pathlib.Path(path)
     if file.suffix not in (".json", ".zip"):
         raise UserError(f"--submission={path} must end in .json or .zip")
     if not file.parent.is_dir():
         raise UserError(f"--submission={path}: there is no directory {file.parent}")
-    for other in map(pathlib.Path, others):
-        if file.resolve() == other.resolve():
-            raise UserError(f"--submission={path} and {other} are one file: name another one")
 
 
 def check_categories(categories: LabelMap, label_map: LabelMap, file: str) -> None:
     """UserError where trained classes are not among the categories of `file`: they would count as wrong."""
-    there = dict(zip(categories.category_ids, categories.names, strict=True))
-    for category_id, name in zip(label_map.category_ids, label_map.names, strict=True):
-        if there.get(category_id) != name:
-            raise UserError(
-                f"{file}: category {category_id} is {there.get(category_id)!r} there and {name!r} in the "
-                "weights: give weights of these categories"
-            )
+    for difference in categories.differences(label_map, here=f"in {file}"):
+        raise UserError(f"the weights' {difference}: give weights of these categories")
 
 
-def write(path: str, by_image: Sequence[list[dict[str, Any]]], image_ids: Sequence[int]) -> int:
+def write(path: str, results: Iterable[dict[str, Any]]) -> int:
     """Writes the best MAX_DETECTIONS of each image, atomically.
 
     Args:
         path: ends in .json, or .zip, in which there is one .json of the same name.
-        by_image: of each image its COCO results.
-        image_ids: as the server knows them.
+        results: COCO results, with the ids of images that the server knows; other keys are left out.
 
     Returns:
         How many detections were written.
@@ -108,11 +99,12 @@ def write(path: str, by_image: Sequence[list[dict[str, Any]]], image_ids: Sequen
     Raises:
         UserError: it cannot be written.
     """
-    kept = [
-        result | {"image_id": image_id}
-        for image_id, results in zip(image_ids, by_image, strict=True)
-        for result in sorted(results, key=lambda result: -result["score"])[:MAX_DETECTIONS]
-    ]
+    count: collections.Counter[int] = collections.Counter()
+    kept = []
+    for result in sorted(results, key=lambda result: -result["score"]):
+        count[result["image_id"]] += 1
+        if count[result["image_id"]] <= MAX_DETECTIONS:
+            kept.append({key: result[key] for key in ("image_id", "category_id", "bbox", "score")})
     content = coco_metrics.encode_detections(kept)
     file = pathlib.Path(path)
     if file.suffix == ".zip":

@@ -58,13 +58,16 @@ class VideoSource:
 
     def examples(self, **_: Any) -> tf.data.Dataset:
         """The frames for tf_readers.examples, in one shard."""
-        encoded = tf.data.Dataset.from_generator(
-            lambda: map(_to_png, self.frames()), output_signature=tf.TensorSpec((), tf.string)
+        frames = tf.data.Dataset.from_generator(
+            self.frames, output_signature=tf.TensorSpec((self.height, self.width, 3), tf.uint8)
         )
         boxes, labels = tf.zeros((0, 4)), tf.zeros((0,), tf.int32)
-        return encoded.enumerate().map(
-            lambda number, png: {"encoded": png, "boxes": boxes, "labels": labels, "image_id": number}
-        )
+
+        def example(number: tf.Tensor, frame: tf.Tensor) -> dict[str, tf.Tensor]:
+            png = tf.io.encode_png(frame, compression=0)  # without loss, and decoded again at once
+            return {"encoded": png, "boxes": boxes, "labels": labels, "image_id": number}
+
+        return frames.enumerate().map(example)
 
 
 def open_video(path: str) -> VideoSource:
@@ -83,8 +86,7 @@ def open_video(path: str) -> VideoSource:
     count = 1
     while capture.grab():
         count += 1
-    promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-    rate = capture.get(cv2.CAP_PROP_FPS)
+    rate, promised = capture.get(cv2.CAP_PROP_FPS), int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
     if promised > count:
         log(f"warning: only {count} of the {promised} frames of {path} can be decoded")
     rate = rate if np.isfinite(rate) and rate > 0 else _FALLBACK_RATE
@@ -117,10 +119,3 @@ def _opencv() -> ModuleType:
     except ImportError as error:
         raise UserError("videos need OpenCV to decode them: pip install opencv-python-headless") from error
     return cv2
-
-
-def _to_png(frame: np.ndarray) -> bytes:
-    """PNG without compression: fast, and decoded again at once."""
-    cv2 = _opencv()
-    _, png = cv2.imencode(".png", np.ascontiguousarray(frame[..., ::-1]), [cv2.IMWRITE_PNG_COMPRESSION, 0])
-    return png.tobytes()

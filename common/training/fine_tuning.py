@@ -4,6 +4,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -38,8 +39,7 @@ class ClassRows:
     first: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """What became of every weight. Its text is one short paragraph.
 
     Attributes:
@@ -48,22 +48,20 @@ class Report:
             among them when any row was taken.
         made_anew: paths of the model's other weights.
         new_classes: names of the model's classes that the source does not have.
-        num_classes: of the model.
     """
 
     origin: str
     taken: tuple[str, ...]
     made_anew: tuple[str, ...]
     new_classes: tuple[str, ...]
-    num_classes: int
 
     def __str__(self) -> str:
         text = f"{self.origin}: {len(self.taken)} of {len(self.taken) + len(self.made_anew)} weights taken"
-        if self.made_anew:
-            text += f", made anew: {_list(sorted({path.rpartition('/')[0] for path in self.made_anew}))}"
-        if self.new_classes:
-            count = f"{len(self.new_classes)} of {self.num_classes}"
-            text += f", {count} classes are new: {_list(self.new_classes)}"
+        layers = sorted({path.rpartition("/")[0] for path in self.made_anew})
+        for title, names in (("made anew", layers), ("new classes", self.new_classes)):
+            if names:
+                more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+                text += f", {title}: {', '.join(names[:5])}{more}"
         return text
 
     def save(self, path: str | os.PathLike) -> None:
@@ -121,7 +119,6 @@ def transfer(
         taken=tuple(taken),
         made_anew=tuple(weight.path for weight in model.weights if weight.path not in taken),
         new_classes=tuple(n for n, place in zip(label_map.names, places, strict=True) if place is None),
-        num_classes=label_map.num_classes,
     )
 
 
@@ -202,11 +199,6 @@ def _copy_rows(
         if place is not None:
             values[..., rows.first + index] = source[..., rows.first + place]
     return values.reshape(own.shape)
-
-
-def _list(names: Sequence[str], shown: int = 5) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
 
 
 # --- the 80 classes of COCO, and the other spellings of Pascal VOC ---

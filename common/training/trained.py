@@ -104,7 +104,7 @@ class App:
         config = hparams.replace(self._read_config(metadata, file), defaults)
         metadata["config"] |= defaults  # they are not differences to report
         if image_size:
-            config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
+            config = hparams.replace(config, {"image_size": image_size})
         config = hparams.override(config, spec, only=self.detection_fields)
         model = self.build_model(config.model_name, metadata["num_classes"], config=config)
         weights.load(model, file)

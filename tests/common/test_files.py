@@ -58,7 +58,6 @@ def test_new_files_can_be_read_by_others_as_the_umask_says(tmp_path):
 
 def test_unfinished_work_is_cleared_away_and_nothing_else(tmp_path):
     (tmp_path / "x").write_text("kept")
-    (tmp_path / f"{files.TEMPORARY}1-x").write_text("half")
     (tmp_path / f"{files.TEMPORARY}2-d").mkdir()
     (tmp_path / f"{files.TEMPORARY}2-d" / "a").write_text("half")
     files.remove_unfinished(tmp_path)
@@ -161,20 +160,13 @@ def test_equal_content_is_one_file(home):
     assert path.read_bytes() == b"abc"
 
 
-def test_a_damaged_file_is_written_again(home):
-    path = files.store_cached(b"abc", ".json")
-    path.write_bytes(b"ab")
-    assert files.store_cached(b"abc", ".json").read_bytes() == b"abc"
-
-
 def test_many_writers_at_once(home):
     content = os.urandom(1 << 20)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         paths = set(pool.map(lambda _: files.store_cached(content, ".bin"), range(16)))
     (path,) = paths
     assert path.read_bytes() == content
-    names = {p.name for p in path.parent.iterdir()}
-    assert names == {path.name, f"{path.name}.sha256"}  # nothing unfinished stays
+    assert list(path.parent.iterdir()) == [path]  # nothing unfinished stays
 
 
 def test_the_directory_is_private(home):
@@ -197,7 +189,7 @@ def test_a_directory_that_others_may_write_is_not_used(home, tmp_path, monkeypat
         files.store_cached(b"abc", ".json")
 
 
-def test_a_made_file_is_made_once_and_again_when_it_is_damaged():
+def test_a_made_file_is_made_once():
     calls = []
 
     def make() -> bytes:
@@ -207,7 +199,5 @@ def test_a_made_file_is_made_once_and_again_when_it_is_damaged():
     path = files.get_or_create("thing.json", make)
     assert path.read_bytes() == b"content" * 1000 and files.get_or_create("thing.json", make) == path
     assert len(calls) == 1
-    path.write_bytes(path.read_bytes()[:3000])
-    assert files.get_or_create("thing.json", make).read_bytes() == b"content" * 1000 and len(calls) == 2
     path.unlink()
-    assert files.get_or_create("thing.json", make).exists() and len(calls) == 3
+    assert files.get_or_create("thing.json", make).exists() and len(calls) == 2

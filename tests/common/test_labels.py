@@ -22,10 +22,6 @@ def test_classes_follow_the_ids_not_the_order_of_the_file(label_map):
     assert hash(label_map) == hash(LabelMap.from_categories(reversed(CATEGORIES)))
 
 
-def test_class_of(label_map):
-    assert [label_map.class_of(i) for i in (1, 13, 90)] == [0, 1, 2]
-
-
 def test_arrays_agree_with_a_dictionary():
     random = np.random.default_rng(0)
     ids = random.choice(100_000, 365, replace=False)
@@ -39,8 +35,6 @@ def test_arrays_agree_with_a_dictionary():
 
 @pytest.mark.parametrize("category_id", [0, 2, 12, 91])
 def test_an_unknown_id_is_an_error_everywhere(label_map, category_id):
-    with pytest.raises(KeyError, match=str(category_id)):
-        label_map.class_of(category_id)
     with pytest.raises(KeyError, match=str(category_id)):
         label_map.classes_of(np.array([1, category_id, 90]))
 
@@ -101,9 +95,9 @@ def test_refused_categories(categories, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "no valid JSON"),
+        ("{", "no label map"),
         ("{}", "no label map"),
-        ('{"categories": [1]}', "no label map"),
+        ('{"categories": [1]}', r"categories\[0\] is 1"),
         ("item { id: 1 name: 'a' } itm { id: 2 }", "item 2 is not understood"),
         ("item { id: 1\n name: 'a' }\nitem { id: 2", "item 2 is not understood"),
         ("item { name: 'a' }", "'a' has id ''"),
@@ -130,15 +124,15 @@ def test_differences(label_map):
     assert label_map.differences(LabelMap((13,), ("stop sign",))) == []
     found = label_map.differences(LabelMap((1, 2, 13, 91), ("person", "bicycle", "cat", "dog")))
     assert len(found) == 3
-    assert found[0].startswith("category 2 ('bicycle') is not among those of training")
-    assert found[1] == "category 13 is 'cat' here and 'stop sign' in training"
-    assert found[2].startswith("category 91 ('dog')")
+    assert found[0] == "category 2 is 'bicycle', in training it is None"
+    assert found[1] == "category 13 is 'cat', in training it is 'stop sign'"
+    assert found[2].startswith("category 91 is 'dog'")
 
 
 @pytest.mark.parametrize("large", [2**31, 2**53 + 1, 2**63 - 1])
 def test_ids_of_any_size(tmp_path, large):
     label_map = LabelMap.from_categories([{"id": large, "name": "b"}, {"id": 3, "name": "a"}])
-    assert label_map.category_ids == (3, large) and label_map.class_of(large) == 1
+    assert label_map.category_ids == (3, large) and label_map.classes_of([large]) == [1]
     assert label_map.classes_of(np.array([large, 3, large])).tolist() == [1, 0, 1]
     with pytest.raises(KeyError, match=str(large - 1)):
         label_map.classes_of(np.array([large - 1]))

@@ -246,17 +246,6 @@ def test_candidates_are_those_of_a_top_k_over_everything(count, sizes, known_sha
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_rows_are_taken_as_from_the_joined_levels_whatever_they_hold(dtype):
-    rng = np.random.default_rng(2)
-    joined = rng.normal(size=(3, 60, 4)).astype(dtype)
-    joined[:, ::7, 1], joined[:, ::5, 2], joined[:, ::3, 3] = np.nan, np.inf, -np.inf
-    rows = rng.integers(0, 60, (3, 90)).astype(np.int32)
-    taken = nms.take_rows([tf.constant(part) for part in np.split(joined, [40, 41, 57], axis=1)], rows)
-    assert taken.dtype == dtype
-    np.testing.assert_array_equal(taken, np.take_along_axis(joined, rows[..., None], axis=1))
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_top_rows_puts_what_is_not_finite_last(dtype):
     maxima = np.array([[np.nan, 3, np.inf, 1, 5, -np.inf, 2]], dtype)
     np.testing.assert_array_equal(nms.top_rows(tf.constant(maxima), 3), [[1, 4, 6]])

@@ -42,20 +42,12 @@ FAR_BOXES = corners(st.floats(-10, 10, width=32))
 # --- boxes ---
 
 
-@pytest.mark.parametrize("other", ["tlbr", "cxcywh"])
 @FIXED
 @given(FAR_BOXES)
-def test_conversions_undo_each_other(other, ltrb):
-    there, back = getattr(boxes, f"ltrb_to_{other}"), getattr(boxes, f"{other}_to_ltrb")
+def test_conversions_undo_each_other(ltrb):
+    there, back = boxes.ltrb_to_cxcywh, boxes.cxcywh_to_ltrb
     np.testing.assert_allclose(back(there(ltrb)), ltrb, atol=1e-12)
     np.testing.assert_allclose(there(back(ltrb)), ltrb, atol=1e-12)  # any four numbers will do
-
-
-@FIXED
-@given(FAR_BOXES, st.tuples(PIXELS, PIXELS))
-def test_pixels_undo_shares(ltrb, size):
-    np.testing.assert_allclose(boxes.normalize(boxes.denormalize(ltrb, size), size), ltrb, rtol=1e-12)
-    np.testing.assert_array_equal(boxes.denormalize([[0.0, 0.0, 1.0, 1.0]], size), [[0, 0, *size[::-1]]])
 
 
 @FIXED
@@ -105,9 +97,8 @@ def test_iou_is_symmetric_and_a_share(a, b):
 @given(corners(SHARES, min_rows=1), corners(SHARES, min_rows=1))
 def test_the_other_overlaps_take_something_away(a, b):
     a, b = a[:, np.newaxis], b[np.newaxis]
-    iou, giou, diou, ciou = (np.asarray(f(a, b)) for f in (boxes.iou, boxes.giou, boxes.diou, boxes.ciou))
+    iou, diou, ciou = (np.asarray(f(a, b)) for f in (boxes.iou, boxes.diou, boxes.ciou))
     slack = 1e-9
-    assert (giou <= iou + slack).all() and (giou >= -1 - slack).all()
     assert (ciou <= diou + slack).all() and (diou <= iou + slack).all() and (diou >= -1 - slack).all()
 
 
@@ -122,7 +113,7 @@ def test_the_other_overlaps_take_something_away(a, b):
 def test_overlaps_stay_when_both_boxes_move_and_grow_alike(a, b, scale, x, y):
     a, b = a[:, np.newaxis], b[np.newaxis]
     shift = np.array([x, y, x, y])
-    for overlap in (boxes.iou, boxes.giou, boxes.diou, boxes.ciou):
+    for overlap in (boxes.iou, boxes.diou, boxes.ciou):
         before = np.asarray(overlap(a, b))
         after = np.asarray(overlap(a * scale + shift, b * scale + shift))
         flat = ((a[..., 2:] == a[..., :2]) | (b[..., 2:] == b[..., :2])).any(-1)

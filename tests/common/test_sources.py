@@ -7,7 +7,6 @@ import pytest
 
 from common import tf_readers
 from common.datacheck.coco import load_coco
-from common.datacheck.images import ImagePolicy
 from common.datacheck.open_data import list_images, log_source, open_images, open_source
 from common.datacheck.tfrecord import TFRecordSource
 from common.errors import UserError
@@ -119,11 +118,6 @@ def test_images_of_the_working_directory(drawn, monkeypatch):
     monkeypatch.chdir(drawn / "images")
     for images, count in (("00.jpg", 1), ("./00.jpg", 1), ("*.jpg", 11), ("**/*.jpg", 11), (".", 12)):
         assert open_images(images).size == count, images
-
-
-def test_a_limit_that_is_no_number():
-    with pytest.raises(UserError, match="--max_megapixels=nan: it must be above 0"):
-        ImagePolicy(max_megapixels=float("nan"))
 
 
 def test_what_is_remarkable_is_said(drawn, capsys):

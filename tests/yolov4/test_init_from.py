@@ -72,7 +72,7 @@ def test_our_own_weights(tmp_path, as_directory):
     report = str(init_from(model, label_map(*names), str(given), NANO))
     check(before, values_of(source), values_of(model), names, source_names)
     total = len(model.weights)
-    assert report == f"--init_from={given}: {total} of {total} weights taken, 1 of 3 classes are new: new"
+    assert report == f"--init_from={given}: {total} of {total} weights taken, new classes: new"
 
 
 def test_darknets_80_classes_are_known_by_name(tmp_path):
@@ -82,7 +82,7 @@ def test_darknets_80_classes_are_known_by_name(tmp_path):
     before = values_of(model)
     report = str(init_from(model, label_map(*names), str(tmp_path / "coco.weights"), NANO))
     check(before, values_of(source), values_of(model), names, coco_label_map().names)
-    assert "1 of 4 classes are new: tram" in report
+    assert "new classes: tram" in report
 
 
 def test_darknets_other_classes_need_a_names_file(tmp_path):
@@ -94,7 +94,7 @@ def test_darknets_other_classes_need_a_names_file(tmp_path):
     before = values_of(model)
     report = str(init_from(model, label_map(*names), str(file), NANO))
     check(before, values_of(source), values_of(model), names, ())
-    assert "2 of 2 classes are new" in report
+    assert "new classes: " in report
 
     (tmp_path / "mine.names").write_text("a\nb\nc\n")
     report = str(init_from(model, label_map(*names), str(file), NANO))

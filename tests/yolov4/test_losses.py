@@ -364,17 +364,17 @@ def test_fault_of_the_dali_example_squared_error_on_sigmoids():
 
 
 def test_fault_of_the_dali_example_giou_for_ciou():
-    """Two predictions inside the true box, equal in IoU and GIoU: CIoU prefers the one in its middle."""
+    """Two predictions inside the true box, where GIoU is IoU, equal in it: CIoU prefers the middle one."""
     config = dataclasses.replace(YOLOV4, iou_thresh=1.0, anchors=(*YOLOV4.anchors[:12], *[64.0] * 6))
     true = (0.25, 0.25, 0.75, 0.75)  # 64 x 64 pixels of 128 x 128: anchor 6, cell (2, 2) of head 2
-    gious, values = [], []
+    ious, values = [], []
     for x in (-3.0, 0.0):  # close to the corner of the cell, the middle of the image, or half a cell away
         heads = make_heads(config, 1, (128, 128), scale=0.0)
         heads[2][0, 2, 2, 0, :4] = x, x, np.log(0.5), np.log(0.5)
         prediction = decode_boxes(tf.constant(heads[2]), config, 2)[0, 2, 2, 0]
-        gious.append(float(box_ops.giou(prediction, np.array(true, np.float32))))
+        ious.append(float(box_ops.iou(prediction, np.array(true, np.float32))))
         values.append(value_and_gradients(heads, make_targets([[(*true, 0)]]), config)[0]["box_loss"])
-    assert gious[0] == pytest.approx(gious[1], abs=1e-5)
+    assert ious[0] == pytest.approx(ious[1], abs=1e-5)
     assert values[1] > values[0] * 1.05
 
 

@@ -47,7 +47,7 @@ class Part:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        dali_ops.check_shards(self.source.size, self.num_shards, self.seed)
+        dali_ops.check_shards(self.source.size, self.num_shards)
         if self.training and not self.source.content.can_shuffle:
             raise UserError(
                 f"--source={self.source.kind}: an iterable cannot be shuffled: give a sequence, or a function"

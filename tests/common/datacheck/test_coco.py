@@ -127,7 +127,7 @@ def test_ids_of_any_size(small, large, count):
         an_object["category_id"] = {9: large}.get(an_object["category_id"], 2)
     annotations = load_coco(small(document))
     assert_is(annotations, document)
-    assert annotations.label_map.class_of(large) == 1
+    assert annotations.label_map.classes_of([large]) == [1]
     assert annotations.target_boxes.classes.tolist() == [0, 1, 0]
     offenders = [f"image {large} ('a.jpg')", f"category {large} ('nine')"][:count]
     assert annotations.issues["large-id"].offenders == offenders

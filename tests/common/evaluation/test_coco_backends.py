@@ -7,6 +7,7 @@ import io
 import math
 import pathlib
 import tomllib
+import types
 
 import numpy as np
 import pytest
@@ -141,7 +142,7 @@ def test_faster_finds_what_pycocotools_finds(faster, seed):
     truth = hard_truth(rng)
     detections = hard_detections(truth, rng)
     stats, precision = by_pycocotools(truth, detections)
-    metrics, curves = coco_metrics.score(truth, detections, "faster")
+    metrics, _, curves = coco_metrics.score(truth, detections, "faster")
     assert [metrics[name] for name in coco_metrics.NAMES] == pytest.approx(stats.tolist(), abs=1e-12, rel=0)
     assert min(stats) > 0.02
     without_truth = 0
@@ -204,17 +205,15 @@ def test_the_truth_is_not_touched_and_nothing_is_printed(faster, capfd):
 
 
 def test_a_backend_that_is_not_installed_is_one_line(monkeypatch):
-    def version(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: [])
     line = r"^--coco_backend=faster needs .*installed: none.*pip install faster-coco-eval==[\d.]+`.*$"
     with pytest.raises(UserError, match=line):
         coco_metrics.check_backend("faster")
     with pytest.raises(UserError, match=line):
         coco_metrics.score(hard_truth(np.random.default_rng(0)), [], "faster")
     coco_metrics.check_backend("pycocotools")
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.6.5")
+    other = types.SimpleNamespace(version="1.6.5")
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: [other])
     with pytest.raises(UserError, match=r"installed: 1\.6\.5"):
         coco_metrics.check_backend("faster")
 

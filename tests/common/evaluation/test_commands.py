@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from common.args import InferArgs
-from common.datacheck.coco import load_coco
 from common.datacheck.open_data import open_images
 from common.errors import UserError
 from common.evaluation.commands import Job
@@ -35,7 +34,7 @@ def images(request, drawn):
 
 def open_it(images, output_dir, **options):
     args = InferArgs(images=str(images), output_dir=str(output_dir), **options)
-    return Job(args, open_images, load_coco)
+    return Job(args, open_images)
 
 
 def test_beside_the_images_only_what_replaces_none(images):

@@ -156,7 +156,7 @@ class Network:
                 for _ in range(random.integers(1, 4)):
                     shift = random.normal(0, 0.12, 4) * [width, height, width, height]
                     boxes.append(np.array([left, top, left + width, top + height]) + shift)
-                    right_class = annotations.label_map.class_of(box["category_id"])
+                    right_class = annotations.label_map.classes_of([box["category_id"]])[0]
                     classes.append(random.choice([right_class, random.integers(num_classes)], p=[0.8, 0.2]))
             boxes = np.clip(np.array([*boxes, [0.1, 0.1, 0.6, 0.7] * scale]) / scale, 0, 1)
             classes = np.array([*classes, random.integers(num_classes)])
