@@ -82,9 +82,10 @@ docker:  ## the images dali-detection:cpu and dali-detection (needs Docker)
 docker-test:  ## builds the CPU image without Docker and tries it (root; apt: buildah debootstrap; half an hour)
 	docker/build_without_docker.sh
 
-lint: setup  ## what ruff, codespell, shellcheck and hadolint find
+lint: setup  ## what ruff, mypy, codespell, shellcheck and hadolint find
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 	$(VENV)/bin/codespell $(APPS) common tools tests examples docker docs *.md Makefile
 	$(VENV)/bin/shellcheck docker/*.sh .ci/run
 	$(VENV)/bin/hadolint docker/Dockerfile docker/Dockerfile.cpu
@@ -94,4 +95,4 @@ format: setup  ## ruff's formatting and safe fixes
 	$(VENV)/bin/ruff format .
 
 clean: demo-clean  ## the demos, the virtual environment and the caches; other runs stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

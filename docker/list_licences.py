@@ -23,7 +23,7 @@ _LONGEST = 60  # a licence's whole text in the field that should hold its name
 
 def licence(metadata: importlib.metadata.PackageMetadata) -> str:
     """SPDX expression, classifiers, or the free field, whichever says something first; "" where none does."""
-    if metadata.get("License-Expression"):
+    if "License-Expression" in metadata:
         return metadata["License-Expression"]
     classifiers = [
         text.rpartition(" :: ")[2]
@@ -32,7 +32,7 @@ def licence(metadata: importlib.metadata.PackageMetadata) -> str:
     ]
     if classifiers:
         return ", ".join(classifiers)
-    text = " ".join((metadata.get("License") or "").split())
+    text = " ".join(metadata["License"].split()) if "License" in metadata else ""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 

@@ -5,7 +5,7 @@ odtk/dali.py and odtk/data.py. Windows are whole pixels of the stored image: onl
 are mapped exactly as the pixels are.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
@@ -85,7 +85,7 @@ def min_iou_crop(
     Returns:
         The crop; the boxes whose centre is in it, still normalised by the image; their labels.
     """
-    anchor, shape, boxes, labels = fn.random_bbox_crop(
+    outputs: Any = fn.random_bbox_crop(  # DALI's types do not tell that it has four
         boxes,
         labels,
         bbox_layout="xyXY",
@@ -97,6 +97,7 @@ def min_iou_crop(
         allow_no_crop=True,  # so the search ends; total_num_attempts would end it with an empty crop
         num_attempts=CROP_ATTEMPTS,
     )
+    anchor, shape, boxes, labels = outputs
     boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # they come back relative to the crop
     # Anchor and shape are x, y whatever the layout. Boxes come clipped to the crop: stay inside it.
     top, height = _whole_pixels(anchor[1], shape[1], size[0])

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from common import letterbox
+from common import letterbox, tf_readers
 from efficientdet import pipeline, postprocess, tf_pipeline
 from efficientdet.config import EfficientDetConfig
 from tools.exporting.export_graph import Exportable
@@ -13,26 +13,26 @@ def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportabl
     """The parts of `model`; preprocessing is that of the plain tf.data loader on evaluation images."""
     height, width = config.image_size
 
-    def place(image_sizes):
+    def place(image_sizes: tf.Tensor) -> tf.Tensor:
         sides = letterbox.fit(image_sizes[:, 0], image_sizes[:, 1], config.image_size, tf.minimum, tf.maximum)
         top_left = tf.zeros_like(image_sizes)
         return tf.concat([top_left, tf.stack(sides, axis=1)], axis=1)
 
-    def resize(images):
+    def resize(images: tf.Tensor) -> tf.Tensor:
         size = tf.cast(tf.shape(images)[1:3], tf.float32)
         crop = tf_pipeline.whole_image(size, config.image_size)
-        images = tf_pipeline.resize(images, crop.size, config.antialias)
+        images = tf_readers.resize(images, crop.size, config.antialias)
         return tf.image.pad_to_bounding_box(images, 0, 0, height, width)
 
-    def normalize(images, inside):
+    def normalize(images: tf.Tensor, inside: tf.Tensor) -> tf.Tensor:
         normalized = (tf.cast(images, tf.float32) - pipeline.MEAN_RGB) / pipeline.STDDEV_RGB
         return tf.where(inside, normalized, 0.0)
 
-    def network(images):
+    def network(images: tf.Tensor) -> list[tf.Tensor]:
         class_logits, box_deltas = model(images, training=False)
         return [*class_logits, *box_deltas]
 
-    def halves(raw):
+    def halves(raw: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         levels = len(raw) // 2
         return raw[:levels], raw[levels:]
 

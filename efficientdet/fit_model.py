@@ -5,6 +5,8 @@ model.compile(optimizer)
 model.fit(pipeline.dataset(), steps_per_epoch=pipeline.steps_per_epoch, epochs=10)
 """
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -28,7 +30,9 @@ class FitModel(keras.Model):
         self._num_levels = len(network.outputs) // 2
         self._config = config
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+    def compute_loss(
+        self, x: Any, y: dict, y_pred: list, sample_weight: Any = None, training: bool = True
+    ) -> tf.Tensor:
         """The scalar loss of one replica's batch; `y` is the loader's dict of targets."""
         class_logits, box_deltas = y_pred[: self._num_levels], y_pred[self._num_levels :]
         loss = losses.detection_loss(class_logits, box_deltas, y, self._config)["detection_loss"]

@@ -11,6 +11,7 @@ writes a results file for the COCO server (common/evaluation/submission.py).
 import os
 import pathlib
 import sys
+from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -27,7 +28,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     shared_flags.define(fv, InferArgs)
 
 
-def infer(**given) -> list[dict]:
+def infer(**given: Any) -> list[dict]:
     """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
     from common.datacheck import open_data
     from common.evaluation import commands

@@ -40,7 +40,7 @@ class SyntheticLoader(EfficientDetLoader):
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:
         boxes, classes, _ = synthetic_boxes(random, self.num_classes, self.config.max_instances)
         padded = {"boxes": tf.constant(boxes[np.newaxis]), "classes": tf.constant(classes[np.newaxis])}
-        images = random.standard_normal((1, *self.image_size, 3), np.float32)
+        images = random.standard_normal((1, *self.config.image_size, 3), np.float32)
         images, targets = add_targets(images, padded, self.config.anchors)
         return {name: values[0] for name, values in {"images": images, **targets}.items()}
 

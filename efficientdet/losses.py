@@ -6,7 +6,7 @@ One departure: automl masks the box loss by `box_targets != 0`, which drops the 
 is aligned exactly with its box; here an anchor is positive where its class target is not background.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -71,7 +71,7 @@ def _fused_focal_loss(
     """`_focal_loss` compiled together with its gradient: else all intermediate tensors go through memory."""
 
     @tf.custom_gradient
-    def of(logits):
+    def of(logits: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         loss, gradient = _loss_and_gradient(logits, class_targets, alpha, gamma, label_smoothing)
         return loss, lambda upstream: upstream * gradient
 
@@ -79,7 +79,9 @@ def _fused_focal_loss(
 
 
 @tf.function(jit_compile=True)
-def _loss_and_gradient(logits, class_targets, alpha, gamma, label_smoothing):
+def _loss_and_gradient(
+    logits: tf.Tensor, class_targets: tf.Tensor, alpha: float, gamma: float, label_smoothing: float
+) -> tuple[tf.Tensor, tf.Tensor]:
     with tf.GradientTape() as tape:
         tape.watch(logits)
         loss = _focal_loss(logits, class_targets, alpha, gamma, label_smoothing)

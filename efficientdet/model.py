@@ -137,17 +137,17 @@ class FastFusion(keras.layers.Layer):
     Takes a list of N tensors of one shape, returns one tensor of that shape. The N weights start at 1.
     """
 
-    def build(self, input_shapes):
+    def build(self, input_shapes: list[tuple]) -> None:
         self.fusion_weights = self.add_weight(
             name="fusion_weights", shape=(len(input_shapes),), initializer="ones", autocast=False
         )
 
-    def call(self, inputs):
+    def call(self, inputs: list[keras.KerasTensor]) -> keras.KerasTensor:
         weights = keras.ops.relu(self.fusion_weights)  # in float32 for features of any type
         shares = keras.ops.cast(weights / (keras.ops.sum(weights) + FUSION_EPSILON), inputs[0].dtype)
         return sum(x * share for x, share in zip(inputs, keras.ops.unstack(shares), strict=True))
 
-    def compute_output_shape(self, input_shapes):
+    def compute_output_shape(self, input_shapes: list[tuple]) -> tuple:
         return input_shapes[0]
 
 

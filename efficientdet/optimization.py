@@ -38,7 +38,7 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
     milestones: list[int] | None = None
     factor: float = 1.0
 
-    def __call__(self, step):
+    def __call__(self, step: Any) -> Any:
         step = ops.cast(step, "float32")
         warm = self.start + (self.peak - self.start) * step / max(self.warmup_steps, 1)
         if self.milestones is None:

@@ -159,7 +159,7 @@ def make_train_step(
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
     """One step, compiled; guarded_step skips it if it is not finite. All of `values` is logged by name."""
 
-    def forward_backward(images, targets, num_positives):
+    def forward_backward(images: tf.Tensor, targets: dict, num_positives: tf.Tensor) -> tuple[list, dict]:
         with tf.GradientTape() as tape:
             values = loss_values(model, config, images, targets, num_positives)
             scaled_loss = optimizer.scale_loss(values["loss"])
@@ -168,7 +168,7 @@ def make_train_step(
     if xla:
         forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
 
-    def gradients_of(images, targets):
+    def gradients_of(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
         # Every rank: objects lie unevenly over the replicas, so all divide by the same number of positives.
         share = losses.num_positives_share(targets, ranks.num_replicas)
         num_positives = ranks.mean({"share": share})["share"]
@@ -178,7 +178,7 @@ def make_train_step(
         # Every rank: gradients are averaged before the optimizer unscales and clips them.
         return ranks.average(gradients), values
 
-    def update(gradients):
+    def update(gradients: list[tf.Tensor]) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, model.trainable_variables)
         # Neither an accumulated batch nor an overflow under float16 is an update.
@@ -224,15 +224,15 @@ def define_flags(fv: flags.FlagValues) -> None:
     args.define(fv, Args)
 
 
-def start(a: Args) -> dict | None:
+def start(a: Args) -> None:
     """What the flags ask for: a dry run, training under Horovod Elastic, or training."""
     if a.dry_run:
-        return dry_run.run(
-            "efficientdet.train", hparams.resolve(get_config(a.model_name), a), a, open_data.open_checked
-        )
-    if a.elastic:
-        return elastic.run(train, a)
-    return train(a)
+        config = hparams.resolve(get_config(a.model_name), a)
+        dry_run.run("efficientdet.train", config, a, a.dry_run, open_data.open_checked)
+    elif a.elastic:
+        elastic.run(train, a)
+    else:
+        train(a)
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from absl import flags
 from common import args as shared_flags
 from common import errors, hparams
 from common.anchors import Anchors
+from common.args import ImagePolicy
 from common.errors import UserError
 
 
@@ -52,12 +53,11 @@ def main() -> None:
     """The command. Flags are parsed before TensorFlow and DALI are imported, which takes seconds."""
     fv = flags.FLAGS
     try:
-        ratios, image_size = map(float, fv.aspect_ratios), hparams.parse_image_size(fv.image_size)
+        ratios, image_size = tuple(map(float, fv.aspect_ratios)), hparams.parse_image_size(fv.image_size)
         anchors = Anchors(fv.min_level, fv.max_level, fv.num_scales, ratios, fv.anchor_scale, image_size)
     except ValueError as error:
         raise UserError(f"the anchors cannot be made: {error}") from error
-    from common.datacheck.images import ImagePolicy
-    from common.datacheck.open_data import DataFlags
+    from common.open_data import DataFlags
     from tools.report import check_and_report
 
     check_and_report.check(

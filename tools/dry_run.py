@@ -62,25 +62,29 @@ class DryRun:
     """All that the checks compare.
 
     Attributes:
-        flags, config: of the real run.
+        flags, config, processes: of the real run.
         images: of the real data.
+        small_epoch: steps of an epoch of the small run.
         sessions: the two.
     """
 
     flags: Args
     config: Any
+    processes: int
     images: int
+    small_epoch: int
     sessions: list[Session]
 
 
-def run(module: str, config: Any, a: Args, open_checked: Callable) -> None:
+def run(module: str, config: Any, a: Args, processes: int, open_checked: Callable) -> None:
     """Trains twice on a small scale and prints what was checked, a line each, to stdout.
 
     Args:
         module: of the app's train.py: "efficientdet.train".
         config: that the run would have.
+        a: its flags.
+        processes: their number, --dry_run.
         open_checked: opens and checks the data: see input_feed.open_splits.
-        a: its flags; `dry_run` is the number of processes.
 
     Raises:
         UserError: a check failed; the flags or the data cannot be used; Horovod is missing.
@@ -88,9 +92,9 @@ def run(module: str, config: Any, a: Args, open_checked: Callable) -> None:
     """
     if not a.output_dir:
         raise UserError("--output_dir is missing: name a directory for checkpoints and results")
-    launcher = _launcher(a.dry_run)
+    launcher = _launcher(processes)
     ranks = Ranks()
-    ranks.num_replicas = a.dry_run
+    ranks.num_replicas = processes
     # As Ctrl-C: the processes end, and the temporary directory is removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
@@ -98,13 +102,13 @@ def run(module: str, config: Any, a: Args, open_checked: Callable) -> None:
         log("dry run: checking all of the data")
         data = open_splits(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=1)
         images = data.train.size if data.train else SYNTHETIC_IMAGES
-        small = small_flags(a, config, images) | {"output_dir": str(directory / "run")}
+        small = small_flags(a, config, processes, images) | {"output_dir": str(directory / "run")}
         for split, source in (("train", data.train), ("eval", data.evaluation)):
             if source:
-                small |= small_data(directory / split, split, source, a.dry_run)
+                small |= small_data(directory / split, split, source, processes)
         flags = [dataclasses.replace(a, **small, epochs=epochs) for epochs in EPOCHS]
-        sessions = [_run_session(module, launcher, a.dry_run, directory, of_session) for of_session in flags]
-        report(DryRun(a, config, images, sessions))
+        sessions = [_run_session(module, launcher, processes, directory, of_session) for of_session in flags]
+        report(DryRun(a, config, processes, images, small["steps_per_epoch"], sessions))
 
 
 # --- what is compared -------------------------------------------------------------------------------------
@@ -128,16 +132,16 @@ def report(dry: DryRun) -> None:
 def _check_steps(dry: DryRun) -> tuple[str, str]:
     """All ranks take the same steps, and the second session continues where the first ended."""
     problem, done = "", 0
-    for session in dry.sessions:
-        wanted = list(range(done + 1, session.flags.epochs * session.flags.steps_per_epoch + 1))
+    for epochs, session in zip(EPOCHS, dry.sessions, strict=True):
+        wanted = list(range(done + 1, epochs * dry.small_epoch + 1))
         taken, done = [rank["steps"] for rank in session.ranks], wanted[-1]
         if any(steps != wanted for steps in taken):
             problem = f"the ranks took steps {taken}, not {wanted}"
     a = dry.flags
-    real = a.steps_per_epoch or steps_per_epoch(dry.images, a.batch_size * a.dry_run, training=True)
+    real = a.steps_per_epoch or steps_per_epoch(dry.images, a.batch_size * dry.processes, training=True)
     return problem, (
-        f"{done} on each rank, across one resume; the real run: {real} an epoch x {a.dry_run} ranks x "
-        f"{a.batch_size} images = {real * a.dry_run * a.batch_size} of {dry.images}"
+        f"{done} on each rank, across one resume; the real run: {real} an epoch x {dry.processes} ranks x "
+        f"{a.batch_size} images = {real * dry.processes * a.batch_size} of {dry.images}"
     )
 
 
@@ -155,7 +159,7 @@ def _check_learning_rate(dry: DryRun) -> tuple[str, str]:
     config, small = dry.config, dry.sessions[0].flags
 
     def peak(flags: Args) -> tuple[int, float]:
-        effective_batch = dry.flags.dry_run * flags.batch_size * max(flags.accumulate_steps, 1)
+        effective_batch = dry.processes * flags.batch_size * max(flags.accumulate_steps, 1)
         return effective_batch, config.learning_rate / config.reference_batch * effective_batch
 
     peaks = [rank["peak"] for session in dry.sessions for rank in session.ranks]
@@ -176,7 +180,7 @@ def _check_weights(dry: DryRun) -> tuple[str, str]:
     megabytes = values * (2 if compression == "fp16" else 4) / 1e6
     problem = "" if same else f"the ranks' weights differ; their hashes are {hashes}"
     return problem, (
-        f"{values:,} trainable values are the same on {dry.flags.dry_run} ranks; gradients: "
+        f"{values:,} trainable values are the same on {dry.processes} ranks; gradients: "
         f"{megabytes:.1f} MB a step and rank (--compression={compression})"
     )
 
@@ -193,8 +197,8 @@ def _check_evaluation(dry: DryRun) -> tuple[str, str]:
 def _check_saving(dry: DryRun) -> tuple[str, str]:
     """The newest checkpoint is of the last step, and --output_dir has room for the real ones."""
     problem, last, path = "", dry.sessions[-1], pathlib.Path(dry.flags.output_dir).absolute()
-    for session in dry.sessions:
-        wanted = session.flags.epochs * session.flags.steps_per_epoch
+    for epochs, session in zip(EPOCHS, dry.sessions, strict=True):
+        wanted = epochs * dry.small_epoch
         if session.saved_step != wanted:
             problem = f"the newest checkpoint is of step {session.saved_step} instead of {wanted}"
     place = next((parent for parent in (path, *path.parents) if parent.exists()), path)
@@ -248,7 +252,7 @@ def _run_session(
     files = [records / f"rank_{rank}.json" for rank in range(processes)]
     if code or not all(file.exists() for file in files):
         raise _failure((records / "log.txt").read_text(errors="replace"), code)
-    found = run_directory.newest(pathlib.Path(a.output_dir, "checkpoints"))
+    found = run_directory.newest(directory / "run" / "checkpoints")
     return Session(
         flags=a,
         ranks=[json.loads(file.read_bytes()) for file in files],

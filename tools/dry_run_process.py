@@ -44,15 +44,16 @@ def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
     scale = SIDE / min(image_size)
     if scale >= 1:
         return image_size
-    return tuple(max(round(side * scale / STRIDE), 1) * STRIDE for side in image_size)
+    height, width = (max(round(side * scale / STRIDE), 1) * STRIDE for side in image_size)
+    return height, width
 
 
-def small_flags(a: Args, config: Any, size: int) -> dict[str, Any]:
+def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, Any]:
     """The flags that differ from the real ones, the data apart."""
-    processes, batch = a.dry_run, min(a.batch_size, MAX_BATCH)
+    batch = min(a.batch_size, MAX_BATCH)
     images = min(size, IMAGES_PER_PROCESS * processes + 1)
     height, width = small_image_size(config.image_size)
-    small = {
+    small: dict[str, Any] = {
         "dry_run": None,
         "image_size": f"{height}x{width}",
         "batch_size": batch,
@@ -87,7 +88,7 @@ def small_data(directory: pathlib.Path, split: str, source: Source, processes: i
     names = []
     for row in rows.tolist():
         encoded = source.encoded(row)
-        names.append(f"{row}.{PIL.Image.open(io.BytesIO(encoded)).format.lower()}")
+        names.append(f"{row}.{PIL.Image.open(io.BytesIO(encoded)).format}".lower())
         (images / names[-1]).write_bytes(encoded)
     selected = annotations.select(np.isin(np.arange(source.size), rows))
     selected.file_names[:] = names

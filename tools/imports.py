@@ -58,7 +58,7 @@ def imported_names(path: str) -> Iterator[tuple[str, str | None]]:
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from ((node.module, alias.name) for alias in node.names)
+            yield from ((node.module or "", alias.name) for alias in node.names)
 
 
 def _files_of(module: str, name: str | None) -> Iterator[str]:
@@ -115,9 +115,11 @@ def code_lines(path: str) -> int:
     """Lines of a file without blanks, comments and docstrings."""
     documented: set[int] = set()
     for node in ast.walk(parse(path)):
-        can_have_one = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if can_have_one and ast.get_docstring(node, clean=False) is not None:
-            documented |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            documented |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO((ROOT / path).read_text()).readline):
         if token.type not in _NO_CODE:

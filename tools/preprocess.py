@@ -28,8 +28,7 @@ from nvidia.dali import types as dali_types
 
 from common import args as shared_flags
 from common import errors
-from common.args import flag
-from common.datacheck.images import ImagePolicy
+from common.args import ImagePolicy, flag
 from common.errors import UserError
 from tools.preprocessing import chain
 from tools.preprocessing.image_source import KINDS, open_image_source

@@ -31,9 +31,8 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.args import flag
+from common.args import ImagePolicy, flag
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
-from common.datacheck.images import ImagePolicy
 from common.errors import UserError
 from common.progress import log
 from tools import synthetic
@@ -43,7 +42,7 @@ from tools.preprocessing.preprocessor import Preprocessor
 SHORT, CROP = 256, 224  # pixels
 OPS = f"resize:short={SHORT} | crop:{CROP}x{CROP} | crop_mirror_normalize:mean=imagenet"
 DRAWN = 64  # images where none are given
-Batches = Iterator[Sequence[np.ndarray]]  # images (height, width, 3), without end
+Batches = Iterator[Sequence[np.ndarray] | np.ndarray]  # images (height, width, 3), without end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +66,7 @@ def pipeline(a: Any, work: Preprocessor) -> Batches:
     """DALI's Pipeline API."""
     while True:
         images, _ = work.pipeline.run()
-        yield [np.asarray(image) for image in images]
+        yield [np.asarray(images[i]) for i in range(len(images))]
 
 
 def dynamic(a: Any, work: Preprocessor) -> Batches:
@@ -97,9 +96,9 @@ def opencv(a: Any, work: Preprocessor) -> Batches:
         )
         top, left = (height - CROP + 1) // 2, (width - CROP + 1) // 2
         part = image[top : top + CROP, left : left + CROP].astype(np.float32)
-        return (part - np.float32(IMAGENET_MEAN)) / np.float32(IMAGENET_STD)
+        return (part - np.array(IMAGENET_MEAN, np.float32)) / np.array(IMAGENET_STD, np.float32)
 
-    def batch(number: int) -> Sequence[np.ndarray]:
+    def batch(number: int) -> np.ndarray:
         places = range(number * a.batch_size, (number + 1) * a.batch_size)
         return np.stack([load(files[place % len(files)]) for place in places])
 

@@ -83,7 +83,8 @@ def draw_dataset(
         UserError: an output directory that cannot be written.
     """
     output_dir = pathlib.Path(output_dir)
-    images, annotations = [], []
+    images: list[dict] = []
+    annotations: list[dict] = []
     with writing(output_dir):
         (output_dir / "images").mkdir(parents=True, exist_ok=True)
         for index in range(num_images):
@@ -109,7 +110,9 @@ def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Pictu
     height, width = (int(rng.integers(low, high + 1)) for low, high in (style.heights, style.widths))
     canvas = _background(rng, height, width)
     owner = np.full((height, width), -1, np.int16)  # which object each pixel shows
-    full_areas, boxes, category_ids = [], [], []
+    full_areas: list[int] = []
+    boxes: list[tuple] = []
+    category_ids: list[int] = []
 
     num_objects = 0 if rng.random() < EMPTY_IMAGES else int(rng.integers(1, MAX_OBJECTS + 1))
     for _ in range(num_objects):

@@ -74,8 +74,8 @@ def examine(
     detected = np.unique(np.stack([kept[owner[owner >= 0]], classes]), axis=1)
     ceiling = ap_ceiling.score(network, *detected)
     counts = {
-        "without a head": np.count_nonzero(owner < 0),
-        "without a cell and anchor": np.count_nonzero(is_lost),
+        "without a head": int(np.count_nonzero(owner < 0)),
+        "without a cell and anchor": int(np.count_nonzero(is_lost)),
     }
     return AnchorReport(
         images=network.sample.num_images,
@@ -121,7 +121,7 @@ def _assigned(
         classes = tf.where(is_box, 0, -1)  # boxes of all classes meet alike
         before = 0  # predictions of the heads before this one
         for head, stride in enumerate(config.strides):
-            grid_size = tuple(side // stride for side in config.image_size)
+            grid_size = config.image_size[0] // stride, config.image_size[1] // stride
             assignment = assign_targets(padded, classes, config, head, grid_size=grid_size, num_classes=1)
             assigned, cells, is_first = (
                 tf.boolean_mask(values, is_box).numpy()  # (boxes of the batch, anchors of the head)

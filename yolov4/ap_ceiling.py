@@ -118,7 +118,7 @@ def network_boxes(
         sides = geometry(height, width, image_size, centered, np.minimum, np.maximum)
         place = np.stack(np.broadcast_arrays(*sides), axis=1)
     boxes = ops.convert_to_numpy(boxes_to_letterbox(targets.boxes, place[image], image_size))
-    large = (_sides(boxes) * np.array(image_size[::-1], np.float32) >= min_box_size).all(axis=1)
+    large = np.all(_sides(boxes) * np.array(image_size[::-1], np.float32) >= min_box_size, axis=1)
     order = np.lexsort((-_sides(boxes).prod(axis=1), ~large, image))
     rank = np.empty(len(boxes), np.int64)
     rank[order] = np.arange(len(boxes)) - np.searchsorted(image, image)

@@ -15,10 +15,10 @@ def to_unit(images: DataNode) -> DataNode:
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
     """`change_hsv`, drawn anew for each image: -hue .. hue degrees, and twice a `random_factor`."""
     count = len(images)
-    degrees = uniform(-hue, hue, [count])
+    degrees = fn.random.uniform(range=(-hue, hue), shape=[count]) if hue else [0.0] * count
     saturations, brightnesses = random_factor(saturation, count), random_factor(exposure, count)
     return [
-        change_hsv(image, degrees[number] if hue else 0.0, saturations[number], brightnesses[number])
+        change_hsv(image, degrees[number], saturations[number], brightnesses[number])
         for number, image in enumerate(images)
     ]
 

@@ -139,7 +139,8 @@ class YOLOv4Config:
     def bucket(self, units: int) -> tuple[int, int]:
         """The training size whose shorter side is `units` times STRIDE; the other one is rounded to it."""
         shorter = min(self.image_size)
-        return tuple(STRIDE * math.floor(units * side / shorter + 0.5) for side in self.image_size)
+        height, width = (STRIDE * math.floor(units * side / shorter + 0.5) for side in self.image_size)
+        return height, width
 
 
 # csp_darknet53: strides 8, 16, 32; csp_darknet_tiny: 16, 32

@@ -85,7 +85,7 @@ def jittered_crop(
 
     `count` is the number of columns; None where there are none.
     """
-    longer = 0.0
+    longer: DataNode | float = 0.0
     if keep_aspect:
         longer = dali_math.max(_swap(size) * image_size / _swap(image_size) - size, 0.0)
     start = round_half_up(_jitter(jitter, count) * size - longer / 2)

@@ -42,10 +42,13 @@ from yolov4.predict import load_trained
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """The flags; --model_name, --image_size and --hparams are for weights from Darknet."""
+    """The flags; --model_name, --image_size and --hparams are for weights from Darknet.
 
-    weights: str | None = flag(None, "A .weights file, or weights or a run directory of ours.")
-    output: str | None = flag(None, "Ends in .weights.h5 (from Darknet) or .weights (to Darknet).")
+    `convert` refuses to go without `weights` or `output`.
+    """
+
+    weights: str = flag(None, "A .weights file, or weights or a run directory of ours.")
+    output: str = flag(None, "Ends in .weights.h5 (from Darknet) or .weights (to Darknet).")
     model_name: str | None = flag(None, f"From Darknet: one of {', '.join(MODEL_NAMES)}.")
     image_size: str | None = flag(None, "From Darknet: N or HxW in pixels. Default: the model's.")
     hparams: str | None = flag(None, "From Darknet: hyper-parameters, k=v,k=v or a YAML file.")
@@ -96,7 +99,7 @@ def _from_darknet(a: Args) -> None:
     model = build_model(a.model_name, config=config)
     contents = read_darknet(a.weights, model)
     total, num_classes = len(blocks_of(model)), contents.num_classes
-    if contents.convolutions < total:
+    if num_classes is None or contents.convolutions < total:
         raise UserError(
             f"weights {a.weights} end after {contents.convolutions} of {total} convolutions: start a "
             "training from them with --init_from"

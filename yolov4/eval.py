@@ -10,6 +10,7 @@ metrics.json, detections.json (COCO results: original pixels, original category 
 import os
 import pathlib
 import sys
+from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -26,7 +27,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     shared_flags.define(fv, EvalArgs)
 
 
-def evaluate_weights(**given) -> dict:
+def evaluate_weights(**given: Any) -> dict:
     """Evaluates weights; `given`: fields of EvalArgs. Returns COCO's numbers: see coco_metrics.Evaluation."""
     from common.datacheck import open_data
     from common.evaluation import commands

@@ -3,17 +3,17 @@
 import keras
 import tensorflow as tf
 
-from common import letterbox
+from common import letterbox, tf_readers
 from tools.exporting.export_graph import Exportable
-from yolov4 import pipeline, postprocess, tf_pipeline
-from yolov4.config import YOLOv4Config
+from yolov4 import postprocess, tf_pipeline
+from yolov4.config import FILL, YOLOv4Config
 
 
 def make_exportable(model: keras.Model, config: YOLOv4Config) -> Exportable:
     """The parts of `model`; preprocessing is that of the plain tf.data loader on evaluation images."""
     image_size = config.image_size  # numbers: a tensor from outside would be one more input
 
-    def place(image_sizes):
+    def place(image_sizes: tf.Tensor) -> tf.Tensor:
         if config.letterbox:
             height, width = image_sizes[:, 0], image_sizes[:, 1]
             fitted = letterbox.fit(height, width, config.image_size, tf.minimum, tf.maximum)
@@ -22,14 +22,14 @@ def make_exportable(model: keras.Model, config: YOLOv4Config) -> Exportable:
             sides = tf.zeros_like(image_sizes) + image_size
         return tf.concat([(image_size - sides) // 2, sides], axis=1)
 
-    def resize(images):
+    def resize(images: tf.Tensor) -> tf.Tensor:
         size = tf.shape(images)[1:3]
         place = tf_pipeline.whole_image(size, tf.constant(image_size), config.letterbox).place
-        images = tf_pipeline.resize(images, place[2:], config.antialias)
+        images = tf_readers.resize(images, place[2:], config.antialias)
         return tf.image.pad_to_bounding_box(images, place[0], place[1], *config.image_size)
 
-    def normalize(images, inside):
-        return tf.where(inside, tf.cast(images, tf.float32), pipeline.FILL) / 255
+    def normalize(images: tf.Tensor, inside: tf.Tensor) -> tf.Tensor:
+        return tf.where(inside, tf.cast(images, tf.float32), FILL) / 255
 
     return Exportable(
         model=model,

@@ -5,6 +5,8 @@ model.compile(optimizer)
 model.fit(pipeline.dataset(), steps_per_epoch=pipeline.steps_per_epoch, epochs=10)
 """
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -27,7 +29,9 @@ class FitModel(keras.Model):
         super().__init__(inputs=network.inputs, outputs=network.outputs, name=network.name)
         self._config = config
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+    def compute_loss(
+        self, x: Any, y: dict, y_pred: list, sample_weight: Any = None, training: bool = True
+    ) -> tf.Tensor:
         """The scalar loss of one replica's batch; `y` is the loader's dict of targets."""
         loss = losses.detection_loss(y_pred, y, self._config)["detection_loss"]
         loss += losses.l2_loss(self.trainable_variables, self._config.weight_decay)

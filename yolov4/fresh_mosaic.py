@@ -20,7 +20,7 @@ Tiles are columns here: int32 (2, 4) is a row of four y and a row of four x.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from nvidia.dali import fn, types
@@ -204,7 +204,7 @@ def _only_where(chosen: DataNode, jpegs: list[DataNode]) -> list[DataNode]:
 
 def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> DataNode:
     """uint8 (h, w, 3): what one tile shows, flipped as it is. As if it were cut out of the whole canvas."""
-    return fn.resize(
+    resized: Any = fn.resize(  # DALI's types allow for two outputs
         window,
         size=tiles.size[:, number],
         roi_start=tiles.roi_start[:, number],
@@ -212,13 +212,14 @@ def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> Dat
         interp_type=types.INTERP_LINEAR,
         antialias=antialias,
     )
+    return resized
 
 
 def _paste(images: list[DataNode], tiles: Tiles, image_size: DataNode, fill: float | None) -> DataNode:
     """float32 (H, W, 3): the images at their places, the first over all others, `fill` around them."""
     first, *others = images
-    targets = fn.transpose(tiles.target, perm=[1, 0])  # (4, 2)
-    targets = [targets[1:], targets[0:1]]
+    anchors = fn.transpose(tiles.target, perm=[1, 0])  # (4, 2)
+    targets = [anchors[1:], anchors[0:1]]
     if fill is not None:
         # A strip, as often as needed: a whole canvas would be written for every sample.
         rows = image_size[0] // _STRIPS

@@ -15,6 +15,7 @@ import functools
 import os
 import pathlib
 import sys
+from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -35,7 +36,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     shared_flags.define(fv, InferArgs)
 
 
-def infer(**given) -> list[dict]:
+def infer(**given: Any) -> list[dict]:
     """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
     from common.datacheck import open_data
     from common.evaluation import commands

@@ -49,7 +49,7 @@ class SyntheticLoader(YOLOv4Loader):
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:
         boxes, classes, count = synthetic_boxes(random, self.num_classes, self.config.max_instances)
         images = random.random((*self.image_size, 3), np.float32)
-        return {"images": images, "boxes": boxes, "classes": classes, "num_boxes": np.int32(count)}
+        return {"images": images, "boxes": boxes, "classes": classes, "num_boxes": np.array(count, np.int32)}
 
 
 LOADERS = {"dali": YOLOv4Pipeline, "tensorflow": YOLOv4TFPipeline, "synthetic": SyntheticLoader}

@@ -9,6 +9,8 @@ CutMix: arXiv 1905.04899. MixUp: arXiv 1710.09412, with Darknet's constant half 
 src/data.c, load_data_detection: blend_images_cv, blend_truth).
 """
 
+import dataclasses
+
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
@@ -46,17 +48,19 @@ def mix(
         Images and their objects. The batch comes in another order.
     """
     sources = draw_sources(mosaic.TILES if config.mosaic_prob else 2)
-    groups, free = [whole(sources[0], image_size)], 1
+    groups = [whole(sources[0], image_size)]
+    free: DataNode | int = 1
     if taken is not None:
         free = 1 - fn.permute_batch(taken, indices=sources[0])
     if config.mosaic_prob:
+        assert place is not None
         chosen = fn.random.coin_flip(probability=config.mosaic_prob)
         free = free - chosen
         groups = [mosaic.tiles(sources, place, mosaic.random_cut(image_size), image_size, chosen)]
     if config.mixup_prob:
         chosen = fn.random.coin_flip(probability=config.mixup_prob) * free
         free = free - chosen
-        blended = whole(sources[1], image_size)._replace(count=chosen)
+        blended = dataclasses.replace(whole(sources[1], image_size), count=chosen)
     if config.cutmix_prob:
         chosen = fn.random.coin_flip(probability=config.cutmix_prob) * free
         groups.append(random_rectangle(sources[1], chosen, image_size))

@@ -52,8 +52,8 @@ def build_model(
     config = config or get_config(model_name)
     config = dataclasses.replace(config, image_size=image_size or config.image_size)
 
-    image_size = (None, None) if any_size else config.image_size
-    images = keras.Input((*image_size, IMAGE_CHANNELS), name="images")
+    sides = (None, None) if any_size else config.image_size
+    images = keras.Input((*sides, IMAGE_CHANNELS), name="images")
     tensors: list[keras.KerasTensor] = []  # the output of each layer
     heads: dict[int, keras.KerasTensor] = {}
     for layer in describe(config, num_classes):
@@ -126,18 +126,18 @@ def _head_bias(outputs: int, config: YOLOv4Config) -> keras.initializers.Initial
 class SplitAnchors(keras.layers.Layer):
     """(B, h, w, K * n) -> (B, h, w, K, n), also where h and w are not known before the run."""
 
-    def __init__(self, anchors_per_location: int, **options):
+    def __init__(self, anchors_per_location: int, **options: Any):
         super().__init__(**options)
         self.anchors_per_location = anchors_per_location
 
-    def call(self, inputs):
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         batch, height, width, channels = keras.ops.shape(inputs)
         numbers = channels // self.anchors_per_location
         return keras.ops.reshape(inputs, (batch, height, width, self.anchors_per_location, numbers))
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: tuple) -> tuple:
         *places, channels = input_shape
         return (*places, self.anchors_per_location, channels // self.anchors_per_location)
 
-    def get_config(self):
+    def get_config(self) -> dict:
         return super().get_config() | {"anchors_per_location": self.anchors_per_location}

@@ -38,6 +38,7 @@ four are of one batch, so that nothing is decoded or cropped for a mosaic, and e
 own chance.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +62,8 @@ class Objects(NamedTuple):
     labels: DataNode  # int32 (N,)
 
 
-class Pieces(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Pieces:
     """Rectangles of canvases and where they go. int32 nodes on the CPU, in pixels.
 
     Of the R that are described the first `count` are there.

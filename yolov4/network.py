@@ -10,14 +10,15 @@ cfg/yolov4.cfg and cfg/yolov4-tiny.cfg.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from yolov4.config import YOLOv4Config
 
 IMAGE_CHANNELS = 3
 
 
-class Layer(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Layer:
     """One section of a .cfg file.
 
     Attributes:
@@ -95,7 +96,7 @@ class _Part:
     def upsample(self, x: Layer) -> Layer:
         return self._append("upsample", [x], x.channels, stride=2)
 
-    def _append(self, kind: str, inputs: Sequence[Layer], channels: int, **options) -> Layer:
+    def _append(self, kind: str, inputs: Sequence[Layer], channels: int, **options: Any) -> Layer:
         if inputs and kind != "route" and inputs[0] is not self.layers[-1]:
             # Darknet's layers read the one before them; a route steps back to any other
             self.concat(inputs[0])

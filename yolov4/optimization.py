@@ -47,7 +47,7 @@ class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
     factor: float
     accumulate_steps: int = 1
 
-    def __call__(self, step):
+    def __call__(self, step: Any) -> Any:
         number = ops.floor((ops.cast(step, "float32") + 0.5) / self.accumulate_steps) + 1.0
         warm = self.peak * ops.power(number / max(self.burn_in, 1), self.power)
         if self.boundaries is None:

@@ -5,6 +5,7 @@ best `nms_candidates` only. Its greedynms is our diou: see common/nms.py.
 """
 
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -128,9 +129,7 @@ def _probability(logits: tf.Tensor) -> tf.Tensor:
     return tf.sigmoid(nms.without_nonfinite(tf.cast(logits, tf.float32)))
 
 
-def _check_shapes(
-    heads: list[tf.Tensor], config: YOLOv4Config, image_size: tuple[int | None, int | None]
-) -> None:
+def _check_shapes(heads: list[tf.Tensor], config: YOLOv4Config, image_size: Sequence[int | None]) -> None:
     """ValueError unless these are the heads of `config` for an input of `image_size`; None is unknown."""
     if len(heads) != len(config.strides):
         raise ValueError(f"{len(heads)} heads, but {config.model_name} has {len(config.strides)}")

@@ -27,7 +27,7 @@ from common.tf_readers import (
     xyxy,
 )
 from yolov4 import pipeline, tf_mosaic
-from yolov4.config import LOADER_FIELDS, YOLOv4Config, get_config
+from yolov4.config import FILL, LOADER_FIELDS, YOLOv4Config, get_config
 from yolov4.crops import CropResize
 
 # What the twin does of the loader's settings. A setting that is not here has to be as published.
@@ -109,7 +109,7 @@ def pad(image: tf.Tensor, place: tf.Tensor, image_size: tf.Tensor) -> tf.Tensor:
     """uint8 (h, w, 3) -> uint8 (H, W, 3): the image at its place, FILL around it."""
     top, left, height, width = tf.unstack(place)
     below, beside = image_size[0] - top - height, image_size[1] - left - width
-    return tf.pad(image, [[top, below], [left, beside], [0, 0]], constant_values=pipeline.FILL)
+    return tf.pad(image, [[top, below], [left, beside], [0, 0]], constant_values=FILL)
 
 
 def boxes_to_input(boxes: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
@@ -223,7 +223,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
             images, boxes_px, labels = tf_mosaic.mix(canvases, mosaic_prob, random)
         image_size = self._input_size(index)
         selected = tf.map_fn(
-            lambda sample: finish_boxes(*sample, image_size, self.config),
+            lambda sample: finish_boxes(sample[0], sample[1], image_size, self.config),
             (boxes_px, labels),
             fn_output_signature={"boxes": tf.float32}
             | dict.fromkeys(("classes", "num_boxes", "lost"), tf.int32),

@@ -83,7 +83,7 @@ def automl_names(model: keras.Model) -> dict[str, tuple[str, ...]]:
         theirs = _automl_layer(layer, layers)
         if theirs is None:
             continue
-        variables = (variable,)
+        variables: tuple[str, ...] = (variable,)
         if variable == "fusion_weights":
             variables = ("WSM", "WSM_1", "WSM_2")[: weight.shape[0]]
         elif theirs.endswith("depthwise_conv2d"):

@@ -59,7 +59,7 @@ def _keras_names(
     For example `block_1.expand.conv` -> `block2a_expand_conv`; only the depthwise convolution and its batch
     norm have names of another kind. Keras 2 calls a depthwise kernel `depthwise_kernel`, Keras 3 `kernel`.
     """
-    names = {}
+    names: dict[str, tuple[str, ...]] = {}
     for weight in model.weights:
         layer, _, variable = weight.path.rpartition("/")
         match = re.fullmatch(r"backbone\.(?:block_(\d+)|stem)\.(.+)", layer)

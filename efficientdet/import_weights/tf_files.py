@@ -17,7 +17,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 import keras
@@ -171,7 +171,7 @@ def _find_prefix(path: pathlib.Path) -> str | None:
 
 
 def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
-    def read(keys: Iterable[str]) -> list[np.ndarray]:
+    def read(keys: Iterable[str]) -> list[Any]:  # arrays; bytes of the graph
         with _in_one_line(path, "the checkpoint is not whole"):
             return [reader.get_tensor(key) for key in keys]
 
@@ -191,17 +191,17 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
     return ForeignWeights(path, shapes, stored, read)
 
 
-def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str | None]]:
-    """Name of a variable -> key of its values, and of their average (None: lost), from the graph saved."""
+def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str]]:
+    """Name of a variable -> key of its values, and of their average ("": lost), from the graph saved."""
     with _in_one_line(path, "the checkpoint is damaged"):
         nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes
     keys = [{a.full_name: a.checkpoint_key for a in node.attributes if a.full_name} for node in nodes]
     raw = {name: key for of_node in keys for name, key in of_node.items()}
-    averages = {}
+    averages: dict[str, str] = {}
     for node in nodes:
         for slot in node.slot_variables:
             if slot.slot_name != _AVERAGE_SLOT:
                 continue
-            values = next(iter(keys[slot.slot_variable_node_id].values()), None)
+            values = next(iter(keys[slot.slot_variable_node_id].values()), "")
             averages |= dict.fromkeys(keys[slot.original_variable_node_id], values)
     return raw, averages

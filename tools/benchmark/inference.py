@@ -61,7 +61,8 @@ def _functions(load: stages.Advance, halves: Halves, label_map: LabelMap) -> dic
     def to_results(found: tuple[Any, dict[str, tf.Tensor]]) -> list[dict[str, Any]]:
         (boxes, scores, classes, *_), extra = found
         columns = (boxes, scores, classes, extra["image_ids"], extra["image_sizes"])
-        return coco_metrics.to_results(*map(np.asarray, columns), label_map, set())
+        boxes, scores, classes, image_ids, image_sizes = map(np.asarray, columns)
+        return coco_metrics.to_results(boxes, scores, classes, image_ids, image_sizes, label_map, set())
 
     return {
         "load": lambda _: load(),

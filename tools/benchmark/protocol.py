@@ -3,12 +3,13 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
+from typing import Any
 
 WARM_UP = 3  # steps before `ready`: the first compiles, and on a GPU the next ones still allocate
 
 
-def tell_steps(advance: Callable[[], object | Sized], batch_size: int | None = None) -> None:
+def tell_steps(advance: Callable[[], Any], batch_size: int | None = None) -> None:
     """Makes batches until it is killed, and prints a line for each.
 
     Args:
@@ -25,7 +26,7 @@ def tell_steps(advance: Callable[[], object | Sized], batch_size: int | None = N
 
 
 @contextlib.contextmanager
-def own_stdout() -> Iterator[Callable[[str], None]]:
+def own_stdout() -> Iterator[Callable[[str], object]]:
     """A function that prints a line to stdout. What libraries print in this block goes to stderr."""
     with os.fdopen(os.dup(1), "wb", buffering=0) as pipe:
         os.dup2(2, 1)

@@ -110,7 +110,7 @@ def _of_loader(record: Record, candidates: dict[str, Record], name: str) -> str:
         "the model": model["images_per_second"]["median"],
         "the CPU that they share": 1000 * record["machine"]["cores"] / max(cpu_ms, 1e-9),
     }
-    limit = min(rates, key=rates.get)
+    limit = min(rates, key=rates.__getitem__)
     if both := candidates.get(f"both {name}"):
         rates["together"] = both["images_per_second"]["median"]
     listed = ", ".join(f"{what} {_number(rate)}" for what, rate in rates.items())

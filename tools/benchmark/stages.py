@@ -48,7 +48,7 @@ def load(loader: BaseLoader) -> Advance:
     return advance
 
 
-def cuts(loader: BaseLoader, stages: Mapping[str, str]) -> dict[str, Advance]:
+def cuts(loader: Any, stages: Mapping[str, str]) -> dict[str, Advance]:
     """All cuts of a DALI loader in their order: its graph after each stage, then its dataset without targets
     and with them.
 
@@ -62,11 +62,11 @@ def cuts(loader: BaseLoader, stages: Mapping[str, str]) -> dict[str, Advance]:
     return graphs | {"hand-over": load(without_targets), "targets": load(loader)}
 
 
-def stage_nodes(pipeline: dali.Pipeline, stages: Mapping[str, str]) -> dict[str, list[DataNode]]:
+def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[DataNode]]:
     """What each stage makes.
 
     Args:
-        pipeline: built; its first output are the images.
+        pipeline: a dali.Pipeline, built; its first output are the images.
         stages: stage -> regex of the operators that end it, by their names without numbers, as in
             `__ImageSlice_56`. A stage without operators in this graph ends where the one before it ends. The
             last stage ends with the images.

@@ -40,7 +40,7 @@ def candidate(windows: Sequence[Window], peak_bytes: int) -> Record:
     }
 
 
-def succeeded(candidates: dict[str, Record]) -> dict[str, Record]:
+def succeeded(candidates: dict[str, Any]) -> dict[str, Any]:
     """Those that did not fail."""
     return {name: each for name, each in candidates.items() if "error" not in each}
 

@@ -42,7 +42,8 @@ class LabelledImage(NamedTuple):
         return f"image {self.file_name!r} ({self.label_file})"
 
 
-Object = tuple[Sequence[float], int, bool]  # left, top, width, height in pixels; category id; is a crowd
+Box = tuple[float, float, float, float]  # left, top, width, height; in an Object in pixels
+Object = tuple[Box, int, bool]  # box, category id, is a crowd
 
 
 def image_ids(file_names: Sequence[str]) -> list[int]:

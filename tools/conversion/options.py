@@ -20,14 +20,14 @@ WRITTEN = {"coco": (), "tfrecord": ("num_shards", "seed")}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The flags but --from and --to."""
+    """The flags but --from and --to. absl insists on --input and --output."""
 
-    input: str | None = flag(
+    input: str = flag(
         None,
         "voc: directory with Annotations/ and JPEGImages/, or of xml files. yolo: directory with images/ and "
         "labels/, data.yaml, or list of images. coco: json. tfrecord: glob.",
     )
-    output: str | None = flag(None, "coco: json to write. tfrecord: prefix of the files to write.")
+    output: str = flag(None, "coco: json to write. tfrecord: prefix of the files to write.")
     images: str | None = flag(
         None, "Images. voc, coco: their directory. tfrecord: where they go; default: images beside --output."
     )
@@ -66,7 +66,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 def refuse_idle_flags(fv: flags.FlagValues) -> None:
     """UserError for a flag that is given and does nothing in this direction."""
-    source, target = fv["from"].value, fv["to"].value
+    source, target = str(fv["from"].value), str(fv["to"].value)
     special = {name for names in (*READ.values(), *WRITTEN.values()) for name in names}
     for name in sorted(special - {*READ[source], *WRITTEN[target]}):
         if fv[name].present:

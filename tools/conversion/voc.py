@@ -22,7 +22,7 @@ from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.datacheck.issues import Issues
 from common.errors import UserError
 from common.labels import LabelMap
-from tools.conversion.labels import LabelledImage, Object, find_listed, make_annotations
+from tools.conversion.labels import Box, LabelledImage, Object, find_listed, make_annotations
 from tools.conversion.options import Options
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -123,9 +123,9 @@ def _find_images(
     names = set(os.listdir(images_dir))
     by_stem: dict[str, str] = {}
     ambiguous = set()
-    for name in sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES)):
-        stem = os.path.splitext(name)[0]
-        if by_stem.setdefault(stem, name) != name:
+    for file in sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES)):
+        stem = os.path.splitext(file)[0]
+        if by_stem.setdefault(stem, file) != file:
             ambiguous.add(stem)
     images: dict[LabelledImage, Element] = {}
     owners: dict[str, str] = {}
@@ -181,7 +181,7 @@ def _read_objects(
             yield box, category_ids[name], is_difficult and options.difficult == "crowd"
 
 
-def _parse_box(sides: Iterable[str], first: int) -> tuple[float, float, float, float] | None:
+def _parse_box(sides: Iterable[str], first: int) -> Box | None:
     """Left, top, width, height in pixels; None for what is not a box.
 
     Args:

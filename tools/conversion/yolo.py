@@ -27,7 +27,7 @@ from common.datacheck.image_headers import ImageFacts
 from common.datacheck.issues import Issues
 from common.errors import UserError
 from common.labels import LabelMap
-from tools.conversion.labels import LabelledImage, Object, make_annotations
+from tools.conversion.labels import Box, LabelledImage, Object, make_annotations
 from tools.conversion.options import Options
 from tools.conversion.yolo_layout import find_files, find_names, label_file_of, read_names
 
@@ -64,7 +64,9 @@ def read_yolo(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[An
         except UserError as error:
             raise UserError(f"{names_file}: {error}") from error
     ids = dict(zip(label_map.names, label_map.category_ids, strict=True))
-    category_ids = {number: ids[str(name)] for number, name in names.items() if str(name) in ids}
+    category_ids: dict[float, int] = {
+        number: ids[str(name)] for number, name in names.items() if str(name) in ids
+    }
     images: dict[str, LabelledImage] = {}
     for file in files:
         image = LabelledImage(os.path.relpath(file, images_dir), label_file_of(file))
@@ -86,7 +88,7 @@ def read_yolo(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[An
 def _read_objects(
     image: LabelledImage,
     facts: ImageFacts,
-    category_ids: Mapping[int, int],
+    category_ids: Mapping[float, int],
     pixels: str | None,
     issues: Issues,
 ) -> Iterable[Object]:
@@ -115,17 +117,19 @@ def _read_objects(
             issues.add("polygon", where)
         boxes.append(box)
         found_ids.append(category_ids[class_index])
-    boxes = np.array(boxes).reshape(-1, 4)
-    if facts.orientation != 1 and len(boxes):
+    found = np.array(boxes).reshape(-1, 4)
+    if facts.orientation != 1 and len(found):
         if pixels is None:
             issues.add("label-turned", f"{image} has orientation {facts.orientation}")
         elif pixels == "turned":
-            boxes = turn_back(boxes, facts.orientation)
-    boxes = np.round(boxes * [facts.width, facts.height, facts.width, facts.height], _DECIMALS)
-    return [(box, found, False) for box, found in zip(boxes.tolist(), found_ids, strict=True)]
+            found = turn_back(found, facts.orientation)
+    found = np.round(found * [facts.width, facts.height, facts.width, facts.height], _DECIMALS)
+    return [
+        (box, found_id, False) for box, found_id in zip(map(tuple, found.tolist()), found_ids, strict=True)
+    ]
 
 
-def parse_line(words: list[str]) -> tuple[float, tuple[float, float, float, float]]:
+def parse_line(words: list[str]) -> tuple[float, Box]:
     """The class and the box of a label, (left, top, width, height) as fractions of the image.
 
     Raises:

@@ -11,6 +11,7 @@ Class names come from the file that is named, else from the data.yaml, else from
 obj.names in the directory, or labels/classes.txt (labelImg).
 """
 
+import functools
 import os
 import pathlib
 from typing import Any
@@ -60,7 +61,7 @@ def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str],
             files += sorted(str(file) for file in every if file.suffix.lower() in IMAGE_SUFFIXES)
             directories.append(place)
         else:
-            listed = find_listed(place, lambda line, place=place: _find(line, place), "image-missing", issues)
+            listed = find_listed(place, functools.partial(_find, list_file=place), "image-missing", issues)
             files += listed
             directories += map(os.path.dirname, listed or [place])
     return files, os.path.commonpath(directories)

@@ -112,7 +112,7 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
         "boxes": "left, top, right, bottom in pixels of the original image",
         "classes": "0-based, in the order of label_map; -1 in the padding",
     }
-    given = {"nms": options.suppression, "metadata": metadata | {"export": about}}
+    given: dict[str, Any] = {"nms": options.suppression, "metadata": metadata | {"export": about}}
     try:
         if is_saved_model:
             writer = tensorflow_files.write_saved_model
@@ -139,7 +139,7 @@ def _quantizer(options: Options, open_loader: OpenLoader) -> Callable | None:
 
     if options.quantize == "fp16" and options.format == "onnx":
         return quantization.to_fp16
-    if not options.needs_calibration:
+    if not options.calibration_images:
         return None  # TensorRT itself makes FP16
     source = open_images(options.calibration_images)
     loader = open_loader("auto", source=source, batch_size=_CALIBRATION_BATCH)

@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -71,7 +72,7 @@ def join(models: Sequence[onnx.ModelProto], inputs: Sequence[str], outputs: Sequ
         models: parts; all other names within them may coincide.
         inputs, outputs: ports of the whole.
     """
-    kept = {"rename_inputs": False, "rename_outputs": False, "rename_value_infos": False}
+    kept: dict[str, Any] = {"rename_inputs": False, "rename_outputs": False, "rename_value_infos": False}
     graphs = [
         onnx.compose.add_prefix_graph(model.graph, f"part{number}/", **kept)
         for number, model in enumerate(models)
@@ -98,6 +99,6 @@ def _port(spec: tf.TensorSpec) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(spec.name, element_type, spec.shape.as_list())
 
 
-def _where(_, node, *__) -> None:
+def _where(_: Any, node: Any, *__: Any) -> None:
     """tf.where as ONNX's Where. tf2onnx would multiply by 0 and 1 and add, and 0 times a NaN is a NaN."""
     node.type = "Where"

@@ -34,7 +34,9 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProt
             "scores_of_one_class": scores[:, tf.newaxis],
         }
 
-    def pick(boxes, scores, classes, selected, image_sizes) -> Outputs:
+    def pick(
+        boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, selected: tf.Tensor, image_sizes: tf.Tensor
+    ) -> Outputs:
         rows = tf.gather(selected, [0, 2], axis=1)  # (n, 2): image, candidate
         kept = tf.scatter_nd(rows, tf.ones_like(rows[:, 0], tf.float32), tf.shape(scores, tf.int64))
         most = tf.minimum(parts.max_detections, tf.shape(scores)[1])
@@ -53,7 +55,7 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProt
 
     specs = onnx_graphs.output_specs(candidates, raw)
     selected = tf.TensorSpec([None, 3], tf.int64, "selected")  # image, class, candidate
-    constants = {
+    constants: dict[str, np.ndarray] = {
         "most": np.array([parts.max_detections], np.int64),
         "iou": np.array([parts.nms_iou], np.float32),
         "threshold": np.array([parts.score_threshold], np.float32),
@@ -79,7 +81,9 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
     def decode(*raw: tf.Tensor) -> Outputs:
         return dict(zip(("all_boxes", "all_scores"), parts.decode_all(list(raw)), strict=True))
 
-    def finish(count, boxes, scores, classes, image_sizes) -> Outputs:
+    def finish(
+        count: tf.Tensor, boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, image_sizes: tf.Tensor
+    ) -> Outputs:
         is_detection = tf.sequence_mask(count[:, 0], parts.max_detections)
         found = nms.Detections(
             boxes=box_ops.clip(boxes),

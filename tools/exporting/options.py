@@ -36,12 +36,10 @@ FORMATS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options(TrainedArgs):
-    """The flags, and what follows from their values."""
+    """The flags, and what follows from their values. `check` insists on `format` and `output`."""
 
-    format: str | None = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
-    output: str | None = flag(
-        None, "Exported file; for saved_model a directory. An existing one is replaced."
-    )
+    format: str = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
+    output: str = flag(None, "Exported file; for saved_model a directory. An existing one is replaced.")
     quantize: str = flag(
         "none",
         "fp16: half the bytes. int8: a quarter; onnx and tensorrt measure ranges on --calibration_images.",

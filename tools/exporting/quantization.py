@@ -37,7 +37,7 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, symmetri
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(CalibrationDataReader):
-        def get_next(self):
+        def get_next(self) -> dict[str, np.ndarray] | None:
             images = next(batches, None)
             return None if images is None else {NETWORK_INPUT: images}
 

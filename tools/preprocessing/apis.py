@@ -13,7 +13,6 @@ import numpy as np
 import nvidia.dali.experimental.dynamic as ndd
 from nvidia.dali import fn
 from nvidia.dali import math as dali_math
-from nvidia.dali.data_node import DataNode
 
 from common import dali_ops
 from common.dali_ops import Data
@@ -37,7 +36,7 @@ class Api(dali_ops.Api):
         shape = images.shape()
         return fn.stack(shape[0], shape[1])
 
-    def draw(self, name: str, *images: Data, **arguments: Any) -> DataNode:
+    def draw(self, name: str, *images: Data, **arguments: Any) -> Data:
         """Calls an operator that draws random numbers, by its name below `ops`: "random.uniform"."""
         return operator.attrgetter(name)(fn)(*images, **arguments)
 

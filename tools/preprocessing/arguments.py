@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from nvidia.dali import backend, types
 
+from common.dali_ops import Data
 from common.errors import UserError, unknown
-from tools.preprocessing.apis import Api, Data
+from tools.preprocessing.apis import Api
 
 MAX_SIDE = 65_535  # pixels: the largest side of a JPEG
 IMAGENET = "imagenet"  # as --ops names ImageNet's mean and standard deviation
@@ -134,7 +135,7 @@ _LEFT_OUT = re.compile(
 )
 _SIDES = {"kind": "sides", "low": 1.0, "high": MAX_SIDE}
 _SIDE = {"low": 1.0, "high": MAX_SIDE}
-_SHARE = {"low": 0.0, "high": 1.0}
+_SHARE: dict[str, Any] = {"low": 0.0, "high": 1.0}
 RULES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("size", "crop", "shape"), _SIDES),
     **dict.fromkeys(("resize_shorter", "resize_longer"), _SIDE),

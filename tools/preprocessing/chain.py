@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from nvidia.dali import types
 
-from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
+from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD, Data
 from common.errors import UserError, unknown
-from tools.preprocessing.apis import Api, Data
+from tools.preprocessing.apis import Api
 from tools.preprocessing.arguments import ALIASES, IMAGENET, WORDS
 from tools.preprocessing.operators import DECODERS, NEED_RGB, OPERATORS, Operator
 

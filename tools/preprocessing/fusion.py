@@ -10,7 +10,8 @@ import dataclasses
 
 from nvidia.dali import types
 
-from tools.preprocessing.apis import Api, Data
+from common.dali_ops import Data
+from tools.preprocessing.apis import Api
 from tools.preprocessing.arguments import Range
 from tools.preprocessing.chain import Chain, Step
 from tools.preprocessing.operators import OPERATORS, Arguments, decode_region

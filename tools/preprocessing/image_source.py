@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from nvidia.dali.data_node import DataNode
 
+from common.args import ImagePolicy
 from common.datacheck import images as images_lib
-from common.datacheck.images import ImageFacts, ImagePolicy
+from common.datacheck.image_headers import ImageFacts
 from common.datacheck.issues import Issues
 from common.datacheck.open_data import log_issues
 from common.errors import UserError, unknown

@@ -11,8 +11,9 @@ from nvidia.dali import backend, types
 
 from common import dali_ops
 from common import letterbox as letterbox_geometry
+from common.dali_ops import Data
 from common.errors import UserError, unknown
-from tools.preprocessing.apis import Api, Data
+from tools.preprocessing.apis import Api
 from tools.preprocessing.arguments import ALIASES, OWN, Argument, of_schema
 
 Arguments = dict[str, Any]
@@ -84,7 +85,7 @@ def _filled(arguments: Arguments) -> Arguments:
 
 def crop_mirror_normalize(api: Api, images: Data, arguments: Arguments) -> Data:
     """crop, mirror with probability p, (pixels - mean) / std for pixels in 0..255; HWC unless layout=CHW."""
-    arguments = {"output_layout": "HWC"} | _filled(arguments)
+    arguments = {"output_layout": "HWC", **_filled(arguments)}
     if "p" in arguments:
         arguments["mirror"] = _coin(api, arguments.pop("p"))
     return api.ops.crop_mirror_normalize(images, **arguments)
@@ -136,7 +137,7 @@ def _fitted(
     """The image as large as fits; its (top, left) in the letterbox."""
     found, limits = api.size(images), (api.math.min, api.math.max)
     sides = api.part(found, 0), api.part(found, 1)
-    top, left, height, width = letterbox_geometry.geometry(*sides, tuple(size), centered, *limits)
+    top, left, height, width = letterbox_geometry.geometry(*sides, (size[0], size[1]), centered, *limits)
     new_size = api.ops.stack(height, width)
     images = dali_ops.resize(images, new_size, antialias=antialias, interpolation=interp_type, api=api)
     return images, api.ops.stack(top, left)
@@ -194,8 +195,8 @@ def _row(
 ) -> Operator:
     """An operator; `own` are arguments beside those of DALI's schema, which is named like it ("": none)."""
     schema = name.title().replace("_", "") if schema is None else schema
-    arguments = (of_schema(schema) if schema else {}) | own
-    about = call.__doc__ if call else backend.GetSchema(schema).Dox()
+    arguments = {**(of_schema(schema) if schema else {}), **own}
+    about = call.__doc__ or name if call else backend.GetSchema(schema).Dox()
     apply = call or (lambda api, images, arguments: getattr(api.ops, name)(images, **arguments))
     return Operator(name, first, needs, arguments, about.strip().splitlines()[0], apply)
 

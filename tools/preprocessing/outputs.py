@@ -20,7 +20,7 @@ import pathlib
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -212,7 +212,7 @@ def _write_array(output: Output, staged: pathlib.Path, samples: Iterator[Sample]
 
 
 @contextlib.contextmanager
-def _array_stream(path: pathlib.Path) -> Iterator[BinaryIO]:
+def _array_stream(path: pathlib.Path) -> Iterator[IO[bytes]]:
     if path.suffix.lower() == ".npy":
         with path.open("wb") as stream:
             yield stream

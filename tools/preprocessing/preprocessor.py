@@ -20,9 +20,10 @@ import tensorflow as tf
 from nvidia import dali
 
 from common import loader
+from common.dali_ops import Data
 from common.errors import UserError
 from tools.preprocessing import chain
-from tools.preprocessing.apis import GRAPH, Api, Data, Dynamic
+from tools.preprocessing.apis import GRAPH, Api, Dynamic
 from tools.preprocessing.formats.base import ImageSource
 from tools.preprocessing.fusion import fuse
 from tools.preprocessing.reading import Part
@@ -128,9 +129,9 @@ class Preprocessor:
         # Not `self.pipeline`, which may be anywhere in its epoch.
         pipeline = self._build(checkpointing=False)
         for begin in range(0, self.size, self.batch_size):
-            images = pipeline.run()[0].as_cpu()
+            batch = pipeline.run()[0].as_cpu()
             for i in range(min(self.batch_size, self.size - begin)):
-                yield np.array(images[i])
+                yield np.array(batch[i])
 
     # --- TensorFlow ---
 

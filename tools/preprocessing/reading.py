@@ -13,6 +13,7 @@ rank reads the part of the next one.
 import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import nvidia.dali.experimental.dynamic as ndd
@@ -83,7 +84,7 @@ class Part:
         else:
             shard = {"shard_id": self.shard_id, "num_shards": self.num_shards}
             read = getattr(fn.readers, reader.operator)
-            outputs = read(name=name, **reader.arguments, **shard, **self._order(reader.operator))
+            outputs: Any = read(name=name, **reader.arguments, **shard, **self._order(reader.operator))
             outputs = (outputs,) if isinstance(outputs, DataNode) else outputs
             images, labels = outputs[reader.image], types.Constant(np.int32(NO_LABEL), device="cpu")
             if reader.label is not None:

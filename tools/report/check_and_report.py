@@ -4,11 +4,13 @@ import collections
 import pathlib
 
 from common.anchors import Anchors
+from common.args import ImagePolicy
 from common.box_encoder import MAX_INSTANCES
-from common.datacheck.images import ImagePolicy, inspect_files
+from common.datacheck.images import inspect_files
 from common.datacheck.issues import DataError
-from common.datacheck.open_data import DataFlags, open_source, open_splits
-from common.open_data import CocoSource, Source
+from common.datacheck.open_data import open_source, open_splits
+from common.datacheck.tfrecord import TFRecordSource
+from common.open_data import CocoSource, DataFlags, Source
 from tools.report import anchor_report, figures, page, pictures, statistics, tables
 
 
@@ -40,9 +42,10 @@ def check(
         page.check_suffix(report)
     try:
         if any(evaluation):
-            sources = open_splits(data, evaluation, label_map=label_map, policy=policy, names=("", "eval"))
+            both = open_splits(data, evaluation, label_map=label_map, policy=policy, names=("", "eval"))
+            sources = [source for source in both if source]
         else:
-            sources = (open_source(*data, label_map=label_map, policy=policy, split=""),)
+            sources = [open_source(*data, label_map=label_map, policy=policy, split="")]
     except DataError as error:
         if report:
             faults = [tables.Section(of.origin, tables.issue_items(of)) for of in error.issues]
@@ -71,8 +74,9 @@ def check(
 
 def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
     """How many images have which format, which the check has just seen and remembered."""
-    if not isinstance(source, CocoSource):
+    if isinstance(source, TFRecordSource):
         return source.formats
+    assert isinstance(source, CocoSource)
     names = source.annotations.file_names
     facts = inspect_files(source.images_dir, names, max_megapixels=policy.max_megapixels)
     return collections.Counter(fact.image_format for fact in facts)

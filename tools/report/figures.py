@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import LARGE, SMALL, DataStatistics
@@ -29,8 +30,8 @@ BINS_PER_DOUBLING = 4
 def draw(statistics: DataStatistics, anchors: AnchorReport) -> np.ndarray:
     """uint8 (H, WIDTH, 3): PANELS, two in a row."""
     rows = -(-len(PANELS) // 2)
-    figure = Figure(figsize=(WIDTH / _DPI, rows * _HEIGHT), dpi=_DPI, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # inches
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
+    figure = Figure(figsize=(WIDTH / _DPI, rows * _HEIGHT), dpi=_DPI, layout=layout)
     canvas = FigureCanvasAgg(figure)
     for axes, (title, panel) in zip(figure.subplots(rows, 2).ravel(), PANELS.items(), strict=True):
         axes.set_title(title)
@@ -103,7 +104,7 @@ def _histogram(axes: Axes, values: np.ndarray, label: str, lines: tuple[float, .
         # The powers of two around the values, so that a value never lies outside by rounding.
         low, high = np.floor(np.log2(values.min())), np.floor(np.log2(values.max())) + 1
         edges = 2.0 ** np.linspace(low, high, int(high - low) * BINS_PER_DOUBLING + 1)
-        axes.hist(values, edges, color=_COLOUR, edgecolor="white")
+        axes.hist(values, edges.tolist(), color=_COLOUR, edgecolor="white")
 
 
 PANELS = {  # title -> function that draws it

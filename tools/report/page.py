@@ -30,7 +30,8 @@ COLUMNS = 100  # letters in a line of the text
 
 def format_text(sections: Sequence[Section]) -> str:
     """Everything but pictures and lists of offenders, and SHOWN rows of a table."""
-    console = Console(file=io.StringIO(), width=COLUMNS, color_system=None)
+    text = io.StringIO()
+    console = Console(file=text, width=COLUMNS, color_system=None)
     for title, items in sections:
         shown = [item for item in items if isinstance(item, str | Table)]
         if shown:
@@ -38,7 +39,7 @@ def format_text(sections: Sequence[Section]) -> str:
         for item in shown:
             content = Text(printable(item)) if isinstance(item, str) else _rich_table(item)
             console.print(rich.padding.Padding(content, (0, 0, 0, 2)))
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def _rich_table(table: Table) -> rich.table.Table:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.datacheck.images import ImageFacts, ImagePolicy
+from common.args import ImagePolicy
+from common.datacheck.image_headers import ImageFacts
 from common.datacheck.issues import Issues
 from common.datacheck.tfrecord import expand_pattern
 from common.errors import UserError
@@ -184,7 +185,7 @@ def store_indexes(images: Sequence[Image], head: str, line: Callable[[int, Image
 
 def mapped(file: str) -> memoryview:
     """The content of a file that is not empty, read when it is used."""
-    return memoryview(np.memmap(file, np.uint8, mode="r"))
+    return np.memmap(file, np.uint8, mode="r").data
 
 
 def read_bytes(path: str, offset: int = 0, size: int = -1) -> np.ndarray:

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from common import tfrecord
 from common.args import IMAGE_SUFFIXES
-from common.datacheck.images import ImageFacts
+from common.datacheck.image_headers import ImageFacts
 from common.datacheck.tfrecord import expand_pattern, missing_shards, walk_files
 from common.datacheck.tfrecord_scan import read_record
 from common.errors import UserError
@@ -80,7 +80,7 @@ def _load_example(image: Image) -> np.ndarray:
 
 
 def _tfrecord_reader(images: Sequence[Image], labelled: bool) -> Reader:
-    features = {"image/encoded": dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")}
+    features = {"image/encoded": dali_tfrecord.FixedLenFeature([], dali_tfrecord.string, "")}
     if labelled:
         features[_LABEL_KEY] = dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0)
     indexes = base.store_indexes(images, "", lambda _, image: "{} {}\n".format(*image.place))
@@ -123,7 +123,8 @@ def _walk(content: bytes | memoryview, file: str) -> Iterator[tuple[int, int, by
     """(begin, size with frames, data) of each record."""
     at = 0
     while at < len(content):
-        begin, kind, pieces = at, _FIRST, []
+        begin, kind = at, _FIRST
+        pieces: list[bytes] = []
         while kind not in (_WHOLE, _LAST):
             word = int.from_bytes(content[at + 4 : at + 8], "little")
             kind, size = word >> 29, word & (1 << 29) - 1
@@ -159,7 +160,8 @@ def _samples(opening: Opening) -> Iterator[Found]:
         content = base.mapped(file)
         for key, members in itertools.groupby(_members(file, content), lambda member: _key(member.name)):
             found = {member.name[len(key) :].lower(): member for member in members}
-            label, place = None, ()
+            label: int | None = None
+            place: tuple[int, ...] = ()
             if member := found.get(".cls"):
                 begin, end = member.offset_data, member.offset_data + min(member.size, 64)
                 digits = bytes(content[begin:end]).rstrip()
@@ -170,7 +172,9 @@ def _samples(opening: Opening) -> Iterator[Found]:
                 label, place = base.check_label(int(digits), f"{file}: {member.name!r}"), (begin, len(digits))
             member = next((found[suffix] for suffix in IMAGE_SUFFIXES if suffix in found), None)
             name = member.name if member else key
-            encoded = ImageFacts(fault="image-missing", detail=f"it has {', '.join(found)}")
+            encoded: memoryview | ImageFacts = ImageFacts(
+                fault="image-missing", detail=f"it has {', '.join(found)}"
+            )
             if member:
                 begin, size = member.offset_data, member.size
                 encoded, place = content[begin : begin + size], (begin, size, *place)

@@ -78,6 +78,7 @@ def _imported(path: str) -> Any:
         if place.endswith(".py"):
             module_name = f"external_{os.path.basename(place).removesuffix('.py')}"
             spec = importlib.util.spec_from_file_location(module_name, place)
+            assert spec and spec.loader  # as its name ends in .py
             module = importlib.util.module_from_spec(spec)
             sys.modules[module_name] = module  # dataclasses look there
             spec.loader.exec_module(module)

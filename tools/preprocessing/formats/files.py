@@ -5,13 +5,14 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from common.args import IMAGE_SUFFIXES
 from common.datacheck import coco
 from common.datacheck import images as image_checks
-from common.datacheck.images import ImageFacts
+from common.datacheck.image_headers import ImageFacts
 from common.errors import UserError
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Content, Found, Image, Opening, Reader
@@ -52,7 +53,7 @@ def open_numpy(opening: Opening) -> Content:
 
 
 def _checked(opening: Opening, images: Sequence[Image]) -> Content:
-    options = {"decode": opening.policy.decode, "max_megapixels": opening.policy.max_megapixels}
+    options: dict[str, Any] = {name: getattr(opening.policy, name) for name in ("decode", "max_megapixels")}
     facts = image_checks.inspect_list([image.file for image in images], **options)
     return Content(zip(images, (repr(i.name) for i in images), facts, strict=True), _load, _file_reader)
 

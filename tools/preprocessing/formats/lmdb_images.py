@@ -56,7 +56,8 @@ def open_lmdb(opening: Opening) -> Content:
 
 def _values(file: str) -> Iterator[Found]:
     with _reading(file) as transaction:
-        for key, value in transaction.cursor():
+        for entry in transaction.cursor():
+            key, value = map(bytes, entry)  # they are bytes: buffers were not asked for
             owner = f"{file}: record {os.fsdecode(key)!r}"
             encoded, label, form = _parse(value, owner)
             label = None if label is None else base.check_label(label, owner)
@@ -65,7 +66,7 @@ def _values(file: str) -> Iterator[Found]:
 
 def _load(image: Image) -> np.ndarray:
     with _reading(image.file) as transaction:
-        value = transaction.get(os.fsencode(image.name)) or b""
+        value = bytes(transaction.get(os.fsencode(image.name)) or b"")
     return np.frombuffer(_parse(value, f"{image.file}: record {image.name!r}")[0], np.uint8)
 
 
