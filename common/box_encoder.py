@@ -118,7 +118,7 @@ def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> E
     batch_size, num_anchors = boxes.shape[0], anchors.num_anchors
     rows = tf.where(classes >= 0)  # (R, 2) image, row
     images, flat_boxes = tf.cast(rows[:, 0], tf.int32), tf.gather_nd(boxes, rows)  # (R,), (R, 4)
-    owned, owners = grid_matching.match(flat_boxes, images, batch_size, anchors, MATCH_IOU)  # (P,)
+    owned, owners = grid_matching.match(flat_boxes, images, anchors, MATCH_IOU)  # (P,)
 
     matched, prior = tf.gather(flat_boxes, owners), tf.gather(anchors.boxes_normalized, owned % num_anchors)
     centers, sizes = (prior[:, :2] + prior[:, 2:]) * 0.5, prior[:, 2:] - prior[:, :2]

@@ -52,14 +52,13 @@ def templates(anchors: Anchors) -> Templates:
 
 
 def match(
-    boxes: tf.Tensor, images: tf.Tensor, num_images: tf.Tensor | int, anchors: Anchors, match_iou: float
+    boxes: tf.Tensor, images: tf.Tensor, anchors: Anchors, match_iou: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The anchors that own a box, and which.
 
     Args:
         boxes: float32 (R, 4) ltrb normalised, all with an area; R may be 0.
         images: int32 (R,), which image of the batch each box is on.
-        num_images: B.
         anchors: A of them for each image.
         match_iou: an anchor owns the box that it overlaps most, if by more than this; and each box has its
             best anchor whatever the IoU. Of equals the last counts.

@@ -112,13 +112,9 @@ class LabelMap:
             if text.lstrip().startswith("{"):
                 return cls.from_json(text)
             return cls.from_categories(_parse_pbtxt(text))
-        except OSError as error:
-            reason = error.strerror
-        except UnicodeDecodeError as error:
-            reason = f"it is not a text file: {error}"
-        except UserError as error:
-            reason = str(error)
-        raise UserError(f"label map {path}: {reason}")
+        except (OSError, UnicodeDecodeError, UserError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"label map {path}: {reason}") from error
 
 
 def category_faults(categories: Sequence[Any]) -> Iterator[str]:

@@ -222,8 +222,7 @@ class Job:
         sheet = []
         for name, picture in zip(_picture_names(self._about), pictures, strict=True):
             drawing.save_png(picture, self._directory / f"{name}.png")
-            if len(sheet) < SHEET_PICTURES:
-                sheet.append(picture)
+            sheet = [*sheet, picture][:SHEET_PICTURES]
         drawing.save_png(drawing.contact_sheet(sheet, columns=2), self._directory / f"{SHEET}.png")
 
 

@@ -1,7 +1,7 @@
 """From a network that detects to COCO's numbers: what training, eval.py and infer.py share.
 
     loader = make_loader(..., training=False, shard_id=ranks.rank, num_shards=ranks.world_size)
-    metrics, results, curves = evaluate(detect, loader, source, label_map, ranks=ranks)
+    metrics, results, curves = evaluate(detect, loader, source, label_map, explain=explain, ranks=ranks)
 
 Each rank detects in its own part of the images, the parts are put together on every rank, and what comes out
 is the same for any number of ranks and any batch size.
@@ -11,19 +11,21 @@ import itertools
 import operator
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from common import open_data, progress
+from common import progress
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
 from common.labels import LabelMap
 from common.loader import BaseLoader, placement
-from common.open_data import Source
+
+if TYPE_CHECKING:
+    from common.open_data import Source
 
 # Each app's make_detect returns one. It takes the first two tensors of an evaluation loader's batch, images
 # (B, H, W, 3) and letterbox (B, 4), the place of each image in the network input. It returns boxes (B, D, 4)
@@ -32,19 +34,20 @@ from common.open_data import Source
 Detect = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
 OnBatch = Callable[[int, int], None]  # (batches done, batches in all)
 # (what a loader raised, what it read, --pipeline_type) -> the error that names the images
-Explain = Callable[[Exception, Source, str], UserError]
+Explain = Callable[[Exception, "Source", str], UserError]
+ALONE = Ranks()
 
 
 def predict(
     detect: Detect,
     loader: BaseLoader,
-    source: Source,
+    source: "Source",
     label_map: LabelMap,
     *,
     title: str,
-    ranks: Ranks | None = None,
+    explain: Explain,
+    ranks: Ranks = ALONE,
     on_batch: OnBatch | None = None,
-    explain: Explain = open_data.explain,
 ) -> list[dict[str, Any]]:
     """Runs `detect` over the source's images, each exactly once. All ranks call it together.
 
@@ -54,7 +57,7 @@ def predict(
         source: what all the loaders read.
         label_map: of the trained classes.
         title: of the progress bar.
-        ranks: all that detect together; None for this process alone.
+        ranks: all that detect together; by default this process alone.
         on_batch: called after every batch, on all ranks alike, also after a problem: it may do what needs
             all ranks. What it raises passes through, so it must raise on all ranks at the same batch.
         explain: makes the UserError of what the loader raised; the data check's names the images.
@@ -67,7 +70,6 @@ def predict(
         UserError: an image cannot be decoded, or the network gives NaN or infinity for it, which would count
             as no detection. On all ranks, once they are through with their shards.
     """
-    ranks = ranks or Ranks()
     seen: set[int] = set()  # the last batch of a shard is filled up with repeats
     batches = _detect_batches(detect, loader, source, explain)
     results: list[dict[str, Any]] = []
@@ -96,7 +98,7 @@ def predict(
 
 
 def _detect_batches(
-    detect: Detect, loader: BaseLoader, source: Source, explain: Explain
+    detect: Detect, loader: BaseLoader, source: "Source", explain: Explain
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """(boxes, scores, classes, image ids, image sizes) of each batch; what can be wrong is a UserError."""
     with placement(loader):
@@ -119,12 +121,12 @@ def _detect_batches(
 def evaluate(
     detect: Detect,
     loader: BaseLoader,
-    source: Source,
+    source: "Source",
     label_map: LabelMap,
     *,
-    ranks: Ranks | None = None,
+    explain: Explain,
+    ranks: Ranks = ALONE,
     on_batch: OnBatch | None = None,
-    explain: Explain = open_data.explain,
     coco_backend: str = "pycocotools",
 ) -> Evaluation:
     """Detects in the source's images and scores the detections. All ranks call it together.
@@ -134,7 +136,7 @@ def evaluate(
         loader: an evaluation loader of this rank's shard.
         source: what all the loaders read, with annotations.
         label_map: of the trained classes.
-        ranks: all that detect together; None for this process alone.
+        ranks: all that detect together; by default this process alone.
         on_batch, explain: see `predict`.
         coco_backend: see coco_metrics.score.
 
@@ -144,7 +146,6 @@ def evaluate(
     Raises:
         UserError: see `predict`; or the data hold no box, or rank 0 lacks the backend. On all ranks.
     """
-    ranks = ranks or Ranks()
     options = {"ranks": ranks, "on_batch": on_batch, "explain": explain}
     results = predict(detect, loader, source, label_map, title="evaluating", **options)
     evaluation = None

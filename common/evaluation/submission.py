@@ -49,9 +49,7 @@ def read_image_info(path: str | os.PathLike) -> tuple[dict[str, int], LabelMap |
     try:
         document = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=_Document)
         categories = LabelMap.from_categories(document.categories) if document.categories else None
-    except OSError as error:
-        raise UserError(f"--image_info={path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UserError) as error:
+    except (OSError, msgspec.DecodeError, UserError) as error:
         raise UserError(f"--image_info={path} is not a json with COCO's images: {error}") from error
     return {image.file_name: image.id for image in document.images}, categories
 

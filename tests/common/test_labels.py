@@ -115,7 +115,7 @@ def test_a_missing_or_binary_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"nowhere.json: No such file"):
         LabelMap.load(tmp_path / "nowhere.json")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="binary: it is not a text file"):
+    with pytest.raises(UserError, match="binary: 'utf-8' codec can't decode"):
         LabelMap.load(tmp_path / "binary")
 
 

@@ -24,7 +24,7 @@ import yolov4.loaders
 import yolov4.model
 import yolov4.predict
 from common import progress
-from common.datacheck.open_data import open_coco
+from common.datacheck.open_data import explain, open_coco
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.errors import UserError
@@ -88,8 +88,9 @@ class Evaluation:
             return boxes, scores, classes, finite & (not (broken and len(pending) == 2))
 
         try:
+            options = {"ranks": ranks, "explain": explain}
             metrics, results, _ = evaluate.evaluate(
-                detect, loader, self.source, self.source.label_map, ranks=ranks
+                detect, loader, self.source, self.source.label_map, **options
             )
         except UserError as error:
             return Outcome(None, None, {}, str(error))

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common.datacheck.open_data import check_labels, open_images, open_source
+from common.datacheck.open_data import check_labels, explain, open_images, open_source
 from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import exported as runtimes
@@ -181,7 +181,7 @@ def _compare_ap(
     """Prints AP of the weights, with hard suppression first, and of the exported file, which is the last."""
     aps = []
     for name, detect in detectors.items():
-        aps.append(evaluate(detect, open_loader(), source, label_map).metrics["AP"])
+        aps.append(evaluate(detect, open_loader(), source, label_map, explain=explain).metrics["AP"])
         print(f"AP {aps[-1]:.4f}  {name}")
     limit, apart = verify.AP_LIMITS.get(quantize), abs(aps[0] - aps[-1])
     if limit and apart > limit:

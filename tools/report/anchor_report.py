@@ -146,7 +146,7 @@ def match(boxes: np.ndarray, image: np.ndarray, anchors: Anchors) -> tuple[np.nd
     for start in range(0, int(image.max(initial=-1)) + 1, _IMAGES_AT_ONCE):
         first, last = np.searchsorted(image, [start, start + _IMAGES_AT_ONCE])
         within = (image[first:last] - start).astype(np.int32)
-        found = grid_matching.match(boxes[first:last], within, _IMAGES_AT_ONCE, anchors, MATCH_IOU)
+        found = grid_matching.match(boxes[first:last], within, anchors, MATCH_IOU)
         owned.append(found[0].numpy() % anchors.num_anchors)
         owners.append(found[1].numpy() + first)
     return np.concatenate(owned), np.concatenate(owners)

@@ -20,6 +20,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from common import loader as loaders
+from common import open_data as plain
 from common import tf_readers
 from common.datacheck import open_data
 from common.datacheck.open_data import open_coco, open_tfrecords
@@ -215,9 +216,10 @@ def by_pycocotools(truth, detections_file):
     return judge.stats, judge.eval["precision"]
 
 
-def evaluate(source, ranks, batch_size, network, pipeline_type="dali_cpu", **options):
+def evaluate(source, ranks, batch_size, network, pipeline_type="dali_cpu", explain=plain.explain, **options):
+    options |= {"explain": explain, "ranks": ranks}
     loader = ShardLoader(source, batch_size, ranks.rank, ranks.world_size, pipeline_type)
-    return evaluation.evaluate(network, loader, source, source.label_map, ranks=ranks, **options)
+    return evaluation.evaluate(network, loader, source, source.label_map, **options)
 
 
 # --- the same numbers ---
@@ -301,7 +303,8 @@ def test_images_without_annotations(drawn, count):
 
     def work(ranks):
         loader = ShardLoader(source, 2, ranks.rank, ranks.world_size)
-        return evaluation.predict(network, loader, source, annotated.label_map, title="x", ranks=ranks)
+        options = {"title": "x", "explain": plain.explain, "ranks": ranks}
+        return evaluation.predict(network, loader, source, annotated.label_map, **options)
 
     first, *others = on_ranks(count, work)
     assert len({r["image_id"] for r in first}) > 8
@@ -364,7 +367,8 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn, shards):
 
     def work(ranks):
         loader = ShardLoader(source, 4, shards[ranks.rank], 2)
-        return evaluation.predict(network, loader, source, source.label_map, title="x", ranks=ranks)
+        options = {"title": "x", "explain": plain.explain, "ranks": ranks}
+        return evaluation.predict(network, loader, source, source.label_map, **options)
 
     for outcome in on_ranks(2, work):
         assert isinstance(outcome, RuntimeError)
