@@ -126,6 +126,7 @@ class Run:
         save_batch = functools.partial(self._results.save_skipped, ranks)
         self._guard = step_guard.StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
         self._compiled = False
+        self._saved = True
 
     def __enter__(self) -> "Run":
         watchdog = Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
@@ -135,7 +136,11 @@ class Run:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """After an error this makes no collective call, because other ranks may be gone."""
+        """After an error this makes no collective call, because other ranks may be gone.
+
+        Raises:
+            UserError: training is done, but its last checkpoint could not be written.
+        """
         self._exit_stack.__exit__(kind, error, trace)
         if error is None:
             if self.ranks.rank == 0:
@@ -143,6 +148,7 @@ class Run:
                     print(coco_metrics.format_table(self.metrics))
                 print(f"results are in {self._a.output_dir}")
             self.ranks.close()
+            self._require_saved()
 
     @property
     def stop_requested(self) -> tf.Tensor:
@@ -200,7 +206,7 @@ class Run:
         """Counts a step, looks at its result, shows progress; saves where it is time to.
 
         Raises:
-            UserError: too many steps in a row were skipped.
+            UserError: too many steps in a row were skipped, or a stopped run cannot be saved.
             StoppedError: a signal came to any rank; everything is saved.
         """
         state, a = self.state, self._a
@@ -212,6 +218,7 @@ class Run:
         self._epoch.add(state["step_in_epoch"], result.values, result.finite)
         if self._guard.stop:
             self._save()
+            self._require_saved()
             raise StoppedError(self._signals.message(state["step"]))
         if a.save_every and state["step"] % a.save_every == 0 and self._is_within_epoch():
             self._save()
@@ -247,6 +254,7 @@ class Run:
         def on_batch(done: int, total: int) -> None:
             self._beat("evaluating", SCORE_SECONDS if done == total else 0.0)
             if self._signals.agreed(self.ranks):
+                self._require_saved()
                 raise StoppedError(self._signals.message(self.state["step"]))
 
         self._beat("evaluating", COMPILE_SECONDS)
@@ -302,4 +310,12 @@ class Run:
         self._beat("saving")
         self._guard.check_weights(self.model, self.optimizer, state["step"])
         state["totals"] = self._epoch.totals() if state["step_in_epoch"] else {}
-        self._checkpoints.save()
+        self._saved = self._checkpoints.save()
+
+    def _require_saved(self) -> None:
+        """Before a run ends: UserError on all ranks if its last checkpoint could not be written."""
+        if not self._saved:
+            raise UserError(
+                f"the last checkpoint could not be written to --output_dir={self._a.output_dir} (see the "
+                "warning above): make room and run the same command, which continues from the one before"
+            )

@@ -1,7 +1,9 @@
 """The training command: what it leaves behind, resuming, every flag, and what it refuses."""
 
 import csv
+import errno
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -16,7 +18,7 @@ import pytest
 from common import hparams
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training import input_feed, model_metadata, weights
+from common.training import input_feed, model_metadata, run_directory, weights
 from common.training import run as run_module
 from common.training.input_feed import InputFeed
 from common.training.optimizers import AveragedWeights
@@ -235,6 +237,17 @@ def test_averages_move_once_an_update(tiny_train, drawn, tmp_path, monkeypatch):
     options = ["--accumulate_steps=2", "--epochs=1", "--steps_per_epoch=6", "--eval_every=0"]
     tiny_train(drawn, tmp_path / "run", *options)
     assert int(made[0]._num_updates) == 3
+
+
+def test_a_run_that_ends_without_its_last_checkpoint_fails(app, tiny_train, drawn, tmp_path, monkeypatch):
+    def write(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_directory, "write", write)
+    with pytest.raises(UserError, match=r"last checkpoint could not be written to --output_dir=.*make room"):
+        UserError, match=f"could not be written to --output_dir={tmp_path / 'run'} .*make room"
+    ):
+        tiny_train(drawn, tmp_path / "run", "--epochs=1", "--steps_per_epoch=1", "--eval_every=0")
 
 
 def test_a_loader_that_cannot_save_its_place_goes_on_where_it_was(
