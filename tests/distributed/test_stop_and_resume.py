@@ -29,6 +29,7 @@ def test_the_comparison_sees_one_bit(tmp_path):
         run = tmp_path / name
         (run / "checkpoints" / "00000002").mkdir(parents=True)
         tf.train.Checkpoint(v=tf.Variable(value)).write(str(run / "checkpoints" / "00000002" / "state"))
+        (run / "checkpoints" / "00000002" / "manifest.json").write_text('{"serial": 1}')
         for file in ("last.weights.h5", "best.weights.h5"):
             _empty_weights(run / file)
         (run / "results.csv").write_text("epoch,images_per_second\n1,5\n")
