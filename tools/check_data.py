@@ -57,7 +57,7 @@ def main() -> None:
     except ValueError as error:
         raise UserError(f"the anchors cannot be made: {error}") from error
     from common.datacheck.images import ImagePolicy
-    from common.datacheck.open_data import DataFlags
+    from common.datacheck.datasets import DataFlags
     from tools.report import check_and_report
 
     check_and_report.check(

@@ -7,8 +7,8 @@ from common.anchors import Anchors
 from common.box_encoder import MAX_INSTANCES
 from common.datacheck.images import ImagePolicy, inspect_files
 from common.datacheck.issues import DataError
-from common.datacheck.open_data import DataFlags, open_source, open_splits
-from common.open_data import CocoSource, Source
+from common.datacheck.datasets import DataFlags, open_source, open_splits
+from common.datasets import CocoSource, Source
 from tools.report import anchor_report, figures, page, pictures, statistics, tables
 
 
