@@ -30,7 +30,7 @@ from common.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY, Recor
 
 if TYPE_CHECKING:
     from common.loader import BaseLoader
-    from common.open_data import Source
+    from common.datasets import Source
 
 Example = dict[str, tf.Tensor]
 

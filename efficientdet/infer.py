@@ -30,13 +30,13 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 def infer(**given: Any) -> list[dict]:
     """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
-    from common.datacheck import open_data
+    from common.datacheck import datasets
     from common.evaluation import commands
     from efficientdet.loaders import make_loader
     from efficientdet.predict import open_detector
 
     a = InferArgs(**given)
-    return commands.infer(a, open_detector, make_loader, open_data.open_images, open_data.explain)
+    return commands.infer(a, open_detector, make_loader, datasets.open_images, datasets.explain)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ import tensorflow as tf
 from absl import flags
 
 from common import args, errors, hparams
-from common.datacheck import open_data
+from common.datacheck import datasets
 from common.distributed import elastic
 from common.distributed.ranks import Hooks, Ranks
 from common.evaluation.evaluate import evaluate
@@ -72,7 +72,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     # --- Data -------------------------------------------------------------------------------------
     data = input_feed.open_splits(
-        a, ranks, open_data.open_checked, max_instances=config.max_instances, synthetic_classes=90
+        a, ranks, datasets.open_datasets, max_instances=config.max_instances, synthetic_classes=90
     )
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_train_loader = functools.partial(open_loader, a, ranks, config, data, training=True)
@@ -118,7 +118,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         identity=identity,
         metadata=metadata,
         feed=feed,
-        explain=lambda error: open_data.explain(error, data.train, feed.pipeline_type),
+        explain=lambda error: datasets.explain(error, data.train, feed.pipeline_type),
         show_batch=functools.partial(show_batch.report, label_map=data.label_map),
         init_report=report,
     )
@@ -129,7 +129,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         source=data.evaluation,
         label_map=data.label_map,
         ranks=ranks,
-        explain=open_data.explain,
+        explain=datasets.explain,
         coco_backend=a.coco_backend,
     )
 
@@ -228,7 +228,7 @@ def start(a: Args) -> None:
     """What the flags ask for: a dry run, training under Horovod Elastic, or training."""
     if a.dry_run:
         config = hparams.resolve(get_config(a.model_name), a)
-        dry_run.run("efficientdet.train", config, a, a.dry_run, open_data.open_checked)
+        dry_run.run("efficientdet.train", config, a, a.dry_run, datasets.open_datasets)
     elif a.elastic:
         elastic.run(train, a)
     else:

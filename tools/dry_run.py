@@ -76,7 +76,7 @@ class DryRun:
     sessions: list[Session]
 
 
-def run(module: str, config: Any, a: Args, processes: int, open_checked: Callable) -> None:
+def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callable) -> None:
     """Trains twice on a small scale and prints what was checked, a line each, to stdout.
 
     Args:
@@ -84,7 +84,7 @@ def run(module: str, config: Any, a: Args, processes: int, open_checked: Callabl
         config: that the run would have.
         a: its flags.
         processes: their number, --dry_run.
-        open_checked: opens and checks the data: see input_feed.open_splits.
+        open_datasets: opens and checks the data: see input_feed.open_splits.
 
     Raises:
         UserError: a check failed; the flags or the data cannot be used; Horovod is missing.
@@ -100,7 +100,7 @@ def run(module: str, config: Any, a: Args, processes: int, open_checked: Callabl
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
         directory = pathlib.Path(name)
         log("dry run: checking all of the data")
-        data = open_splits(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=1)
+        data = open_splits(a, ranks, open_datasets, max_instances=config.max_instances, synthetic_classes=1)
         images = data.train.size if data.train else SYNTHETIC_IMAGES
         small = small_flags(a, config, processes, images) | {"output_dir": str(directory / "run")}
         for split, source in (("train", data.train), ("eval", data.evaluation)):

@@ -22,7 +22,7 @@ import PIL.Image
 from common import errors
 from common.args import Args
 from common.distributed.ranks import Hooks
-from common.open_data import Source
+from common.datasets import Source
 from tools.conversion.coco_writer import write_coco
 
 if TYPE_CHECKING:

@@ -38,14 +38,14 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 def infer(**given: Any) -> list[dict]:
     """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
-    from common.datacheck import open_data
+    from common.datacheck import datasets
     from common.evaluation import commands
     from yolov4.loaders import make_loader
     from yolov4.predict import open_detector
 
     a = InferArgs(**given)
     opener = open_detector if a.submission else functools.partial(open_detector, nms_iou=PICTURE_NMS_IOU)
-    return commands.infer(a, opener, make_loader, open_data.open_images, open_data.explain)
+    return commands.infer(a, opener, make_loader, datasets.open_images, datasets.explain)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ import tensorflow as tf
 from absl import flags
 
 from common import args, errors, hparams
-from common.datacheck import open_data
+from common.datacheck import datasets
 from common.distributed import elastic
 from common.distributed.ranks import Hooks, Ranks
 from common.evaluation.evaluate import evaluate
@@ -79,7 +79,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     # --- Data -------------------------------------------------------------------------------------
     data = input_feed.open_splits(
-        a, ranks, open_data.open_checked, max_instances=config.max_instances, synthetic_classes=80
+        a, ranks, datasets.open_datasets, max_instances=config.max_instances, synthetic_classes=80
     )
     mixes = config.mosaic_prob or config.mixup_prob or config.cutmix_prob
     if mixes and config.epochs <= config.close_mosaic:
@@ -126,7 +126,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         identity=identity,
         metadata=metadata,
         feed=feed,
-        explain=lambda error: open_data.explain(error, data.train, feed.pipeline_type),
+        explain=lambda error: datasets.explain(error, data.train, feed.pipeline_type),
         show_batch=functools.partial(show_batch.report, config=config, label_map=data.label_map),
         init_report=report,
     )
@@ -137,7 +137,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         source=data.evaluation,
         label_map=data.label_map,
         ranks=ranks,
-        explain=open_data.explain,
+        explain=datasets.explain,
         coco_backend=a.coco_backend,
     )
 
@@ -228,7 +228,7 @@ def start(a: Args) -> None:
     """What the flags ask for: a dry run, training under Horovod Elastic, or training."""
     if a.dry_run:
         config = hparams.resolve(get_config(a.model_name), a)
-        dry_run.run("yolov4.train", config, a, a.dry_run, open_data.open_checked)
+        dry_run.run("yolov4.train", config, a, a.dry_run, datasets.open_datasets)
     elif a.elastic:
         elastic.run(train, a)
     else:

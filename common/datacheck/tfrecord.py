@@ -37,7 +37,7 @@ from common.datacheck.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, F
 from common.errors import UserError
 from common.files import get_or_create, load_cached, save_cached, store_cached
 from common.labels import LabelMap
-from common.open_data import Source
+from common.datasets import Source
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
 
 _VERSION = 5  # raise it when what is kept changes, or any check, those of images.py included

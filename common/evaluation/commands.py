@@ -19,7 +19,7 @@ from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write
 from common.files import make_output_directory, write_file, writing
 from common.labels import LabelMap
 from common.loader import BaseLoader, refuse_synthetic
-from common.open_data import ImageListSource, Source
+from common.datasets import ImageListSource, Source
 from common.progress import Bar, log
 
 SHEET = "contact_sheet"

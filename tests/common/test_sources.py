@@ -7,11 +7,11 @@ import pytest
 
 from common import tf_readers
 from common.datacheck.coco import load_coco
-from common.datacheck.open_data import list_images, log_source, open_images, open_source
+from common.datacheck.datasets import list_images, log_source, open_images, open_source
 from common.datacheck.tfrecord import TFRecordSource
 from common.errors import UserError
 from common.labels import LabelMap
-from common.open_data import CocoSource, ImageListSource
+from common.datasets import CocoSource, ImageListSource
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 

@@ -7,7 +7,7 @@ import pytest
 from common.annotations import Annotations
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import KINDS, DataError, Issue, Issues, Severity
-from common.datacheck.open_data import DataFlags, check_sizes, open_source, open_splits
+from common.datacheck.datasets import DataFlags, check_sizes, open_source, open_splits
 from tests.faults import image_faults, json_faults, record_faults
 from tests.faults.data_set import DataSet, Fault
 from tests.faults.record_faults import RecordSet

@@ -8,9 +8,9 @@ from common.args import ImagePolicy
 from common.box_encoder import MAX_INSTANCES
 from common.datacheck.images import inspect_files
 from common.datacheck.issues import DataError
-from common.datacheck.open_data import open_source, open_splits
+from common.datacheck.datasets import open_source, open_splits
 from common.datacheck.tfrecord import TFRecordSource
-from common.open_data import CocoSource, DataFlags, Source
+from common.datasets import CocoSource, DataFlags, Source
 from tools.report import anchor_report, figures, page, pictures, statistics, tables
 
 

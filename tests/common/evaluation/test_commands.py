@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common.args import InferArgs
-from common.datacheck.open_data import open_images
+from common.datacheck.datasets import open_images
 from common.errors import UserError
 from common.evaluation.commands import Job
 from common.labels import LabelMap

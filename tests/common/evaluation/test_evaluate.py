@@ -20,15 +20,15 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from common import loader as loaders
-from common import open_data as plain
+from common import datasets as plain
 from common import tf_readers
-from common.datacheck import open_data
-from common.datacheck.open_data import open_coco, open_tfrecords
+from common.datacheck import datasets
+from common.datacheck.datasets import open_coco, open_tfrecords
 from common.distributed.ranks import Ranks, pack, unpack
 from common.errors import OtherRankError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation import evaluate as evaluation
-from common.open_data import ImageListSource
+from common.datasets import ImageListSource
 from tools import synthetic
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
@@ -343,7 +343,7 @@ def test_an_image_that_was_damaged_meanwhile_ends_all_ranks(drawn, tmp_path):
     network = Network(source)
     file = tmp_path / "data" / "images" / source.annotations.file_names[10]
     file.write_bytes(b"no image")
-    explain = open_data.explain
+    explain = datasets.explain
     outcomes = on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network, explain=explain))
     assert file.name in problem_of(outcomes, 2)
     outcomes = on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network))

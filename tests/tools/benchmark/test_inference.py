@@ -16,7 +16,7 @@ import yolov4.loaders
 import yolov4.model
 import yolov4.predict
 from common.labels import LabelMap
-from common.open_data import ImageListSource
+from common.datasets import ImageListSource
 from tools.benchmark import inference
 
 APPS = {

@@ -1,7 +1,7 @@
 """Data sets as apps open them: `Source`, and the functions that make one of the flags, without a check.
 
 `Source.read` reads a data set with DALI, `tf_readers.examples` without. Other code need not know its kind.
-The apps import `common.datacheck.open_data`: the same functions, which check every annotation and image.
+The apps import `common.datacheck.datasets`: the same functions, which check every annotation and image.
 A copy without the data check imports this module in its place: tools/copy_app.py changes that line.
 """
 
@@ -248,7 +248,7 @@ class Opener:
         self.check_labels(sources[0].label_map, sources[1])
         return sources[0], sources[1]
 
-    def open_checked(self, a: Args, *, num_replicas: int, max_instances: int) -> tuple[Source, Source | None]:
+    def open_datasets(self, a: Args, *, num_replicas: int, max_instances: int) -> tuple[Source, Source | None]:
         """The sources that the flags of train.py name, opened and logged; None for no evaluation.
 
         Args:
@@ -296,7 +296,7 @@ def _options(a: Any) -> dict[str, Any]:
 
 _PLAIN = Opener()
 open_images, open_source, open_splits = _PLAIN.open_images, _PLAIN.open_source, _PLAIN.open_splits
-open_checked, open_evaluation = _PLAIN.open_checked, _PLAIN.open_evaluation
+open_datasets, open_evaluation = _PLAIN.open_datasets, _PLAIN.open_evaluation
 check_labels = _PLAIN.check_labels
 
 

@@ -1,4 +1,4 @@
-"""Opens and checks the data that flags name: common/open_data.py with the data check in it.
+"""Opens and checks the data that flags name: common/datasets.py with the data check in it.
 
 All errors of the training and evaluation data are reported together, before anything is built or written.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common import open_data as plain
+from common import datasets as plain
 from common.args import ImagePolicy
 from common.datacheck import tfrecord
 from common.datacheck.coco import load_coco
@@ -20,7 +20,7 @@ from common.datacheck.images import add_fault, inspect, inspect_list
 from common.datacheck.issues import DataError, Issues
 from common.errors import UserError
 from common.labels import LabelMap
-from common.open_data import CocoSource, ImageListSource, Source
+from common.datasets import CocoSource, ImageListSource, Source
 from common.progress import log
 
 _PLAIN_TENSORFLOW = ("JPEG", "PNG")
@@ -99,13 +99,13 @@ class CheckedOpener(plain.Opener):
         log_issues(issues)
 
 
-# The functions and types of common/open_data.py, by the same names.
+# The functions and types of common/datasets.py, by the same names.
 DataFlags, list_images = plain.DataFlags, plain.list_images
 log_source = plain.log_source
 _CHECKED = CheckedOpener()
 open_coco, open_tfrecords, open_images = _CHECKED.open_coco, _CHECKED.open_tfrecords, _CHECKED.open_images
 open_source, open_splits = _CHECKED.open_source, _CHECKED.open_splits
-open_checked, open_evaluation = _CHECKED.open_checked, _CHECKED.open_evaluation
+open_datasets, open_evaluation = _CHECKED.open_datasets, _CHECKED.open_evaluation
 check_labels, check_sizes = _CHECKED.check_labels, _CHECKED.check_sizes
 
 
