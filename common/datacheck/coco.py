@@ -8,6 +8,7 @@ Format: https://cocodataset.org/#format-data
 """
 
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -61,45 +62,33 @@ def load_coco(
         DataError: everything that would make training wrong, in the json and in the image files.
     """
     issues = Issues(os.fspath(json_path))
-    content = coco_parse.read(issues.origin, issues)
-    lists = coco_parse.parse(content, issues) if content else {}
-    images, usable = lists.get("images"), None
-    annotations = _check(lists, issues) if lists else None
+    lists = coco_parse.parse(issues.origin, issues)
+    images = lists["images"] or []
+    table = _Objects(table_of(lists["annotations"] or []), images)
+    _check(lists, table, issues)
+    usable = np.ones(len(images), np.bool_)
     if images_dir is not None and not os.path.isdir(images_dir):
         issues.add("no-image-directory", os.fspath(images_dir))
-    elif images_dir is not None and images is not None:
+    elif images_dir is not None:
         names = [image.file_name for image in images]
-        usable, _ = check_files(
-            images_dir, names, sizes_of(images), lambda row: _image_name(images, row), policy, issues
-        )
+        describe = functools.partial(_image_name, images)
+        usable, _ = check_files(images_dir, names, sizes_of(images), describe, policy, issues)
     if policy.on_bad_image == "skip":
         issues.skip_images()
-        if annotations is not None and usable is not None:
-            annotations = _select(annotations, usable, issues)
     issues.raise_if_stopping()
-    return dataclasses.replace(annotations, issues=issues)
+    label_map = LabelMap.from_categories(lists["categories"])
+    annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin).select(usable)
+    order = np.argsort(table.image_row, kind="stable")
+    order = order[usable[table.image_row[order]]]
+    return finish(annotations, annotations.image_name, lambda row: table.name_in_image(order[row]), issues)
 
 
-def _select(annotations: Annotations, usable: np.ndarray, issues: Issues) -> Annotations:
-    """The annotations of usable images, with an issue where that leaves nothing."""
-    selected = annotations.select(usable)
-    if not selected.num_images:
-        issues.add("no-images", f"none of {annotations.num_images} images can be used")
-    elif not len(selected.target_boxes.boxes):
-        issues.add("no-boxes", f"no box is in one of the {selected.num_images} usable images")
-    return selected
-
-
-def _check(lists: dict[str, list | None], issues: Issues) -> Annotations | None:
-    """Checks the lists of `coco_parse.parse` against each other, each as far as it can be used.
-
-    Returns the annotations; None where `issues` has errors.
-    """
+def _check(lists: dict[str, list | None], table: "_Objects", issues: Issues) -> None:
+    """Checks the lists of `coco_parse.parse` against each other, each as far as it can be used."""
     for key, kind in (("images", "no-images"), ("annotations", "no-boxes")):
         if lists[key] == []:
             issues.add(kind, f"`{key}` is empty")
     images, categories = lists["images"] or [], lists["categories"]
-    table = _Objects(table_of(lists["annotations"] or []), images)
     _check_images(images, issues)
     _check_objects(table, issues)
     if categories is not None:
@@ -109,18 +98,6 @@ def _check(lists: dict[str, list | None], issues: Issues) -> Annotations | None:
     table.image_row = _check_references(table, "image_id", image_ids, "unknown-image", issues)
     if images:
         _check_unit(table, issues)
-    if issues.stopping:
-        return None
-    label_map = LabelMap.from_categories(categories)
-    annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin)
-    order = np.argsort(table.image_row, kind="stable")
-    report_fixes(
-        annotations,
-        lambda row: _image_name(images, row),
-        lambda row: table.name_in_image(order[row]),
-        issues,
-    )
-    return None if issues.stopping else annotations
 
 
 class _Objects:
@@ -142,10 +119,9 @@ class _Objects:
 
     def name(self, row: int) -> str:
         """An annotation in words: `annotation 7 (image 3)`."""
-        number, image_id = self.rows[["id", "image_id"]][row].tolist()
-        about = ["no id"] if number == NONE else []
-        about += [] if image_id == NONE else [f"image {image_id}"]
-        return coco_parse.record_name("annotations", row, None if number == NONE else number, about)
+        known = {key: self.rows[key][row].item() for key in ("id", "image_id")}
+        known = {key: number for key, number in known.items() if number != NONE}
+        return coco_parse.record_name(known, "annotations", row)
 
     def name_with_box(self, row: int) -> str:
         return f"{self.name(row)} has bbox {self.rows['bbox'][row].tolist()}"
@@ -157,9 +133,9 @@ class _Objects:
 
 def _image_name(images: Sequence[CocoImage], row: int) -> str:
     """`image 12 ('a.jpg')`."""
-    image = images[row]
-    about = [repr(image.file_name)] if image.file_name else []
-    return coco_parse.record_name("images", row, None if image.id == NONE else image.id, about)
+    known = {"id": images[row].id, "file_name": images[row].file_name}
+    known = {key: value for key, value in known.items() if value not in (NONE, "")}
+    return coco_parse.record_name(known, "images", row)
 
 
 def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
@@ -243,25 +219,34 @@ def _some(items: Sequence[str]) -> str:
     return ", ".join([*items[:_SHOWN], *(["..."] if len(items) > _SHOWN else [])])
 
 
-def report_fixes(
+def finish(
     annotations: Annotations,
     name_image: Callable[[int], str],
     name_box: Callable[[int], str],
     issues: Issues,
-) -> None:
-    """Adds what is fixed and what is remarkable, or that no box can be used.
+) -> Annotations:
+    """Adds what is fixed and what is remarkable, or that no image or box can be used.
 
     Args:
-        annotations: of at least one image, without errors.
+        annotations: of the images that can be used, without errors.
         name_image: image i in words.
         name_box: box i and its image in words.
-        issues: gets no-boxes, box-outside, box-empty, crowd, image-without-boxes and large-id.
+        issues: gets no-images, no-boxes, box-outside, box-empty, crowd, image-without-boxes and large-id.
+
+    Returns:
+        The annotations with their issues.
+
+    Raises:
+        DataError: there is nothing to read or to train on.
     """
     boxes, is_clipped = annotations.clipped_boxes
     has_area = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
     is_crowd = annotations.is_crowd
     is_target = has_area & ~is_crowd
-    if not is_target.any():
+    if not annotations.num_images:
+        left_out = sum(issue.count for issue in issues if issue.skipped)
+        issues.add("no-images", f"all {left_out} are left out")
+    elif not is_target.any():
         issues.add("no-boxes", f"none of {len(boxes)} boxes is more than a crowd or an empty box")
     counts = np.bincount(annotations.box_image[is_target], minlength=annotations.num_images)
     for kind, which, name in (
@@ -272,6 +257,7 @@ def report_fixes(
         ("large-id", annotations.image_ids >= LARGE_ID, name_image),
     ):
         issues.add_each(kind, np.flatnonzero(which), name)
-    for category in annotations.label_map.categories():
-        if category["id"] >= LARGE_ID:
-            issues.add("large-id", f"category {category['id']} ({category['name']!r})")
+    large = [category for category in annotations.label_map.categories() if category["id"] >= LARGE_ID]
+    issues.add_each("large-id", large, lambda category: f"category {category['id']} ({category['name']!r})")
+    issues.raise_if_stopping()
+    return dataclasses.replace(annotations, issues=issues)

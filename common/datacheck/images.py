@@ -27,12 +27,12 @@ import simplejpeg
 
 from common.args import MAX_MEGAPIXELS, ImagePolicy
 from common.datacheck import image_headers
-from common.datacheck.image_headers import PILLOW_ERRORS, Encoded, Fault, ImageFacts, damaged
-from common.datacheck.issues import Issues
+from common.datacheck.image_headers import PILLOW_ERRORS, Encoded, ImageFacts, damaged
+from common.datacheck.issues import Fault, Issues
 from common.files import file_type, load_cached, save_cached
 from common.progress import Bar
 
-_VERSION = 4  # of the rules by which images are judged, for what the cache keeps
+_VERSION = 5  # of the rules by which images are judged, for what the cache keeps
 _CHUNK = 64  # files that a thread takes at once
 _ONE_LARGE = threading.Lock()  # images of more than 25 megapixels are decoded one at a time, for memory
 _CORES = len(os.sched_getaffinity(0))
@@ -61,9 +61,6 @@ def _inspect(stream: BinaryIO, decode: bool, max_megapixels: float) -> ImageFact
             check_pixels(image, decode)
     except Fault as fault:
         facts.fault, facts.detail = fault.args
-    if max(facts.height, facts.width) >= 2**31:
-        facts.fault, facts.detail = "image-damaged", f"{facts.width} x {facts.height} pixels"
-        facts.height = facts.width = 0
     return limited(facts, max_megapixels)
 
 
@@ -188,8 +185,9 @@ def inspect_files(
     Only regular files are opened: a pipe would block the reader.
 
     Args:
-        images_dir: the directory of the images.
-        names: paths below it, for none of which `path_fault` holds; links may lead elsewhere.
+        images_dir: the directory of the images; the cache keeps a file for each.
+        names: paths below it, for none of which `path_fault` holds, or absolute ones; links may lead
+            elsewhere.
         decode: decode every pixel of every image, except of files that were decoded before and are unchanged.
         max_megapixels: larger images are at fault, and not decoded.
 
@@ -248,16 +246,6 @@ def inspect_file(path: str, decode: bool, max_megapixels: float) -> ImageFacts:
     # Should a pipe have taken the file's place just now, it does not block.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
         return _inspect(stream, decode, max_megapixels)
-
-
-def inspect_list(
-    paths: Sequence[str | os.PathLike], *, decode: bool = False, max_megapixels: float = MAX_MEGAPIXELS
-) -> list[ImageFacts]:
-    """`inspect_files` for files in several directories."""
-    paths = [os.path.abspath(path) for path in paths]
-    directory = os.path.commonpath([os.path.dirname(path) for path in paths])
-    names = [os.path.relpath(path, directory) for path in paths]
-    return inspect_files(directory, names, decode=decode, max_megapixels=max_megapixels)
 
 
 # --- against annotations ---

@@ -173,6 +173,13 @@ class Issue:
         return f"{kind.what}{count}: {named}{more}. {remedy[0].upper()}{remedy[1:]}"
 
 
+class Fault(Exception):  # noqa: N818 (a property of the data, not an error of the program)
+    """Why a file or an image cannot be used: a kind of issue, and words to stand behind its name."""
+
+    def __init__(self, kind: str, detail: str = ""):
+        super().__init__(kind, detail)
+
+
 class DataError(UserError):
     """Data that would make training wrong.
 

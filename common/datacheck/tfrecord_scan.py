@@ -203,9 +203,9 @@ def name_files(files: Sequence[str | os.PathLike]) -> str:
     return first if len(files) == 1 else f"{first} and {len(files) - 1} more files"
 
 
-def box_name(box: np.ndarray) -> str:
-    """float32 (4,), a box as records store it, in words."""
-    return f"the box xmin, ymin, xmax, ymax = {np.round(box.astype(np.float64), 6).tolist()}"
+def box_name(box: Sequence[float]) -> str:
+    """A box as records store it, in words."""
+    return f"the box xmin, ymin, xmax, ymax = {[round(float(edge), 6) for edge in box]}"
 
 
 def scan(

@@ -246,7 +246,7 @@ def test_nothing_to_train_on(tmp_path):
     file = write(tmp_path / "b", record(object__is_crowd=[1]))
     assert refused([file])["no-boxes"] == ["none of 1 boxes is more than a crowd or an empty box"]
     file = write(tmp_path / "c", record(encoded=b"no"))
-    assert refused([file], policy=SKIP)["no-images"] == ["no record has an image that can be read"]
+    assert refused([file], policy=SKIP)["no-images"] == ["all 1 are left out"]
 
 
 def test_what_stops_leaves_no_index_and_is_found_again(tmp_path):

@@ -192,17 +192,17 @@ def test_what_is_no_example(content):
 
 
 def test_a_record_is_completed():
-    for content, keys in (
-        (empty_record(5), DALI_KEYS),
-        (record(), (CROWD_KEY,)),
-        (record(object__is_crowd=[]), (CROWD_KEY,)),
+    for content, num_objects in (
+        (empty_record(5), 0),
+        (record(), 1),
+        (record(object__is_crowd=[]), 1),
     ):
         before = tf.train.Example.FromString(content).features.feature
-        after = tf.train.Example.FromString(complete(content, True)).features.feature
+        after = tf.train.Example.FromString(complete(content, num_objects)).features.feature
         assert set(after) == set(before) | set(DALI_KEYS)
-        assert all(after[key] == before[key] for key in before if key not in keys)
-        count = len(after[LABEL_KEY].int64_list.value)
-        assert list(after[CROWD_KEY].int64_list.value) == [0] * count
+        assert all(after[key] == before[key] for key in before if key != CROWD_KEY)
+        assert len(after[LABEL_KEY].int64_list.value) == num_objects
+        assert list(after[CROWD_KEY].int64_list.value) == [0] * num_objects
         assert all(after[key].WhichOneof("kind") == "float_list" for key in BOX_KEYS)
-        example, _, issues = parsed(complete(content, True))
+        example, _, issues = parsed(complete(content, num_objects))
         assert example.lacks == 0 and not list(issues)

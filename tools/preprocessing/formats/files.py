@@ -53,7 +53,7 @@ def open_numpy(opening: Opening) -> Content:
 
 def _checked(opening: Opening, images: Sequence[Image]) -> Content:
     options = {"decode": opening.policy.decode, "max_megapixels": opening.policy.max_megapixels}
-    facts = image_checks.inspect_list([image.file for image in images], **options)
+    facts = image_checks.inspect_files(os.curdir, [image.file for image in images], **options)
     return Content(zip(images, (repr(i.name) for i in images), facts, strict=True), _load, _file_reader)
 
 
