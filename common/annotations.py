@@ -256,16 +256,12 @@ def read_coco(json_path: str | os.PathLike) -> Annotations:
 
 def table_of(objects: Sequence[CocoObject]) -> np.ndarray:
     """A structured array (N,) whose fields are those of CocoObject."""
-    rows = (
-        (
-            *(o.image_id, o.category_id, o.bbox),
-            NONE if o.id is None else o.id,
-            o.iscrowd,
-            math.nan if o.area is None else o.area,
-        )
-        for o in objects
-    )
-    return np.fromiter(rows, OBJECT, len(objects))
+
+    def row(o: CocoObject) -> tuple:
+        number, area = NONE if o.id is None else o.id, math.nan if o.area is None else o.area
+        return (o.image_id, o.category_id, o.bbox, number, o.iscrowd, area)
+
+    return np.fromiter(map(row, objects), OBJECT, len(objects))
 
 
 def sizes_of(images: Sequence[CocoImage]) -> np.ndarray:

@@ -25,7 +25,7 @@ from nvidia.dali import backend
 from common.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from common.open_data import Source
+    from common.datasets import Source
 
 SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
 SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3
@@ -44,7 +44,7 @@ class BaseLoader:
     images; ranks whose shard is shorter repeat an image at the end.
 
     Attributes:
-        source: what `open_source` of common/open_data.py returns; None for synthetic data.
+        source: what `open_source` of common/datasets.py returns; None for synthetic data.
         config: the app's; it decides image size and augmentation.
         batch_size: images of a batch on this rank.
         training: shuffled and augmented; otherwise in order and whole.

@@ -30,17 +30,15 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 def infer(**given) -> list[dict]:
     """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
-    from common.datacheck import open_data
+    from common.datacheck import datasets
     from common.evaluation import commands
     from efficientdet.loaders import make_loader
     from efficientdet.predict import open_detector
 
     a = InferArgs(**given)
     policy = shared_flags.ImagePolicy(a.on_bad_image, a.max_megapixels)
-    images_opener = functools.partial(open_data.open_images, policy=policy)
-    return commands.infer(
-        a, open_detector, make_loader, images_opener, open_data.read_coco, open_data.explain
-    )
+    images_opener = functools.partial(datasets.open_images, policy=policy)
+    return commands.infer(a, open_detector, make_loader, images_opener, datasets.read_coco, datasets.explain)
 
 
 def main() -> None:

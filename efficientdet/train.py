@@ -26,7 +26,7 @@ import tensorflow as tf
 from absl import flags
 
 from common import args, errors, hparams
-from common.datacheck import open_data
+from common.datacheck import datasets
 from common.distributed import elastic
 from common.distributed.ranks import Hooks, Ranks
 from common.evaluation.evaluate import evaluate
@@ -73,7 +73,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     # --- Data -------------------------------------------------------------------------------------
     data = input_feed.open_data(
-        a, ranks, open_data.open_checked, max_instances=config.max_instances, synthetic_classes=90
+        a, ranks, datasets.open_datasets, max_instances=config.max_instances, synthetic_classes=90
     )
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_loader = functools.partial(open_training_loader, a, config, data.train, data.num_classes, ranks)
@@ -105,7 +105,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         steps_per_epoch=steps_per_epoch,
         evaluates=data.evaluation is not None,
         feed=input_feed.InputFeed(ranks, open_loader, loader_kwargs),
-        explain=lambda error: open_data.explain(error, data.train, loader.pipeline_type),
+        explain=lambda error: datasets.explain(error, data.train, loader.pipeline_type),
         show_batch=functools.partial(show_batch.report, label_map=data.label_map),
     )
 
@@ -133,7 +133,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         source=data.evaluation,
         label_map=data.label_map,
         ranks=ranks,
-        explain=open_data.explain,
+        explain=datasets.explain,
         coco_backend=a.coco_backend,
     )
 
@@ -232,7 +232,7 @@ def start(a: Args) -> dict | None:
     """What the flags ask for: a dry run, training under Horovod Elastic, or training."""
     if a.dry_run:
         return dry_run.run(
-            "efficientdet.train", hparams.resolve(get_config(a.model_name), a), a, open_data.open_checked
+            "efficientdet.train", hparams.resolve(get_config(a.model_name), a), a, datasets.open_datasets
         )
     if a.elastic:
         return elastic.run(train, a)

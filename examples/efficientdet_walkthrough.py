@@ -22,7 +22,7 @@ from absl import flags
 from common import args as shared_flags
 from common import box_encoder, errors
 from common import boxes as box_ops
-from common.datacheck.open_data import check_labels, open_source
+from common.datacheck.datasets import check_labels, open_source
 from common.evaluation import drawing
 from common.files import make_output_directory
 from efficientdet import losses, postprocess

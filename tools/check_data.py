@@ -56,8 +56,8 @@ def main() -> None:
         anchors = Anchors(fv.min_level, fv.max_level, fv.num_scales, ratios, fv.anchor_scale, image_size)
     except ValueError as error:
         raise UserError(f"the anchors cannot be made: {error}") from error
+    from common.datacheck.datasets import DataFlags
     from common.datacheck.images import ImagePolicy
-    from common.datacheck.open_data import DataFlags
     from tools.report import check_and_report
 
     check_and_report.check(

@@ -34,7 +34,7 @@ def main() -> None:
     refuse_idle_flags(flags.FLAGS)
     values = shared_flags.values(flags.FLAGS, define_flags)
     source, target = values.pop("from"), values.pop("to")
-    from common.datacheck.open_data import log_issues
+    from common.datacheck.datasets import log_issues
     from tools.conversion.convert import convert
 
     options = Options(**values)

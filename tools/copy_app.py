@@ -45,8 +45,8 @@ PARTS = {
     "submission": ("common/evaluation/submission.py",),
 }
 # Without the data check, its opener is replaced by the plain one, which has functions of the same names.
-CHECKED, PLAIN = "common/datacheck/open_data.py", "common/open_data.py"
-CHECKED_IMPORT = re.compile(r"from common\.datacheck(?= import open_data$|\.open_data import)", re.MULTILINE)
+CHECKED, PLAIN = "common/datacheck/datasets.py", "common/datasets.py"
+CHECKED_IMPORT = re.compile(r"from common\.datacheck(?= import datasets$|\.datasets import)", re.MULTILINE)
 # Recipes that need a part.
 RECIPES = {"retinanet": "retinanet*.txt", "fine_tuning": "finetune*.txt"}
 # Programs that no import leads to: started as processes, or by the user.

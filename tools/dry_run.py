@@ -73,13 +73,13 @@ class DryRun:
     sessions: list[Session]
 
 
-def run(module: str, config: Any, a: Args, open_checked: Callable) -> None:
+def run(module: str, config: Any, a: Args, open_datasets: Callable) -> None:
     """Trains twice on a small scale and prints what was checked, a line each, to stdout.
 
     Args:
         module: of the app's train.py: "efficientdet.train".
         config: that the run would have.
-        open_checked: opens and checks the data: see input_feed.open_data.
+        open_datasets: opens and checks the data: see input_feed.open_data.
         a: its flags; `dry_run` is the number of processes.
 
     Raises:
@@ -96,7 +96,7 @@ def run(module: str, config: Any, a: Args, open_checked: Callable) -> None:
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
         directory = pathlib.Path(name)
         log("dry run: checking all of the data")
-        data = open_data(a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=1)
+        data = open_data(a, ranks, open_datasets, max_instances=config.max_instances, synthetic_classes=1)
         images = data.train.size if data.train else SYNTHETIC_IMAGES
         small = small_flags(a, config, images) | {"output_dir": str(directory / "run")}
         for split, source in (("train", data.train), ("eval", data.evaluation)):

@@ -28,13 +28,13 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 def evaluate_weights(**given) -> dict:
     """Evaluates weights; `given`: fields of EvalArgs. Returns COCO's numbers: see coco_metrics.Score."""
-    from common.datacheck import open_data
+    from common.datacheck import datasets
     from common.evaluation import commands
     from yolov4.loaders import make_loader
     from yolov4.predict import open_detector
 
     return commands.evaluate_weights(
-        EvalArgs(**given), open_detector, make_loader, open_data.open_evaluation, open_data.explain
+        EvalArgs(**given), open_detector, make_loader, datasets.open_evaluation, datasets.explain
     )
 
 

@@ -37,7 +37,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 def infer(**given) -> list[dict]:
     """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
-    from common.datacheck import open_data
+    from common.datacheck import datasets
     from common.evaluation import commands
     from yolov4.loaders import make_loader
     from yolov4.predict import open_detector
@@ -45,8 +45,8 @@ def infer(**given) -> list[dict]:
     a = InferArgs(**given)
     opener = open_detector if a.submission else functools.partial(open_detector, nms_iou=PICTURE_NMS_IOU)
     policy = shared_flags.ImagePolicy(a.on_bad_image, a.max_megapixels)
-    images_opener = functools.partial(open_data.open_images, policy=policy)
-    return commands.infer(a, opener, make_loader, images_opener, open_data.read_coco, open_data.explain)
+    images_opener = functools.partial(datasets.open_images, policy=policy)
+    return commands.infer(a, opener, make_loader, images_opener, datasets.read_coco, datasets.explain)
 
 
 def main() -> None:

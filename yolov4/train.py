@@ -26,7 +26,7 @@ import tensorflow as tf
 from absl import flags
 
 from common import args, errors, hparams
-from common.datacheck import open_data
+from common.datacheck import datasets
 from common.distributed import elastic
 from common.distributed.ranks import Hooks, Ranks
 from common.evaluation.evaluate import evaluate
@@ -80,7 +80,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     # --- Data -------------------------------------------------------------------------------------
     data = input_feed.open_data(
-        a, ranks, open_data.open_checked, max_instances=config.max_instances, synthetic_classes=80
+        a, ranks, datasets.open_datasets, max_instances=config.max_instances, synthetic_classes=80
     )
     mixes = config.mosaic_prob or config.mixup_prob or config.cutmix_prob
     if mixes and config.epochs <= config.close_mosaic:
@@ -113,7 +113,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         steps_per_epoch=steps_per_epoch,
         evaluates=data.evaluation is not None,
         feed=input_feed.InputFeed(ranks, open_loader, loader_kwargs),
-        explain=lambda error: open_data.explain(error, data.train, loader.pipeline_type),
+        explain=lambda error: datasets.explain(error, data.train, loader.pipeline_type),
         show_batch=functools.partial(show_batch.report, config=config, label_map=data.label_map),
     )
 
@@ -141,7 +141,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         source=data.evaluation,
         label_map=data.label_map,
         ranks=ranks,
-        explain=open_data.explain,
+        explain=datasets.explain,
         coco_backend=a.coco_backend,
     )
 
@@ -232,7 +232,7 @@ def start(a: Args) -> dict | None:
     """What the flags ask for: a dry run, training under Horovod Elastic, or training."""
     if a.dry_run:
         return dry_run.run(
-            "yolov4.train", hparams.resolve(get_config(a.model_name), a), a, open_data.open_checked
+            "yolov4.train", hparams.resolve(get_config(a.model_name), a), a, datasets.open_datasets
         )
     if a.elastic:
         return elastic.run(train, a)

@@ -8,7 +8,6 @@ Format: https://cocodataset.org/#format-data
 """
 
 import dataclasses
-import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -70,9 +69,7 @@ def load_coco(
     if images_dir is not None and not os.path.isdir(images_dir):
         issues.add("no-image-directory", os.fspath(images_dir))
     elif images_dir is not None:
-        names = [image.file_name for image in images]
-        describe = functools.partial(_image_name, images)
-        usable, _ = check_files(images_dir, names, sizes_of(images), describe, policy, issues)
+        usable, _ = check_files(images_dir, images, lambda row: _image_name(images, row), policy, issues)
     if policy.on_bad_image == "skip":
         issues.skip_images()
     issues.raise_if_stopping()
@@ -89,8 +86,16 @@ def _check(lists: dict[str, list | None], table: "_Objects", issues: Issues) -> 
         if lists[key] == []:
             issues.add(kind, f"`{key}` is empty")
     images, categories = lists["images"] or [], lists["categories"]
-    _check_images(images, issues)
-    _check_objects(table, issues)
+    for image_id, rows in repeats(image.id for image in images):
+        files = _some([repr(images[row].file_name) for row in rows])
+        issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {files}")
+    for _, rows in repeats(image.file_name for image in images):
+        names = _some([_image_name(images, row) for row in rows])
+        issues.add("repeated-file", f"{names} have one file")
+    for number, rows in repeats(table.rows["id"].tolist()):
+        places = _some([f"annotations[{row}]" for row in rows])
+        issues.add("repeated-annotation-id", f"annotation {number} is given {len(rows)} times: {places}")
+    issues.add_each("box-negative", np.flatnonzero(table.is_negative), table.name_with_box)
     if categories is not None:
         category_ids = _check_categories(categories, issues)
         _check_references(table, "category_id", category_ids, "unknown-category", issues)
@@ -148,22 +153,6 @@ def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
             names = [f"category {c['id']} ({c.get('name')!r})" for c in categories[row : row + 2]]
             issues.add("category-order", f"{names[1]} is listed after {names[0]}")
     return np.array(ids, np.int64)
-
-
-def _check_images(images: list[CocoImage], issues: Issues) -> None:
-    for image_id, rows in repeats(image.id for image in images):
-        files = _some([repr(images[row].file_name) for row in rows])
-        issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {files}")
-    for _, rows in repeats(image.file_name for image in images):
-        names = _some([_image_name(images, row) for row in rows])
-        issues.add("repeated-file", f"{names} have one file")
-
-
-def _check_objects(objects: _Objects, issues: Issues) -> None:
-    for number, rows in repeats(objects.rows["id"].tolist()):
-        places = _some([f"annotations[{row}]" for row in rows])
-        issues.add("repeated-annotation-id", f"annotation {number} is given {len(rows)} times: {places}")
-    issues.add_each("box-negative", np.flatnonzero(objects.is_negative), objects.name_with_box)
 
 
 def _check_references(

@@ -155,16 +155,14 @@ def _salvaged(record: Any, struct: type, key: str, number: int, issues: Issues) 
         issues.add("wrong-type", f"{key}[{number}] is {shown(record)}: an object is needed")
         return struct(**good)
     for field in _FIELDS[struct]:
-        if field.name in record:
-            kind, fault = _fault(record[field.name], field)
-        elif field.required:
-            kind, fault = "missing-key", f"has no {field.name}"
-        else:
-            continue
-        if kind:
-            issues.add(kind, f"{record_name(record, key, number)} {fault}")
-        else:
-            good[field.name] = record[field.name]
+        try:
+            if field.name in record:
+                good[field.name] = _checked(record[field.name], field)
+            elif field.required:
+                raise Fault("missing-key", f"has no {field.name}")
+        except Fault as fault:
+            kind, text = fault.args
+            issues.add(kind, f"{record_name(record, key, number)} {text}")
     return struct(**good)
 
 
@@ -184,22 +182,21 @@ def record_name(record: dict[str, Any], key: str, number: int) -> str:
     return f"{name} ({', '.join(about)})" if about else name
 
 
-def _fault(value: Any, field: msgspec.structs.FieldInfo) -> tuple[str, str]:
-    """The kind of a fault and, in words, the value and what was expected; ("", "") for a good value."""
+def _checked(value: Any, field: msgspec.structs.FieldInfo) -> Any:
+    """A good value; Fault with the value and what was expected."""
     has = f"has {field.name} {shown(value)}"
     if field.name == "bbox" and isinstance(value, list):
         if len(value) != 4:
-            return "box-length", has
+            raise Fault("box-length", has)
         numbers = all(isinstance(side, int | float) for side in value)
         if numbers and not all(abs(side) <= sys.float_info.max for side in value):
-            return "box-not-finite", has
+            raise Fault("box-not-finite", has)
     if isinstance(value, float) and not math.isfinite(value):
-        return "wrong-type", f"{has}: a finite number is needed"
+        raise Fault("wrong-type", f"{has}: a finite number is needed")
     if isinstance(value, str) and not is_text(value):
-        return "wrong-type", f"{has}, which no UTF-8 can spell"
+        raise Fault("wrong-type", f"{has}, which no UTF-8 can spell")
     try:
-        msgspec.convert(value, field.type)
+        return msgspec.convert(value, field.type)
     except ValueError as error:
         reason = str(error).partition(" - at ")[0]
-        return "wrong-type", f"{has}: {reason[:1].lower()}{reason[1:]}"
-    return "", ""
+        raise Fault("wrong-type", f"{has}: {reason[:1].lower()}{reason[1:]}") from error

@@ -151,8 +151,7 @@ def _valid(orientation: object) -> int:
 # --- JPEG: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, annex B ---
 
 _LONGEST_SIDE = 65500  # of libjpeg
-_END = b"\xff\xd9"
-_NEXT_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # not stuffed zeros, restarts, fill bytes
+END = b"\xff\xd9"  # also of JPEG 2000; data of a scan do not contain it
 
 
 def _jpeg(image: Encoded) -> None:
@@ -164,20 +163,9 @@ def _jpeg(image: Encoded) -> None:
     if max(picture.size) > _LONGEST_SIDE or not picture.quantization:
         kind = "" if picture.quantization else "lossless "
         raise unsupported(f"{kind}JPEG of {picture.width} x {picture.height} pixels")
-    if scan + 2 <= image.size and image.at(image.size - 2, 2) == _END:
-        return
-    if end_of_jpeg(image.at(scan, image.size - scan)) is None:
+    is_whole = scan + 2 <= image.size and image.at(image.size - 2, 2) == END
+    if not is_whole and END not in image.at(scan, image.size - scan):
         raise truncated(f"a JPEG without its end-of-image marker, {image.size} bytes")
-
-
-def end_of_jpeg(scan: bytes) -> int | None:
-    """Where the end-of-image marker stands in bytes that begin with the data of a scan."""
-    at = 0
-    while marker := _NEXT_MARKER.search(scan, at):
-        if marker[0] == _END:
-            return marker.start()
-        at = marker.end() + int.from_bytes(scan[marker.end() : marker.end() + 2])  # tables, another scan
-    return None
 
 
 # --- PNG: https://www.w3.org/TR/png-3/ ---
@@ -266,7 +254,7 @@ def _jpeg2000(image: Encoded) -> None:
     is_grey_stream = count == 1 and not boxes  # which DALI refuses
     if has_offset or is_grey_stream or set(parts) != {7, 1}:
         raise unsupported(f"JPEG 2000 with {count} components that are not plain 8 bits")
-    if _END not in stream[38 + 3 * count :]:
+    if END not in stream[38 + 3 * count :]:
         raise truncated(f"a JPEG 2000 file without its end-of-codestream marker, {image.size} bytes")
 
 

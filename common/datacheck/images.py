@@ -25,6 +25,7 @@ import numpy as np
 import PIL.Image
 import simplejpeg
 
+from common.annotations import CocoImage
 from common.args import MAX_MEGAPIXELS, ImagePolicy
 from common.datacheck import image_headers
 from common.datacheck.image_headers import PILLOW_ERRORS, Encoded, ImageFacts, damaged
@@ -130,8 +131,8 @@ def _check_jpeg(image: Encoded) -> None:
 
 def _is_padding(scan: bytes, message: str) -> bool:
     """Whether TurboJPEG warns of a run of equal bytes before the end, with which some cameras fill up."""
-    extraneous, end = _EXTRANEOUS.match(message), image_headers.end_of_jpeg(scan)
-    return bool(extraneous) and end is not None and len(set(scan[end - int(extraneous[1]) : end])) == 1
+    extraneous, end = _EXTRANEOUS.match(message), scan.find(image_headers.END)
+    return bool(extraneous) and len(set(scan[end - int(extraneous[1]) : end])) == 1
 
 
 def _check_range(picture: PIL.Image.Image) -> None:
@@ -148,7 +149,7 @@ def _check_range(picture: PIL.Image.Image) -> None:
 # --- image files ---
 
 
-def in_threads(function: Callable, parts: Sequence, threads: int, title: str | None) -> Iterator[Any]:
+def in_threads(function: Callable, parts: Sequence, threads: int, title: str | None = None) -> Iterator[Any]:
     """What `function` returns for each part, in order, with a progress bar where there is a title."""
     bar = Bar(title, len(parts)) if title else None
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # a forked TensorFlow would hang
@@ -266,8 +267,7 @@ def add_fault(facts: ImageFacts, name: str, issues: Issues) -> bool:
 
 def check_files(
     images_dir: str | os.PathLike,
-    names: Sequence[str],
-    image_sizes: np.ndarray,
+    images: Sequence[CocoImage],
     describe: Callable[[int], str],
     policy: ImagePolicy,
     issues: Issues,
@@ -276,8 +276,7 @@ def check_files(
 
     Args:
         images_dir: the directory of the images.
-        names: paths below it, of I images; "" where there is none.
-        image_sizes: (I, 2), (height, width) in pixels; 0 where the annotations have none.
+        images: I, by the annotations; a file name "" where there is none.
         describe: gives the name of image i in messages.
         policy: about images that cannot be used.
         issues: gets what is at fault or remarkable.
@@ -285,23 +284,19 @@ def check_files(
     Returns:
         bool (I,), which images can be decoded; and what is known of each.
     """
-    rows = []
-    for row, name in enumerate(names):
-        if path_fault(name):
-            issues.add("path-leaves-directory", f"{describe(row)} is not below {os.fspath(images_dir)}")
-        elif name:
-            rows.append(row)
-    safe = [names[row] for row in rows]
-    found = inspect_files(images_dir, safe, decode=policy.decode, max_megapixels=policy.max_megapixels)
-    facts_of = dict(zip(rows, found, strict=True))
-    usable = check_images(list(map(facts_of.get, range(len(names)))), image_sizes, names, describe, issues)
-    return usable, [facts_of.get(row, ImageFacts()) for row in range(len(names))]
+    names = [image.file_name for image in images]
+    outside = ImageFacts(fault="path-leaves-directory", detail=f"it is not below {os.fspath(images_dir)}")
+    facts = {name: outside for name in names if path_fault(name)}
+    inside = [name for name in names if name and name not in facts]
+    found = inspect_files(images_dir, inside, decode=policy.decode, max_megapixels=policy.max_megapixels)
+    facts |= zip(inside, found, strict=True)
+    usable = check_images([facts.get(name) for name in names], images, describe, issues)
+    return usable, [facts.get(name, ImageFacts()) for name in names]
 
 
 def check_images(
     facts: Sequence[ImageFacts | None],
-    image_sizes: np.ndarray,
-    names: Sequence[str],
+    images: Sequence[CocoImage],
     describe: Callable[[int], str],
     issues: Issues,
 ) -> np.ndarray:
@@ -309,29 +304,25 @@ def check_images(
 
     Args:
         facts: of I images; None where another fault was reported.
-        image_sizes: (I, 2), (height, width) according to the annotations; 0 where they have none.
-        names: their file names; "" where there is none.
+        images: by the annotations: sizes, 0 where they have none, and file names, "" where there is none.
         describe: gives the name of image i in messages: `image 12 ('a.jpg')`.
         issues: gets what is at fault or remarkable.
 
     Returns:
         bool (I,), which images can be decoded.
     """
-    for i, (fact, size, name) in enumerate(zip(facts, image_sizes.tolist(), names, strict=True)):
+    for i, (fact, image) in enumerate(zip(facts, images, strict=True)):
         if fact is None or add_fault(fact, describe(i), issues):
             continue
-        stored = [fact.height, fact.width]
-        size = [given or found for given, found in zip(size, stored, strict=True)]
+        stored = (fact.width, fact.height)
+        size = (image.width or fact.width, image.height or fact.height)
         if size != stored:
             turned = fact.orientation >= _SWAPS_SIDES and size == stored[::-1]
-            issues.add(
-                "image-turned" if turned else "image-size-differs",
-                f"{describe(i)} is {fact.width} x {fact.height} pixels, the annotations say"
-                f" {size[1]} x {size[0]}",
-            )
+            text = "{} is {} x {} pixels, the annotations say {} x {}".format(describe(i), *stored, *size)
+            issues.add("image-turned" if turned else "image-size-differs", text)
         elif fact.orientation != 1:
             issues.add("exif-turn", f"{describe(i)} has EXIF orientation {fact.orientation}")
-        suffix = os.path.splitext(name)[1].lower()
+        suffix = os.path.splitext(image.file_name)[1].lower()
         if _FORMAT_OF.get(suffix, fact.image_format) != fact.image_format:
             issues.add("wrong-extension", f"{describe(i)} is {fact.image_format}")
     return np.array([fact is not None and not fact.fault for fact in facts], np.bool_)

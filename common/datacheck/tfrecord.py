@@ -10,7 +10,7 @@ read the data. A result with faults that the user must correct in the files is n
 """
 
 import collections
-import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -32,12 +32,13 @@ from common.args import ImagePolicy
 from common.dali_ops import Nodes
 from common.datacheck import tfrecord_scan
 from common.datacheck.coco import finish
+from common.datacheck.images import in_threads
 from common.datacheck.issues import Issues
 from common.datacheck.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, name_files
+from common.datasets import Source
 from common.errors import UserError
 from common.files import get_or_create, load_cached, save_cached, store_cached
 from common.labels import LabelMap
-from common.open_data import Source
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
 
 _VERSION = 6  # raise it when what is kept changes, or any check, those of images.py included
@@ -106,8 +107,7 @@ def expand_pattern(pattern: str) -> list[str]:
 
 def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[RecordFile]:
     """Where the records of files stand. Faults, and files that end before their index, are added."""
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        walked = list(pool.map(tfrecord.walk, files))
+    walked = list(in_threads(tfrecord.walk, files, _THREADS))
     for file in walked:
         if file.fault:
             issues.add(*file.fault)
@@ -117,11 +117,9 @@ def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[Recor
 
 
 def _check_complete(file: RecordFile, issues: Issues) -> None:
-    path = pathlib.Path(f"{file.path}.idx")
-    try:
+    path, listed = pathlib.Path(f"{file.path}.idx"), b""
+    with contextlib.suppress(OSError):  # index_of makes another
         listed = path.read_bytes() if path.is_file() else b""
-    except OSError:  # index_of makes another
-        return
     num_listed, count = listed.count(b"\n"), len(file.spans)
     if num_listed > count and listed.startswith(tfrecord.format_index(file.spans)):
         issues.add("index-longer", f"{file.path} has {count} records, {path.name} lists {num_listed}")

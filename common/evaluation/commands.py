@@ -13,6 +13,7 @@ import numpy as np
 from common import boxes as box_ops
 from common.annotations import Annotations
 from common.args import EvalArgs, InferArgs
+from common.datasets import ImageListSource, Source
 from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, submission, video
@@ -20,7 +21,6 @@ from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write
 from common.files import make_output_directory, write_file, writing
 from common.labels import LabelMap
 from common.loader import BaseLoader, refuse_synthetic
-from common.open_data import ImageListSource, Source
 from common.progress import Bar, log
 
 SHEET = "contact_sheet"

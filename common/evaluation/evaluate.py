@@ -24,7 +24,7 @@ from common.labels import LabelMap
 from common.loader import BaseLoader, placement
 
 if TYPE_CHECKING:
-    from common.open_data import Source
+    from common.datasets import Source
 
 # Each app's make_detect returns one. It takes the first two tensors of an evaluation loader's batch, images
 # (B, H, W, 3) and letterbox (B, 4), the place of each image in the network input. It returns boxes (B, D, 4)

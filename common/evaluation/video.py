@@ -23,7 +23,7 @@ _FALLBACK_RATE = 25.0  # frames a second, where the file names none
 
 @dataclasses.dataclass(frozen=True)
 class VideoSource:
-    """The frames of one video, in order: what the tf.data loader needs of a common.open_data.Source.
+    """The frames of one video, in order: what the tf.data loader needs of a common.datasets.Source.
 
     Attributes:
         path: the file.

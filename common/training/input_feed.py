@@ -1,6 +1,6 @@
 """The data of a run: opened and checked, then batches for the replicas of this process.
 
-    data = open_data(a, ranks, open_checked, max_instances=100, synthetic_classes=90)
+    data = open_data(a, ranks, open_datasets, max_instances=100, synthetic_classes=90)
     feed = InputFeed(ranks, open_loader, loader_kwargs)
     feed.resume(checkpoints, steps_per_epoch)
     images, targets = next(feed)  # from the place that a checkpoint holds
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from common.args import Args
+from common.datasets import Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
 from common.loader import BaseLoader, check_dali_device, make_loader, placement
-from common.open_data import Source
 from common.progress import log
 from common.training.checkpoints import Checkpoints
 
@@ -47,7 +47,7 @@ class Data(NamedTuple):
 def open_data(
     a: Args,
     ranks: Ranks,
-    open_checked: Callable[..., tuple[Source, Source | None]],
+    open_datasets: Callable[..., tuple[Source, Source | None]],
     *,
     max_instances: int,
     synthetic_classes: int,
@@ -57,7 +57,7 @@ def open_data(
     Args:
         a: the flags.
         ranks: of the run.
-        open_checked: open_data.open_checked, the data check.
+        open_datasets: datasets.open_datasets, the data check.
         max_instances: boxes of an image that are kept.
         synthetic_classes: number of classes of synthetic data.
 
@@ -70,7 +70,7 @@ def open_data(
         check_dali_device(a.dali_device_id, a.pipeline_type, a.strategy)
         if a.pipeline_type != "synthetic":
             train_set, eval_set = ranks.first_on_host(
-                lambda: open_checked(a, num_replicas=ranks.num_replicas, max_instances=max_instances)
+                lambda: open_datasets(a, num_replicas=ranks.num_replicas, max_instances=max_instances)
             )
             label_map = train_set.label_map
         num_classes = a.num_classes or label_map.num_classes

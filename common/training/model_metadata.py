@@ -29,7 +29,7 @@ from common.labels import LabelMap
 from common.training import run_directory, weights
 
 if TYPE_CHECKING:
-    from common.open_data import Source
+    from common.datasets import Source
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

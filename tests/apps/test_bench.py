@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import flags
 
 from common import args as shared_flags
-from common.datacheck.open_data import open_source
+from common.datacheck.datasets import open_source
 from common.errors import UserError
 from tests.apps.conftest import APPS
 from tools.benchmark import inference, measuring, report, stages, worker

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from common.datacheck.open_data import open_coco
+from common.datacheck.datasets import open_coco
 from common.errors import UserError
 from common.evaluation import coco_metrics, commands
 from common.evaluation.evaluate import Evaluation, evaluate

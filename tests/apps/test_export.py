@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from common import hparams
-from common.datacheck.open_data import open_coco
+from common.datacheck.datasets import open_coco
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import model_metadata

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common import hparams
-from common.datacheck.open_data import open_coco
+from common.datacheck.datasets import open_coco
 from common.layers import BatchNormalization
 from common.training import fine_tuning, model_metadata, weights
 

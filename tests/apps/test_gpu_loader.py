@@ -13,7 +13,7 @@ from tensorflow.python.eager import context
 import efficientdet.losses
 import efficientdet.train
 import yolov4.losses
-from common.datacheck.open_data import open_source
+from common.datacheck.datasets import open_source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.training import input_feed

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from common.open_data import ImageListSource
+from common.datasets import ImageListSource
 from efficientdet import config as efficientdet_config
 from efficientdet import pipeline as efficientdet_pipeline
 from tests.tools.preprocessing import pictures_on_disk

@@ -11,7 +11,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common.datacheck.open_data import open_coco
+from common.datacheck.datasets import open_coco
 from common.errors import UserError
 from common.loader import steps_per_epoch
 

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 from nvidia import dali
 
-from common.datacheck.open_data import list_images, open_source
+from common.datacheck.datasets import list_images, open_source
+from common.datasets import ImageListSource
 from common.errors import UserError
 from common.labels import LabelMap
-from common.open_data import ImageListSource
 from common.tf_readers import Random, examples
 from tests.common.record_writing import png
 

@@ -24,7 +24,7 @@ import yolov4.loaders
 import yolov4.model
 import yolov4.predict
 from common import progress
-from common.datacheck.open_data import open_coco
+from common.datacheck.datasets import open_coco
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.errors import UserError

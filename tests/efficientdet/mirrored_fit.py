@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common.datacheck.open_data import open_coco
+from common.datacheck.datasets import open_coco
 from efficientdet.config import get_config
 from efficientdet.fit_model import FitModel
 from efficientdet.model import build_model

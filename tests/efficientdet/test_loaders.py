@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.datacheck.open_data import open_source
+from common.datacheck.datasets import open_source
 from common.errors import UserError
 from common.loader import SYNTHETIC_BOXES, gpu_visible
 from efficientdet import loaders

@@ -14,7 +14,7 @@ from nvidia.dali import fn
 from PIL import Image
 
 from common import box_encoder, boxes, letterbox
-from common.datacheck.open_data import open_source
+from common.datacheck.datasets import open_source
 from common.loader import gpu_visible
 from efficientdet import crops, pipeline
 from efficientdet.config import get_config

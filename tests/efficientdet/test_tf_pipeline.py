@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from common.datacheck.open_data import open_source
+from common.datacheck.datasets import open_source
 from common.errors import UserError
 from efficientdet import pipeline, tf_pipeline
 from efficientdet.config import get_config

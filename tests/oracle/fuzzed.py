@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from common.datacheck.open_data import open_coco
-from common.open_data import CocoSource
+from common.datacheck.datasets import open_coco
+from common.datasets import CocoSource
 
 NUM_IMAGES = 200
 CATEGORY_IDS = (90, 3, 17)  # with gaps and in no order: class 0 is the 3

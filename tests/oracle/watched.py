@@ -11,7 +11,7 @@ import pytest
 from nvidia import dali
 from nvidia.dali import fn
 
-from common.open_data import CocoSource
+from common.datasets import CocoSource
 
 # Where each random operator lives, its name, and how many of its outputs are what it has drawn.
 _OPERATORS = [

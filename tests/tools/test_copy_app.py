@@ -58,11 +58,11 @@ def test_the_minimal_copy_is_small(tmp_path, app):
 @pytest.mark.parametrize("app", copy_app.APPS)
 def test_a_copy_without_the_data_check_opens_data_plainly(tmp_path, app):
     product = copy_app.copy(app, tmp_path / "project", ["datacheck"])
-    assert "common/open_data.py" in product and "common/datacheck/open_data.py" not in product
+    assert "common/datasets.py" in product and "common/datacheck/datasets.py" not in product
     assert "tools/conversion/coco_to_tfrecord.py" not in product
     for command in ("train.py", "eval.py", "infer.py"):
         text = (tmp_path / "project" / app / command).read_text()
-        assert "from common import open_data\n" in text and "datacheck" not in text
+        assert "from common import datasets\n" in text and "datacheck" not in text
 
 
 def test_a_left_out_part_is_one_clear_error(tmp_path):

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from common.datacheck.open_data import open_coco
+from common.datacheck.datasets import open_coco
 from yolov4 import losses
 from yolov4.config import get_config
 from yolov4.fit_model import FitModel

@@ -9,8 +9,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from common.datacheck import open_data
-from common.datacheck.open_data import open_source
+from common.datacheck import datasets
+from common.datacheck.datasets import open_source
 from common.errors import UserError
 from tests.oracle.watched import Batch, Watched
 from tests.yolov4.test_pipeline import PLAIN, batches, make, source_of, write_coco
@@ -168,7 +168,7 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(RuntimeError) as stopped:
         for _ in range(8):
             loader.pipeline.run()
-    explained = open_data.explain(stopped.value, source, loader.pipeline_type)
+    explained = datasets.explain(stopped.value, source, loader.pipeline_type)
     assert isinstance(explained, UserError) and "5.png" in str(explained)
 
 

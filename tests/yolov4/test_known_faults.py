@@ -17,7 +17,7 @@ import tensorflow as tf
 from PIL import Image
 
 from common import hparams
-from common.datacheck.open_data import list_images, open_source, open_tfrecords
+from common.datacheck.datasets import list_images, open_source, open_tfrecords
 from common.datacheck.tfrecord import expand_pattern
 from common.errors import UserError
 from common.evaluation import coco_metrics

@@ -14,7 +14,7 @@ from nvidia.dali import fn
 from PIL import Image
 
 from common import letterbox
-from common.datacheck.open_data import open_source
+from common.datacheck.datasets import open_source
 from yolov4 import color, crops, pipeline
 from yolov4.config import get_config
 from yolov4.pipeline import FILL, YOLOv4Pipeline

@@ -14,7 +14,7 @@ from nvidia.dali import fn
 from PIL import Image
 
 from common import letterbox
-from common.datacheck.open_data import open_source
+from common.datacheck.datasets import open_source
 from common.errors import UserError
 from common.tf_readers import Random
 from yolov4 import color, crops, pipeline, tf_pipeline

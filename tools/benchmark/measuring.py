@@ -19,12 +19,12 @@ from absl import flags
 from common import args as shared_flags
 from common import errors
 from common.args import flag
-from common.datacheck.open_data import open_checked
+from common.datacheck.datasets import open_datasets
+from common.datasets import Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.files import cache_directory
 from common.loader import gpu_visible
-from common.open_data import Source
 from common.progress import log
 from common.training.input_feed import open_data
 from tools import synthetic
@@ -198,7 +198,7 @@ def _with_data(
     pipeline_type = "dali_gpu" if "dali_gpu" in types else "dali_cpu"
     checked = dataclasses.replace(a, pipeline_type=pipeline_type if needed or given else "synthetic")
     options = {"max_instances": config.max_instances, "synthetic_classes": app.num_classes}
-    data = open_data(checked, Ranks(), open_checked, **options)
+    data = open_data(checked, Ranks(), open_datasets, **options)
     return dataclasses.replace(a, num_classes=data.num_classes), data.train
 
 

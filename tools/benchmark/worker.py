@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from common import args, hparams
-from common.datacheck.open_data import open_checked
+from common.datacheck.datasets import open_datasets
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.loader import BaseLoader, placement
@@ -66,7 +66,7 @@ def work(app: App, a: Any, role: str) -> None:
     keras.mixed_precision.set_global_policy(a.precision)
     config = app.make_config(a)
     data = open_data(
-        a, ranks, open_checked, max_instances=config.max_instances, synthetic_classes=app.num_classes
+        a, ranks, open_datasets, max_instances=config.max_instances, synthetic_classes=app.num_classes
     )
 
     if what == "inference":

@@ -6,7 +6,7 @@ import os
 from common.annotations import Annotations
 from common.args import ImagePolicy
 from common.datacheck.coco import load_coco
-from common.datacheck.open_data import open_tfrecords
+from common.datacheck.datasets import open_tfrecords
 from common.errors import UserError
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.conversion.coco_writer import extract_images, round_boxes, write_coco

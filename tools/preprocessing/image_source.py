@@ -14,9 +14,9 @@ import numpy as np
 from nvidia.dali.data_node import DataNode
 
 from common.datacheck import images as images_lib
+from common.datacheck.datasets import log_issues
 from common.datacheck.images import ImageFacts, ImagePolicy
 from common.datacheck.issues import Issues
-from common.datacheck.open_data import log_issues
 from common.errors import UserError, unknown
 from tools.preprocessing.formats import containers, external, files, lmdb_images
 from tools.preprocessing.formats.base import ImageSource, Opening

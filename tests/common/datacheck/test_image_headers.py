@@ -219,16 +219,6 @@ def test_the_end_of_a_thumbnail_is_not_that_of_the_image():
     assert inspect(whole[: whole.index(b"\xff\xd9") + 2]).fault == "image-truncated"
 
 
-def test_an_end_inside_a_table_between_two_scans_does_not_count():
-    progressive = JPEGS["jpeg-progressive"]
-    second = progressive.index(b"\xff\xda", progressive.index(b"\xff\xda") + 2)
-    comment = b"\xff\xfe\0\x06\xff\xd9\xff\xd9"
-    whole = progressive[:second] + comment + progressive[second:]
-    assert not inspect(whole + b"garbage", decode=True).fault
-    assert inspect(whole[:-2]).fault == "image-truncated"
-    assert inspect(whole[:-2] + b"garbage").fault == "image-truncated"
-
-
 def test_a_file_whose_rest_was_never_written():
     for name in ("jpeg", "png", "jpeg2000"):  # the others have no mark at the end, only a length
         encoded = VARIANTS[name]

@@ -211,7 +211,7 @@ def test_a_flipped_bit_is_found_and_hides_nothing(tmp_path, position):
     found = refused([file])
     places = [text.partition(" has the checksum 0x")[0] for text in found["record-damaged"]]
     assert places == [f"{file} record {i} at byte {begins[i]}" for i in (2, 5)]
-    assert found["record-value"][0].startswith(f"{file} record 8 (image 42) has the image/height -4")
+    assert found["record-value"][0].startswith(f"{file} record 8 (image 42) has image/height -4")
 
 
 def test_boxes_that_no_box_can_be(tmp_path):

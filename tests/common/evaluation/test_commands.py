@@ -8,7 +8,7 @@ import pytest
 
 from common.args import InferArgs
 from common.datacheck.coco import load_coco
-from common.datacheck.open_data import open_images
+from common.datacheck.datasets import open_images
 from common.errors import UserError
 from common.evaluation.commands import Job
 from common.labels import LabelMap

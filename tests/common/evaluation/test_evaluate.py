@@ -21,13 +21,13 @@ from pycocotools.cocoeval import COCOeval
 
 from common import loader as loaders
 from common import tf_readers
-from common.datacheck import open_data
-from common.datacheck.open_data import open_coco, open_tfrecords
+from common.datacheck import datasets
+from common.datacheck.datasets import open_coco, open_tfrecords
+from common.datasets import ImageListSource
 from common.distributed.ranks import Ranks, pack, unpack
 from common.errors import OtherRankError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation import evaluate as evaluation
-from common.open_data import ImageListSource
 from tools import synthetic
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
@@ -297,7 +297,7 @@ def test_images_without_annotations(drawn, count):
     annotated = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     network = Network(annotated)
     network.table = dict(enumerate(network.table.values()))  # image ids are positions in the list
-    source = ImageListSource(files)
+    source = ImageListSource(tuple(map(str, files)))
 
     def work(ranks):
         loader = ShardLoader(source, 2, ranks.rank, ranks.world_size)
@@ -340,7 +340,7 @@ def test_an_image_that_was_damaged_meanwhile_ends_all_ranks(drawn, tmp_path):
     network = Network(source)
     file = tmp_path / "data" / "images" / source.annotations.file_names[10]
     file.write_bytes(b"no image")
-    explain = open_data.explain
+    explain = datasets.explain
     outcomes = on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network, explain=explain))
     assert file.name in problem_of(outcomes, 2)
     outcomes = on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network))

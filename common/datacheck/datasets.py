@@ -1,4 +1,4 @@
-"""Opens and checks the data that flags name: common/open_data.py with the data check in it.
+"""Opens and checks the data that flags name: common/datasets.py with the data check in it.
 
 All errors of the training and evaluation data are reported together, before anything is built or written.
 """
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common import open_data as plain
+from common import datasets as plain
 from common.args import ImagePolicy
 from common.datacheck import tfrecord
 from common.datacheck.coco import load_coco
 from common.datacheck.image_headers import ImageFacts
-from common.datacheck.images import add_fault, inspect, inspect_list
+from common.datacheck.images import add_fault, inspect, inspect_files
 from common.datacheck.issues import DataError, Issues
+from common.datasets import CocoSource, ImageListSource, Source
 from common.errors import UserError
 from common.labels import LabelMap
-from common.open_data import CocoSource, ImageListSource, Source
 from common.progress import log
 
 _PLAIN_TENSORFLOW = ("JPEG", "PNG")
@@ -51,9 +51,9 @@ class CheckedOpener(plain.Opener):
 
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
         """The images that --images means, checked, for inference; UserError where none can be used."""
-        files = [os.fspath(file) for file in plain.list_images(images)]
-        issues = Issues(f"--images={images}")
-        facts = inspect_list(files, decode=policy.decode, max_megapixels=policy.max_megapixels)
+        files, issues = plain.list_images(images), Issues(f"--images={images}")
+        options = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
+        facts = inspect_files(os.curdir, files, **options)
         usable = [
             file for file, fact in zip(files, facts, strict=True) if not add_fault(fact, repr(file), issues)
         ]
@@ -70,10 +70,10 @@ class CheckedOpener(plain.Opener):
         of_flags = [error for error in errors if not isinstance(error, DataError)]
         return (of_flags or [DataError(*(issues for error in errors for issues in error.issues))])[0]
 
-    def check_labels(self, label_map: LabelMap, source: Source) -> None:
-        """DataError unless a trained network knows all categories of the data, under the same id and name."""
-        issues = Issues(source.annotations.origin)
-        issues.add_each("eval-categories", label_map.differences(source.label_map), str)
+    def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
+        """DataError where there are offenders of a kind."""
+        issues = Issues(origin)
+        issues.add_each(kind, offenders, str)
         issues.raise_if_stopping()
 
     def check_sizes(self, source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
@@ -82,15 +82,10 @@ class CheckedOpener(plain.Opener):
         Raises:
             DataError: fewer images than ranks, or than one batch of all ranks, which would repeat images.
         """
+        options = {"batch_size": batch_size, "num_replicas": num_replicas, "max_instances": max_instances}
+        super().check_sizes(source, **options)
         annotations = source.annotations
-        issues = Issues(annotations.origin)
-        if source.size < num_replicas:
-            issues.add("fewer-than-ranks", f"{source.size} images, {num_replicas} ranks")
-        elif source.size < batch_size * num_replicas:
-            ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
-            issues.add("fewer-than-batch", f"{source.size} images, --batch_size={batch_size}{ranks}")
-        issues.raise_if_stopping()
-        counts = np.diff(annotations.target_boxes.row_splits)
+        issues, counts = Issues(annotations.origin), np.diff(annotations.target_boxes.row_splits)
         issues.add_each(
             "too-many-boxes",
             np.flatnonzero(counts > max_instances),
@@ -99,13 +94,13 @@ class CheckedOpener(plain.Opener):
         log_issues(issues)
 
 
-# The functions and types of common/open_data.py, by the same names.
+# The functions and types of common/datasets.py, by the same names.
 DataFlags, list_images = plain.DataFlags, plain.list_images
 log_source, read_coco = plain.log_source, plain.read_coco
 _CHECKED = CheckedOpener()
 open_coco, open_tfrecords, open_images = _CHECKED.open_coco, _CHECKED.open_tfrecords, _CHECKED.open_images
-open_source, open_splits = _CHECKED.open_source, _CHECKED.open_splits
-open_checked, open_evaluation = _CHECKED.open_checked, _CHECKED.open_evaluation
+open_source, open_pair = _CHECKED.open_source, _CHECKED.open_pair
+open_datasets, open_evaluation = _CHECKED.open_datasets, _CHECKED.open_evaluation
 check_labels, check_sizes = _CHECKED.check_labels, _CHECKED.check_sizes
 
 

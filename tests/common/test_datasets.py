@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from common import open_data
+from common import datasets
 from common.annotations import Annotations, read_coco
 from common.args import Args
-from common.datacheck import open_data as checked
+from common.datacheck import datasets as checked
 from common.datacheck.coco import load_coco
 from common.errors import UserError
 from common.labels import LabelMap
@@ -113,19 +113,19 @@ def test_the_functions_of_the_data_check_are_all_there(drawn, capsys):
         "eval_annotations": str(drawn / "instances.json"),
     }
     options = {"num_replicas": 2, "max_instances": 100}
-    found = open_data.open_checked(Args(batch_size=6, **given), **options)
-    expected = checked.open_checked(Args(batch_size=6, **given), **options)
+    found = datasets.open_datasets(Args(batch_size=6, **given), **options)
+    expected = checked.open_datasets(Args(batch_size=6, **given), **options)
     assert [source.fingerprint for source in found] == [source.fingerprint for source in expected]
     assert "training data: 12 images" in capsys.readouterr().err
-    assert open_data.open_evaluation(Args(**given), found[0].label_map).size == 12
-    assert open_data.open_images(str(drawn / "images")) == checked.open_images(str(drawn / "images"))
-    for module in (open_data, checked):
+    assert datasets.open_evaluation(Args(**given), found[0].label_map).size == 12
+    assert datasets.open_images(str(drawn / "images")) == checked.open_images(str(drawn / "images"))
+    for module in (datasets, checked):
         with pytest.raises(UserError, match=r"12 images.*--batch_size=7 x 2 ranks"):
-            module.open_checked(Args(batch_size=7, **given), **options)
+            module.open_datasets(Args(batch_size=7, **given), **options)
         with pytest.raises(UserError, match=r"category 3 .'car'. is not among"):
             module.open_evaluation(Args(**given), LabelMap((17,), ("cat",)))
     with pytest.raises(UserError, match=r"x-.: TFRecords need common/datacheck"):
-        open_data.open_source(file_pattern="x-*")
+        datasets.open_source(file_pattern="x-*")
     error = RuntimeError("Critical error\n  Error in CPU operator\nmore")
-    said = str(open_data.explain(error, found[0], "dali_cpu"))
+    said = str(datasets.explain(error, found[0], "dali_cpu"))
     assert said == "the loader (dali_cpu) stopped: Error in CPU operator"

@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 from common import tfrecord
-from common.datacheck import open_data
+from common.datacheck import datasets
+from common.datacheck.datasets import open_coco, open_tfrecords
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import DataError
-from common.datacheck.open_data import open_coco, open_tfrecords
+from common.datasets import CocoSource, ImageListSource
 from common.errors import UserError
-from common.open_data import CocoSource, ImageListSource
 from tests.common.image_variants import pillow
 
 NOISE = np.random.default_rng(5).integers(0, 256, (60, 151, 3), np.uint8)
@@ -52,7 +52,7 @@ def test_damage_is_found_by_file_and_id(data):
     path.write_bytes(damaged(path.read_bytes()))
     (data / "images/04.jpg").write_bytes(damaged((data / "images/04.jpg").read_bytes()))
     source = coco(data)  # it was opened without a word
-    error = open_data.explain(ERROR, source, "dali_cpu")
+    error = datasets.explain(ERROR, source, "dali_cpu")
     assert isinstance(error, DataError)
     for words in (
         "instances.json: image with damaged data (2)",
@@ -67,7 +67,7 @@ def test_files_that_changed_after_the_start(data):
     source = coco(data)
     (data / "images/00.jpg").unlink()
     (data / "images/03.jpg").write_bytes((data / "images/03.jpg").read_bytes()[:-1])
-    said = str(open_data.explain(ERROR, source, "dali_cpu"))
+    said = str(datasets.explain(ERROR, source, "dali_cpu"))
     assert "missing image file: image 10 ('00.jpg')" in said
     assert "image that is cut off: image 19 ('03.jpg')" in said
 
@@ -75,28 +75,28 @@ def test_files_that_changed_after_the_start(data):
 def test_images_that_were_left_out_are_not_blamed(data):
     (data / "images/00.jpg").write_bytes(b"")
     source = coco(data, on_bad_image="skip")
-    assert str(open_data.explain(ERROR, source, "dali_cpu")).startswith("the loader (dali_cpu) stopped")
+    assert str(datasets.explain(ERROR, source, "dali_cpu")).startswith("the loader (dali_cpu) stopped")
     (data / "images/01.jpg").write_bytes(damaged((data / "images/01.jpg").read_bytes()))
-    said = str(open_data.explain(ERROR, source, "dali_cpu"))
+    said = str(datasets.explain(ERROR, source, "dali_cpu"))
     assert "'01.jpg'" in said and "'00.jpg'" not in said
 
 
 def test_where_all_is_well_the_loader_is_quoted(data):
     for pipeline_type in ("dali_cpu", "tensorflow"):
-        said = str(open_data.explain(ERROR, coco(data), pipeline_type))
+        said = str(datasets.explain(ERROR, coco(data), pipeline_type))
         assert said == f"the loader ({pipeline_type}) stopped: Error in CPU operator `decoders.image`"
-    said = open_data.explain(RuntimeError(""), None, "synthetic")
+    said = datasets.explain(RuntimeError(""), None, "synthetic")
     assert str(said) == "the loader (synthetic) stopped: " and type(said) is UserError
 
 
 def test_plain_tensorflow_and_another_format(data):
     with PIL.Image.open(data / "images/02.jpg") as image:
         image.save(data / "images/02.jpg", "WEBP")
-    said = str(open_data.explain(ERROR, coco(data), "tensorflow"))
+    said = str(datasets.explain(ERROR, coco(data), "tensorflow"))
     assert (
         said == "--pipeline_type=tensorflow reads JPEG and PNG, and image 16 ('02.jpg') is WEBP: use dali_cpu"
     )
-    assert "stopped" in str(open_data.explain(ERROR, coco(data), "dali_cpu"))
+    assert "stopped" in str(datasets.explain(ERROR, coco(data), "dali_cpu"))
 
 
 def test_a_list_of_images(data, tmp_path, monkeypatch):
@@ -104,12 +104,12 @@ def test_a_list_of_images(data, tmp_path, monkeypatch):
     other.write_bytes(pillow("JPEG", NOISE))
     monkeypatch.chdir(tmp_path)
     source = ImageListSource(("data/images/00.jpg", str(other), "data/images/11.png"))
-    assert "stopped" in str(open_data.explain(ERROR, source, "dali_cpu"))
+    assert "stopped" in str(datasets.explain(ERROR, source, "dali_cpu"))
     other.write_bytes(damaged(other.read_bytes()))
-    error = open_data.explain(ERROR, source, "dali_cpu")
+    error = datasets.explain(ERROR, source, "dali_cpu")
     assert isinstance(error, DataError) and f"{str(other)!r}: " in str(error) and "00.jpg" not in str(error)
     other.write_bytes(pillow("WEBP", NOISE))
-    said = str(open_data.explain(ERROR, source, "tensorflow"))
+    said = str(datasets.explain(ERROR, source, "tensorflow"))
     assert f"{str(other)!r} is WEBP" in said
 
 
@@ -134,7 +134,7 @@ def test_records(drawn_records, tmp_path):
     _rewrite(file, 2, lambda encoded: encoded)
     source = open_tfrecords(str(tmp_path / "*.tfrecord"))
     assert source.size == 12
-    assert "stopped" in str(open_data.explain(ERROR, source, "dali_cpu"))
+    assert "stopped" in str(datasets.explain(ERROR, source, "dali_cpu"))
     _rewrite(file, 2, damaged)
     source = open_tfrecords(str(tmp_path / "*.tfrecord"))
     assert source.size == 12
@@ -142,15 +142,15 @@ def test_records(drawn_records, tmp_path):
     image_id = (
         tf.train.Example.FromString(next(records)).features.feature["image/source_id"].bytes_list.value[0]
     )
-    said = str(open_data.explain(ERROR, source, "dali_cpu"))
+    said = str(datasets.explain(ERROR, source, "dali_cpu"))
     assert "image with damaged data" in said
     assert f"{file.name} record 2 (image {image_id.decode()})" in said
 
 
 def test_plain_tensorflow_and_another_format_in_records(drawn_records, monkeypatch):
     source = open_tfrecords(f"{drawn_records}-*.tfrecord")
-    assert "stopped" in str(open_data.explain(ERROR, source, "tensorflow"))
+    assert "stopped" in str(datasets.explain(ERROR, source, "tensorflow"))
     monkeypatch.setattr(type(source), "encoded", lambda *_: pillow("WEBP", NOISE))
-    said = str(open_data.explain(ERROR, source, "tensorflow"))
+    said = str(datasets.explain(ERROR, source, "tensorflow"))
     assert "reads JPEG and PNG, and " in said and "record 0 (image " in said and "is WEBP" in said
-    assert "stopped" in str(open_data.explain(ERROR, source, "dali_cpu"))
+    assert "stopped" in str(datasets.explain(ERROR, source, "dali_cpu"))
