@@ -5,7 +5,6 @@ has them as training needs them: boxes that reach outside their image are clippe
 dropped, crowds are not targets.
 """
 
-import collections
 import dataclasses
 import functools
 import hashlib
@@ -13,7 +12,7 @@ import itertools
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -306,11 +305,3 @@ def to_annotations(
         areas=np.where(np.isnan(areas), box_areas, areas),
         origin=origin,
     )
-
-
-def repeats(keys: Iterable[Any]) -> list[tuple[Any, list[int]]]:
-    """Each key that is given more than once, with its rows; not "" and NONE, which were reported."""
-    rows_of = collections.defaultdict(list)
-    for row, key in enumerate(keys):
-        rows_of[key].append(row)
-    return [(key, rows) for key, rows in rows_of.items() if len(rows) > 1 and key not in ("", NONE)]

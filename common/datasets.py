@@ -256,8 +256,7 @@ class Opener:
         Raises:
             UserError: see `open_pair` and `check_sizes`.
         """
-        train = DataFlags(a.train_images, a.train_annotations, a.train_file_pattern)
-        sources = self.open_pair(train, _evaluation_flags(a), **_options(a))
+        sources = self.open_pair(_flags(a, "train"), _flags(a, "eval"), **_options(a))
         log_source("training", sources[0])
         options = {"num_replicas": num_replicas, "max_instances": max_instances}
         self.check_sizes(sources[0], batch_size=a.batch_size, **options)
@@ -275,14 +274,14 @@ class Opener:
         Raises:
             UserError: as `open_source` and `check_labels`.
         """
-        source = self.open_source(*_evaluation_flags(a), split="eval", **_options(a))
+        source = self.open_source(*_flags(a, "eval"), split="eval", **_options(a))
         self.check_labels(label_map, source)
         log_source("evaluation", source)
         return source
 
 
-def _evaluation_flags(a: Any) -> DataFlags:
-    return DataFlags(a.eval_images, a.eval_annotations, a.eval_file_pattern)
+def _flags(a: Any, split: str) -> DataFlags:
+    return DataFlags(*(getattr(a, f"{split}_{name}") for name in DataFlags._fields))
 
 
 def _options(a: Any) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from common.annotations import (
     Annotations,
     CocoImage,
     find_rows,
-    repeats,
     sizes_of,
     table_of,
     to_annotations,
@@ -34,7 +33,6 @@ from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 LARGE_ID = 2**31  # DALI takes smaller ones
 _FRACTION = 1.05  # edges of boxes that are fractions: rounding may put them a little outside
 _MANY = 8  # boxes outside their images from which on a wrong form is the better explanation
-_SHOWN = 4  # things that share something, named before "..."
 
 
 def load_coco(
@@ -86,21 +84,15 @@ def _check(lists: dict[str, list | None], table: "_Objects", issues: Issues) -> 
         if lists[key] == []:
             issues.add(kind, f"`{key}` is empty")
     images, categories = lists["images"] or [], lists["categories"]
-    for image_id, rows in repeats(image.id for image in images):
-        files = _some([repr(images[row].file_name) for row in rows])
-        issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {files}")
-    for _, rows in repeats(image.file_name for image in images):
-        names = _some([_image_name(images, row) for row in rows])
-        issues.add("repeated-file", f"{names} have one file")
-    for number, rows in repeats(table.rows["id"].tolist()):
-        places = _some([f"annotations[{row}]" for row in rows])
-        issues.add("repeated-annotation-id", f"annotation {number} is given {len(rows)} times: {places}")
+    ids, files = [image.id for image in images], [image.file_name for image in images]
+    issues.add_repeats("repeated-image-id", "image", ids, lambda row: repr(files[row]))
+    issues.add_repeats("repeated-file", "file", files, lambda row: _image_name(images, row))
+    numbers = table.rows["id"].tolist()
+    issues.add_repeats("repeated-annotation-id", "annotation", numbers, "annotations[{}]".format)
     issues.add_each("box-negative", np.flatnonzero(table.is_negative), table.name_with_box)
     if categories is not None:
-        category_ids = _check_categories(categories, issues)
-        _check_references(table, "category_id", category_ids, "unknown-category", issues)
-    image_ids = np.array([image.id for image in images], np.int64)
-    table.image_row = _check_references(table, "image_id", image_ids, "unknown-image", issues)
+        _check_references(table, "unknown-category", _check_categories(categories, issues), issues)
+    table.image_row = _check_references(table, "unknown-image", np.array(ids, np.int64), issues)
     if images:
         _check_unit(table, issues)
 
@@ -155,31 +147,27 @@ def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
     return np.array(ids, np.int64)
 
 
-def _check_references(
-    objects: _Objects, key: str, known: np.ndarray, kind: str, issues: Issues
-) -> np.ndarray:
+def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: Issues) -> np.ndarray:
     """Looks for annotations of images or categories that are not there.
 
     Args:
         objects: the annotations.
-        key: "image_id" or "category_id".
+        kind: what to find: "unknown-image" or "unknown-category".
         known: int64 (K,), the ids of all images or categories; NONE where one was reported.
-        kind: what to find.
         issues: where to.
 
     Returns:
         int64 (N,), the place in `known` of what each annotation refers to; NONE where it is not there.
     """
-    ids = objects.rows[key]
+    of = kind.removeprefix("unknown-")
+    ids = objects.rows[f"{of}_id"]
     rows = np.where(ids == NONE, NONE, find_rows(ids, known))
     unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
     # An id may be unknown because the record that should have it was reported. One fault is enough.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(known) and len(np.unique(ids[unknown])) > num_lost:
-        of = key.removesuffix("_id")
-        issues.add_each(
-            kind, unknown, lambda row: f"{objects.name(row)} has {key} {ids[row]}, which no {of} has"
-        )
+        text = "{} has {}_id {}, which no {} has".format
+        issues.add_each(kind, unknown, lambda row: text(objects.name(row), of, ids[row], of))
     return rows
 
 
@@ -201,11 +189,6 @@ def _check_unit(objects: _Objects, issues: Issues) -> None:
     outside = rows[is_outside]
     if len(outside) >= max(_MANY, len(rows) / 2) and would_fit.all():
         issues.add_each("boxes-of-corners", outside, objects.name_in_image)
-
-
-def _some(items: Sequence[str]) -> str:
-    """The first few of them in words."""
-    return ", ".join([*items[:_SHOWN], *(["..."] if len(items) > _SHOWN else [])])
 
 
 def finish(

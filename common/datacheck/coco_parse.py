@@ -29,7 +29,7 @@ from common.labels import is_text
 _REPR = reprlib.Repr()
 _REPR.maxlist, _REPR.maxdict, _REPR.maxstring = 8, 4, 80
 _NEAR = 20  # characters shown before and after the place of a fault
-_DIGITS = 4000  # of an integer: Python refuses to read many more
+_DIGITS = 4000  # of an integer that are read: Python refuses many more, and no value has so many
 _NO_JSON = (
     ("json-empty", rb"\s*\Z"),
     ("json-lfs-pointer", rb"version https://git-lfs"),
@@ -112,12 +112,9 @@ def _load(content: bytes, issues: Issues) -> dict[str, Any]:
                 found[key] = ...
         return found
 
-    def to_number(digits: str) -> int | float:
-        return int(digits) if len(digits) < _DIGITS else float(digits)
-
     text = content.decode("utf-8", "surrogateescape")
     try:
-        document = json.loads(text, object_pairs_hook=to_dict, parse_int=to_number)
+        document = json.loads(text, object_pairs_hook=to_dict, parse_int=lambda digits: int(digits[:_DIGITS]))
     except RecursionError as error:
         raise Fault("json-malformed", "its brackets are nested too deeply") from error
     except json.JSONDecodeError as error:

@@ -3,7 +3,6 @@
 All errors of the training and evaluation data are reported together, before anything is built or written.
 """
 
-import concurrent.futures
 import functools
 import math
 import os
@@ -16,7 +15,7 @@ from common.args import ImagePolicy
 from common.datacheck import tfrecord
 from common.datacheck.coco import load_coco
 from common.datacheck.image_headers import ImageFacts
-from common.datacheck.images import add_fault, inspect, inspect_files
+from common.datacheck.images import DECODERS, add_fault, in_threads, inspect, inspect_files
 from common.datacheck.issues import DataError, Issues
 from common.datasets import CocoSource, ImageListSource, Source
 from common.errors import UserError
@@ -52,8 +51,7 @@ class CheckedOpener(plain.Opener):
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
         """The images that --images means, checked, for inference; UserError where none can be used."""
         files, issues = plain.list_images(images), Issues(f"--images={images}")
-        options = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
-        facts = inspect_files(os.curdir, files, **options)
+        facts = inspect_files(os.curdir, files, decode=policy.decode, max_megapixels=policy.max_megapixels)
         usable = [
             file for file, fact in zip(files, facts, strict=True) if not add_fault(fact, repr(file), issues)
         ]
@@ -76,14 +74,13 @@ class CheckedOpener(plain.Opener):
         issues.add_each(kind, offenders, str)
         issues.raise_if_stopping()
 
-    def check_sizes(self, source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
+    def check_sizes(self, source: Source, *, max_instances: int, **options: int) -> None:
         """Compares a training set with the run that wants it, and logs which images have too many boxes.
 
         Raises:
             DataError: fewer images than ranks, or than one batch of all ranks, which would repeat images.
         """
-        options = {"batch_size": batch_size, "num_replicas": num_replicas, "max_instances": max_instances}
-        super().check_sizes(source, **options)
+        super().check_sizes(source, max_instances=max_instances, **options)
         annotations = source.annotations
         issues, counts = Issues(annotations.origin), np.diff(annotations.target_boxes.row_splits)
         issues.add_each(
@@ -131,12 +128,11 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
     log(f"{stopped}\nDecoding the images to find the damaged one; interrupt if that takes too long")
     issues = Issues(source.annotations.origin if source.annotations else "images")
     others = []  # which plain TensorFlow does not decode
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        found = pool.map(functools.partial(_decode, source), range(source.size))
-        for row, facts in enumerate(found):
-            name = source.image_name(row)
-            if not add_fault(facts, name, issues) and facts.image_format not in _PLAIN_TENSORFLOW:
-                others.append(f"{name} is {facts.image_format}")
+    found = in_threads(functools.partial(_decode, source), range(source.size), DECODERS)
+    for row, facts in enumerate(found):
+        name = source.image_name(row)
+        if not add_fault(facts, name, issues) and facts.image_format not in _PLAIN_TENSORFLOW:
+            others.append(f"{name} is {facts.image_format}")
     if issues.stopping:
         return DataError(issues)
     if pipeline_type == "tensorflow" and others:

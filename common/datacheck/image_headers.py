@@ -190,7 +190,7 @@ def _webp(image: Encoded) -> None:
     if image.size < end:
         raise truncated(f"a WebP of {end} bytes of which {image.size} are there")
     # Pillow would read the whole file, and refuse large pictures.
-    _parse_as_dali(image, image.head if len(image.head) == _HEAD else image.whole())
+    _parse_as_dali(image, image.head)
     at = 12
     while image.at(12, 4) == b"VP8X" and at + 8 <= end:
         name, length = struct.unpack("<4sI", image.at(at, 8))

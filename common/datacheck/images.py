@@ -37,7 +37,7 @@ _VERSION = 5  # of the rules by which images are judged, for what the cache keep
 _CHUNK = 64  # files that a thread takes at once
 _ONE_LARGE = threading.Lock()  # images of more than 25 megapixels are decoded one at a time, for memory
 _CORES = len(os.sched_getaffinity(0))
-_READERS, _DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads
+_READERS, DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads
 _SLOW = (20_000, 500)  # images from which on a progress bar is shown: headers only, every pixel
 _SWAPS_SIDES = 5  # the first of the EXIF orientations that do
 _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP", ".heic": "HEIF"}
@@ -213,7 +213,7 @@ def inspect_files(
     unique = list(dict.fromkeys(names))
     chunks = [unique[i : i + _CHUNK] for i in range(0, len(unique), _CHUNK)]
     title = "Checking images" if len(unique) > _SLOW[decode] else None
-    threads = _DECODERS if decode else _READERS
+    threads = DECODERS if decode else _READERS
     try:
         for entries in in_threads(lambda chunk: {name: look(name) for name in chunk}, chunks, threads, title):
             found |= entries

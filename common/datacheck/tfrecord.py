@@ -41,7 +41,7 @@ from common.files import get_or_create, load_cached, save_cached, store_cached
 from common.labels import LabelMap
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
 
-_VERSION = 6  # raise it when what is kept changes, or any check, those of images.py included
+_VERSION = 7  # raise it when what is kept changes, or any check, those of images.py included
 _THREADS = 16  # files that are walked at once
 _NO_RECORDS = (".idx", ".json", ".pbtxt")  # what lies beside record files
 _SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
@@ -112,17 +112,13 @@ def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[Recor
         if file.fault:
             issues.add(*file.fault)
     for file in walked if not issues.stopping else ():
-        _check_complete(file, issues)
+        path, listed = pathlib.Path(f"{file.path}.idx"), b""
+        with contextlib.suppress(OSError):  # index_of makes another
+            listed = path.read_bytes() if path.is_file() else b""
+        num_listed, count = listed.count(b"\n"), len(file.spans)
+        if num_listed > count and listed.startswith(tfrecord.format_index(file.spans)):
+            issues.add("index-longer", f"{file.path} has {count} records, {path.name} lists {num_listed}")
     return walked
-
-
-def _check_complete(file: RecordFile, issues: Issues) -> None:
-    path, listed = pathlib.Path(f"{file.path}.idx"), b""
-    with contextlib.suppress(OSError):  # index_of makes another
-        listed = path.read_bytes() if path.is_file() else b""
-    num_listed, count = listed.count(b"\n"), len(file.spans)
-    if num_listed > count and listed.startswith(tfrecord.format_index(file.spans)):
-        issues.add("index-longer", f"{file.path} has {count} records, {path.name} lists {num_listed}")
 
 
 def index_of(file: RecordFile, issues: Issues) -> str:
@@ -188,7 +184,7 @@ def open_records(
     kept = list(itertools.compress(examples, is_usable))
     names = [example.name for example in kept]
     annotations = annotations.select(is_usable)
-    boxes = [box for example in kept for box, *_ in example.objects]
+    boxes = [box for example in kept for _, _, box, *_ in example.objects]
 
     def name_box(row: int) -> str:
         return f"{names[annotations.box_image[row]]} has {tfrecord_scan.box_name(boxes[row])}"
@@ -219,11 +215,9 @@ def _read(
     kept = load_cached(name)
     if kept is not None:
         return msgspec.msgpack.decode(kept, type=list[Example])
-    found = Issues(issues.origin)
-    examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), policy, found)
-    if not found.stopping:
+    examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), policy, issues)
+    if not issues.stopping:
         save_cached(name, msgspec.msgpack.encode(examples))
-    issues.extend(found)
     return examples
 
 

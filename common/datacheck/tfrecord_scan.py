@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from common import tfrecord
-from common.annotations import NONE, OBJECT, Annotations, CocoImage, repeats, sizes_of, to_annotations
+from common.annotations import NONE, OBJECT, Annotations, CocoImage, sizes_of, to_annotations
 from common.args import ImagePolicy
 from common.datacheck import images
 from common.datacheck.image_headers import ImageFacts
@@ -26,7 +26,6 @@ from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
 LACKS_CROWDS, LACKS_BOXES = 1, 2  # which keys that DALI asks for a record does not have
 _THREADS = min(16, os.cpu_count() or 1)
 _PART = 64  # records that a thread has in memory at a time
-_NAMED = 4  # records of one id in a message
 _FARTHEST = 2  # fraction of an image: boxes that reach farther are in pixels
 _SLOW_BYTES = 2**29  # of files from which on a progress bar is shown
 _MAX_ID, _MAX_DIGITS = 2**63 - 1, 19
@@ -34,10 +33,6 @@ _SHOWN, _SHOWN_BYTES = 8, 40  # values in a message, bytes of one
 
 
 # --- one record ---
-
-
-# A row per object: ltrb as stored, in fractions of the image; area in square pixels, NaN where none is given.
-_OBJECT = np.dtype([("box", "4f4"), ("category_id", "i8"), ("iscrowd", "?"), ("area", "f8")])
 
 
 class Example(msgspec.Struct, gc=False, array_like=True):
@@ -48,7 +43,8 @@ class Example(msgspec.Struct, gc=False, array_like=True):
         image_id: NONE where it was reported.
         file_name: "" where there is none.
         image_size: height and width in pixels, 0 where either was reported.
-        objects: rows of _OBJECT; none where anything about the objects was reported.
+        objects: rows of OBJECT, whose boxes are ltrb as stored, in fractions of the image; none where
+            anything about the objects was reported.
         lacks: 0, LACKS_CROWDS, or LACKS_BOXES where any other key is missing.
         facts: of its image; None where that was reported.
     """
@@ -57,7 +53,7 @@ class Example(msgspec.Struct, gc=False, array_like=True):
     image_id: int = NONE
     file_name: str = ""
     image_size: tuple[int, int] = (0, 0)
-    objects: list[tuple[tuple[float, float, float, float], int, int, float]] = []
+    objects: list[tuple[int, int, tuple[float, float, float, float], int, int, float]] = []
     lacks: int = 0
     facts: ImageFacts | None = None
 
@@ -97,11 +93,10 @@ def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tu
     example, values, absent = Example(name), {}, set()
     try:
         features = tf.train.Example.FromString(record).features.feature
+        if not features:  # bytes of other kinds may pass for a message without any field that is known
+            raise ValueError("it has no feature")
     except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
         issues.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
-        return example, None
-    if not features:  # bytes of other kinds may pass for a message without any field that is known
-        issues.add("not-an-example", f"{name} ({len(record)} bytes) has no feature")
         return example, None
     for key, (kind, is_right, rule) in _KEYS.items():
         found = features[key].WhichOneof("kind")  # protobuf makes an empty one where there is none
@@ -152,7 +147,8 @@ def _add_objects(
         # Copies: the values themselves would keep the whole record in memory.
         boxes = zip(*(values[key] for key in BOX_KEYS), strict=True)
         others = (list(values[CROWD_KEY]) or [0] * count, list(values[AREA_KEY]) or [math.nan] * count)
-        example.objects = list(zip(boxes, values[LABEL_KEY], *others, strict=True))
+        ids = ([example.image_id] * count, values[LABEL_KEY])
+        example.objects = list(zip(*ids, boxes, [NONE] * count, *others, strict=True))
         if not absent.isdisjoint(_NEEDED):
             example.lacks = LACKS_BOXES
         elif CROWD_KEY in absent or lengths[CROWD_KEY] < count:
@@ -212,21 +208,17 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
         The annotations of all records, and bool (I,), which images can be used. Where `issues` stop, rows
         of what was reported mean nothing.
     """
-    objects = np.array(list(itertools.chain.from_iterable(e.objects for e in examples)), _OBJECT)
-    boxes, box_image = objects["box"], np.repeat(np.arange(len(examples)), [len(e.objects) for e in examples])
+    table = np.array(list(itertools.chain.from_iterable(e.objects for e in examples)), OBJECT)
+    boxes, box_image = table["bbox"], np.repeat(np.arange(len(examples)), [len(e.objects) for e in examples])
     of_records = [CocoImage(e.image_id, e.file_name, e.image_size[1], e.image_size[0]) for e in examples]
     image_sizes = sizes_of(of_records)
     _check_boxes(boxes, [examples[row].name for row in box_image], issues)
-    for image_id, rows in repeats(example.image_id for example in examples):
-        names = ", ".join(examples[row].name for row in rows[:_NAMED])
-        issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {names}")
+    ids, names = [example.image_id for example in examples], [example.name for example in examples]
+    issues.add_repeats("repeated-image-id", "image", ids, names.__getitem__)
     facts = [example.facts for example in examples]
-    is_usable = images.check_images(facts, of_records, lambda i: examples[i].name, issues)
-    boxes_px = boxes.astype(np.float64) * image_sizes[box_image][:, [1, 0, 1, 0]]
-    table = np.empty(len(objects), OBJECT)
+    is_usable = images.check_images(facts, of_records, names.__getitem__, issues)
+    boxes_px = boxes * image_sizes[box_image][:, [1, 0, 1, 0]]
     table["bbox"] = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
-    for key in ("category_id", "iscrowd", "area"):
-        table[key] = objects[key]
     return to_annotations(of_records, table, box_image, label_map, issues.origin), is_usable
 
 

@@ -183,7 +183,7 @@ def test_ids_of_any_size(small, large, count):
             ["images", 0, "file_name"],
             "sub/b.jpg",
             "repeated-file",
-            ["image 42 ('sub/b.jpg'), image 7 ('sub/b.jpg') have one file"],
+            ["file 'sub/b.jpg' is given 2 times: image 42 ('sub/b.jpg'), image 7 ('sub/b.jpg')"],
         ),
     ],
 )

@@ -37,7 +37,10 @@ def test_what_a_record_says():
     assert encoded == PNG
     assert (example.name, example.image_id) == (f"{NAME} (image 42)", 42)
     assert (example.file_name, example.image_size) == ("a/b.png", (50, 100))
-    assert example.objects == [((0, 0.125, 0.5, 0.25), 90, 0, 7), ((0.25, 0, 0.75, 1.5), 3, 1, 0)]
+    assert example.objects == [
+        (42, 90, (0, 0.125, 0.5, 0.25), -1, 0, 7),
+        (42, 3, (0.25, 0, 0.75, 1.5), -1, 1, 0),
+    ]
     assert example.lacks == 0
 
 
@@ -45,14 +48,14 @@ def test_what_may_be_left_out():
     example, _, issues = parsed(record())
     assert not list(issues)
     assert example.file_name == ""
-    ((_, _, is_crowd, area),) = example.objects
+    ((*_, is_crowd, area),) = example.objects
     assert is_crowd == 0 and math.isnan(area)
     assert example.lacks == LACKS_CROWDS
 
     none = tf.train.Feature(int64_list=tf.train.Int64List())  # there, with nothing for the box
     example, _, issues = parsed(record(object__is_crowd=none))
     assert not list(issues)
-    assert example.objects[0][2] == 0 and example.lacks == LACKS_CROWDS
+    assert example.objects[0][4] == 0 and example.lacks == LACKS_CROWDS
 
     example, _, issues = parsed(empty_record(5))
     assert not list(issues)
