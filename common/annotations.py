@@ -5,7 +5,6 @@ has them as training needs them: boxes that reach outside their image are clippe
 dropped, crowds are not targets.
 """
 
-import collections
 import dataclasses
 import functools
 import hashlib
@@ -13,7 +12,7 @@ import itertools
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -256,16 +255,12 @@ def read_coco(json_path: str | os.PathLike) -> Annotations:
 
 def table_of(objects: Sequence[CocoObject]) -> np.ndarray:
     """A structured array (N,) whose fields are those of CocoObject."""
-    rows = (
-        (
-            *(o.image_id, o.category_id, o.bbox),
-            NONE if o.id is None else o.id,
-            o.iscrowd,
-            math.nan if o.area is None else o.area,
-        )
-        for o in objects
-    )
-    return np.fromiter(rows, OBJECT, len(objects))
+
+    def row(o: CocoObject) -> tuple:
+        number, area = NONE if o.id is None else o.id, math.nan if o.area is None else o.area
+        return (o.image_id, o.category_id, o.bbox, number, o.iscrowd, area)
+
+    return np.fromiter(map(row, objects), OBJECT, len(objects))
 
 
 def sizes_of(images: Sequence[CocoImage]) -> np.ndarray:
@@ -310,11 +305,3 @@ def to_annotations(
         areas=np.where(np.isnan(areas), box_areas, areas),
         origin=origin,
     )
-
-
-def repeats(keys: Iterable[Any]) -> list[tuple[Any, list[int]]]:
-    """Each key that is given more than once, with its rows; not "" and NONE, which were reported."""
-    rows_of = collections.defaultdict(list)
-    for row, key in enumerate(keys):
-        rows_of[key].append(row)
-    return [(key, rows) for key, rows in rows_of.items() if len(rows) > 1 and key not in ("", NONE)]

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import glob
 import hashlib
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -96,9 +95,6 @@ class ImageListSource(Source):
     name = "images"
     annotations = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "files", tuple(map(os.fspath, self.files)))
-
     @property
     def size(self) -> int:
         return len(self.files)
@@ -147,26 +143,32 @@ class Opener:
 
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
         """The images that --images means, for inference; UserError where there are none."""
-        return ImageListSource(tuple(list_images(images)))
+        return ImageListSource(list_images(images))
 
     def join(self, errors: Sequence[UserError]) -> UserError:
         """The error to raise where several data sets cannot be used."""
         return errors[0]
 
-    def check_labels(self, label_map: LabelMap, source: Source) -> None:
-        """UserError unless a trained network knows all categories of the data, under the same id and name."""
-        for difference in label_map.differences(source.label_map):
-            raise UserError(f"{source.annotations.origin}: {difference}")
+    def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
+        """UserError where there are offenders; `kind` is a row of datacheck/issues.py."""
+        if offenders:
+            raise UserError(f"{origin}: {offenders[0]}")
 
     def check_sizes(self, source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
-        """UserError for fewer images than one batch of all ranks, which would repeat images."""
+        """UserError for fewer images than ranks or than one batch of all, which would repeat images."""
+        few, origin = f"{source.size} images are fewer than", source.annotations.origin
+        if source.size < num_replicas:
+            self.refuse(origin, "fewer-than-ranks", [f"{few} {num_replicas} ranks"])
         if source.size < batch_size * num_replicas:
-            raise UserError(
-                f"{source.annotations.origin}: {source.size} images are fewer than"
-                f" --batch_size={batch_size} x {num_replicas} ranks"
-            )
+            ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
+            self.refuse(origin, "fewer-than-batch", [f"{few} --batch_size={batch_size}{ranks}"])
 
     # --- flags -> sources ---
+
+    def check_labels(self, label_map: LabelMap, source: Source) -> None:
+        """UserError unless a trained network knows all categories of the data, under the same id and name."""
+        differences = label_map.differences(source.label_map)
+        self.refuse(source.annotations.origin, "eval-categories", differences)
 
     def open_source(
         self,
@@ -193,13 +195,6 @@ class Opener:
         """
         prefix = f"--{split}_" if split else "--"
         coco = {f"{prefix}images": images, f"{prefix}annotations": annotations}
-        if os.path.isfile(images or "") and os.path.isdir(annotations or ""):
-            raise UserError(f"{prefix}images and {prefix}annotations are swapped: the first is the directory")
-        if os.path.isdir(file_pattern or ""):
-            files = os.path.join(file_pattern, "*.tfrecord")
-            raise UserError(
-                f"{prefix}file_pattern={file_pattern} is a directory: name its files, as '{files}'"
-            )
         named = [flag for flag, value in coco.items() if value]
         if file_pattern and named and input_type is None:
             raise UserError(
@@ -216,7 +211,7 @@ class Opener:
             raise UserError(f"{named[0]} is given without {absent}: COCO data needs both")
         raise UserError(f"no data: give {' and '.join(coco)} (COCO), or {prefix}file_pattern (TFRecords)")
 
-    def open_splits(
+    def open_pair(
         self,
         train: DataFlags,
         evaluation: DataFlags,
@@ -248,8 +243,10 @@ class Opener:
         self.check_labels(sources[0].label_map, sources[1])
         return sources[0], sources[1]
 
-    def open_datasets(self, a: Args, *, num_replicas: int, max_instances: int) -> tuple[Source, Source | None]:
-        """The sources that the flags of train.py name, opened and logged; None for no evaluation.
+    def open_datasets(
+        self, a: Args, *, num_replicas: int, max_instances: int
+    ) -> tuple[Source, Source | None]:
+        """The training and evaluation data that the flags of train.py name; None for no evaluation.
 
         Args:
             a: the flags.
@@ -257,14 +254,12 @@ class Opener:
             max_instances: boxes of an image that are kept.
 
         Raises:
-            UserError: see `open_splits` and `check_sizes`.
+            UserError: see `open_pair` and `check_sizes`.
         """
-        train = DataFlags(a.train_images, a.train_annotations, a.train_file_pattern)
-        sources = self.open_splits(train, _evaluation_flags(a), **_options(a))
+        sources = self.open_pair(_flags(a, "train"), _flags(a, "eval"), **_options(a))
         log_source("training", sources[0])
-        self.check_sizes(
-            sources[0], batch_size=a.batch_size, num_replicas=num_replicas, max_instances=max_instances
-        )
+        options = {"num_replicas": num_replicas, "max_instances": max_instances}
+        self.check_sizes(sources[0], batch_size=a.batch_size, **options)
         if sources[1]:
             log_source("evaluation", sources[1])
         return sources
@@ -279,14 +274,14 @@ class Opener:
         Raises:
             UserError: as `open_source` and `check_labels`.
         """
-        source = self.open_source(*_evaluation_flags(a), split="eval", **_options(a))
+        source = self.open_source(*_flags(a, "eval"), split="eval", **_options(a))
         self.check_labels(label_map, source)
         log_source("evaluation", source)
         return source
 
 
-def _evaluation_flags(a: Any) -> DataFlags:
-    return DataFlags(a.eval_images, a.eval_annotations, a.eval_file_pattern)
+def _flags(a: Any, split: str) -> DataFlags:
+    return DataFlags(*(getattr(a, f"{split}_{name}") for name in DataFlags._fields))
 
 
 def _options(a: Any) -> dict[str, Any]:
@@ -295,24 +290,24 @@ def _options(a: Any) -> dict[str, Any]:
 
 
 _PLAIN = Opener()
-open_images, open_source, open_splits = _PLAIN.open_images, _PLAIN.open_source, _PLAIN.open_splits
+open_images, open_source, open_pair = _PLAIN.open_images, _PLAIN.open_source, _PLAIN.open_pair
 open_datasets, open_evaluation = _PLAIN.open_datasets, _PLAIN.open_evaluation
 check_labels = _PLAIN.check_labels
 
 
-def list_images(images: str) -> list[pathlib.Path]:
+def list_images(images: str) -> tuple[str, ...]:
     """The files that --images means, sorted: one file, those of a directory (not deeper) that look like
     images, or a glob; UserError where there are none."""
     path = pathlib.Path(images)
     if path.is_file():
-        return [path]
+        return (images,)
     if not path.exists() and not glob.has_magic(images):
         raise UserError(f"--images={images}: there is no such file or directory")
     found = path.iterdir() if path.is_dir() else map(pathlib.Path, glob.glob(images, recursive=True))
     files = sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     if not files:
         raise UserError(f"--images={images}: no image there ({', '.join(IMAGE_SUFFIXES)})")
-    return files
+    return tuple(map(str, files))
 
 
 def log_source(split: str, source: Source) -> None:

@@ -29,8 +29,8 @@ from common.labels import LabelMap
 from common.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY, Records
 
 if TYPE_CHECKING:
-    from common.loader import BaseLoader
     from common.datasets import Source
+    from common.loader import BaseLoader
 
 Example = dict[str, tf.Tensor]
 

@@ -17,7 +17,6 @@ import hashlib
 import os
 import pathlib
 import stat
-import struct
 from collections.abc import Sequence
 
 import google_crc32c
@@ -121,36 +120,22 @@ def _walk(
     """Appends (offset, size, checksum of the data) of each record; returns the first fault."""
     offset = 0
     while offset < end:
-        header = os.pread(descriptor, HEADER, offset)
-        size = int.from_bytes(header[:8], "little") + FRAME
-        if not _is_header(header) or offset + size > end:
-            break
-        checksum = os.pread(descriptor, 4, offset + size - 4)
-        records.append((offset, size, int.from_bytes(checksum, "little")))
-        offset += size
-    if 0 < offset == end:
-        return None
-    return _fault(path, os.pread(descriptor, HEADER, offset), len(records), offset, end)
-
-
-def _is_header(header: bytes) -> bool:
-    return len(header) == HEADER and int.from_bytes(header[8:], "little") == masked_crc32c(header[:8])
-
-
-def _fault(path: str, header: bytes, number: int, offset: int, end: int) -> tuple[str, str]:
-    """Why record `number`, which begins at `offset` of `end` bytes, cannot be read."""
-    if end == 0:
-        return "record-file-empty", f"{path} (0 bytes)"
-    where, left = f"{path} record {number} at byte {offset}", end - offset
-    magic = [kind for beginning, kind in _MAGIC if header.startswith(beginning)]
-    if number == 0 and magic and not _is_header(header):
-        return magic[0], f"{path} ({end} bytes)"
-    if len(header) < HEADER:
-        return "record-truncated", f"{where} has {left} of the {HEADER} bytes of its header"
-    length, checksum = struct.unpack("<QI", header)
-    if _is_header(header):
-        return "record-truncated", f"{where} needs {length + FRAME} bytes, {left} are left"
-    return "not-a-record", f"{where} has the length {length} with the checksum {checksum:#010x}"
+        header, left = os.pread(descriptor, HEADER, offset), end - offset
+        where = f"{path} record {len(records)} at byte {offset}"
+        length, checksum = (int.from_bytes(part, "little") for part in (header[:8], header[8:]))
+        if len(header) < HEADER or checksum != masked_crc32c(header[:8]):
+            for beginning, kind in _MAGIC:
+                if not records and header.startswith(beginning):
+                    return kind, f"{path} ({end} bytes)"
+            if len(header) < HEADER:
+                return "record-truncated", f"{where} has {left} of the {HEADER} bytes of its header"
+            return "not-a-record", f"{where} has the length {length} with the checksum {checksum:#010x}"
+        if length + FRAME > left:
+            return "record-truncated", f"{where} needs {length + FRAME} bytes, {left} are left"
+        data_checksum = os.pread(descriptor, 4, offset + HEADER + length)
+        records.append((offset, length + FRAME, int.from_bytes(data_checksum, "little")))
+        offset += length + FRAME
+    return None if end else ("record-file-empty", f"{path} (0 bytes)")
 
 
 def masked_crc32c(data: bytes) -> int:
@@ -195,10 +180,8 @@ def format_index(spans: np.ndarray | Sequence[tuple[int, int]]) -> bytes:
 
 
 def write_index(file: str | os.PathLike) -> str:
-    """Writes `<file>.idx` atomically and returns its path; `record_spans` raises."""
-    path = f"{os.fspath(file)}.idx"
-    write_bytes(path, format_index(record_spans(file)))
-    return path
+    """Makes `<file>.idx` unless it is right, and returns its path; `record_spans` raises."""
+    return ensure_index(os.fspath(file), record_spans(file))[0]
 
 
 def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:

@@ -21,8 +21,8 @@ import PIL.Image
 
 from common import errors
 from common.args import Args
-from common.distributed.ranks import Hooks
 from common.datasets import Source
+from common.distributed.ranks import Hooks
 from tools.conversion.coco_writer import write_coco
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from common.annotations import (
     Annotations,
     CocoImage,
     find_rows,
-    repeats,
     sizes_of,
     table_of,
     to_annotations,
@@ -34,7 +33,6 @@ from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 LARGE_ID = 2**31  # DALI takes smaller ones
 _FRACTION = 1.05  # edges of boxes that are fractions: rounding may put them a little outside
 _MANY = 8  # boxes outside their images from which on a wrong form is the better explanation
-_SHOWN = 4  # things that share something, named before "..."
 
 
 def load_coco(
@@ -61,66 +59,42 @@ def load_coco(
         DataError: everything that would make training wrong, in the json and in the image files.
     """
     issues = Issues(os.fspath(json_path))
-    content = coco_parse.read(issues.origin, issues)
-    lists = coco_parse.parse(content, issues) if content else {}
-    images, usable = lists.get("images"), None
-    annotations = _check(lists, issues) if lists else None
+    lists = coco_parse.parse(issues.origin, issues)
+    images = lists["images"] or []
+    table = _Objects(table_of(lists["annotations"] or []), images)
+    _check(lists, table, issues)
+    usable = np.ones(len(images), np.bool_)
     if images_dir is not None and not os.path.isdir(images_dir):
         issues.add("no-image-directory", os.fspath(images_dir))
-    elif images_dir is not None and images is not None:
-        names = [image.file_name for image in images]
-        usable, _ = check_files(
-            images_dir, names, sizes_of(images), lambda row: _image_name(images, row), policy, issues
-        )
+    elif images_dir is not None:
+        usable, _ = check_files(images_dir, images, lambda row: _image_name(images, row), policy, issues)
     if policy.on_bad_image == "skip":
         issues.skip_images()
-        if annotations is not None and usable is not None:
-            annotations = _select(annotations, usable, issues)
     issues.raise_if_stopping()
-    return dataclasses.replace(annotations, issues=issues)
+    label_map = LabelMap.from_categories(lists["categories"])
+    annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin).select(usable)
+    order = np.argsort(table.image_row, kind="stable")
+    order = order[usable[table.image_row[order]]]
+    return finish(annotations, annotations.image_name, lambda row: table.name_in_image(order[row]), issues)
 
 
-def _select(annotations: Annotations, usable: np.ndarray, issues: Issues) -> Annotations:
-    """The annotations of usable images, with an issue where that leaves nothing."""
-    selected = annotations.select(usable)
-    if not selected.num_images:
-        issues.add("no-images", f"none of {annotations.num_images} images can be used")
-    elif not len(selected.target_boxes.boxes):
-        issues.add("no-boxes", f"no box is in one of the {selected.num_images} usable images")
-    return selected
-
-
-def _check(lists: dict[str, list | None], issues: Issues) -> Annotations | None:
-    """Checks the lists of `coco_parse.parse` against each other, each as far as it can be used.
-
-    Returns the annotations; None where `issues` has errors.
-    """
+def _check(lists: dict[str, list | None], table: "_Objects", issues: Issues) -> None:
+    """Checks the lists of `coco_parse.parse` against each other, each as far as it can be used."""
     for key, kind in (("images", "no-images"), ("annotations", "no-boxes")):
         if lists[key] == []:
             issues.add(kind, f"`{key}` is empty")
     images, categories = lists["images"] or [], lists["categories"]
-    table = _Objects(table_of(lists["annotations"] or []), images)
-    _check_images(images, issues)
-    _check_objects(table, issues)
+    ids, files = [image.id for image in images], [image.file_name for image in images]
+    issues.add_repeats("repeated-image-id", "image", ids, lambda row: repr(files[row]))
+    issues.add_repeats("repeated-file", "file", files, lambda row: _image_name(images, row))
+    numbers = table.rows["id"].tolist()
+    issues.add_repeats("repeated-annotation-id", "annotation", numbers, "annotations[{}]".format)
+    issues.add_each("box-negative", np.flatnonzero(table.is_negative), table.name_with_box)
     if categories is not None:
-        category_ids = _check_categories(categories, issues)
-        _check_references(table, "category_id", category_ids, "unknown-category", issues)
-    image_ids = np.array([image.id for image in images], np.int64)
-    table.image_row = _check_references(table, "image_id", image_ids, "unknown-image", issues)
+        _check_references(table, "unknown-category", _check_categories(categories, issues), issues)
+    table.image_row = _check_references(table, "unknown-image", np.array(ids, np.int64), issues)
     if images:
         _check_unit(table, issues)
-    if issues.stopping:
-        return None
-    label_map = LabelMap.from_categories(categories)
-    annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin)
-    order = np.argsort(table.image_row, kind="stable")
-    report_fixes(
-        annotations,
-        lambda row: _image_name(images, row),
-        lambda row: table.name_in_image(order[row]),
-        issues,
-    )
-    return None if issues.stopping else annotations
 
 
 class _Objects:
@@ -142,10 +116,9 @@ class _Objects:
 
     def name(self, row: int) -> str:
         """An annotation in words: `annotation 7 (image 3)`."""
-        number, image_id = self.rows[["id", "image_id"]][row].tolist()
-        about = ["no id"] if number == NONE else []
-        about += [] if image_id == NONE else [f"image {image_id}"]
-        return coco_parse.record_name("annotations", row, None if number == NONE else number, about)
+        known = {key: self.rows[key][row].item() for key in ("id", "image_id")}
+        known = {key: number for key, number in known.items() if number != NONE}
+        return coco_parse.record_name(known, "annotations", row)
 
     def name_with_box(self, row: int) -> str:
         return f"{self.name(row)} has bbox {self.rows['bbox'][row].tolist()}"
@@ -157,9 +130,9 @@ class _Objects:
 
 def _image_name(images: Sequence[CocoImage], row: int) -> str:
     """`image 12 ('a.jpg')`."""
-    image = images[row]
-    about = [repr(image.file_name)] if image.file_name else []
-    return coco_parse.record_name("images", row, None if image.id == NONE else image.id, about)
+    known = {"id": images[row].id, "file_name": images[row].file_name}
+    known = {key: value for key, value in known.items() if value not in (NONE, "")}
+    return coco_parse.record_name(known, "images", row)
 
 
 def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
@@ -174,47 +147,27 @@ def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
     return np.array(ids, np.int64)
 
 
-def _check_images(images: list[CocoImage], issues: Issues) -> None:
-    for image_id, rows in repeats(image.id for image in images):
-        files = _some([repr(images[row].file_name) for row in rows])
-        issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {files}")
-    for _, rows in repeats(image.file_name for image in images):
-        names = _some([_image_name(images, row) for row in rows])
-        issues.add("repeated-file", f"{names} have one file")
-
-
-def _check_objects(objects: _Objects, issues: Issues) -> None:
-    for number, rows in repeats(objects.rows["id"].tolist()):
-        places = _some([f"annotations[{row}]" for row in rows])
-        issues.add("repeated-annotation-id", f"annotation {number} is given {len(rows)} times: {places}")
-    issues.add_each("box-negative", np.flatnonzero(objects.is_negative), objects.name_with_box)
-
-
-def _check_references(
-    objects: _Objects, key: str, known: np.ndarray, kind: str, issues: Issues
-) -> np.ndarray:
+def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: Issues) -> np.ndarray:
     """Looks for annotations of images or categories that are not there.
 
     Args:
         objects: the annotations.
-        key: "image_id" or "category_id".
+        kind: what to find: "unknown-image" or "unknown-category".
         known: int64 (K,), the ids of all images or categories; NONE where one was reported.
-        kind: what to find.
         issues: where to.
 
     Returns:
         int64 (N,), the place in `known` of what each annotation refers to; NONE where it is not there.
     """
-    ids = objects.rows[key]
+    of = kind.removeprefix("unknown-")
+    ids = objects.rows[f"{of}_id"]
     rows = np.where(ids == NONE, NONE, find_rows(ids, known))
     unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
     # An id may be unknown because the record that should have it was reported. One fault is enough.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(known) and len(np.unique(ids[unknown])) > num_lost:
-        of = key.removesuffix("_id")
-        issues.add_each(
-            kind, unknown, lambda row: f"{objects.name(row)} has {key} {ids[row]}, which no {of} has"
-        )
+        text = "{} has {}_id {}, which no {} has".format
+        issues.add_each(kind, unknown, lambda row: text(objects.name(row), of, ids[row], of))
     return rows
 
 
@@ -238,30 +191,34 @@ def _check_unit(objects: _Objects, issues: Issues) -> None:
         issues.add_each("boxes-of-corners", outside, objects.name_in_image)
 
 
-def _some(items: Sequence[str]) -> str:
-    """The first few of them in words."""
-    return ", ".join([*items[:_SHOWN], *(["..."] if len(items) > _SHOWN else [])])
-
-
-def report_fixes(
+def finish(
     annotations: Annotations,
     name_image: Callable[[int], str],
     name_box: Callable[[int], str],
     issues: Issues,
-) -> None:
-    """Adds what is fixed and what is remarkable, or that no box can be used.
+) -> Annotations:
+    """Adds what is fixed and what is remarkable, or that no image or box can be used.
 
     Args:
-        annotations: of at least one image, without errors.
+        annotations: of the images that can be used, without errors.
         name_image: image i in words.
         name_box: box i and its image in words.
-        issues: gets no-boxes, box-outside, box-empty, crowd, image-without-boxes and large-id.
+        issues: gets no-images, no-boxes, box-outside, box-empty, crowd, image-without-boxes and large-id.
+
+    Returns:
+        The annotations with their issues.
+
+    Raises:
+        DataError: there is nothing to read or to train on.
     """
     boxes, is_clipped = annotations.clipped_boxes
     has_area = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
     is_crowd = annotations.is_crowd
     is_target = has_area & ~is_crowd
-    if not is_target.any():
+    if not annotations.num_images:
+        left_out = sum(issue.count for issue in issues if issue.skipped)
+        issues.add("no-images", f"all {left_out} are left out")
+    elif not is_target.any():
         issues.add("no-boxes", f"none of {len(boxes)} boxes is more than a crowd or an empty box")
     counts = np.bincount(annotations.box_image[is_target], minlength=annotations.num_images)
     for kind, which, name in (
@@ -272,6 +229,7 @@ def report_fixes(
         ("large-id", annotations.image_ids >= LARGE_ID, name_image),
     ):
         issues.add_each(kind, np.flatnonzero(which), name)
-    for category in annotations.label_map.categories():
-        if category["id"] >= LARGE_ID:
-            issues.add("large-id", f"category {category['id']} ({category['name']!r})")
+    large = [category for category in annotations.label_map.categories() if category["id"] >= LARGE_ID]
+    issues.add_each("large-id", large, lambda category: f"category {category['id']} ({category['name']!r})")
+    issues.raise_if_stopping()
+    return dataclasses.replace(annotations, issues=issues)

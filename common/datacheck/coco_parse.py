@@ -22,14 +22,14 @@ from typing import Any
 import msgspec
 
 from common.annotations import NONE, CocoFile, CocoImage, CocoObject
-from common.datacheck.issues import Issues
+from common.datacheck.issues import Fault, Issues
 from common.files import file_type
 from common.labels import is_text
 
 _REPR = reprlib.Repr()
 _REPR.maxlist, _REPR.maxdict, _REPR.maxstring = 8, 4, 80
 _NEAR = 20  # characters shown before and after the place of a fault
-_DIGITS = 4000  # of an integer: Python refuses to read many more
+_DIGITS = 4000  # of an integer that are read: Python refuses many more, and no value has so many
 _NO_JSON = (
     ("json-empty", rb"\s*\Z"),
     ("json-lfs-pointer", rb"version https://git-lfs"),
@@ -38,7 +38,7 @@ _NO_JSON = (
     ("json-utf-16", rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]"),
 )
 _PART = re.compile(r"[\w.+\\-]*\s*")  # what is left of a number, a literal or an escape that is cut
-_STRUCTS = {"images": CocoImage, "annotations": CocoObject, "categories": Any}
+LISTS = {"images": CocoImage, "annotations": CocoObject, "categories": Any}
 # What a struct gets in place of a value that was reported.
 _NOTHING = {
     CocoImage: {"id": NONE, "file_name": "", "width": 0, "height": 0},
@@ -46,47 +46,52 @@ _NOTHING = {
 }
 
 
-def read(path: str, issues: Issues) -> bytes | None:
-    """The bytes of a file that may be a json, without a byte order mark; None, with an issue, where it is
-    none. Never waits for a pipe."""
-    try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            issues.add("json-not-a-file", f"it is {file_type(mode)}")
-            return None
-        content = pathlib.Path(path).read_bytes()
-    except OSError as error:
-        issues.add("json-unreadable", error.strerror)
-        return None
-    text = content.removeprefix(codecs.BOM_UTF8)
-    for kind, pattern in _NO_JSON:
-        if re.match(pattern, text):
-            issues.add(kind, f"it has {len(content)} bytes and begins with {text[:4].hex(' ')}")
-            return None
-    return text
-
-
-def parse(content: bytes, issues: Issues) -> dict[str, list | None]:
-    """Decodes a COCO json.
+def parse(path: str, issues: Issues) -> dict[str, list | None]:
+    """Reads and decodes a COCO json.
 
     Args:
-        content: the json.
-        issues: gets json-truncated, json-malformed, repeated-key, missing-key, wrong-type, box-length and
-            box-not-finite.
+        path: of the json.
+        issues: gets json-*, repeated-key, missing-key, wrong-type, box-length and box-not-finite.
 
     Returns:
         The records of `images` and `annotations` as structs, those of `categories` as they are; values that
         were reported are those of _NOTHING. None for a list that was reported.
     """
-    if all(content.count(f'"{key}"'.encode()) == 1 for key in _STRUCTS):  # no list is given twice
+    try:
+        content = _read(path)
+        if (lists := _decode_sound(content)) is not None:
+            return lists
+        document = _load(content, issues)
+    except Fault as fault:
+        issues.add(*fault.args)
+        return dict.fromkeys(LISTS)
+    return {key: _list(document, key, struct, issues) for key, struct in LISTS.items()}
+
+
+def _decode_sound(content: bytes) -> dict[str, list] | None:
+    """What msgspec decodes, in one go; None where that fails, or may hide a list that is given twice."""
+    if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):
         try:
             return msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
         except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
             pass
-    document = _load(content, issues)
-    if document is None:
-        return dict.fromkeys(_STRUCTS)
-    return {key: _list(document, key, struct, issues) for key, struct in _STRUCTS.items()}
+    return None
+
+
+def _read(path: str) -> bytes:
+    """The bytes of a file that may be a json, without a byte order mark. Never waits for a pipe."""
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise Fault("json-not-a-file", f"it is {file_type(mode)}")
+        content = pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise Fault("json-unreadable", error.strerror) from error
+    text = content.removeprefix(codecs.BOM_UTF8)
+    for kind, pattern in _NO_JSON:
+        if re.match(pattern, text):
+            raise Fault(kind, f"it has {len(content)} bytes and begins with {text[:4].hex(' ')}")
+    return text
 
 
 def shown(value: Any) -> str:
@@ -94,13 +99,13 @@ def shown(value: Any) -> str:
     return _REPR.repr(value)
 
 
-def _load(content: bytes, issues: Issues) -> dict[str, Any] | None:
-    """What Python's json reads; None, with an issue, where it is not an object. A list that is given more
-    than once is an Ellipsis."""
+def _load(content: bytes, issues: Issues) -> dict[str, Any]:
+    """What Python's json reads; Fault where it is not an object. A list that is given more than once is an
+    Ellipsis."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
-        for key in _STRUCTS if len(found) < len(pairs) else ():
+        for key in LISTS if len(found) < len(pairs) else ():
             count = sum(name == key for name, _ in pairs)
             if count > 1:
                 issues.add("repeated-key", f"the file has {count} lists `{key}`")
@@ -109,29 +114,21 @@ def _load(content: bytes, issues: Issues) -> dict[str, Any] | None:
 
     text = content.decode("utf-8", "surrogateescape")
     try:
-        document = json.loads(text, object_pairs_hook=to_dict, parse_int=_integer)
-    except RecursionError:
-        issues.add("json-malformed", "its brackets are nested too deeply")
-        return None
+        document = json.loads(text, object_pairs_hook=to_dict, parse_int=lambda digits: int(digits[:_DIGITS]))
+    except RecursionError as error:
+        raise Fault("json-malformed", "its brackets are nested too deeply") from error
     except json.JSONDecodeError as error:
         is_cut = error.msg.startswith("Unterminated") or _PART.fullmatch(text, error.pos)
         if is_cut and error.msg != "Extra data":
             tail = text.rstrip()[-2 * _NEAR :]
-            issues.add("json-truncated", f"it ends after {len(content)} bytes with {tail!r}")
-        else:
-            near = text[max(error.pos - _NEAR, 0) : error.pos + _NEAR]
-            position = len(text[: error.pos].encode("utf-8", "surrogateescape"))
-            issues.add("json-malformed", f"{error.msg} at byte {position}, near {near!r}")
-        return None
+            raise Fault("json-truncated", f"it ends after {len(content)} bytes with {tail!r}") from error
+        near = text[max(error.pos - _NEAR, 0) : error.pos + _NEAR]
+        position = len(text[: error.pos].encode("utf-8", "surrogateescape"))
+        raise Fault("json-malformed", f"{error.msg} at byte {position}, near {near!r}") from error
     if not isinstance(document, dict):
         head = text[: 2 * _NEAR]
-        issues.add("wrong-type", f"the file begins with {head!r}: an object of three lists is needed")
-        return None
+        raise Fault("wrong-type", f"the file begins with {head!r}: an object of three lists is needed")
     return document
-
-
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) < _DIGITS else float(digits)
 
 
 def _list(document: dict[str, Any], key: str, struct: type, issues: Issues) -> list | None:
@@ -155,29 +152,22 @@ def _salvaged(record: Any, struct: type, key: str, number: int, issues: Issues) 
         issues.add("wrong-type", f"{key}[{number}] is {shown(record)}: an object is needed")
         return struct(**good)
     for field in _FIELDS[struct]:
-        if field.name in record:
-            kind, fault = _fault(record[field.name], field)
-        elif field.required:
-            kind, fault = "missing-key", f"has no {field.name}"
-        else:
-            continue
-        if kind:
-            issues.add(kind, f"{_name(record, key, number)} {fault}")
-        else:
-            good[field.name] = record[field.name]
+        try:
+            if field.name in record:
+                good[field.name] = _checked(record[field.name], field)
+            elif field.required:
+                raise Fault("missing-key", f"has no {field.name}")
+        except Fault as fault:
+            kind, text = fault.args
+            issues.add(kind, f"{record_name(record, key, number)} {text}")
     return struct(**good)
 
 
 _FIELDS = {struct: msgspec.structs.fields(struct) for struct in _NOTHING}
 
 
-def record_name(key: str, number: int, record_id: int | None, about: list[str]) -> str:
+def record_name(record: dict[str, Any], key: str, number: int) -> str:
     """`annotation 3 (image 7)`, or where there is no id `annotations[2] (no id, image 7)`."""
-    name = f"{key}[{number}]" if record_id is None else f"{key[:-1]} {shown(record_id)}"
-    return f"{name} ({', '.join(about)})" if about else name
-
-
-def _name(record: dict[str, Any], key: str, number: int) -> str:
     record_id = record.get("id")
     has_id = type(record_id) is int and record_id >= 0
     about = [] if has_id else [f"id {shown(record_id)}" if "id" in record else "no id"]
@@ -185,25 +175,25 @@ def _name(record: dict[str, Any], key: str, number: int) -> str:
         about.append(f"image {shown(record['image_id'])}")
     if "file_name" in record:
         about.append(shown(record["file_name"]))
-    return record_name(key, number, record_id if has_id else None, about)
+    name = f"{key[:-1]} {shown(record_id)}" if has_id else f"{key}[{number}]"
+    return f"{name} ({', '.join(about)})" if about else name
 
 
-def _fault(value: Any, field: msgspec.structs.FieldInfo) -> tuple[str, str]:
-    """The kind of a fault and, in words, the value and what was expected; ("", "") for a good value."""
+def _checked(value: Any, field: msgspec.structs.FieldInfo) -> Any:
+    """A good value; Fault with the value and what was expected."""
     has = f"has {field.name} {shown(value)}"
     if field.name == "bbox" and isinstance(value, list):
         if len(value) != 4:
-            return "box-length", has
+            raise Fault("box-length", has)
         numbers = all(isinstance(side, int | float) for side in value)
         if numbers and not all(abs(side) <= sys.float_info.max for side in value):
-            return "box-not-finite", has
+            raise Fault("box-not-finite", has)
     if isinstance(value, float) and not math.isfinite(value):
-        return "wrong-type", f"{has}: a finite number is needed"
+        raise Fault("wrong-type", f"{has}: a finite number is needed")
     if isinstance(value, str) and not is_text(value):
-        return "wrong-type", f"{has}, which no UTF-8 can spell"
+        raise Fault("wrong-type", f"{has}, which no UTF-8 can spell")
     try:
-        msgspec.convert(value, field.type)
+        return msgspec.convert(value, field.type)
     except ValueError as error:
         reason = str(error).partition(" - at ")[0]
-        return "wrong-type", f"{has}: {reason[:1].lower()}{reason[1:]}"
-    return "", ""
+        raise Fault("wrong-type", f"{has}: {reason[:1].lower()}{reason[1:]}") from error

@@ -3,7 +3,6 @@
 All errors of the training and evaluation data are reported together, before anything is built or written.
 """
 
-import concurrent.futures
 import functools
 import math
 import os
@@ -16,11 +15,11 @@ from common.args import ImagePolicy
 from common.datacheck import tfrecord
 from common.datacheck.coco import load_coco
 from common.datacheck.image_headers import ImageFacts
-from common.datacheck.images import add_fault, inspect, inspect_list
+from common.datacheck.images import DECODERS, add_fault, in_threads, inspect, inspect_files
 from common.datacheck.issues import DataError, Issues
+from common.datasets import CocoSource, ImageListSource, Source
 from common.errors import UserError
 from common.labels import LabelMap
-from common.datasets import CocoSource, ImageListSource, Source
 from common.progress import log
 
 _PLAIN_TENSORFLOW = ("JPEG", "PNG")
@@ -51,9 +50,8 @@ class CheckedOpener(plain.Opener):
 
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
         """The images that --images means, checked, for inference; UserError where none can be used."""
-        files = [os.fspath(file) for file in plain.list_images(images)]
-        issues = Issues(f"--images={images}")
-        facts = inspect_list(files, decode=policy.decode, max_megapixels=policy.max_megapixels)
+        files, issues = plain.list_images(images), Issues(f"--images={images}")
+        facts = inspect_files(os.curdir, files, decode=policy.decode, max_megapixels=policy.max_megapixels)
         usable = [
             file for file, fact in zip(files, facts, strict=True) if not add_fault(fact, repr(file), issues)
         ]
@@ -70,27 +68,21 @@ class CheckedOpener(plain.Opener):
         of_flags = [error for error in errors if not isinstance(error, DataError)]
         return (of_flags or [DataError(*(issues for error in errors for issues in error.issues))])[0]
 
-    def check_labels(self, label_map: LabelMap, source: Source) -> None:
-        """DataError unless a trained network knows all categories of the data, under the same id and name."""
-        issues = Issues(source.annotations.origin)
-        issues.add_each("eval-categories", label_map.differences(source.label_map), str)
+    def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
+        """DataError where there are offenders of a kind."""
+        issues = Issues(origin)
+        issues.add_each(kind, offenders, str)
         issues.raise_if_stopping()
 
-    def check_sizes(self, source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
+    def check_sizes(self, source: Source, *, max_instances: int, **options: int) -> None:
         """Compares a training set with the run that wants it, and logs which images have too many boxes.
 
         Raises:
             DataError: fewer images than ranks, or than one batch of all ranks, which would repeat images.
         """
+        super().check_sizes(source, max_instances=max_instances, **options)
         annotations = source.annotations
-        issues = Issues(annotations.origin)
-        if source.size < num_replicas:
-            issues.add("fewer-than-ranks", f"{source.size} images, {num_replicas} ranks")
-        elif source.size < batch_size * num_replicas:
-            ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
-            issues.add("fewer-than-batch", f"{source.size} images, --batch_size={batch_size}{ranks}")
-        issues.raise_if_stopping()
-        counts = np.diff(annotations.target_boxes.row_splits)
+        issues, counts = Issues(annotations.origin), np.diff(annotations.target_boxes.row_splits)
         issues.add_each(
             "too-many-boxes",
             np.flatnonzero(counts > max_instances),
@@ -104,7 +96,7 @@ DataFlags, list_images = plain.DataFlags, plain.list_images
 log_source = plain.log_source
 _CHECKED = CheckedOpener()
 open_coco, open_tfrecords, open_images = _CHECKED.open_coco, _CHECKED.open_tfrecords, _CHECKED.open_images
-open_source, open_splits = _CHECKED.open_source, _CHECKED.open_splits
+open_source, open_pair = _CHECKED.open_source, _CHECKED.open_pair
 open_datasets, open_evaluation = _CHECKED.open_datasets, _CHECKED.open_evaluation
 check_labels, check_sizes = _CHECKED.check_labels, _CHECKED.check_sizes
 
@@ -136,12 +128,11 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
     log(f"{stopped}\nDecoding the images to find the damaged one; interrupt if that takes too long")
     issues = Issues(source.annotations.origin if source.annotations else "images")
     others = []  # which plain TensorFlow does not decode
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        found = pool.map(functools.partial(_decode, source), range(source.size))
-        for row, facts in enumerate(found):
-            name = source.image_name(row)
-            if not add_fault(facts, name, issues) and facts.image_format not in _PLAIN_TENSORFLOW:
-                others.append(f"{name} is {facts.image_format}")
+    found = in_threads(functools.partial(_decode, source), range(source.size), DECODERS)
+    for row, facts in enumerate(found):
+        name = source.image_name(row)
+        if not add_fault(facts, name, issues) and facts.image_format not in _PLAIN_TENSORFLOW:
+            others.append(f"{name} is {facts.image_format}")
     if issues.stopping:
         return DataError(issues)
     if pipeline_type == "tensorflow" and others:

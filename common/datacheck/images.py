@@ -25,18 +25,19 @@ import numpy as np
 import PIL.Image
 import simplejpeg
 
+from common.annotations import CocoImage
 from common.args import MAX_MEGAPIXELS, ImagePolicy
 from common.datacheck import image_headers
-from common.datacheck.image_headers import PILLOW_ERRORS, Encoded, Fault, ImageFacts, damaged
-from common.datacheck.issues import Issues
+from common.datacheck.image_headers import PILLOW_ERRORS, Encoded, ImageFacts, damaged
+from common.datacheck.issues import Fault, Issues
 from common.files import file_type, load_cached, save_cached
 from common.progress import Bar
 
-_VERSION = 4  # of the rules by which images are judged, for what the cache keeps
+_VERSION = 5  # of the rules by which images are judged, for what the cache keeps
 _CHUNK = 64  # files that a thread takes at once
 _ONE_LARGE = threading.Lock()  # images of more than 25 megapixels are decoded one at a time, for memory
 _CORES = len(os.sched_getaffinity(0))
-_READERS, _DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads
+_READERS, DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads
 _SLOW = (20_000, 500)  # images from which on a progress bar is shown: headers only, every pixel
 _SWAPS_SIDES = 5  # the first of the EXIF orientations that do
 _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP", ".heic": "HEIF"}
@@ -61,9 +62,6 @@ def _inspect(stream: BinaryIO, decode: bool, max_megapixels: float) -> ImageFact
             check_pixels(image, decode)
     except Fault as fault:
         facts.fault, facts.detail = fault.args
-    if max(facts.height, facts.width) >= 2**31:
-        facts.fault, facts.detail = "image-damaged", f"{facts.width} x {facts.height} pixels"
-        facts.height = facts.width = 0
     return limited(facts, max_megapixels)
 
 
@@ -133,8 +131,8 @@ def _check_jpeg(image: Encoded) -> None:
 
 def _is_padding(scan: bytes, message: str) -> bool:
     """Whether TurboJPEG warns of a run of equal bytes before the end, with which some cameras fill up."""
-    extraneous, end = _EXTRANEOUS.match(message), image_headers.end_of_jpeg(scan)
-    return bool(extraneous) and end is not None and len(set(scan[end - int(extraneous[1]) : end])) == 1
+    extraneous, end = _EXTRANEOUS.match(message), scan.find(image_headers.END)
+    return bool(extraneous) and len(set(scan[end - int(extraneous[1]) : end])) == 1
 
 
 def _check_range(picture: PIL.Image.Image) -> None:
@@ -151,7 +149,7 @@ def _check_range(picture: PIL.Image.Image) -> None:
 # --- image files ---
 
 
-def in_threads(function: Callable, parts: Sequence, threads: int, title: str | None) -> Iterator[Any]:
+def in_threads(function: Callable, parts: Sequence, threads: int, title: str | None = None) -> Iterator[Any]:
     """What `function` returns for each part, in order, with a progress bar where there is a title."""
     bar = Bar(title, len(parts)) if title else None
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # a forked TensorFlow would hang
@@ -188,8 +186,9 @@ def inspect_files(
     Only regular files are opened: a pipe would block the reader.
 
     Args:
-        images_dir: the directory of the images.
-        names: paths below it, for none of which `path_fault` holds; links may lead elsewhere.
+        images_dir: the directory of the images; the cache keeps a file for each.
+        names: paths below it, for none of which `path_fault` holds, or absolute ones; links may lead
+            elsewhere.
         decode: decode every pixel of every image, except of files that were decoded before and are unchanged.
         max_megapixels: larger images are at fault, and not decoded.
 
@@ -214,7 +213,7 @@ def inspect_files(
     unique = list(dict.fromkeys(names))
     chunks = [unique[i : i + _CHUNK] for i in range(0, len(unique), _CHUNK)]
     title = "Checking images" if len(unique) > _SLOW[decode] else None
-    threads = _DECODERS if decode else _READERS
+    threads = DECODERS if decode else _READERS
     try:
         for entries in in_threads(lambda chunk: {name: look(name) for name in chunk}, chunks, threads, title):
             found |= entries
@@ -250,16 +249,6 @@ def inspect_file(path: str, decode: bool, max_megapixels: float) -> ImageFacts:
         return _inspect(stream, decode, max_megapixels)
 
 
-def inspect_list(
-    paths: Sequence[str | os.PathLike], *, decode: bool = False, max_megapixels: float = MAX_MEGAPIXELS
-) -> list[ImageFacts]:
-    """`inspect_files` for files in several directories."""
-    paths = [os.path.abspath(path) for path in paths]
-    directory = os.path.commonpath([os.path.dirname(path) for path in paths])
-    names = [os.path.relpath(path, directory) for path in paths]
-    return inspect_files(directory, names, decode=decode, max_megapixels=max_megapixels)
-
-
 # --- against annotations ---
 
 
@@ -278,8 +267,7 @@ def add_fault(facts: ImageFacts, name: str, issues: Issues) -> bool:
 
 def check_files(
     images_dir: str | os.PathLike,
-    names: Sequence[str],
-    image_sizes: np.ndarray,
+    images: Sequence[CocoImage],
     describe: Callable[[int], str],
     policy: ImagePolicy,
     issues: Issues,
@@ -288,8 +276,7 @@ def check_files(
 
     Args:
         images_dir: the directory of the images.
-        names: paths below it, of I images; "" where there is none.
-        image_sizes: (I, 2), (height, width) in pixels; 0 where the annotations have none.
+        images: I, by the annotations; a file name "" where there is none.
         describe: gives the name of image i in messages.
         policy: about images that cannot be used.
         issues: gets what is at fault or remarkable.
@@ -297,23 +284,19 @@ def check_files(
     Returns:
         bool (I,), which images can be decoded; and what is known of each.
     """
-    rows = []
-    for row, name in enumerate(names):
-        if path_fault(name):
-            issues.add("path-leaves-directory", f"{describe(row)} is not below {os.fspath(images_dir)}")
-        elif name:
-            rows.append(row)
-    safe = [names[row] for row in rows]
-    found = inspect_files(images_dir, safe, decode=policy.decode, max_megapixels=policy.max_megapixels)
-    facts_of = dict(zip(rows, found, strict=True))
-    usable = check_images(list(map(facts_of.get, range(len(names)))), image_sizes, names, describe, issues)
-    return usable, [facts_of.get(row, ImageFacts()) for row in range(len(names))]
+    names = [image.file_name for image in images]
+    outside = ImageFacts(fault="path-leaves-directory", detail=f"it is not below {os.fspath(images_dir)}")
+    facts = {name: outside for name in names if path_fault(name)}
+    inside = [name for name in names if name and name not in facts]
+    found = inspect_files(images_dir, inside, decode=policy.decode, max_megapixels=policy.max_megapixels)
+    facts |= zip(inside, found, strict=True)
+    usable = check_images([facts.get(name) for name in names], images, describe, issues)
+    return usable, [facts.get(name, ImageFacts()) for name in names]
 
 
 def check_images(
     facts: Sequence[ImageFacts | None],
-    image_sizes: np.ndarray,
-    names: Sequence[str],
+    images: Sequence[CocoImage],
     describe: Callable[[int], str],
     issues: Issues,
 ) -> np.ndarray:
@@ -321,29 +304,25 @@ def check_images(
 
     Args:
         facts: of I images; None where another fault was reported.
-        image_sizes: (I, 2), (height, width) according to the annotations; 0 where they have none.
-        names: their file names; "" where there is none.
+        images: by the annotations: sizes, 0 where they have none, and file names, "" where there is none.
         describe: gives the name of image i in messages: `image 12 ('a.jpg')`.
         issues: gets what is at fault or remarkable.
 
     Returns:
         bool (I,), which images can be decoded.
     """
-    for i, (fact, size, name) in enumerate(zip(facts, image_sizes.tolist(), names, strict=True)):
+    for i, (fact, image) in enumerate(zip(facts, images, strict=True)):
         if fact is None or add_fault(fact, describe(i), issues):
             continue
-        stored = [fact.height, fact.width]
-        size = [given or found for given, found in zip(size, stored, strict=True)]
+        stored = (fact.width, fact.height)
+        size = (image.width or fact.width, image.height or fact.height)
         if size != stored:
             turned = fact.orientation >= _SWAPS_SIDES and size == stored[::-1]
-            issues.add(
-                "image-turned" if turned else "image-size-differs",
-                f"{describe(i)} is {fact.width} x {fact.height} pixels, the annotations say"
-                f" {size[1]} x {size[0]}",
-            )
+            text = "{} is {} x {} pixels, the annotations say {} x {}".format(describe(i), *stored, *size)
+            issues.add("image-turned" if turned else "image-size-differs", text)
         elif fact.orientation != 1:
             issues.add("exif-turn", f"{describe(i)} has EXIF orientation {fact.orientation}")
-        suffix = os.path.splitext(name)[1].lower()
+        suffix = os.path.splitext(image.file_name)[1].lower()
         if _FORMAT_OF.get(suffix, fact.image_format) != fact.image_format:
             issues.add("wrong-extension", f"{describe(i)} is {fact.image_format}")
     return np.array([fact is not None and not fact.fault for fact in facts], np.bool_)

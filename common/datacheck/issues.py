@@ -5,15 +5,18 @@ and all of them are listed at once. Four kinds are fixed in what DALI gets (boxe
 renumbered, categories sorted), never in the user's files. The rest are warnings.
 """
 
+import collections
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from common.annotations import NONE
 from common.errors import UserError
 
 SHOWN = 5  # offenders that a message names before it counts the rest
 KEPT = 1000  # offenders that are remembered, for the report
+_REPEATS = 4  # places of a repeated key that are named
 
 
 class Severity(enum.Enum):
@@ -26,8 +29,7 @@ class Severity(enum.Enum):
     WARNING = "Warning"
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """One kind of issue.
 
     Attributes:
@@ -173,6 +175,13 @@ class Issue:
         return f"{kind.what}{count}: {named}{more}. {remedy[0].upper()}{remedy[1:]}"
 
 
+class Fault(Exception):  # noqa: N818 (a property of the data, not an error of the program)
+    """Why a file or an image cannot be used: a kind of issue, and words to stand behind its name."""
+
+    def __init__(self, kind: str, detail: str = ""):
+        super().__init__(kind, detail)
+
+
 class DataError(UserError):
     """Data that would make training wrong.
 
@@ -217,6 +226,23 @@ class Issues:
     def add_each(self, kind: str, items: Sequence[Any], describe: Callable[[Any], str]) -> None:
         """Offenders that `describe` puts in words."""
         self.add_many(kind, len(items), map(describe, items))
+
+    def add_repeats(self, kind: str, what: str, keys: Iterable[Any], name: Callable[[int], str]) -> None:
+        """Keys that are given more than once, but not "" and NONE, which were reported.
+
+        Args:
+            kind: of the issue.
+            what: that has the keys: "image".
+            keys: of all rows.
+            name: gives a row in words.
+        """
+        rows_of = collections.defaultdict(list)
+        for row, key in enumerate(keys):
+            rows_of[key].append(row)
+        for key, rows in rows_of.items():
+            if len(rows) > 1 and key not in ("", NONE):
+                named = [*map(name, rows[:_REPEATS]), *(["..."] if len(rows) > _REPEATS else [])]
+                self.add(kind, f"{what} {key!r} is given {len(rows)} times: {', '.join(named)}")
 
     def skip_images(self) -> None:
         """Unreadable images were left out: their issues are no longer errors."""

@@ -10,7 +10,7 @@ read the data. A result with faults that the user must correct in the files is n
 """
 
 import collections
-import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -31,16 +31,17 @@ from common.annotations import Annotations
 from common.args import ImagePolicy
 from common.dali_ops import Nodes
 from common.datacheck import tfrecord_scan
-from common.datacheck.coco import report_fixes
+from common.datacheck.coco import finish
+from common.datacheck.images import in_threads
 from common.datacheck.issues import Issues
-from common.datacheck.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, Features, name_files
+from common.datacheck.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, name_files
+from common.datasets import Source
 from common.errors import UserError
 from common.files import get_or_create, load_cached, save_cached, store_cached
 from common.labels import LabelMap
-from common.datasets import Source
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
 
-_VERSION = 5  # raise it when what is kept changes, or any check, those of images.py included
+_VERSION = 7  # raise it when what is kept changes, or any check, those of images.py included
 _THREADS = 16  # files that are walked at once
 _NO_RECORDS = (".idx", ".json", ".pbtxt")  # what lies beside record files
 _SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
@@ -51,15 +52,13 @@ class TFRecordSource(Source):
     """TFRecords in the schema of TensorFlow Object Detection.
 
     Attributes:
-        files: the user's record files.
-        records: what is read of them.
-        annotations: of all records that are read, in the order of `files`.
+        records: what is read of the user's files.
+        annotations: of all records that are read, in the order of those files.
         rows: int64 (I,), the row of the annotations that each of `records.spans` belongs to.
         names: of the records in words, one per row: `a.tfrecord record 5 (image 12)`.
         formats: how many images have a format, by Pillow's name of it, the most frequent first.
     """
 
-    files: Sequence[str]
     records: Records
     annotations: Annotations
     rows: np.ndarray
@@ -108,25 +107,18 @@ def expand_pattern(pattern: str) -> list[str]:
 
 def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[RecordFile]:
     """Where the records of files stand. Faults, and files that end before their index, are added."""
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        walked = list(pool.map(tfrecord.walk, files))
+    walked = list(in_threads(tfrecord.walk, files, _THREADS))
     for file in walked:
         if file.fault:
             issues.add(*file.fault)
     for file in walked if not issues.stopping else ():
-        _check_complete(file, issues)
+        path, listed = pathlib.Path(f"{file.path}.idx"), b""
+        with contextlib.suppress(OSError):  # index_of makes another
+            listed = path.read_bytes() if path.is_file() else b""
+        num_listed, count = listed.count(b"\n"), len(file.spans)
+        if num_listed > count and listed.startswith(tfrecord.format_index(file.spans)):
+            issues.add("index-longer", f"{file.path} has {count} records, {path.name} lists {num_listed}")
     return walked
-
-
-def _check_complete(file: RecordFile, issues: Issues) -> None:
-    path = pathlib.Path(f"{file.path}.idx")
-    try:
-        listed = path.read_bytes() if path.is_file() else b""
-    except OSError:  # index_of makes another
-        return
-    num_listed, count = listed.count(b"\n"), len(file.spans)
-    if num_listed > count and listed.startswith(tfrecord.format_index(file.spans)):
-        issues.add("index-longer", f"{file.path} has {count} records, {path.name} lists {num_listed}")
 
 
 def index_of(file: RecordFile, issues: Issues) -> str:
@@ -189,31 +181,27 @@ def open_records(
     if policy.on_bad_image == "skip":
         issues.skip_images()
     issues.raise_if_stopping()
-    annotations = dataclasses.replace(annotations.select(is_usable), issues=issues)
-    names = [example.name for example in itertools.compress(examples, is_usable)]
+    kept = list(itertools.compress(examples, is_usable))
+    names = [example.name for example in kept]
+    annotations = annotations.select(is_usable)
+    boxes = [box for example in kept for _, _, box, *_ in example.objects]
 
     def name_box(row: int) -> str:
-        left, top, width, height = annotations.boxes_ltwh_px[row]
-        image_row = annotations.box_image[row]
-        sides = annotations.image_sizes[image_row][[1, 0, 1, 0]]
-        box = (np.array([left, top, left + width, top + height]) / sides).astype(np.float32)
-        return f"{names[image_row]} has {tfrecord_scan.box_name(box)}"
+        return f"{names[annotations.box_image[row]]} has {tfrecord_scan.box_name(boxes[row])}"
 
-    if annotations.num_images:
-        report_fixes(annotations, names.__getitem__, name_box, issues)
-    else:
-        issues.add("no-images", "no record has an image that can be read")
-    issues.raise_if_stopping()
+    annotations = finish(annotations, names.__getitem__, name_box, issues)
     # DALI is asked for crowds only where there are any.
-    least = LACKS_CROWDS if annotations.is_crowd.any() else LACKS_BOXES
-    lacking = is_usable & np.array([example.lacks >= least for example in examples])
+    has_crowds = bool(annotations.is_crowd.any())
+    least = LACKS_CROWDS if has_crowds else LACKS_BOXES
+    lacking = np.array([example.lacks >= least for example in examples]) & is_usable
     issues.add_each("record-completed", np.flatnonzero(lacking[is_usable]), names.__getitem__)
-    missing = missing_shards([file.path for file in walked])
-    issues.add_many("shard-missing", len(missing), missing)
-    formats = collections.Counter(
-        example.facts.image_format for example in itertools.compress(examples, is_usable)
-    )
-    return _lay_out(walked, annotations, is_usable, lacking, names, dict(formats.most_common()))
+    issues.add_each("shard-missing", missing_shards([file.path for file in walked]), str)
+    counts = np.array([len(example.objects) for example in examples])
+    files, indexes, spans, numbers = _lay_out(walked, counts, is_usable, lacking, issues)
+    records = Records(files, indexes, spans, has_crowds, annotations.target_boxes.num_dropped > 0)
+    rows = (np.cumsum(is_usable) - 1)[numbers]
+    formats = collections.Counter(example.facts.image_format for example in kept).most_common()
+    return TFRecordSource(records, annotations, rows, names, dict(formats))
 
 
 def _read(
@@ -227,50 +215,46 @@ def _read(
     kept = load_cached(name)
     if kept is not None:
         return msgspec.msgpack.decode(kept, type=list[Example])
-    found = Issues(issues.origin)
-    examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), policy, found)
-    if not found.stopping:
+    examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), policy, issues)
+    if not issues.stopping:
         save_cached(name, msgspec.msgpack.encode(examples))
-    issues.extend(found)
     return examples
 
 
 def _lay_out(
     walked: Sequence[RecordFile],
-    annotations: Annotations,
+    counts: np.ndarray,
     is_usable: np.ndarray,
     lacking: np.ndarray,
-    names: Sequence[str],
-    formats: dict[str, int],
-) -> TFRecordSource:
-    """Files, indexes and spans of the records that are read; makes what is missing.
+    issues: Issues,
+) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray, np.ndarray]:
+    """What is read; makes what is missing.
 
     Args:
         walked: the user's files.
-        annotations: of the records that are read.
-        is_usable: bool (R,), which of all records are read.
+        counts: int64 (R,), objects of each record in them.
+        is_usable: bool (R,), which records are read.
         lacking: bool (R,), which of these must be completed first.
-        names, formats: see TFRecordSource.
+        issues: gets the indexes that were made.
+
+    Returns:
+        Files, indexes and spans of `Records`; int64 (I,), which record each span belongs to.
     """
-    has_crowds = bool(annotations.is_crowd.any())
-    layout = []  # (file, index, spans, numbers among all records)
+    layout = []
     begins = np.cumsum([len(file.spans) for file in walked])[:-1]
-    for file, records in zip(walked, np.split(np.arange(len(is_usable)), begins), strict=True):
-        is_copied = lacking[records]
-        is_read = is_usable[records] & ~is_copied
+    for file, numbers in zip(walked, np.split(np.arange(len(counts)), begins), strict=True):
+        is_copied = lacking[numbers]
+        is_read = is_usable[numbers] & ~is_copied
         if is_read.any():
-            index = index_of(file, annotations.issues) if is_read.all() else _index(file.spans[is_read])
-            layout.append((file.path, index, file.spans[is_read], records[is_read]))
+            index = index_of(file, issues) if is_read.all() else _index(file.spans[is_read])
+            layout.append((file.path, index, file.spans[is_read], numbers[is_read]))
         if is_copied.any():
-            copy = _complete_copy(file, is_copied, has_crowds)
+            copy = _complete_copy(file, is_copied, counts[numbers])
             spans = tfrecord.record_spans(copy)
-            layout.append((copy, _index(spans), spans, records[is_copied]))
+            layout.append((copy, _index(spans), spans, numbers[is_copied]))
     files, indexes, spans, numbers = zip(*layout, strict=True)
-    spans = np.concatenate([np.insert(of_file, 0, i, axis=1) for i, of_file in enumerate(spans)])
-    has_empty = bool(annotations.target_boxes.num_dropped)
-    records = Records(files, indexes, spans, has_crowds, has_empty)
-    rows = (np.cumsum(is_usable) - 1)[np.concatenate(numbers)]
-    return TFRecordSource([file.path for file in walked], records, annotations, rows, names, formats)
+    spans = [np.insert(of_file, 0, i, axis=1) for i, of_file in enumerate(spans)]
+    return files, indexes, np.concatenate(spans), np.concatenate(numbers)
 
 
 def _index(spans: np.ndarray) -> str:
@@ -278,30 +262,25 @@ def _index(spans: np.ndarray) -> str:
     return os.fspath(store_cached(tfrecord.format_index(spans), ".idx"))
 
 
-def _complete_copy(file: RecordFile, lacking: np.ndarray, has_crowds: bool) -> str:
-    """Copies some records of `file` to the cache directory, with empty lists under the keys they lack."""
-    identity = hashlib.sha256(os.fsencode(os.path.abspath(file.path)))
-    identity.update(f"\0{file.mtime_ns}\0{file.digest}\0".encode())
-    identity.update(lacking.tobytes() + bytes([has_crowds]))
+def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) -> str:
+    """Copies some records of `file` to the cache directory, each with all keys that DALI is asked for."""
 
     def make() -> bytes:
-        records = [tfrecord.read_record(file.path, *span) for span in file.spans[lacking].tolist()]
-        return b"".join(tfrecord.framed(complete(record, has_crowds)) for record in records)
+        spans = zip(file.spans[is_copied].tolist(), counts[is_copied].tolist(), strict=True)
+        records = [complete(tfrecord.read_record(file.path, *span), count) for span, count in spans]
+        return b"".join(map(tfrecord.framed, records))
 
-    return os.fspath(get_or_create(f"{identity.hexdigest()[:32]}.tfrecord", make))
+    identity = hashlib.sha256(file.digest.encode() + is_copied.tobytes()).hexdigest()
+    return os.fspath(get_or_create(f"{identity[:32]}.tfrecord", make))
 
 
-def complete(record: bytes, has_crowds: bool) -> bytes:
-    """The record with the keys of objects that it lacks: empty lists; zeros for crowds if `has_crowds`."""
-    read = Features(tf.train.Example.FromString(record).features.feature, "", Issues(""))
-    count = len(read.values(LABEL_KEY, "int64_list"))
-    features = collections.defaultdict(tf.train.Feature)
-    for key in filter(read.lacks, BOX_KEYS):
-        features[key].float_list.SetInParent()
-    for key in (LABEL_KEY, CROWD_KEY) if has_crowds else (LABEL_KEY,):
-        if read.lacks(key) or not read.values(key, "int64_list"):
-            features[key].int64_list.value.extend([0] * count)
-            features[key].int64_list.SetInParent()
+def complete(record: bytes, num_objects: int) -> bytes:
+    """The record with all keys of objects that DALI is asked for: none of its objects is a crowd."""
+    crowds = tf.train.Int64List(value=[0] * num_objects)
+    features = {CROWD_KEY: tf.train.Feature(int64_list=crowds)}
+    if not num_objects:
+        features[LABEL_KEY] = tf.train.Feature(int64_list=tf.train.Int64List())
+        features |= dict.fromkeys(BOX_KEYS, tf.train.Feature(float_list=tf.train.FloatList()))
     addition = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
     # Protobuf reads two messages in a row as one; of a key in both, the later value counts.
     return record + addition

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from common import tfrecord
-from common.annotations import NONE, OBJECT, Annotations, CocoImage, repeats, sizes_of, to_annotations
+from common.annotations import NONE, OBJECT, Annotations, CocoImage, sizes_of, to_annotations
 from common.args import ImagePolicy
 from common.datacheck import images
 from common.datacheck.image_headers import ImageFacts
@@ -26,7 +26,6 @@ from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
 LACKS_CROWDS, LACKS_BOXES = 1, 2  # which keys that DALI asks for a record does not have
 _THREADS = min(16, os.cpu_count() or 1)
 _PART = 64  # records that a thread has in memory at a time
-_NAMED = 4  # records of one id in a message
 _FARTHEST = 2  # fraction of an image: boxes that reach farther are in pixels
 _SLOW_BYTES = 2**29  # of files from which on a progress bar is shown
 _MAX_ID, _MAX_DIGITS = 2**63 - 1, 19
@@ -34,10 +33,6 @@ _SHOWN, _SHOWN_BYTES = 8, 40  # values in a message, bytes of one
 
 
 # --- one record ---
-
-
-# A row per object: ltrb as stored, in fractions of the image; area in square pixels, NaN where none is given.
-_OBJECT = np.dtype([("box", "4f4"), ("category_id", "i8"), ("iscrowd", "?"), ("area", "f8")])
 
 
 class Example(msgspec.Struct, gc=False, array_like=True):
@@ -48,7 +43,8 @@ class Example(msgspec.Struct, gc=False, array_like=True):
         image_id: NONE where it was reported.
         file_name: "" where there is none.
         image_size: height and width in pixels, 0 where either was reported.
-        objects: rows of _OBJECT; none where anything about the objects was reported.
+        objects: rows of OBJECT, whose boxes are ltrb as stored, in fractions of the image; none where
+            anything about the objects was reported.
         lacks: 0, LACKS_CROWDS, or LACKS_BOXES where any other key is missing.
         facts: of its image; None where that was reported.
     """
@@ -57,7 +53,7 @@ class Example(msgspec.Struct, gc=False, array_like=True):
     image_id: int = NONE
     file_name: str = ""
     image_size: tuple[int, int] = (0, 0)
-    objects: list[tuple[tuple[float, float, float, float], int, int, float]] = []
+    objects: list[tuple[int, int, tuple[float, float, float, float], int, int, float]] = []
     lacks: int = 0
     facts: ImageFacts | None = None
 
@@ -66,59 +62,23 @@ def _is_id(text: bytes) -> bool:
     return text.isdigit() and len(text) <= _MAX_DIGITS and int(text) <= _MAX_ID
 
 
+_ID_KEY, _NAME_KEY, _IMAGE_KEY = "image/source_id", "image/filename", "image/encoded"
+_SIZE_KEYS = ("image/height", "image/width")
+_ONE = (_ID_KEY, *_SIZE_KEYS, _IMAGE_KEY)  # keys with one value
+_NEEDED = (LABEL_KEY, *BOX_KEYS)  # with one value per object; the next two may be left out
+_LISTS = (*_NEEDED, CROWD_KEY, AREA_KEY)
 _PIXELS = range(1, 2**31)
-
-# Keys with one value: its kind, whether it can be used, and what it must be.
-_ONE = {
-    "image/source_id": ("bytes_list", _is_id, f"image ids are decimal digits, up to {_MAX_ID}"),
-    "image/height": ("int64_list", _PIXELS.__contains__, "it must be one number of pixels"),
-    "image/width": ("int64_list", _PIXELS.__contains__, "it must be one number of pixels"),
-    "image/encoded": ("bytes_list", lambda image: True, "it must be one image"),
+# Of each key: the kind of its values, which can be used, and what they must be.
+_KEYS = {
+    _ID_KEY: ("bytes_list", _is_id, f"image ids are decimal digits, up to {_MAX_ID}"),
+    **dict.fromkeys(_SIZE_KEYS, ("int64_list", _PIXELS.__contains__, "it must be one number of pixels")),
+    _IMAGE_KEY: ("bytes_list", None, "it must be one image"),
+    _NAME_KEY: ("bytes_list", None, ""),
+    LABEL_KEY: ("int64_list", None, ""),
+    **dict.fromkeys(BOX_KEYS, ("float_list", None, "")),
+    CROWD_KEY: ("int64_list", (0, 1).__contains__, "it must be 0 or 1"),
+    AREA_KEY: ("float_list", lambda area: 0 <= area < math.inf, "it must be a number, 0 or more"),
 }
-
-
-# Keys with one value per object; the last two may be left out.
-_LISTS = dict.fromkeys((LABEL_KEY, *BOX_KEYS), "float_list") | {
-    LABEL_KEY: "int64_list",
-    CROWD_KEY: "int64_list",
-    AREA_KEY: "float_list",
-}
-_NEEDED = (LABEL_KEY, *BOX_KEYS)
-
-
-class Features:
-    """The features of a record by key, and where their faults go."""
-
-    def __init__(self, features: Any, name: str, issues: Issues):
-        self.features, self.name, self._issues = features, name, issues
-
-    def report(self, kind: str, text: str) -> None:
-        self._issues.add(kind, f"{self.name} {text}")
-
-    def values(self, key: str, kind: str) -> Sequence[Any] | None:
-        """The values under a key, () where there are none; None where they are of another kind."""
-        feature = self.features[key]  # protobuf makes an empty one where there is none
-        found = feature.WhichOneof("kind")
-        if found in (kind, None):
-            return getattr(feature, kind).value
-        values = _shown(getattr(feature, found).value)
-        self.report("record-key-type", f"has a {found} in {key}, {values}, instead of a {kind}")
-        return None
-
-    def value(self, key: str) -> Any:
-        """The one value under a key of _ONE; None where it cannot be used."""
-        kind, is_right, rule = _ONE[key]
-        values = self.values(key, kind)
-        if values is not None and len(values) == 1 and is_right(values[0]):
-            return values[0]
-        if values:
-            self.report("record-value", f"has the {key} {_shown(values)}: {rule}")
-        elif values is not None:
-            self.report("record-key-missing", f"lacks {key}")
-        return None
-
-    def lacks(self, key: str) -> bool:
-        return self.features[key].WhichOneof("kind") is None
 
 
 def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
@@ -130,63 +90,69 @@ def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tu
         known: the category ids that its labels may have.
         issues: gets everything that cannot be used, and what was found in its place.
     """
+    example, values, absent = Example(name), {}, set()
     try:
         features = tf.train.Example.FromString(record).features.feature
+        if not features:  # bytes of other kinds may pass for a message without any field that is known
+            raise ValueError("it has no feature")
     except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
         issues.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
-        return Example(name), None
-    if not features:  # bytes of other kinds may pass for a message without any field that is known
-        issues.add("not-an-example", f"{name} ({len(record)} bytes) has no feature")
-        return Example(name), None
-    read = Features(features, name, issues)
-    source_id = read.value("image/source_id")
-    image_id = NONE if source_id is None else int(source_id)
-    if image_id != NONE:
-        read.name = f"{name} (image {image_id})"
-    file_name = b"".join(read.values("image/filename", "bytes_list") or ()).decode("utf-8", "replace")
-    example = Example(read.name, image_id, file_name.replace("\0", "\N{REPLACEMENT CHARACTER}"))
-    size = (read.value("image/height"), read.value("image/width"))
-    if None not in size:
-        example.image_size = size
-    _add_objects(example, read, known)
-    return example, read.value("image/encoded")
-
-
-def _add_objects(example: Example, read: Features, known: frozenset[int]) -> None:
-    """Fills in what is about objects, where that fits together."""
-    lists = {key: read.values(key, kind) for key, kind in _LISTS.items()}
-    if None in lists.values() or not _lengths_agree(read, {key: len(of) for key, of in lists.items()}):
-        return
-    labels, crowds, areas = lists[LABEL_KEY], lists[CROWD_KEY], lists[AREA_KEY]
-    for label in sorted(set(labels) - known):
+        return example, None
+    for key, (kind, is_right, rule) in _KEYS.items():
+        found = features[key].WhichOneof("kind")  # protobuf makes an empty one where there is none
+        of_key = getattr(features[key], found or kind).value
+        if found is None:
+            absent.add(key)
+        if found not in (kind, None):
+            text = f"has a {found} in {key}, {_shown(of_key)}, instead of a {kind}"
+            issues.add("record-key-type", f"{example.name} {text}")
+        elif key in _ONE and not of_key:
+            issues.add("record-key-missing", f"{example.name} lacks {key}")
+        elif (key in _ONE and len(of_key) > 1) or (is_right and not all(map(is_right, of_key))):
+            issues.add("record-value", f"{example.name} has {key} {_shown(of_key)}: {rule}")
+        else:
+            values[key] = of_key
+        if key == _ID_KEY and key in values:
+            example.image_id = int(of_key[0])
+            example.name = f"{name} (image {example.image_id})"
+    file_name = b"".join(values.get(_NAME_KEY, ())).decode("utf-8", "replace")
+    example.file_name = file_name.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    if values.keys() >= set(_SIZE_KEYS):
+        example.image_size = tuple(values[key][0] for key in _SIZE_KEYS)
+    for label in sorted(set(values.get(LABEL_KEY, ())) - known):
         categories = f"{len(known)} categories from {min(known)} to {max(known)}"
-        read.report("unknown-category", f"has the label {label}, which none of {categories} has")
-    if not set(crowds) <= {0, 1}:
-        read.report("record-value", f"has {CROWD_KEY} {_shown(crowds)}: it must be 0 or 1")
-    if not all(0 <= area < math.inf for area in areas):
-        read.report("record-value", f"has {AREA_KEY} {_shown(areas)}: it must be a number, 0 or more")
-    # Copies: the values themselves would keep the whole record in memory.
-    boxes = zip(*(lists[key] for key in BOX_KEYS), strict=True)
-    others = (list(crowds) or [0] * len(labels), list(areas) or [math.nan] * len(labels))
-    example.objects = list(zip(boxes, labels, *others, strict=True))
-    if any(map(read.lacks, _NEEDED)):
-        example.lacks = LACKS_BOXES
-    elif read.lacks(CROWD_KEY) or len(crowds) != len(labels):
-        example.lacks = LACKS_CROWDS
+        text = f"has the label {label}, which none of {categories} has"
+        issues.add("unknown-category", f"{example.name} {text}")
+    if values.keys() >= set(_LISTS):
+        _add_objects(example, values, absent, issues)
+    return example, values.get(_IMAGE_KEY, (None,))[0]
 
 
-def _lengths_agree(read: Features, lengths: dict[str, int]) -> bool:
-    """Whether there is one value per box under every key; crowds and areas may be left out."""
+def _add_objects(
+    example: Example, values: dict[str, Sequence[Any]], absent: set[str], issues: Issues
+) -> None:
+    """Fills in the objects, where there is one value per box under every key."""
+    lengths = {key: len(values[key]) for key in _LISTS}
     fullest = max(lengths, key=lengths.get)
-    absent = [key for key in _NEEDED if lengths[fullest] and read.lacks(key)]
-    given = {key: n for key, n in lengths.items() if n or (key in _NEEDED and not read.lacks(key))}
-    for key in absent:
-        read.report("record-key-missing", f"lacks {key}, but has {lengths[fullest]} values in {fullest}")
-    is_ragged = len(set(given.values())) > 1
-    if is_ragged:
+    count = lengths[fullest]
+    missing = [key for key in _NEEDED if count and key in absent]
+    for key in missing:
+        text = f"lacks {key}, but has {count} values in {fullest}"
+        issues.add("record-key-missing", f"{example.name} {text}")
+    given = {key: n for key, n in lengths.items() if n or (key in _NEEDED and key not in absent)}
+    if len(set(given.values())) > 1:
         listed = ", ".join(f"{key} {n}" for key, n in given.items())
-        read.report("record-ragged", f"has lists of these lengths: {listed}")
-    return not absent and not is_ragged
+        issues.add("record-ragged", f"{example.name} has lists of these lengths: {listed}")
+    elif not missing:
+        # Copies: the values themselves would keep the whole record in memory.
+        boxes = zip(*(values[key] for key in BOX_KEYS), strict=True)
+        others = (list(values[CROWD_KEY]) or [0] * count, list(values[AREA_KEY]) or [math.nan] * count)
+        ids = ([example.image_id] * count, values[LABEL_KEY])
+        example.objects = list(zip(*ids, boxes, [NONE] * count, *others, strict=True))
+        if not absent.isdisjoint(_NEEDED):
+            example.lacks = LACKS_BOXES
+        elif CROWD_KEY in absent or lengths[CROWD_KEY] < count:
+            example.lacks = LACKS_CROWDS
 
 
 def _shown(values: Sequence[Any]) -> str:
@@ -203,9 +169,9 @@ def name_files(files: Sequence[str | os.PathLike]) -> str:
     return first if len(files) == 1 else f"{first} and {len(files) - 1} more files"
 
 
-def box_name(box: np.ndarray) -> str:
-    """float32 (4,), a box as records store it, in words."""
-    return f"the box xmin, ymin, xmax, ymax = {np.round(box.astype(np.float64), 6).tolist()}"
+def box_name(box: Sequence[float]) -> str:
+    """A box as records store it, in words."""
+    return f"the box xmin, ymin, xmax, ymax = {[round(float(edge), 6) for edge in box]}"
 
 
 def scan(
@@ -242,21 +208,17 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
         The annotations of all records, and bool (I,), which images can be used. Where `issues` stop, rows
         of what was reported mean nothing.
     """
-    objects = np.array(list(itertools.chain.from_iterable(e.objects for e in examples)), _OBJECT)
-    boxes, box_image = objects["box"], np.repeat(np.arange(len(examples)), [len(e.objects) for e in examples])
+    table = np.array(list(itertools.chain.from_iterable(e.objects for e in examples)), OBJECT)
+    boxes, box_image = table["bbox"], np.repeat(np.arange(len(examples)), [len(e.objects) for e in examples])
     of_records = [CocoImage(e.image_id, e.file_name, e.image_size[1], e.image_size[0]) for e in examples]
     image_sizes = sizes_of(of_records)
     _check_boxes(boxes, [examples[row].name for row in box_image], issues)
-    for image_id, rows in repeats(example.image_id for example in examples):
-        names = ", ".join(examples[row].name for row in rows[:_NAMED])
-        issues.add("repeated-image-id", f"image {image_id} is given {len(rows)} times: {names}")
-    facts, names = [example.facts for example in examples], [example.file_name for example in examples]
-    is_usable = images.check_images(facts, image_sizes, names, lambda i: examples[i].name, issues)
-    boxes_px = boxes.astype(np.float64) * image_sizes[box_image][:, [1, 0, 1, 0]]
-    table = np.empty(len(objects), OBJECT)
+    ids, names = [example.image_id for example in examples], [example.name for example in examples]
+    issues.add_repeats("repeated-image-id", "image", ids, names.__getitem__)
+    facts = [example.facts for example in examples]
+    is_usable = images.check_images(facts, of_records, names.__getitem__, issues)
+    boxes_px = boxes * image_sizes[box_image][:, [1, 0, 1, 0]]
     table["bbox"] = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
-    for key in ("category_id", "iscrowd", "area"):
-        table[key] = objects[key]
     return to_annotations(of_records, table, box_image, label_map, issues.origin), is_usable
 
 
@@ -265,9 +227,16 @@ def _scan_part(
 ) -> tuple[list[Example], Issues]:
     """_PART records of a file from `begin` on, and what is wrong with them."""
     issues, examples = Issues(file.path), []
+    options = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
     try:
         for number in range(begin, min(begin + _PART, len(file.spans))):
-            examples.append(_scan_record(file, number, known, policy, issues))
+            example, encoded = Example(file.name(number)), None
+            record = read_record(file, number, issues)
+            if record is not None:
+                example, encoded = parse(record, example.name, known, issues)
+            if encoded is not None:
+                example.facts = images.inspect(encoded, **options)
+            examples.append(example)
     except OSError as error:  # the file has gone
         issues.add("record-file-unreadable", f"{file.path}: {error.strerror}")
     return examples, issues
@@ -282,19 +251,6 @@ def read_record(file: RecordFile, number: int, issues: Issues) -> bytes | None:
     checksum = f"the checksum {file.checksums[number]:#010x}, not that of its data"
     issues.add("record-damaged", f"{file.name(number)} at byte {offset} has {checksum}")
     return None
-
-
-def _scan_record(
-    file: RecordFile, number: int, known: frozenset[int], policy: ImagePolicy, issues: Issues
-) -> Example:
-    name, record = file.name(number), read_record(file, number, issues)
-    if record is None:
-        return Example(name)
-    example, encoded = parse(record, name, known, issues)
-    if encoded is not None:
-        options = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
-        example.facts = images.inspect(encoded, **options)
-    return example
 
 
 def _check_boxes(boxes: np.ndarray, names: Sequence[str], issues: Issues) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from common.annotations import read_coco
 from common.args import EvalArgs, ImagePolicy, InferArgs
+from common.datasets import ImageListSource, Source
 from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, submission, video
@@ -19,7 +20,6 @@ from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write
 from common.files import make_output_directory, write_file, writing
 from common.labels import LabelMap
 from common.loader import BaseLoader, refuse_synthetic
-from common.datasets import ImageListSource, Source
 from common.progress import Bar, log
 
 SHEET = "contact_sheet"

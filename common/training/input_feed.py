@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from common.args import Args
+from common.datasets import Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
 from common.loader import BaseLoader, make_loader, placement
-from common.datasets import Source
 from common.progress import log
 from common.training.checkpoints import Checkpoints
 

@@ -295,12 +295,12 @@ def test_every_fault_is_listed(small, images):
             "annotation 20 (image 42) has bbox [1.0, 2.0, -3.0, 4.0]",
             "annotation 21 (image 42) has bbox [1.0, 2.0, -3.0, -4.0]",
         ],
-        "path-leaves-directory": [f"image 12 ('../d.jpg') is not below {images}"],
+        "path-leaves-directory": [f"image 12 ('../d.jpg'): it is not below {images}"],
         "image-missing": stopping["image-missing"].offenders,
     }
     missing = stopping["image-missing"].offenders
     assert [text.split(")")[0] + ")" for text in missing] == [
-        "images[2] ('c.jpg')",
+        "images[2] (no id, 'c.jpg')",
         "image 13 ('e.jpg')",
         "image 13 ('f.jpg')",
     ]

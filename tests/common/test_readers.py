@@ -17,9 +17,9 @@ from nvidia.dali import fn
 
 from common import files, readers, tf_readers
 from common.datacheck.coco import load_coco
+from common.datacheck.datasets import open_tfrecords
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import DataError
-from common.datacheck.datasets import open_tfrecords
 from common.datacheck.tfrecord import open_records
 from common.errors import UserError
 from common.readers import coco_reader, tfrecord_reader

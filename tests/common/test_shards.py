@@ -16,9 +16,9 @@ from common import dali_ops, readers, tf_readers
 from common.datacheck.coco import load_coco
 from common.datacheck.datasets import open_coco, open_tfrecords
 from common.datacheck.tfrecord import TFRecordSource
+from common.datasets import CocoSource, ImageListSource, Source
 from common.errors import UserError
 from common.loader import steps_per_epoch
-from common.datasets import CocoSource, ImageListSource, Source
 from tests.common.record_writing import png
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 

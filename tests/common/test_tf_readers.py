@@ -6,9 +6,9 @@ import tensorflow as tf
 from nvidia import dali
 
 from common.datacheck.datasets import list_images, open_source
+from common.datasets import ImageListSource
 from common.errors import UserError
 from common.labels import LabelMap
-from common.datasets import ImageListSource
 from common.tf_readers import Random, examples
 from tests.common.record_writing import png
 

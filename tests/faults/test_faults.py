@@ -5,9 +5,9 @@ import pathlib
 import pytest
 
 from common.annotations import Annotations
+from common.datacheck.datasets import DataFlags, check_sizes, open_pair, open_source
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import KINDS, DataError, Issue, Issues, Severity
-from common.datacheck.datasets import DataFlags, check_sizes, open_source, open_splits
 from tests.faults import image_faults, json_faults, record_faults
 from tests.faults.data_set import DataSet, Fault
 from tests.faults.record_faults import RecordSet
@@ -118,7 +118,7 @@ def two(tmp_path) -> tuple[DataSet, DataSet]:
 def both(two: tuple[DataSet, DataSet]):
     for data in two:
         data.write()
-    return open_splits(*(DataFlags(str(data.images_dir), str(data.json_path)) for data in two))
+    return open_pair(*(DataFlags(str(data.images_dir), str(data.json_path)) for data in two))
 
 
 def cross(name: str, kind: str) -> Fault:

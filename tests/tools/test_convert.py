@@ -13,8 +13,8 @@ import pytest
 from absl import flags
 
 from common.datacheck.coco import load_coco
-from common.datacheck.issues import DataError
 from common.datacheck.datasets import open_tfrecords
+from common.datacheck.issues import DataError
 from common.errors import UserError
 from common.labels import LabelMap
 from tools import convert as command

@@ -20,11 +20,11 @@ from common import args as shared_flags
 from common import errors
 from common.args import flag
 from common.datacheck.datasets import open_datasets
+from common.datasets import Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.files import cache_directory
 from common.loader import gpu_visible
-from common.datasets import Source
 from common.progress import log
 from common.training.input_feed import open_splits
 from tools import synthetic

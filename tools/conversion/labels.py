@@ -113,8 +113,8 @@ def make_annotations(
     for image, name in zip(images, names, strict=True):
         if not name:
             issues.add("image-unreadable", f"{image}: its name is not UTF-8, which json requires")
-    sizes = np.array([image.size for image in images], np.int32).reshape(-1, 2)
-    usable, facts = check_files(images_dir, names, sizes, lambda row: str(images[row]), policy, issues)
+    found = [CocoImage(NONE, name, *image.size[::-1]) for image, name in zip(images, names, strict=True)]
+    usable, facts = check_files(images_dir, found, lambda row: str(images[row]), policy, issues)
     objects = [list(read_objects(image, fact)) for image, fact in zip(images, facts, strict=True)]
     if policy.on_bad_image == "skip":
         issues.skip_images()

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.datacheck.datasets import check_labels, explain, open_images, open_source
+from common.datasets import Source
 from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import exported as runtimes
@@ -19,7 +20,6 @@ from common.evaluation.evaluate import Detect, evaluate
 from common.files import write_directory, write_file
 from common.labels import LabelMap
 from common.loader import BaseLoader
-from common.datasets import Source
 from common.progress import log
 from common.training import weights
 from common.training.trained import App

@@ -15,9 +15,9 @@ from nvidia.dali.data_node import DataNode
 
 from common.args import ImagePolicy
 from common.datacheck import images as images_lib
+from common.datacheck.datasets import log_issues
 from common.datacheck.image_headers import ImageFacts
 from common.datacheck.issues import Issues
-from common.datacheck.datasets import log_issues
 from common.errors import UserError, unknown
 from tools.preprocessing.formats import containers, external, files, lmdb_images
 from tools.preprocessing.formats.base import ImageSource, Opening

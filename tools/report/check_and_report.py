@@ -6,9 +6,9 @@ import pathlib
 from common.anchors import Anchors
 from common.args import ImagePolicy
 from common.box_encoder import MAX_INSTANCES
+from common.datacheck.datasets import open_pair
 from common.datacheck.images import inspect_files
 from common.datacheck.issues import DataError
-from common.datacheck.datasets import open_source, open_splits
 from common.datacheck.tfrecord import TFRecordSource
 from common.datasets import CocoSource, DataFlags, Source
 from tools.report import anchor_report, figures, page, pictures, statistics, tables
@@ -41,18 +41,14 @@ def check(
     if report:
         page.check_suffix(report)
     try:
-        if any(evaluation):
-            both = open_splits(data, evaluation, label_map=label_map, policy=policy, names=("", "eval"))
-            sources = [source for source in both if source]
-        else:
-            sources = [open_source(*data, label_map=label_map, policy=policy, split="")]
+        sources = open_pair(data, evaluation, label_map=label_map, policy=policy, names=("", "eval"))
     except DataError as error:
         if report:
             faults = [tables.Section(of.origin, tables.issue_items(of)) for of in error.issues]
             page.write(report, faults)
         raise
     parts = []
-    for number, source in enumerate(sources):
+    for number, source in enumerate(filter(None, sources)):
         found = source.annotations
         numbers = statistics.describe(found, _formats(source, policy))
         matched = anchor_report.examine(found, anchors, max_instances=max_instances)

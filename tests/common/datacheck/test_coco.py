@@ -183,7 +183,7 @@ def test_ids_of_any_size(small, large, count):
             ["images", 0, "file_name"],
             "sub/b.jpg",
             "repeated-file",
-            ["image 42 ('sub/b.jpg'), image 7 ('sub/b.jpg') have one file"],
+            ["file 'sub/b.jpg' is given 2 times: image 42 ('sub/b.jpg'), image 7 ('sub/b.jpg')"],
         ),
     ],
 )
@@ -249,7 +249,7 @@ def test_files_outside_the_directory_are_refused(small, images, name, on_bad_ima
     document = changed(["images", 1, "file_name"], name)
     stopping = refused(small(document), images, on_bad_image=on_bad_image)
     assert list(stopping) == ["path-leaves-directory"]
-    assert stopping["path-leaves-directory"].offenders == [f"image 7 ({name!r}) is not below {images}"]
+    assert stopping["path-leaves-directory"].offenders == [f"image 7 ({name!r}): it is not below {images}"]
 
 
 def test_sizes_are_compared(small, images):

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from common import tfrecord
 from common.datacheck import datasets
+from common.datacheck.datasets import open_coco, open_tfrecords
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import DataError
-from common.datacheck.datasets import open_coco, open_tfrecords
-from common.errors import UserError
 from common.datasets import CocoSource, ImageListSource
+from common.errors import UserError
 from tests.common.image_variants import pillow
 
 NOISE = np.random.default_rng(5).integers(0, 256, (60, 151, 3), np.uint8)

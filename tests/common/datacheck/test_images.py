@@ -10,6 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from common.annotations import CocoImage
 from common.datacheck import images
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImageFacts, check_images, inspect, inspect_files, path_fault
@@ -341,9 +342,10 @@ def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
 
 def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str]):
     issues = Issues("test")
-    usable = check_images(
-        facts, np.array(sizes, np.int32).reshape(-1, 2), names, lambda i: f"image {i + 7}", issues
-    )
+    annotated = [
+        CocoImage(i, name, *size[::-1]) for i, (name, size) in enumerate(zip(names, sizes, strict=True))
+    ]
+    usable = check_images(facts, annotated, lambda i: f"image {i + 7}", issues)
     assert usable.dtype == np.bool_ and usable.shape == (len(facts),)
     return usable.tolist(), {issue.kind: issue.offenders for issue in issues}
 

@@ -37,7 +37,10 @@ def test_what_a_record_says():
     assert encoded == PNG
     assert (example.name, example.image_id) == (f"{NAME} (image 42)", 42)
     assert (example.file_name, example.image_size) == ("a/b.png", (50, 100))
-    assert example.objects == [((0, 0.125, 0.5, 0.25), 90, 0, 7), ((0.25, 0, 0.75, 1.5), 3, 1, 0)]
+    assert example.objects == [
+        (42, 90, (0, 0.125, 0.5, 0.25), -1, 0, 7),
+        (42, 3, (0.25, 0, 0.75, 1.5), -1, 1, 0),
+    ]
     assert example.lacks == 0
 
 
@@ -45,14 +48,14 @@ def test_what_may_be_left_out():
     example, _, issues = parsed(record())
     assert not list(issues)
     assert example.file_name == ""
-    ((_, _, is_crowd, area),) = example.objects
+    ((*_, is_crowd, area),) = example.objects
     assert is_crowd == 0 and math.isnan(area)
     assert example.lacks == LACKS_CROWDS
 
     none = tf.train.Feature(int64_list=tf.train.Int64List())  # there, with nothing for the box
     example, _, issues = parsed(record(object__is_crowd=none))
     assert not list(issues)
-    assert example.objects[0][2] == 0 and example.lacks == LACKS_CROWDS
+    assert example.objects[0][4] == 0 and example.lacks == LACKS_CROWDS
 
     example, _, issues = parsed(empty_record(5))
     assert not list(issues)
@@ -89,19 +92,19 @@ AREAS = {"object__area": [1.0]}
     [
         ({"encoded": None}, "record-key-missing", "lacks image/encoded"),
         ({"encoded": 3}, "record-key-type", "has a int64_list in image/encoded, 3, instead of a bytes_list"),
-        ({"encoded": [b"a", b"b"]}, "record-value", "has the image/encoded [b'a', b'b']: it must be one"),
+        ({"encoded": [b"a", b"b"]}, "record-value", "has image/encoded [b'a', b'b']: it must be one"),
         ({"source_id": None}, "record-key-missing", "lacks image/source_id"),
-        ({"source_id": b""}, "record-value", "has the image/source_id b'': image ids are decimal digits"),
-        ({"source_id": b"a.jpg"}, "record-value", "has the image/source_id b'a.jpg'"),
-        ({"source_id": b"-3"}, "record-value", "has the image/source_id b'-3'"),
+        ({"source_id": b""}, "record-value", "has image/source_id b'': image ids are decimal digits"),
+        ({"source_id": b"a.jpg"}, "record-value", "has image/source_id b'a.jpg'"),
+        ({"source_id": b"-3"}, "record-value", "has image/source_id b'-3'"),
         ({"source_id": b"9223372036854775808"}, "record-value", "b'9223372036854775808': "),
         ({"source_id": b"00000000000000000042"}, "record-value", "b'00000000000000000042': "),
         ({"source_id": 42}, "record-key-type", "has a int64_list in image/source_id, 42, instead of"),
         ({"height": None}, "record-key-missing", "lacks image/height"),
-        ({"height": 0}, "record-value", "has the image/height 0: it must be"),
-        ({"width": -5}, "record-value", "has the image/width -5: it must be"),
-        ({"width": 2**31}, "record-value", "has the image/width 2147483648: it must be"),
-        ({"width": [100, 100]}, "record-value", "has the image/width [100, 100]: it must be one"),
+        ({"height": 0}, "record-value", "has image/height 0: it must be"),
+        ({"width": -5}, "record-value", "has image/width -5: it must be"),
+        ({"width": 2**31}, "record-value", "has image/width 2147483648: it must be"),
+        ({"width": [100, 100]}, "record-value", "has image/width [100, 100]: it must be one"),
         (
             {"width": 100.0},
             "record-key-type",
@@ -192,17 +195,17 @@ def test_what_is_no_example(content):
 
 
 def test_a_record_is_completed():
-    for content, keys in (
-        (empty_record(5), DALI_KEYS),
-        (record(), (CROWD_KEY,)),
-        (record(object__is_crowd=[]), (CROWD_KEY,)),
+    for content, num_objects in (
+        (empty_record(5), 0),
+        (record(), 1),
+        (record(object__is_crowd=[]), 1),
     ):
         before = tf.train.Example.FromString(content).features.feature
-        after = tf.train.Example.FromString(complete(content, True)).features.feature
+        after = tf.train.Example.FromString(complete(content, num_objects)).features.feature
         assert set(after) == set(before) | set(DALI_KEYS)
-        assert all(after[key] == before[key] for key in before if key not in keys)
-        count = len(after[LABEL_KEY].int64_list.value)
-        assert list(after[CROWD_KEY].int64_list.value) == [0] * count
+        assert all(after[key] == before[key] for key in before if key != CROWD_KEY)
+        assert len(after[LABEL_KEY].int64_list.value) == num_objects
+        assert list(after[CROWD_KEY].int64_list.value) == [0] * num_objects
         assert all(after[key].WhichOneof("kind") == "float_list" for key in BOX_KEYS)
-        example, _, issues = parsed(complete(content, True))
+        example, _, issues = parsed(complete(content, num_objects))
         assert example.lacks == 0 and not list(issues)

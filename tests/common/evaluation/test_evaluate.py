@@ -19,16 +19,16 @@ from nvidia.dali import fn, types
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from common import loader as loaders
 from common import datasets as plain
+from common import loader as loaders
 from common import tf_readers
 from common.datacheck import datasets
 from common.datacheck.datasets import open_coco, open_tfrecords
+from common.datasets import ImageListSource
 from common.distributed.ranks import Ranks, pack, unpack
 from common.errors import OtherRankError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation import evaluate as evaluation
-from common.datasets import ImageListSource
 from tools import synthetic
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
@@ -299,7 +299,7 @@ def test_images_without_annotations(drawn, count):
     annotated = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     network = Network(annotated)
     network.table = dict(enumerate(network.table.values()))  # image ids are positions in the list
-    source = ImageListSource(files)
+    source = ImageListSource(tuple(map(str, files)))
 
     def work(ranks):
         loader = ShardLoader(source, 2, ranks.rank, ranks.world_size)

@@ -15,8 +15,8 @@ import yolov4.config
 import yolov4.loaders
 import yolov4.model
 import yolov4.predict
-from common.labels import LabelMap
 from common.datasets import ImageListSource
+from common.labels import LabelMap
 from tools.benchmark import inference
 
 APPS = {
@@ -37,7 +37,7 @@ def parts(request, drawn):
     model = app.model.build_model(config.model_name, num_classes=3, config=config)
     loader = app.loaders.make_loader(
         "dali_cpu",
-        source=ImageListSource(sorted((drawn / "images").iterdir())),
+        source=ImageListSource(tuple(map(str, sorted((drawn / "images").iterdir())))),
         config=config,
         batch_size=4,
         training=False,

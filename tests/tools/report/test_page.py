@@ -11,9 +11,9 @@ import PIL.Image
 import pytest
 
 from common.anchors import Anchors
+from common.datacheck.datasets import DataFlags
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import KINDS, DataError, Issues
-from common.datacheck.datasets import DataFlags
 from common.errors import UserError
 from common.evaluation import drawing
 from tests.common.made_annotations import annotations, random_annotations

@@ -49,8 +49,7 @@ def open_tfrecord(opening: Opening) -> Content:
 
 def _examples(opening: Opening) -> Iterator[Found]:
     files, issues = expand_pattern(opening.path), opening.issues
-    missing = missing_shards(files)
-    issues.add_many("shard-missing", len(missing), missing)
+    issues.add_each("shard-missing", missing_shards(files), str)
     for file in walk_files(files, issues):
         for number in range(len(file.spans)):
             record = read_record(file, number, issues)
