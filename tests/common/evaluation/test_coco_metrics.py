@@ -3,8 +3,6 @@ import copy
 import io
 import json
 import math
-import os
-import pathlib
 
 import numpy as np
 import pytest
@@ -14,8 +12,6 @@ from pycocotools.cocoeval import COCOeval
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
-
-DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", pathlib.Path(__file__).parents[3] / "shared/data"))
 
 CATEGORIES = [{"id": 2, "name": "disk"}, {"id": 5, "name": "ring"}, {"id": 40, "name": "star"}]
 
@@ -115,11 +111,8 @@ def test_truth_fed_back_is_perfect():
     assert all(row["AP"] == 1.0 for row in metrics["per_class"].values())
 
 
-def test_truth_of_real_photographs_fed_back_is_perfect():
-    path = DATA / "coco128" / "instances.json"
-    if not path.exists():
-        pytest.skip(f"no data at {path}: set DETECTION_TEST_DATA")
-    truth = json.loads(path.read_text())
+def test_truth_of_real_photographs_fed_back_is_perfect(coco128):
+    truth = json.loads((coco128 / "instances.json").read_text())
     metrics = coco_metrics.score(truth, perfect(truth)).metrics
     assert metrics["AP"] == 1.0
     absent = [row for row in metrics["per_class"].values() if row["num_boxes"] == 0]
