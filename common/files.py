@@ -98,6 +98,7 @@ def remove_directory(path: str | os.PathLike) -> None:
     """Removes a directory so that a crash leaves either all of it under its name or nothing."""
     with _staged(pathlib.Path(path).parent) as staged:
         os.replace(path, staged / "removed")
+        shutil.rmtree(staged / "removed")  # here, and not at the end of `with`, which ignores errors
 
 
 def remove_unfinished(directory: str | os.PathLike) -> None:
@@ -205,6 +206,7 @@ def save_cached(name: str, content: bytes) -> None:
 
 
 def load_cached(name: str) -> bytes | None:
-    """The content of a file of the cache; None where there is none."""
-    path = cache_directory() / name
-    return path.read_bytes() if path.exists() else None
+    """The content of a file of the cache; None where there is none, or it cannot be read."""
+    with contextlib.suppress(OSError):
+        return (cache_directory() / name).read_bytes()
+    return None
