@@ -96,9 +96,9 @@ def rename_file(path: str | os.PathLike, target: str | os.PathLike) -> None:
 
 def remove_directory(path: str | os.PathLike) -> None:
     """Removes a directory so that a crash leaves either all of it under its name or nothing."""
-    with _staged(pathlib.Path(path).parent) as staged:
-        os.replace(path, staged / "removed")
-        shutil.rmtree(staged / "removed")  # here, and not at the end of `with`, which ignores errors
+    temporary = _temporary(pathlib.Path(path).parent)
+    os.replace(path, temporary)
+    shutil.rmtree(temporary)
 
 
 def remove_unfinished(directory: str | os.PathLike) -> None:
@@ -110,12 +110,16 @@ def remove_unfinished(directory: str | os.PathLike) -> None:
 @contextlib.contextmanager
 def _staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     """A new directory in `directory`, and so on the same disk; removed with all that is left in it."""
-    staged = directory / f"{TEMPORARY}{uuid.uuid4().hex[:8]}"
+    staged = _temporary(directory)
     staged.mkdir()
     try:
         yield staged
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+
+
+def _temporary(directory: pathlib.Path) -> pathlib.Path:
+    return directory / f"{TEMPORARY}{uuid.uuid4().hex[:8]}"
 
 
 def _force_to_disk(path: pathlib.Path) -> None:
