@@ -152,16 +152,16 @@ class Opener:
     def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
         """UserError where there are offenders; `kind` is a row of datacheck/issues.py."""
         if offenders:
-            raise UserError(f"{origin}: {offenders[0]}")
+            raise UserError(f"{origin}: {kind.replace('-', ' ')}: {offenders[0]}")
 
     def check_sizes(self, source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
         """UserError for fewer images than ranks or than one batch of all, which would repeat images."""
-        few, origin = f"{source.size} images are fewer than", source.annotations.origin
+        found, origin = f"{source.size} images", source.annotations.origin
         if source.size < num_replicas:
-            self.refuse(origin, "fewer-than-ranks", [f"{few} {num_replicas} ranks"])
+            self.refuse(origin, "fewer-than-ranks", [f"{found}, {num_replicas} ranks"])
         if source.size < batch_size * num_replicas:
             ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
-            self.refuse(origin, "fewer-than-batch", [f"{few} --batch_size={batch_size}{ranks}"])
+            self.refuse(origin, "fewer-than-batch", [f"{found}, --batch_size={batch_size}{ranks}"])
 
     # --- flags -> sources ---
 
