@@ -11,7 +11,6 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from common.annotations import NONE
 from common.errors import UserError
 
 SHOWN = 5  # offenders that a message names before it counts the rest
@@ -228,7 +227,7 @@ class Issues:
         self.add_many(kind, len(items), map(describe, items))
 
     def add_repeats(self, kind: str, what: str, keys: Iterable[Any], name: Callable[[int], str]) -> None:
-        """Keys that are given more than once, but not "" and NONE, which were reported.
+        """Keys that are given more than once, but not "" and -1, which stand for what was reported.
 
         Args:
             kind: of the issue.
@@ -240,7 +239,7 @@ class Issues:
         for row, key in enumerate(keys):
             rows_of[key].append(row)
         for key, rows in rows_of.items():
-            if len(rows) > 1 and key not in ("", NONE):
+            if len(rows) > 1 and key not in ("", -1):
                 named = [*map(name, rows[:_REPEATS]), *(["..."] if len(rows) > _REPEATS else [])]
                 self.add(kind, f"{what} {key!r} is given {len(rows)} times: {', '.join(named)}")
 
