@@ -227,7 +227,7 @@ class Issues:
         self.add_many(kind, len(items), map(describe, items))
 
     def add_repeats(self, kind: str, what: str, keys: Iterable[Any], name: Callable[[int], str]) -> None:
-        """Keys that are given more than once, but not "" and -1 (annotations.NONE), which were reported.
+        """Keys that are given more than once, but not "" and -1, which stand for what was reported.
 
         Args:
             kind: of the issue.
