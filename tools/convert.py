@@ -39,7 +39,7 @@ def main() -> None:
 
     options = Options(**values)
     annotations, images_dir = convert(source, target, options)
-    log_issues(annotations.issues)
+    log_issues(annotations.origin, annotations.issues)
     print(annotations.summary())
     print(f"{target}: {options.output}; images: {images_dir}")
 

@@ -6,7 +6,7 @@ All errors of the training and evaluation data are reported together, before any
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from common.datacheck import tfrecord
 from common.datacheck.coco import load_coco
 from common.datacheck.image_headers import ImageFacts
 from common.datacheck.images import DECODERS, add_fault, in_threads, inspect, inspect_files
-from common.datacheck.issues import DataError, Issues
+from common.datacheck.issues import DataError, Issue, Issues
 from common.datasets import CocoSource, ImageListSource, Source
 from common.errors import UserError
 from common.labels import LabelMap
@@ -60,13 +60,15 @@ class CheckedOpener(plain.Opener):
         if not usable:
             issues.add("no-images", f"none of {len(facts)} can be read")
         issues.raise_if_stopping()
-        log_issues(issues)
+        log_issues(issues.origin, issues)
         return ImageListSource(tuple(usable))
 
     def join(self, errors: Sequence[UserError]) -> UserError:
         """One error with the faults of all data sets; one of the flags comes first."""
         of_flags = [error for error in errors if not isinstance(error, DataError)]
-        return (of_flags or [DataError(*(issues for error in errors for issues in error.issues))])[0]
+        return (of_flags or [DataError(*(i for e in errors if isinstance(e, DataError) for i in e.issues))])[
+            0
+        ]
 
     def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
         """DataError where there are offenders of a kind."""
@@ -88,7 +90,7 @@ class CheckedOpener(plain.Opener):
             np.flatnonzero(counts > max_instances),
             lambda i: f"{annotations.image_name(i)} has {counts[i]}, kept are {max_instances}",
         )
-        log_issues(issues)
+        log_issues(issues.origin, issues)
 
 
 # The functions and types of common/datasets.py, by the same names.
@@ -101,10 +103,10 @@ open_datasets, open_evaluation = _CHECKED.open_datasets, _CHECKED.open_evaluatio
 check_labels, check_sizes = _CHECKED.check_labels, _CHECKED.check_sizes
 
 
-def log_issues(issues: Issues) -> None:
+def log_issues(origin: str, issues: Iterable[Issue]) -> None:
     """Logs what was found in a data set, with a few of the offenders."""
     for issue in issues:
-        log(f"{issues.origin}: {issue.line(shown=3)}")
+        log(f"{origin}: {issue.line(shown=3)}")
 
 
 # --- why did the loader stop? DALI and tf.data report a damaged image, but seldom which one ---
@@ -123,10 +125,10 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
         decoded, the loader's own error.
     """
     stopped = plain.explain(error, source, pipeline_type)
-    if source is None or not hasattr(source, "encoded"):  # a video has no files of images
+    if source is None or source.name == "video":
         return stopped
     log(f"{stopped}\nDecoding the images to find the damaged one; interrupt if that takes too long")
-    issues = Issues(source.annotations.origin if source.annotations else "images")
+    issues = Issues(source.annotations.origin)
     others = []  # which plain TensorFlow does not decode
     found = in_threads(functools.partial(_decode, source), range(source.size), DECODERS)
     for row, facts in enumerate(found):

@@ -64,7 +64,9 @@ def open_splits(
     Raises:
         UserError: on every rank, if any rank cannot use its flags or data; it names every bad file.
     """
-    train_set, eval_set, label_map = None, None, LabelMap.numbered(a.num_classes or synthetic_classes)
+    train_set: Source | None = None
+    eval_set: Source | None = None
+    label_map = LabelMap.numbered(a.num_classes or synthetic_classes)
     with ranks.raise_on_any_rank():
         coco_metrics.check_backend(a.coco_backend)
         if a.pipeline_type != "synthetic":
@@ -101,6 +103,8 @@ def open_loader(
         device_index: the replica's, in `ranks.local_replicas`, which holds the number of its shard.
         of_epoch: the app's `epoch_kwargs`.
     """
+    shard: dict[str, Any]
+    options: dict[str, Any]
     if training:
         shard = {"shard_id": ranks.local_replicas[device_index], "num_shards": ranks.num_replicas}
         options = {"source": data.train, "count_lost": True, "name_images": True}

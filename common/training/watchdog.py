@@ -138,8 +138,11 @@ class Watchdog:
         """
         self._closing.set()
         self._thread.join()
-        on_all_ranks = not isinstance(error, Exception) or isinstance(error, StoppedError | OtherRankError)
-        if on_all_ranks or self._alone:
+        if (
+            self._alone
+            or not isinstance(error, Exception)
+            or isinstance(error, StoppedError | OtherRankError)
+        ):
             return
         lost, _ = self._kill_stopped()
         if not self._exits:

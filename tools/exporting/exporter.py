@@ -181,7 +181,7 @@ def _compare_ap(
     """Prints AP of the weights, with hard suppression first, and of the exported file, which is the last."""
     aps = []
     for name, detect in detectors.items():
-        aps.append(evaluate(detect, open_loader(), source, label_map, explain=explain).metrics["AP"])
+        aps.append(evaluate(detect, open_loader(), label_map, explain=explain).metrics["AP"])
         print(f"AP {aps[-1]:.4f}  {name}")
     limit, apart = verify.AP_LIMITS.get(quantize), abs(aps[0] - aps[-1])
     if limit and apart > limit:
