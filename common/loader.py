@@ -289,14 +289,12 @@ def synthetic_dataset(
 ) -> tf.data.Dataset:
     """(images, targets): one batch without end. `example` makes an image and its targets, by their names."""
     random = np.random.default_rng([loader.seed, loader.shard_id])
-    facts = {
+    facts: dict[str, Any] = {
         "image_sizes": np.array(loader.image_size, np.int32),
         "letterbox": np.array((0, 0, *loader.image_size), np.float32),
         "lost": np.zeros(2, np.int32),
     }
-    examples: list[dict[str, Any]] = [
-        {**example(random), **facts, "image_ids": i} for i in range(loader.batch_size)
-    ]
+    examples = [{**example(random), **facts, "image_ids": i} for i in range(loader.batch_size)]
     batch = {
         name: tf.constant(np.stack([example[name] for example in examples]), spec.dtype)
         for name, spec in loader.element_spec.items()

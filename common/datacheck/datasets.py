@@ -6,7 +6,7 @@ All errors of the training and evaluation data are reported together, before any
 import functools
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from common.datacheck import tfrecord
 from common.datacheck.coco import load_coco
 from common.datacheck.image_headers import ImageFacts
 from common.datacheck.images import DECODERS, add_fault, in_threads, inspect, inspect_files
-from common.datacheck.issues import DataError, Issue, Issues
+from common.datacheck.issues import DataError, Issues
 from common.datasets import CocoSource, ImageListSource, Source
 from common.errors import UserError
 from common.labels import LabelMap
@@ -60,15 +60,14 @@ class CheckedOpener(plain.Opener):
         if not usable:
             issues.add("no-images", f"none of {len(facts)} can be read")
         issues.raise_if_stopping()
-        log_issues(issues.origin, issues)
+        log_issues(issues)
         return ImageListSource(tuple(usable))
 
     def join(self, errors: Sequence[UserError]) -> UserError:
         """One error with the faults of all data sets; one of the flags comes first."""
         of_flags = [error for error in errors if not isinstance(error, DataError)]
-        return (of_flags or [DataError(*(i for e in errors if isinstance(e, DataError) for i in e.issues))])[
-            0
-        ]
+        of_data = [issues for error in errors if isinstance(error, DataError) for issues in error.issues]
+        return of_flags[0] if of_flags else DataError(*of_data)
 
     def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
         """DataError where there are offenders of a kind."""
@@ -90,7 +89,7 @@ class CheckedOpener(plain.Opener):
             np.flatnonzero(counts > max_instances),
             lambda i: f"{annotations.image_name(i)} has {counts[i]}, kept are {max_instances}",
         )
-        log_issues(issues.origin, issues)
+        log_issues(issues)
 
 
 # The functions and types of common/datasets.py, by the same names.
@@ -103,10 +102,10 @@ open_datasets, open_evaluation = _CHECKED.open_datasets, _CHECKED.open_evaluatio
 check_labels, check_sizes = _CHECKED.check_labels, _CHECKED.check_sizes
 
 
-def log_issues(origin: str, issues: Iterable[Issue]) -> None:
+def log_issues(issues: Issues) -> None:
     """Logs what was found in a data set, with a few of the offenders."""
     for issue in issues:
-        log(f"{origin}: {issue.line(shown=3)}")
+        log(f"{issues.origin}: {issue.line(shown=3)}")
 
 
 # --- why did the loader stop? DALI and tf.data report a damaged image, but seldom which one ---

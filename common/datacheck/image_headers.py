@@ -226,13 +226,10 @@ def _tiff(image: Encoded) -> None:
     layout = (tags.get(262), tags.get(277, 1), *set(tags.get(258, (1,))))
     compression, sample_formats, planar = tags.get(259, 1), set(tags.get(339, (1,))), tags.get(284, 1)
     is_plain = compression in _PLAIN and layout in _LAYOUTS and sample_formats == {1} and planar == 1
-    offsets, sizes = (tags.get(273), tags.get(279)) if 273 in tags else (tags.get(324), tags.get(325))
-    if (
-        not (is_plain and isinstance(offsets, tuple) and isinstance(sizes, tuple))  # in a damaged file text
-        or tags.next
-        or not sizes
-        or len(sizes) != len(offsets)
-    ):
+    at, length = (273, 279) if 273 in tags else (324, 325)
+    offsets, sizes = tags.get(at, ()), tags.get(length, ())
+    are_numbers = all(isinstance(number, int) for number in (*offsets, *sizes))  # damage: text
+    if not is_plain or tags.next or not are_numbers or not sizes or len(sizes) != len(offsets):
         raise unsupported(
             f"TIFF with compression {compression}, photometric interpretation, samples and bits {layout},"
             f" sample formats {sample_formats}, planar configuration {planar}, next page at {tags.next}"

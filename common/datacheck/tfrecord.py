@@ -200,10 +200,8 @@ def open_records(
     files, indexes, spans, numbers = _lay_out(walked, counts, is_usable, lacking, issues)
     records = Records(files, indexes, spans, has_crowds, annotations.target_boxes.num_dropped > 0)
     rows = (np.cumsum(is_usable) - 1)[numbers]
-    formats = collections.Counter(
-        example.facts.image_format for example in kept if example.facts
-    ).most_common()
-    return TFRecordSource(records, annotations, rows, names, dict(formats))
+    formats = collections.Counter(example.facts.image_format for example in kept if example.facts)
+    return TFRecordSource(records, annotations, rows, names, dict(formats.most_common()))
 
 
 def _read(

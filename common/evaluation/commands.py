@@ -89,7 +89,7 @@ def infer(
     job = Job(a, open_images)
     detect, config, label_map, _ = open_detector(a.weights, a.image_size, a.hparams)
     if job.categories:
-        submission.check_categories(job.categories, label_map, f"{a.image_info or a.annotations}")
+        submission.check_categories(job.categories, label_map, a.image_info or a.annotations or "")
     loader = make_loader(job.pipeline_type, source=job.source, config=config, **_loader_options(a))
     begun = time.monotonic()
     found = predict(detect, loader, label_map, title="detecting", explain=explain)
@@ -133,9 +133,8 @@ class Job:
             self.source, self._about = self._with_ids(open_images(a.images, policy))
             self.pipeline_type = a.pipeline_type
         output = pathlib.Path(a.output_dir)
-        if a.draw and any(
-            pathlib.Path(file).resolve().parent == output.resolve() for file in self.source.files
-        ):
+        directories = {pathlib.Path(file).resolve().parent for file in self.source.files}
+        if a.draw and output.resolve() in directories:
             raise UserError(f"--output_dir={output} holds the images: pictures would replace them")
         self._directory = make_output_directory(output)  # before a submission that goes into it
         if a.submission:

@@ -104,7 +104,7 @@ def transfer(
         values = source.get(weight.path)
         if values is not None and weight.path in rows.paths:
             values = _copy_rows(np.array(weight), np.array(values), rows, places)
-        if values is not None and np.shape(values) == tuple(weight.shape):
+        if values is not None and tuple(np.shape(values)) == tuple(weight.shape):
             taken[weight.path] = values
     if len(taken) < len(model.weights) * LEAST_SHARE:
         raise UserError(

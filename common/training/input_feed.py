@@ -103,14 +103,15 @@ def open_loader(
         device_index: the replica's, in `ranks.local_replicas`, which holds the number of its shard.
         of_epoch: the app's `epoch_kwargs`.
     """
-    shard: dict[str, Any]
-    options: dict[str, Any]
     if training:
-        shard = {"shard_id": ranks.local_replicas[device_index], "num_shards": ranks.num_replicas}
-        options = {"source": data.train, "count_lost": True, "name_images": True}
+        options: dict[str, Any] = {
+            "shard_id": ranks.local_replicas[device_index],
+            "num_shards": ranks.num_replicas,
+        }
+        options |= {"source": data.train, "count_lost": True, "name_images": True}
     else:
-        shard = {"shard_id": ranks.rank, "num_shards": ranks.world_size}
-        options = {"source": data.evaluation, "with_targets": False}
+        options = {"shard_id": ranks.rank, "num_shards": ranks.world_size}
+        options |= {"source": data.evaluation, "with_targets": False}
     return make_loader(
         classes,
         config=config,
@@ -118,7 +119,6 @@ def open_loader(
         num_classes=data.num_classes,
         device_id=ranks.gpu_number(device_index),
         **{name: getattr(a, name) for name in LOADER_FLAGS},
-        **shard,
         **options,
         **of_epoch,
     )

@@ -33,9 +33,7 @@ class FusedSGD(_Fused, keras.optimizers.SGD):
     Fewer passes over the memory, and a graph that is traced and optimised sooner.
     """
 
-    def update_step(
-        self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: keras.Variable
-    ) -> None:
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         if self.momentum == 0:
             super().update_step(gradient, variable, learning_rate)
             return
@@ -54,9 +52,7 @@ class FusedSGD(_Fused, keras.optimizers.SGD):
 class FusedAdam(_Fused, keras.optimizers.Adam):
     """`keras.optimizers.Adam`, one TensorFlow operation a variable where Keras writes thirty."""
 
-    def update_step(
-        self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: keras.Variable
-    ) -> None:
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         if not self._numbers:
             constants = [tf.constant(x, tf.float32) for x in (self.beta_1, self.beta_2, self.epsilon, 0.0)]
             learning_rate = tf.convert_to_tensor(learning_rate)

@@ -194,9 +194,7 @@ class Results:
         """
         content = None
         if images is not None:
-            arrays: dict[str, Any] = {
-                f"target/{name}": np.asarray(target) for name, target in targets.items()
-            }
+            arrays: dict[str, Any] = {f"target/{k}": np.asarray(v) for k, v in targets.items()}
             arrays |= {
                 f"weight/{i:05d}": tf.convert_to_tensor(v.value).numpy()
                 for i, v in enumerate(self._model.variables)

@@ -138,18 +138,15 @@ class Watchdog:
         """
         self._closing.set()
         self._thread.join()
-        if (
-            self._alone
-            or not isinstance(error, Exception)
-            or isinstance(error, StoppedError | OtherRankError)
-        ):
+        on_all_ranks = not isinstance(error, Exception) or isinstance(error, StoppedError | OtherRankError)
+        if on_all_ranks or self._alone:
             return
         lost, _ = self._kill_stopped()
         if not self._exits:
             return
         if isinstance(error, UserError):
             _end(f"error: {error}")
-        if is_lost_rank(error):
+        if error and is_lost_rank(error):
             lost = lost or "another rank"
             _end(f"error: {lost} is stopped or dead; {self._name}, {self._at}: {CONTINUE}")
         _end("".join(traceback.format_exception(error)).rstrip())

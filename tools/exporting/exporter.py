@@ -82,7 +82,7 @@ def export(
             detectors["weights, as they detect in training"] = app.make_detect(model, trained_config)
         file = runtimes.make_detect(runtimes.open_runner(options.file), app.to_pixels)
         loader = functools.partial(open_loader, "auto", source=evaluation, batch_size=8)
-        _compare_ap(detectors | {str(options.file): file}, options.quantize, loader, evaluation, label_map)
+        _compare_ap(detectors | {str(options.file): file}, options.quantize, loader, label_map)
     if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # NaN is too far, too
         raise UserError(
             f"{options.verified_file} is written, but differs from the weights by {largest:.1e}, more than "
@@ -175,7 +175,6 @@ def _compare_ap(
     detectors: dict[str, Detect],
     quantize: str,
     open_loader: Callable[[], BaseLoader],
-    source: Source,
     label_map: LabelMap,
 ) -> None:
     """Prints AP of the weights, with hard suppression first, and of the exported file, which is the last."""

@@ -43,7 +43,7 @@ def open_image_source(
     policy: ImagePolicy = ImagePolicy(),
     annotations: str | None = None,
     images: str | None = None,
-    on_report: Callable[[str, Issues], None] = log_issues,
+    on_report: Callable[[Issues], None] = log_issues,
 ) -> ImageSource:
     """Opens a source and checks all its images.
 
@@ -75,7 +75,7 @@ def open_image_source(
     if not kept and not issues.stopping:
         issues.add("no-images", f"none of {len(found)} can be read")
     issues.raise_if_stopping()
-    on_report(issues.origin, issues)
+    on_report(issues)
     forms = {image.form if image.is_array else "encoded": image.name for image in kept}
     if len(forms) > 1:  # a batch of DALI has one dtype
         listed = " and ".join(f"{name!r} is {form}" for form, name in forms.items())
