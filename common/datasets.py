@@ -87,12 +87,12 @@ class CocoSource(Source):
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class ImageListSource(Source):
     """Image files without annotations, for inference; image ids are positions in `files`, from 0."""
 
     files: tuple[str, ...]
-    annotations: Annotations = dataclasses.field(init=False)
+    annotations: Annotations = dataclasses.field(init=False, compare=False)
     name = "images"
 
     def __post_init__(self) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from common.datacheck.datasets import check_labels, explain, open_images, open_source
-from common.datasets import Source
 from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import exported as runtimes
