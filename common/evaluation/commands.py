@@ -119,7 +119,7 @@ class Job:
 
     def __init__(self, a: InferArgs, open_images: Callable[[str, ImagePolicy], ImageListSource]) -> None:
         self._a = a
-        self._is_video = pathlib.Path(a.images or "").suffix.lower() in VIDEO_SUFFIXES
+        self._is_video = pathlib.Path(a.images).suffix.lower() in VIDEO_SUFFIXES
         self._check_flags()
         self._truth = read_coco(a.annotations) if a.annotations else None
         self.categories: LabelMap | None = None
