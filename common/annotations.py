@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -22,7 +22,7 @@ from common.errors import UserError
 from common.labels import LabelMap
 
 if TYPE_CHECKING:
-    from common.datacheck.issues import Issues
+    from common.datacheck.issues import Issue
 
 NONE = -1  # stands for an id or a row that is absent
 ARRAYS = ("image_ids", "image_sizes", "box_image", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
@@ -64,7 +64,7 @@ class Annotations:
         is_crowd: bool (N,).
         areas: float64 (N,) square pixels of the object's outline, or of the box where there is none.
         origin: where they were read from, for messages.
-        issues: what the data check fixed or warns of, never an error; None without a check.
+        issues: what the data check fixed or warns of, never an error.
     """
 
     label_map: LabelMap
@@ -77,7 +77,7 @@ class Annotations:
     is_crowd: np.ndarray
     areas: np.ndarray
     origin: str
-    issues: "Issues | None" = None
+    issues: "Iterable[Issue]" = ()
 
     @property
     def num_images(self) -> int:
@@ -164,6 +164,12 @@ class Annotations:
             box_image=(np.cumsum(kept) - 1)[self.box_image[box_kept]],
             **{name: getattr(self, name)[box_kept] for name in of_boxes},
         )
+
+
+def without_objects(file_names: Sequence[str], origin: str) -> Annotations:
+    """The annotations of images of which only the names are known: sizes are 0, ids count from 0."""
+    images = [CocoImage(i, name, 0, 0) for i, name in enumerate(file_names)]
+    return to_annotations(images, table_of([]), np.zeros(0, np.int64), LabelMap((), ()), origin)
 
 
 def _records(keys: str, *columns: np.ndarray) -> list[dict[str, Any]]:

@@ -106,7 +106,7 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
     train_file_pattern: str | None = flag(None, "Glob of training TFRecords; missing indexes are made.")
 
     # --- the run ---
-    output_dir: str | None = flag(None, "Directory of the run. The same command resumes it.")
+    output_dir: str = flag("", "Directory of the run. The same command resumes it.")
     overwrite: bool = flag(False, "Start anew in a directory that already holds a run.")
     epochs: int | None = flag(None, "Number of epochs. Default: the recipe's.", low=1)
     steps_per_epoch: int | None = flag(None, "Batches per epoch. Default: the size of the data.", low=1)
@@ -160,9 +160,9 @@ class EvalArgs(TrainedArgs, LoaderArgs, EvaluationArgs):
 class InferArgs(TrainedArgs, LoaderArgs):
     """The flags of infer.py."""
 
-    images: str | None = flag(None, "Image, directory of images, glob, or video to detect in.")
+    images: str = flag("", "Image, directory of images, glob, or video to detect in.")
     annotations: str | None = flag(None, "COCO json: draw its boxes beside the detections.")
-    output_dir: str | None = flag(None, "Directory of the pictures and detections.json.")
+    output_dir: str = flag("", "Directory of the pictures and detections.json.")
     draw: bool = flag(True, "Draw pictures, or the video with boxes.")
     submission: str | None = flag(None, "Results file for the COCO server, .json or .zip.")
     image_info: str | None = flag(
@@ -193,19 +193,20 @@ def define(fv: flags.FlagValues, args_class: type, names: Collection[str] | None
             define_flag(fv, field.name, field.type, field)
 
 
-def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: dataclasses.Field) -> None:
+def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: dataclasses.Field[Any]) -> None:
     """Defines one absl flag from what `flag` returned."""
+    default: Any = field.default
     about, types = field.metadata, typing.get_args(annotation) or (annotation,)
     common: dict[str, Any] = {"help": about["help"], "flag_values": fv}
     if about["choices"]:
-        flags.DEFINE_enum(name, field.default, about["choices"], **common)
+        flags.DEFINE_enum(name, default, about["choices"], **common)
     elif bool in types:
-        flags.DEFINE_bool(name, field.default, **common)
+        flags.DEFINE_bool(name, default, **common)
     elif str in types:
-        flags.DEFINE_string(name, field.default, **common)
+        flags.DEFINE_string(name, default, **common)
     else:
         number = flags.DEFINE_integer if int in types else flags.DEFINE_float
-        number(name, field.default, lower_bound=about["low"], upper_bound=about["high"], **common)
+        number(name, default, lower_bound=about["low"], upper_bound=about["high"], **common)
 
 
 # --- from the command line to values ---------------------------------------------------------------------

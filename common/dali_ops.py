@@ -36,7 +36,7 @@ class Api:
 
     ops: Any = fn
 
-    def part(self, data: DataNode, index: int | slice) -> DataNode:
+    def part(self, data: Data, index: int | slice) -> Data:
         """`data[index]` along the first axis of each sample."""
         return data[index]
 
@@ -60,7 +60,7 @@ def check_shards(num_images: int, num_shards: int) -> None:
         )
 
 
-def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str, bool | int]:
+def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str, Any]:
     """The arguments of DALI's readers that order images.
 
     Args:
@@ -75,7 +75,7 @@ def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str,
     return shuffled | (buffer_order(seed) if in_container else {})
 
 
-def buffer_order(seed: int) -> dict[str, bool | int]:
+def buffer_order(seed: int) -> dict[str, Any]:
     """The arguments of DALI's readers that shuffle within a buffer."""
     return {"random_shuffle": True, "initial_fill": SHUFFLE_BUFFER, "seed": seed}
 

@@ -9,13 +9,13 @@ import abc
 import dataclasses
 import functools
 import glob
-import hashlib
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from common import readers
-from common.annotations import Annotations, read_coco
+from common.annotations import Annotations, read_coco, without_objects
 from common.args import IMAGE_SUFFIXES, Args, ImagePolicy
 from common.dali_ops import Nodes
 from common.errors import UserError
@@ -29,12 +29,14 @@ class Source(abc.ABC):
     """An opened data set.
 
     Attributes:
-        name: "coco", "tfrecord" or "images".
-        annotations: of the images, in the order of reading; None where there are none.
+        name: "coco", "tfrecord", "images" or "video".
+        annotations: of the images, in the order of reading; without objects where nothing is known of them.
+        files: where each image has a file, the paths.
     """
 
     name: str
-    annotations: Annotations | None
+    annotations: Annotations
+    files: Sequence[str]
 
     @property
     def size(self) -> int:
@@ -42,21 +44,21 @@ class Source(abc.ABC):
         return self.annotations.num_images
 
     @property
-    def label_map(self) -> LabelMap | None:
-        return None if self.annotations is None else self.annotations.label_map
+    def label_map(self) -> LabelMap:
+        return self.annotations.label_map
 
-    @property
-    @abc.abstractmethod
+    @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of ids, annotations and reading order: a checkpoint must not resume on other data."""
+        return self.annotations.fingerprint()
 
     def image_name(self, row: int) -> str:
         """An image in words, for messages."""
         return self.annotations.image_name(row)
 
-    @abc.abstractmethod
     def encoded(self, row: int) -> bytes:
-        """The image file of one row of the annotations (or of the list), as it is; OSError where it fails."""
+        """The image file of one row of the annotations, as it is; OSError where it fails."""
+        return pathlib.Path(self.files[row]).read_bytes()
 
     @abc.abstractmethod
     def read(self, *, training: bool, **options: Any) -> Nodes:
@@ -74,14 +76,12 @@ class CocoSource(Source):
 
     images_dir: str
     annotations: Annotations
+    files: Sequence[str] = dataclasses.field(init=False)
     name = "coco"
 
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        return self.annotations.fingerprint()
-
-    def encoded(self, row: int) -> bytes:
-        return pathlib.Path(self.images_dir, self.annotations.file_names[row]).read_bytes()
+    def __post_init__(self) -> None:
+        files = [os.path.join(self.images_dir, name) for name in self.annotations.file_names]
+        object.__setattr__(self, "files", files)
 
     def read(self, *, training: bool, **options: Any) -> Nodes:
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
@@ -92,22 +92,14 @@ class ImageListSource(Source):
     """Image files without annotations, for inference; image ids are positions in `files`, from 0."""
 
     files: tuple[str, ...]
+    annotations: Annotations = dataclasses.field(init=False, compare=False)
     name = "images"
-    annotations = None
 
-    @property
-    def size(self) -> int:
-        return len(self.files)
-
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256("\0".join(self.files).encode("utf-8", "surrogateescape")).hexdigest()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "annotations", without_objects(self.files, "images"))
 
     def image_name(self, row: int) -> str:
         return repr(self.files[row])
-
-    def encoded(self, row: int) -> bytes:
-        return pathlib.Path(self.files[row]).read_bytes()
 
     def read(self, *, training: bool, seed: int = 0, **options: Any) -> Nodes:
         if training:
@@ -204,7 +196,7 @@ class Opener:
             raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
         if file_pattern and input_type != "coco":
             return self.open_tfrecords(file_pattern, label_map, policy)
-        if len(named) == 2:
+        if images and annotations:
             return self.open_coco(images, annotations, policy)
         if named:
             (absent,) = set(coco) - set(named)
@@ -313,7 +305,7 @@ def list_images(images: str) -> tuple[str, ...]:
 def log_source(split: str, source: Source) -> None:
     """Logs what a source holds, and what a data check fixed, left out or found remarkable in it."""
     log(f"{split} data: {source.annotations.summary()}")
-    for issue in source.annotations.issues or ():
+    for issue in source.annotations.issues:
         if issue.kind not in _IN_SUMMARY:
             log(f"  {issue.line(shown=3)}")
 

@@ -13,14 +13,17 @@ import pathlib
 import re
 import typing
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import yaml
 
 from common.errors import UserError, unknown
 
-Config = TypeVar("Config")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
 
 # Annotations of config fields: type and range.
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -10,11 +10,15 @@ Small ones do not: compiling takes a tenth of a second for each shape.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 FUSE_FROM = 2**17  # XLA compiles an activation from this many numbers an image on
+
+WithGradient = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]  # what tf.custom_gradient wants
 
 
 @keras.saving.register_keras_serializable("dali_detection")
@@ -30,7 +34,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     follows them: at the coarse levels n is small (8 for two images of 2 x 2), and the difference large.
     """
 
-    def call(self, inputs, training=None, mask=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
         is_special = mask is not None or self.renorm or self.synchronized or not (self.scale and self.center)
         if is_special or len(inputs.shape) != 4 or self.axis not in (-1, 3):
             return super().call(inputs, training=training, mask=mask)
@@ -53,7 +57,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
             self._update(self.moving_variance, unbiased_variance * ((count - 1.0) / count))
         return outputs
 
-    def _update(self, average, value):
+    def _update(self, average: keras.Variable, value: tf.Tensor) -> None:
         average.assign_sub((average - value) * (1.0 - self.momentum))
 
 
@@ -76,12 +80,12 @@ class _Activation(keras.layers.Layer):
     model, its sides open, compiles all, for each size anew. Inference, which is exported, is free of XLA.
     """
 
-    def build(self, input_shape):
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
         sides = input_shape[1:]
-        is_large = None in sides or math.prod(sides) >= FUSE_FROM
+        is_large = None in sides or math.prod(filter(None, sides)) >= FUSE_FROM
         self.fuse = is_large and is_cpu_only()
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return input_shape
 
 
@@ -89,7 +93,7 @@ class _Activation(keras.layers.Layer):
 class Swish(_Activation):
     """x * sigmoid(x) (arXiv 1710.05941)."""
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         if not training:
             return inputs * tf.sigmoid(inputs)
         return _fused_swish(inputs) if self.fuse and not tf.executing_eagerly() else swish(inputs)
@@ -99,17 +103,17 @@ class Swish(_Activation):
 class Mish(_Activation):
     """x * tanh(softplus(x)) (arXiv 1908.08681)."""
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         if not training:
             return inputs * _mish_gate(inputs)
         return _fused_mish(inputs) if self.fuse and not tf.executing_eagerly() else mish(inputs)
 
 
 @tf.custom_gradient
-def swish(x):
+def swish(x: tf.Tensor) -> WithGradient:
     """x * sigmoid(x); keeps only x for the way back."""
 
-    def gradient(upstream):
+    def gradient(upstream: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([upstream]):  # else the sigmoid below would be kept for here
             gate = tf.sigmoid(x)
         return upstream * (gate + tf.raw_ops.SigmoidGrad(y=gate, dy=x))
@@ -118,35 +122,35 @@ def swish(x):
 
 
 @tf.custom_gradient
-def _fused_swish(x):
+def _fused_swish(x: tf.Tensor) -> WithGradient:
     # On x86 TensorFlow's graph optimizer has a fused kernel for the way there.
     return x * tf.sigmoid(x), lambda upstream: _swish_gradient(x, upstream)
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _swish_gradient(x, upstream):
+def _swish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     gate = tf.sigmoid(x)
     return upstream * (gate + x * gate * (1 - gate))
 
 
 @tf.custom_gradient
-def mish(x):
+def mish(x: tf.Tensor) -> WithGradient:
     """x * tanh(softplus(x)); keeps only x for the way back (with TensorFlow's own gradient a step takes a
     third more memory)."""
     return x * _mish_gate(x), lambda upstream: _mish_gradient(x, upstream)
 
 
 @tf.custom_gradient
-def _fused_mish(x):
+def _fused_mish(x: tf.Tensor) -> WithGradient:
     return _compiled_mish(x), lambda upstream: _compiled_mish_gradient(x, upstream)
 
 
-def _mish_gradient(x, upstream):
+def _mish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     gate = _mish_gate(x)
     return upstream * (gate + x * tf.sigmoid(x) * (1 - gate * gate))
 
 
-def _mish_gate(x):
+def _mish_gate(x: tf.Tensor) -> tf.Tensor:
     """tanh(softplus(x)), as n / (n + 2) with n = e^x (e^x + 2).
 
     Written out as x * tanh(softplus(x)), TensorFlow 2.21 recognises it in a compiled graph, fuses it with the

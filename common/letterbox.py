@@ -34,7 +34,7 @@ def geometry(
 def fit(
     height: Any,
     width: Any,
-    image_size: tuple[int, int],
+    image_size: tuple[Any, Any],
     minimum: Callable[[Any, Any], Any] = min,
     maximum: Callable[[Any, Any], Any] = max,
 ) -> tuple[Any, Any]:
@@ -44,7 +44,7 @@ def fit(
 
     Args:
         height, width: whole numbers of any library.
-        image_size: (height, width) of the network input.
+        image_size: (height, width) of the network input, whole numbers of the same library.
         minimum, maximum: the library's functions for the smaller and the larger of two.
     """
     input_height, input_width = image_size

@@ -52,8 +52,6 @@ class BaseLoader:
         with_targets: False leaves images, image_ids, image_sizes and letterbox only.
         count_lost: adds `lost`, int32 (B, 2): visible boxes below min_box_size; boxes above max_instances.
         name_images: adds `image_ids`, which evaluation always has, to training batches.
-        pipeline_type: dali_gpu, dali_cpu, tensorflow or synthetic; of each subclass.
-        saveable: whether tf.train.Checkpoint can save the dataset's iterator.
     """
 
     source: "Source | None"
@@ -69,12 +67,27 @@ class BaseLoader:
     count_lost: bool = False
     name_images: bool = False
 
-    saveable = True
+    @property
+    def pipeline_type(self) -> str:
+        """dali_gpu, dali_cpu, tensorflow or synthetic."""
+        raise NotImplementedError
+
+    @property
+    def saveable(self) -> bool:
+        """Whether tf.train.Checkpoint can save the dataset's iterator."""
+        return True
+
+    @property
+    def opened_source(self) -> "Source":
+        """The source; ValueError for synthetic data, which have none."""
+        if self.source is None:
+            raise ValueError("synthetic data have no source")
+        return self.source
 
     @property
     def size(self) -> int:
         """Images of the whole source, all ranks together."""
-        return self.source.size
+        return self.opened_source.size
 
     @property
     def steps_per_epoch(self) -> int:
@@ -126,13 +139,13 @@ class DaliOptions:
         checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
     """
 
-    device: str | None = None
+    device: str = ""
     device_id: int | None = None
     checkpointing: bool = True
 
     def __post_init__(self) -> None:
         device = "cpu" if self.device_id is None else "gpu"
-        if self.device not in (None, device):
+        if self.device not in ("", device):
             raise ValueError(f"device={self.device!r} does not go with device_id={self.device_id}")
         object.__setattr__(self, "device", device)
 
@@ -143,7 +156,6 @@ class DaliOptions:
 
     @property
     def saveable(self) -> bool:
-        """Whether tf.train.Checkpoint can save the dataset's iterator."""
         return self.checkpointing and self.device == "cpu"
 
 
@@ -277,7 +289,7 @@ def synthetic_dataset(
 ) -> tf.data.Dataset:
     """(images, targets): one batch without end. `example` makes an image and its targets, by their names."""
     random = np.random.default_rng([loader.seed, loader.shard_id])
-    facts = {
+    facts: dict[str, Any] = {
         "image_sizes": np.array(loader.image_size, np.int32),
         "letterbox": np.array((0, 0, *loader.image_size), np.float32),
         "lost": np.zeros(2, np.int32),

@@ -172,7 +172,7 @@ def _pick_by_iou(
         (B, D) indices into the K candidates, padded with 0; (B, D) scores; (B,) how many are not padding.
     """
 
-    def pick_from_one(image):
+    def pick_from_one(image: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, ...]:
         boxes_tlbr, scores = image
         picks = tf.raw_ops.NonMaxSuppressionV5(
             boxes=boxes_tlbr,
@@ -211,10 +211,10 @@ def _pick_by_diou(
     positions = tf.range(tf.shape(scores)[1])
     places = tf.range(max_detections)
 
-    def any_left(turn, scores, selected):
+    def any_left(turn: tf.Tensor, scores: tf.Tensor, selected: tf.Tensor) -> tf.Tensor:
         return (turn < max_detections) & tf.reduce_any(scores > score_threshold)
 
-    def pick(turn, scores, selected):
+    def pick(turn: tf.Tensor, scores: tf.Tensor, selected: tf.Tensor) -> tuple[tf.Tensor, ...]:
         best = tf.argmax(scores, axis=1, output_type=tf.int32)[:, tf.newaxis]  # (B, 1)
         best_score = tf.gather(scores, best, batch_dims=1)
         overlap = box_ops.diou(boxes, tf.gather(boxes, best, batch_dims=1), beta)  # (B, K)

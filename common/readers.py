@@ -79,7 +79,8 @@ def coco_reader(
     check_shards(annotations.num_images, num_shards)
     clean_name = f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json"
     clean_json = get_or_create(clean_name, lambda: _clean_json(annotations))
-    jpegs, boxes, labels, rows = fn.readers.coco(
+    # DALI's stubs do not know how many nodes a reader returns.
+    jpegs, boxes, labels, rows = fn.readers.coco(  # type: ignore[misc]
         file_root=os.fspath(images_dir),
         annotations_file=os.fspath(clean_json),
         avoid_class_remapping=True,  # otherwise labels follow the order of `categories`

@@ -48,23 +48,19 @@ def examples(
         return source.examples(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
     check_shards(source.size, num_shards)
     positions = _positions(source.size, shard_id, num_shards, seed, training=training)
-    if source.name == "tfrecord":
+    if hasattr(source, "records"):  # TFRecords
         return _from_records(source.records, source.label_map, positions)
-    if source.annotations is None:
-        if training:
-            raise ValueError("images without annotations are nothing to train on")
-        boxes, labels = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
-        row_splits = np.zeros(source.size + 1, np.int64)
-        return _from_files(positions, source.files, boxes, labels, row_splits, np.arange(source.size))
-    paths = [os.path.join(source.images_dir, name) for name in source.annotations.file_names]
+    if training and source.name == "images":
+        raise ValueError("images without annotations are nothing to train on")
     targets, image_ids = source.annotations.target_boxes, source.annotations.image_ids
-    return _from_files(positions, paths, targets.boxes, targets.classes + 1, targets.row_splits, image_ids)
+    boxes, labels = targets.boxes, targets.classes + 1
+    return _from_files(positions, source.files, boxes, labels, targets.row_splits, image_ids)
 
 
 def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
     """The examples of a loader. Evaluation repeats them, so that a shorter shard fills its steps."""
     shard = {"shard_id": loader.shard_id, "num_shards": loader.num_shards}
-    found = examples(loader.source, **shard, training=loader.training, seed=loader.seed)
+    found = examples(loader.opened_source, **shard, training=loader.training, seed=loader.seed)
     if loader.training:
         return found
     return found.repeat().take(loader.steps_per_epoch * loader.batch_size).repeat()

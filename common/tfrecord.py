@@ -96,7 +96,9 @@ class Records:
 
 def walk(file: str | os.PathLike) -> RecordFile:
     """Finds the records of a file by their headers, and checks each length; never waits for a pipe."""
-    path, records = os.fspath(file), []
+    path = os.fspath(file)
+    records: list[tuple[int, int, int]] = []
+    fault: tuple[str, str] | None
     size = mtime_ns = 0
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -151,7 +153,7 @@ def framed(data: bytes) -> bytes:
     return b"".join([length, first, data, second])
 
 
-def read_record(file: str, offset: int, size: int) -> bytes:
+def read_record(file: str | os.PathLike, offset: int, size: int) -> bytes:
     """The data of one record, whose span is given."""
     with open(file, "rb") as stream:
         stream.seek(offset + HEADER)
@@ -226,7 +228,7 @@ def index_records(paths: Sequence[str | os.PathLike]) -> Records:
             has_crowds |= any(features[CROWD_KEY].int64_list.value)
     if has_crowds and lacking:
         raise UserError(f"{paths[0]}: some records lack {CROWD_KEY}: convert the data set again")
-    files = tuple(map(os.fspath, paths))
+    files = tuple(os.fspath(path) for path in paths)
     return Records(files, tuple(indexes), np.concatenate(spans), has_crowds, has_empty_boxes=True)
 
 
@@ -263,7 +265,7 @@ def tfrecord_reader(
     if not isinstance(records, Records):
         records = index_records(records)
     check_shards(len(records.spans), num_shards)
-    text = dali_tfrecord.FixedLenFeature((), dali_tfrecord.string, "")
+    text = dali_tfrecord.FixedLenFeature([], dali_tfrecord.string, "")
     floats = dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0)
     integers = dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0)
     features = {
@@ -273,7 +275,8 @@ def tfrecord_reader(
         LABEL_KEY: integers,
         **({CROWD_KEY: integers} if records.has_crowds else {}),
     }
-    record = fn.readers.tfrecord(
+    # DALI's stubs do not know the dict that this reader returns.
+    record: dict[str, DataNode] = fn.readers.tfrecord(  # type: ignore[assignment]
         path=list(records.files),
         index_path=list(records.indexes),
         features=features,

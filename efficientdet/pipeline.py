@@ -218,7 +218,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
 
     def _define_graph(self, encode_boxes: bool) -> dict[str, DataNode]:
         config = self.config
-        jpegs, boxes, labels, image_ids = self.source.read(
+        jpegs, boxes, labels, image_ids = self.opened_source.read(
             shard_id=self.shard_id,
             num_shards=self.num_shards,
             training=self.training,

@@ -35,11 +35,14 @@ def main() -> None:
     values = shared_flags.values(flags.FLAGS, define_flags)
     source, target = values.pop("from"), values.pop("to")
     from common.datacheck.datasets import log_issues
+    from common.datacheck.issues import Issues
     from tools.conversion.convert import convert
 
     options = Options(**values)
     annotations, images_dir = convert(source, target, options)
-    log_issues(annotations.issues)
+    issues = Issues(annotations.origin)
+    issues.extend(annotations.issues)
+    log_issues(issues)
     print(annotations.summary())
     print(f"{target}: {options.output}; images: {images_dir}")
 

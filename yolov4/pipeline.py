@@ -272,7 +272,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         return images, objects, {"image_ids": image_ids[0]}
 
     def _read(self, seed: int, name: str = "reader") -> tuple[DataNode, ...]:
-        return self.source.read(
+        return self.opened_source.read(
             shard_id=self.shard_id,
             num_shards=self.num_shards,
             training=self.training,

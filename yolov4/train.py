@@ -114,7 +114,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
-    load = functools.partial(init_from, model, data.label_map, a.init_from, config)
+    load = functools.partial(init_from, model, data.label_map, config=config)
     report = set_initial_weights(a, ranks, resumed, model, load) if a.init_from or a.freeze else None
     run = Run(
         a,
@@ -134,7 +134,6 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     evaluate_model = functools.partial(
         evaluate,
         make_detect(model, config),
-        source=data.evaluation,
         label_map=data.label_map,
         ranks=ranks,
         explain=datasets.explain,

@@ -71,7 +71,7 @@ def load_coco(
     if policy.on_bad_image == "skip":
         issues.skip_images()
     issues.raise_if_stopping()
-    label_map = LabelMap.from_categories(lists["categories"])
+    label_map = LabelMap.from_categories(lists["categories"] or [])
     annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin).select(usable)
     order = np.argsort(table.image_row, kind="stable")
     order = order[usable[table.image_row[order]]]
@@ -138,8 +138,8 @@ def _image_name(images: Sequence[CocoImage], row: int) -> str:
 def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
     """Returns int64 (C,), the ids that annotations may have; NONE where one was reported."""
     issues.add_each("bad-category", list(category_faults(categories)), str)
-    ids = [category.get("id") if isinstance(category, dict) else None for category in categories]
-    ids = [i if type(i) is int and 0 <= i <= MAX_CATEGORY_ID else NONE for i in ids]
+    found = [category.get("id") if isinstance(category, dict) else None for category in categories]
+    ids = [i if type(i) is int and 0 <= i <= MAX_CATEGORY_ID else NONE for i in found]
     for row, (before, after) in enumerate(itertools.pairwise(ids)):
         if NONE < after < before:
             names = [f"category {c['id']} ({c.get('name')!r})" for c in categories[row : row + 2]]

@@ -38,9 +38,9 @@ _NO_JSON = (
     ("json-utf-16", rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]"),
 )
 _PART = re.compile(r"[\w.+\\-]*\s*")  # what is left of a number, a literal or an escape that is cut
-LISTS = {"images": CocoImage, "annotations": CocoObject, "categories": Any}
+LISTS: dict[str, Any] = {"images": CocoImage, "annotations": CocoObject, "categories": Any}
 # What a struct gets in place of a value that was reported.
-_NOTHING = {
+_NOTHING: dict[type[msgspec.Struct], dict[str, Any]] = {
     CocoImage: {"id": NONE, "file_name": "", "width": 0, "height": 0},
     CocoObject: {"image_id": NONE, "category_id": NONE, "bbox": (math.nan,) * 4},
 }
@@ -68,7 +68,7 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
     return {key: _list(document, key, struct, issues) for key, struct in LISTS.items()}
 
 
-def _decode_sound(content: bytes) -> dict[str, list] | None:
+def _decode_sound(content: bytes) -> dict[str, list | None] | None:
     """What msgspec decodes, in one go; None where that fails, or may hide a list that is given twice."""
     if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):
         try:
@@ -86,7 +86,7 @@ def _read(path: str) -> bytes:
             raise Fault("json-not-a-file", f"it is {file_type(mode)}")
         content = pathlib.Path(path).read_bytes()
     except OSError as error:
-        raise Fault("json-unreadable", error.strerror) from error
+        raise Fault("json-unreadable", error.strerror or str(error)) from error
     text = content.removeprefix(codecs.BOM_UTF8)
     for kind, pattern in _NO_JSON:
         if re.match(pattern, text):
@@ -131,7 +131,7 @@ def _load(content: bytes, issues: Issues) -> dict[str, Any]:
     return document
 
 
-def _list(document: dict[str, Any], key: str, struct: type, issues: Issues) -> list | None:
+def _list(document: dict[str, Any], key: str, struct: Any, issues: Issues) -> list | None:
     """The records of one list."""
     records = document.get(key)
     if key not in document:
@@ -145,7 +145,7 @@ def _list(document: dict[str, Any], key: str, struct: type, issues: Issues) -> l
     return None
 
 
-def _salvaged(record: Any, struct: type, key: str, number: int, issues: Issues) -> Any:
+def _salvaged(record: Any, struct: type[msgspec.Struct], key: str, number: int, issues: Issues) -> Any:
     """What is good in a record, with an issue for each value that is not."""
     good = dict(_NOTHING[struct])
     if not isinstance(record, dict):

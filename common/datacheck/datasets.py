@@ -66,7 +66,8 @@ class CheckedOpener(plain.Opener):
     def join(self, errors: Sequence[UserError]) -> UserError:
         """One error with the faults of all data sets; one of the flags comes first."""
         of_flags = [error for error in errors if not isinstance(error, DataError)]
-        return (of_flags or [DataError(*(issues for error in errors for issues in error.issues))])[0]
+        of_data = [issues for error in errors if isinstance(error, DataError) for issues in error.issues]
+        return of_flags[0] if of_flags else DataError(*of_data)
 
     def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
         """DataError where there are offenders of a kind."""
@@ -123,10 +124,10 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
         decoded, the loader's own error.
     """
     stopped = plain.explain(error, source, pipeline_type)
-    if source is None or not hasattr(source, "encoded"):  # a video has no files of images
+    if source is None or source.name == "video":
         return stopped
     log(f"{stopped}\nDecoding the images to find the damaged one; interrupt if that takes too long")
-    issues = Issues(source.annotations.origin if source.annotations else "images")
+    issues = Issues(source.annotations.origin)
     others = []  # which plain TensorFlow does not decode
     found = in_threads(functools.partial(_decode, source), range(source.size), DECODERS)
     for row, facts in enumerate(found):

@@ -12,11 +12,11 @@ import re
 import struct
 import warnings
 import zlib
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
+import nvidia.nvimgcodec as nvimgcodec
 import PIL.Image
-from nvidia import nvimgcodec
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.ImageFile import ImageFile
 from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
@@ -31,7 +31,7 @@ warnings.filterwarnings("ignore", module="PIL.TiffImagePlugin")  # of damaged ta
 PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, KeyError, EOFError, struct.error, zlib.error)
 _HEAD = 8192  # bytes that are read at once: most headers end within them
 
-
+Plugin = TypeVar("Plugin", bound=ImageFile)
 damaged = functools.partial(Fault, "image-damaged")
 truncated = functools.partial(Fault, "image-truncated")
 unsupported = functools.partial(Fault, "unsupported-format")
@@ -107,7 +107,7 @@ def read_header(image: Encoded) -> None:
     raise Fault("not-an-image", f"it begins with {image.head[:16]!r}")
 
 
-def _open(image: Encoded, plugin: type[ImageFile]) -> ImageFile:
+def _open(image: Encoded, plugin: type[Plugin]) -> Plugin:
     """Pillow's view of the header; fills in size and orientation."""
     image.stream.seek(0)
     try:
@@ -145,7 +145,7 @@ def _orientation(exif: bytes) -> int:
 
 
 def _valid(orientation: object) -> int:
-    return orientation if orientation in range(1, 9) else 1
+    return orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
 
 
 # --- JPEG: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, annex B ---
@@ -205,7 +205,8 @@ _BMP_LAYOUTS = ("1", "L", "P", "P;1", "P;4", "BGR", "BGRX", "BGRA")  # Pillow's 
 
 
 def _bmp(image: Encoded) -> None:
-    decoder, _, start, (layout, *options) = _open(image, BmpImageFile).tile[0]
+    decoder, _, start, arguments = _open(image, BmpImageFile).tile[0]
+    layout, *options = arguments if isinstance(arguments, tuple) else (arguments,)
     if decoder != "raw" or layout not in _BMP_LAYOUTS:
         raise unsupported(f"BMP with the layout {layout}, decoder {decoder}")
     end = start + options[0] * image.facts.height  # bytes of a row
@@ -225,8 +226,10 @@ def _tiff(image: Encoded) -> None:
     layout = (tags.get(262), tags.get(277, 1), *set(tags.get(258, (1,))))
     compression, sample_formats, planar = tags.get(259, 1), set(tags.get(339, (1,))), tags.get(284, 1)
     is_plain = compression in _PLAIN and layout in _LAYOUTS and sample_formats == {1} and planar == 1
-    offsets, sizes = (tags.get(273), tags.get(279)) if 273 in tags else (tags.get(324), tags.get(325))
-    if not is_plain or tags.next or not sizes or len(sizes) != len(offsets):
+    at, length = (273, 279) if 273 in tags else (324, 325)
+    offsets, sizes = tags.get(at, ()), tags.get(length, ())
+    are_numbers = all(isinstance(number, int) for number in (*offsets, *sizes))  # damage: text
+    if not is_plain or tags.next or not are_numbers or not sizes or len(sizes) != len(offsets):
         raise unsupported(
             f"TIFF with compression {compression}, photometric interpretation, samples and bits {layout},"
             f" sample formats {sample_formats}, planar configuration {planar}, next page at {tags.next}"

@@ -88,7 +88,8 @@ def check_pixels(image: Encoded, decode: bool) -> None:
             Pillow gives only the upper bits, it does not.
     """
     if image.is_16_bit:
-        _check_range(_load(image))
+        if picture := _load(image):
+            _check_range(picture)
     elif decode and image.facts.image_format == "JPEG":
         _check_jpeg(image)
     elif decode and image.facts.image_format != "BMP":
@@ -102,8 +103,8 @@ def _load(image: Encoded) -> PIL.Image.Image | None:
     open_picture, _ = PIL.Image.OPEN[facts.image_format]
     try:
         if facts.image_format == "PNG":
-            open_picture(io.BytesIO(content)).verify()  # the checksums
-        picture = open_picture(io.BytesIO(content))
+            open_picture(io.BytesIO(content), "").verify()  # the checksums
+        picture = open_picture(io.BytesIO(content), "")
         # A TIFF may be turned. Nothing may need more memory than the header was checked for.
         if picture.height * picture.width != facts.height * facts.width:
             raise damaged(f"its header has {facts.width} x {facts.height} and {picture.size} pixels")
@@ -132,7 +133,7 @@ def _check_jpeg(image: Encoded) -> None:
 def _is_padding(scan: bytes, message: str) -> bool:
     """Whether TurboJPEG warns of a run of equal bytes before the end, with which some cameras fill up."""
     extraneous, end = _EXTRANEOUS.match(message), scan.find(image_headers.END)
-    return bool(extraneous) and len(set(scan[end - int(extraneous[1]) : end])) == 1
+    return extraneous is not None and len(set(scan[end - int(extraneous[1]) : end])) == 1
 
 
 def _check_range(picture: PIL.Image.Image) -> None:

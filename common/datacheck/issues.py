@@ -8,7 +8,7 @@ renumbered, categories sorted), never in the user's files. The rest are warnings
 import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from common.errors import UserError
@@ -222,7 +222,7 @@ class Issues:
         room = KEPT - len(issue.offenders)
         issue.offenders += [text for text, _ in zip(offenders, range(room), strict=False)]
 
-    def add_each(self, kind: str, items: Sequence[Any], describe: Callable[[Any], str]) -> None:
+    def add_each(self, kind: str, items: Collection[Any], describe: Callable[[Any], str]) -> None:
         """Offenders that `describe` puts in words."""
         self.add_many(kind, len(items), map(describe, items))
 
@@ -248,13 +248,13 @@ class Issues:
         for issue in self._of_kind.values():
             issue.skipped = KINDS[issue.kind].severity is Severity.IMAGE
 
-    def extend(self, other: "Issues") -> None:
+    def extend(self, other: Iterable[Issue]) -> None:
         """Adds what was found elsewhere in the same data set."""
         for issue in other:
             self.add_many(issue.kind, issue.count, issue.offenders)
             self._of_kind[issue.kind].skipped = issue.skipped
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Issue]:
         return iter([self._of_kind[kind] for kind in KINDS if kind in self._of_kind])
 
     def __getitem__(self, kind: str) -> Issue:

@@ -134,7 +134,7 @@ def index_of(file: RecordFile, issues: Issues) -> str:
 def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
     """The files that the names of the others promise: `train-00002-of-00004` is one of four."""
     known = {os.fspath(file) for file in files}
-    missing = set()
+    missing: set[str] = set()
     for match in filter(None, map(_SHARD.fullmatch, known)):
         digits = len(match["shard"])
         names = (f"{match['prefix']}{i:0{digits}}-of-{match['count']}" for i in range(int(match["count"])))
@@ -202,8 +202,9 @@ def open_records(
     read, indexes, spans, numbers = _lay_out(walked, counts, is_usable, lacking, issues)
     records = Records(read, indexes, spans, has_crowds, annotations.target_boxes.num_dropped > 0)
     rows = (np.cumsum(is_usable) - 1)[numbers]
-    formats = collections.Counter(example.facts.image_format for example in kept).most_common()
-    return TFRecordSource([file.path for file in walked], records, annotations, rows, names, dict(formats))
+    formats = collections.Counter(example.facts.image_format for example in kept if example.facts)
+    files = [file.path for file in walked]
+    return TFRecordSource(files, records, annotations, rows, names, dict(formats.most_common()))
 
 
 def _read(
@@ -254,9 +255,9 @@ def _lay_out(
             copy = _complete_copy(file, is_copied, counts[numbers])
             spans = tfrecord.record_spans(copy)
             layout.append((copy, _index(spans), spans, numbers[is_copied]))
-    files, indexes, spans, numbers = zip(*layout, strict=True)
-    spans = [np.insert(of_file, 0, i, axis=1) for i, of_file in enumerate(spans)]
-    return files, indexes, np.concatenate(spans), np.concatenate(numbers)
+    files, indexes, spans_read, numbers_read = zip(*layout, strict=True)
+    with_file = [np.insert(spans, 0, i, axis=1) for i, spans in enumerate(spans_read)]
+    return files, indexes, np.concatenate(with_file), np.concatenate(numbers_read)
 
 
 def _index(spans: np.ndarray) -> str:

@@ -133,7 +133,7 @@ def _add_objects(
 ) -> None:
     """Fills in the objects, where there is one value per box under every key."""
     lengths = {key: len(values[key]) for key in _LISTS}
-    fullest = max(lengths, key=lengths.get)
+    fullest = max(lengths, key=lengths.__getitem__)
     count = lengths[fullest]
     missing = [key for key in _NEEDED if count and key in absent]
     for key in missing:
@@ -189,7 +189,7 @@ def scan(
     title = "Checking records" if sum(file.size for file in files) > _SLOW_BYTES else None
     examples: list[Example] = []
     for of_part, found in images.in_threads(
-        lambda part: _scan_part(*part, known, policy), parts, _THREADS, title
+        lambda part: _scan_part(part[0], part[1], known, policy), parts, _THREADS, title
     ):
         examples += of_part
         issues.extend(found)
@@ -212,7 +212,7 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
     boxes, box_image = table["bbox"], np.repeat(np.arange(len(examples)), [len(e.objects) for e in examples])
     of_records = [CocoImage(e.image_id, e.file_name, e.image_size[1], e.image_size[0]) for e in examples]
     image_sizes = sizes_of(of_records)
-    _check_boxes(boxes, [examples[row].name for row in box_image], issues)
+    _check_boxes(boxes, [examples[row].name for row in box_image.tolist()], issues)
     ids, names = [example.image_id for example in examples], [example.name for example in examples]
     issues.add_repeats("repeated-image-id", "image", ids, names.__getitem__)
     facts = [example.facts for example in examples]
@@ -227,7 +227,7 @@ def _scan_part(
 ) -> tuple[list[Example], Issues]:
     """_PART records of a file from `begin` on, and what is wrong with them."""
     issues, examples = Issues(file.path), []
-    options = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
+    options: dict[str, Any] = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
     try:
         for number in range(begin, min(begin + _PART, len(file.spans))):
             example, encoded = Example(file.name(number)), None

@@ -113,7 +113,8 @@ class Ranks:
 
     def broadcast_object(self, value: T) -> T:
         """What rank 0 gives, on every rank."""
-        return self.gather(value if self.rank == 0 else None)[0]
+        values: list[Any] = self.gather(value if self.rank == 0 else None)
+        return values[0]
 
     def mean_over_ranks(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """The variables' values averaged over all replicas; the variables stay as they are."""
@@ -142,9 +143,11 @@ class Ranks:
 
     def first_on_host(self, work: Callable[[], T]) -> T:
         """`work()` on every rank, but first on one of each host: the others then find its caches."""
+        results: list[T] = []
         with self.raise_on_any_rank():
-            result = work() if self.local_rank == 0 else None
-        return result if self.local_rank == 0 else work()
+            if self.local_rank == 0:
+                results.append(work())
+        return results[0] if results else work()
 
     @contextlib.contextmanager
     def raise_on_any_rank(self) -> Iterator[None]:
@@ -161,7 +164,7 @@ class Ranks:
         reports = own is not None and not isinstance(own, OtherRankError)
         for rank, problem in enumerate(self.gather(str(own) if reports else None)):
             if problem:
-                raise own if rank == self.rank else OtherRankError(f"rank {rank}: {problem}")
+                raise own if own and rank == self.rank else OtherRankError(f"rank {rank}: {problem}")
 
 
 def initialize() -> Any:

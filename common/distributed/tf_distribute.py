@@ -85,7 +85,7 @@ class StrategyRanks(Ranks):
         )
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        def on_replicas():
+        def on_replicas() -> T:
             return self._strategy.run(function, args=arguments)
 
         if not tf.executing_eagerly():
@@ -134,8 +134,8 @@ class StrategyRanks(Ranks):
         return np.split(joined, np.cumsum(sizes)[:-1])
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-    def _sum_over_ranks(self, values):
-        def sum_on_replica():
+    def _sum_over_ranks(self, values: tf.Tensor) -> tf.Tensor:
+        def sum_on_replica() -> tf.Tensor:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             speaks = tf.cast(replica == self.local_replicas[0], tf.int64)
             return _all_reduce("SUM", speaks * values)

@@ -136,7 +136,9 @@ def score(
     check_backend(coco_backend)
     evaluator_class = COCOeval
     if coco_backend == "faster":
-        from faster_coco_eval import COCOeval_faster as evaluator_class  # an optional package
+        from faster_coco_eval import COCOeval_faster  # an optional package
+
+        evaluator_class = COCOeval_faster
 
     annotations = ground_truth["annotations"]
     categories = sorted(ground_truth["categories"], key=lambda category: category["id"])

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ def evaluate_weights(
     source = open_source(a, label_map)
     loader = make_loader(a.pipeline_type, source=source, config=config, **_loader_options(a))
     begun = time.monotonic()
-    found = evaluate(detect, loader, source, label_map, explain=explain, coco_backend=a.coco_backend)
+    found = evaluate(detect, loader, label_map, explain=explain, coco_backend=a.coco_backend)
     print(coco_metrics.format_table(found.metrics))
     print(f"{source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
     with writing(directory):
@@ -89,10 +89,10 @@ def infer(
     job = Job(a, open_images)
     detect, config, label_map, _ = open_detector(a.weights, a.image_size, a.hparams)
     if job.categories:
-        submission.check_categories(job.categories, label_map, a.image_info or a.annotations)
+        submission.check_categories(job.categories, label_map, a.image_info or a.annotations or "")
     loader = make_loader(job.pipeline_type, source=job.source, config=config, **_loader_options(a))
     begun = time.monotonic()
-    found = predict(detect, loader, job.source, label_map, title="detecting", explain=explain)
+    found = predict(detect, loader, label_map, title="detecting", explain=explain)
     print(f"{job.source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
     return job.write(found, label_map)
 
@@ -119,19 +119,22 @@ class Job:
 
     def __init__(self, a: InferArgs, open_images: Callable[[str, ImagePolicy], ImageListSource]) -> None:
         self._a = a
-        self._is_video = pathlib.Path(a.images or "").suffix.lower() in VIDEO_SUFFIXES
+        self._is_video = pathlib.Path(a.images).suffix.lower() in VIDEO_SUFFIXES
         self._check_flags()
         self._truth = read_coco(a.annotations) if a.annotations else None
         self.categories: LabelMap | None = None
-        if self._is_video:
-            self.source, self.pipeline_type, files = video.open_video(a.images), "tensorflow", [a.images]
-            self._about = self.source.about()  # of each image, for detections.json
+        self._video = video.open_video(a.images) if self._is_video else None
+        self.source: Source
+        if self._video:
+            self.source, self.pipeline_type = self._video, "tensorflow"
+            self._about = self._video.about()  # of each image, for detections.json
         else:
             policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
             self.source, self._about = self._with_ids(open_images(a.images, policy))
-            self.pipeline_type, files = a.pipeline_type, self.source.files
+            self.pipeline_type = a.pipeline_type
         output = pathlib.Path(a.output_dir)
-        if a.draw and any(pathlib.Path(file).resolve().parent == output.resolve() for file in files):
+        directories = {pathlib.Path(file).resolve().parent for file in self.source.files}
+        if a.draw and output.resolve() in directories:
             raise UserError(f"--output_dir={output} holds the images: pictures would replace them")
         self._directory = make_output_directory(output)  # before a submission that goes into it
         if a.submission:
@@ -157,6 +160,7 @@ class Job:
         a = self._a
         base = os.path.commonpath([pathlib.Path(file).parent for file in source.files])
         names = [os.path.relpath(file, base) for file in source.files]
+        image_ids: Sequence[int | None]
         if self._truth:
             known = dict(zip(self._truth.file_names, self._truth.image_ids.tolist(), strict=True))
             image_ids = look_up(names, known, f"--annotations={a.annotations}")
@@ -167,7 +171,7 @@ class Job:
         else:
             image_ids = submission.ids_by_name(names) if a.submission else range(len(names))
         found = [row for row in zip(image_ids, names, source.files, strict=True) if row[0] is not None]
-        about = {}
+        about: dict[Any, dict[str, Any]] = {}
         for image_id, name, _ in found:
             if image_id in about:
                 raise UserError(f"{about[image_id]['file_name']!r} and {name!r} are both image {image_id}")
@@ -198,7 +202,7 @@ class Job:
 
     def _draw(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[np.ndarray]:
         """Each image with its detections, to the right of its ground truth where there is any."""
-        pixels = self.source.frames() if self._is_video else map(drawing.read_image, self.source.files)
+        pixels = self._video.frames() if self._video else map(drawing.read_image, self.source.files)
         detections = _by_image(results)
         boxes = _by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
         bar = Bar("drawing", len(self._about))
@@ -215,11 +219,11 @@ class Job:
 
     def _save_pictures(self, pictures: Iterator[np.ndarray]) -> None:
         """The video with boxes; or a picture of each image, and a contact sheet of the first ones."""
-        if self._is_video:
+        if source := self._video:
             target = self._directory / f"{pathlib.Path(self._a.images).stem}.mp4"
-            write_file(target, lambda temporary: video.write_video(temporary, self.source, pictures))
+            write_file(target, lambda temporary: video.write_video(temporary, source, pictures))
             return
-        sheet = []
+        sheet: list[np.ndarray] = []
         for name, picture in zip(_picture_names(self._about), pictures, strict=True):
             drawing.save_png(picture, self._directory / f"{name}.png")
             sheet = [*sheet, picture][:SHEET_PICTURES]

@@ -4,6 +4,7 @@ Images are uint8 (H, W, 3) RGB NumPy arrays. Without pyplot it works without a d
 """
 
 import colorsys
+import functools
 import math
 import os
 import pathlib
@@ -20,14 +21,15 @@ from common.files import write_file
 from common.labels import LabelMap
 
 BACKGROUND = (255, 255, 255)
-_FIGURE = {"figsize": (8.0, 5.0), "dpi": 120, "layout": "tight"}
+_new_figure = functools.partial(Figure, figsize=(8.0, 5.0), dpi=120, layout="tight")
 
 
 def class_colour(index: int) -> tuple[int, int, int]:
     """The RGB colour of a class; classes that follow each other are far apart on the colour circle."""
     hue = (0.58 + index * 0.618034) % 1  # steps of the golden ratio never meet
     light = 0.85 - 0.25 * (index // 7 % 2)  # and later ones darker
-    return tuple(int(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.9, light))
+    red, green, blue = colorsys.hsv_to_rgb(hue, 0.9, light)
+    return int(255 * red), int(255 * green), int(255 * blue)
 
 
 def draw_boxes(
@@ -92,7 +94,7 @@ def save_batch(
         path: a .png file.
     """
     height, width = images.shape[1:3]
-    boxes_px = boxes * np.float32([width, height, width, height])
+    boxes_px = boxes * np.array([width, height, width, height], np.float32)
     batch = zip(images[:16], boxes_px, classes, strict=False)
     save_png(contact_sheet([draw_boxes(*image, names) for image in batch], columns=4), path)
 
@@ -147,7 +149,7 @@ def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) ->
         curves: class name -> 101 precisions, at recalls 0, 0.01 .. 1: coco_metrics.score.
         path: a .png file.
     """
-    figure = Figure(**_FIGURE)
+    figure = _new_figure()
     axes = figure.add_subplot()
     recalls = np.linspace(0, 1, 101)
     for index, (name, precision) in enumerate(curves.items()):
@@ -173,7 +175,7 @@ def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> N
     names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value != ""))
     losses, scores = [n for n in names if n.endswith("loss")], [n for n in names if n in ("AP", "AP50")]
     panels = [panel for panel in (("loss", losses), ("AP", scores)) if panel[1]]
-    figure = Figure(**_FIGURE)
+    figure = _new_figure()
     for position, (title, names) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), position)
         for name in names:

@@ -1,7 +1,7 @@
 """From a network that detects to COCO's numbers: what training, eval.py and infer.py share.
 
     loader = make_loader(..., training=False, shard_id=ranks.rank, num_shards=ranks.world_size)
-    metrics, results, curves = evaluate(detect, loader, source, label_map, explain=explain, ranks=ranks)
+    metrics, results, curves = evaluate(detect, loader, label_map, explain=explain, ranks=ranks)
 
 Each rank detects in its own part of the images, the parts are put together on every rank, and what comes out
 is the same for any number of ranks and any batch size.
@@ -34,14 +34,13 @@ if TYPE_CHECKING:
 Detect = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
 OnBatch = Callable[[int, int], None]  # (batches done, batches in all)
 # (what a loader raised, what it read, --pipeline_type) -> the error that names the images
-Explain = Callable[[Exception, "Source", str], UserError]
+Explain = Callable[[Exception, "Source | None", str], UserError]
 ALONE = Ranks()
 
 
 def predict(
     detect: Detect,
     loader: BaseLoader,
-    source: "Source",
     label_map: LabelMap,
     *,
     title: str,
@@ -49,12 +48,11 @@ def predict(
     ranks: Ranks = ALONE,
     on_batch: OnBatch | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs `detect` over the source's images, each exactly once. All ranks call it together.
+    """Runs `detect` over the loader's images, each exactly once. All ranks call it together.
 
     Args:
         detect: what the app's make_detect returned.
         loader: an evaluation loader of this rank's shard: shard_id is the rank, num_shards the world size.
-        source: what all the loaders read.
         label_map: of the trained classes.
         title: of the progress bar.
         ranks: all that detect together; by default this process alone.
@@ -71,7 +69,7 @@ def predict(
             as no detection. On all ranks, once they are through with their shards.
     """
     seen: set[int] = set()  # the last batch of a shard is filled up with repeats
-    batches = _detect_batches(detect, loader, source, explain)
+    batches = _detect_batches(detect, loader, explain)
     results: list[dict[str, Any]] = []
     problem = None
     bar = progress.Bar(title, loader.steps_per_epoch)
@@ -89,17 +87,17 @@ def predict(
             raise problem
     parts, seen_by_rank = zip(*ranks.gather((results, sorted(seen))), strict=True)
     found = list(itertools.chain.from_iterable(seen_by_rank))
-    if not len(found) == len(set(found)) == source.size:
+    if not len(found) == len(set(found)) == loader.size:
         raise RuntimeError(
             f"{len(found)} images were evaluated, {len(set(found))} different ones, and the data have "
-            f"{source.size}: is each rank's loader that of its own shard?"
+            f"{loader.size}: is each rank's loader that of its own shard?"
         )
     return sorted(itertools.chain.from_iterable(parts), key=operator.itemgetter("image_id"))
 
 
 def _detect_batches(
-    detect: Detect, loader: BaseLoader, source: "Source", explain: Explain
-) -> Iterator[tuple[np.ndarray, ...]]:
+    detect: Detect, loader: BaseLoader, explain: Explain
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """(boxes, scores, classes, image ids, image sizes) of each batch; what can be wrong is a UserError."""
     with placement(loader):
         batches = iter(loader.dataset())
@@ -107,21 +105,20 @@ def _detect_batches(
         try:
             images, extra = next(batches)
         except tf.errors.OpError as error:
-            raise explain(error, source, loader.pipeline_type) from error
-        *columns, finite = map(np.asarray, detect(images, extra["letterbox"]))
+            raise explain(error, loader.source, loader.pipeline_type) from error
+        boxes, scores, classes, finite = map(np.asarray, detect(images, extra["letterbox"]))
         image_ids, image_sizes = np.asarray(extra["image_ids"]), np.asarray(extra["image_sizes"])
         if not finite.all():
             raise UserError(
                 f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are "
                 "damaged, or training diverged"
             )
-        yield *columns, image_ids, image_sizes
+        yield boxes, scores, classes, image_ids, image_sizes
 
 
 def evaluate(
     detect: Detect,
     loader: BaseLoader,
-    source: "Source",
     label_map: LabelMap,
     *,
     explain: Explain,
@@ -129,12 +126,11 @@ def evaluate(
     on_batch: OnBatch | None = None,
     coco_backend: str = "pycocotools",
 ) -> Evaluation:
-    """Detects in the source's images and scores the detections. All ranks call it together.
+    """Detects in the loader's images and scores the detections. All ranks call it together.
 
     Args:
         detect: what the app's make_detect returned.
-        loader: an evaluation loader of this rank's shard.
-        source: what all the loaders read, with annotations.
+        loader: an evaluation loader of this rank's shard, whose source has annotations.
         label_map: of the trained classes.
         ranks: all that detect together; by default this process alone.
         on_batch, explain: see `predict`.
@@ -146,12 +142,14 @@ def evaluate(
     Raises:
         UserError: see `predict`; or the data hold no box, or rank 0 lacks the backend. On all ranks.
     """
-    options = {"ranks": ranks, "on_batch": on_batch, "explain": explain}
-    results = predict(detect, loader, source, label_map, title="evaluating", **options)
-    evaluation = None
+    results = predict(
+        detect, loader, label_map, title="evaluating", explain=explain, ranks=ranks, on_batch=on_batch
+    )
+    evaluation: tuple[Any, ...] = ()
     with ranks.raise_on_any_rank():
         if ranks.rank == 0:
-            evaluation = coco_metrics.score(source.annotations.ground_truth(), results, coco_backend)
+            ground_truth = loader.opened_source.annotations.ground_truth()
+            evaluation = coco_metrics.score(ground_truth, results, coco_backend)
     return Evaluation(*ranks.broadcast_object(evaluation))
 
 

@@ -7,6 +7,7 @@ found = run(images, image_sizes)  # boxes, scores, classes, count: tools/exporti
 import os
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,8 +31,9 @@ def open_runner(path: pathlib.Path) -> Run:
             return _open_saved_model(path)
         return _open_onnx(path) if path.suffix == ".onnx" else _open_litert(path)
     except ImportError as error:
-        package = error.name.partition(".")[0].replace("_", "-")
-        raise UserError(f"running {path} needs the package {package}: pip install {package}") from error
+        package = (error.name or "").partition(".")[0].replace("_", "-")
+        missing = f"the package {package}: pip install {package}" if package else f"a package: {error}"
+        raise UserError(f"running {path} needs {missing}") from error
     except Exception as error:  # the packages raise many classes for damaged files
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"{path} cannot be opened, export it again: {reason}") from error
@@ -48,7 +50,7 @@ def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callab
         to_pixels: images of the app's loader, normalised -> uint8.
     """
 
-    def detect(images, letterbox):
+    def detect(images: tf.Tensor, letterbox: tf.Tensor) -> tuple[np.ndarray, ...]:
         sizes = np.asarray(letterbox)[:, 2:].astype(np.int32)
         found = run(np.asarray(to_pixels(images)), sizes)
         boxes = found["boxes"] / sizes[:, np.newaxis, [1, 0, 1, 0]].astype(np.float32)
@@ -62,11 +64,11 @@ def _open_saved_model(path: pathlib.Path) -> Run:
     loaded = tf.saved_model.load(str(path))
     function = loaded.signatures[RESIZED]
 
-    def run(images, image_sizes):
+    # The default keeps `loaded`, and with it the variables, as long as the function.
+    def run(images: np.ndarray, image_sizes: np.ndarray, _kept: Any = loaded) -> Found:
         found = function(images=tf.constant(images), image_sizes=tf.constant(image_sizes))
         return {name: value.numpy() for name, value in found.items()}
 
-    run.loaded = loaded  # its variables live as long as this
     return run
 
 
@@ -76,7 +78,7 @@ def _open_onnx(path: pathlib.Path) -> Run:
     session = onnxruntime.InferenceSession(path, providers=onnxruntime.get_available_providers())
     names = [output.name for output in session.get_outputs()]
 
-    def run(images, image_sizes):
+    def run(images: np.ndarray, image_sizes: np.ndarray) -> Found:
         found = session.run(names, {"images": images, "image_sizes": image_sizes})
         return dict(zip(names, found, strict=True))
 
@@ -89,7 +91,7 @@ def _open_litert(path: pathlib.Path) -> Run:
     interpreter = Interpreter(str(path), num_threads=os.cpu_count())
     function = interpreter.get_signature_runner()
 
-    def run(images, image_sizes):
+    def run(images: np.ndarray, image_sizes: np.ndarray) -> Found:
         found = []
         for i in range(len(images)):
             one = function(images=images[i : i + 1], image_sizes=image_sizes[i : i + 1])

@@ -6,13 +6,16 @@ images.
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from common.annotations import Annotations, without_objects
+from common.dali_ops import Nodes
+from common.datasets import Source
 from common.errors import UserError
 from common.progress import log
 
@@ -21,23 +24,33 @@ _CODEC = "mp4v"  # MPEG-4 part 2: every build of OpenCV writes it
 _FALLBACK_RATE = 25.0  # frames a second, where the file names none
 
 
-@dataclasses.dataclass(frozen=True)
-class VideoSource:
-    """The frames of one video, in order: what the tf.data loader needs of a common.datasets.Source.
+@dataclasses.dataclass(frozen=True, eq=False)
+class VideoSource(Source):
+    """The frames of one video, in order, for the tf.data loader.
 
     Attributes:
         path: the file.
-        size: number of frames that can be decoded.
+        num_frames: number of frames that can be decoded.
         frame_rate: frames a second.
         height, width: of the frames in pixels, as they are shown.
     """
 
     path: str
-    size: int
+    num_frames: int
     frame_rate: float
     height: int
     width: int
-    annotations = None
+    annotations: Annotations = dataclasses.field(init=False)
+    files: Sequence[str] = dataclasses.field(init=False)
+    name = "video"
+
+    def __post_init__(self) -> None:
+        names = [os.path.basename(self.path)] * self.num_frames
+        object.__setattr__(self, "annotations", without_objects(names, self.path))
+        object.__setattr__(self, "files", [self.path])
+
+    def read(self, *, training: bool, **options: Any) -> Nodes:
+        raise UserError(f"--images={self.path}: DALI reads no videos, --pipeline_type=tensorflow does")
 
     def about(self) -> list[dict[str, Any]]:
         """What detections.json holds about each frame besides its detections; its number is the image id."""

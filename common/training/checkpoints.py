@@ -80,7 +80,6 @@ class Checkpoints:
         # Rank 0's are among the shared ones.
         statistics = moving_statistics(model) if ranks.rank else []
         self._statistics = [*statistics, *averaged.averages_of(statistics)]
-        self._found: tuple[str, dict[str, Any]] | None = None  # a checkpoint and its manifest
         with ranks.raise_on_any_rank():
             if directory is not None:
                 self._directory = pathlib.Path(directory, "checkpoints")
@@ -100,19 +99,21 @@ class Checkpoints:
         Raises:
             UserError: there are checkpoints, and none can be used.
         """
+        found = None
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
                 with files.writing(self._directory.parent):
-                    self._found = self._newest(boundary=False)
-                    if self._found and self._changed():
-                        self._found = self._newest(boundary=True)
-        self._found = self._ranks.broadcast_object(self._found)
-        if not self._found:
+                    found = self._newest(boundary=False)
+                    if found and self._changed(found):
+                        found = self._newest(boundary=True)
+        found = self._ranks.broadcast_object(found)
+        if not found:
             return None
-        changed = self._changed()
+        self._found = found  # the checkpoint's name and its manifest
+        changed = self._changed(found)
         self.resharded = "num_ranks" in changed
         self.state.clear()
-        self.state.update(self._found[1]["state"])
+        self.state.update(found[1]["state"])
         return changed
 
     def restore(self) -> None:
@@ -125,7 +126,7 @@ class Checkpoints:
         Raises:
             UserError: it is of another model.
         """
-        parts = None
+        parts: list[dict[str, bytes]] = []
         name, manifest = self._found
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
@@ -182,13 +183,13 @@ class Checkpoints:
         iterators = list(self.iterators)
         return tf.train.Checkpoint(iterators=iterators, seeds=self._seeds, statistics=self._statistics)
 
-    def _changed(self) -> list[str]:
-        differences = self._identity.differences(self._found[1].get("identity", {}))
+    def _changed(self, found: tuple[str, dict[str, Any]]) -> list[str]:
+        differences = self._identity.differences(found[1].get("identity", {}))
         return sorted({name.partition(".")[0] for name in differences})
 
     def _newest(self, *, boundary: bool) -> tuple[str, dict[str, Any]] | None:
         path = run_directory.newest(self._directory, boundary=boundary)
-        return path and (path.name, run_directory.read_manifest(path))
+        return (path.name, run_directory.read_manifest(path)) if path else None
 
     def _write(self, parts: Sequence[dict[str, bytes]]) -> None:
         def write_files(directory: pathlib.Path) -> None:

@@ -104,7 +104,7 @@ def transfer(
         values = source.get(weight.path)
         if values is not None and weight.path in rows.paths:
             values = _copy_rows(np.array(weight), np.array(values), rows, places)
-        if values is not None and tuple(values.shape) == tuple(weight.shape):
+        if values is not None and tuple(np.shape(values)) == tuple(weight.shape):
             taken[weight.path] = values
     if len(taken) < len(model.weights) * LEAST_SHARE:
         raise UserError(
@@ -123,7 +123,7 @@ def transfer(
 
 
 def set_initial_weights(
-    a: Args, ranks: Ranks, resumed: bool, model: keras.Model, init_from: Callable[[], Report]
+    a: Args, ranks: Ranks, resumed: bool, model: keras.Model, init_from: Callable[[str], Report]
 ) -> Report | None:
     """Loads --init_from on rank 0 of a new run, whose weights `Run` broadcasts, and freezes --freeze.
 
@@ -132,7 +132,7 @@ def set_initial_weights(
         ranks: of the run.
         resumed: whether it continues from a checkpoint.
         model: with all layers trainable.
-        init_from: loads the file into the model.
+        init_from: loads a file into the model.
 
     Returns:
         What was taken from the file; None where nothing was.
@@ -145,7 +145,7 @@ def set_initial_weights(
         if a.init_from and resumed:
             log(f"--init_from={a.init_from} is not read again: this run continues from its checkpoint")
         elif a.init_from and ranks.rank == 0:
-            report = init_from()
+            report = init_from(a.init_from)
             log(str(report))
         if a.freeze:
             log(freeze(model, a.freeze))

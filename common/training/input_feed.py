@@ -64,7 +64,9 @@ def open_splits(
     Raises:
         UserError: on every rank, if any rank cannot use its flags or data; it names every bad file.
     """
-    train_set, eval_set, label_map = None, None, LabelMap.numbered(a.num_classes or synthetic_classes)
+    train_set: Source | None = None
+    eval_set: Source | None = None
+    label_map = LabelMap.numbered(a.num_classes or synthetic_classes)
     with ranks.raise_on_any_rank():
         coco_metrics.check_backend(a.coco_backend)
         if a.pipeline_type != "synthetic":
@@ -102,11 +104,14 @@ def open_loader(
         of_epoch: the app's `epoch_kwargs`.
     """
     if training:
-        shard = {"shard_id": ranks.local_replicas[device_index], "num_shards": ranks.num_replicas}
-        options = {"source": data.train, "count_lost": True, "name_images": True}
+        options: dict[str, Any] = {
+            "shard_id": ranks.local_replicas[device_index],
+            "num_shards": ranks.num_replicas,
+        }
+        options |= {"source": data.train, "count_lost": True, "name_images": True}
     else:
-        shard = {"shard_id": ranks.rank, "num_shards": ranks.world_size}
-        options = {"source": data.evaluation, "with_targets": False}
+        options = {"shard_id": ranks.rank, "num_shards": ranks.world_size}
+        options |= {"source": data.evaluation, "with_targets": False}
     return make_loader(
         classes,
         config=config,
@@ -114,7 +119,6 @@ def open_loader(
         num_classes=data.num_classes,
         device_id=ranks.gpu_number(device_index),
         **{name: getattr(a, name) for name in LOADER_FLAGS},
-        **shard,
         **options,
         **of_epoch,
     )

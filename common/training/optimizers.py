@@ -13,10 +13,10 @@ from common.layers import moving_statistics
 _ALONE = Ranks()
 
 
-class _Fused:
+class _Fused(keras.optimizers.Optimizer):
     """What both share: numbers that are the same for all variables of an update, and clipping."""
 
-    def _clip_gradients(self, gradients):
+    def _clip_gradients(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         # Keras calls this once an update, before the update_step of each variable, and in the same graph.
         self._numbers: tuple[tf.Tensor, ...] = ()
         if self.clipnorm or not self.global_clipnorm:
@@ -33,7 +33,7 @@ class FusedSGD(_Fused, keras.optimizers.SGD):
     Fewer passes over the memory, and a graph that is traced and optimised sooner.
     """
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         if self.momentum == 0:
             super().update_step(gradient, variable, learning_rate)
             return
@@ -52,7 +52,7 @@ class FusedSGD(_Fused, keras.optimizers.SGD):
 class FusedAdam(_Fused, keras.optimizers.Adam):
     """`keras.optimizers.Adam`, one TensorFlow operation a variable where Keras writes thirty."""
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         if not self._numbers:
             constants = [tf.constant(x, tf.float32) for x in (self.beta_1, self.beta_2, self.epsilon, 0.0)]
             learning_rate = tf.convert_to_tensor(learning_rate)

@@ -28,7 +28,8 @@ from common.args import flagfile
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing
-from common.evaluation.evaluate import Evaluation, write_evaluation
+from common.evaluation.coco_metrics import Evaluation
+from common.evaluation.evaluate import write_evaluation
 from common.files import write_bytes
 from common.training import weights as weight_files
 from common.training.fine_tuning import Report
@@ -193,7 +194,7 @@ class Results:
         """
         content = None
         if images is not None:
-            arrays = {f"target/{name}": np.asarray(target) for name, target in targets.items()}
+            arrays: dict[str, Any] = {f"target/{k}": np.asarray(v) for k, v in targets.items()}
             arrays |= {
                 f"weight/{i:05d}": tf.convert_to_tensor(v.value).numpy()
                 for i, v in enumerate(self._model.variables)

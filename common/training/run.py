@@ -21,7 +21,8 @@ from common.distributed import ranks as distributed
 from common.distributed.ranks import Hooks, Ranks
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
-from common.evaluation.evaluate import Evaluation, OnBatch
+from common.evaluation.coco_metrics import Evaluation
+from common.evaluation.evaluate import OnBatch
 from common.progress import log
 from common.training import checkpoints, input_feed, optimizers, results, run_directory, step_guard, weights
 from common.training.fine_tuning import Report

@@ -98,7 +98,7 @@ class Identity:
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """{"config": {"seed": 1}, "app": "a"} -> {"config.seed": 1, "app": "a"}."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         inside = isinstance(value, Mapping)
         flat |= {f"{name}.{key}": inner for key, inner in value.items()} if inside else {name: value}

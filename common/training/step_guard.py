@@ -68,22 +68,22 @@ def guarded_step(
     """
     statistics = moving_statistics(model)
 
-    def forward(images, targets, asked):
+    def forward(images: Any, targets: Any, asked: tf.Tensor) -> tuple[list, dict, tf.Tensor]:
         gradients, values = gradients_of(images, targets)
         own_finite = tf.math.is_finite(values["loss"])
         means = ranks.mean(values | {"stop": asked})  # every rank: one message for all scalars of the step
         return gradients, {name: means[name] for name in (*values, "stop")}, own_finite
 
-    def put_back(before):
+    def put_back(before: list[tf.Tensor]) -> None:
         for variable, value in zip(statistics, before, strict=True):
             variable.assign(value)
 
-    def on_replicas(function, argument):
+    def on_replicas(function: Callable[[Any], None], argument: Any) -> tf.Tensor:
         ranks.run(function, argument)
         return tf.zeros([])  # both branches of a tf.cond return alike
 
     @tf.function(reduce_retracing=True, autograph=False)
-    def step(images, targets, asked):
+    def step(images: Any, targets: Any, asked: tf.Tensor) -> StepResult:
         before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
         gradients, values, own_finite = ranks.run(forward, images, targets, asked)
         # Averages over the replicas: the same on all of them, and not finite where one of them is not.

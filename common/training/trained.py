@@ -57,11 +57,11 @@ class App:
         """`make_detect` as two compiled functions: images -> outputs; outputs, letterbox -> detections."""
 
         @tf.function(reduce_retracing=True)
-        def network(images):
+        def network(images: tf.Tensor) -> Any:
             return model(images, training=False)
 
         @tf.function(reduce_retracing=True)
-        def to_detections(outputs, letterbox_px):
+        def to_detections(outputs: Any, letterbox_px: tf.Tensor) -> tuple[tf.Tensor, ...]:
             boxes, scores, classes, _ = self.postprocess(outputs, config)
             boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
             # A sum is finite only if all its terms are, and costs less than a test of each of them.

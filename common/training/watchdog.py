@@ -146,7 +146,7 @@ class Watchdog:
             return
         if isinstance(error, UserError):
             _end(f"error: {error}")
-        if is_lost_rank(error):
+        if error and is_lost_rank(error):
             lost = lost or "another rank"
             _end(f"error: {lost} is stopped or dead; {self._name}, {self._at}: {CONTINUE}")
         _end("".join(traceback.format_exception(error)).rstrip())

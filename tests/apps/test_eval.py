@@ -82,7 +82,7 @@ def test_every_image_exactly_once(app, trained, drawn, batch_size):
         training=False,
         with_targets=False,
     )
-    results = evaluate(app.make_detect(model, config), loader, source, labels, explain=explain).results
+    results = evaluate(app.make_detect(model, config), loader, labels, explain=explain).results
     keys = [(r["image_id"], r["category_id"], tuple(r["bbox"]), r["score"]) for r in results]
     assert len(keys) == len(set(keys))
     assert {r["image_id"] for r in results} <= set(source.annotations.image_ids.tolist())
@@ -189,4 +189,4 @@ def test_a_network_that_gives_nan_is_an_error_not_a_score(app, trained, drawn):
         "dali_cpu", source=source, config=config, batch_size=4, training=False, with_targets=False
     )
     with pytest.raises(UserError, match=r"image 10 is not finite"):
-        evaluate(app.make_detect(model, config), loader, source, labels, explain=explain)
+        evaluate(app.make_detect(model, config), loader, labels, explain=explain)

@@ -27,7 +27,7 @@ def assert_same(path):
             np.testing.assert_array_equal(found, expected)
         elif field.name != "issues":
             assert found == expected, field.name
-    assert plain.issues is None and plain.fingerprint() == strict.fingerprint()
+    assert not plain.issues and plain.fingerprint() == strict.fingerprint()
     return plain
 
 

@@ -75,7 +75,7 @@ def source_of(images, tmp_path_factory):
 
 
 def ids_of(source):
-    return list(range(source.size)) if source.annotations is None else sorted(source.annotations.image_ids)
+    return sorted(source.annotations.image_ids)
 
 
 # --- who reads what ---

@@ -22,7 +22,7 @@ def test_what_sources_say(drawn, drawn_records):
     assert [source.name for source in (coco, tfrecord, images)] == ["coco", "tfrecord", "images"]
     assert [source.size for source in (coco, tfrecord, images)] == [12, 12, 12]
     assert coco.label_map == tfrecord.label_map == LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
-    assert images.label_map is None and images.annotations is None
+    assert not images.label_map.num_classes and not images.annotations.num_boxes
     assert isinstance(coco, CocoSource) and isinstance(tfrecord, TFRecordSource)
     assert coco.annotations.ground_truth()["categories"] == tfrecord.annotations.ground_truth()["categories"]
 

@@ -49,8 +49,6 @@ def ids(examples):
 
 
 def all_ids(source):
-    if source.annotations is None:
-        return list(range(source.size))
     return sorted(source.annotations.image_ids.tolist())
 
 

@@ -89,9 +89,7 @@ class Evaluation:
 
         try:
             options = {"ranks": ranks, "explain": explain}
-            metrics, results, _ = evaluate.evaluate(
-                detect, loader, self.source, self.source.label_map, **options
-            )
+            metrics, results, _ = evaluate.evaluate(detect, loader, self.source.label_map, **options)
         except UserError as error:
             return Outcome(None, None, {}, str(error))
         for (_, extra), arrays in zip(loader.dataset(), pending, strict=False):

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from common.datacheck.datasets import check_labels, explain, open_images, open_source
-from common.datasets import Source
 from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import exported as runtimes
@@ -82,7 +81,7 @@ def export(
             detectors["weights, as they detect in training"] = app.make_detect(model, trained_config)
         file = runtimes.make_detect(runtimes.open_runner(options.file), app.to_pixels)
         loader = functools.partial(open_loader, "auto", source=evaluation, batch_size=8)
-        _compare_ap(detectors | {str(options.file): file}, options.quantize, loader, evaluation, label_map)
+        _compare_ap(detectors | {str(options.file): file}, options.quantize, loader, label_map)
     if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # NaN is too far, too
         raise UserError(
             f"{options.verified_file} is written, but differs from the weights by {largest:.1e}, more than "
@@ -175,13 +174,12 @@ def _compare_ap(
     detectors: dict[str, Detect],
     quantize: str,
     open_loader: Callable[[], BaseLoader],
-    source: Source,
     label_map: LabelMap,
 ) -> None:
     """Prints AP of the weights, with hard suppression first, and of the exported file, which is the last."""
     aps = []
     for name, detect in detectors.items():
-        aps.append(evaluate(detect, open_loader(), source, label_map, explain=explain).metrics["AP"])
+        aps.append(evaluate(detect, open_loader(), label_map, explain=explain).metrics["AP"])
         print(f"AP {aps[-1]:.4f}  {name}")
     limit, apart = verify.AP_LIMITS.get(quantize), abs(aps[0] - aps[-1])
     if limit and apart > limit:

@@ -344,6 +344,7 @@ def _changed(name: str, position: int, value: bytes) -> bytes:
         (tiff(RGB, 2, without=(256,)), "unsupported-format"),
         (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
         (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
+        (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),  # offsets as text
         (VARIANTS["jpeg2000"].replace(b"\xff\x4f\xff\x51", b"\xff\x4f\xff\x52"), "image-damaged"),
     ],
 )

@@ -107,7 +107,7 @@ class ShardLoader:
         self.size = source.size
         self.batch_size = batch_size
         self.steps_per_epoch = loaders.steps_per_epoch(source.size, batch_size * num_shards, training=False)
-        self._source = source
+        self.source = self.opened_source = source
         self._options = {"shard_id": shard_id, "num_shards": num_shards, "training": False, "seed": 0}
 
     def dataset(self):
@@ -119,7 +119,7 @@ class ShardLoader:
             size = tf_readers.image_size_tf(example["encoded"])
             return image_id, {"image_ids": image_id, "image_sizes": size, "letterbox": tf.zeros(4)}
 
-        examples = tf_readers.examples(self._source, **self._options).repeat().map(describe)
+        examples = tf_readers.examples(self.source, **self._options).repeat().map(describe)
         return examples.batch(self.batch_size)
 
     def _by_dali(self):
@@ -130,7 +130,7 @@ class ShardLoader:
         }
         pipeline = dali.Pipeline(self.batch_size, num_threads=1, device_id=None)
         with pipeline:
-            jpegs, _, _, image_ids = self._source.read(**self._options)
+            jpegs, _, _, image_ids = self.source.read(**self._options)
             sizes = fn.peek_image_shape(jpegs, dtype=types.INT32)[:2]
             pipeline.set_outputs(image_ids, image_ids, sizes, fn.zeros(shape=[4], dtype=types.FLOAT))
         pipeline.build()
@@ -219,7 +219,7 @@ def by_pycocotools(truth, detections_file):
 def evaluate(source, ranks, batch_size, network, pipeline_type="dali_cpu", explain=plain.explain, **options):
     options |= {"explain": explain, "ranks": ranks}
     loader = ShardLoader(source, batch_size, ranks.rank, ranks.world_size, pipeline_type)
-    return evaluation.evaluate(network, loader, source, source.label_map, **options)
+    return evaluation.evaluate(network, loader, source.label_map, **options)
 
 
 # --- the same numbers ---
@@ -304,7 +304,7 @@ def test_images_without_annotations(drawn, count):
     def work(ranks):
         loader = ShardLoader(source, 2, ranks.rank, ranks.world_size)
         options = {"title": "x", "explain": plain.explain, "ranks": ranks}
-        return evaluation.predict(network, loader, source, annotated.label_map, **options)
+        return evaluation.predict(network, loader, annotated.label_map, **options)
 
     first, *others = on_ranks(count, work)
     assert len({r["image_id"] for r in first}) > 8
@@ -368,7 +368,7 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn, shards):
     def work(ranks):
         loader = ShardLoader(source, 4, shards[ranks.rank], 2)
         options = {"title": "x", "explain": plain.explain, "ranks": ranks}
-        return evaluation.predict(network, loader, source, source.label_map, **options)
+        return evaluation.predict(network, loader, source.label_map, **options)
 
     for outcome in on_ranks(2, work):
         assert isinstance(outcome, RuntimeError)

@@ -13,6 +13,7 @@ from common.args import IMAGE_SUFFIXES
 from common.datacheck import coco
 from common.datacheck import images as image_checks
 from common.datacheck.image_headers import ImageFacts
+from common.datacheck.issues import Issues
 from common.errors import UserError
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Content, Found, Image, Opening, Reader
@@ -40,7 +41,8 @@ def open_coco(opening: Opening) -> Content:
         )
     directory = opening.images or opening.path
     annotations = coco.load_coco(opening.annotations or opening.path, directory, policy=opening.policy)
-    opening.issues = annotations.issues
+    opening.issues = Issues(annotations.origin)
+    opening.issues.extend(annotations.issues)
     images = [Image(name, os.path.abspath(os.path.join(directory, name))) for name in annotations.file_names]
     return Content([(image, image.name, ImageFacts()) for image in images], _load, _file_reader)
 
