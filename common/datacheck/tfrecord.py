@@ -52,15 +52,13 @@ class TFRecordSource(Source):
     """TFRecords in the schema of TensorFlow Object Detection.
 
     Attributes:
-        files: the user's record files.
-        records: what is read of them.
-        annotations: of all records that are read, in the order of `files`.
+        records: what is read of the user's files.
+        annotations: of all records that are read, in the order of those files.
         rows: int64 (I,), the row of the annotations that each of `records.spans` belongs to.
         names: of the records in words, one per row: `a.tfrecord record 5 (image 12)`.
         formats: how many images have a format, by Pillow's name of it, the most frequent first.
     """
 
-    files: Sequence[str]
     records: Records
     annotations: Annotations
     rows: np.ndarray
@@ -199,12 +197,11 @@ def open_records(
     issues.add_each("record-completed", np.flatnonzero(lacking[is_usable]), names.__getitem__)
     issues.add_each("shard-missing", missing_shards([file.path for file in walked]), str)
     counts = np.array([len(example.objects) for example in examples])
-    read, indexes, spans, numbers = _lay_out(walked, counts, is_usable, lacking, issues)
-    records = Records(read, indexes, spans, has_crowds, annotations.target_boxes.num_dropped > 0)
+    files, indexes, spans, numbers = _lay_out(walked, counts, is_usable, lacking, issues)
+    records = Records(files, indexes, spans, has_crowds, annotations.target_boxes.num_dropped > 0)
     rows = (np.cumsum(is_usable) - 1)[numbers]
     formats = collections.Counter(example.facts.image_format for example in kept if example.facts)
-    files = [file.path for file in walked]
-    return TFRecordSource(files, records, annotations, rows, names, dict(formats.most_common()))
+    return TFRecordSource(records, annotations, rows, names, dict(formats.most_common()))
 
 
 def _read(

@@ -87,7 +87,7 @@ def image_ids_node(source, shard_id, **options):
     if isinstance(source, CocoSource):
         return readers.coco_reader(source.images_dir, source.annotations, **options)[3]
     if isinstance(source, TFRecordSource):
-        return readers.tfrecord_reader(source.files, source.label_map, **options)[3]
+        return readers.tfrecord_reader(source.records.files, source.label_map, **options)[3]
     return readers.file_reader(
         source.files, **{k: v for k, v in options.items() if k not in ("training", "seed")}
     )[3]
