@@ -80,8 +80,8 @@ class CocoSource(Source):
     name = "coco"
 
     def __post_init__(self) -> None:
-        files = [os.path.join(self.images_dir, name) for name in self.annotations.file_names]
-        object.__setattr__(self, "files", files)
+        paths = [os.path.join(self.images_dir, name) for name in self.annotations.file_names]
+        object.__setattr__(self, "files", paths)
 
     def read(self, *, training: bool, **options: Any) -> Nodes:
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)

@@ -11,7 +11,6 @@ Small ones do not: compiling takes a tenth of a second for each shape.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -34,7 +33,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
     follows them: at the coarse levels n is small (8 for two images of 2 x 2), and the difference large.
     """
 
-    def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
+    def call(
+        self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
+    ) -> tf.Tensor:
         is_special = mask is not None or self.renorm or self.synchronized or not (self.scale and self.center)
         if is_special or len(inputs.shape) != 4 or self.axis not in (-1, 3):
             return super().call(inputs, training=training, mask=mask)

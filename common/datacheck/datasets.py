@@ -36,7 +36,7 @@ class CheckedOpener(plain.Opener):
 
     def open_tfrecords(
         self, pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
-    ) -> Source:
+    ) -> tfrecord.TFRecordSource:
         """The checked records of a glob; DataError as `tfrecord.open_records`.
 
         Args:

@@ -212,9 +212,8 @@ def _read(
     of_policy = (policy.decode, policy.max_megapixels)
     key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), of_policy, state))
     name = f"{hashlib.sha256(key).hexdigest()[:32]}.records"
-    kept = load_cached(name)
-    if kept is not None:
-        return msgspec.msgpack.decode(kept, type=list[Example])
+    with contextlib.suppress(msgspec.MsgspecError):  # there is none, or it is damaged
+        return msgspec.msgpack.decode(load_cached(name) or b"", type=list[Example])
     examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), policy, issues)
     if not issues.stopping:
         save_cached(name, msgspec.msgpack.encode(examples))

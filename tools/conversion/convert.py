@@ -60,10 +60,11 @@ def _read_coco(options: Options, policy: ImagePolicy) -> tuple[Annotations, str]
 
 
 def _read_tfrecords(options: Options, policy: ImagePolicy) -> tuple[Annotations, str]:
-    records = open_tfrecords(options.input, options.label_map, policy)
+    source = open_tfrecords(options.input, options.label_map, policy)
     directory = options.images or os.path.join(os.path.dirname(options.output), "images")
-    annotations = round_boxes(records.annotations)
-    return extract_images(records.files, annotations, directory, overwrite=options.overwrite), directory
+    annotations = round_boxes(source.annotations)
+    files = source.records.files
+    return extract_images(files, annotations, directory, overwrite=options.overwrite), directory
 
 
 # Format -> a function of (options, policy) that gives the annotations and the directory of the images.
