@@ -11,13 +11,12 @@ Small ones do not: compiling takes a tenth of a second for each shape.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 FUSE_FROM = 2**17  # XLA compiles an activation from this many numbers an image on
-
-WithGradient = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]  # what tf.custom_gradient wants
 
 
 @keras.saving.register_keras_serializable("dali_detection")
@@ -33,9 +32,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     follows them: at the coarse levels n is small (8 for two images of 2 x 2), and the difference large.
     """
 
-    def call(
-        self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
-    ) -> tf.Tensor:
+    def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
         is_special = mask is not None or self.renorm or self.synchronized or not (self.scale and self.center)
         if is_special or len(inputs.shape) != 4 or self.axis not in (-1, 3):
             return super().call(inputs, training=training, mask=mask)
@@ -111,7 +108,7 @@ class Mish(_Activation):
 
 
 @tf.custom_gradient
-def swish(x: tf.Tensor) -> WithGradient:
+def swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """x * sigmoid(x); keeps only x for the way back."""
 
     def gradient(upstream: tf.Tensor) -> tf.Tensor:
@@ -123,7 +120,7 @@ def swish(x: tf.Tensor) -> WithGradient:
 
 
 @tf.custom_gradient
-def _fused_swish(x: tf.Tensor) -> WithGradient:
+def _fused_swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     # On x86 TensorFlow's graph optimizer has a fused kernel for the way there.
     return x * tf.sigmoid(x), lambda upstream: _swish_gradient(x, upstream)
 
@@ -135,14 +132,14 @@ def _swish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 
 @tf.custom_gradient
-def mish(x: tf.Tensor) -> WithGradient:
+def mish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """x * tanh(softplus(x)); keeps only x for the way back (with TensorFlow's own gradient a step takes a
     third more memory)."""
     return x * _mish_gate(x), lambda upstream: _mish_gradient(x, upstream)
 
 
 @tf.custom_gradient
-def _fused_mish(x: tf.Tensor) -> WithGradient:
+def _fused_mish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     return _compiled_mish(x), lambda upstream: _compiled_mish_gradient(x, upstream)
 
 
