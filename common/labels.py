@@ -89,8 +89,7 @@ class LabelMap:
         try:
             categories = list(json.loads(text)["categories"])
         except (ValueError, TypeError, KeyError) as error:
-            wanted = '{"categories": [{"id": 1, "name": "..."}, ...]}'
-            raise UserError(f"no label map: it needs {wanted}") from error
+            raise UserError('no label map: not {"categories": [{"id": 1, "name": "..."}, ...]}') from error
         return cls.from_categories(categories)
 
     def save(self, path: str | os.PathLike) -> None:

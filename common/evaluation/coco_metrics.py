@@ -15,7 +15,6 @@ import importlib.metadata
 import io
 import json
 import os
-import pathlib
 from typing import Any, NamedTuple
 
 import msgspec
@@ -184,12 +183,6 @@ def write_metrics(metrics: dict[str, Any], path: str | os.PathLike) -> None:
     exact = json.dumps(metrics, allow_nan=False)
     rounded = json.loads(exact, parse_float=lambda text: round(float(text), 6))
     write_bytes(path, (json.dumps(rounded, indent=2, sort_keys=True) + "\n").encode())
-
-
-def read_metrics(path: str | os.PathLike) -> dict[str, Any] | None:
-    """What `write_metrics` wrote; None where there is no such file."""
-    path = pathlib.Path(path)
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def write_detections(detections: list[dict[str, Any]], path: str | os.PathLike) -> None:

@@ -8,6 +8,7 @@ the same on all ranks.
 import contextlib
 import dataclasses
 import functools
+import json
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -164,7 +165,8 @@ class Run:
         if end or state["epoch"] >= num_epochs:
             why = end or f"has its {state['epoch']} epochs"
             log(f"{self._a.output_dir} {why}: nothing left to train")
-            self.metrics = coco_metrics.read_metrics(pathlib.Path(self._a.output_dir, "metrics.json"))
+            path = pathlib.Path(self._a.output_dir, "metrics.json")
+            self.metrics = json.loads(path.read_text()) if path.exists() else None
             return
         while state["epoch"] < num_epochs and not end:
             epoch = state["epoch"] + 1
