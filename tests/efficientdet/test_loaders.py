@@ -67,11 +67,6 @@ def test_without_a_gpu(source):
         loaders.make_loader("dali_gpu", **options)
 
 
-def test_unknown_type_suggests_the_nearest(source):
-    with pytest.raises(UserError, match="did you mean 'tensorflow'"):
-        loaders.make_loader("tensorflw", source=source, config=CONFIG, batch_size=2, training=True)
-
-
 def test_more_ranks_than_images(source):
     for pipeline_type in ("dali_cpu", "tensorflow"):
         with pytest.raises(UserError, match="9 images cannot be shared by 10 ranks"):

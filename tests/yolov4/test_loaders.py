@@ -113,11 +113,6 @@ def test_with_a_gpu(source):
     np.testing.assert_array_equal((targets["classes"].numpy() >= 0).sum(1), targets["num_boxes"])
 
 
-def test_unknown_type_suggests_the_nearest(source):
-    with pytest.raises(UserError, match="did you mean 'tensorflow'"):
-        loaders.make_loader("tensorflw", source=source, config=CONFIG, batch_size=2, training=True)
-
-
 def test_more_ranks_than_images(source):
     for pipeline_type in ("dali_cpu", "tensorflow"):
         with pytest.raises(UserError, match="9 images cannot be shared by 10 ranks"):
