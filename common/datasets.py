@@ -1,4 +1,4 @@
-"""Data sets as apps open them: `Source`, and the functions that make one of the flags, without a check.
+"""Data sets as apps open them: `Source`, and the functions that open one as the flags name it, unchecked.
 
 `Source.read` reads a data set with DALI, `tf_readers.examples` without. Other code need not know its kind.
 The apps import `common.datacheck.datasets`: the same functions, which check every annotation and image.

@@ -118,9 +118,9 @@ class EfficientDetConfig:
 
 
 _FIELDS = [field.name for field in dataclasses.fields(EfficientDetConfig)]
-# What the loader does to a training image: the fields of that section.
-LOADER_FIELDS = _FIELDS[_FIELDS.index("augmentation") : _FIELDS.index("max_instances") + 1]
-# What may change after training: eval.py and infer.py take these, and a resumed run may have others.
+# What the loader does to a training image: the fields of that section, which ends where the loss begins.
+LOADER_FIELDS = _FIELDS[_FIELDS.index("augmentation") : _FIELDS.index("focal_alpha")]
+# The last section. eval.py and infer.py take these fields, and a resumed run may change them.
 DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
 
 _SUM = {"fpn_fusion": "sum"}

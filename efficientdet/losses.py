@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from efficientdet.config import EfficientDetConfig
 
-# Logits of a batch from which on XLA compiles the focal loss on a CPU (on a GPU --xla decides): one loop in
+# From this many logits on, XLA compiles the focal loss on a CPU (on a GPU --xla decides): one loop in
 # place of a dozen passes over memory. Below, the second that compiling takes would not be won back.
 FUSE_FROM = 2**20
 

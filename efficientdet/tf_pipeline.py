@@ -4,7 +4,7 @@
 
 Stage for stage the twin of pipeline.py: the same rules, other random numbers. On evaluation images, where
 nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and targets
-are equal. It has what the published recipes need: any other setting of the loader is DALI's only.
+are equal. It has what the published recipes need: all other loader settings work with DALI only.
 
 All random numbers are functions of (seed, shard, running index of the image), so that a saved and restored
 iterator goes on exactly as it would have.
@@ -28,7 +28,7 @@ from efficientdet import pipeline
 from efficientdet.config import LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.crops import CropResize
 
-# What the twin does of the loader's settings. A setting that is not here has to be as published.
+# What the twin does of the loader's settings. A change of any other loader setting is refused.
 FIELDS = {"augmentation", "jitter_min", "jitter_max", "resize_min", "resize_max", "antialias", "flip_prob"}
 FIELDS |= {"min_box_size", "max_instances"}
 

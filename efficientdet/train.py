@@ -99,7 +99,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         optimizer = ranks.wrap_optimizer(
             make_optimizer(config, schedule, precision=a.precision, accumulate_steps=a.accumulate_steps)
         )
-        optimizer.build(model.trainable_variables)  # of all that can train: --freeze may change on the way
+        optimizer.build(model.trainable_variables)  # for all variables: a resumed run may unfreeze layers
     log(
         f"{a.model_name} at {config.image_size[0]}x{config.image_size[1]}, {data.num_classes} classes, "
         f"{model.count_params():,} parameters; {feed.size} images by {feed.pipeline_type}\n"
@@ -156,7 +156,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """One step, compiled; guarded_step skips it if it is not finite. All of `values` is logged by name."""
+    """One step, compiled; skipped if it is not finite. All scalars in `values` are logged by name."""
 
     def forward_backward(images: tf.Tensor, targets: dict, num_positives: tf.Tensor) -> tuple[list, dict]:
         with tf.GradientTape() as tape:
@@ -223,15 +223,13 @@ def define_flags(fv: flags.FlagValues) -> None:
     args.define(fv, Args)
 
 
-def start(a: Args) -> None:
-    """What the flags ask for: a dry run, training under Horovod Elastic, or training."""
+def start(a: Args) -> dict | None:
+    """A dry run, elastic training or training, as the flags ask. Returns the metrics of training."""
     if a.dry_run:
         config = hparams.resolve(get_config(a.model_name), a)
         dry_run.run("efficientdet.train", config, a, a.dry_run, datasets.open_datasets)
-    elif a.elastic:
-        elastic.run(train, a)
-    else:
-        train(a)
+        return None
+    return elastic.run(train, a) if a.elastic else train(a)
 
 
 def main() -> None:

@@ -148,7 +148,7 @@ HEAD_STRIDES = {"csp_darknet53": (8, 16, 32), "csp_darknet_tiny": (16, 32)}
 
 _FIELDS = [field.name for field in dataclasses.fields(YOLOv4Config)]
 # What the loader does to a training image: the fields of that section.
-LOADER_FIELDS = _FIELDS[_FIELDS.index("antialias") : _FIELDS.index("max_instances") + 1]
+LOADER_FIELDS = _FIELDS[_FIELDS.index("antialias") : _FIELDS.index("iou_normalizer")]
 
 # What may change after training: eval.py and infer.py take these, and a resumed run may have others.
 DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])

@@ -97,7 +97,9 @@ def select_objects(objects: Objects, config: YOLOv4Config) -> tuple[Objects, Dat
 def augment(
     config: YOLOv4Config, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Colour. A new stage goes here; mosaics come later, and freshly read ones have `augment_pixels` alone.
+    """Colour. A new stage goes here. Mosaics are built afterwards.
+
+    With `mosaic_tiles=fresh` this is not called: there all images have `augment_pixels` alone.
 
     Args:
         config: has a field for each stage.

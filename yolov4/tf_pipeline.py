@@ -6,7 +6,7 @@ Stage for stage the twin of pipeline.py: the same rules, other random numbers. O
 nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and boxes
 are equal. Colour is turned in true HSV, as Darknet does; DALI's is a linear approximation of it.
 
-It has what Darknet's recipe needs: any other setting of the loader is DALI's only.
+It has what Darknet's recipe needs: all other loader settings work with DALI only.
 
 All random numbers are functions of (seed, shard, running index of the image or the batch), so that a saved
 and restored iterator goes on exactly as it would have.
@@ -30,7 +30,7 @@ from yolov4 import pipeline, tf_mosaic
 from yolov4.config import FILL, LOADER_FIELDS, YOLOv4Config, get_config
 from yolov4.crops import CropResize
 
-# What the twin does of the loader's settings. A setting that is not here has to be as published.
+# What the twin does of the loader's settings. A change of any other loader setting is refused.
 FIELDS = {"antialias", "letterbox", "jitter", "flip_prob", "hue", "saturation", "exposure", "mosaic_prob"}
 FIELDS |= {"close_mosaic", "multi_scale", "min_box_size", "max_instances"}
 

@@ -32,7 +32,7 @@ from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 
 LARGE_ID = 2**31  # DALI takes smaller ones
 _FRACTION = 1.05  # edges of boxes that are fractions: rounding may put them a little outside
-_MANY = 8  # boxes outside their images from which on a wrong form is the better explanation
+_MANY = 8  # with this many boxes outside their images, corners in place of sides are assumed
 
 
 def load_coco(
@@ -163,7 +163,7 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
     ids = objects.rows[f"{of}_id"]
     rows = np.where(ids == NONE, NONE, find_rows(ids, known))
     unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
-    # An id may be unknown because the record that should have it was reported. One fault is enough.
+    # The record of an unknown id may have been reported already. Then it is not reported again.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(known) and len(np.unique(ids[unknown])) > num_lost:
         text = "{} has {}_id {}, which no {} has".format

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from common.args import Args
+from common.dali_ops import check_shards
 from common.datasets import Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
@@ -74,11 +75,12 @@ def open_splits(
                 lambda: open_datasets(a, num_replicas=ranks.num_replicas, max_instances=max_instances)
             )
             label_map = train_set.label_map
+            if eval_set:
+                check_shards(eval_set.size, ranks.world_size)  # now, and not after an epoch of training
         num_classes = a.num_classes or label_map.num_classes
         if num_classes < label_map.num_classes:
             raise UserError(
-                f"--num_classes={num_classes}: the data have {label_map.num_classes} classes; leave the "
-                "flag out"
+                f"--num_classes={num_classes}: the data have {label_map.num_classes} classes; leave it out"
             )
     return Data(train_set, eval_set, label_map, num_classes)
 
@@ -104,18 +106,17 @@ def open_loader(
         of_epoch: the app's `epoch_kwargs`.
     """
     if training:
-        options: dict[str, Any] = {
-            "shard_id": ranks.local_replicas[device_index],
-            "num_shards": ranks.num_replicas,
-        }
-        options |= {"source": data.train, "count_lost": True, "name_images": True}
+        shard_id, num_shards = ranks.local_replicas[device_index], ranks.num_replicas
+        options: dict[str, Any] = {"source": data.train, "count_lost": True, "name_images": True}
     else:
-        options = {"shard_id": ranks.rank, "num_shards": ranks.world_size}
-        options |= {"source": data.evaluation, "with_targets": False}
+        shard_id, num_shards = ranks.rank, ranks.world_size
+        options = {"source": data.evaluation, "with_targets": False}
     return make_loader(
         classes,
         config=config,
         training=training,
+        shard_id=shard_id,
+        num_shards=num_shards,
         num_classes=data.num_classes,
         device_id=ranks.gpu_number(device_index),
         **{name: getattr(a, name) for name in LOADER_FLAGS},

@@ -114,7 +114,7 @@ class Results:
         model: whose weights are saved.
         metadata: of the weights files.
         state: of the checkpoint. Rows of results.csv that are later (of a run that was stopped between its
-            row and its checkpoint) are dropped: no epoch has two.
+            row and its checkpoint) are dropped, so that none is repeated.
     """
 
     def __init__(

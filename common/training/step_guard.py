@@ -23,7 +23,7 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.layers import is_cpu_only, moving_statistics
 
-MIN_LOSS_SCALE = 2.0**-8  # gradients that overflow float16 even so do not depend on its scale
+MIN_LOSS_SCALE = 2.0**-8  # lowering the scale further does not help
 SHOWN_IDS = 16
 
 
