@@ -40,9 +40,6 @@ def is_lost_rank(error: BaseException) -> bool:
     return any(sign in str(error) for sign in _SIGNS_OF_LOSS)
 
 
-EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: run the same command to go on
-
-
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not in a table, with the nearest right one.
 
@@ -74,7 +71,7 @@ def run(main: Callable[..., int | None], *, positional: bool = False) -> None:
             return _complain(str(error))
         except StoppedError as stopped:
             print(stopped, file=sys.stderr)
-            return EXIT_STOPPED
+            return 75  # EX_TEMPFAIL of sysexits.h: run the same command to go on
         except KeyboardInterrupt:
             print("interrupted; what was saved before stands", file=sys.stderr)
             return 130  # as a shell reports SIGINT

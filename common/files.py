@@ -88,12 +88,6 @@ def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], ob
     _force_to_disk(path.parent)
 
 
-def rename_file(path: str | os.PathLike, target: str | os.PathLike) -> None:
-    """os.replace that has reached the disk when it returns."""
-    os.replace(path, target)
-    _force_to_disk(pathlib.Path(target).parent)
-
-
 def remove_directory(path: str | os.PathLike) -> None:
     """Removes a directory so that a crash leaves either all of it under its name or nothing."""
     temporary = _temporary(pathlib.Path(path).parent)

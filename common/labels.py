@@ -67,11 +67,11 @@ class LabelMap:
 
     def differences(self, other: "LabelMap", here: str = "in training") -> list[str]:
         """Categories of `other` that are not here under the same id and the same name, in words."""
-        names = dict(zip(self.category_ids, self.names, strict=True))
+        names = {i: repr(name) for i, name in zip(self.category_ids, self.names, strict=True)}
         return [
-            f"category {category_id} is {name!r}, {here} it is {names.get(category_id)!r}"
+            f"category {category_id} is {name!r}, {here} it is {names.get(category_id, 'absent')}"
             for category_id, name in zip(other.category_ids, other.names, strict=True)
-            if names.get(category_id) != name
+            if names.get(category_id) != repr(name)
         ]
 
     def categories(self) -> list[dict[str, Any]]:

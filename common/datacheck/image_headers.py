@@ -250,8 +250,10 @@ _CODESTREAM = b"\xff\x4f\xff\x51"
 def _jpeg2000(image: Encoded) -> None:
     _open(image, Jpeg2KImageFile)
     content = image.whole()
-    _parse_as_dali(image, content)
     boxes, _, stream = content.partition(_CODESTREAM)
+    if not any(stream[20:24]) or not any(stream[24:28]):  # nvImageCodec would divide by zero
+        raise damaged("a JPEG 2000 file whose tiles have no width or height")
+    _parse_as_dali(image, content)
     has_offset, count = any(stream[12:20]), int.from_bytes(stream[36:38])
     parts = stream[38 : 38 + 3 * count]  # of each component: bits - 1, distances across and down
     is_grey_stream = count == 1 and not boxes  # which DALI refuses

@@ -138,7 +138,8 @@ class Job:
             raise UserError(f"--output_dir={output} holds the images: pictures would replace them")
         self._directory = make_output_directory(output)  # before a submission that goes into it
         if a.submission:
-            submission.check_path(a.submission)
+            given = [path for path in (a.annotations, a.image_info) if path]
+            submission.check_path(a.submission, [output / "detections.json", *given])
 
     def _check_flags(self) -> None:
         a = self._a

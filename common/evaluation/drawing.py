@@ -68,7 +68,7 @@ def draw_boxes(
         index = int(classes[row])
         name = names[index] if index < len(names) else str(index)
         text = name if scores is None else f"{name} {scores[row]:.2f}"
-        _draw_label(draw, text, class_colour(index), *clipped[row, :2])
+        _draw_label(draw, " ".join(text.split()), class_colour(index), *clipped[row, :2])
     return np.asarray(picture)
 
 

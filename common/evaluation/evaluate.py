@@ -145,12 +145,12 @@ def evaluate(
     results = predict(
         detect, loader, label_map, title="evaluating", explain=explain, ranks=ranks, on_batch=on_batch
     )
-    evaluation: tuple[Any, ...] = ()
+    scores: tuple[Any, ...] = ()
     with ranks.raise_on_any_rank():
         if ranks.rank == 0:
             ground_truth = loader.opened_source.annotations.ground_truth()
-            evaluation = coco_metrics.score(ground_truth, results, coco_backend)
-    return Evaluation(*ranks.broadcast_object(evaluation))
+            scores = coco_metrics.score(ground_truth, results, coco_backend)._replace(results=[])
+    return Evaluation(*ranks.broadcast_object(scores))._replace(results=results)  # which all ranks have
 
 
 def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], curves: dict) -> None:

@@ -69,13 +69,15 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
     return [int(pathlib.Path(name).stem) for name in names]
 
 
-def check_path(path: str) -> None:
-    """UserError unless `path` ends in .json or .zip in a directory."""
+def check_path(path: str, others: Iterable[str | os.PathLike]) -> None:
+    """UserError unless `path` ends in .json or .zip in a directory, and is none of `others`."""
     file = pathlib.Path(path)
     if file.suffix not in (".json", ".zip"):
         raise UserError(f"--submission={path} must end in .json or .zip")
     if not file.parent.is_dir():
         raise UserError(f"--submission={path}: there is no directory {file.parent}")
+    if file.resolve() in [pathlib.Path(other).resolve() for other in others]:
+        raise UserError(f"--submission={path} is another file of this command: name another one")
 
 
 def check_categories(categories: LabelMap, label_map: LabelMap, file: str) -> None:

@@ -127,8 +127,7 @@ class Run:
         self._results.save_start(flags, init_report)
         save_batch = functools.partial(self._results.save_skipped, ranks)
         self._guard = step_guard.StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
-        self._compiled = False
-        self._saved = True
+        self._compiled, self._saved = False, True
 
     def __enter__(self) -> "Run":
         watchdog = Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
@@ -319,6 +318,5 @@ class Run:
         """Before a run ends: UserError on all ranks if its last checkpoint could not be written."""
         if not self._saved:
             raise UserError(
-                f"the last checkpoint could not be written to --output_dir={self._a.output_dir} (see the "
-                "warning above): make room and run the same command, which continues from the one before"
+                f"the last checkpoint is not in {self._a.output_dir}: make room and run the same command"
             )

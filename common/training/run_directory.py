@@ -21,6 +21,7 @@ import json
 import math
 import pathlib
 import platform
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -43,6 +44,8 @@ _SHOWN_CHARACTERS = 60
 
 MANIFEST = "manifest.json"
 _CHECKSUMS = "SHA256SUMS"
+# The step; then the serial if another save of this step was there (6eb6d8f: .new).
+_NAME = re.compile(r"\d+(\.\d+|\.new)?")
 _SERIAL = "serial"  # key of the manifest: counts the saves of a run
 _LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
 
@@ -201,7 +204,8 @@ def saved(directory: pathlib.Path) -> list[pathlib.Path]:
     Raises:
         OSError: a manifest exists and cannot be read, so the order is unknown.
     """
-    return sorted(directory.glob("[0-9]*"), key=_serial)
+    found = [path for path in directory.glob("[0-9]*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_serial)
 
 
 def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path | None:

@@ -244,7 +244,7 @@ def test_a_run_that_ends_without_its_last_checkpoint_fails(app, tiny_train, draw
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(run_directory, "write", write)
-    with pytest.raises(UserError, match=r"last checkpoint could not be written to --output_dir=.*make room"):
+    with pytest.raises(UserError, match=r"last checkpoint is not in .*/run: make room"):
         tiny_train(drawn, tmp_path / "run", "--epochs=1", "--steps_per_epoch=1", "--eval_every=0")
 
 

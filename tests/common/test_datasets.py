@@ -122,7 +122,7 @@ def test_the_functions_of_the_data_check_are_all_there(drawn, capsys):
     for module in (datasets, checked):
         with pytest.raises(UserError, match=r"12 images.*--batch_size=7 x 2 ranks"):
             module.open_datasets(Args(batch_size=7, **given), **options)
-        with pytest.raises(UserError, match="category 3 is 'car', in training it is None"):
+        with pytest.raises(UserError, match="category 3 is 'car', in training it is absent"):
             module.open_evaluation(Args(**given), LabelMap((17,), ("cat",)))
     with pytest.raises(UserError, match=r"x-.: TFRecords need common/datacheck"):
         datasets.open_source(file_pattern="x-*")

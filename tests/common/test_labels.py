@@ -124,7 +124,7 @@ def test_differences(label_map):
     assert label_map.differences(LabelMap((13,), ("stop sign",))) == []
     found = label_map.differences(LabelMap((1, 2, 13, 91), ("person", "bicycle", "cat", "dog")))
     assert len(found) == 3
-    assert found[0] == "category 2 is 'bicycle', in training it is None"
+    assert found[0] == "category 2 is 'bicycle', in training it is absent"
     assert found[1] == "category 13 is 'cat', in training it is 'stop sign'"
     assert found[2].startswith("category 91 is 'dog'")
 

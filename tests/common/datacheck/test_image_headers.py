@@ -346,6 +346,11 @@ def _changed(name: str, position: int, value: bytes) -> bytes:
         (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
         (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),  # offsets as text
         (VARIANTS["jpeg2000"].replace(b"\xff\x4f\xff\x51", b"\xff\x4f\xff\x52"), "image-damaged"),
+        # Tiles without a width, by which nvImageCodec would divide: the process would end by a signal.
+        (
+            _changed("jpeg2000", VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51") + 24, bytes(4)),
+            "image-damaged",
+        ),
     ],
 )
 def test_faults_of_headers(encoded, kind, capfd):

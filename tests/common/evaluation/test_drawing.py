@@ -72,6 +72,14 @@ def test_a_name_above_the_box_does_not_cover_it():
     assert (picture[35:49, 30:50] > 0).any()
 
 
+def test_a_name_with_a_line_feed_is_drawn_in_one_line():
+    boxes = np.array([[30, 50, 90, 90]])
+    broken = drawing.draw_boxes(blank(), boxes, np.array([0]), ["traffic\nlight\n"])
+    np.testing.assert_array_equal(
+        broken, drawing.draw_boxes(blank(), boxes, np.array([0]), ["traffic light"])
+    )
+
+
 def test_a_class_without_a_name_is_shown_as_its_number():
     with_number = drawing.draw_boxes(blank(), np.array([[30, 50, 90, 90]]), np.array([7]), NAMES)
     named = drawing.draw_boxes(blank(), np.array([[30, 50, 90, 90]]), np.array([7]), [*NAMES, *"3456", "7"])

@@ -68,7 +68,7 @@ def test_categories_must_be_those_of_the_list():
     submission.check_categories(categories, LabelMap((17,), ("cat",)), "f")
     with pytest.raises(UserError, match="the weights' category 17 is 'dog', in f it is 'cat'"):
         submission.check_categories(categories, LabelMap((17,), ("dog",)), "f")
-    with pytest.raises(UserError, match="category 1 is 'cat', in f it is None"):
+    with pytest.raises(UserError, match="category 1 is 'cat', in f it is absent"):
         submission.check_categories(categories, LabelMap((1,), ("cat",)), "f")
 
 
@@ -98,7 +98,10 @@ def test_a_bad_image_list_is_one_line(tmp_path, text, message):
 
 def test_bad_places(tmp_path):
     with pytest.raises(UserError, match=r"must end in \.json or \.zip"):
-        submission.check_path(str(tmp_path / "results.txt"))
+        submission.check_path(str(tmp_path / "results.txt"), [])
     with pytest.raises(UserError, match=r"there is no directory /nowhere"):
-        submission.check_path("/nowhere/detections_test-dev2017_x_results.zip")
-    submission.check_path(str(tmp_path / "mine.zip"))
+        submission.check_path("/nowhere/detections_test-dev2017_x_results.zip", [])
+    submission.check_path(str(tmp_path / "mine.zip"), [])
+    others = [tmp_path / "x.json", tmp_path / "d" / ".." / "info.json"]
+    with pytest.raises(UserError, match=r"info\.json is another file of this command"):
+        submission.check_path(str(tmp_path / "info.json"), others)

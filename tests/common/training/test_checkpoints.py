@@ -463,6 +463,16 @@ def test_a_directory_that_cannot_be_used_is_the_users_problem(tmp_path):
         Training(tmp_path)
 
 
+def test_what_a_user_puts_beside_the_checkpoints_is_left_alone(tmp_path):
+    training = Training(tmp_path)
+    assert training.save(1)
+    shutil.copytree(tmp_path / "checkpoints/00000001", tmp_path / "checkpoints/00000001.bak")
+    (tmp_path / "checkpoints/00000001.tar.gz").write_bytes(b"packed")
+    assert training.save(2) and training.save(3) and training.save(4)
+    assert Training(tmp_path).resume() == 4
+    assert steps(tmp_path) == ["00000001.bak", "00000001.tar.gz", "00000003", "00000004"]
+
+
 def test_leftovers_of_a_killed_save_are_cleared_away(tmp_path):
     assert Training(tmp_path).save(1)
     (tmp_path / "checkpoints" / f"{TEMPORARY}1234-00000003").mkdir()
