@@ -13,16 +13,13 @@ import math
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from common.errors import UserError
 from common.labels import LabelMap
-
-if TYPE_CHECKING:
-    from common.datacheck.issues import Issue
 
 NONE = -1  # stands for an id or a row that is absent
 ARRAYS = ("image_ids", "image_sizes", "box_image", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
@@ -64,7 +61,7 @@ class Annotations:
         is_crowd: bool (N,).
         areas: float64 (N,) square pixels of the object's outline, or of the box where there is none.
         origin: where they were read from, for messages.
-        issues: what the data check fixed or warns of, never an error.
+        issues: what the data check fixed or warns of (datacheck.issues.Issue), never an error.
     """
 
     label_map: LabelMap
@@ -77,7 +74,7 @@ class Annotations:
     is_crowd: np.ndarray
     areas: np.ndarray
     origin: str
-    issues: "Iterable[Issue]" = ()
+    issues: Iterable[Any] = ()
 
     @property
     def num_images(self) -> int:

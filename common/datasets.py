@@ -195,9 +195,9 @@ class Opener:
         if input_type == "tfrecord" and not file_pattern:
             raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
         if file_pattern and input_type != "coco":
-            return self.open_tfrecords(file_pattern, label_map, policy)
+            return self.open_tfrecords(file_pattern, label_map, policy=policy)
         if images and annotations:
-            return self.open_coco(images, annotations, policy)
+            return self.open_coco(images, annotations, policy=policy)
         if named:
             (absent,) = set(coco) - set(named)
             raise UserError(f"{named[0]} is given without {absent}: COCO data needs both")
@@ -248,7 +248,8 @@ class Opener:
         Raises:
             UserError: see `open_pair` and `check_sizes`.
         """
-        sources = self.open_pair(_flags(a, "train"), _flags(a, "eval"), **_options(a))
+        train = DataFlags(a.train_images, a.train_annotations, file_pattern=a.train_file_pattern)
+        sources = self.open_pair(train, _evaluation_flags(a), **_options(a))
         log_source("training", sources[0])
         options = {"num_replicas": num_replicas, "max_instances": max_instances}
         self.check_sizes(sources[0], batch_size=a.batch_size, **options)
@@ -266,14 +267,14 @@ class Opener:
         Raises:
             UserError: as `open_source` and `check_labels`.
         """
-        source = self.open_source(*_flags(a, "eval"), split="eval", **_options(a))
+        source = self.open_source(*_evaluation_flags(a), split="eval", **_options(a))
         self.check_labels(label_map, source)
         log_source("evaluation", source)
         return source
 
 
-def _flags(a: Any, split: str) -> DataFlags:
-    return DataFlags(*(getattr(a, f"{split}_{name}") for name in DataFlags._fields))
+def _evaluation_flags(a: Any) -> DataFlags:
+    return DataFlags(a.eval_images, a.eval_annotations, file_pattern=a.eval_file_pattern)
 
 
 def _options(a: Any) -> dict[str, Any]:

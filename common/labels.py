@@ -5,7 +5,6 @@ readers and the metrics go through this one table, so class 0 is the same thing 
 """
 
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -57,13 +56,10 @@ class LabelMap:
     def num_classes(self) -> int:
         return len(self.category_ids)
 
-    @functools.cached_property
-    def _class_of(self) -> dict[int, int]:
-        return {category_id: index for index, category_id in enumerate(self.category_ids)}
-
     def classes_of(self, category_ids: ArrayLike) -> np.ndarray:
         """Category ids (N,) -> classes int32 (N,); KeyError naming the first id that is not in the map."""
-        return np.array([self._class_of[i] for i in np.asarray(category_ids).tolist()], np.int32)
+        class_of = {category_id: index for index, category_id in enumerate(self.category_ids)}
+        return np.array([class_of[i] for i in np.asarray(category_ids).tolist()], np.int32)
 
     def differences(self, other: "LabelMap", here: str = "in training") -> list[str]:
         """Categories of `other` that are not here under the same id and the same name, in words."""

@@ -70,7 +70,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     shutil.copytree(FIXTURE / "data", directory / "data")
     for archive in FIXTURE.glob("*.tar.xz"):
         with tarfile.open(archive) as file:
-            file.extractall(directory, filter="data")
+            file.extractall(directory)  # our own archive; `filter` is unknown before Python 3.11.4
     return directory
 
 

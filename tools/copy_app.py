@@ -4,25 +4,34 @@
     python tools/copy_app.py yolov4 my_project --without=tfrecord,tf_pipeline
     python tools/copy_app.py efficientdet my_project --minimal    # without all parts that can be left out
 
-The copy is a project: `make setup`, `make demo` and `make test` work in it. Where code that stays
-imports a part that was left out, the copy holds a short module whose functions raise one clear error.
+The copy is a project: `make setup`, `make demo` and `make test` work in it. It lacks the files and flags of
+the parts that are left out, the code and the tests that use them (tools/pruning.py), and functions that only
+other apps and tools call (tools/unused.py).
 """
 
 import ast
+import collections
+import dataclasses
 import fnmatch
+import functools
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from absl import flags
 
-from common import errors
-from tools.imports import ROOT, closure, parse, python_files
+from common import args, errors
+from tools.imports import PRODUCT as FOLDERS
+from tools.imports import ROOT, closure, python_files, read
+from tools.pruning import Lost, prune
+from tools.unused import unused
 
 APPS = ("efficientdet", "yolov4")
 # What can be left out, and its files. {app} is the name of the app.
@@ -30,7 +39,9 @@ PARTS = {
     "datacheck": ("common/datacheck/*.py",),
     "tfrecord": ("common/*tfrecord*.py", "tools/conversion/coco_to_tfrecord.py"),
     "tf_pipeline": ("{app}/tf_*.py", "common/tf_readers.py"),
+    "synthetic_loader": (),
     "retinanet": ("{app}/retinanet*.py", "{app}/resnet.py", "{app}/mobilenet.py"),
+    "horovod": (),
     "tf_distribute": ("common/distributed/tf_*.py",),
     "elastic": ("common/distributed/elastic.py",),
     "fine_tuning": ("common/training/fine_tuning.py", "{app}/init_from.py"),
@@ -38,17 +49,72 @@ PARTS = {
     "fit_model": ("{app}/fit_model.py",),
     "fresh_mosaic": ("{app}/fresh_mosaic.py",),
     "fit_anchors": ("{app}/fit_anchors.py", "{app}/anchor_*.py", "{app}/ap_ceiling.py"),
-    "export": ("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
+    "export": (
+        *("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
+        "tests/common/training/test_model_metadata_exported.py",
+    ),
     "bench": ("{app}/bench.py", "tools/benchmark/*.py"),
     "dry_run": ("tools/dry_run*.py", "tools/replay_step.py"),
+    "watchdog": ("tests/common/training/test_watchdog.py",),
     "video": ("common/evaluation/video.py",),
     "submission": ("common/evaluation/submission.py",),
 }
+# Their flags; what two parts need goes with both.
+PART_FLAGS = {
+    "tfrecord": ("input_type", "label_map", "train_file_pattern", "eval_file_pattern"),
+    "horovod": ("compression",),
+    "horovod tf_distribute": ("strategy",),
+    "elastic": ("elastic",),
+    "fine_tuning": ("init_from", "freeze"),
+    "dry_run": ("dry_run",),
+    "submission": ("submission", "image_info"),
+    "watchdog": ("step_timeout",),
+    "datacheck": ("on_bad_image", "max_megapixels"),
+}
+# Their functions, classes and methods in files that stay.
+PART_NAMES = {
+    "datacheck": ("common/args.py:ImagePolicy",),
+    "tfrecord": (
+        "common/datasets.py:Opener.open_tfrecords",
+        "common/datacheck/datasets.py:open_tfrecords",
+        "common/datacheck/datasets.py:CheckedOpener.open_tfrecords",
+        "tools/conversion/coco_writer.py:extract_images",
+        "tools/conversion/coco_writer.py:file_names",
+    ),
+    "tfrecord import_weights": ("common/labels.py:LabelMap.load",),
+    "elastic dry_run": ("common/distributed/ranks.py:Hooks",),
+    "export": ("common/training/model_metadata.py:is_exported",),
+    "watchdog": ("common/training/watchdog.py:Watchdog",),
+}
+# The values of other flags and of fields of the configs that need them.
+PART_CHOICES = {
+    "tfrecord": ("tfrecord",),
+    "tf_pipeline": ("tensorflow",),
+    "synthetic_loader": ("synthetic",),
+    "retinanet": ("retinanet",),
+    "horovod": ("horovod",),
+    "tf_distribute": ("mirrored", "multi_worker"),
+    "fresh_mosaic": ("fresh",),
+}
+NAMES_PACKAGES = "common/training/run_directory.py"  # "tensorflow" is no --pipeline_type there
+# Parts that need another one, and go with it.
+LEFT_OUT_ALONG = {
+    "datacheck": ["tfrecord"],
+    "tf_pipeline": ["video", "export", "bench"],
+    "synthetic_loader": ["bench"],
+    "horovod": ["elastic", "dry_run"],
+    "fine_tuning": ["import_weights"],
+}
 # Without the data check, its opener is replaced by the plain one, which has functions of the same names.
-CHECKED, PLAIN = "common/datacheck/datasets.py", "common/datasets.py"
+CHECKED = "common/datacheck/datasets.py"
 CHECKED_IMPORT = re.compile(r"from common\.datacheck(?= import datasets$|\.datasets import)", re.MULTILINE)
+OWN_FLAG = re.compile(r"^    (\w+): .* = (?:\w+\.)?flag\(", re.MULTILINE)
 # Recipes that need a part.
-RECIPES = {"retinanet": "retinanet*.txt", "fine_tuning": "finetune*.txt"}
+RECIPES = {
+    "retinanet": ["retinanet*.txt"],
+    "fine_tuning": ["finetune*.txt"],
+    "horovod": ["*_8x*.txt", "retinanet_coco.txt"],
+}
 # Programs that no import leads to: started as processes, or by the user.
 TOOLS = (
     *("tools/synthetic.py", "tools/dry_run_process.py", "tools/replay_step.py"),
@@ -84,157 +150,153 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
     for part in without:
         if part not in PARTS:
             raise errors.unknown("part", part, PARTS)
-    if "datacheck" in without:  # TFRecords need the check's scan
-        without = dict.fromkeys([*without, "tfrecord"])
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise errors.UserError(f"{directory} exists and is not an empty directory: name a new one")
+    without = dict.fromkeys(name for part in without for name in (part, *LEFT_OUT_ALONG.get(part, ())))
+    lost = _lost(without)
     left_out = left_out_files(app, without)
-    commands = [path for path in python_files(app) if path.count("/") == 1]
-    entries = {*commands, *TOOLS} - left_out
-    found = closure(sorted(entries), without=left_out)
-    if CHECKED in left_out:
-        found = (found | closure([PLAIN], without=left_out)) - {CHECKED}
-        if not any(path in left_out for path in found if path.startswith("common/datacheck/")):
-            found -= {"common/datacheck/__init__.py"}
-    kept = found - left_out
-    product = sorted(found)
-    for path in product:
-        text = _stub(path) if path in left_out else (ROOT / path).read_text()
-        _write(directory / path, CHECKED_IMPORT.sub("from common", text) if CHECKED in left_out else text)
-    if found & left_out:
-        _write(directory / "common/left_out.py", LEFT_OUT)
-    for path in sorted(_tests(app, kept)):
-        _write(directory / path, (ROOT / path).read_text())
-        for beside in (ROOT / path).parent.glob("*.txt"):  # numbers that tests compare with
-            _write(directory / beside.relative_to(ROOT), beside.read_text())
-    needing = [RECIPES[part] for part in without if part in RECIPES]
+    product = _product(app, left_out, lost)
+    tests = _tests(app, product, lost, without)
+    for path, text in {**product, **tests}.items():
+        _write(directory / path, text)
+    for folder in {pathlib.Path(path).parent for path in tests}:
+        for beside in (ROOT / folder).glob("*.txt"):  # numbers that tests compare with
+            _write(directory / folder / beside.name, beside.read_text())
+    needing = _left_out_of(RECIPES, without)
     for recipe in sorted((ROOT / app / "flags").glob("*.txt")):
-        if any(recipe.match(pattern) for pattern in needing):
-            continue
-        _write(directory / app / "flags" / recipe.name, recipe.read_text())
+        if not any(recipe.match(pattern) for pattern in needing):
+            _write(directory / app / "flags" / recipe.name, recipe.read_text())
     for path in SETUP:
         source, target = ROOT / path, directory / path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
-    pins = (ROOT / "pyproject.toml").read_text()
-    _write(
-        directory / "pyproject.toml",
-        re.sub(r'(?m)^name = ".*"', f'name = "{directory.resolve().name}"', pins),
-    )
-    _write(directory / "Makefile", MAKEFILE.format(app=app))
-    _write(directory / "README.md", _readme(app, directory.name, without))
-    return product
+    name = directory.resolve().name
+    pins = re.sub(r'(?m)^name = ".*"', f'name = "{name}"', read("pyproject.toml"))
+    _write(directory / "pyproject.toml", pins)
+    of_app = [part for part in without if not PARTS[part] or left_out_files(app, [part])]
+    parts = f"\nLeft out: {', '.join(of_app)}.\n" if of_app else ""
+    words = {"{app}": app, "{name}": name, "{model}": f"{app}-nano", "{left_out}": parts}
+    for template in ("Makefile", "README.md"):
+        text = read(f"tools/copied/{template}")
+        if "horovod" in without:
+            text = re.sub(r"(?m)^.*horovod.*\n", "", text)
+        _write(directory / template, functools.reduce(lambda t, word: t.replace(*word), words.items(), text))
+    return sorted(product)
+
+
+def _lost(without: Iterable[str]) -> dict[str, Lost]:
+    """Path -> what a file cannot use without these parts."""
+    lost_flags = _left_out_of(PART_FLAGS, without)
+    words = [name for name in lost_flags if name != "label_map"]  # metadata has a key of this name, too
+    choices = [*words, *_left_out_of(PART_CHOICES, without)]
+    fields = [f for kind in (args.Args, args.EvalArgs, args.InferArgs) for f in dataclasses.fields(kind)]
+    defaults = {field.name: field.default for field in fields if field.name in lost_flags}
+    lost: dict[str, Lost] = collections.defaultdict(lambda: Lost({}, defaults, choices))
+    lost[NAMES_PACKAGES] = Lost({}, defaults, words)
+    for place in _left_out_of(PART_NAMES, without):
+        path, _, name = place.partition(":")
+        scope, _, name = name.rpartition(".")
+        lost[path].names.setdefault(scope, set()).add(f"self.{name}" if scope else name)
+    return lost
+
+
+def _left_out_of(table: Mapping[str, Sequence[str]], without: Iterable[str]) -> list[str]:
+    """What goes with these parts."""
+    return [name for parts, names in table.items() if {*parts.split()} <= {*without} for name in names]
 
 
 def left_out_files(app: str, without: Iterable[str]) -> frozenset[str]:
+    """The files of these parts."""
     patterns = [pattern.format(app=app) for part in without for pattern in PARTS[part]]
-    every = [path for path in python_files("common", app, "tools") if not path.endswith("__init__.py")]
+    folders = ("common", app, "tools", "tests")
+    every = [path for path in python_files(*folders) if not path.endswith("__init__.py")]
     return frozenset(path for path in every if any(fnmatch.fnmatch(path, pattern) for pattern in patterns))
 
 
-def _stub(path: str) -> str:
-    """A module of the same names: calling a function or class raises a UserError, and tables are empty."""
-    text = STUB.format(path=path)
-    for node in parse(path).body:
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
-            is_table = isinstance(node, ast.AnnAssign) or isinstance(node.value, ast.Dict | ast.Tuple)
-            if is_table and re.fullmatch("[A-Z][A-Z_]*", name):
-                text += f"{name} = {{}}\n"
-    return text
+def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[str, str]:
+    """Path -> text of the product's files; adds to `lost` what is lost in each."""
+
+    def read_with_opener(path: str) -> str:
+        if path in left_out:
+            return ""
+        return CHECKED_IMPORT.sub("from common", read(path)) if CHECKED in left_out else read(path)
+
+    commands = [path for path in python_files(app) if path.count("/") == 1]
+    entries = {*commands, *TOOLS} - left_out
+    texts = {path: read_with_opener(path) for path in closure(entries, read_with_opener) - left_out}
+    for path, text in texts.items():  # a command's own flag may have the name of one in common/args.py
+        own = set(OWN_FLAG.findall(text)) if path != "common/args.py" else set()
+        lost[path] = lost[path]._replace(flags={k: v for k, v in lost[path].flags.items() if k not in own})
+    project = {path: read(path) for path in python_files(*FOLDERS)}
+    before = None
+    while before != texts:
+        before = texts
+        for path, scope, name in unused(texts, project):
+            if path in TOOLS and not name.startswith("_"):  # what users import
+                continue
+            lost[path].names.setdefault(scope, set()).add(f"self.{name}" if scope else name)
+        prune(texts := dict(texts), lost, lambda path: path not in left_out)
+        texts = tidied(texts)
+        texts = {path: texts[path] for path in closure(entries, texts.__getitem__)}
+    return texts
 
 
-def _tests(app: str, kept: set[str]) -> set[str]:
-    """The tests of the kept modules that import nothing else of the product, with their own helpers."""
-    wanted = {"tests/__init__.py", "tests/conftest.py"}
-    for path in kept:
-        folder, _, name = path.rpartition("/")
-        test = f"tests/{folder}/test_{name}"
-        if (ROOT / test).exists() and closure([test]) <= kept | set(python_files("tests")):
-            conftest = f"tests/{folder}/conftest.py"
-            wanted |= closure([test, *([conftest] if (ROOT / conftest).exists() else [])])
-    return {path for path in wanted if path.startswith("tests/")}
+def _tests(
+    app: str, product: Mapping[str, str], lost: dict[str, Lost], without: Iterable[str]
+) -> dict[str, str]:
+    """Path -> text of the tests of these files and of their helpers, without what needs lost names."""
+    left_out, wanted = left_out_files(app, without), {"tests/__init__.py", "tests/conftest.py"}
+    for module in product:
+        folder, _, name = module.rpartition("/")
+        for home in (folder, "apps") if folder == app else (folder,):
+            for test in (ROOT / "tests" / home).glob(f"test_{name.removesuffix('.py')}*.py"):
+                if test.stem.endswith(tuple(f"_{other}" for other in APPS if other != app)):
+                    continue
+                files = {test, *test.parent.glob("conftest.py")}
+                wanted |= {file.relative_to(ROOT).as_posix() for file in files}
+    texts = {path: read(path) for path in closure(wanted - left_out) if path.startswith("tests/")}
+    others = [name for name in (*APPS, *python_files(*FOLDERS)) if name != app and name not in product]
+    methods = set(_lost_methods(product, lost))
+    for path in texts:
+        words = [*lost[path].words, *others, *without]
+        lost[path] = lost[path]._replace(names={"": {*methods}}, words=words, is_test=True)
+    prune(texts, lost, lambda path: path in product or path.startswith("tests/"))
+    texts = {path: text for path, text in tidied({**product, **texts}).items() if path in texts}
+    wanted = {path for path in wanted & texts.keys() if "test_" not in path or "def test_" in texts[path]}
+    found = closure(wanted, lambda path: texts.get(path, ""))
+    return {path: texts[path] for path in sorted(found & texts.keys())}
+
+
+def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Iterator[str]:
+    """What tests call: "LabelMap.load" and, where nothing else has a method of this name, ".load"."""
+    called = {
+        node.attr
+        for text in product.values()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute)
+    }
+    for scope, names in [item for found in lost.values() for item in found.names.items()]:
+        for name in [name.removeprefix("self.") for name in names if name.startswith("self.")]:
+            yield f"{scope}.{name}"
+            if name not in called:
+                yield f".{name}"
+
+
+def tidied(texts: Mapping[str, str]) -> dict[str, str]:
+    """Python files without imports and variables that nothing uses, formatted; by the set-up's ruff."""
+    with tempfile.TemporaryDirectory() as directory:
+        for path, text in {"pyproject.toml": read("pyproject.toml"), **texts}.items():
+            _write(pathlib.Path(directory, path), text)
+        fixes = ["check", "--fix", "--unsafe-fixes", "--exit-zero", "--select=F401,F841,I,TC005"]
+        for command in (fixes, ["format"]):
+            ruff = [sys.executable, "-m", "ruff", *command, "--quiet", "--no-cache"]
+            subprocess.run(ruff, cwd=directory, check=True)
+        return {path: pathlib.Path(directory, path).read_text() for path in texts}
 
 
 def _write(path: pathlib.Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-STUB = """\
-# Left out of this copy: {path}.
-from common.left_out import left_out
-
-__getattr__ = left_out("{path}")
-"""
-LEFT_OUT = '''\
-"""What the modules that were left out of this copy hold."""
-
-from common.errors import UserError
-
-
-def left_out(path):
-    """A module's __getattr__: gives a class, in place of any function or class, that cannot be called."""
-
-    def stand_in(name):
-        if name.startswith("__"):  # Python and TensorFlow ask modules for such names
-            raise AttributeError(name)
-
-        class LeftOut:
-            def __init__(self, *arguments, **options):
-                raise UserError(f"this copy was made without {path}: copy the app again with that part")
-
-        return LeftOut
-
-    return stand_in
-'''
-MAKEFILE = """\
-# make setup: the environment; make demo: draws images, trains, evaluates; make test: the tests.
-VENV := .venv
-RUN := $(VENV)/bin/python
-DEMO := runs/demo
-DEMO_IMAGES := 600
-DEMO_FLAGS :=
-
-.PHONY: setup demo test
-
-setup: $(VENV)/.ready
-
-$(VENV)/.ready: pyproject.toml
-\tdocker/setup_env.sh $(VENV) dev export faster-coco
-\t@touch $@
-
-demo: setup
-\t$(RUN) tools/synthetic.py --output_dir=$(DEMO)-data/train --num_images=$(DEMO_IMAGES) --seed=1
-\t$(RUN) tools/synthetic.py --output_dir=$(DEMO)-data/eval --num_images=100 --seed=2
-\t$(RUN) {app}/train.py --flagfile={app}/flags/demo.txt --output_dir=$(DEMO) \\
-\t  --train_images=$(DEMO)-data/train/images --train_annotations=$(DEMO)-data/train/instances.json \\
-\t  --eval_images=$(DEMO)-data/eval/images --eval_annotations=$(DEMO)-data/eval/instances.json $(DEMO_FLAGS)
-\t$(RUN) {app}/eval.py --weights=$(DEMO) --eval_images=$(DEMO)-data/eval/images \\
-\t  --eval_annotations=$(DEMO)-data/eval/instances.json
-
-test: setup
-\t$(RUN) -m pytest
-"""
-
-
-def _readme(app: str, name: str, without: Iterable[str]) -> str:
-    parts = f"\nLeft out: {', '.join(without)}.\n" if without else ""
-    return f"""# {name}
-
-The {app} app of dali-detection, copied by `tools/copy_app.py`.
-{parts}
-    make demo     sets up, draws a small data set, trains on it and evaluates
-    make test     runs the tests of the copied modules
-
-Train on your own data:
-
-    .venv/bin/python {app}/train.py --train_images=my/images --train_annotations=my/instances.json \\
-        --eval_images=my/eval/images --eval_annotations=my/eval/instances.json --output_dir=runs/first
-
-`{app}/train.py` holds the loop, `{app}/pipeline.py` the DALI graph, `{app}/losses.py` the loss,
-`{app}/config.py` every hyper-parameter.
-"""
 
 
 def main(*arguments: str) -> None:

@@ -95,7 +95,6 @@ def small_data(directory: pathlib.Path, split: str, source: Source, processes: i
     write_coco(selected, directory / "instances.json")
     return {
         "input_type": "coco",
-        "label_map": None,
         f"{split}_images": str(images),
         f"{split}_annotations": str(directory / "instances.json"),
         f"{split}_file_pattern": None,

@@ -8,7 +8,7 @@ import functools
 import io
 import pathlib
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PRODUCT = ("common", "efficientdet", "yolov4", "tools")  # the folders of the product's code
@@ -29,22 +29,28 @@ def python_files(*folders: str) -> list[str]:
     )
 
 
+def read(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
 @functools.cache
 def parse(path: str) -> ast.Module:
-    return ast.parse((ROOT / path).read_text())
+    return ast.parse(read(path))
+
+
+def imports(path: str) -> frozenset[str]:
+    """The project's files that one file imports, inside functions included, under TYPE_CHECKING not."""
+    return _imports(read(path)) - {path}
 
 
 @functools.cache
-def imports(path: str) -> frozenset[str]:
-    """The project's files that one file imports, inside functions included, under TYPE_CHECKING not."""
-    return frozenset(
-        found for module, name in imported_names(path) for found in _files_of(module, name) if found != path
-    )
+def _imports(text: str) -> frozenset[str]:
+    names = _imported_names(ast.parse(text))
+    return frozenset(found for module, name in names for found in _files_of(module, name))
 
 
-def imported_names(path: str) -> Iterator[tuple[str, str | None]]:
+def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
     """(module, name) of every import of a file: `import a.b` gives ("a.b", None)."""
-    tree = parse(path)
     unused = {
         id(node)
         for branch in ast.walk(tree)
@@ -59,6 +65,25 @@ def imported_names(path: str) -> Iterator[tuple[str, str | None]]:
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+@functools.cache
+def imported_files(text: str) -> tuple[tuple[str, str, str | None], ...]:
+    """(name, file, name in the file) of the imports of this project's files; None: the file itself."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            for alias in node.names:
+                files = list(_files_of(module, alias.name) if module else _files_of(alias.name, None))
+                is_file = bool(files) and _module_of(files[-1]) != module
+                if files:
+                    found.append((alias.asname or alias.name, files[-1], None if is_file else alias.name))
+    return tuple(found)
+
+
+def _module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _files_of(module: str, name: str | None) -> Iterator[str]:
@@ -79,15 +104,15 @@ def _existing(path: str) -> Iterator[str]:
         yield path
 
 
-def closure(paths: Iterable[str], without: frozenset[str] = frozenset()) -> set[str]:
-    """These files and all that they import, directly or not; files of `without` import nothing."""
+def closure(paths: Iterable[str], read: Callable[[str], str] = read) -> set[str]:
+    """These files and all that they import, directly or not; `read` gives a file's text."""
     seen: set[str] = set()
     left = list(paths)
     while left:
         path = left.pop()
         if path not in seen:
             seen.add(path)
-            left += imports(path) if path not in without else ()
+            left += _imports(read(path))
     return seen
 
 

@@ -119,10 +119,10 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     run = Run(
         a,
         ranks,
-        hooks,
         model,
         optimizer,
         ema_decay=config.ema_decay,
+        hooks=hooks,
         identity=identity,
         metadata=metadata,
         feed=feed,

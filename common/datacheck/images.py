@@ -233,7 +233,9 @@ def _look(path: str, known: _Entry | None, decode: bool, max_megapixels: float) 
         state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         if known and known.state == state and known.decoded >= decode:
             return known
-        facts = inspect_file(path, decode, max_megapixels)
+        # Should a pipe have taken the file's place just now, it does not block.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            facts = _inspect(stream, decode, max_megapixels)
     except OSError as error:
         fault, detail = "image-unreadable", error.strerror or str(error)
         if isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -241,13 +243,6 @@ def _look(path: str, known: _Entry | None, decode: bool, max_megapixels: float) 
         return _Entry(None, False, ImageFacts(fault=fault, detail=detail))
     is_kept = facts.fault != "image-too-large"
     return _Entry(state if is_kept else None, decode or facts.fault != "", facts)
-
-
-def inspect_file(path: str, decode: bool, max_megapixels: float) -> ImageFacts:
-    """`inspect` of a file, of which as few bytes as possible are read; OSError where that fails."""
-    # Should a pipe have taken the file's place just now, it does not block.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-        return _inspect(stream, decode, max_megapixels)
 
 
 # --- against annotations ---

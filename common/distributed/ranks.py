@@ -257,7 +257,7 @@ class Hooks:
     lost_ranks: str = "exit"
 
 
-def start(strategy: str, compression: str = "none") -> Ranks:
+def start(strategy: str = "none", compression: str = "none") -> Ranks:
     """Joins this process to its run, before TensorFlow runs anything.
 
     Args:
@@ -265,18 +265,16 @@ def start(strategy: str, compression: str = "none") -> Ranks:
         compression: of gradients on their way between ranks, none or fp16; Horovod only.
 
     Raises:
-        UserError: Horovod is not installed; TF_CONFIG is missing or wrong; compression without Horovod.
+        UserError: Horovod is not installed; TF_CONFIG is missing or wrong.
     """
-    if compression != "none" and strategy != "horovod":
-        raise UserError(f"--compression={compression} is Horovod's: it needs --strategy=horovod")
     share_gpu_memory()
     if strategy == "horovod":
         return HorovodRanks(compression)
-    if strategy == "none":
-        return Ranks()
-    from common.distributed.tf_distribute import StrategyRanks
+    if strategy in ("mirrored", "multi_worker"):
+        from common.distributed.tf_distribute import StrategyRanks
 
-    return StrategyRanks(strategy)
+        return StrategyRanks(strategy)
+    return Ranks()
 
 
 def seed_per_rank(model: keras.Model, rank: int) -> None:

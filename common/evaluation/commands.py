@@ -24,7 +24,6 @@ from common.progress import Bar, log
 
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
-VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv")
 
 # (--weights, --image_size, --hparams) -> detect, config, label map, the file that was read; trained.App
 OpenDetector = Callable[[str | None, str | None, str | None], tuple[Detect, Any, LabelMap, pathlib.Path]]
@@ -71,7 +70,7 @@ def infer(
     a: InferArgs,
     open_detector: OpenDetector,
     make_loader: MakeLoader,
-    open_images: Callable[[str, ImagePolicy], ImageListSource],
+    open_images: Callable[..., ImageListSource],
     explain: Explain,
 ) -> list[dict[str, Any]]:
     """Detects in images or a video, draws and writes.
@@ -117,9 +116,9 @@ class Job:
         UserError: flags missing, or that do not go together; files that cannot be used.
     """
 
-    def __init__(self, a: InferArgs, open_images: Callable[[str, ImagePolicy], ImageListSource]) -> None:
+    def __init__(self, a: InferArgs, open_images: Callable[..., ImageListSource]) -> None:
         self._a = a
-        self._is_video = pathlib.Path(a.images).suffix.lower() in VIDEO_SUFFIXES
+        self._is_video = pathlib.Path(a.images).suffix.lower() in video.SUFFIXES
         self._check_flags()
         self._truth = read_coco(a.annotations) if a.annotations else None
         self.categories: LabelMap | None = None
@@ -130,7 +129,7 @@ class Job:
             self._about = self._video.about()  # of each image, for detections.json
         else:
             policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
-            self.source, self._about = self._with_ids(open_images(a.images, policy))
+            self.source, self._about = self._with_ids(open_images(a.images, policy=policy))
             self.pipeline_type = a.pipeline_type
         output = pathlib.Path(a.output_dir)
         directories = {pathlib.Path(file).resolve().parent for file in self.source.files}

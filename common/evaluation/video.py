@@ -19,6 +19,7 @@ from common.datasets import Source
 from common.errors import UserError
 from common.progress import log
 
+SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv")
 _QUIET = {"OPENCV_LOG_LEVEL": "ERROR", "OPENCV_FFMPEG_LOGLEVEL": "-8"}  # AV_LOG_QUIET: the errors are ours
 _CODEC = "mp4v"  # MPEG-4 part 2: every build of OpenCV writes it
 _FALLBACK_RATE = 25.0  # frames a second, where the file names none

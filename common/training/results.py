@@ -131,11 +131,13 @@ class Results:
             self._rows = [r for r in _read_rows(directory / "results.csv") if float(r["epoch"]) <= done]
             self._events = tf.summary.create_file_writer(str(directory / "tensorboard"))
 
-    def save_start(self, flag_values: dict[str, Any], init_report: Report | None) -> None:
-        """flags.txt; and init_from.txt, what was taken from --init_from."""
+    def save_flags(self, flag_values: dict[str, Any]) -> None:
+        """flags.txt."""
         self._try(lambda path: write_bytes(path / "flags.txt", flagfile(flag_values)))
-        if init_report:
-            self._try(lambda path: init_report.save(path / "init_from.txt"))
+
+    def save_init_report(self, report: Report) -> None:
+        """init_from.txt, what was taken from --init_from."""
+        self._try(lambda path: report.save(path / "init_from.txt"))
 
     def save_first_batch(self, show_batch: Callable[..., str], images: Any, targets: Any) -> None:
         """first_batch.png, which `show_batch(images, targets, path=path)` draws and describes in one line."""

@@ -29,19 +29,21 @@ from common.training import checkpoints, input_feed, optimizers, results, run_di
 from common.training.fine_tuning import Report
 from common.training.watchdog import StopSignals, Watchdog
 
-COMPILE_SECONDS = SCORE_SECONDS = 1800.0  # that compiling a step, or scoring an evaluation, may take at most
+LONG_SECONDS = 1800.0  # that compiling a step, or scoring an evaluation, may take at most
 
 
 def start_process(a: Args) -> Ranks:
     """Joins this process to its run. Call it before TensorFlow does anything else.
 
     Raises:
-        UserError: --output_dir is missing; or see distributed.start.
+        UserError: --output_dir is missing; compression without Horovod; or see distributed.start.
     """
     if not a.output_dir:
         raise UserError("--output_dir is missing: name a directory for checkpoints and results")
+    if a.compression != "none" and a.strategy != "horovod":
+        raise UserError(f"--compression={a.compression} is Horovod's: it needs --strategy=horovod")
     distributed.reproducible()
-    ranks = distributed.start(a.strategy, a.compression)
+    ranks = distributed.start(strategy=a.strategy, compression=a.compression)
     progress.be_quiet(ranks.rank > 0)
     keras.utils.set_random_seed(a.seed)
     keras.mixed_precision.set_global_policy(a.precision)
@@ -56,9 +58,9 @@ class Run:
     Args:
         a: the flags.
         ranks: of the run.
-        hooks: of elastic training and the dry run.
         model: built, with its initial weights, its frozen layers frozen.
         optimizer: built for all the variables that ever train.
+        hooks: of elastic training and the dry run.
         ema_decay: see AveragedWeights.
         identity: of the run, which run_directory.check has found to be that of the directory.
         metadata: of the weights files; it has "eval_data" where there are evaluation data.
@@ -81,10 +83,10 @@ class Run:
         self,
         a: Args,
         ranks: Ranks,
-        hooks: Hooks,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         *,
+        hooks: Hooks = Hooks(),
         ema_decay: float,
         identity: run_directory.Identity,
         metadata: dict[str, Any],
@@ -96,7 +98,8 @@ class Run:
         flags = dataclasses.asdict(a)
         self.ranks, self.model, self.optimizer = ranks, model, optimizer
         self.metrics: dict[str, Any] | None = None
-        self._a, self._hooks, self._feed, self._metadata = a, hooks, feed, metadata
+        self._a, self._feed, self._metadata = a, feed, metadata
+        self._hooks = hooks
         self._explain, self._show_batch = explain, show_batch
         with ranks.raise_on_any_rank():
             # Until here nothing is written or overwritten.
@@ -118,22 +121,25 @@ class Run:
         self.state = state = self._checkpoints.state
         if a.elastic and state["step"] == 0:
             self._checkpoints.save()  # where to go back to when a host is lost in the first epoch
-        if state["epoch"] < hooks.expected_epochs:
+        if a.elastic and state["epoch"] < hooks.expected_epochs:
             raise UserError(
                 f"--output_dir={a.output_dir} has {state['epoch']} of the {hooks.expected_epochs} "
                 "epochs that were trained: with --elastic it must lie where all hosts see it"
             )
         self._results = results.Results(directory, model, metadata, state)
-        self._results.save_start(flags, init_report)
+        self._results.save_flags(flags)
+        if init_report:
+            self._results.save_init_report(init_report)
         save_batch = functools.partial(self._results.save_skipped, ranks)
         self._guard = step_guard.StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
         self._compiled, self._saved = False, True
 
     def __enter__(self) -> "Run":
-        watchdog = Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
         self._exit_stack = contextlib.ExitStack()
         self._signals = self._exit_stack.enter_context(StopSignals(quiet=self.ranks.rank > 0))
-        self._watchdog = self._exit_stack.enter_context(watchdog)
+        self._watchdog = self._exit_stack.enter_context(
+            Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
+        )
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -194,7 +200,7 @@ class Run:
             UserError: the loader stopped, for example at a damaged image.
         """
         while self._is_within_epoch() and not self.is_evaluation_due():
-            self._beat("training", 0.0 if self._compiled else COMPILE_SECONDS)
+            self._beat("training", 0.0 if self._compiled else LONG_SECONDS)
             try:
                 images, targets = next(self._feed)
             except tf.errors.OpError as error:
@@ -254,12 +260,12 @@ class Run:
         self._save()  # an evaluation is long: stopping it must not cost training
 
         def on_batch(done: int, total: int) -> None:
-            self._beat("evaluating", SCORE_SECONDS if done == total else 0.0)
+            self._beat("evaluating", LONG_SECONDS if done == total else 0.0)
             if self._signals.agreed(self.ranks):
                 self._require_saved()
                 raise StoppedError(self._signals.message(self.state["step"]))
 
-        self._beat("evaluating", COMPILE_SECONDS)
+        self._beat("evaluating", LONG_SECONDS)
         with self.ema.swapped_in(self.ranks):  # every rank: moving statistics are averaged over them
             yield on_batch
         if self._is_within_epoch():
@@ -303,8 +309,7 @@ class Run:
         return round(self.state["epoch"] + self.state["step_in_epoch"] / self._feed.steps_per_epoch, 6)
 
     def _beat(self, doing: str, at_least: float = 0.0) -> None:
-        state = self.state
-        self._watchdog.beat(doing, epoch=state["epoch"] + 1, step=state["step"], at_least=at_least)
+        self._watchdog.beat(doing, epoch=self.state["epoch"] + 1, step=self.state["step"], at_least=at_least)
 
     def _save(self) -> None:
         """Writes a checkpoint. Every rank: each has its data position and random seeds in it."""

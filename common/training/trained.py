@@ -20,6 +20,8 @@ from common.training import model_metadata, weights
 if TYPE_CHECKING:
     from common.evaluation.evaluate import Detect
 
+Opened = tuple["Detect", Any, LabelMap, pathlib.Path]  # what open_detector returns
+
 
 @dataclasses.dataclass(frozen=True)
 class App:
@@ -117,7 +119,7 @@ class App:
 
     def open_detector(
         self, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any
-    ) -> tuple["Detect", Any, LabelMap, pathlib.Path]:
+    ) -> "Opened":
         """Opens a detector for the evaluation loader; arguments and errors are those of `load`.
 
         `path` may also be an exported saved_model directory, .onnx or .tflite file, whose size, config and
@@ -127,9 +129,12 @@ class App:
             The function that detects, its config, the trained classes, and the file that was read.
         """
         file = pathlib.Path(path or "")
-        if not model_metadata.is_exported(file):
-            model, config, label_map, file = self.load(path, image_size, spec, **defaults)
-            return self.make_detect(model, config), config, label_map, file
+        if model_metadata.is_exported(file):
+            return self._open_exported(file, image_size, spec)
+        model, config, label_map, file = self.load(path, image_size, spec, **defaults)
+        return self.make_detect(model, config), config, label_map, file
+
+    def _open_exported(self, file: pathlib.Path, image_size: str | None, spec: str | None) -> "Opened":
         metadata = model_metadata.read(file)
         config = self._read_config(metadata, file)
         for flag, value in (("image_size", image_size), ("hparams", spec)):

@@ -2,12 +2,15 @@
 
 import json
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from common.datacheck.issues import DataError
+from common.errors import UserError
 from tests.faults.data_set import DataSet
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -92,3 +95,53 @@ def test_exit_code_and_no_traceback(app, faulty, tmp_path):
     *_, said = done.stderr.partition("error: 3 kinds of faults in the data:\n")
     assert len(said.splitlines()) == 3
     assert all(word in done.stderr for word in words(faulty))
+
+
+@pytest.mark.parametrize("pipeline_type", ["dali_cpu", "tensorflow"])
+@pytest.mark.parametrize("damage", ["text", "empty", "truncated"])
+def test_a_damaged_image_is_named(trained, drawn, command, tmp_path, pipeline_type, damage):
+    good = sorted((drawn / "images").glob("*.jpg"))[:2]
+    for file in good:
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    content = {"text": b"not an image" * 50, "empty": b"", "truncated": good[0].read_bytes()[:700]}[damage]
+    (tmp_path / "bad.jpg").write_bytes(content)
+    with pytest.raises(UserError, match=r"bad\.jpg") as error:
+        command(
+            "infer",
+            f"--weights={trained}",
+            f"--images={tmp_path}",
+            f"--output_dir={tmp_path}/out",
+            f"--pipeline_type={pipeline_type}",
+        )
+    assert good[0].name not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_image_stops_training_by_its_name(tiny_train, drawn, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(drawn, data)
+    victim = sorted((data / "images").glob("*.jpg"))[3]
+    victim.write_bytes(b"not an image" * 50)
+    with pytest.raises(UserError, match=re.escape(victim.name)):
+        tiny_train(data, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], r"bad\.mp4: no frame of it can be decoded"),
+        (["--pipeline_type=dali_cpu"], "reads no videos"),
+    ],
+)
+def test_a_video_that_cannot_be_read_is_one_line(trained, command, tmp_path, arguments, message):
+    pytest.importorskip("cv2")
+    (tmp_path / "bad.mp4").write_bytes(b"no video" * 99)
+    with pytest.raises(UserError, match=message) as error:
+        command(
+            "infer",
+            f"--weights={trained}",
+            f"--images={tmp_path}/bad.mp4",
+            f"--output_dir={tmp_path}/out",
+            *arguments,
+        )
+    assert "\n" not in str(error.value)

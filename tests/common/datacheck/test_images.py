@@ -28,17 +28,21 @@ def home(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("xdg")))
 
 
+def opened_path(stream) -> str:
+    return os.readlink(f"/proc/self/fd/{stream.fileno()}")
+
+
 @pytest.fixture
 def looks(monkeypatch):
     """The names of the files that were opened, in no particular order."""
     opened = []
-    real = images.inspect_file
+    real = images._inspect
 
-    def inspect_file(path, *arguments):
-        opened.append(os.path.basename(path))
-        return real(path, *arguments)
+    def inspect(stream, *arguments):
+        opened.append(os.path.basename(opened_path(stream)))
+        return real(stream, *arguments)
 
-    monkeypatch.setattr(images, "inspect_file", inspect_file)
+    monkeypatch.setattr(images, "_inspect", inspect)
     return opened
 
 
@@ -296,15 +300,15 @@ def test_other_rules_look_again(tmp_path, looks, monkeypatch):
 
 def test_an_interrupted_look_is_remembered_so_far(tmp_path, looks, monkeypatch):
     names = write(tmp_path, **{f"{i:03d}": JPEGS["jpeg"] for i in range(200)})
-    real = images.inspect_file
+    real = images._inspect
 
-    def interrupted(path, *arguments):
-        if path.endswith("150"):
+    def interrupted(stream, *arguments):
+        if opened_path(stream).endswith("150"):
             raise KeyboardInterrupt
-        return real(path, *arguments)
+        return real(stream, *arguments)
 
     with monkeypatch.context() as once, pytest.raises(KeyboardInterrupt):
-        once.setattr(images, "inspect_file", interrupted)
+        once.setattr(images, "_inspect", interrupted)
         inspect_files(tmp_path, names)
     looks.clear()
     assert inspect_files(tmp_path, names) == [JPEG] * 200

@@ -158,9 +158,9 @@ class Training:
         return self
 
     def resume(self, boundary=False):
-        """The step from which it goes on, None for a new run; `boundary`: as with another --freeze."""
+        """The step from which it goes on, None for a new run; `boundary`: as with another identity."""
         if boundary:
-            self.start(Identity({"num_ranks": 1, "freeze": "now"}))
+            self.start(Identity({"num_ranks": 1, "seed": "now"}))
             self.saved._metadata["identity"] = {"num_ranks": 1}  # what it saves goes on as before
         if self.saved.find() is None:
             return None

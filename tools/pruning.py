@@ -1,0 +1,329 @@
+"""Removes the code that uses names which were left out of a copy.
+
+    from common.distributed import elastic     the module was left out: removed
+    if a.elastic:                              the flag was left out: removed with its body
+        return elastic.run(train, a)
+    return train(a)                            stays
+
+For each use it removes the smallest piece around it that the rest can do without: an entry of a list or a
+dictionary, an argument by keyword, a parameter, an operand of `or` and `and`, a branch of `x if y else z`, or
+the statement. In a test a flag has its default, and what is not there is false. What only removed statements
+define is lost, too: variables, attributes of self, functions without a body or a result. Where the rest would
+mean something else, it raises UnsoundError.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from tools.imports import imported_files
+from tools.source_text import SourceText
+
+LISTS = (ast.List, ast.Tuple, ast.Set)
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+FLAG_OWNERS = ("a", "self._a")  # what the product calls its Args
+
+
+class UnsoundError(Exception):
+    """Something uses a lost name, and nothing around it can go: the message names the line."""
+
+
+class Lost(NamedTuple):
+    """What a file cannot use.
+
+    Attributes:
+        names: per scope ("" is the module, "Run.save" a method), as the file has them: "elastic",
+            "loader.synthetic_boxes", "self._is_video"; ".encoded": of anything. `pruned` adds to them.
+        flags: `a.elastic`, and the fields of Args; with their defaults.
+        words: strings in lists, keys and comparisons: names of flags and their values.
+        is_test: functions go as a whole, and keywords, parameters and all strings count, too.
+    """
+
+    names: dict[str, set[str]]
+    flags: Mapping[str, Any] = MappingProxyType({})
+    words: Collection[str] = ()
+    is_test: bool = False
+
+    def has(self, name: str, scope: str) -> bool:
+        """Whether a name is lost in a scope or one around it."""
+        inner = scope.split(".")
+        around = ["", *(".".join(inner[: i + 1]) for i in range(len(inner)))]
+        return any(name in self.names.get(scope, ()) for scope in around)
+
+    def defines(self, name: str, scope: str) -> bool:
+        """Whether it is the definition in this scope that is lost."""
+        return name in self.names.get(scope, ())
+
+    def add(self, name: str, scope: str) -> None:
+        scope = scope.partition(".")[0] if name.startswith("self.") else scope
+        self.names.setdefault(scope, set()).add(name)
+
+
+class Place(NamedTuple):
+    """A node, and the nodes around it from the outside in, each with the field that leads on."""
+
+    node: Any  # of ast's classes, which have different fields
+    above: tuple[tuple[Any, str], ...] = ()
+
+    @property
+    def up(self) -> "Place":
+        return Place(self.above[-1][0], self.above[:-1])
+
+    @property
+    def scope(self) -> str:
+        return ".".join(node.name for node, _ in self.above if isinstance(node, DEFINITIONS))
+
+    def walk(self) -> Iterator["Place"]:
+        """This and all places inside, in the order of the text."""
+        yield self
+        for field, value in ast.iter_fields(self.node):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from Place(child, (*self.above, (self.node, field))).walk()
+
+
+def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], bool]) -> None:
+    """Prunes files in place, until nothing in them uses a lost name of its own or of another one.
+
+    Args:
+        texts: path -> text.
+        lost: path -> what is lost in it; names are added.
+        has: whether the copy has a file of this project.
+    """
+    known = -1
+    while known != (known := sum(len(names) for found in lost.values() for names in found.names.values())):
+        for path, text in texts.items():
+            for name, file, attribute in imported_files(text):
+                gone = lost[file].names.get("", ()) if file in lost else ()
+                if not has(file) or attribute in gone:
+                    lost[path].add(name, "")
+                elif attribute is None:
+                    lost[path].names.setdefault("", set()).update(f"{name}.{other}" for other in gone)
+            try:
+                texts[path] = pruned(text, lost[path])
+            except UnsoundError as error:
+                raise UnsoundError(f"{path}, {error}") from None
+
+
+def pruned(text: str, lost: Lost) -> str:
+    """The text without what uses lost names; adds to `lost.names` what is lost with it."""
+    while place := next((p for p in Place(ast.parse(text)).walk() if _is_lost(p, lost)), None):
+        edit = _Edit(text, lost)
+        try:
+            in_body = any(isinstance(n, DEFINITIONS) and f == "body" for n, f in place.above)
+            if lost.is_test and (in_body or isinstance(place.node, ast.arg)):
+                raise UnsoundError("a test goes as a whole")
+            text = edit.without_use(place)
+        except UnsoundError as error:
+            if not lost.is_test:
+                raise UnsoundError(f"line {place.node.lineno}, {ast.unparse(place.node)}: {error}") from None
+            while len(place.above) > 1:
+                place = place.up
+            text = edit.without_statement(place)
+    return text
+
+
+def _is_lost(place: Place, lost: Lost) -> bool:
+    """Whether a node is itself the use of a lost name."""
+    node, (parent, field) = place.node, place.above[-1] if place.above else (None, "")
+    match node:
+        case ast.Name(ctx=ast.Load()) | ast.Attribute(ctx=ast.Load()):
+            name = ast.unparse(node)
+            owner, dot, attribute = name.rpartition(".")
+            is_flag = attribute in lost.flags and owner in FLAG_OWNERS
+            return is_flag or lost.has(name, place.scope) or (bool(dot) and lost.has(dot + attribute, ""))
+        case ast.alias():
+            return lost.has(node.asname or node.name, place.scope)
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(func=maker)):
+            is_flag = name in lost.flags and ast.unparse(maker).endswith("flag")
+            return is_flag or (isinstance(parent, ast.Module) and lost.defines(name, ""))
+        case ast.arg() | ast.keyword() if lost.is_test:
+            return node.arg in lost.words or (isinstance(node, ast.arg) and lost.has(node.arg, ""))
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return lost.defines("self." * isinstance(parent, ast.ClassDef) + name, place.scope)
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return isinstance(parent, ast.Module) and lost.defines(name, "")
+        case ast.Constant(value=str(word)) if lost.is_test and not isinstance(parent, ast.Expr | ast.Compare):
+            flag, _, value = word.removeprefix("--").partition("=")
+            is_flag = word.startswith("--") and flag in lost.flags
+            return is_flag or not {word, value, re.split("[./-]", word)[0]}.isdisjoint(lost.words)
+        case ast.Constant(value=str(word)) if not lost.is_test:
+            return word in lost.words and (isinstance(parent, (*LISTS, ast.Compare)) or field == "keys")
+    return False
+
+
+def _stored(node: ast.AST, without: ast.AST | None = None) -> set[str]:
+    """The variables and attributes that are assigned inside of a node, except within another one."""
+    if node is without:
+        return set()
+    found = set().union(*(_stored(child, without) for child in ast.iter_child_nodes(node)))
+    is_stored = isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)
+    return found | ({ast.unparse(node)} if is_stored else set())
+
+
+class _Edit(SourceText):
+    """One file; its methods return the new text."""
+
+    def __init__(self, text: str, lost: Lost) -> None:
+        super().__init__(text)
+        self._lost = lost
+
+    def without_use(self, place: Place) -> str:
+        """The text without the smallest thing around one lost node that can go."""
+        if isinstance(place.node, ast.stmt):
+            return self.without_statement(place)
+        leaf, attribute = place.node, getattr(place.node, "attr", "")
+        flag = attribute if attribute in self._lost.flags else ""
+        # What the node is worth in a test: a flag has its default; what is not there is false; None: unknown.
+        is_true: bool | None = bool(self._lost.flags.get(flag))
+        while True:
+            node, (parent, field), above = place.node, place.above[-1], place.up
+            match parent:
+                case ast.BoolOp() | ast.IfExp() | ast.If() if is_true is None and field in ("values", "test"):
+                    raise UnsoundError("a test whose result is not known")
+                case ast.BoolOp():
+                    if isinstance(parent.op, ast.Or) != is_true:
+                        return self.without_item(parent.values, node)
+                case ast.UnaryOp(op=ast.Not()):
+                    is_true = None if is_true is None else not is_true
+                case ast.Compare(ops=[operator], comparators=[right]):
+                    is_true = self._compare(leaf, flag, operator, right)
+                case ast.IfExp():
+                    takes_body = is_true if field == "test" else field == "orelse"
+                    left = parent.body if takes_body else parent.orelse
+                    if not (isinstance(left, ast.Constant) and left.value is None):
+                        return self.replaced(self.span(parent), self.cut(*self.span(left)))
+                    is_true = False
+                case ast.Call() if field == "args" and self._must_stay(leaf, above):
+                    raise UnsoundError("a lost argument by position: give it by keyword")
+                case ast.Dict():
+                    entries = list(zip(parent.keys, parent.values, strict=True))
+                    return self.without_item(entries, next(entry for entry in entries if node in entry))
+                case ast.List() | ast.Tuple() | ast.Set() if self._is_list(above, leaf):
+                    is_type = isinstance(above.above[-1][0], ast.Subscript)
+                    one_left = isinstance(parent, ast.Tuple) and len(parent.elts) == 2 and not is_type
+                    return self.without_item(parent.elts, node, comma=b"," * one_left)
+                case ast.Call() if field == "keywords" or isinstance(node, ast.Starred):
+                    return self.without_item([*parent.args, *parent.keywords], node)
+                case ast.arguments():
+                    return self._without_parameter(above, node)
+                case ast.Import() | ast.ImportFrom() if len(parent.names) > 1:
+                    return self.without_item(parent.names, node)
+                case ast.If() if field == "test":
+                    return self._without_test(above, bool(is_true))
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if field == "func":
+                    is_true = False if name.startswith("is_") else None
+                case ast.withitem() | ast.ExceptHandler() | ast.match_case() | ast.Module() | ast.While():
+                    raise UnsoundError(f"nothing can go inside of {type(parent).__name__}")
+                case _ if field in ("ifs", "decorator_list", "returns", "bases"):
+                    raise UnsoundError("without it the rest means something else")
+                case ast.stmt():
+                    return self.without_statement(above)
+                case ast.NamedExpr():
+                    pass
+                case _:
+                    is_true = None
+            place = above
+
+    def _compare(self, leaf: ast.AST, flag: str, operator: ast.cmpop, right: ast.expr) -> bool | None:
+        """The result of a comparison with a lost name, flag or word; None: unknown."""
+        if not flag:
+            if isinstance(leaf, ast.Constant) or isinstance(operator, ast.In | ast.NotIn):  # in a lost table
+                return isinstance(operator, ast.NotEq | ast.NotIn)
+            is_none = isinstance(right, ast.Constant) and right.value is None
+            return isinstance(operator, ast.Is) if is_none else None
+        default = self._lost.flags[flag]
+        try:
+            value = ast.literal_eval(right)
+        except ValueError:
+            return None
+        match operator:
+            case ast.Is() | ast.Eq():
+                return bool(default == value)
+            case ast.IsNot() | ast.NotEq():
+                return bool(default != value)
+            case ast.In() | ast.NotIn():
+                return (default in value) == isinstance(operator, ast.In)
+            case _:
+                return None
+
+    def _must_stay(self, leaf: ast.AST, call: Place) -> bool:
+        """Whether a call with a lost argument by position must stay: a flag, or a local for a result."""
+        if isinstance(leaf, ast.Name) and not self._lost.defines(leaf.id, ""):
+            return isinstance(call.above[-1][0], ast.Return | ast.Assign)
+        return getattr(leaf, "attr", "") in self._lost.flags
+
+    def without_statement(self, place: Place) -> str:
+        """The text without a statement, and without what it leaves empty."""
+        node, (parent, field) = place.node, place.above[-1]
+        around = [place.above[0][0], *(n for n, _ in place.above if isinstance(n, DEFINITIONS))]
+        kept = _stored(around[-1], node) | {n for n in _stored(around[:2][-1], node) if "." in n}
+        if isinstance(node, DEFINITIONS):
+            self._lost.add("self." * isinstance(parent, ast.ClassDef) + node.name, place.scope)
+        else:
+            for name in _stored(node) - kept:
+                self._lost.add(name, place.scope)
+        if isinstance(node, ast.AugAssign):
+            raise UnsoundError("a value that is changed here")
+        if isinstance(node, ast.Return) and parent is around[-1]:
+            results = [n for n in ast.walk(around[-1]) if isinstance(n, ast.Return | ast.Yield)]
+            if len(results) > 1:
+                raise UnsoundError("a result that only some calls have")
+            return self.without_statement(place.up)
+        block = [statement for statement in getattr(parent, field) if statement is not node]
+        left = [s for s in block if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+        if left or isinstance(parent, ast.Module):
+            return self.without_lines(self.first_line(node), node.end_lineno)
+        if field == "orelse":
+            return self.without_lines(parent.body[-1].end_lineno + 1, node.end_lineno)
+        if field != "body" or getattr(parent, "orelse", None) or getattr(parent, "finalbody", None):
+            raise UnsoundError("the block that it stands in would be empty")
+        return self.without_statement(place.up)
+
+    def _without_test(self, place: Place, is_true: bool) -> str:
+        """The text with an `if` replaced by the branch that is left of it."""
+        node, (parent, field) = place.node, place.above[-1]
+        is_elif = self.cut(*self.span(node)).startswith(b"elif")
+        if is_true and is_elif:
+            raise UnsoundError("elif of what is always true")
+        if not is_true and not node.orelse:
+            return self.without_statement(place)
+        if not is_true and self.cut(*self.span(node.orelse[0])).startswith(b"elif"):
+            start, next_start = self.span(node)[0], self.span(node.orelse[0])[0]
+            return self.replaced((start, next_start + (0 if is_elif else len("el"))), b"")
+        left = node.body if is_true else node.orelse
+        first = (node.test.end_lineno if is_true else self.else_line(node)) + 1
+        last = left[-1].end_lineno
+        if is_elif:
+            return self.without_lines(node.lineno, first - 2)
+        end = node.end_lineno
+        if isinstance(left[-1], ENDS):  # the rest of the block is never reached
+            end = getattr(parent, field)[-1].end_lineno
+        inner = b"".join(line.removeprefix(b"    ") for line in self._lines[first - 1 : last])
+        return b"".join([*self._lines[: node.lineno - 1], inner, *self._lines[end:]]).decode()
+
+    def _without_parameter(self, place: Place, node: ast.AST) -> str:
+        """The text without a parameter, which is lost in its function."""
+        a = place.node
+        plain = [*a.posonlyargs, *a.args]
+        defaults = [*[None] * (len(plain) - len(a.defaults)), *a.defaults, *a.kw_defaults]
+        items = list(zip([*plain, *a.kwonlyargs], defaults, strict=True))
+        item = next((item for item in items if node in item), None)
+        if item is None or item[1] is None:  # the function cannot be called without
+            return self.without_statement(place.up)
+        self._lost.add(item[0].arg, Place(node, (*place.above, (place.node, ""))).scope)
+        return self.without_item(items, item)
+
+    def _is_list(self, place: Place, leaf: ast.AST) -> bool:
+        """Whether elements can go: a tuple can be a row of a table, or several values; a list, a command."""
+        parent = place.above[-1][0]
+        if str(getattr(leaf, "value", "")).startswith("--"):
+            return False
+        if isinstance(parent, ast.Compare):
+            return len(place.node.elts) > 1
+        is_row = isinstance(parent, (*LISTS, ast.Dict, ast.Return))
+        is_values = isinstance(parent, ast.Assign) and not isinstance(parent.targets[0], ast.Name)
+        return not (isinstance(place.node, ast.Tuple) and (is_row or is_values))

@@ -1,0 +1,71 @@
+"""Which definitions of a copy's files nothing refers to any more, by name.
+
+A name counts wherever it is read: as a variable, an attribute or a word in a string. What the whole project
+does not refer to either is there for users and stays, as do methods that another library calls.
+"""
+
+import ast
+import collections
+import functools
+from collections.abc import Iterator, Mapping
+
+
+def unused(texts: Mapping[str, str], project: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """(path, scope, name) of what nothing else in these files refers to, but something in all the project."""
+    places: list[dict[str, list[tuple[str, str]]]] = [collections.defaultdict(list) for _ in range(2)]
+    for uses, files in zip(places, (texts, project), strict=True):
+        for path, text in files.items():
+            for scope, name in _references(text)[1]:
+                uses[name].append((path, scope))
+    plain = {"", *_plain_classes(project)}
+    for path, text in texts.items():
+        for scope, name in _references(text)[0]:
+            inside = f"{scope}.{name}.".lstrip(".")
+            is_used, was_used = (
+                any(other != path or not f"{around}.".startswith(inside) for other, around in uses[name])
+                for uses in places
+            )
+            if was_used and not is_used and scope in plain and not name.startswith("__"):
+                yield path, scope, name
+
+
+def _plain_classes(project: Mapping[str, str]) -> set[str]:
+    """The classes whose bases are in the project, too: no other library calls their methods."""
+    nodes = [node for text in project.values() for node in ast.walk(ast.parse(text))]
+    bases = {n.name: {ast.unparse(base) for base in n.bases} for n in nodes if isinstance(n, ast.ClassDef)}
+    plain: set[str] = {"abc.ABC", "NamedTuple"}
+    while new := {name for name in bases.keys() - plain if bases[name] <= plain}:
+        plain |= new
+    return plain
+
+
+@functools.cache
+def _references(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(scope, name) of a file's definitions, and of all names that it reads, in strings, too."""
+    defined: list[tuple[str, str]] = []
+    read: list[tuple[str, str]] = []
+
+    def walk(around: ast.AST, scope: str) -> None:
+        is_outer = isinstance(around, ast.Module | ast.ClassDef)
+        for node in ast.iter_child_nodes(around):
+            inner = scope
+            match node:
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if is_outer:
+                    defined.append((scope, name))
+                    inner = f"{scope}.{name}".lstrip(".")
+                case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                    if isinstance(around, ast.Module):
+                        defined.append((scope, name))
+                        inner = name
+                case (
+                    ast.Name(id=name, ctx=ast.Load())
+                    | ast.Attribute(attr=name)
+                    | ast.Constant(value=str(name))
+                ):
+                    read.append((scope, name))
+                case ast.alias(name=name, asname=str()):
+                    read.append((scope, name))
+            walk(node, inner)
+
+    walk(ast.parse(text), "")
+    return defined, read
