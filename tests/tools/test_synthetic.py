@@ -124,6 +124,16 @@ def test_hidden_objects_show_at_least_the_promised_share(monkeypatch):
     assert (shares < 0.9).sum() > 10  # and some are hidden
 
 
+def test_an_object_over_the_border_shows_the_promised_share():
+    solid = np.zeros((30, 30), bool)
+    solid[:, :10] = True
+    for seed in range(50):
+        owner = np.full((60, 60), -1)
+        top, left = synthetic._find_place(np.random.default_rng(seed), solid, owner, [])
+        shown = solid[max(-top, 0) : 60 - top, max(-left, 0) : 60 - left].sum()
+        assert shown >= synthetic.MIN_VISIBLE * solid.sum()
+
+
 @pytest.mark.parametrize(
     ("name", "share"), [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
 )

@@ -328,18 +328,21 @@ def test_data_without_boxes_end_all_ranks(drawn):
     assert "hold no box" in line
 
 
-@pytest.mark.parametrize("shards", [(0, 0), (1, 1)])
-def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shards):
+@pytest.mark.parametrize(
+    ("shards", "num_shards", "images"), [((0, 0), 2, 12), ((1, 1), 2, 12), ((0, 0), 1, 24)]
+)
+def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shards, num_shards, images):
     network = Network(drawn_source)
 
     def work(ranks):
-        loader = ShardLoader(drawn_source, 4, shards[ranks.rank], 2)
+        loader = ShardLoader(drawn_source, 4, shards[ranks.rank], num_shards)
         options = {"title": "x", "explain": plain.explain, "ranks": ranks}
         return evaluation.predict(network, loader, drawn_source.label_map, **options)
 
     for outcome in on_ranks(2, work):
         assert isinstance(outcome, RuntimeError)
-        assert "12 images were evaluated, 6 different ones, and the data have 12" in str(outcome)
+        evaluated = f"{images} images were evaluated, {12 // num_shards} different ones"
+        assert f"{evaluated}, and the data have 12" in str(outcome)
 
 
 # --- after every batch ---

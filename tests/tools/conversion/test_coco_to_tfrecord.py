@@ -145,18 +145,27 @@ def test_what_fails_halfway_leaves_the_old_set_whole(drawn, tmp_path, monkeypatc
     annotations = load(drawn)
     write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=4, seed=1)
     before = contents_of(tmp_path)
-    real, seen = coco_to_tfrecord._serialize, []
+    real, seen, stopped = coco_to_tfrecord._serialize, [], threading.Event()
+    pool = coco_to_tfrecord.concurrent.futures.ThreadPoolExecutor
+    real_exit = pool.__exit__
 
     def serialize(*arguments):
         seen.append(arguments)
         if len(seen) == 5:
             raise error
+        assert len(seen) < 5 or stopped.wait(30)
         return real(*arguments)
 
+    def leave(self, error_type, *details):
+        if error_type:
+            stopped.set()
+        real_exit(self, error_type, *details)
+
     monkeypatch.setattr(coco_to_tfrecord, "_serialize", serialize)
+    monkeypatch.setattr(pool, "__exit__", leave)
     with pytest.raises(type(error), match=str(error.args[-1])):
         write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=4, num_workers=1)
-    assert len(seen) < 12  # the other shards stop
+    assert len(seen) <= 6  # the other shards stop, after the image that they are at
     assert contents_of(tmp_path) == before
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
