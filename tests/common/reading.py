@@ -1,4 +1,4 @@
-"""Numbered images as files and as records, and what DALI reads of a data set. For tests of readers."""
+"""What a DALI graph gives, and numbered images as files and as records for it to read."""
 
 import json
 import pathlib
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from nvidia import dali
+from nvidia.dali import fn
 
 from common.datacheck.datasets import open_coco, open_tfrecords
 from common.datasets import CocoSource, ImageListSource
@@ -29,6 +30,21 @@ def build(nodes, batch_size=1, seed=None):
         pipeline.set_outputs(*nodes())
     pipeline.build()
     return pipeline
+
+
+def run_graph(function, *inputs, device="cpu"):
+    """Calls `function` in a graph on lists of one array per sample; the outputs of each sample.
+
+    With device="gpu" the graph may use the GPU, and the inputs are there.
+    """
+    device_id = 0 if device == "gpu" else None
+    pipeline = dali.Pipeline(len(inputs[0]), num_threads=2, device_id=device_id, prefetch_queue_depth=1)
+    with pipeline:
+        nodes = [fn.external_source(source=[batch], cycle=True, batch=True) for batch in inputs]
+        pipeline.set_outputs(*function(*(node.gpu() if device == "gpu" else node for node in nodes)))
+    pipeline.build()
+    outputs = [output.as_cpu() for output in pipeline.run()]
+    return [[np.array(output.at(i)) for output in outputs] for i in range(len(inputs[0]))]
 
 
 def read(reader, count, batch_size=1, pipeline_seed=None, **options):
