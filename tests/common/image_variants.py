@@ -56,15 +56,13 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def _interlaced_png() -> bytes:
-    passes = [
-        (0, 0, 8, 8),
-        (0, 4, 8, 8),
-        (4, 0, 8, 4),
-        (0, 2, 4, 4),
-        (2, 0, 4, 2),
-        (0, 1, 2, 2),
-        (1, 0, 2, 1),
-    ]
+    starts_and_steps = (
+        (0, 0, 4, 0, 2, 0, 1),
+        (0, 4, 0, 2, 0, 1, 0),
+        (8, 8, 8, 4, 4, 2, 2),
+        (8, 8, 4, 4, 2, 2, 1),
+    )
+    passes = zip(*starts_and_steps, strict=True)
     rows = [row.tobytes() for t, left, down, across in passes for row in RGB[t::down, left::across]]
     return png(8, 2, rows, interlaced=True)
 
@@ -87,8 +85,8 @@ def bmp(
 
 
 def tiff(
-    pixels: np.ndarray,
-    photometric: int,
+    pixels,
+    photometric,
     *,
     bits=8,
     kind=1,
@@ -96,13 +94,13 @@ def tiff(
     tiled=False,
     big=False,
     order="<",
-    without: Sequence[int] = (),
-    **tags: tuple[int, ...],
+    without=(),
+    **tags,
 ) -> bytes:
     """An uncompressed TIFF.
 
     Args:
-        pixels: (HEIGHT, WIDTH, samples), integers of `bits` bits, or floats for kind 3.
+        pixels: array (HEIGHT, WIDTH, samples), integers of `bits` bits, or floats for kind 3.
         photometric: interpretation, 2 for RGB.
         bits: of a sample.
         kind: of a sample: 1 unsigned, 2 signed, 3 float.

@@ -1,5 +1,6 @@
 """Anchors are those of the definition, one at a time, and as many as google/automl's models have."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -67,17 +68,10 @@ def test_counts_of_the_published_models(number, count):
     assert sum(cells) * anchors.anchors_per_location == count
 
 
-def test_the_first_and_last_anchor_show_scale_and_ratio():
+def test_the_first_anchor_shows_the_scale():
     # stride 8: a square of 8 x scale around the centre (4, 4) of the first cell
     np.testing.assert_array_equal(get_config("efficientdet-d0").anchors.boxes[0], [-12, -12, 20, 20])
     np.testing.assert_array_equal(get_config("efficientdet-d7").anchors.boxes[0], [-16, -16, 24, 24])
-    # d7x: level 8 ends with the last cell of 6 x 6, stride 256, scale 2**(2/3), ratio 1/2: tall
-    last = get_config("efficientdet-d7x").anchors.boxes[-1]
-    side = 4 * 256 * 2 ** (2 / 3)
-    half_height, half_width = side * math.sqrt(2) / 2, side / math.sqrt(2) / 2
-    center = 1536 - 128
-    expected = [center - half_height, center - half_width, center + half_height, center + half_width]
-    np.testing.assert_allclose(last, expected, rtol=1e-6)
 
 
 def test_feature_sizes_are_rounded_up():
@@ -98,19 +92,18 @@ def test_anchors_from_lists_and_tuples_are_equal_and_their_arrays_are_made_once(
             array[0] = 0
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (7, 3, 3, RATIOS, 4.0, (512, 512)),
-        (-1, 3, 3, RATIOS, 4.0, (512, 512)),
-        (3, 7, 0, RATIOS, 4.0, (512, 512)),
-        (3, 7, 3, [], 4.0, (512, 512)),
-        (3, 7, 3, [1.0, -2.0], 4.0, (512, 512)),
-        (3, 7, 3, RATIOS, 0.0, (512, 512)),
-        (3, 7, 3, RATIOS, 4.0, (512,)),
-        (3, 7, 3, RATIOS, 4.0, (512, 0)),
-    ],
-)
-def test_impossible_anchors_are_refused(arguments):
-    with pytest.raises(ValueError, match="need 0 <= min_level <= max_level, and all other numbers above 0"):
-        Anchors(*arguments)
+def test_impossible_anchors_are_refused():
+    possible = Anchors(3, 7, 3, RATIOS, 4.0, (512, 512))
+    impossible = {
+        "min_level": (8, -1),
+        "num_scales": (0,),
+        "aspect_ratios": ([], [1.0, -2.0]),
+        "anchor_scale": (0.0,),
+        "image_size": ((512,), (512, 0)),
+    }
+    for name, values in impossible.items():
+        for value in values:
+            with pytest.raises(
+                ValueError, match="need 0 <= min_level <= max_level, and all other numbers ab"
+            ):
+                dataclasses.replace(possible, **{name: value})

@@ -18,6 +18,7 @@ from common.datacheck.issues import Issues
 from common.errors import UserError
 from common.labels import LabelMap
 from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, write_json
+from tests.common.made_annotations import annotations as made
 
 
 @pytest.fixture
@@ -62,18 +63,10 @@ def test_target_boxes_against_a_plain_loop():
     sizes = random.integers(1, 700, (20, 2))
     boxes = random.uniform(-100, 700, (500, 4))
     boxes[:, 2:] = np.abs(boxes[:, 2:]) * random.choice([0, 1e-7, 0.01, 1], (500, 2), p=[0.1, 0.1, 0.2, 0.6])
-    annotations = Annotations(
-        label_map=LabelMap((4, 8), ("a", "b")),
-        image_ids=np.arange(20),
-        file_names=[""] * 20,
-        image_sizes=sizes.astype(np.int32),
-        box_image=np.sort(random.choice([*range(1, 7), *range(8, 19)], 500)),  # three images have none
-        boxes_ltwh_px=boxes,
-        category_ids=random.choice([4, 8], 500),
-        is_crowd=random.uniform(size=500) < 0.1,
-        areas=np.ones(500),
-        origin="",
-    )
+    images = np.sort(random.choice([*range(1, 7), *range(8, 19)], 500))  # three images have none
+    crowds = np.flatnonzero(random.uniform(size=500) < 0.1)
+    rows = np.c_[images, random.integers(0, 2, 500), boxes]
+    annotations = made(sizes, rows, ("a", "b"), crowds)
     targets = annotations.target_boxes
     splits = annotations.row_splits.tolist()
     assert splits == [np.count_nonzero(annotations.box_image < i) for i in range(21)]
@@ -87,7 +80,7 @@ def test_target_boxes_against_a_plain_loop():
             edges = [x / width, y / height, (x + w) / width, (y + h) / height]
             box = np.array([min(max(edge, 0), 1) for edge in edges], np.float32)
             if box[2] > box[0] and box[3] > box[1]:
-                expected.append([*box, {4: 0, 8: 1}[int(annotations.category_ids[row])]])
+                expected.append([*box, {10: 0, 20: 1}[int(annotations.category_ids[row])]])
                 clipped += box.tolist() != np.float32(edges).tolist()
             else:
                 dropped += 1
@@ -117,12 +110,8 @@ def test_pycocotools_judges_our_ground_truth_like_the_original(coco128):
     original = json.loads(path.read_text())
     random = np.random.default_rng(0)
     detections = [
-        {
-            "image_id": o["image_id"],
-            "category_id": o["category_id"],
-            "bbox": (np.array(o["bbox"]) * random.uniform(0.9, 1.1, 4)).tolist(),
-            "score": random.uniform(),
-        }
+        {key: o[key] for key in ("image_id", "category_id")}
+        | {"bbox": (np.array(o["bbox"]) * random.uniform(0.9, 1.1, 4)).tolist(), "score": random.uniform()}
         for o in original["annotations"]
         if random.uniform() < 0.8
     ]
@@ -179,11 +168,8 @@ def test_the_summary_counts(drawn):
 
 
 def test_image_names(small):
-    assert [small.image_name(row) for row in range(3)] == [
-        "image 42 ('a.jpg')",
-        "image 7 ('sub/b\\x00 .jpg')",
-        f"image {2**63 - 1}",
-    ]
+    names = ["image 42 ('a.jpg')", "image 7 ('sub/b\\x00 .jpg')", f"image {2**63 - 1}"]
+    assert [small.image_name(row) for row in range(3)] == names
 
 
 # --- some of the images ---
@@ -231,14 +217,13 @@ def test_real_data_are_read_as_by_the_strict_reader(name, request):
 
 
 def gaps():
+    """Images with the ids LARGE and 3, and nothing that may be missing."""
     document = copy.deepcopy(SMALL)
-    for image, image_id in zip(document["images"], (LARGE, 3), strict=True):
-        for an_object in document["annotations"]:
-            if an_object["image_id"] == image["id"]:
-                an_object["image_id"] = -image_id
-        image["id"] = image_id
+    ids = {42: LARGE, 7: 3}
+    for image in document["images"]:
+        image["id"] = ids[image["id"]]
     for an_object in document["annotations"]:
-        an_object["image_id"] = abs(an_object["image_id"])
+        an_object["image_id"] = ids[an_object["image_id"]]
         for key in ("id", "area", "iscrowd"):
             an_object.pop(key, None)
     return document
@@ -282,8 +267,5 @@ def test_bad_annotations_are_one_clear_line(document, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         read_coco(path)
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
-
-
-def test_a_json_that_is_not_there(tmp_path):
     with pytest.raises(UserError, match=r"nowhere.json: No such file"):
         read_coco(tmp_path / "nowhere.json")

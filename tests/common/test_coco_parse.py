@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 
 from common.datacheck.coco import load_coco
 from common.datacheck.issues import DataError
-from tests.common.coco_documents import (
-    LARGE,
-    SMALL,
-    assert_is,
-    changed,
-    draw_images,
-    found_beside,
-    refused,
-    write_json,
-)
+from tests.common import coco_documents
+from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, found_beside, refused, write_json
 
 NAN, INF = float("nan"), float("inf")
 ABOUT_IMAGE = "image 7 ('sub/b.jpg') has"
@@ -31,7 +23,7 @@ ABOUT_OBJECT = "annotation 3 (image 7) has"
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
+    return coco_documents.draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture
@@ -73,12 +65,7 @@ def steps(path):
         ("images.1.file_name", "", "wrong-type", "image 7 ('') has file_name ''"),
         ("annotations.2.image_id", ..., "missing-key", "annotation 3 has no image_id"),
         ("annotations.2.image_id", "7", "wrong-type", "annotation 3 (image '7') has image_id '7': expected"),
-        (
-            "annotations.2.image_id",
-            8,
-            "unknown-image",
-            "annotation 3 (image 8) has image_id 8, which no image",
-        ),
+        ("annotations.2.image_id", 8, "unknown-image", "annotation 3 (image 8) has image_id 8, which no"),
         ("annotations.2.category_id", 3, "unknown-category", f"{ABOUT_OBJECT} category_id 3, which no cat"),
         ("annotations.2.category_id", 2.0, "wrong-type", f"{ABOUT_OBJECT} category_id 2.0"),
         ("annotations.2.id", 1, "repeated-annotation-id", "annotation 1 is given 2 times: annotations[0]"),
@@ -143,12 +130,8 @@ def test_every_fault_is_listed(small, images):
         {"id": 13, "file_name": "e.jpg", "height": 5},
         {"id": 13, "file_name": "f.jpg", "width": 5, "height": "5"},
     ]
-    changes = [
-        {"bbox": [1, 2, -3, 4]},
-        {"bbox": [1, 2, 3]},
-        {"bbox": [1, 2, 3, NAN]},
-        {"bbox": [19, 2, 3, 4]},
-    ]
+    boxes = ([1, 2, -3, 4], [1, 2, 3], [1, 2, 3, NAN], [19, 2, 3, 4])
+    changes = [{"bbox": box} for box in boxes]
     changes += [{"bbox": [1, 2, 3, "4"], "category_id": None}, {"category_id": 5, "id": 1}]
     changes += [{"image_id": i} for i in (14, 15, 16)]  # more than ids are lost
     sound = {"image_id": 42, "category_id": 2, "bbox": [1, 2, 3, 4]}
@@ -156,15 +139,13 @@ def test_every_fault_is_listed(small, images):
     document["categories"] += [{"id": 9, "name": "again"}, {"id": 10}]
     path = small(document)
     stopping = refused(path, images)
-    assert {
-        kind: [text.split(" has ")[0] for text in issue.offenders] for kind, issue in stopping.items()
-    } == {
+    names = {kind: [text.split(" has ")[0] for text in issue.offenders] for kind, issue in stopping.items()}
+    missing = [text.split(")")[0] for text in names.pop("image-missing")]
+    assert missing == ["images[2] (no id, 'c.jpg'", "image 13 ('e.jpg'", "image 13 ('f.jpg'"]
+    twice = "annotation 24 (image 42)"
+    assert names == {
         "missing-key": ["image 13 ('e.jpg')"],
-        "wrong-type": [
-            "images[2] (id '11', 'c.jpg')",
-            "image 13 ('f.jpg')",
-            *["annotation 24 (image 42)"] * 2,
-        ],
+        "wrong-type": ["images[2] (id '11', 'c.jpg')", "image 13 ('f.jpg')", twice, twice],
         "repeated-image-id": ["image 13 is given 2 times: 'e.jpg', 'f.jpg'"],
         "repeated-annotation-id": ["annotation 1 is given 2 times: annotations[0], annotations[9]"],
         "bad-category": ["category id 9 is given twice: 'nine' and 'again'", "category 10"],
@@ -173,10 +154,7 @@ def test_every_fault_is_listed(small, images):
         "box-not-finite": ["annotation 22 (image 42)"],
         "box-negative": ["annotation 20 (image 42)"],
         "path-leaves-directory": [f"image 12 ('../d.jpg'): it is not below {images}"],
-        "image-missing": stopping["image-missing"].offenders,
     }
-    missing = [text.split(")")[0] for text in stopping["image-missing"].offenders]
-    assert missing == ["images[2] (no id, 'c.jpg'", "image 13 ('e.jpg'", "image 13 ('f.jpg'"]
     with pytest.raises(DataError) as error:
         load_coco(path, images)
     assert str(error.value).startswith(f"{len(stopping)} kinds of faults")
@@ -350,10 +328,9 @@ def test_boxes_that_are_fractions(small):
     document = with_boxes(FRACTIONS)
     stopping = refused(small(document))
     assert list(stopping) == ["boxes-not-in-pixels"]
-    assert stopping["boxes-not-in-pixels"].offenders == [
+    assert stopping["boxes-not-in-pixels"].count == 4
+    assert stopping["boxes-not-in-pixels"].offenders[::3] == [
         "annotation 1 (image 7) has bbox [0.05, 0.1, 0.2, 0.9] in 30 x 40 pixels",
-        "annotation 5 (image 42) has bbox [0.0, 0.0, 1.0, 1.0] in 20 x 10 pixels",
-        "annotation 3 (image 7) has bbox [0.5, 0.5, 0.52, 0.5] in 30 x 40 pixels",
         "annotation 8 (image 42) has bbox [-0.01, 0.0, 0.3, 0.3] in 20 x 10 pixels",
     ]
     # One is enough, and what else is wrong hides nothing.
@@ -404,38 +381,16 @@ def test_what_is_no_regular_file(tmp_path):
 
 # --- any change: refused, or read as it is ---
 
-VALUES = st.sampled_from(
-    [
-        *(
-            ...,
-            None,
-            True,
-            0,
-            -1,
-            1,
-            2,
-            7,
-            9,
-            42,
-            2**31,
-            LARGE,
-            LARGE + 1,
-            10**30,
-            1.5,
-            -0.0,
-            1e300,
-            NAN,
-            INF,
-        ),
-        *("", "7", "\ud800", "a.jpg", "ä" * 300, [], {}, [[[]]], [{}]),
-        *([1, 2, 3], [1, 2, 3, 4], [0, 0, -1, 1], [15, 5, 20, 20], [0, 0, 0, 0], [0, 0, 1, 1]),
-        *([1, 2, 3, "4"], [1, 2, NAN, 4]),
-    ]
-)
+NUMBERS = (0, -1, 1, 2, 7, 9, 42, 2**31, LARGE, LARGE + 1, 10**30, 1.5, -0.0, 1e300, NAN, INF)
+OTHERS = (..., None, True, "", "7", "\ud800", "a.jpg", "ä" * 300, [], {}, [[[]]], [{}])
+BOXES = ([1, 2, 3], [1, 2, 3, 4], [0, 0, -1, 1], [15, 5, 20, 20], [0, 0, 0, 0], [0, 0, 1, 1])
+VALUES = st.sampled_from([*NUMBERS, *OTHERS, *BOXES, [1, 2, 3, "4"], [1, 2, NAN, 4]])
 BYTES = st.sampled_from(
     [b"NaN", b"Infinity", b"-", b"null", b"1e999", b'"', b"[", b"}", b"\\u", b"0", b"\xff"]
 )
-ANY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# The same examples on every run: a failure in CI is a failure here.
+FIXED = settings(QUICK, derandomize=True, database=None)
 
 
 def paths(value, path=()):
@@ -511,7 +466,7 @@ def has_target(images, objects):
     return False
 
 
-@ANY
+@FIXED
 @given(st.lists(st.tuples(st.sampled_from(sorted(paths(SMALL), key=str)), VALUES), min_size=1, max_size=3))
 def test_any_values_are_refused_or_read(small, changes):
     document = SMALL
@@ -529,7 +484,7 @@ def test_any_values_are_refused_or_read(small, changes):
         assert_is(annotations, document)
 
 
-@ANY
+@FIXED
 @given(data=st.data())
 def test_any_bytes_are_refused_or_read(small, data):
     content = bytearray(json.dumps(SMALL).encode())

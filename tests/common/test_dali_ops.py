@@ -109,22 +109,12 @@ FILTERS = pytest.mark.parametrize(
 
 @FILTERS
 def test_drop_small_boxes_drops_what_is_not_a_box(run, drop, keep):
-    one_of_four = np.eye(4, dtype=bool)
-    not_finite = [
-        np.where(place, value, [0.2, 0.2, 0.8, 0.8]) for value in (NAN, INF, -INF) for place in one_of_four
-    ]
-    bad = [
-        [0.2, 0.2, 0.2, 0.8],  # no width
-        [0.2, 0.2, 0.8, 0.2],  # no height
-        [0, 0, 0, 0],
-        [0.8, 0.2, 0.2, 0.8],  # inverted
-        [0.2, 0.8, 0.8, 0.2],
-        *not_finite,
-        [INF, INF, INF, INF],
-        [-INF, -INF, INF, INF],
-        [-3e38, 0, 3e38, 1],  # finite, but not its width
-        [0, -3e38, 1, 3e38],
-    ]
+    sound = [0.2, 0.2, 0.8, 0.8]
+    bad = [np.where(place, value, sound) for value in (NAN, INF, -INF) for place in np.eye(4, dtype=bool)]
+    bad += [[0.2, 0.2, 0.2, 0.8], [0.2, 0.2, 0.8, 0.2], [0, 0, 0, 0]]  # no width, no height, neither
+    bad += [[0.8, 0.2, 0.2, 0.8], [0.2, 0.8, 0.8, 0.2]]  # inverted
+    bad += [[INF] * 4, [-INF, -INF, INF, INF]]
+    bad += [[-3e38, 0, 3e38, 1], [0, -3e38, 1, 3e38]]  # finite, but not their sides
     good = [[-0.0, 0.0, 1.0, 1.0], [0.5, 0.5, np.nextafter(np.float32(0.5), 1), 0.6], [-2, -2, 3, 3]]
     mixed = np.float32(bad[:7] + good[:1] + bad[7:] + good[1:])
     is_good = np.isin(np.arange(len(mixed)), [7, len(mixed) - 2, len(mixed) - 1])

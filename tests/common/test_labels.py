@@ -62,11 +62,7 @@ def test_a_coco_json_is_a_label_map(drawn):
 def test_pbtxt(tmp_path):
     (tmp_path / "map.pbtxt").write_text(
         """# a comment with item { id: 99 }
-        item {
-          name: "/m/01g317"
-          id: 1
-          display_name: "person"
-        }
+        item { name: "/m/01g317" id: 1 display_name: "person" }
         item { id: 90, name: 'tooth } brush # not a comment' }  # trailing
         item: {
           id: 13

@@ -16,7 +16,7 @@ from common.labels import LabelMap
 from common.tf_readers import Random
 from tests.common.image_variants import exif, pillow
 from tests.common.reading import Example, build, ids, read
-from tests.common.record_writing import feature, png
+from tests.common.record_writing import empty_record, png, record, write
 
 COLORS = [(10 * i, 0, 0) for i in range(20)]  # of the images, by their ids
 
@@ -71,15 +71,8 @@ def test_evaluation_examples_are_dalis_in_dalis_order(source):
 def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
     """Twice: the second evaluation begins where the first one did."""
     source = ImageListSource(list_images(str(drawn / "images")))
-    loader = types.SimpleNamespace(
-        opened_source=source,
-        shard_id=1,
-        num_shards=5,
-        training=False,
-        seed=0,
-        steps_per_epoch=2,
-        batch_size=2,
-    )
+    loader = types.SimpleNamespace(opened_source=source, training=False, steps_per_epoch=2, batch_size=2)
+    loader.shard_id, loader.num_shards, loader.seed = 1, 5, 0
     found = tf_readers.loader_examples(loader).map(lambda example: example["image_id"]).take(8)
     assert list(found.as_numpy_iterator()) == [2, 3, 3, 2, 2, 3, 3, 2]
 
@@ -98,37 +91,31 @@ def test_training_examples_are_dalis_in_another_order(source):
 
 def google_example(image_id, num_objects, crowds=False, **changes):
     """The keys of google/automl efficientdet/dataset/create_coco_tfrecord.py."""
+    values = {"encoded": png(64, 48, COLORS[image_id]), "height": 48, "width": 64, "format": b"png"}
+    values |= {"filename": b"x.png", "key__sha256": b"0" * 64}
+    if not num_objects:
+        return empty_record(image_id, **values)
     rows = range(num_objects)
     of_objects = {
-        "bbox/xmin": [0.1 * k for k in rows],
-        "bbox/xmax": [0.1 * k + 0.3 for k in rows],
-        "bbox/ymin": [0.2 for _ in rows],
-        "bbox/ymax": [0.9 for _ in rows],
-        "class/text": [b"person" for _ in rows],
-        "class/label": [(1, 18)[k % 2] for k in rows],
+        "bbox__xmin": [0.1 * k for k in rows],
+        "bbox__xmax": [0.1 * k + 0.3 for k in rows],
+        "bbox__ymin": [0.2 for _ in rows],
+        "bbox__ymax": [0.9 for _ in rows],
+        "class__text": [b"person" for _ in rows],
+        "class__label": [(1, 18)[k % 2] for k in rows],
         "area": [1000.0 for _ in rows],
-        **({"is_crowd": [int(k == 1) for k in rows]} if crowds else {}),
+        "is_crowd": [int(k == 1) for k in rows] if crowds else None,
     }
-    values = {
-        "image/height": 48,
-        "image/width": 64,
-        "image/filename": b"x.png",
-        "image/source_id": b"%d" % image_id,
-        "image/key/sha256": b"0" * 64,
-        "image/encoded": png(64, 48, COLORS[image_id]),
-        "image/format": b"png",
-        **({f"image/object/{key}": value for key, value in of_objects.items()} if num_objects else {}),
-    }
-    features = {key: feature(value) for key, value in (values | changes).items()}
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    of_objects |= changes
+    values |= {f"object__{key}": value for key, value in of_objects.items()}
+    return record(source_id=b"%d" % image_id, **values)
 
 
 def test_records_of_googles_converter(tmp_path):
     """Without objects there are no keys of objects, at which DALI alone dies; crowds may be unmentioned."""
     for f in range(2):
-        with tf.io.TFRecordWriter(str(tmp_path / f"{f}.tfrecord")) as writer:
-            for i in range(4):
-                writer.write(google_example(10 * f + i, num_objects=i, crowds=f == 0))
+        examples = [google_example(10 * f + i, num_objects=i, crowds=f == 0) for i in range(4)]
+        write(tmp_path / f"{f}.tfrecord", *examples)
     LabelMap((1, 18), ("person", "dog")).save(tmp_path / "labels.json")
     source = open_source(file_pattern=f"{tmp_path}/*.tfrecord", label_map=str(tmp_path / "labels.json"))
     for reader in (by_dali, by_tensorflow):
@@ -146,12 +133,11 @@ def test_records_of_googles_converter(tmp_path):
 
 def test_boxes_of_other_writers_are_clipped_and_those_without_area_dropped(tmp_path):
     edges = {
-        "image/object/bbox/xmin": [-0.5, 0.25, 1.2, 0.9, 0.5],
-        "image/object/bbox/xmax": [0.3, 0.25, 1.5, 1.1, 0.6],
-        "image/object/bbox/ymin": [0.2, 0.2, 0.2, 0.2, 0.9],
+        "bbox__xmin": [-0.5, 0.25, 1.2, 0.9, 0.5],
+        "bbox__xmax": [0.3, 0.25, 1.5, 1.1, 0.6],
+        "bbox__ymin": [0.2, 0.2, 0.2, 0.2, 0.9],
     }
-    with tf.io.TFRecordWriter(str(tmp_path / "x.tfrecord")) as writer:
-        writer.write(google_example(5, num_objects=5, **edges))
+    write(tmp_path / "x.tfrecord", google_example(5, num_objects=5, **edges))
     LabelMap((1, 18), ("person", "dog")).save(tmp_path / "x.label_map.json")
     source = open_source(file_pattern=f"{tmp_path}/x*")
     for reader in (by_dali, by_tensorflow):
