@@ -5,6 +5,7 @@ import pathlib
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn
 
@@ -12,8 +13,6 @@ from common.datacheck.datasets import open_coco, open_tfrecords
 from common.datasets import CocoSource, ImageListSource
 from tests.common.record_writing import png
 from tools.conversion.coco_to_tfrecord import write_tfrecords
-
-FIRST_ID = 100
 
 
 class Example(NamedTuple):
@@ -32,16 +31,12 @@ def build(nodes, batch_size=1, seed=None):
     return pipeline
 
 
-def run_graph(function, *inputs, device="cpu"):
-    """Calls `function` in a graph on lists of one array per sample; the outputs of each sample.
-
-    With device="gpu" the graph may use the GPU, and the inputs are there.
-    """
-    device_id = 0 if device == "gpu" else None
+def run_graph(function, *inputs, device_id=None):
+    """Calls `function` in a graph on lists of one array per sample; the outputs of each sample."""
     pipeline = dali.Pipeline(len(inputs[0]), num_threads=2, device_id=device_id, prefetch_queue_depth=1)
     with pipeline:
         nodes = [fn.external_source(source=[batch], cycle=True, batch=True) for batch in inputs]
-        pipeline.set_outputs(*function(*(node.gpu() if device == "gpu" else node for node in nodes)))
+        pipeline.set_outputs(*function(*nodes))
     pipeline.build()
     outputs = [output.as_cpu() for output in pipeline.run()]
     return [[np.array(output.at(i)) for output in outputs] for i in range(len(inputs[0]))]
@@ -64,21 +59,20 @@ def ids(examples):
     return [example.image_id for example in examples]
 
 
-def numbered_images(directory: pathlib.Path, size: int) -> CocoSource:
-    """Little images with ids from FIRST_ID on, one box on each."""
+def numbered_images(directory: pathlib.Path, image_ids, category_ids=(5,), box=(1, 1, 2, 2)) -> CocoSource:
+    """Little images of these ids, with one and the same box of each category on each."""
     (directory / "images").mkdir()
-    names = [f"{i:02d}.png" for i in range(size)]
-    for name in names:
-        (directory / "images" / name).write_bytes(png(8, 9))
-    numbers = range(FIRST_ID, FIRST_ID + size)
     document = {
-        "images": [
-            {"id": i, "file_name": name, "width": 8, "height": 9}
-            for i, name in zip(numbers, names, strict=True)
-        ],
-        "annotations": [{"image_id": i, "category_id": 5, "bbox": [1, 1, 2, 2]} for i in numbers],
-        "categories": [{"id": 5, "name": "five"}],
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": i, "name": str(i)} for i in category_ids],
     }
+    for number, image_id in enumerate(image_ids):
+        name = f"{number:02d}.png"
+        (directory / "images" / name).write_bytes(png(8, 9))
+        document["images"].append({"id": image_id, "file_name": name, "width": 8, "height": 9})
+        objects = [{"image_id": image_id, "category_id": i, "bbox": box} for i in category_ids]
+        document["annotations"] += objects
     (directory / "instances.json").write_text(json.dumps(document))
     return open_coco(directory / "images", directory / "instances.json")
 
@@ -93,3 +87,15 @@ def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Pa
     prefix = directory / f"first{size}"
     write_tfrecords(first, source.images_dir, prefix, num_shards=min(size, 3), num_workers=1)
     return open_tfrecords(f"{prefix}-*.tfrecord")
+
+
+def assert_saved_iterator_goes_on(iterate, directory, before: int, after: int) -> None:
+    """What `iterate` makes continues where another one was saved after `before` steps."""
+    iterator = iterate()
+    begin = [next(iterator) for _ in range(before)]
+    path = tf.train.Checkpoint(iterator=iterator).save(directory / "state")
+    rest = [next(iterator) for _ in range(after)]
+    resumed, fresh = iterate(), iterate()
+    tf.train.Checkpoint(iterator=resumed).restore(path).assert_consumed()
+    np.testing.assert_array_equal([next(resumed) for _ in range(after)], rest)
+    np.testing.assert_array_equal([next(fresh) for _ in range(before)], begin)

@@ -45,6 +45,7 @@ def test_anchors_are_those_of_the_definition_in_order(arguments):
     anchors = Anchors(*arguments)
     expected = brute_force(*arguments)
     assert anchors.boxes.dtype == anchors.boxes_normalized.dtype == np.float32
+    assert anchors.levels == range(arguments[0], arguments[1] + 1)
     assert anchors.boxes.shape == (anchors.num_anchors, 4) == expected.shape
     np.testing.assert_allclose(anchors.boxes, expected, rtol=1e-6, atol=1e-4)
     height, width = arguments[-1]
@@ -72,12 +73,6 @@ def test_the_first_anchor_shows_the_scale():
     # stride 8: a square of 8 x scale around the centre (4, 4) of the first cell
     np.testing.assert_array_equal(get_config("efficientdet-d0").anchors.boxes[0], [-12, -12, 20, 20])
     np.testing.assert_array_equal(get_config("efficientdet-d7").anchors.boxes[0], [-16, -16, 24, 24])
-
-
-def test_feature_sizes_are_rounded_up():
-    anchors = Anchors(3, 7, 3, RATIOS, 4.0, (130, 77))
-    assert anchors.feature_sizes == ((17, 10), (9, 5), (5, 3), (3, 2), (2, 1))
-    assert anchors.levels == range(3, 8)
 
 
 def test_anchors_from_lists_and_tuples_are_equal_and_their_arrays_are_made_once():

@@ -11,6 +11,7 @@ from nvidia.dali import fn
 from common import args
 from common import loader as loaders
 from common.errors import UserError
+from tests.common.reading import assert_saved_iterator_goes_on
 
 
 @pytest.mark.parametrize("gpu, expected", [(True, "dali_gpu"), (False, "dali_cpu")])
@@ -90,11 +91,4 @@ def test_from_pipeline_composes_and_saves(tmp_path):
         data = loaders.from_pipeline(random_pipeline(), SPEC, device_id=None)
         return iter(data.map(lambda images, targets: images + targets["tens"][:, None, None]).prefetch(2))
 
-    iterator = fresh()
-    next(iterator)
-    path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "loader")
-    expected = [next(iterator) for _ in range(3)]
-    restored = fresh()
-    tf.train.Checkpoint(iterator=restored).restore(path).assert_consumed()
-    for tensor in expected:
-        np.testing.assert_array_equal(next(restored), tensor)
+    assert_saved_iterator_goes_on(fresh, tmp_path, before=1, after=3)

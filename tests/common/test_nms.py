@@ -69,10 +69,10 @@ def suppress_numpy(boxes, scores, classes, method, **changes):
     return [index for _, index in picked], [score for score, _ in picked]
 
 
-@pytest.mark.parametrize(("num_classes", "max_detections"), [(1, 400), (5, 20), (80, 400)])
+@pytest.mark.parametrize(("num_classes", "max_detections", "beta"), [(1, 400, 0.6), (5, 20, 1), (80, 400, 4)])
 @METHODS
-def test_equals_brute_force(method, num_classes, max_detections):
-    changes = {"method": method, "num_classes": num_classes, "max_detections": max_detections}
+def test_equals_brute_force(method, num_classes, max_detections, beta):
+    changes = {"method": method, "num_classes": num_classes, "max_detections": max_detections, "beta": beta}
     boxes, scores, classes = random_candidates(num_classes=num_classes)
     actual = run(boxes, scores, classes, **changes)
     assert actual.boxes.shape == (2, max_detections, 4)
@@ -112,23 +112,15 @@ def test_hard_equals_opencv(threshold):
     np.testing.assert_array_equal(actual.boxes[0, : len(picked)], boxes[picked].clip(0, 1))
 
 
-@pytest.mark.parametrize(("beta", "survivors"), [(0.6, 2), (1.0, 2), (4.0, 1)])
-def test_diou_spares_neighbours_that_hard_suppression_takes(beta, survivors):
-    # Two boxes of width 0.2, one 0.04 to the right: IoU 2/3, d**2 / c**2 = 0.0016 / 0.0976.
-    boxes = np.float32([[[0.2, 0.2, 0.4, 0.4], [0.24, 0.2, 0.44, 0.4]]])
+@pytest.mark.parametrize("beta", [0.6, 1.0, 4.0])
+def test_diou_at_the_threshold_itself(beta):
+    boxes = np.float32([[[0.25, 0.25, 0.75, 0.75], [0.25, 0.25, 0.75, 0.5]]])  # IoU exactly 0.5
     candidates = boxes, np.float32([[0.9, 0.8]]), np.int32([[0, 0]])
-    assert run(*candidates, method="hard", iou_threshold=0.66).count == [1]
-    assert run(*candidates, method="diou", iou_threshold=0.66, beta=beta).count == [survivors]
-    # Half of the first box: IoU exactly 0.5, d**2 / c**2 = 0.125**2 / 0.5, and the threshold between.
-    halves = np.float32([[[0.25, 0.25, 0.75, 0.75], [0.25, 0.25, 0.75, 0.5]]]), *candidates[1:]
     edge = 0.5 - (0.125**2 / 0.5) ** beta
-    assert run(*halves, method="diou", beta=beta, iou_threshold=edge + 1e-6).count == [2]
-    assert run(*halves, method="diou", beta=beta, iou_threshold=edge - 1e-6).count == [1]
-    # Boxes of one centre: the distance is 0, and both methods are the same.
-    boxes[0, 1] = [0.22, 0.22, 0.38, 0.38]  # IoU 0.64
-    candidates = boxes, *candidates[1:]
-    assert run(*candidates, method="diou", iou_threshold=0.63, beta=beta).count == [1]
-    assert run(*candidates, method="diou", iou_threshold=0.65, beta=beta).count == [2]
+    assert run(*candidates, method="diou", beta=beta, iou_threshold=edge + 1e-6).count == [2]
+    assert run(*candidates, method="diou", beta=beta, iou_threshold=edge - 1e-6).count == [1]
+    assert run(*candidates, method="hard", iou_threshold=0.5).count == [2]
+    assert run(*candidates, method="hard", iou_threshold=0.49).count == [1]
 
 
 @METHODS

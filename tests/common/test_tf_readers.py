@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.labels import LabelMap
 from common.tf_readers import Random
 from tests.common.image_variants import exif, pillow
-from tests.common.reading import Example, build, ids, read
+from tests.common.reading import Example, assert_saved_iterator_goes_on, build, ids, read
 from tests.common.record_writing import empty_record, png, record, write
 
 COLORS = [(10 * i, 0, 0) for i in range(20)]  # of the images, by their ids
@@ -177,15 +177,7 @@ def test_a_saved_iterator_goes_on_where_it_was(source, training, tmp_path):
         options = {"shard_id": 1, "num_shards": 2, "training": training, "seed": 2}
         return iter(tf_readers.examples(source, **options).map(lambda e: e["image_id"]).prefetch(2))
 
-    iterator = iterate()
-    for _ in range(4):
-        next(iterator)
-    path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "state")
-    count = 20 if training else 2
-    rest = [int(next(iterator)) for _ in range(count)]
-    resumed = iterate()
-    tf.train.Checkpoint(iterator=resumed).restore(path).assert_consumed()
-    assert [int(next(resumed)) for _ in range(count)] == rest
+    assert_saved_iterator_goes_on(iterate, tmp_path, before=4, after=20 if training else 2)
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 100_000  # no images in there
 
 
