@@ -52,12 +52,10 @@ def steps(path):
         ("images.1.id", ..., "missing-key", "images[1] (no id, 'sub/b.jpg') has no id"),
         ("images.1.id", "7", "wrong-type", "images[1] (id '7', 'sub/b.jpg') has id '7': expected `int`"),
         ("images.1.id", 7.0, "wrong-type", "images[1] (id 7.0, 'sub/b.jpg') has id 7.0"),
-        ("images.1.id", LARGE + 1, "wrong-type", f"image {LARGE + 1} ('sub/b.jpg') has id {LARGE + 1}"),
         ("images.1.id", -7, "wrong-type", "images[1] (id -7, 'sub/b.jpg') has id -7: expected `int` >= 0"),
         ("images.1.id", 42, "repeated-image-id", "image 42 is given 2 times: 'a.jpg', 'sub/b.jpg'"),
         ("images.1.width", ..., "missing-key", f"{ABOUT_IMAGE} no width"),
         ("images.1.width", 0, "wrong-type", f"{ABOUT_IMAGE} width 0: expected `int` >= 1"),
-        ("images.1.height", 2**31, "wrong-type", f"{ABOUT_IMAGE} height 2147483648"),
         ("images.1.file_name", ..., "missing-key", "image 7 has no file_name"),
         ("images.1.file_name", "", "wrong-type", "image 7 ('') has file_name ''"),
         ("annotations.2.image_id", ..., "missing-key", "annotation 3 has no image_id"),
@@ -80,9 +78,7 @@ def steps(path):
         ("annotations.2.area", NAN, "wrong-type", f"{ABOUT_OBJECT} area nan: a finite number is needed"),
         ("annotations.2.iscrowd", 2, "wrong-type", f"{ABOUT_OBJECT} iscrowd 2"),
         ("categories.0", 2, "bad-category", "categories[0] is 2"),
-        ("categories.0.id", 9, "bad-category", "category id 9 is given twice: 'two' and 'nine'"),
         ("categories.0.id", -2, "bad-category", "category 'two' has id -2"),
-        ("categories.1.name", "two", "bad-category", "categories 2 and 9 have the same name 'two'"),
     ],
 )
 def test_one_fault_is_one_issue(small, path, value, kind, offender):
@@ -218,7 +214,6 @@ def test_a_json_cut_anywhere_is_an_error(small):
         (json.dumps(SMALL)[:300], "json-truncated", f"after 300 bytes with {json.dumps(SMALL)[260:300]!r}"),
         (b'{"x": ' + b"[" * 100_000, "json-malformed", "nested too deeply"),
         (b"[]", "wrong-type", "the file begins with '[]': an object of three lists is needed"),
-        (b"NaN", "wrong-type", "the file begins with 'NaN'"),
     ],
 )
 def test_what_is_no_json(small, content, kind, words):

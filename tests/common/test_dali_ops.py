@@ -14,12 +14,10 @@ from nvidia import dali
 from common import dali_ops, tf_readers
 from common.loader import steps_per_epoch
 from tests.common.reading import first_images, numbered_images, run_graph
-from tests.common.test_box_encoder import NO_BOXES, grid_boxes, largest, random_boxes, random_labels
+from tests.common.test_box_encoder import INF, NAN, NO_BOXES, grid_boxes, largest, random_boxes, random_labels
 
-MAX_RANKS, MAX_SIZE = 8, 50
-RANKS = range(1, MAX_RANKS + 1)
+RANKS, MAX_SIZE = range(1, 9), 50
 EPOCHS = 3
-INF, NAN = np.inf, np.nan
 
 
 # --- shards ---

@@ -119,6 +119,7 @@ def test_diou_at_the_threshold_itself(beta):
     edge = 0.5 - (0.125**2 / 0.5) ** beta
     assert run(*candidates, method="diou", beta=beta, iou_threshold=edge + 1e-6).count == [2]
     assert run(*candidates, method="diou", beta=beta, iou_threshold=edge - 1e-6).count == [1]
+    assert run(*candidates, method="diou", beta=1.0, iou_threshold=0.46875).count == [2]  # just that much
     assert run(*candidates, method="hard", iou_threshold=0.5).count == [2]
     assert run(*candidates, method="hard", iou_threshold=0.49).count == [1]
 

@@ -80,19 +80,13 @@ def test_records_of_any_size_are_found_as_by_tensorflow(tmp_path, sizes):
     assert found == contents == list(tf.data.TFRecordDataset(path).as_numpy_iterator())
 
 
-def test_no_data_are_read(tmp_path, monkeypatch):
-    """Of large records, nothing but what frames them."""
-    path = write(tmp_path / "large", *(bytes(100_000) for _ in range(50)))
-    seen, real = [], os.pread
-
-    def counted(*arguments):
-        seen.append(real(*arguments))
-        return seen[-1]
-
-    monkeypatch.setattr(os, "pread", counted)
-    walked, _ = walk(path)
-    assert len(walked.spans) == 50
-    assert sum(map(len, seen)) < 50 * 16 + 100
+def test_no_data_are_read(tmp_path):
+    """Of a record, nothing but what frames it: this one has a million million bytes."""
+    path = tmp_path / "large"
+    path.write_bytes(header(2**40))
+    os.truncate(path, 2**40 + 16)
+    walked, issues = walk(path)
+    assert walked.spans.tolist() == [[0, 2**40 + 16]] and not list(issues)
 
 
 def test_the_digest_stands_for_the_content(tmp_path):
@@ -161,7 +155,6 @@ def test_bad_ends_behind_large_records(tmp_path, tail, text):
     ("content", "kind"),
     [
         (b"", "record-file-empty"),
-        (b"abc", "record-truncated"),
         (b"no records here, only text", "not-a-record"),
         (gzip.compress(bytes(1000), mtime=0), "record-gzip"),  # its id in all processes alike
         (b"\x1f\x8b\x08", "record-gzip"),
