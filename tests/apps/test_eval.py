@@ -1,7 +1,9 @@
 """Evaluation: the same bytes twice, both loaders and scorers, original pixels out, refusals."""
 
 import csv
+import errno
 import json
+import os
 import shutil
 
 import numpy as np
@@ -9,8 +11,8 @@ import pytest
 
 from common.datacheck.datasets import explain, open_coco
 from common.errors import UserError
-from common.evaluation import coco_metrics
-from common.evaluation.evaluate import evaluate
+from common.evaluation import coco_metrics, commands
+from common.evaluation.evaluate import Evaluation, evaluate
 from tests.apps.conftest import coco_flags, either_app
 
 
@@ -150,6 +152,21 @@ def test_it_is_refused_before_the_work(evaluation, tmp_path, output, flags, mess
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=message):
         evaluation(tmp_path / output, *flags)
+
+
+@either_app
+def test_a_full_disk_is_one_line_and_earlier_results_stand(evaluation, tmp_path, monkeypatch):
+    (tmp_path / "detections.json").write_text("earlier")
+    found = Evaluation({**dict.fromkeys(coco_metrics.NAMES, 0.5), "per_class": {}}, [], {})
+    monkeypatch.setattr(commands, "evaluate", lambda *_, **__: found)
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"^--output_dir=.*: No space left on device$"):
+        evaluation(tmp_path)
+    assert (tmp_path / "detections.json").read_text() == "earlier"
 
 
 @either_app

@@ -175,9 +175,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
 
 
 def test_without_a_checkpoint_nothing_is_found(tmp_path):
-    training = Training(tmp_path)
-    assert training.saved.find() is None
-    assert training.resume(boundary=True) is None
+    assert Training(tmp_path).resume() is Training(tmp_path).resume(boundary=True) is None
 
 
 # --- which stay, and which is found ---
@@ -207,7 +205,7 @@ def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
             again.resume(boundary=True)
 
 
-def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_path):
+def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_path, capfd):
     """It may save lower steps than before, and the same ones again."""
     first = Training(tmp_path)
     for step in (4, 6, 7):
@@ -217,6 +215,9 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
     assert steps(tmp_path) == ["00000004"]
     with files_end_at(1000):
         assert not back.save(5)
+    said = capfd.readouterr().err
+    assert said.startswith("warning: the checkpoint of step 5 cannot be written: ")
+    assert said.endswith("File too large; training continues, what was saved before is intact\n")
     assert back.save(5)
     assert steps(tmp_path) == ["00000004", "00000005"]
     again = Training(tmp_path)
@@ -275,11 +276,19 @@ def test_where_all_are_damaged_no_variable_is_touched(tmp_path):
     assert_same(training.everything(), before)
 
 
-def test_the_checksums_are_those_of_sha256sum(tmp_path):
-    assert Training(tmp_path).save(0)
-    directory = tmp_path / "checkpoints" / "00000000"
+def test_what_a_checkpoint_holds(tmp_path):
+    """Checksums as sha256sum checks them, a manifest for people, and nothing twice for a single rank."""
+    assert Training(tmp_path, metadata={"flags": {"batch_size": 4}}).save(5)
+    directory = tmp_path / "checkpoints" / "00000005"
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=directory, check=True)
     assert len((directory / "SHA256SUMS").read_text().splitlines()) == len(list(directory.iterdir())) - 1 == 5
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert (manifest["flags"], manifest["identity"]) == ({"batch_size": 4}, {"num_ranks": 1})
+    assert manifest["state"]["step"] == 5 and manifest["state"]["step_in_epoch"] == 1
+    assert manifest["world_size"] == 1
+    reader = tf.train.load_checkpoint(str(directory / "rank_0"))
+    names = {name.split("/")[0] for name in reader.get_variable_to_shape_map()}
+    assert names == {"iterators", "seeds", "_CHECKPOINTABLE_OBJECT_GRAPH"}
 
 
 # --- what fits ---
@@ -326,14 +335,6 @@ def test_other_versions_are_named_and_restored(tmp_path, monkeypatch, capfd):
     assert f"warning: keras was {now['keras']} and is now 9.9" in capfd.readouterr().err
 
 
-def test_the_manifest_is_for_people_too(tmp_path):
-    assert Training(tmp_path, metadata={"flags": {"batch_size": 4}}).save(5)
-    manifest = json.loads((tmp_path / "checkpoints" / "00000005" / "manifest.json").read_text())
-    assert manifest["flags"] == {"batch_size": 4}
-    assert manifest["state"]["step"] == 5 and manifest["state"]["step_in_epoch"] == 1
-    assert manifest["world_size"] == 1 and manifest["identity"] == {"num_ranks": 1}
-
-
 # --- disks in trouble ---
 
 CALLS = {
@@ -376,18 +377,6 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
             failed += 1
         assert worked, f"{name} was called more than {number} times"
     assert failed >= 4 * len(places)
-
-
-def test_a_real_error_of_the_file_system(tmp_path, capfd):
-    training = Training(tmp_path)
-    assert training.save(1)
-    with files_end_at(1000):
-        assert not training.save(2)
-    said = capfd.readouterr().err
-    assert said.startswith("warning: the checkpoint of step 2 cannot be written: ")
-    assert said.endswith("File too large; training continues, what was saved before is intact\n")
-    assert steps(tmp_path) == ["00000001"]
-    assert training.start().resume() == training.number == 1
 
 
 def test_a_directory_that_cannot_be_used_is_the_users_problem(tmp_path):
@@ -462,13 +451,6 @@ def test_each_rank_gets_back_what_it_had_of_its_own(tmp_path):
         expected = {"statistics": [number, 10 * number], "seed": {number}, "next": rank + 100 * number}
         assert own == expected
         assert_same(slots, results[0][1])
-
-
-def test_nothing_is_saved_twice_for_a_single_rank(tmp_path):
-    assert Training(tmp_path).save(1)
-    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "00000001" / "rank_0"))
-    names = {name.split("/")[0] for name in reader.get_variable_to_shape_map()}
-    assert names == {"iterators", "seeds", "_CHECKPOINTABLE_OBJECT_GRAPH"}
 
 
 @pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 1)])

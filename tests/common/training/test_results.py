@@ -79,12 +79,11 @@ def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
 
 
 def test_a_full_disk_costs_one_file_and_not_the_run(tmp_path, monkeypatch, capfd):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     files = make_results(tmp_path)
     with monkeypatch.context() as patch:
-
-        def full(*_):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
         patch.setattr(results.weight_files, "save", full)
         files.save_weights(weights.LAST)
     assert "No space left on device; training continues" in capfd.readouterr().err
