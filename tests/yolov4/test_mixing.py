@@ -5,25 +5,15 @@ import itertools
 
 import numpy as np
 import pytest
-from nvidia import dali
 from nvidia.dali import fn
 
+from tests.yolov4.dali_stage import run_stage
 from yolov4 import mixing
 from yolov4.config import get_config
 from yolov4.mixing import Objects
 
 SIZE = (64, 96)  # height, width
 OFF = dataclasses.replace(get_config("yolov4"), mosaic_prob=0.0, mixup_prob=0.0, cutmix_prob=0.0)
-
-
-def run_stage(define, samples: list[tuple[np.ndarray, ...]], seed=1) -> list[list[np.ndarray]]:
-    """Runs a stage on a batch; `define` gets one node for each array of a sample. -> [output][sample]."""
-    pipe = dali.Pipeline(batch_size=len(samples), num_threads=1, device_id=None, seed=seed, exec_dynamic=True)
-    with pipe:
-        columns = [list(column) for column in zip(*samples, strict=True)]
-        nodes = [fn.external_source(source=itertools.repeat(c), batch=True) for c in columns]
-        pipe.set_outputs(*define(*nodes))
-    return [[np.array(sample) for sample in output] for output in pipe.run()]
 
 
 def draw_canvases(count, size=SIZE, seed=0):

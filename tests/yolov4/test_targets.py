@@ -145,8 +145,7 @@ def test_table_by_hand(model_name):
     assert {name: by_name[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
-@pytest.mark.parametrize("model_name", CONFIGS)
+@pytest.mark.parametrize(("model_name", "xla"), [("yolov4", False), ("yolov4-tiny", True)])
 def test_table_against_the_transcription(model_name, xla):
     config = CONFIGS[model_name]
     boxes, classes = table_boxes()
@@ -156,7 +155,7 @@ def test_table_against_the_transcription(model_name, xla):
 
 
 @pytest.mark.parametrize("model_name", CONFIGS)
-@pytest.mark.parametrize("image_size", [(416, 416), (96, 320), (608, 352)], ids=str)
+@pytest.mark.parametrize("image_size", [(416, 416), (96, 320)], ids=str)
 def test_random_images(model_name, image_size):
     """Crowded images: many boxes meet in a cell, and many of them in one prediction."""
     config = CONFIGS[model_name]
@@ -212,16 +211,6 @@ def test_a_centre_that_rounds_to_one_stays_inside():
     assert assignment.columns.tolist() == [51, 51]
 
 
-def test_fault_of_the_dali_example_every_box_on_all_three_heads():
-    """There each head picks its own best anchor, so a box trains all three; here one head owns it."""
-    config = dataclasses.replace(CONFIGS["yolov4"], iou_thresh=1.0)
-    boxes = [[0.5 - w / 832, 0.5 - h / 832, 0.5 + w / 832, 0.5 + h / 832] for w, h in config.anchor_sizes]
-    heads = [assign(boxes, [0] * 9, config, head, grid(config, head, 416, 416)) for head in range(3)]
-    trained = np.stack([assignment.assigned for assignment in heads])  # (3, 9, 3)
-    assert trained.sum(axis=(0, 2)).tolist() == [1] * 9
-    assert trained.sum(axis=(1, 2)).tolist() == [3] * 3
-
-
 def numpy_to_raw(boxes, rng, config, head, grid_size):
     """Raw outputs whose boxes lie about the given ones, in some cells and anchors; noise elsewhere."""
     rows, columns = grid_size
@@ -241,8 +230,7 @@ def numpy_to_raw(boxes, rng, config, head, grid_size):
     return raw.astype(np.float32)
 
 
-@pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])
-@pytest.mark.parametrize("model_name", CONFIGS)
+@pytest.mark.parametrize(("model_name", "xla"), [("yolov4", False), ("yolov4-tiny", True)])
 def test_ignore_mask_against_brute_force(model_name, xla):
     """More boxes than one chunk holds, none at all, few; invalid ones among them; a non-square image."""
     config = CONFIGS[model_name]
