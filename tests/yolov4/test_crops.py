@@ -127,15 +127,6 @@ def test_jitter_moves_four_edges_independently_and_uniformly():
     assert np.abs(correlation).max() < 0.1
 
 
-def test_training_view_without_jitter_is_the_whole_image():
-    for letterboxed in (False, True):
-        config = dataclasses.replace(YOLOV4, jitter=0.0, letterbox=letterboxed)
-        samples = [(int32(*size), int32(*INPUT)) for size in SIZES]
-        got = run_stage(lambda s, i, c=config: crops.training_crop(c, s, i), samples)
-        for one, other in zip(zip(*got, strict=True), whole_views(SIZES, letterboxed), strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
 # --- the size of a batch ---
 
 

@@ -1,4 +1,7 @@
-"""The stages of the DALI pipeline against NumPy and Pillow; evaluation images; what the graph holds."""
+"""The stages of the DALI pipeline against NumPy and Pillow, and what the graph holds.
+
+The whole pipeline is compared with NumPy in tests/oracle, with drawn boxes in test_loaders.py.
+"""
 
 import dataclasses
 import io
@@ -7,16 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common import letterbox
 from tests.yolov4.dali_stage import run_stage
 from tests.yolov4.rectangles import (
     ALL,
-    INPUT,
     PLAIN,
     batches,
-    find_rectangle,
     make,
-    nearest_color,
     read,
 )
 from yolov4 import color, crops, pipeline
@@ -55,29 +54,6 @@ def test_resize_is_linear_and_antialiased(size):
     assert np.abs(got - expected).max() <= 4 and np.abs(got - expected).mean() < 0.5
 
 
-def test_boxes_go_through_the_map_from_window_to_place():
-    random = np.random.default_rng(1)
-    samples, expected = [], []
-    for _ in range(60):
-        size, image_size = random.integers(2, 900, 2), random.integers(32, 700, 2)
-        spans = []
-        for side in (*size, *image_size):
-            start = random.integers(0, side)
-            spans.append((start, random.integers(1, side - start + 1)))
-        window, place = (np.array(spans[i : i + 2]).T.ravel() for i in (0, 2))
-        corners = np.sort(random.uniform(0, 1, (random.integers(0, 6), 2, 2)), axis=1)
-        boxes = corners.reshape(-1, 4)
-        px = np.clip(boxes * size[[1, 0, 1, 0]] - window[[1, 0, 1, 0]], 0, window[[3, 2, 3, 2]])
-        expected.append(px / window[[3, 2, 3, 2]] * place[[3, 2, 3, 2]] + place[[1, 0, 1, 0]])
-        samples.append((boxes.astype(np.float32), *(np.int32(x) for x in (size, window, place))))
-    (got,) = run_stage(
-        lambda b, s, w, p: [pipeline.boxes_to_input(pipeline.boxes_to_window(b, s, w), p)], samples
-    )
-    for one, other in zip(got, expected, strict=True):
-        assert one.shape == other.shape
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=0.01)
-
-
 def test_a_flip_moves_the_place_and_comes_as_often_as_asked():
     sample = np.int32([2, 1, 4, 3]), np.int32([6, 8])
     coins, places = run_stage(lambda p, s: pipeline.random_flip(p, s, 0.25), [sample] * 800)
@@ -97,39 +73,6 @@ def test_pad_and_to_unit_against_numpy():
     assert unit.dtype == padded.dtype == np.float32
     np.testing.assert_allclose(padded, expected, atol=1e-6)
     np.testing.assert_allclose(unit, image / 255, atol=1e-6)
-
-
-@pytest.mark.parametrize("letterboxed", [False, True])
-def test_evaluation_shows_every_image_once_whole_and_never_changed(rectangles, letterboxed):
-    """24 images on 5 ranks: equal steps, in order, repeated ids tell; boxes come back exactly."""
-    truth = dict(zip(rectangles.annotations.image_ids, rectangles.annotations.boxes_ltwh_px, strict=True))
-    config = dataclasses.replace(PLAIN, letterbox=letterboxed, **ALL, **MIXED)
-    seen, order = {}, []
-    options = {"training": False, "batch_size": 3, "num_shards": 5}
-    for rank in range(5):
-        loader = make(rectangles, config=config, shard_id=rank, seed=rank, **options)
-        assert loader.steps_per_epoch == 2
-        for batch in batches(loader, 2):
-            for i, image_id in enumerate(batch["image_ids"].tolist()):
-                image = batch["images"][i]
-                if image_id in seen:
-                    np.testing.assert_array_equal(image, seen[image_id])
-                    continue
-                seen[image_id] = image
-                order.append(image_id)
-                height, width = batch["image_sizes"][i]
-                expected = (0, 0, *INPUT)
-                if letterboxed:
-                    expected = letterbox.geometry(height, width, INPUT, centered=True)
-                assert tuple(batch["letterbox"][i]) == expected
-                boxes = batch["boxes"][i][:1]
-                original = np.asarray(letterbox.boxes_from_letterbox(boxes, batch["letterbox"][i], INPUT))
-                x, y, w, h = truth[image_id]
-                ltrb = np.array([x, y, x + w, y + h]) / [width, height, width, height]
-                np.testing.assert_allclose(original[0], ltrb, atol=2e-5)
-                rectangle = find_rectangle(nearest_color(image) == batch["classes"][i, 0])
-                np.testing.assert_allclose(rectangle, boxes[0] * [*INPUT[::-1], *INPUT[::-1]], atol=1.0)
-    assert order == list(truth)
 
 
 def test_stages_that_are_off_are_not_in_the_graph(rectangles):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from common import letterbox
 from common.datacheck.datasets import open_coco
 from common.errors import UserError
-from tests.yolov4.rectangles import ALL, INPUT, OFF, PLAIN, SIZES, assert_equal, make, read
+from tests.yolov4.rectangles import INPUT, OFF, PLAIN, SIZES, make
 from tests.yolov4.test_crops import ODD_SIZES, darknet_axis
 from yolov4 import tf_pipeline
 from yolov4.config import get_config
@@ -52,13 +52,6 @@ def test_equals_dali_on_drawn_images(rectangles, keep_aspect, antialias):
 def test_equals_dali_on_photographs(coco128):
     source = open_coco(str(coco128 / "images"), str(coco128 / "instances.json"))
     compare_twins(source, dataclasses.replace(NANO, letterbox=True), 16)
-
-
-def test_evaluation_is_never_augmented(rectangles):
-    config = dataclasses.replace(PLAIN, **ALL, mosaic_prob=1.0, multi_scale=1.5, letterbox=True)
-    one = read(rectangles, "tensorflow", config, training=False, seed=1)
-    plain = dataclasses.replace(PLAIN, letterbox=True)
-    assert_equal(one, read(rectangles, "tensorflow", plain, training=False, seed=2))
 
 
 # --- the stages that chance decides, by given numbers ---
