@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from common import tf_readers
-from common.datacheck.coco import load_coco
 from common.evaluation import coco_metrics
 from common.letterbox import boxes_from_letterbox, boxes_to_letterbox, geometry
 from tests.common.made_annotations import annotations, random_annotations
@@ -45,26 +44,12 @@ def test_scores_are_those_of_results_in_a_plain_loop(share):
     ]
     rows += [(3, 7, 2, 2, 10, 10), (4, 8, 1, 1, 60, 60)]
     truth = annotations(made.image_sizes, rows, [f"c{i}" for i in range(10)], crowds=[0, 5, 9, len(rows) - 1])
-    check_score(truth, np.flatnonzero(rng.random(len(truth.target_boxes.boxes)) < share))
-
-
-def check_score(truth, kept):
+    kept = np.flatnonzero(rng.random(len(truth.target_boxes.boxes)) < share)
     network = ap_ceiling.network_boxes(truth, (128, 128), **PLAIN)
     expected = coco_metrics.score(truth.ground_truth(), results_of(truth, kept)).metrics
     found = ap_ceiling.score(network, kept, truth.target_boxes.classes[kept])
     assert found == pytest.approx({name: expected[name] for name in ap_ceiling.NAMES})
     assert list(found) == ["AP", "AP50", "APs", "APm", "APl"]
-
-
-def test_on_coco128_too(coco128):
-    check_score(load_coco(coco128 / "instances.json", None), np.arange(0, 929, 3))
-
-
-def test_sizes_without_truth_have_no_number():
-    truth = annotations([(100, 100)], [(0, 0, 10, 10, 20, 20)])
-    network = ap_ceiling.network_boxes(truth, (128, 128), **PLAIN)
-    found = ap_ceiling.score(network, np.array([0]), np.array([0]))
-    assert found == pytest.approx({"AP": 1, "AP50": 1, "APs": 1, "APm": -1, "APl": -1})
 
 
 def reasons_of(truth, without_target=None, ap=0.5, **options):

@@ -62,17 +62,15 @@ def check(before, source, after, names, source_names):
             np.testing.assert_array_equal(now[..., 5 + index], expected, err_msg=f"{path} {name}")
 
 
-@pytest.mark.parametrize("as_directory", [False, True])
-def test_our_own_weights(tmp_path, as_directory):
+def test_our_own_weights(tmp_path):
     names, source_names = ("dog", "new", "cat"), ("cat", "cow", "dog", "emu")
     source, model = make_model(4, seed=1), make_model(3)
     save(source, tmp_path / weight_files.BEST, source_names)
     before = values_of(model)
-    given = tmp_path if as_directory else tmp_path / weight_files.BEST
-    report = str(init_from(model, label_map(*names), str(given), NANO))
+    report = str(init_from(model, label_map(*names), str(tmp_path), NANO))
     check(before, values_of(source), values_of(model), names, source_names)
     total = len(model.weights)
-    assert report == f"--init_from={given}: {total} of {total} weights taken, new classes: new"
+    assert report == f"--init_from={tmp_path}: {total} of {total} weights taken, new classes: new"
 
 
 def test_darknets_80_classes_are_known_by_name(tmp_path):
@@ -129,25 +127,25 @@ def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):
     assert f"made anew: {HEADS[0]}, {HEADS[1]}" in report
 
 
-def test_a_wider_sibling_is_refused_and_nothing_is_taken(tmp_path):
+WIDER = dataclasses.replace(NANO, width=0.25)
+YOLOV4 = dataclasses.replace(get_config("yolov4"), width=0.01, image_size=(32, 32))
+
+
+@pytest.mark.parametrize(
+    ("config", "source", "message"),
+    [
+        (NANO, WIDER, r"only \d+ of the 99 weights of yolov4-nano are in it"),
+        (YOLOV4, NANO, r"given.weights.h5 is a yolov4-nano: start a yolov4 from weights of the same"),
+    ],
+    ids=["a wider sibling", "another network"],
+)
+def test_weights_that_hardly_fit_are_refused_and_nothing_is_taken(tmp_path, config, source, message):
     """The heads' biases and a few layers alone would fit, and be a worse start than none."""
-    wider = dataclasses.replace(NANO, width=0.25)
-    save(make_model(2, wider), tmp_path / "wider.weights.h5", ("a", "b"), wider)
-    model = make_model(2, seed=1)
+    save(make_model(2, source), tmp_path / "given.weights.h5", ("a", "b"), source)
+    model = make_model(2, config, seed=1)
     before = values_of(model)
-    with pytest.raises(UserError, match=r"only \d+ of the 99 weights of yolov4-nano are in it"):
-        init_from(model, label_map("a", "b"), str(tmp_path / "wider.weights.h5"), NANO)
-    for path, value in values_of(model).items():
-        np.testing.assert_array_equal(value, before[path])
-
-
-def test_weights_of_another_network_are_refused(tmp_path):
-    config = dataclasses.replace(get_config("yolov4"), width=0.1, image_size=(32, 32))
-    save(make_model(2, config), tmp_path / "big.weights.h5", ("a", "b"), config)
-    model = make_model(2)
-    before = values_of(model)
-    with pytest.raises(UserError, match=r"big.weights.h5 is a yolov4: start a yolov4-nano"):
-        init_from(model, label_map("a", "b"), str(tmp_path / "big.weights.h5"), NANO)
+    with pytest.raises(UserError, match=message):
+        init_from(model, label_map("a", "b"), str(tmp_path / "given.weights.h5"), config)
     for path, value in values_of(model).items():
         np.testing.assert_array_equal(value, before[path])
 

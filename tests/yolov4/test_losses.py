@@ -7,20 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import boxes as box_ops
 from tests.yolov4 import darknet_rules
 from yolov4 import losses
 from yolov4.config import get_config
-from yolov4.decoding import decode_boxes
 
 DARKNET = dataclasses.replace(get_config("yolov4"), max_delta=0.0)
 YOLOV4 = dataclasses.replace(DARKNET, box_gradient="exact", size_weighting=True)
 TINY = dataclasses.replace(get_config("yolov4-tiny"), box_gradient="exact", label_smoothing=0.1)
 # normalisers that differ, so that no two can be mistaken for each other
 WEIGHTED = dataclasses.replace(YOLOV4, iou_normalizer=0.5, obj_normalizer=0.7, cls_normalizer=1.3)
-CONFIGS = pytest.mark.parametrize(
-    "config", [YOLOV4, TINY, WEIGHTED, DARKNET], ids=["yolov4", "tiny", "weighted", "darknet"]
-)
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 
@@ -79,15 +74,8 @@ def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
 
 @pytest.mark.parametrize(
     ("config", "mode"),
-    [
-        pytest.param(YOLOV4, "eager", id="yolov4-eager"),
-        pytest.param(YOLOV4, "graph", id="yolov4-graph"),
-        pytest.param(WEIGHTED, "eager", id="weighted-eager"),
-        pytest.param(DARKNET, "eager", id="darknet-eager"),
-        pytest.param(DARKNET, "xla", id="darknet-xla"),
-        pytest.param(TINY, "eager", id="tiny-eager"),
-        pytest.param(TINY, "xla", id="tiny-xla"),
-    ],
+    [(YOLOV4, "eager"), (WEIGHTED, "eager"), (DARKNET, "graph"), (TINY, "eager"), (TINY, "xla")],
+    ids=["yolov4", "weighted", "darknet", "tiny", "tiny-xla"],
 )
 def test_values_against_numpy(config, mode):
     """A non-square batch: crowded, one box, none."""
@@ -120,21 +108,6 @@ def test_gradients_against_central_differences(config):
             head[index] = before
             numeric[index] = (sides[0] - sides[1]) / 2e-6
         np.testing.assert_allclose(gradient, numeric, atol=2e-6, rtol=1e-4)
-
-
-@CONFIGS
-def test_objectness_and_class_gradients_are_darknets_deltas(config):
-    """Exactly target - sigmoid, before the mean over the batch."""
-    config = dataclasses.replace(config, obj_normalizer=1.0, cls_normalizer=1.0)
-    targets = make_targets([BOXES, []])
-    heads = make_heads(config, 2, (64, 96), seed=2, scale=2.0)
-    _, gradients = value_and_gradients(heads, targets, config)
-    for b in range(2):
-        boxes, classes = targets["boxes"][b].numpy(), targets["classes"][b].numpy()
-        for head, gradient in enumerate(gradients):
-            objectness, by_class = darknet_rules.deltas(heads[head][b], boxes, classes, config, head)
-            np.testing.assert_allclose(-2 * gradient[b, ..., 4], objectness, atol=1e-6)
-            np.testing.assert_allclose(-2 * gradient[b, ..., 5:], by_class, atol=1e-6)
 
 
 def test_ignored_predictions_have_no_objectness_gradient():
@@ -190,11 +163,10 @@ def box_gradients(heads, targets, config, **more):
     return [gradient[..., :4] for gradient in gradients]
 
 
-@pytest.mark.parametrize("scale", [1.0, 32768.0])
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
-def test_max_delta_limits_each_box_before_anything_multiplies_it(config, scale):
+def test_max_delta_limits_each_box_before_anything_multiplies_it(config):
     """Not the sum of boxes that share a prediction, nor the mean over the batch, nor the loss scale."""
-    heads = make_heads(config, 1, (64, 96), seed=3)
+    heads, scale = make_heads(config, 1, (64, 96), seed=3), 32768.0
     whole = make_targets([BOXES])
     config = dataclasses.replace(config, iou_normalizer=20.0)
     limited = dataclasses.replace(config, max_delta=0.8)
@@ -222,13 +194,6 @@ def test_max_delta_limits_each_box_before_anything_multiplies_it(config, scale):
         np.testing.assert_allclose(a[:1] / scale, b / 2, atol=1e-5)
 
 
-def test_max_delta_leaves_the_value_alone():
-    targets, heads = make_targets([BOXES]), make_heads(YOLOV4, 1, (64, 96))
-    plain, _ = value_and_gradients(heads, targets, YOLOV4)
-    limited, _ = value_and_gradients(heads, targets, dataclasses.replace(YOLOV4, max_delta=0.001))
-    assert limited == plain
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("config", [YOLOV4, DARKNET], ids=["exact", "darknet"])
 def test_a_box_gradient_that_is_not_finite_becomes_zero(config, bad):
@@ -240,7 +205,7 @@ def test_a_box_gradient_that_is_not_finite_becomes_zero(config, bad):
 
 
 @pytest.mark.parametrize(
-    ("model_name", "mode"), [("yolov4", "eager"), ("yolov4-nano", "eager"), ("yolov4-tiny", "xla")]
+    ("model_name", "mode"), [("yolov4", "eager"), ("yolov4-nano", "eager"), ("yolov4-tiny", "graph")]
 )
 def test_finite_on_degenerate_input(model_name, mode):
     config = get_config(model_name)
@@ -271,24 +236,6 @@ def test_finite_on_degenerate_input(model_name, mode):
     assert not any(gradient[1:3, ..., :4].any() for gradient in gradients)  # no box to learn from
 
 
-def test_images_without_boxes_train_background_only():
-    heads = make_heads(YOLOV4, 2, (64, 64))
-    values, gradients = value_and_gradients(heads, make_targets([[], []]), YOLOV4)
-    assert values["box_loss"] == values["class_loss"] == 0
-    logits = np.concatenate([head[..., 4].reshape(2, -1) for head in heads], axis=1).astype(np.float64)
-    assert values["objectness_loss"] == pytest.approx(np.logaddexp(0, logits).sum() / 2, rel=1e-5)
-    assert all((gradient[..., 4] > 0).all() for gradient in gradients)
-
-
-def test_padding_and_order_of_the_boxes_change_nothing():
-    heads = make_heads(YOLOV4, 1, (64, 96))
-    values, gradients = value_and_gradients(heads, make_targets([BOXES]), YOLOV4)
-    other, others = value_and_gradients(heads, make_targets([BOXES[::-1]], max_instances=40), YOLOV4)
-    assert other == pytest.approx(values, rel=1e-6)
-    for a, b in zip(gradients, others, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
 def test_half_precision_heads_give_a_float32_loss():
     heads = [tf.cast(head, tf.float16) for head in make_heads(YOLOV4, 1, (64, 96))]
     targets = make_targets([BOXES])
@@ -301,39 +248,6 @@ def test_half_precision_heads_give_a_float32_loss():
     for a, b in zip(tape.gradient(values["detection_loss"], heads), gradients, strict=True):
         assert a.dtype == tf.float16
         np.testing.assert_allclose(a, b, atol=1e-3, rtol=2e-3)
-
-
-@pytest.mark.parametrize("model_name", ["yolov4", "yolov4-tiny", "yolov4-nano"])
-def test_free_raw_outputs_learn_the_boxes(model_name):
-    """The heads themselves as variables: every prediction that a box trains finds it."""
-    config = get_config(model_name)
-    images = [[BOXES[2], *BOXES[3:]], [(0.6, 0.55, 0.7, 0.9, 0)]]
-    targets = make_targets(images)
-    heads = [tf.Variable(head) for head in make_heads(config, 2, (128, 192), scale=0.1)]
-    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 300))
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            value = losses.detection_loss(heads, targets, config)["detection_loss"]
-        optimizer.apply(tape.gradient(value, heads), heads)
-
-    for _ in range(300):
-        step()
-    learned = 0
-    for head, raw in enumerate(heads):
-        boxes = decode_boxes(raw, config, head).numpy()
-        scores = tf.sigmoid(raw[..., 4:5]).numpy() * tf.sigmoid(raw[..., 5:]).numpy()
-        for b, rows in enumerate(images):
-            trained = darknet_rules.assign(
-                [row[:4] for row in rows], [row[4] for row in rows], config, head, raw.shape[1:3], NUM_CLASSES
-            )
-            for cell, (number,) in trained.items():
-                assert float(box_ops.ciou(boxes[(b, *cell)], np.array(rows[number][:4], np.float32))) > 0.95
-                assert scores[(b, *cell)][rows[number][4]] > 0.9
-                assert np.delete(scores[(b, *cell)], rows[number][4]).max() < 0.1
-                learned += 1
-    assert learned >= 5
 
 
 @pytest.mark.gpu
@@ -349,37 +263,7 @@ def test_gpu_equals_cpu(mode):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-# --- Faults of the public DALI YOLOv4 example -----------------------------------------------------
-
-
-def test_fault_of_the_dali_example_squared_error_on_sigmoids():
-    """Its gradient is gone where a logit is saturated and wrong; cross-entropy's is largest there."""
-    heads = make_heads(YOLOV4, 1, (64, 96))
-    targets = make_targets([BOXES[3:4]])
-    trained = darknet_rules.assign([BOXES[3][:4]], [1], YOLOV4, 0, heads[0].shape[1:3], NUM_CLASSES)
-    cell = (0, *next(iter(trained)))
-    heads[0][(*cell, slice(4, None))] = [-20, 20, -20, 20]  # objectness off, the two wrong classes on
-    _, gradients = value_and_gradients(heads, targets, YOLOV4)
-    np.testing.assert_allclose(gradients[0][cell][4:], [-1, 1, -1, 1], atol=1e-6)
-
-
-def test_fault_of_the_dali_example_giou_for_ciou():
-    """Two predictions inside the true box, where GIoU is IoU, equal in it: CIoU prefers the middle one."""
-    config = dataclasses.replace(YOLOV4, iou_thresh=1.0, anchors=(*YOLOV4.anchors[:12], *[64.0] * 6))
-    true = (0.25, 0.25, 0.75, 0.75)  # 64 x 64 pixels of 128 x 128: anchor 6, cell (2, 2) of head 2
-    ious, values = [], []
-    for x in (-3.0, 0.0):  # close to the corner of the cell, the middle of the image, or half a cell away
-        heads = make_heads(config, 1, (128, 128), scale=0.0)
-        heads[2][0, 2, 2, 0, :4] = x, x, np.log(0.5), np.log(0.5)
-        prediction = decode_boxes(tf.constant(heads[2]), config, 2)[0, 2, 2, 0]
-        ious.append(float(box_ops.iou(prediction, np.array(true, np.float32))))
-        values.append(value_and_gradients(heads, make_targets([[(*true, 0)]]), config)[0]["box_loss"])
-    assert ious[0] == pytest.approx(ious[1], abs=1e-5)
-    assert values[1] > values[0] * 1.05
-
-
-def test_fault_of_the_dali_example_l2_never_added():
-    """The gradient of the L2 loss is weight_decay times the kernel, for every kernel and nothing else."""
+def test_the_gradient_of_the_l2_loss_is_weight_decay_times_every_kernel_and_nothing_else():
     layers = [
         keras.layers.Conv2D(3, 3),
         keras.layers.Conv2D(4, 1, use_bias=False),
