@@ -6,7 +6,7 @@ import json
 import numpy as np
 from PIL import Image
 
-from common.datacheck.datasets import open_source
+from common.datasets import open_source
 from yolov4.config import get_config
 from yolov4.loaders import make_loader
 from yolov4.pipeline import FILL
