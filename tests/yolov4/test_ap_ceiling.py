@@ -18,18 +18,12 @@ def results_of(truth, kept):
     image = np.repeat(np.arange(truth.num_images), np.diff(targets.row_splits))[kept]
     boxes, classes = targets.boxes[kept], targets.classes[kept]
     results = []
-    for i, (left, top, right, bottom), index in zip(image, boxes.tolist(), classes, strict=True):
-        height, width = truth.image_sizes[i].tolist()
-        left, right = (min(max(x, 0), 1) * width for x in (left, right))
-        top, bottom = (min(max(y, 0), 1) * height for y in (top, bottom))
-        results.append(
-            {
-                "image_id": int(truth.image_ids[i]),
-                "category_id": truth.label_map.category_ids[int(index)],
-                "bbox": [round(x, 2) for x in (left, top, right - left, bottom - top)],
-                "score": 1.0,
-            }
-        )
+    for i, box, index in zip(image, boxes, classes, strict=True):
+        left, top, right, bottom = box * np.tile(truth.image_sizes[i][::-1], 2)
+        ltwh = [round(float(x), 2) for x in (left, top, right - left, bottom - top)]
+        category_id = truth.label_map.category_ids[int(index)]
+        image_id = int(truth.image_ids[i])
+        results.append({"image_id": image_id, "category_id": category_id, "bbox": ltwh, "score": 1.0})
     return results
 
 

@@ -9,48 +9,21 @@ from common.hparams import override
 from yolov4.config import DETECTION_FIELDS, LOADER_FIELDS, MODEL_NAMES, get_config
 
 YOLOV4 = get_config("yolov4")
-EVERY_MODEL = {
-    "ignore_thresh": 0.7,
-    "hue": 36.0,  # 0.1 of the circle
-    "saturation": 1.5,
-    "exposure": 1.5,
-    "flip_prob": 0.5,
-    "mosaic_tiles": "batch",
-    "mixup_prob": 0.0,
-    "cutmix_prob": 0.0,
-    "max_instances": 200,
-    "min_box_size": 1.0,
-    "antialias": True,
-    "letterbox": False,
-    "obj_normalizer": 1.0,
-    "cls_normalizer": 1.0,
-    "label_smoothing": 0.0,
-    "weight_decay": 0.0005,
-    "reference_batch": 64,
-    "lr_steps": (0.8, 0.9),
-    "lr_step_factor": 0.1,
-    "nms_method": "greedy",
-    "diou_beta": 0.6,
-    "nms_iou": 0.6,
-    "score_threshold": 0.001,
-    "nms_candidates": 1000,
-    "max_detections": 100,
-}
-DARKNET = {
-    "jitter": 0.3,
-    "iou_normalizer": 0.07,
-    "box_gradient": "darknet",
-    "size_weighting": False,
-    "bn_momentum": 0.99,
-    "objectness_bias": 0.0,
-    "burn_in_steps": 1000,
-    "burn_in_power": 4.0,
-    "lr_schedule": "steps",
-    "optimizer": "sgd",
-    "clip_norm": 0.0,
-    "ema_decay": 0.0,
-    "close_mosaic": 0,
-}
+EVERY_MODEL = (
+    {"ignore_thresh": 0.7, "obj_normalizer": 1.0, "cls_normalizer": 1.0, "label_smoothing": 0.0}
+    | {"hue": 36.0, "saturation": 1.5, "exposure": 1.5, "flip_prob": 0.5}  # hue: 0.1 of the circle
+    | {"mosaic_tiles": "batch", "mixup_prob": 0.0, "cutmix_prob": 0.0}
+    | {"max_instances": 200, "min_box_size": 1.0, "antialias": True, "letterbox": False}
+    | {"weight_decay": 0.0005, "reference_batch": 64, "lr_steps": (0.8, 0.9), "lr_step_factor": 0.1}
+    | {"nms_method": "greedy", "diou_beta": 0.6, "nms_iou": 0.6, "score_threshold": 0.001}
+    | {"nms_candidates": 1000, "max_detections": 100}
+)
+DARKNET = (
+    {"jitter": 0.3, "iou_normalizer": 0.07, "box_gradient": "darknet", "size_weighting": False}
+    | {"bn_momentum": 0.99, "objectness_bias": 0.0, "close_mosaic": 0, "ema_decay": 0.0}
+    | {"burn_in_steps": 1000, "burn_in_power": 4.0, "lr_schedule": "steps"}
+    | {"optimizer": "sgd", "clip_norm": 0.0}
+)
 PUBLISHED = {
     "yolov4": DARKNET
     | {"image_size": (608, 608), "iou_thresh": 0.213, "max_delta": 5.0, "multi_scale": 1.4, "epochs": 271}

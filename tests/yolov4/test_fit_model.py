@@ -20,7 +20,7 @@ def test_fit_reports_the_loss_of_the_recipe(drawn):
     loader = make_loader("dali_cpu", source=source, config=CONFIG, batch_size=4, training=True, seed=2)
     keras.utils.set_random_seed(0)
     model = FitModel(build_model(CONFIG.model_name, 3, config=CONFIG), CONFIG)
-    model.compile(keras.optimizers.SGD(0.0), jit_compile=False)  # a step that leaves the weights
+    model.compile(keras.optimizers.SGD(0.0), run_eagerly=True)  # a step that leaves the weights
     history = model.fit(loader.dataset(), steps_per_epoch=1, epochs=1, verbose=0)
 
     images, targets = next(iter(loader.dataset()))
@@ -30,7 +30,6 @@ def test_fit_reports_the_loss_of_the_recipe(drawn):
     l2 = losses.l2_loss(network.trainable_variables, CONFIG.weight_decay)
     assert float(l2) > 0.1
     (loss,) = history.history["loss"]
-    assert np.isfinite(loss)
     np.testing.assert_allclose(loss, float(detection + l2), rtol=1e-4)
 
 
@@ -41,7 +40,5 @@ def test_fit_learns_at_every_size(drawn):
     keras.utils.set_random_seed(0)
     model = FitModel(build_model(config.model_name, 3, config=config, any_size=True), config)
     model.compile(keras.optimizers.Adam(5e-3), jit_compile=False)
-    history = model.fit(loader.dataset(), steps_per_epoch=8, epochs=3, verbose=0)
-    values = history.history["loss"]
-    assert np.isfinite(values).all()
-    assert values[-1] < 0.8 * values[0]
+    values = model.fit(loader.dataset(), steps_per_epoch=6, epochs=3, verbose=0).history["loss"]
+    assert np.isfinite(values).all() and values[-1] < 0.8 * values[0]

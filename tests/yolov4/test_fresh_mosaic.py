@@ -8,8 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from common.datacheck import datasets
-from common.errors import UserError
+from common.datacheck.datasets import open_source
 from tests.oracle.watched import Batch, Watched
 from tests.yolov4.rectangles import INPUT, PLAIN, assert_equal, count_found, make, read, write_coco
 from yolov4 import fresh_mosaic
@@ -106,9 +105,12 @@ def test_without_a_mosaic_all_is_as_with_the_first_reader_alone(flat):
     assert numbers.tolist() == [1, TILES] and abs(shares[0] - 48) < 4 * 24**0.5
 
 
-def test_one_image_a_batch_is_enough_for_a_mosaic_of_four(flat):
-    shown = [len(np.unique(b["images"])) for b in read(flat, config=FRESH, count=20, batch_size=1)]
-    assert shown.count(TILES) > 14
+def test_a_flipped_letterboxed_image_lies_where_it_lies_without_fresh_mosaics(rectangles):
+    config = dataclasses.replace(FRESH, mosaic_prob=1e-9, letterbox=True, flip_prob=1.0)
+    (fresh,) = read(rectangles, config=config)
+    (plain,) = read(rectangles, config=dataclasses.replace(config, mosaic_prob=0.0))
+    np.testing.assert_allclose(fresh["boxes"], plain["boxes"], atol=1e-5)
+    assert np.abs(fresh["images"] - plain["images"]).max() < 1.5 / 255
 
 
 def test_further_readers_are_there_only_for_mosaics_that_may_come(flat):
@@ -121,20 +123,8 @@ def test_further_readers_are_there_only_for_mosaics_that_may_come(flat):
 
 
 def test_tfrecords_too(drawn_records):
-    source = datasets.open_source(file_pattern=f"{drawn_records}-*.tfrecord")
+    source = open_source(file_pattern=f"{drawn_records}-*.tfrecord")
     truth = np.diff(source.annotations.target_boxes.row_splits)
     found = read(source, config=FRESH, count=12, batch_size=4, count_lost=True)
     shown = np.concatenate([batch["num_boxes"] + batch["lost"].sum(1) for batch in found])
     assert len(shown) == 48 and truth.max() < shown.max() <= TILES * truth.max()
-
-
-def test_an_image_that_cannot_be_read_is_named(tmp_path):
-    image = np.zeros((20, 30, 3), np.uint8)
-    source = write_coco(tmp_path, [(i, image, [(0, (1, 1, 5, 5))]) for i in range(1, 9)])
-    (tmp_path / "5.png").write_bytes((tmp_path / "5.png").read_bytes()[:40])
-    loader = make(source, config=FRESH, batch_size=1)
-    with pytest.raises(RuntimeError) as stopped:
-        for _ in range(8):
-            loader.pipeline.run()
-    explained = datasets.explain(stopped.value, source, loader.pipeline_type)
-    assert isinstance(explained, UserError) and "5.png" in str(explained)

@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from common import letterbox
-from common.errors import UserError
-from common.loader import SYNTHETIC_BOXES, gpu_visible, placement
+from common.loader import SYNTHETIC_BOXES
 from tests.yolov4.rectangles import (
     ALL,
     BATCH,
@@ -146,8 +145,7 @@ def test_boxes_are_dropped_counted_and_padded(tmp_path, kind):
 
     (batch,) = read(source, kind, config, training=False, **options)
     assert batch["num_boxes"][3] == 2 and batch["lost"][3].tolist() == [2, 0]
-    corners_px = batch["boxes"][3, :2, :2] * INPUT[::-1]
-    np.testing.assert_allclose(corners_px, [[10, 10], [50, 10]], atol=1e-3)
+    np.testing.assert_allclose(batch["boxes"][3, :2, :2] * INPUT[::-1], [[10, 10], [50, 10]], atol=1e-3)
 
     config = dataclasses.replace(PLAIN, jitter=0.3, mosaic_prob=0.5)
     for batch in read(source, kind, config, 4, **options):
@@ -229,7 +227,7 @@ def test_when_the_mosaic_is_closed():
     assert epoch_kwargs(config, 2**31 - 1, 1) == {"seed": 0, "mosaic": False}
 
 
-# --- noise, devices ---
+# --- noise ---
 
 
 def test_synthetic_needs_no_source_and_repeats():
@@ -245,22 +243,3 @@ def test_synthetic_needs_no_source_and_repeats():
     assert (real.sum(1) == SYNTHETIC_BOXES).all() and (boxes[~real] == -1).all() and classes.max() < 4
     assert (boxes[real][:, 2:] > boxes[real][:, :2]).all()
     assert len(np.unique(batch["images"][:, 0, 0, 0])) == 3  # three images, not one
-
-
-@pytest.mark.skipif(gpu_visible(), reason="there is a GPU")
-def test_without_a_gpu(rectangles):
-    assert make(rectangles, "auto").pipeline_type == "dali_cpu"
-    message = r"--pipeline_type=dali_gpu needs a GPU .*use --pipeline_type=dali_cpu"
-    with pytest.raises(UserError, match=message):
-        make(rectangles, "dali_gpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not gpu_visible(), reason="no GPU")
-def test_with_a_gpu(rectangles):
-    loader = make(rectangles, "auto")
-    assert loader.pipeline_type == "dali_gpu" and not loader.saveable
-    with placement(loader):
-        (batch,) = batches(loader, 1)
-    assert batch["images"].shape == (BATCH, *INPUT, 3)
-    np.testing.assert_array_equal((batch["classes"] >= 0).sum(1), batch["num_boxes"])

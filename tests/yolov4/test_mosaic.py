@@ -40,10 +40,10 @@ def run_mosaic(canvases, chosen, seed=1):
         image = mixing.paste(images, [pieces])
         parts = mixing.objects_of(Objects(boxes, labels), pieces)
         boxes, labels = (fn.cat(*nodes, axis=0) for nodes in zip(*parts, strict=True))
-        return image, boxes, labels, cut, pieces.sizes, *sources
+        return image, boxes, labels, cut, *sources
 
     samples = [(*canvas, np.int32(one)) for canvas, one in zip(canvases, chosen, strict=True)]
-    names = ("image", "boxes", "labels", "cut", "sizes", *range(mosaic.TILES))
+    names = ("image", "boxes", "labels", "cut", *range(mosaic.TILES))
     outputs = run_stage(define, samples, seed)
     return [dict(zip(names, values, strict=True)) for values in zip(*outputs, strict=True)]
 
@@ -98,18 +98,3 @@ def test_cut_point_is_uniform_and_keeps_its_distance():
         counts, _ = np.histogram(shares[:, axis], 6, (0.2, 0.8))
         assert counts.min() > 0.8 * 2000 / 6
     assert abs(np.corrcoef(shares.T)[0, 1]) < 0.1
-
-
-def test_one_image_alone_becomes_four_pieces_of_itself():
-    canvases = draw_canvases((96, 160), 4)[3:]
-    (sample,) = run_mosaic(canvases, [1])
-    assert [int(sample[tile]) for tile in range(4)] == [0, 0, 0, 0]
-    image, boxes, _ = darknet_mosaic(canvases, [0] * 4, *sample["cut"].tolist())
-    np.testing.assert_array_equal(sample["image"], image)
-    np.testing.assert_array_equal(sample["boxes"], boxes)
-    assert len(boxes) == 12
-
-
-def test_the_smallest_canvas_still_has_four_tiles():
-    samples = run_mosaic(draw_canvases((32, 32), 4) * 50, [1] * 200)
-    assert all((sample["sizes"] >= 6).all() for sample in samples)  # 0.2 * 32 is 6.4

@@ -104,7 +104,7 @@ def updates(optimizer, gradients):
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-def test_fault_of_the_dali_example_no_momentum(precision):
+def test_momentum_is_that_of_the_recipe(precision):
     """The second of two equal steps carries 0.949 of the first; tiny's carries 0.9."""
     for model_name, momentum in [("yolov4", 0.949), ("yolov4-tiny", 0.9)]:
         optimizer = make_optimizer(get_config(model_name), 1.0, precision=precision)

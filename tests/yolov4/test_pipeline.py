@@ -11,13 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.yolov4.dali_stage import run_stage
-from tests.yolov4.rectangles import (
-    ALL,
-    PLAIN,
-    batches,
-    make,
-    read,
-)
+from tests.yolov4.rectangles import ALL, PLAIN, batches, make, read
 from yolov4 import color, crops, pipeline
 
 MIXED = {"mosaic_prob": 0.5, "mixup_prob": 0.5, "cutmix_prob": 0.5, "multi_scale": 1.4}

@@ -43,32 +43,6 @@ def silent_heads(config=CONFIG, num_classes=4):
     return heads
 
 
-def write(heads, config, box_px, logit, class_):
-    """Puts one box (ltrb, pixels) into the head and anchor whose shape is nearest; returns its score."""
-    left, top, right, bottom = box_px
-    width, height = right - left, bottom - top
-    center = (left + right) / 2, (top + bottom) / 2
-    shape_distance = [abs(math.log(w / width)) + abs(math.log(h / height)) for w, h in config.anchor_sizes]
-    number, place = next(
-        (i, mask.index(anchor))
-        for anchor in np.argsort(shape_distance)
-        for i, mask in enumerate(config.masks)
-        if anchor in mask
-    )
-    anchor_width, anchor_height = config.anchor_sizes[config.masks[number][place]]
-    stride, scale = config.strides[number], config.scale_xy[number]
-    column, row = (int(side // stride) for side in center)
-    share = [
-        (c / stride - cell + 0.5 * (scale - 1)) / scale for c, cell in zip(center, (column, row), strict=True)
-    ]
-    raw = heads[number][0, row, column, place]
-    raw[:2] = [math.log(s / (1 - s)) for s in share]
-    raw[2:4] = math.log(width / anchor_width), math.log(height / anchor_height)
-    raw[4] = logit
-    raw[5 + class_] = 20
-    return 1 / (1 + math.exp(-logit))
-
-
 def run(heads, config):
     detections = detect([tf.constant(head) for head in heads], config)
     return type(detections)(*(np.asarray(x) for x in detections))
@@ -206,8 +180,8 @@ def test_one_class_equals_opencv():
 
 def test_diou_keeps_a_neighbour_that_greedy_drops():
     heads = silent_heads()
-    write(heads, CONFIG, [40, 40, 100, 70], 2, class_=0)
-    write(heads, CONFIG, [53, 40, 113, 70], 1, class_=0)  # IoU 47 / 73 = 0.64
+    for column, logit in ((1, 2), (2, 1)):  # 32 pixels apart, 146 wide, 110 high: IoU 114 / 178 = 0.64
+        heads[2][0, 1, column, 0, :6] = 0, 0, math.log(146 / 142), 0, logit, 20
     assert run(heads, CONFIG).count == [1]
     assert run(heads, DIOU).count == [2]
     # a tiny exponent makes the distance term nearly 1, a large one nearly 0
@@ -247,15 +221,8 @@ def test_half_precision_heads_are_computed_with_in_float32():
 def test_what_is_not_finite_is_no_detection_and_harms_no_other(config, dtype):
     heads = [head.astype(dtype) for head in random_heads(batch_size=1)]
     quiet = [head.copy() for head in heads]
-    values = [
-        (0, np.inf),
-        (1, np.nan),
-        (2, np.inf),
-        (3, -np.inf),
-        (4, np.inf),
-        (4, np.nan),
-        (slice(5, 9), np.inf),
-    ]
+    values = [(0, np.inf), (1, np.nan), (2, np.inf), (3, -np.inf), (4, np.inf), (4, np.nan)]
+    values.append((slice(5, 9), np.inf))
     for head, quiet_head in zip(heads, quiet, strict=True):
         flat, quiet_flat = head.reshape(-1, 9), quiet_head.reshape(-1, 9)
         for start, (number, value) in enumerate(values):
@@ -272,10 +239,11 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other(config, dtype):
 
 
 def test_huge_boxes_are_clipped_and_leave_the_others_as_they_are():
-    heads = silent_heads(num_classes=80)
-    boxes_px = [[20, 10, 60, 50], [70, 10, 110, 50], [20, 60, 50, 90], [75, 60, 90, 76]]
-    for number, box in enumerate(boxes_px):
-        write(heads, DIOU, box, 2 - number / 2, class_=79)
+    heads, expected = silent_heads(num_classes=80), []
+    for number, (row, column) in enumerate([(2, 3), (2, 13), (9, 3), (9, 13)]):
+        heads[0][0, row, column, 0, [0, 1, 2, 3, 4, 84]] = 0, 0, 0, 0, 2 - number / 2, 20
+        x, y = 8 * column + 4, 8 * row + 4  # the cell's centre; the anchor is 12 x 16
+        expected.append([x - 6, y - 8, x + 6, y + 8])
     for class_, size in ((79, 80.0), (3, 9.0)):  # e**80 overflows float32
         raw = heads[2][0, 2, class_ % 5]
         raw[0, :5] = [30, -30, size, size, 4]
@@ -284,15 +252,13 @@ def test_huge_boxes_are_clipped_and_leave_the_others_as_they_are():
     assert actual.count == [6]
     np.testing.assert_array_equal(actual.classes[0, :6], [79, 3, 79, 79, 79, 79])
     np.testing.assert_array_equal(actual.boxes[0, :2], [[0, 0, 1, 1]] * 2)
-    np.testing.assert_allclose(actual.boxes[0, 2:6] * [160, 96, 160, 96], boxes_px, atol=1e-3)
+    np.testing.assert_allclose(actual.boxes[0, 2:6] * [160, 96, 160, 96], expected, atol=1e-3)
 
 
 def test_scores_at_or_below_the_threshold_are_dropped():
     heads = silent_heads()
     for number, logit in enumerate((0.0, -1.0, -3.0)):
-        write(heads, CONFIG, [10 + 40 * number, 10, 40 + 40 * number, 40], logit, class_=number)
-        for head in heads:
-            head[head == 20] = 100  # a probability of exactly 1
+        heads[0][0, 5, 6 * number + 2, 0, [4, 5 + number]] = logit, 100  # a probability of exactly 1
     assert run(heads, dataclasses.replace(CONFIG, score_threshold=0.2)).count == [2]
     assert run(heads, dataclasses.replace(CONFIG, score_threshold=0.5)).count == [0]
     assert run(heads, dataclasses.replace(CONFIG, score_threshold=0.4999)).count == [1]

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from common.tf_readers import Random
 from tests.yolov4.test_mosaic import darknet_mosaic
-from yolov4 import mosaic, tf_mosaic
+from yolov4 import tf_mosaic
 from yolov4.tf_mosaic import Canvases
 
 SIZE = (50, 70)  # not square, so that a swapped axis shows
@@ -92,7 +92,6 @@ def test_others_are_others_and_all_of_them():
 def test_cuts_keep_away_from_the_border():
     count = 4000
     cuts = tf_mosaic.random_cuts(count, tf.constant(SIZE), Random(tf.constant([1, 2]))).numpy()
-    assert mosaic.MIN_OFFSET == 0.2
     assert cuts.min(0).tolist() == [10, 14] and cuts.max(0).tolist() == [40, 56]
     for axis, low, high in ((0, 10, 40), (1, 14, 56)):
         assert np.histogram(cuts[:, axis], 5, (low, high))[0].min() > 0.8 * count / 5

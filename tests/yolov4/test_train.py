@@ -1,7 +1,5 @@
 """What only a whole run shows: every part of the recipe is in the weights that it saves."""
 
-import dataclasses
-
 import numpy as np
 
 from common import hparams
@@ -9,6 +7,7 @@ from common.labels import LabelMap
 from common.training import weights
 from yolov4.config import get_config
 from yolov4.model import build_model
+from yolov4.model_metadata import make_metadata
 from yolov4.train import Args, train
 
 
@@ -17,12 +16,7 @@ def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_pat
     decay = 0.1  # learning rate times weight decay
     config = hparams.override(get_config("yolov4-tiny"), "width=0.125")
     model = build_model("yolov4-tiny", 2, config=config)
-    metadata = {
-        "app": "yolov4",
-        "num_classes": 2,
-        "label_map": LabelMap.numbered(2).to_json(),
-        "config": dataclasses.asdict(config),
-    }
+    metadata = make_metadata(config, LabelMap.numbered(2), 2)
     weights.save(model, tmp_path / "start.weights.h5", metadata)
     a = Args(
         model_name="yolov4-tiny",
