@@ -1,9 +1,7 @@
-"""YOLO's labels: drawn boxes found again, polygons, EXIF turns, where files lie, and what is refused."""
+"""YOLO's labels: boxes, polygons, EXIF turns, where files lie, and what is refused."""
 
 import functools
-import json
 import os
-import pathlib
 import shutil
 
 import numpy as np
@@ -12,7 +10,6 @@ import PIL.ImageOps
 import pytest
 
 from common.args import ImagePolicy
-from common.datacheck.coco import load_coco
 from common.errors import UserError
 from common.labels import LabelMap
 from tests.tools.conversion import labelled_images
@@ -37,41 +34,29 @@ def read_yolo(path, *, policy=ImagePolicy(), **options):
 refusal = functools.partial(labelled_images.refusal, read_yolo)
 
 
-def test_drawn_boxes_are_found_again(drawn, tmp_path):
-    document = json.loads((drawn / "instances.json").read_text())
-    shutil.copytree(drawn / "images", tmp_path / "images")
-    put(tmp_path, "obj.names", "car\ncat\ntoothbrush\n")
-    for image in document["images"]:
-        lines = []
-        for o in (o for o in document["annotations"] if o["image_id"] == image["id"]):
-            x, y, w, h = o["bbox"]
-            numbers = np.array([x + w / 2, y + h / 2, w, h]) / ([image["width"], image["height"]] * 2)
-            index = [3, 17, 90].index(o["category_id"])
-            lines.append(f"{index} " + " ".join(f"{n:.9f}" for n in numbers))
-        put(tmp_path, f"labels/{pathlib.Path(image['file_name']).stem}.txt", "\n".join(lines))
-    found, images_dir = read_yolo(tmp_path)
-    expected = load_coco(drawn / "instances.json")
-    assert images_dir == os.fspath(tmp_path / "images")
-    assert found.file_names == expected.file_names
-    np.testing.assert_array_equal(found.image_sizes, expected.image_sizes)
-    np.testing.assert_array_equal(found.box_image, expected.box_image)
-    np.testing.assert_allclose(found.boxes_ltwh_px, expected.boxes_ltwh_px, rtol=0, atol=1e-6)
-    assert found.label_map == LabelMap((1, 2, 3), ("car", "cat", "toothbrush"))
-    assert [(3, 17, 90)[i - 1] for i in found.category_ids] == expected.category_ids.tolist()
-    np.testing.assert_array_equal(found.areas, np.prod(found.boxes_ltwh_px[:, 2:], axis=1))
-
-
 def test_a_label(made):
-    found, _ = read_yolo(made)
-    assert found.boxes_ltwh_px.tolist() == [[15, 5, 10, 10], [0, 0, 20, 20]]
-    assert found.category_ids.tolist() == [1, 2]
-    assert found.image_sizes.tolist() == [[HEIGHT, WIDTH]] * 2
+    put(made, "images/c.png", PIL.Image.new("RGB", (100, 50)))
+    put(made, "labels/c.txt", "0 0.5 0.5 0.25 0.5\n1.0 1.2 0.5 0.2 0.1")  # a box may reach outside
+    found, images_dir = read_yolo(made)
+    assert images_dir == os.fspath(made / "images")
+    assert found.file_names == ["a.png", "b.png", "c.png"]
+    assert found.image_sizes.tolist() == [[HEIGHT, WIDTH], [HEIGHT, WIDTH], [50, 100]]
+    assert found.box_image.tolist() == [0, 1, 2, 2]
+    boxes = [[15, 5, 10, 10], [0, 0, 20, 20], [37.5, 12.5, 25, 25], [110, 22.5, 20, 5]]
+    assert found.boxes_ltwh_px.tolist() == boxes
+    assert found.areas.tolist() == [100, 400, 625, 100]
+    assert found.label_map == LabelMap((1, 2), ("cat", "dog"))
+    assert found.category_ids.tolist() == [1, 2, 1, 2]
     assert not found.is_crowd.any()
-    shutil.move(made / "classes.txt", made / "labels" / "classes.txt")  # where labelImg writes it
-    put(made, "labels/a.txt", "1.0 0.333333 0.5 0.25 0.5\n0 1.2 0.5 0.2 0.1")  # a box may reach outside
+
+
+@pytest.mark.parametrize("names", ["obj.names", "labels/classes.txt"])
+def test_files_of_names_and_six_decimals(made, names):
+    shutil.move(made / "classes.txt", made / names)
+    put(made, "labels/a.txt", "0 0.333333 0.5 0.25 0.5")
     found, _ = read_yolo(made)
-    assert found.boxes_ltwh_px[:2].tolist() == [[8.33332, 5, 10, 10], [44, 9, 8, 2]]
-    assert found.category_ids.tolist() == [2, 1, 2]
+    assert found.label_map.names == ("cat", "dog")
+    assert found.boxes_ltwh_px[0].tolist() == [8.33332, 5, 10, 10]
 
 
 def test_a_label_map_gives_ids_by_name(made):
