@@ -1,7 +1,6 @@
 """Starting from weights of other classes: ours, Darknet's, whole and partial."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -9,10 +8,8 @@ import pytest
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import weights as weight_files
-from common.training.fine_tuning import coco_label_map
 from yolov4.config import get_config
 from yolov4.darknet_weights import save_darknet
-from yolov4.import_weights.darknet_files import blocks_of
 from yolov4.init_from import init_from
 from yolov4.model import build_model
 from yolov4.model_metadata import make_metadata
@@ -69,16 +66,6 @@ def test_our_own_weights(tmp_path):
     assert report == f"--init_from={tmp_path}: {total} of {total} weights taken, new classes: new"
 
 
-def test_darknets_80_classes_are_known_by_name(tmp_path):
-    names = ("zebra", "motorcycle", "tram", "person")
-    source, model = make_model(80, seed=1), make_model(4)
-    save_darknet(source, tmp_path / "coco.weights")
-    before = values_of(model)
-    report = str(init_from(model, label_map(*names), str(tmp_path / "coco.weights"), NANO))
-    check(before, values_of(source), values_of(model), names, coco_label_map().names)
-    assert "new classes: tram" in report
-
-
 def test_darknets_other_classes_need_a_names_file(tmp_path):
     names, source_names = ("b", "a"), ("a", "b", "c")
     source, file = make_model(3, seed=1), tmp_path / "mine.weights"
@@ -94,17 +81,6 @@ def test_darknets_other_classes_need_a_names_file(tmp_path):
     report = str(init_from(model, label_map(*names), str(file), NANO))
     check(before, values_of(source), values_of(model), names, source_names)
     assert "new" not in report
-
-
-def test_partial_darknet_files(tmp_path):
-    source, model = make_model(80, seed=1), make_model(2)
-    save_darknet(source, tmp_path / "whole.weights")
-    size = 20 + 4 * sum(math.prod(v.shape) for block in blocks_of(source)[:17] for v in block)
-    partial = tmp_path / "nano.conv.29"
-    partial.write_bytes((tmp_path / "whole.weights").read_bytes()[:size])
-    report = str(init_from(model, label_map("a", "b"), str(partial), NANO))
-    assert f"{17 * 5} of {len(model.weights)} weights taken" in report
-    assert "made anew: head.layer_29.conv, head.layer_35.bn, head.layer_35.conv" in report
 
 
 def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):

@@ -22,7 +22,6 @@ from tests.yolov4.rectangles import (
     read,
     write_coco,
 )
-from yolov4.loaders import epoch_kwargs
 from yolov4.pipeline import FILL
 
 BOTH = pytest.mark.parametrize("kind", ["dali_cpu", "tensorflow"])
@@ -65,11 +64,8 @@ def test_without_targets(rectangles, kind):
 # --- boxes and pixels ---
 
 VIEWS = {
-    "stretch": {},
-    "flip": {"flip_prob": 1.0, "letterbox": True},
-    "jitter": {"jitter": 0.3},
+    "flip": {"flip_prob": 1.0},
     "jitter, letterbox, flip": {"jitter": 0.3, "letterbox": True, "flip_prob": 0.5},
-    "multi-scale": {"multi_scale": 1.5, "jitter": 0.2, "flip_prob": 0.5},
     "mosaic": {"mosaic_prob": 1.0, "jitter": 0.3, "letterbox": True, "flip_prob": 0.5},
     "mosaic, multi-scale": {"mosaic_prob": 0.5, "jitter": 0.3, "multi_scale": 1.5},
 }
@@ -216,15 +212,6 @@ def test_the_last_epochs_are_without_mosaic_mixup_and_cutmix(rectangles, kind):
         (mixed,) = read(rectangles, kind, config)
         assert (mixed["num_boxes"] > 1).any()
         assert_equal(read(rectangles, kind, config, mosaic=False), plain)
-
-
-def test_when_the_mosaic_is_closed():
-    config = dataclasses.replace(PLAIN, epochs=10, close_mosaic=3)
-    for prob in ("mosaic_prob", "mixup_prob", "cutmix_prob"):
-        mixing = dataclasses.replace(config, **{prob: 0.1})
-        assert epoch_kwargs(mixing, 5, 6) == {"seed": 11, "mosaic": True}
-        assert epoch_kwargs(mixing, 5, 7) == {"seed": 12, "mosaic": False}
-    assert epoch_kwargs(config, 2**31 - 1, 1) == {"seed": 0, "mosaic": False}
 
 
 # --- noise ---
