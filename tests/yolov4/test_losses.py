@@ -70,8 +70,8 @@ def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
 
 @pytest.mark.parametrize(
     ("config", "mode"),
-    [(LIMITED, "eager"), (WEIGHTED, "eager"), (TINY, "eager"), (TINY, "xla")],
-    ids=["darknet, its gradient limited", "weighted", "tiny", "tiny-xla"],
+    [(LIMITED, "eager"), (WEIGHTED, "eager"), (TINY, "xla")],
+    ids=["darknet, its gradient limited", "weighted", "tiny-xla"],
 )
 def test_values_against_numpy(config, mode):
     """A non-square batch: crowded, one box, none."""
@@ -177,10 +177,8 @@ def test_a_box_gradient_that_is_not_finite_becomes_zero(config):
         assert np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize(
-    ("model_name", "mode"), [("yolov4", "eager"), ("yolov4-nano", "eager"), ("yolov4-tiny", "graph")]
-)
-def test_finite_on_degenerate_input(model_name, mode):
+@pytest.mark.parametrize("model_name", ["yolov4", "yolov4-nano"])
+def test_finite_on_degenerate_input(model_name):
     config = get_config(model_name)
     rows = [
         (0.5, 0.5, 0.5, 0.5, 0),
@@ -203,7 +201,7 @@ def test_finite_on_degenerate_input(model_name, mode):
         head[0] = rng.choice([-1e4, 1e4], head[0].shape)
         head[4] = rng.choice([-1e4, -50, -20, 0, 20, 50, 1e4], head[4].shape)
         head[3], head[2], head[1] = 1e4, -1e4, 0.0
-    values, gradients = value_and_gradients(heads, targets, config, mode=mode)
+    values, gradients = value_and_gradients(heads, targets, config)
     assert all(np.isfinite(value) for value in values.values())
     assert all(np.isfinite(gradient).all() for gradient in gradients)
     assert not any(gradient[1:3, ..., :4].any() for gradient in gradients)  # no box to learn from

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.yolov4 import darknet_rules
 from yolov4 import targets
@@ -67,16 +66,10 @@ def table_boxes():
     return boxes.astype(np.float32), np.array([row[4] for row in TABLE.values()], np.int32)
 
 
-def assign(boxes, classes, config, head, grid_size, num_classes=NUM_CLASSES, xla=False):
+def assign(boxes, classes, config, head, grid_size):
     """One image -> Assignment of arrays without the batch axis."""
-
-    @tf.function(jit_compile=xla)
-    def run(boxes, classes):
-        return targets.assign_targets(
-            boxes, classes, config, head, grid_size=grid_size, num_classes=num_classes
-        )
-
-    batch = run(np.asarray(boxes, np.float32)[None], np.asarray(classes, np.int32)[None])
+    one_image = np.asarray(boxes, np.float32)[None], np.asarray(classes, np.int32)[None]
+    batch = targets.assign_targets(*one_image, config, head, grid_size=grid_size, num_classes=NUM_CLASSES)
     return targets.Assignment(*(value[0].numpy() for value in batch))
 
 
@@ -95,9 +88,9 @@ def predictions_of(assignment, config, head):
     ]
 
 
-def check(assignment, boxes, classes, config, head, grid_size, num_classes=NUM_CLASSES):
+def check(assignment, boxes, classes, config, head, grid_size):
     """Everything that an Assignment says, against the transcription. Returns the number of trained boxes."""
-    expected = darknet_rules.assign(boxes, classes, config, head, grid_size, num_classes)
+    expected = darknet_rules.assign(boxes, classes, config, head, grid_size, NUM_CLASSES)
     found = {}
     for m, k in zip(*np.nonzero(assignment.assigned), strict=True):
         cell = (int(assignment.rows[m]), int(assignment.columns[m]), int(k))
@@ -126,8 +119,8 @@ def test_table_by_hand(model_name):
     assert {name: by_name[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize(("model_name", "xla"), [("yolov4", False), ("yolov4-tiny", True)])
-def test_a_crowded_image_against_the_transcription(model_name, xla):
+@pytest.mark.parametrize("model_name", CONFIGS)
+def test_a_crowded_image_against_the_transcription(model_name):
     """The table, and 150 boxes at random: many meet in a cell, and many of them in one prediction."""
     config = CONFIGS[model_name]
     rng = np.random.default_rng(0)
@@ -140,7 +133,7 @@ def test_a_crowded_image_against_the_transcription(model_name, xla):
     shared, of_several_classes = 0, 0
     for head in range(len(config.masks)):
         size = grid(config, head)
-        assignment = assign(boxes, classes, config, head, size, xla=xla)
+        assignment = assign(boxes, classes, config, head, size)
         assert check(assignment, boxes, classes, config, head, size) > 5
         shared += (assignment.assigned & ~assignment.owner).sum()
         of_several_classes += (assignment.num_classes[assignment.assigned] > 1).sum()
@@ -185,8 +178,8 @@ def numpy_to_raw(boxes, rng, config, head, grid_size):
     return raw.astype(np.float32)
 
 
-@pytest.mark.parametrize(("model_name", "xla"), [("yolov4", False), ("yolov4-tiny", True)])
-def test_ignore_mask_against_brute_force(model_name, xla):
+@pytest.mark.parametrize("model_name", CONFIGS)
+def test_ignore_mask_against_brute_force(model_name):
     """More boxes than one chunk holds, none at all, few; invalid ones among them; a non-square image."""
     config = CONFIGS[model_name]
     rng = np.random.default_rng(5)
@@ -204,12 +197,7 @@ def test_ignore_mask_against_brute_force(model_name, xla):
     for head in range(len(config.masks)):
         size = grid(config, head, 160, 224)
         raw = np.stack([numpy_to_raw(around[b, : counts[b]], rng, config, head, size) for b in range(3)])
-
-        @tf.function(jit_compile=xla)
-        def run(raw, boxes, classes, counts, head=head):
-            return targets.ignore_mask(raw, boxes, classes, counts, config, head)
-
-        found = run(raw, boxes, classes, counts).numpy()
+        found = targets.ignore_mask(raw, boxes, classes, counts, config, head).numpy()
         best = np.stack(
             [darknet_rules.best_ious(raw[b], boxes[b], classes[b], config, head) for b in range(3)]
         )
