@@ -127,13 +127,12 @@ def test_files_have_the_published_lengths(published_yolov4, tiny):
     assert struct.unpack("<iiiq", content[:HEADER]) == (0, 2, 5, 32_032_000)
 
 
-@pytest.mark.parametrize(("name", "convolutions"), [("yolov4", 110), ("yolov4-tiny", 21)])
-def test_write_read_write_gives_the_same_bytes(trained, tmp_path, name, convolutions):
-    fresh = build_model(name, 80, (64, 64), config=trained[name].config)
-    contents = load_darknet(fresh, trained[name].file)
-    assert contents[1:] == (convolutions, 80, 32_032_000)
+def test_write_read_write_gives_the_same_bytes(nano, tmp_path):
+    fresh = build_model("yolov4-nano", 3, (64, 64))
+    contents = load_darknet(fresh, nano.file)
+    assert contents[1:] == (21, 3, 32_032_000)
     save_darknet(fresh, tmp_path / "again.weights", contents.seen)
-    assert (tmp_path / "again.weights").read_bytes() == trained[name].file.read_bytes()
+    assert (tmp_path / "again.weights").read_bytes() == nano.file.read_bytes()
 
 
 @pytest.mark.parametrize("version", [(0, 1, 0), (0, 0, 0)])
