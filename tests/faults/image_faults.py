@@ -78,13 +78,6 @@ def missing_file(data):
     data.file.unlink()
 
 
-@fault("image-missing")
-def dangling_link(data):
-    data.file.unlink()
-    data.file.symlink_to("nowhere.jpg")
-    return [*data.words, "a symbolic link to nothing"]
-
-
 @fault("image-not-a-file")
 def pipe_in_place_of_an_image(data):
     data.file.unlink()
@@ -92,28 +85,10 @@ def pipe_in_place_of_an_image(data):
     return [*data.words, "a pipe"]
 
 
-@fault("image-not-a-file")
-def directory_in_place_of_an_image(data):
-    data.file.unlink()
-    data.file.mkdir()
-    return [*data.words, "a directory"]
-
-
 @fault("image-size-differs")
 def width_in_the_json_is_not_the_files(data):
     data.image["width"] += 1
     return [*data.words, f"the annotations say {data.image['width']} x {data.image['height']}"]
-
-
-def swap_sides(image: dict) -> None:
-    image["width"], image["height"] = image["height"], image["width"]
-
-
-@fault("image-size-differs")
-def width_and_height_swapped(data):
-    data.image = data.document["images"][1]
-    swap_sides(data.image)
-    return [*data.words, "is 48 x 67 pixels, the annotations say 67 x 48"]
 
 
 @fault("exif-turn")
@@ -128,7 +103,7 @@ def exif_turn_with_the_stored_size(data):
 def size_after_the_exif_turn(data):
     data.image = data.document["images"][1]
     exif_turn_with_the_stored_size(data)
-    swap_sides(data.image)
+    data.image |= {"width": 67, "height": 48}
 
 
 @fault("image-12-bit")
@@ -151,13 +126,6 @@ def decompression_bomb(data):
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 15_000, 1, 0, 0, 0, 0))
     data.file.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
     return [*data.words, "20000 x 15000 pixels are 300 megapixels, the limit is 100"]
-
-
-@fault("image-too-large")
-def over_a_lower_limit(data):
-    data.image = data.document["images"][1]  # 48 x 67; the others have fewer pixels than 0.0033 megapixels
-    data.options["max_megapixels"] = 0.003
-    return [*data.words, "48 x 67 pixels"]
 
 
 @fault("no-image-directory")

@@ -26,12 +26,6 @@ def pipe_in_place_of_the_json(data):
     return ["it is a pipe"]
 
 
-@fault("json-not-a-file")
-def directory_in_place_of_the_json(data):
-    data.json_path.mkdir()
-    return ["it is a directory"]
-
-
 def written(name: str, kind: str, change: Callable[[bytes], bytes], *words: str) -> None:
     """A fault: `change` makes the json's bytes from the sound ones; `{}` in a word is how many they are."""
 

@@ -101,27 +101,6 @@ def index_of_garbage(data):
     return [str(data.file)]
 
 
-@fault("index-stale")
-def index_of_a_file_that_grew(data):
-    data.index.write_text("".join(data.index.read_text().splitlines(keepends=True)[:-1]))
-    return [str(data.file)]
-
-
-@fault("index-stale")
-def index_of_a_file_that_shrank_and_changed(data):
-    data.rewrite(data.records()[:0:-1])
-    return [str(data.file)]
-
-
-@fault("index-stale")
-def indexes_swapped(data):
-    first, second = (pathlib.Path(f"{file}.idx") for file in data.files)
-    content = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(content)
-    return list(map(str, data.files))
-
-
 @fault("index-longer")
 def file_cut_between_two_records(data):
     data.rewrite(data.records()[:-1])
@@ -150,13 +129,6 @@ def pipe_among_the_shards(data):
     return [f"{data.file} is not a regular file"]
 
 
-@fault("record-file-unreadable")
-def directory_among_the_shards(data):
-    data.file.unlink()
-    data.file.mkdir()
-    return [str(data.file)]
-
-
 def rewritten(name: str, kind: str, change: Callable[[bytes], bytes]) -> None:
     """A fault: other bytes in place of the shard."""
 
@@ -176,11 +148,6 @@ rewritten("bytes_of_another_kind", "not-a-record", lambda sound: b"PK\x03\x04" +
 def truncated_tail(data):
     data.number = 2
     os.truncate(data.file, data.file.stat().st_size - 100)
-
-
-@fault("record-truncated")
-def cut_in_a_header(data):
-    os.truncate(data.file, data.span()[0] + 5)
 
 
 def flipped(name: str, kind: str, place: int, position: int) -> None:

@@ -114,12 +114,3 @@ def test_records(drawn_records, tmp_path):
     assert source.size == 12
     place = f"{file} record 2 (image {image_id.decode()})"
     assert f"image with damaged data: {place}: " in explained(source)
-
-
-def test_plain_tensorflow_and_another_format_in_records(drawn_records, monkeypatch):
-    source = open_tfrecords(f"{drawn_records}-*.tfrecord")
-    assert "stopped" in explained(source) and "stopped" in explained(source, "tensorflow")
-    monkeypatch.setattr(type(source), "encoded", lambda *_: pillow("WEBP", NOISE))
-    said = explained(source, "tensorflow")
-    assert "reads JPEG and PNG, and " in said and "record 0 (image " in said and "is WEBP" in said
-    assert "stopped" in explained(source)

@@ -14,26 +14,12 @@ from nvidia.dali import fn, pipeline_def, types
 from common.datacheck.image_headers import Encoded, ImageFacts
 from common.datacheck.images import inspect
 from common.datacheck.issues import KINDS, Fault, Severity
-from tests.common.image_variants import (
-    HEIGHT,
-    PNMS,
-    REFUSED,
-    RGB,
-    WIDTH,
-    bmp,
-    chunk,
-    exif,
-    expected,
-    pillow,
-    png,
-    tiff,
-)
+from tests.common.image_variants import HEIGHT, REFUSED, RGB, WIDTH, bmp, chunk, exif, expected, pillow, tiff
 from tests.common.image_variants import VARIANTS as DECODED
 
 # DALI decodes these, and the check refuses them all the same: formats that hardly any data set uses.
 RARE = (
-    "bmp-run-lengths",
-    *PNMS,
+    *("bmp-run-lengths", "ppm", "pgm", "pgm-comment", "ppm-16", "ppm-text"),
     *("tiff-big-big-endian", "tiff-planar", "tiff-five-samples", "tiff-white-is-0", "tiff-grey-10"),
     *("tiff-grey-12", "tiff-rgb-14", "tiff-float", "tiff-float-rgb", "tiff-cmyk", "tiff-without-sizes"),
     *("tiff-zstandard", "tiff-jpeg", "tiff-pages", "jpeg2000-grey-16", "jpeg2000-rgb-16"),
@@ -70,13 +56,11 @@ def test_what_passes_is_decoded_by_dali_into_what_it_means():
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_no_variant_is_a_false_alarm_at_any_depth(name):
+def test_no_variant_is_a_false_alarm_when_decoded_or_in_a_part_of_the_memory(name):
     encoded = VARIANTS[name]
-    facts = inspect(encoded)
+    facts = inspect(encoded, decode=True)
     assert not facts.fault
-    assert inspect(encoded, decode=True) == facts
-    assert inspect(memoryview(encoded), decode=True) == facts
-    assert inspect(memoryview(b"before" + encoded)[6:]) == facts
+    assert inspect(memoryview(b"before" + encoded)[6:], decode=True) == facts
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -101,28 +85,22 @@ def test_rare_variants_are_unsupported(name):
 def test_dali_makes_floats_from_0_to_255_white():
     encoded = tiff(RGB.astype(np.float32), 2, bits=32, kind=3)
     assert inspect(encoded).fault == "unsupported-format"
-    ((whole, _),) = decode_by_dali(encoded)
-    assert (whole == 255).all()
+    assert (decode_by_dali(encoded)[0][0] == 255).all()
 
 
-def _tiff_combination(photometric: int, samples: int, bits: int, planar: bool, tiled: bool) -> bytes:
-    values = np.arange(HEIGHT * WIDTH * samples).reshape(HEIGHT, WIDTH, samples) % 2**bits
-    palette = {"tag320": tuple(range(3 * 2**bits))} if photometric == 3 else {}
-    return tiff(values, photometric, bits=bits, planar=planar and samples > 1, tiled=tiled, **palette)
+LAYOUTS = [(0, 1), (1, 1), (2, 3), (2, 4), (2, 5), (3, 1), (5, 4), (5, 5), (6, 3), (8, 3)]
 
 
-@pytest.mark.parametrize(
-    ("photometric", "samples"),
-    [(0, 1), (1, 1), (2, 3), (2, 4), (2, 5), (3, 1), (5, 4), (5, 5), (6, 3), (8, 3)],
-)
+@pytest.mark.parametrize(("photometric", "samples"), LAYOUTS)
 def test_no_tiff_passes_that_dali_refuses(photometric, samples):
-    combinations = [
-        _tiff_combination(photometric, samples, bits, planar, tiled)
-        for bits in (1, 2, 4, 8, 10, 12, 14, 16)
-        for planar, tiled in ((False, False), (True, False), (False, True))
-        if photometric != 3 or bits <= 8
-    ]
-    passing = [encoded for encoded in combinations if inspect(encoded).fault != "unsupported-format"]
+    passing = []
+    for bits in (1, 2, 4, 8, 10, 12, 14, 16) if photometric != 3 else (1, 2, 4, 8):
+        values = np.arange(HEIGHT * WIDTH * samples).reshape(HEIGHT, WIDTH, samples) % 2**bits
+        palette = {"tag320": tuple(range(3 * 2**bits))} if photometric == 3 else {}
+        for planar, tiled in ((False, False), (samples > 1, False), (False, True)):
+            encoded = tiff(values, photometric, bits=bits, planar=planar, tiled=tiled, **palette)
+            if inspect(encoded).fault != "unsupported-format":
+                passing.append(encoded)
     assert bool(passing) == ((photometric, samples) in ((1, 1), (2, 3), (2, 4), (3, 1)))
     assert not passing or all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*passing))
 
@@ -204,13 +182,22 @@ def test_a_file_whose_rest_was_never_written():
 # --- what headers say ---
 
 
+PIXELS = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))
+
+
+def _png_with(*chunks: bytes, color=2) -> bytes:
+    """A PNG whose chunks between IHDR and IEND are given."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, color, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + b"".join((header, *chunks, chunk(b"IEND", b"")))
+
+
 @pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_orientation(orientation, order):
     block = exif(orientation, order)
     turned = {
         "JPEG": _with_exif(SOUND_JPEG, block),
-        "PNG": png(8, 0, [bytes(WIDTH)] * HEIGHT, (b"eXIf", block)),
+        "PNG": _png_with(chunk(b"eXIf", block), PIXELS),
         "WEBP": pillow("WEBP", exif=block),
         "TIFF": tiff(RGB, 2, order=order, tag274=(orientation,)),
     }
@@ -330,25 +317,17 @@ def test_sides_that_libjpeg_does_not_take():
         decode_by_dali(_jpeg_frame(5, struct.pack(">H", 65501)))
 
 
-def _png_with(*chunks: bytes, color=2) -> bytes:
-    """A PNG whose chunks between IHDR and IEND are given."""
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, color, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + b"".join((header, *chunks, chunk(b"IEND", b"")))
-
-
 def test_rare_headers_that_dali_decodes_are_no_faults():
     jpeg, scan = SOUND_JPEG, SOUND_JPEG.index(b"\xff\xc4")
-    of_16_bits = b"\xff\xdb\0\x83\x10" + b"".join(
-        bytes([0, value]) for value in jpeg[TABLES + 5 : TABLES + 69]
-    )
-    data = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))
+    values = np.frombuffer(jpeg[TABLES + 5 : TABLES + 69], np.uint8).astype(">u2").tobytes()
+    of_16_bits = b"\xff\xdb\0\x83\x10" + values
     indices = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + WIDTH))))
     encoded = {
         "tables behind the frame": jpeg[:TABLES] + jpeg[FRAME:scan] + jpeg[TABLES:FRAME] + jpeg[scan:],
         "a table of 16 bits": jpeg[:FRAME] + of_16_bits + jpeg[FRAME:],
         "a palette": _png_with(chunk(b"PLTE", bytes(768)), indices, color=3),
-        "an unknown chunk": _png_with(chunk(b"abCD", b""), data),
-        "a part without data": _png_with(chunk(b"IDAT", b""), data),
+        "an unknown chunk": _png_with(chunk(b"abCD", b""), PIXELS),
+        "a part without data": _png_with(chunk(b"IDAT", b""), PIXELS),
     }
     assert not [name for name, image in encoded.items() if inspect(image).fault]
     assert all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*encoded.values()))
