@@ -27,9 +27,7 @@ def replaced(name: str, kind: str, content: bytes, *words: str) -> None:
 
 replaced("empty_file", "image-empty", b"")
 replaced("text_file", "not-an-image", b"404: not found\n" * 20, "begins with b'404: not")
-replaced("zeros", "not-an-image", bytes(5000))
 replaced("avif", "unsupported-format", b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(500), "AVIF")
-replaced("heic", "unsupported-format", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(500), "HEIF")
 replaced("lfs_pointer_in_place_of_an_image", "image-lfs-pointer", LFS_POINTER)
 
 
@@ -63,11 +61,6 @@ def flipped_bit(content: bytes) -> bytes:
 saved("gif", "unsupported-format", "GIF")
 saved("png_named_jpg", "wrong-extension", "PNG")
 saved("truncated_jpeg", "image-truncated", "JPEG", cut)
-saved("truncated_progressive_jpeg", "image-truncated", "JPEG", cut, progressive=True)
-saved("truncated_png", "image-truncated", "PNG", cut)
-saved("truncated_webp", "image-truncated", "WEBP", cut)
-saved("truncated_bmp", "image-truncated", "BMP", cut)
-saved("jpeg_without_its_last_byte", "image-truncated", "JPEG", lambda jpeg: jpeg[:-1])
 saved("jpeg_header_only", "image-truncated", "JPEG", lambda jpeg: jpeg[: jpeg.index(b"\xff\xda") + 14])
 saved("jpeg_with_a_damaged_scan", "image-damaged", "JPEG", early_end, quality=95)
 saved("png_with_a_flipped_bit", "image-damaged", "PNG", flipped_bit)
@@ -114,11 +107,9 @@ def twelve_bits_in_sixteen(data):
     PIL.Image.fromarray(data.random.integers(0, 4096, shape, np.uint16)).save(data.file)
 
 
-for _name, _path in (("path_above_the_images", "../images/../../secret.jpg"), ("absolute_path", "/a.jpg")):
-
-    @fault("path-leaves-directory", _name)
-    def named(data, path=_path):
-        data.image["file_name"] = path
+@fault("path-leaves-directory")
+def path_above_the_images(data):
+    data.image["file_name"] = "../images/../../secret.jpg"
 
 
 @fault("image-too-large")

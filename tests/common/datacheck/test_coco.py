@@ -10,20 +10,7 @@ from pycocotools.coco import COCO
 
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
-from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, draw_images, refused, write_json
-from tests.faults.image_faults import early_end
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture
-def small(tmp_path):
-    """Writes a variant of SMALL and returns its path."""
-    return lambda document=SMALL: write_json(tmp_path, document)
-
+from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, refused, write_json
 
 # --- what is read ---
 
@@ -31,10 +18,7 @@ def small(tmp_path):
 def test_small(small, images):
     annotations = load_coco(small(), images)
     assert_is(annotations, SMALL)
-    assert annotations.label_map.category_ids == (2, 9)
-    assert annotations.boxes_ltwh_px[2:].tolist() == [[1, 2, 3.5, 4], [0.25, 0, 2, 2]]
     assert annotations.areas.tolist() == [99, 30, 12.5, 4]
-    assert annotations.is_crowd.tolist() == [True, False, False, False]
     assert annotations.origin == str(small())
     assert annotations.image_sizes.dtype == np.int32
     for column in (annotations.image_ids, annotations.box_image, annotations.category_ids):
@@ -60,11 +44,8 @@ def test_what_is_found_in_sound_data(drawn):
 
 
 def test_defaults_of_missing_keys(small):
-    document = copy.deepcopy(SMALL)
-    for an_object in document["annotations"]:
-        for key in ("id", "iscrowd", "area"):
-            an_object.pop(key, None)
-    annotations = load_coco(small(document))
+    bare = [{key: o[key] for key in ("image_id", "category_id", "bbox")} for o in SMALL["annotations"]]
+    annotations = load_coco(small(SMALL | {"annotations": bare}))
     assert annotations.areas.tolist() == [200, 30, 14, 4]
     assert not annotations.is_crowd.any()
     assert load_coco(small(changed(["annotations", 3, "iscrowd"], True))).is_crowd.sum() == 2
@@ -97,12 +78,7 @@ FIRST, LAST = "annotation 1 (image 7) has bbox [", "annotation 8 (image 42) has 
 @pytest.mark.parametrize(
     ("path", "value", "kind", "offenders"),
     [
-        (
-            ["annotations", 0, "bbox"],
-            [28.5, 2, 3, 4],
-            "box-outside",
-            [f"{FIRST}28.5, 2.0, 3.0, 4.0] in 30"],
-        ),
+        (["annotations", 0, "bbox"], [28.5, 2, 3, 4], "box-outside", [f"{FIRST}28.5, 2.0, 3.0, 4.0] in 30"]),
         (["annotations", 0, "bbox"], [-0.01, 2, 3, 4], "box-outside", [f"{FIRST}-0.01, "]),
         (["annotations", 0, "bbox"], [1, 2, 1e308, 1e308], "box-outside", [f"{FIRST}1.0, 2.0, 1e+308"]),
         (["annotations", 3, "bbox"], [1, 2, 0, 4], "box-empty", [f"{LAST}1.0, 2.0, 0.0, 4.0] in 20 x 10"]),
@@ -177,14 +153,7 @@ def test_nothing_is_left_after_skipping(small, images, tmp_path):
     assert list(refused(small(document), images, on_bad_image="skip")) == ["no-boxes"]
 
 
-def test_the_policy_reaches_the_files(small, images, tmp_path):
+def test_the_policy_reaches_the_files(small, images):
     stopping = refused(small(), images, max_megapixels=0.0005)
     assert list(stopping) == ["image-too-large"]
     assert stopping["image-too-large"].offenders[0].startswith("image 7 ('sub/b.jpg')")
-    (tmp_path / "images").mkdir()
-    file = draw_images(tmp_path / "images") / "sub/b.jpg"
-    file.write_bytes(early_end(file.read_bytes()))
-    assert_is(load_coco(small(), tmp_path / "images"), SMALL)
-    stopping = refused(small(), tmp_path / "images", decode=True)
-    assert list(stopping) == ["image-damaged"]
-    assert stopping["image-damaged"].offenders[0].startswith("image 7 ('sub/b.jpg')")

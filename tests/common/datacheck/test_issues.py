@@ -101,18 +101,13 @@ def test_one_error_says_everything_that_stops(issues):
     assert lines[2] == f"  x.json: {issues['image-missing'].line()}" and len(lines) == 3
 
 
-def test_one_fault_is_one_line():
-    issues = Issues("x.json")
-    issues.add("box-negative", "annotation 7 (image 3)")
-    assert str(DataError(issues)) == f"x.json: {issues['box-negative'].line()}"
-
-
-def test_errors_of_two_data_sets(issues):
+def test_one_fault_is_one_line_and_data_sets_are_listed_in_turn(issues):
     other = Issues("val.json")
     other.add("box-negative", "annotation 7 (image 3)")
+    line = f"val.json: {other['box-negative'].line()}"
+    assert str(DataError(other)) == line
     text = str(DataError(issues, other))
-    assert text.startswith("3 kinds of faults")
-    assert "\n  val.json: box with a negative side: annotation 7" in text
+    assert text.startswith("3 kinds of faults") and text.endswith(f"\n  {line}")
 
 
 def test_repeated_keys_name_the_first_rows():
@@ -131,9 +126,6 @@ def test_skipped_images_stop_nothing(issues):
     assert missing.severity is Severity.SKIPPED and not missing.stops
     assert missing.line().endswith("image 1 ('a.jpg'). Left out by --on_bad_image=skip")
     assert issues["crowd"].severity is Severity.WARNING
-    with pytest.raises(DataError) as error:
-        issues.raise_if_stopping()
-    assert "image 1" not in str(error.value)
 
 
 def test_a_fault_of_all_images_is_never_skipped():
@@ -154,4 +146,3 @@ def test_extend(issues):
     assert issues["box-negative"].count == 13
     assert issues["box-negative"].offenders[-1] == "annotation 99"
     assert issues["image-empty"].skipped and not issues["image-missing"].skipped
-    assert issues.origin == "x.json"
