@@ -71,10 +71,6 @@ def refused(path, images_dir=None, **policy):
     return stopping
 
 
-def found(annotations):
-    return {issue.kind: issue for issue in annotations.issues}
-
-
 def assert_is(annotations, document):
     """The annotations are those of a document, by plain loops."""
     images, objects = document["images"], document["annotations"]

@@ -50,6 +50,13 @@ def record(**changes):
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
+def of_boxes(*boxes, **changes):
+    """A record of boxes (xmin, ymin, xmax, ymax), of category 3 where `changes` do not give others."""
+    sides = zip(("xmin", "ymin", "xmax", "ymax"), map(list, zip(*boxes, strict=True)), strict=True)
+    values = {f"object__bbox__{side}": edges for side, edges in sides}
+    return record(**values | {"object__class__label": [3] * len(boxes)} | changes)
+
+
 def empty_record(image_id, **changes):
     """An image without objects, as google/automl's converter writes it: no key of objects at all."""
     keys = ("bbox__xmin", "bbox__xmax", "bbox__ymin", "bbox__ymax", "class__label")

@@ -3,114 +3,49 @@
 import contextlib
 import copy
 import io
-import json
 
 import numpy as np
-import PIL.Image
 import pytest
 from pycocotools.coco import COCO
 
 from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
-from common.datacheck.issues import Severity
-from tests.common.coco_documents import (
-    LARGE,
-    SMALL,
-    assert_is,
-    changed,
-    draw_images,
-    found,
-    refused,
-    write_json,
-)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture
-def small(tmp_path):
-    """Writes a variant of SMALL and returns its path."""
-    return lambda document=SMALL: write_json(tmp_path, document)
-
+from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, refused, write_json
 
 # --- what is read ---
 
 
 def test_small(small, images):
     annotations = load_coco(small(), images)
-    assert annotations.label_map.category_ids == (2, 9)
-    assert annotations.image_ids.tolist() == [42, 7]
-    assert annotations.file_names == ["a.jpg", "sub/b.jpg"]
-    assert annotations.image_sizes.tolist() == [[10, 20], [40, 30]]
-    assert annotations.box_image.tolist() == [0, 0, 1, 1]
-    assert annotations.boxes_ltwh_px.tolist() == [
-        [0, 0, 20, 10],
-        [0, 0, 5, 6],
-        [1, 2, 3.5, 4],
-        [0.25, 0, 2, 2],
-    ]
-    assert annotations.category_ids.tolist() == [2, 2, 9, 2]
-    assert annotations.is_crowd.tolist() == [True, False, False, False]
+    assert_is(annotations, SMALL)
     assert annotations.areas.tolist() == [99, 30, 12.5, 4]
     assert annotations.origin == str(small())
     assert annotations.image_sizes.dtype == np.int32
     for column in (annotations.image_ids, annotations.box_image, annotations.category_ids):
         assert column.dtype == np.int64
-    for column in (annotations.boxes_ltwh_px, annotations.areas):
-        assert column.dtype == np.float64
+    assert annotations.boxes_ltwh_px.dtype == annotations.areas.dtype == np.float64
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "coco128/instances.json",
-        "bccd/instances_train.json",
-        "bccd/instances_val.json",
-        "bccd/instances_test.json",
-        "drawn/instances.json",
-    ],
-)
+@pytest.mark.parametrize("name", ["coco128/instances", "bccd/instances_train", "drawn/instances"])
 def test_everything_is_what_pycocotools_reads(name, request):
     directory, file = name.split("/")
-    path = request.getfixturevalue(directory) / file
+    path = request.getfixturevalue(directory) / f"{file}.json"
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(path)
     assert_is(load_coco(path), truth.dataset)
 
 
-def test_no_false_alarms(coco128, bccd, drawn):
-    notes = {"crowd", "image-without-boxes"}
-    assert set(found(load_coco(coco128 / "instances.json", coco128 / "images"))) <= notes
-    offenders = []
-    for split in ("train", "val", "test"):
-        issues = found(load_coco(bccd / f"instances_{split}.json", bccd / "images"))
-        assert set(issues) <= notes | {"box-empty"}
-        if "box-empty" in issues:
-            offenders += issues["box-empty"].offenders
-    assert len(offenders) == 2 and all(", 0.0" in text or "[0.0" in text for text in offenders)
-    issues = found(load_coco(drawn / "instances.json", drawn / "images"))
-    counts = {kind: issue.count for kind, issue in issues.items()}
-    assert counts == {
-        "box-outside": 1,
-        "box-empty": 2,
-        "large-id": 1,
-        "category-order": 1,
-        "crowd": 1,
-        "image-without-boxes": 1,
-    }
+def test_what_is_found_in_sound_data(drawn):
+    issues = load_coco(drawn / "instances.json", drawn / "images").issues
+    ones = ("box-outside", "large-id", "category-order", "crowd", "image-without-boxes")
+    assert {issue.kind: issue.count for issue in issues} == dict.fromkeys(ones, 1) | {"box-empty": 2}
     assert issues["large-id"].offenders == ["image 5000000007 ('08.jpg')"]
     assert issues["image-without-boxes"].offenders == ["image 16 ('02.jpg')"]
 
 
 def test_defaults_of_missing_keys(small):
-    document = copy.deepcopy(SMALL)
-    for an_object in document["annotations"]:
-        for key in ("id", "iscrowd", "area"):
-            an_object.pop(key, None)
-    annotations = load_coco(small(document))
+    bare = [{key: o[key] for key in ("image_id", "category_id", "bbox")} for o in SMALL["annotations"]]
+    annotations = load_coco(small(SMALL | {"annotations": bare}))
     assert annotations.areas.tolist() == [200, 30, 14, 4]
     assert not annotations.is_crowd.any()
     assert load_coco(small(changed(["annotations", 3, "iscrowd"], True))).is_crowd.sum() == 2
@@ -135,115 +70,62 @@ def test_ids_of_any_size(small, large, count):
 
 # --- what is mended or said ---
 
+CATEGORY_ORDER = "category 2 ('two') is listed after category 9 ('nine')"
+REPEATED = "file 'sub/b.jpg' is given 2 times: image 42 ('sub/b.jpg'), image 7 ('sub/b.jpg')"
+FIRST, LAST = "annotation 1 (image 7) has bbox [", "annotation 8 (image 42) has bbox ["
+
 
 @pytest.mark.parametrize(
     ("path", "value", "kind", "offenders"),
     [
-        (
-            ["annotations", 0, "bbox"],
-            [28.5, 2, 3, 4],
-            "box-outside",
-            ["annotation 1 (image 7) has bbox [28.5, 2.0, 3.0, 4.0] in 30 x 40 pixels"],
-        ),
-        (
-            ["annotations", 0, "bbox"],
-            [-0.01, 2, 3, 4],
-            "box-outside",
-            ["annotation 1 (image 7) has bbox [-0.01,"],
-        ),
-        (
-            ["annotations", 0, "bbox"],
-            [1, 2, 1e308, 1e308],
-            "box-outside",
-            ["annotation 1 (image 7) has bbox [1.0,"],
-        ),
-        (
-            ["annotations", 3, "bbox"],
-            [1, 2, 0, 4],
-            "box-empty",
-            ["annotation 8 (image 42) has bbox [1.0, 2.0, 0.0, 4.0] in 20 x 10"],
-        ),
-        (["annotations", 3, "bbox"], [1, 2, 3, 0], "box-empty", ["annotation 8 (image 42) has bbox"]),
-        (["annotations", 3, "bbox"], [20, 2, 3, 4], "box-empty", ["annotation 8 (image 42) has bbox [20.0,"]),
-        (
-            ["annotations", 0, "iscrowd"],
-            1,
-            "crowd",
-            ["annotation 5 (image 42) has bbox", "annotation 1 (image 7) has bbox"],
-        ),
+        (["annotations", 0, "bbox"], [28.5, 2, 3, 4], "box-outside", [f"{FIRST}28.5, 2.0, 3.0, 4.0] in 30"]),
+        (["annotations", 0, "bbox"], [-0.01, 2, 3, 4], "box-outside", [f"{FIRST}-0.01, "]),
+        (["annotations", 0, "bbox"], [1, 2, 1e308, 1e308], "box-outside", [f"{FIRST}1.0, 2.0, 1e+308"]),
+        (["annotations", 3, "bbox"], [1, 2, 0, 4], "box-empty", [f"{LAST}1.0, 2.0, 0.0, 4.0] in 20 x 10"]),
+        (["annotations", 3, "bbox"], [1, 2, 3, 0], "box-empty", [f"{LAST}1.0, 2.0, 3.0, 0.0]"]),
+        (["annotations", 3, "bbox"], [20, 2, 3, 4], "box-empty", [f"{LAST}20.0, "]),
+        (["annotations", 0, "iscrowd"], 1, "crowd", ["annotation 5 (image 42) has bbox", FIRST]),
         (["annotations", 3, "image_id"], 7, "image-without-boxes", ["image 42 ('a.jpg')"]),
         (["annotations", 3, "bbox"], [1, 2, 0, 4], "image-without-boxes", ["image 42 ('a.jpg')"]),
-        (
-            ["categories", 0],
-            {"id": 12, "name": "twelve"},
-            "category-order",
-            ["category 9 ('nine') is listed after category 12 ('twelve')"],
-        ),
-        (
-            ["images", 0, "file_name"],
-            "sub/b.jpg",
-            "repeated-file",
-            ["file 'sub/b.jpg' is given 2 times: image 42 ('sub/b.jpg'), image 7 ('sub/b.jpg')"],
-        ),
+        (["categories"], SMALL["categories"][::-1], "category-order", [CATEGORY_ORDER]),
+        (["images", 0, "file_name"], "sub/b.jpg", "repeated-file", [REPEATED]),
     ],
 )
 def test_what_is_mended_or_said(small, path, value, kind, offenders):
     document = changed(path, value)
-    document["annotations"] = [
-        o | {"category_id": 12} if o["category_id"] == 2 and kind == "category-order" else o
-        for o in document["annotations"]
-    ]
     annotations = load_coco(small(document))
     assert_is(annotations, document)
-    issue = found(annotations)[kind]
-    assert issue.count == len(issue.offenders) == len(offenders)
+    issue = annotations.issues[kind]
+    assert issue.count == len(offenders) and not issue.stops
     assert all(text.startswith(start) for text, start in zip(issue.offenders, offenders, strict=True))
-    assert issue.severity in (Severity.FIXED, Severity.WARNING)
 
 
 def test_issues_count_what_training_does(tmp_path):
     """Boxes that are clipped or dropped are those of `Annotations.target_boxes`."""
     random = np.random.default_rng(3)
-    boxes = np.round(random.uniform(-20, 60, (400, 4)), random.integers(0, 3))
+    boxes = np.round(random.uniform(-20, 60, (400, 4)), 1)
     boxes[:, 2:] = np.abs(boxes[:, 2:]) * random.choice([0, 1e-7, 1], (400, 2), p=[0.1, 0.1, 0.8])
-    document = {
-        "images": [{"id": i, "file_name": str(i), "width": 50 + i, "height": 30 + i} for i in range(20)],
-        "annotations": [
-            {
-                "image_id": int(random.integers(20)),
-                "category_id": 1,
-                "bbox": box.tolist(),
-                "iscrowd": int(random.uniform() < 0.1),
-            }
-            for box in boxes
-        ],
-        "categories": [{"id": 1, "name": "a"}],
-    }
-    (tmp_path / "x.json").write_text(json.dumps(document))
-    annotations = load_coco(tmp_path / "x.json")
+    images = [{"id": i, "file_name": str(i), "width": 50 + i, "height": 30 + i} for i in range(20)]
+    objects = [
+        {"image_id": i % 20, "category_id": 1, "bbox": box, "iscrowd": int(i % 9 == 0)}
+        for i, box in enumerate(boxes.tolist())
+    ]
+    document = {"images": images, "annotations": objects, "categories": [{"id": 1, "name": "a"}]}
+    annotations = load_coco(write_json(tmp_path, document))
     targets, issues = annotations.target_boxes, annotations.issues
     assert issues["box-outside"].count == targets.num_clipped > 50
     assert issues["box-empty"].count == targets.num_dropped > 50
     assert issues["crowd"].count == targets.num_crowds > 10
     for text in issues["box-empty"].offenders:
         row = int(text.removeprefix("annotations[").split("]")[0])
-        an_object = document["annotations"][row]
-        assert text.startswith(f"annotations[{row}] (no id, image {an_object['image_id']}) has bbox")
-        assert str(an_object["bbox"]) in text
+        box = objects[row]["bbox"]
+        assert text.startswith(f"annotations[{row}] (no id, image {row % 20}) has bbox {box}")
 
 
 # --- image files ---
 
 
-def test_missing_image_files(small, images, tmp_path):
-    stopping = refused(small(changed(["images", 0, "file_name"], "sub/a.jpg")), images)
-    assert list(stopping) == ["image-missing"]
-    assert stopping["image-missing"].offenders[0].startswith("image 42 ('sub/a.jpg')")
-    (offender,) = refused(small(), tmp_path / "nowhere")["no-image-directory"].offenders
-    assert offender == str(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("name", ["../a.jpg", "/etc/passwd", "sub/../../x.jpg", "a\0.jpg", "a\n.jpg"])
+@pytest.mark.parametrize("name", ["../a.jpg", "/etc/passwd", "a\0.jpg", "a\n.jpg"])
 @pytest.mark.parametrize("on_bad_image", ["stop", "skip"])
 def test_files_outside_the_directory_are_refused(small, images, name, on_bad_image):
     document = changed(["images", 1, "file_name"], name)
@@ -252,34 +134,19 @@ def test_files_outside_the_directory_are_refused(small, images, name, on_bad_ima
     assert stopping["path-leaves-directory"].offenders == [f"image 7 ({name!r}): it is not below {images}"]
 
 
-def test_sizes_are_compared(small, images):
-    document = changed(["images", 0, "width"], 21)
-    document["images"][1] |= {"width": 40, "height": 30}
-    stopping = refused(small(document), images, on_bad_image="skip")
-    assert list(stopping) == ["image-size-differs"]
-    for text, name in zip(
-        stopping["image-size-differs"].offenders, ("image 42 ('a.jpg')", "image 7 ("), strict=True
-    ):
-        assert text.startswith(name)
-
-
-def test_unreadable_images_stop_or_are_skipped(small, images, tmp_path):
+def test_unreadable_images_are_skipped_on_demand(small, images):
     document = copy.deepcopy(SMALL)
     document["images"].insert(1, {"id": 1, "file_name": "nowhere.jpg", "width": 9, "height": 8})
     document["annotations"].append({"id": 77, "image_id": 1, "category_id": 2, "bbox": [1, 1, 1, 1]})
-    stopping = refused(small(document), images)
-    assert list(stopping) == ["image-missing"] and stopping["image-missing"].count == 1
     annotations = load_coco(small(document), images, policy=ImagePolicy(on_bad_image="skip"))
     assert_is(annotations, SMALL)
-    assert found(annotations)["image-missing"].offenders[0].startswith("image 1 ('nowhere.jpg')")
+    assert annotations.issues["image-missing"].offenders == ["image 1 ('nowhere.jpg')"]
     assert not annotations.issues.stopping
-    load_coco(small(document))  # another call does not remember what this one left out
     assert list(refused(small(document), images)) == ["image-missing"]
 
 
 def test_nothing_is_left_after_skipping(small, images, tmp_path):
-    (tmp_path / "empty").mkdir()
-    stopping = refused(small(), tmp_path / "empty", on_bad_image="skip")
+    stopping = refused(small(), tmp_path, on_bad_image="skip")
     assert list(stopping) == ["no-images"] and "2" in stopping["no-images"].offenders[0]
     document = changed(["images", 1, "file_name"], "nowhere.jpg")
     document["annotations"] = document["annotations"][:3]  # a.jpg has only a crowd
@@ -290,34 +157,3 @@ def test_the_policy_reaches_the_files(small, images):
     stopping = refused(small(), images, max_megapixels=0.0005)
     assert list(stopping) == ["image-too-large"]
     assert stopping["image-too-large"].offenders[0].startswith("image 7 ('sub/b.jpg')")
-
-
-def test_damage_inside_is_found_on_demand(small, tmp_path):
-    images = tmp_path / "images"
-    images.mkdir()
-    draw_images(images)
-    document = changed(["images", 0, "file_name"], "a.png")
-    content = io.BytesIO()
-    PIL.Image.open(images / "a.jpg").save(content, "PNG")
-    damaged = bytearray(content.getvalue())
-    damaged[len(damaged) // 2] ^= 4
-    (images / "a.png").write_bytes(damaged)
-    assert_is(load_coco(small(document), images), document)
-    stopping = refused(small(document), images, decode=True)
-    assert list(stopping) == ["image-damaged"]
-    assert stopping["image-damaged"].offenders[0].startswith("image 42 ('a.png')")
-
-
-def test_the_users_files_are_left_alone(small, images, tmp_path):
-    def snapshot():
-        return {
-            path: (path.read_bytes(), path.stat().st_mtime_ns)
-            for directory in (images, tmp_path)
-            for path in directory.rglob("*")
-            if path.is_file()
-        }
-
-    small(changed(["categories"], SMALL["categories"][::-1]))
-    before = snapshot()
-    load_coco(tmp_path / "instances.json", images)
-    assert snapshot() == before

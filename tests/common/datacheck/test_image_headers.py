@@ -14,49 +14,18 @@ from nvidia.dali import fn, pipeline_def, types
 from common.datacheck.image_headers import Encoded, ImageFacts
 from common.datacheck.images import inspect
 from common.datacheck.issues import KINDS, Fault, Severity
-from tests.common.image_variants import (
-    BMPS,
-    HEIGHT,
-    JPEG2000S,
-    JPEGS,
-    PNGS,
-    PNMS,
-    REFUSED,
-    RGB,
-    TIFFS,
-    WEBPS,
-    WIDTH,
-    bmp,
-    chunk,
-    exif,
-    expected,
-    pillow,
-    png,
-    tiff,
-)
+from tests.common.image_variants import HEIGHT, REFUSED, RGB, WIDTH, bmp, chunk, exif, expected, pillow, tiff
 from tests.common.image_variants import VARIANTS as DECODED
 
 # DALI decodes these, and the check refuses them all the same: formats that hardly any data set uses.
 RARE = (
-    "bmp-run-lengths",
-    *PNMS,
+    *("bmp-run-lengths", "ppm", "pgm", "pgm-comment", "ppm-16", "ppm-text"),
     *("tiff-big-big-endian", "tiff-planar", "tiff-five-samples", "tiff-white-is-0", "tiff-grey-10"),
     *("tiff-grey-12", "tiff-rgb-14", "tiff-float", "tiff-float-rgb", "tiff-cmyk", "tiff-without-sizes"),
     *("tiff-zstandard", "tiff-jpeg", "tiff-pages", "jpeg2000-grey-16", "jpeg2000-rgb-16"),
 )
 VARIANTS = {name: encoded for name, encoded in DECODED.items() if name not in RARE}
-FORMAT_OF = {
-    name: image_format
-    for image_format, names in (
-        ("JPEG", JPEGS),
-        ("PNG", PNGS),
-        ("WEBP", WEBPS),
-        ("BMP", BMPS),
-        ("TIFF", TIFFS),
-        ("JPEG2000", JPEG2000S),
-    )
-    for name in names
-}
+SOUND_JPEG = VARIANTS["jpeg"]
 
 
 def decode_by_dali(*encoded: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -79,7 +48,7 @@ def test_what_passes_is_decoded_by_dali_into_what_it_means():
     decoded = decode_by_dali(*VARIANTS.values())
     for (name, encoded), (whole, window) in zip(VARIANTS.items(), decoded, strict=True):
         facts = inspect(encoded)
-        assert facts == ImageFacts(FORMAT_OF[name], HEIGHT, WIDTH), name
+        assert facts == ImageFacts(name.split("-")[0].upper(), HEIGHT, WIDTH), name
         assert whole.shape == (facts.height, facts.width, 3), name
         np.testing.assert_array_equal(whole, window, err_msg=name)
         difference = np.abs(whole.astype(int) - expected(name)).mean()
@@ -87,13 +56,11 @@ def test_what_passes_is_decoded_by_dali_into_what_it_means():
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_no_variant_is_a_false_alarm_at_any_depth(name):
+def test_no_variant_is_a_false_alarm_when_decoded_or_in_a_part_of_the_memory(name):
     encoded = VARIANTS[name]
-    facts = inspect(encoded)
+    facts = inspect(encoded, decode=True)
     assert not facts.fault
-    assert inspect(encoded, decode=True) == facts
-    assert inspect(memoryview(encoded), decode=True) == facts
-    assert inspect(memoryview(b"before" + encoded)[6:]) == facts
+    assert inspect(memoryview(b"before" + encoded)[6:], decode=True) == facts
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -118,28 +85,22 @@ def test_rare_variants_are_unsupported(name):
 def test_dali_makes_floats_from_0_to_255_white():
     encoded = tiff(RGB.astype(np.float32), 2, bits=32, kind=3)
     assert inspect(encoded).fault == "unsupported-format"
-    ((whole, _),) = decode_by_dali(encoded)
-    assert (whole == 255).all()
+    assert (decode_by_dali(encoded)[0][0] == 255).all()
 
 
-def _tiff_combination(photometric: int, samples: int, bits: int, planar: bool, tiled: bool) -> bytes:
-    values = np.arange(HEIGHT * WIDTH * samples).reshape(HEIGHT, WIDTH, samples) % 2**bits
-    palette = {"tag320": tuple(range(3 * 2**bits))} if photometric == 3 else {}
-    return tiff(values, photometric, bits=bits, planar=planar and samples > 1, tiled=tiled, **palette)
+LAYOUTS = [(0, 1), (1, 1), (2, 3), (2, 4), (2, 5), (3, 1), (5, 4), (5, 5), (6, 3), (8, 3)]
 
 
-@pytest.mark.parametrize(
-    ("photometric", "samples"),
-    [(0, 1), (1, 1), (2, 3), (2, 4), (2, 5), (3, 1), (5, 4), (5, 5), (6, 3), (8, 3)],
-)
+@pytest.mark.parametrize(("photometric", "samples"), LAYOUTS)
 def test_no_tiff_passes_that_dali_refuses(photometric, samples):
-    combinations = [
-        _tiff_combination(photometric, samples, bits, planar, tiled)
-        for bits in (1, 2, 4, 8, 10, 12, 14, 16)
-        for planar, tiled in ((False, False), (True, False), (False, True))
-        if photometric != 3 or bits <= 8
-    ]
-    passing = [encoded for encoded in combinations if inspect(encoded).fault != "unsupported-format"]
+    passing = []
+    for bits in (1, 2, 4, 8, 10, 12, 14, 16) if photometric != 3 else (1, 2, 4, 8):
+        values = np.arange(HEIGHT * WIDTH * samples).reshape(HEIGHT, WIDTH, samples) % 2**bits
+        palette = {"tag320": tuple(range(3 * 2**bits))} if photometric == 3 else {}
+        for planar, tiled in ((False, False), (samples > 1, False), (False, True)):
+            encoded = tiff(values, photometric, bits=bits, planar=planar, tiled=tiled, **palette)
+            if inspect(encoded).fault != "unsupported-format":
+                passing.append(encoded)
     assert bool(passing) == ((photometric, samples) in ((1, 1), (2, 3), (2, 4), (3, 1)))
     assert not passing or all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*passing))
 
@@ -153,25 +114,18 @@ def test_every_cut_is_found_without_decoding(name):
     end = len(encoded)
     if name == "jpeg-several-pictures":
         end = encoded.index(b"\xff\xd9") + 2  # DALI reads the first picture
-    for cut in sorted({*range(min(end, 700)), *range(0, end, 7), *range(end - 100, end)}):
+    for cut in sorted({*range(1, min(end, 700), 3), *range(1, end, 7), *range(end - 100, end)}):
         facts = inspect(encoded[:cut])
-        if cut == 0:
-            assert facts.fault == "image-empty"
-        else:
-            assert facts.fault, cut
-        if name in ("jpeg", "png", "webp", "bmp") and cut > 700:
+        assert facts.fault, cut
+        if (name in ("png", "webp") and cut > 20) or (name in ("jpeg", "bmp") and cut > 700):
             assert facts.fault == "image-truncated", (cut, facts)
 
 
+@pytest.mark.parametrize("garbage", [bytes(33), b"\xff\xd8\xff\xe0 more", b"text\n"])
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize(
-    "garbage", [bytes(33), b"\xff\xd8\xff\xe0 more", b"text\n"], ids=["zeros", "jpeg", "text"]
-)
 def test_bytes_behind_an_image_do_no_harm(name, garbage):
-    encoded = VARIANTS[name] + garbage
-    facts = inspect(encoded, decode=True)
-    assert not facts.fault, facts
-    assert inspect(encoded) == facts
+    facts = inspect(VARIANTS[name] + garbage, decode=True)
+    assert not facts.fault and inspect(VARIANTS[name] + garbage) == facts
 
 
 def test_dali_does_not_mind_bytes_behind_an_image():
@@ -203,62 +157,53 @@ def test_rows_of_a_bmp_are_filled_up(width):
         assert inspect(encoded[:-1]).fault == "image-truncated"
 
 
-def _with_thumbnail(picture: bytes, thumbnail: bytes) -> bytes:
-    block = b"Exif\0\0" + exif(1) + thumbnail
-    return picture[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + picture[2:]
-
-
-def test_the_end_of_a_thumbnail_is_not_that_of_the_image():
-    whole = _with_thumbnail(JPEGS["jpeg"], JPEGS["jpeg-grey"])
-    assert whole.count(b"\xff\xd9") == 2
-    assert inspect(whole, decode=True) == ImageFacts("JPEG", HEIGHT, WIDTH)
-    assert inspect(whole[:-1]).fault == "image-truncated"
-    assert inspect(whole[:-1] + bytes(50)).fault == "image-truncated"
-    scan = whole.rindex(b"\xff\xda")
-    assert inspect(whole[: scan + 30]).fault == "image-truncated"
-    assert inspect(whole[: whole.index(b"\xff\xd9") + 2]).fault == "image-truncated"
-
-
-def test_a_file_whose_rest_was_never_written():
-    for name in ("jpeg", "png", "jpeg2000"):  # the others have no mark at the end, only a length
-        encoded = VARIANTS[name]
-        half = len(encoded) * 2 // 3
-        assert inspect(encoded[:half] + bytes(len(encoded) - half)).fault == "image-truncated", name
-
-
-# --- what headers say ---
-
-
-@pytest.mark.parametrize("orientation", [*range(1, 9), 0, 9])
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_orientation(orientation, order):
-    block = exif(orientation, order)
-    turned = {
-        "JPEG": _with_exif(JPEGS["jpeg"], block),
-        "PNG": png(8, 0, [bytes(WIDTH)] * HEIGHT, (b"eXIf", block)),
-        "WEBP": pillow("WEBP", exif=block),
-        "TIFF": tiff(RGB, 2, order=order, tag274=(orientation,)),
-    }
-    said = orientation if 1 <= orientation <= 8 else 1
-    for image_format, encoded in turned.items():
-        assert inspect(encoded) == ImageFacts(image_format, HEIGHT, WIDTH, said)
-
-
 def _with_exif(jpeg: bytes, block: bytes) -> bytes:
     block = b"Exif\0\0" + block
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + jpeg[2:]
 
 
-def test_pillow_finds_the_same_orientation():
-    encoded = _with_exif(JPEGS["jpeg"], exif(6))
-    assert PIL.Image.open(io.BytesIO(encoded)).getexif()[0x0112] == 6
+def test_the_end_of_a_thumbnail_is_not_that_of_the_image():
+    whole = _with_exif(SOUND_JPEG, exif(1) + VARIANTS["jpeg-grey"])
+    assert whole.count(b"\xff\xd9") == 2
+    assert inspect(whole, decode=True) == ImageFacts("JPEG", HEIGHT, WIDTH)
+    scan, first_end = whole.rindex(b"\xff\xda") + 30, whole.index(b"\xff\xd9") + 2
+    for cut in (whole[:-1], whole[:-1] + bytes(50), whole[:scan], whole[:first_end]):
+        assert inspect(cut).fault == "image-truncated"
+
+
+# --- what headers say ---
+
+
+PIXELS = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))
+
+
+def _png_with(*chunks: bytes, color=2) -> bytes:
+    """A PNG whose chunks between IHDR and IEND are given."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, color, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + b"".join((header, *chunks, chunk(b"IEND", b"")))
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_orientation(orientation, order):
+    block = exif(orientation, order)
+    turned = {
+        "JPEG": _with_exif(SOUND_JPEG, block),
+        "PNG": _png_with(chunk(b"eXIf", block), PIXELS),
+        "WEBP": pillow("WEBP", exif=block),
+        "TIFF": tiff(RGB, 2, order=order, tag274=(orientation,)),
+    }
+    known = orientation if 1 <= orientation <= 8 else 1
+    for image_format, encoded in turned.items():
+        assert inspect(encoded) == ImageFacts(image_format, HEIGHT, WIDTH, known)
+    assert PIL.Image.open(io.BytesIO(turned["JPEG"])).getexif()[0x0112] == orientation
 
 
 @pytest.mark.parametrize(
     "block", [b"", b"II", b"II*\0", exif(6)[:15], b"XX*\0" + exif(6)[4:], exif(6)[:4] + b"\xff" * 4]
 )
 def test_damaged_exif_is_no_fault(block):
-    assert inspect(_with_exif(JPEGS["jpeg"], block)) == ImageFacts("JPEG", HEIGHT, WIDTH)
+    assert inspect(_with_exif(SOUND_JPEG, block)) == ImageFacts("JPEG", HEIGHT, WIDTH)
 
 
 @pytest.mark.parametrize(
@@ -277,11 +222,7 @@ def test_damaged_exif_is_no_fault(block):
 )
 def test_formats_that_dali_does_not_decode_are_named(encoded, image_format):
     facts = inspect(encoded)
-    assert (facts.image_format, facts.fault, facts.detail) == (
-        image_format,
-        "unsupported-format",
-        image_format,
-    )
+    assert facts == ImageFacts(image_format, fault="unsupported-format", detail=image_format)
 
 
 @pytest.mark.parametrize(
@@ -305,22 +246,23 @@ def test_what_is_no_image(encoded, kind):
         assert ("WAVE" if encoded.startswith(b"RIFF") else repr(encoded[:12])[2:-1]) in facts.detail
 
 
+def _changed(name: str, position: int, value: bytes) -> bytes:
+    encoded = VARIANTS[name]
+    return encoded[:position] + value + encoded[position + len(value) :]
+
+
+FRAME, TABLES = SOUND_JPEG.index(b"\xff\xc0"), SOUND_JPEG.index(b"\xff\xdb")
+CODESTREAM = VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51")
+
+
 def _jpeg_frame(position: int, value: bytes) -> bytes:
     """The JPEG with other bytes in its frame header: 2 bits, 3 height, 5 width, 7 components."""
-    frame = JPEGS["jpeg"].index(b"\xff\xc0") + 2 + position
-    return JPEGS["jpeg"][:frame] + value + JPEGS["jpeg"][frame + len(value) :]
+    return _changed("jpeg", FRAME + 2 + position, value)
 
 
 def _lossless() -> bytes:
     """The JPEG with the frame of a lossless one, which has no quantization tables."""
-    encoded = _jpeg_frame(-1, b"\xc3")
-    tables = encoded.index(b"\xff\xdb")
-    return encoded[:tables] + encoded[encoded.index(b"\xff\xc3") :]
-
-
-def _changed(name: str, position: int, value: bytes) -> bytes:
-    encoded = VARIANTS[name]
-    return encoded[:position] + value + encoded[position + len(value) :]
+    return SOUND_JPEG[:TABLES] + _jpeg_frame(-1, b"\xc3")[FRAME:]
 
 
 @pytest.mark.parametrize(
@@ -331,7 +273,7 @@ def _changed(name: str, position: int, value: bytes) -> bytes:
         (_jpeg_frame(-1, b"\xf7"), "image-damaged"),
         (_jpeg_frame(3, b"\0\0"), "image-damaged"),
         (_jpeg_frame(5, b"\0\0"), "image-damaged"),
-        (JPEGS["jpeg"][:20] + b"abc" + JPEGS["jpeg"][20:], "image-damaged"),
+        (SOUND_JPEG[:20] + b"abc" + SOUND_JPEG[20:], "image-damaged"),
         (b"\xff\xd8\xff\xd9" + bytes(9), "image-truncated"),
         (_changed("png", 16, bytes(4)), "image-damaged"),
         (_changed("png", 24, b"\3"), "image-damaged"),
@@ -345,12 +287,10 @@ def _changed(name: str, position: int, value: bytes) -> bytes:
         (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
         (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
         (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),  # offsets as text
-        (VARIANTS["jpeg2000"].replace(b"\xff\x4f\xff\x51", b"\xff\x4f\xff\x52"), "image-damaged"),
-        # Tiles without a width, by which nvImageCodec would divide: the process would end by a signal.
-        (
-            _changed("jpeg2000", VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51") + 24, bytes(4)),
-            "image-damaged",
-        ),
+        (_changed("jpeg2000", CODESTREAM + 3, b"\x52"), "image-damaged"),
+        # Tiles without a width or height, by which nvImageCodec would divide: a signal would end the process.
+        (_changed("jpeg2000", CODESTREAM + 24, bytes(4)), "image-damaged"),
+        (_changed("jpeg2000", CODESTREAM + 28, bytes(4)), "image-damaged"),
     ],
 )
 def test_faults_of_headers(encoded, kind, capfd):
@@ -358,19 +298,6 @@ def test_faults_of_headers(encoded, kind, capfd):
     assert facts.fault == kind and facts.detail, facts
     assert inspect(encoded, decode=True) == facts
     assert not capfd.readouterr().err  # nvImageCodec's own words
-
-
-def _png_with(*chunks: bytes, methods=(0, 0, 0), color=2) -> bytes:
-    """A PNG whose chunks between IHDR and IEND are given, with the methods of IHDR's last three bytes."""
-    fields = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, color, *methods)
-    parts = (chunk(b"IHDR", fields), *chunks, chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-_DATA = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))
-_INDICES = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + WIDTH))))
-_PALETTE = chunk(b"PLTE", bytes(768))
-_QUANTIZATION = JPEGS["jpeg"].index(b"\xff\xdb") + 4
 
 
 def test_sides_that_libjpeg_does_not_take():
@@ -383,21 +310,18 @@ def test_sides_that_libjpeg_does_not_take():
 
 
 def test_rare_headers_that_dali_decodes_are_no_faults():
-    jpeg = JPEGS["jpeg"]
-    start, frame = jpeg.index(b"\xff\xdb"), jpeg.index(b"\xff\xc0")
-    scan = jpeg.index(b"\xff\xc4")
-    tables = jpeg[start:frame]
-    values = jpeg[_QUANTIZATION + 1 : _QUANTIZATION + 65]
-    of_16_bits = b"\xff\xdb\0\x83\x10" + b"".join(bytes([0, value]) for value in values)
+    jpeg, scan = SOUND_JPEG, SOUND_JPEG.index(b"\xff\xc4")
+    values = np.frombuffer(jpeg[TABLES + 5 : TABLES + 69], np.uint8).astype(">u2").tobytes()
+    of_16_bits = b"\xff\xdb\0\x83\x10" + values
+    indices = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + WIDTH))))
     encoded = {
-        "tables behind the frame": jpeg[:start] + jpeg[frame:scan] + tables + jpeg[scan:],
-        "a table of 16 bits": jpeg[:frame] + of_16_bits + jpeg[frame:],
-        "a palette": _png_with(_PALETTE, _INDICES, color=3),
-        "an unknown chunk": _png_with(chunk(b"abCD", b""), _DATA),
-        "a part without data": _png_with(chunk(b"IDAT", b""), _DATA),
+        "tables behind the frame": jpeg[:TABLES] + jpeg[FRAME:scan] + jpeg[TABLES:FRAME] + jpeg[scan:],
+        "a table of 16 bits": jpeg[:FRAME] + of_16_bits + jpeg[FRAME:],
+        "a palette": _png_with(chunk(b"PLTE", bytes(768)), indices, color=3),
+        "an unknown chunk": _png_with(chunk(b"abCD", b""), PIXELS),
+        "a part without data": _png_with(chunk(b"IDAT", b""), PIXELS),
     }
-    for name, image in encoded.items():
-        assert not inspect(image).fault, name
+    assert not [name for name, image in encoded.items() if inspect(image).fault]
     assert all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*encoded.values()))
 
 

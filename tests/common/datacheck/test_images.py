@@ -1,35 +1,207 @@
-"""Image files: what is looked at, what is remembered, and what is said to annotations."""
+"""Images: what decoding shows, which files are opened, what the cache keeps, and how annotations differ."""
 
-import io
 import os
 import pathlib
 import socket
+import struct
 import threading
+import zlib
+from unittest import mock
 
+import cv2
 import numpy as np
 import PIL.Image
 import pytest
+import simplejpeg
 
 from common.annotations import CocoImage
 from common.datacheck import images
-from common.datacheck.coco import load_coco
 from common.datacheck.images import ImageFacts, check_images, inspect, inspect_files, path_fault
 from common.datacheck.issues import Issues
 from common.files import cache_directory
-from tests.common.image_variants import HEIGHT, JPEGS, VARIANTS, WIDTH, opencv, pillow
+from tests.common.image_variants import GREY, HEIGHT, RGB, VARIANTS, WIDTH, chunk, opencv, pillow, png, tiff
 
 JPEG = ImageFacts("JPEG", HEIGHT, WIDTH)
 PNG = ImageFacts("PNG", HEIGHT, WIDTH)
-DAMAGED = JPEGS["jpeg"][:-60] + b"\xff\xd9" + bytes(56) + b"\xff\xd9"  # shows in decoding only
+DAMAGED = VARIANTS["jpeg"][:-60] + b"\xff\xd9" + bytes(56) + b"\xff\xd9"  # shows in decoding only
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("xdg")))
+# --- every pixel: JPEG ---
+
+NOISE = np.random.default_rng(5).integers(0, 256, (96, 128, 3), np.uint8)  # a photograph has as many codes
+NOISY_JPEGS = {
+    "baseline": pillow("JPEG", NOISE, quality=90),
+    "progressive": pillow("JPEG", NOISE, progressive=True),
+    "grey": pillow("JPEG", NOISE, "L"),
+    "cmyk": pillow("JPEG", NOISE, "CMYK"),
+    "ycck": simplejpeg.encode_jpeg(np.dstack([NOISE, NOISE[..., :1]]), colorspace="CMYK"),
+    "restart": opencv(".jpg", NOISE, cv2.IMWRITE_JPEG_RST_INTERVAL, 2),
+}
+FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")  # a block of another file
 
 
-def opened_path(stream) -> str:
-    return os.readlink(f"/proc/self/fd/{stream.fileno()}")
+@pytest.mark.parametrize("piece", [b"\xff\xd9" + bytes(58), bytes(10_000), b"", FOREIGN])
+@pytest.mark.parametrize("name", NOISY_JPEGS)
+def test_damage_in_the_scan_of_a_jpeg(name, piece):
+    """An early end, zeros, a lost piece, or a foreign one, as after a broken copy."""
+    sound = NOISY_JPEGS[name]
+    assert not inspect(sound, decode=True).fault
+    at, size = (sound.index(b"\xff\xda") + 14 + len(sound)) // 2, len(sound) // 4
+    damaged = sound[:at] + piece[:size] + sound[at + (len(piece[:size]) or size) :]
+    facts = inspect(damaged, decode=True)
+    assert facts.fault == "image-damaged" and facts.detail
+    assert (facts.height, facts.width) == NOISE.shape[:2]
+    assert not inspect(damaged).fault or name == "progressive"  # whose tables may have been hit
+
+
+@pytest.mark.parametrize("name", ["jpeg", "jpeg-cmyk", "jpeg-progressive"])
+def test_equal_bytes_between_a_picture_and_its_end_are_no_damage(name):
+    body, end = VARIANTS[name][:-2], VARIANTS[name][-2:]
+    for padding in (bytes(500), b"\x55" * 3):
+        assert not inspect(body + padding + end, decode=True).fault
+        assert not inspect(body + padding + end + b"behind it", decode=True).fault
+    assert inspect(body + b"other bytes" + end, decode=True).fault == "image-damaged"
+
+
+def test_what_does_not_touch_the_pixels_is_no_damage():
+    jfif = VARIANTS["jpeg"].index(b"JFIF\0") + 5
+    assert not inspect(VARIANTS["jpeg"][:jfif] + b"\x09" + VARIANTS["jpeg"][jfif + 1 :], decode=True).fault
+    assert not inspect(VARIANTS["jpeg-rgb"].replace(b"JFIF", b"ABCD"), decode=True).fault
+
+
+# --- every pixel: the others ---
+
+
+def test_a_flipped_bit_anywhere_in_a_png():
+    for name, step in (("png", 1), ("png-interlaced", 37), ("png-palette", 37)):
+        for position in range(8, len(VARIANTS[name]), step):
+            damaged = bytearray(VARIANTS[name])
+            damaged[position] ^= 4
+            assert inspect(bytes(damaged), decode=True).fault, (name, position)
+
+
+BLACK = bytes(HEIGHT * (1 + 3 * WIDTH))  # the rows of a PNG
+
+
+def _png_of(data: bytes) -> bytes:
+    header = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def _with_noise(encoded: bytes) -> bytes:
+    third = len(encoded) // 3
+    return encoded[:third] + np.random.default_rng(2).bytes(third) + encoded[2 * third :]
+
+
+def _shorter_webp(encoded: bytes) -> bytes:
+    """With a piece lost and right lengths."""
+    data = encoded[20 : 20 + len(encoded) // 2 // 2 * 2]
+    header = struct.pack("<4sI8sI", b"RIFF", 12 + len(data), encoded[8:16], len(data))
+    return header + data
+
+
+def _overwritten(encoded: bytes, mark: bytes, offset: int, piece: bytes) -> bytes:
+    """With other bytes behind a mark."""
+    at = encoded.index(mark) + offset
+    return encoded[:at] + piece + encoded[at + len(piece) :]
+
+
+DAMAGED_INSIDE = {
+    "jpeg-4-2": _overwritten(VARIANTS["jpeg-sampled-4-2"], b"\xff\xda", 5, b"\x0f"),
+    "jpeg-arithmetic": _overwritten(VARIANTS["jpeg-arithmetic"], b"\xff\xda", 5, b"\x0f"),
+    "png": _overwritten(VARIANTS["png"], b"IDAT", 12, b"\0"),
+    "png-no-deflate": _png_of(b"no deflate"),
+    "png-short": _png_of(zlib.compress(BLACK[:-1])),
+    "png-checksum": _png_of(zlib.compress(BLACK)[:-4] + bytes(4)),
+    "tiff-lzw": _with_noise(pillow("TIFF", NOISE, compression="tiff_lzw")),
+    "tiff-deflate": _with_noise(pillow("TIFF", NOISE, compression="tiff_adobe_deflate")),
+    "webp": _shorter_webp(pillow("WEBP", NOISE)),
+    "webp-lossless": _shorter_webp(pillow("WEBP", NOISE, lossless=True)),
+    "jpeg2000": _overwritten(VARIANTS["jpeg2000"], b"\xff\x52", 4, b"\xff" * 8),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_INSIDE)
+def test_damage_that_only_decoding_shows(name):
+    """Also where the checksums of a PNG are right, and its data too short or none."""
+    assert not inspect(_png_of(zlib.compress(BLACK)), decode=True).fault
+    assert not inspect(DAMAGED_INSIDE[name]).fault
+    facts = inspect(DAMAGED_INSIDE[name], decode=True)
+    assert facts.fault == "image-damaged" and facts.detail
+    assert {"png": "IDAT", "png-short": "truncated"}.get(name, "") in facts.detail
+
+
+def test_the_limit_of_pillow_does_not_count(monkeypatch, recwarn):
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 10)
+    for name in ("webp", "tiff-lzw", "jpeg2000", "png-grey-16", "jpeg-sampled-4-2"):
+        assert not inspect(VARIANTS[name], decode=True).fault
+    assert not [warning for warning in recwarn if "bomb" in str(warning.message)]
+    assert PIL.Image.MAX_IMAGE_PIXELS == 10
+
+
+def test_another_size_in_the_data_than_in_the_header_is_not_decoded(monkeypatch):
+    """Pillow believes the box, the codestream is what was checked against the limit."""
+    real = PIL.Image.Image.height
+    monkeypatch.setattr(PIL.Image.Image, "height", property(lambda image: 10_000 * real.fget(image)))
+    facts = inspect(VARIANTS["jpeg2000"], decode=True)
+    assert facts.fault == "image-damaged" and f"has {WIDTH} x {HEIGHT}" in facts.detail
+
+
+def test_nothing_above_the_limit_is_decoded(monkeypatch):
+    monkeypatch.setattr(images, "check_pixels", None)
+    for name in ("png", "png-grey-16"):
+        facts = inspect(VARIANTS[name], decode=True, max_megapixels=0.001)
+        assert facts.fault == "image-too-large"
+        assert facts.detail == f"{WIDTH} x {HEIGHT} pixels are 0.001872 megapixels, the limit is 0.001"
+
+
+# --- 12 bits in 16 ---
+
+
+def _deep(largest: int) -> dict[str, bytes]:
+    """16-bit images whose largest value is `largest`."""
+    grey = (GREY.astype(int) * largest // GREY.max()).astype(np.uint16)
+    assert grey.max() == largest
+    rgb, alpha = np.dstack([grey, grey // 2, grey // 3]), np.full_like(grey, 65535)
+    return {
+        "png-grey": pillow("PNG", grey),
+        "png-grey-alpha": png(16, 4, [row.astype(">u2").tobytes() for row in np.dstack([grey, alpha])]),
+        "png-rgb": opencv(".png", rgb),
+        "png-rgba": opencv(".png", np.dstack([rgb, alpha])),
+        "tiff-grey": tiff(grey[..., None], 1, bits=16),
+        "tiff-grey-big-endian": tiff(grey[..., None], 1, bits=16, order=">"),
+        "tiff-rgb": tiff(rgb, 2, bits=16),
+    }
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("name", _deep(4095))
+def test_12_bit_data_in_16_bits(name, decode):
+    for largest in (255, 4095):
+        facts = inspect(_deep(largest)[name], decode=decode)
+        assert facts.fault == "image-12-bit"
+        in_color = "rgb" in name or name == "png-grey-alpha"
+        assert f"is {'about ' if in_color else ''}{largest} of 65535" in facts.detail
+        assert (facts.height, facts.width) == RGB.shape[:2]
+    assert not inspect(_deep(4096)[name], decode=decode).fault
+
+
+def test_an_image_without_light():
+    assert not inspect(pillow("PNG", np.zeros((9, 9), np.uint16))).fault
+    assert not inspect(tiff(np.zeros((HEIGHT, WIDTH, 1), np.int64), 1, bits=16)).fault
+    # Pillow keeps the upper bits of colours: black may be 8-bit data.
+    assert inspect(opencv(".png", np.zeros((9, 9, 3), np.uint16))).fault == "image-12-bit"
+
+
+def test_16_bit_images_are_decoded_without_being_asked():
+    assert inspect(_overwritten(VARIANTS["png-rgb-16"], b"IDAT", 10, bytes(200))).fault == "image-damaged"
+
+
+# --- files ---
+
+
+def opened_name(stream) -> str:
+    return os.path.basename(os.readlink(f"/proc/self/fd/{stream.fileno()}"))
 
 
 @pytest.fixture
@@ -39,17 +211,17 @@ def looks(monkeypatch):
     real = images._inspect
 
     def inspect(stream, *arguments):
-        opened.append(os.path.basename(opened_path(stream)))
+        opened.append(opened_name(stream))
         return real(stream, *arguments)
 
     monkeypatch.setattr(images, "_inspect", inspect)
     return opened
 
 
-def write(directory: pathlib.Path, **images: bytes) -> list[str]:
-    for name, content in images.items():
+def write(directory: pathlib.Path, **contents: bytes) -> list[str]:
+    for name, content in contents.items():
         (directory / name).write_bytes(content)
-    return list(images)
+    return list(contents)
 
 
 def touch(path: pathlib.Path) -> None:
@@ -57,43 +229,23 @@ def touch(path: pathlib.Path) -> None:
     os.utime(path, ns=(later, later))
 
 
-# --- names ---
+def faults(*arguments, **options) -> list[str]:
+    return [fact.fault for fact in inspect_files(*arguments, **options)]
 
 
-@pytest.mark.parametrize(
-    "name", ["/etc/passwd", "..", "../a.jpg", "a/../b.jpg", "a/..", "a\0b.jpg", "a\nb.jpg"]
-)
-def test_names_that_leave_the_directory(name):
-    assert path_fault(name)
-
-
-@pytest.mark.parametrize(
-    "name", ["a.jpg", "a/b.jpg", "..a.jpg", "a..b/c...jpg", "./a.jpg", "a//b.jpg", "", "caf\udce9"]
-)
-def test_names_that_do_not(name):
-    assert not path_fault(name)
-
-
-# --- files ---
+def test_names_that_leave_the_directory():
+    outside = ["/etc/passwd", "..", "../a.jpg", "a/../b.jpg", "a/..", "a\0b.jpg", "a\nb.jpg"]
+    assert all(map(path_fault, outside))
+    inside = ["a.jpg", "a/b.jpg", "..a.jpg", "a..b/c...jpg", "./a.jpg", "a//b.jpg", "", "caf\udce9"]
+    assert not any(map(path_fault, inside))
 
 
 def test_one_answer_per_name_in_order(tmp_path):
     (tmp_path / "deep/er").mkdir(parents=True)
-    write(tmp_path, a=JPEGS["jpeg"], b=VARIANTS["png"])
+    write(tmp_path, a=VARIANTS["jpeg"], b=VARIANTS["png"])
     write(tmp_path / "deep", a=VARIANTS["png"])
-    write(tmp_path / "deep/er", c=JPEGS["jpeg-grey"])
-    names = [
-        "deep/er/c",
-        "b",
-        "deep/a",
-        "a",
-        "b",
-        "./a",
-        "deep//a",
-        "nothing",
-        "deep/er/nothing",
-        "deep/nowhere/c",
-    ]
+    write(tmp_path / "deep/er", c=VARIANTS["jpeg-grey"])
+    names = ["deep/er/c", "b", "deep/a", "a", "b", "./a", "deep//a", "nothing", "deep/er/nothing", "no/c"]
     missing = ImageFacts(fault="image-missing")
     expected = [JPEG, PNG, PNG, JPEG, PNG, JPEG, PNG, missing, missing, missing]
     for decode in (False, True, False):
@@ -102,15 +254,15 @@ def test_one_answer_per_name_in_order(tmp_path):
     assert inspect_files(tmp_path, []) == []
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_file_says_what_the_bytes_say(name, tmp_path):
-    encoded = VARIANTS[name]
-    names = write(tmp_path, whole=encoded, cut=encoded[:-40], more=encoded + bytes(9000))
-    assert inspect_files(tmp_path, names) == [inspect((tmp_path / name).read_bytes()) for name in names]
+@pytest.mark.parametrize("change", [bytes, lambda sound: sound[:-40], lambda sound: sound + bytes(9000)])
+def test_a_file_says_what_the_bytes_say(change, tmp_path):
+    contents = {name: change(sound) for name, sound in VARIANTS.items()}
+    names = write(tmp_path, **contents)
+    assert inspect_files(tmp_path, names) == list(map(inspect, contents.values()))
 
 
 def test_headers_beyond_what_is_read_at_once(tmp_path):
-    long = JPEGS["jpeg"][:2] + (b"\xff\xe2\xff\xff" + bytes(65533)) * 3 + JPEGS["jpeg"][2:]
+    long = VARIANTS["jpeg"][:2] + (b"\xff\xe2\xff\xff" + bytes(65533)) * 3 + VARIANTS["jpeg"][2:]
     names = write(tmp_path, whole=long, cut=long[:-300], far=long[:100_000])
     facts = inspect_files(tmp_path, names)
     assert facts[0] == JPEG and [fact.fault for fact in facts[1:]] == ["image-truncated"] * 2
@@ -118,36 +270,23 @@ def test_headers_beyond_what_is_read_at_once(tmp_path):
 
 
 def test_what_is_no_regular_file_is_never_opened(tmp_path, looks):
-    os.mkfifo(tmp_path / "pipe.jpg")
-    (tmp_path / "directory.jpg").mkdir()
-    (tmp_path / "device.jpg").symlink_to("/dev/zero")
-    (tmp_path / "dangling.jpg").symlink_to("nowhere.jpg")
-    (tmp_path / "circle.jpg").symlink_to("circle.jpg")
-    (tmp_path / "link.jpg").symlink_to("a.jpg")
-    (tmp_path / "linked").symlink_to("directory.jpg")
-    write(tmp_path, **{"a.jpg": JPEGS["jpeg"]})
-    write(tmp_path / "directory.jpg", **{"b.jpg": JPEGS["jpeg"]})
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "socket.jpg"))
-    names = [
-        "pipe.jpg",
-        "directory.jpg",
-        "device.jpg",
-        "socket.jpg",
-        "dangling.jpg",
-        "circle.jpg",
-        "a.jpg/b.jpg",
+    write(tmp_path, a=VARIANTS["jpeg"])
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "directory").mkdir()
+    links = {"device": "/dev/zero", "dangling": "nowhere", "circle": "circle", "link": "a", "linked": "."}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        names = ["pipe", "directory", "device", "socket", "dangling", "a/b", "circle"]
+        *facts, circle = inspect_files(tmp_path, names, decode=True)
+    assert [(fact.fault, fact.detail) for fact in facts] == [
+        *(("image-not-a-file", what) for what in ("a pipe", "a directory", "a device", "a socket")),
+        *(("image-missing", what) for what in ("a symbolic link to nothing", "")),
     ]
-    said = [(fact.fault, fact.detail) for fact in inspect_files(tmp_path, names, decode=True)]
-    listener.close()
-    assert said[:4] == [
-        ("image-not-a-file", what) for what in ("a pipe", "a directory", "a device", "a socket")
-    ]
-    assert said[4] == ("image-missing", "a symbolic link to nothing")
-    assert said[5][0] == "image-unreadable" and "symbolic links" in said[5][1]
-    assert said[6] == ("image-missing", "")
+    assert circle.fault == "image-unreadable" and "symbolic links" in circle.detail
     assert looks == []
-    assert inspect_files(tmp_path, ["link.jpg", "linked/b.jpg"]) == [JPEG, JPEG]
+    assert inspect_files(tmp_path, ["link", "linked/a"]) == [JPEG, JPEG]
 
 
 def test_a_pipe_that_takes_the_place_of_a_file_does_not_hang(tmp_path, monkeypatch):
@@ -159,20 +298,9 @@ def test_a_pipe_that_takes_the_place_of_a_file_does_not_hang(tmp_path, monkeypat
     assert ended.wait(20)
 
 
-def test_empty_and_foreign_files(tmp_path):
-    contents = {
-        "empty.jpg": b"",
-        "pointer.jpg": b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n",
-        "page.jpg": b"<html>404</html>",
-        "movie.jpg": pillow("GIF", mode="P"),
-    }
-    kinds = ["image-empty", "image-lfs-pointer", "not-an-image", "unsupported-format"]
-    assert [fact.fault for fact in inspect_files(tmp_path, write(tmp_path, **contents))] == kinds
-
-
 def test_names_that_are_no_text(tmp_path, looks):
     name = os.fsdecode(b"caf\xe9.jpg")
-    (tmp_path / name).write_bytes(JPEGS["jpeg"])
+    (tmp_path / name).write_bytes(VARIANTS["jpeg"])
     for _ in range(2):
         assert inspect_files(tmp_path, [name]) == [JPEG]
     assert len(looks) == 1
@@ -180,7 +308,7 @@ def test_names_that_are_no_text(tmp_path, looks):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_without_permission(tmp_path):
-    write(tmp_path, a=JPEGS["jpeg"])
+    write(tmp_path, a=VARIANTS["jpeg"])
     (tmp_path / "a").chmod(0)
     (fact,) = inspect_files(tmp_path, ["a"])
     assert fact.fault == "image-unreadable" and "denied" in fact.detail
@@ -189,16 +317,11 @@ def test_without_permission(tmp_path):
 
 
 def test_a_disk_that_fails_is_asked_again(tmp_path, monkeypatch):
-    write(tmp_path, a=JPEGS["jpeg"])
-
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
+    write(tmp_path, a=VARIANTS["jpeg"])
+    failed = ImageFacts(fault="image-unreadable", detail="Input/output error")
     with monkeypatch.context() as broken:
-        broken.setattr(images, "_inspect", fail)
-        assert inspect_files(tmp_path, ["a"]) == [
-            ImageFacts(fault="image-unreadable", detail="Input/output error")
-        ]
+        broken.setattr(images, "_inspect", mock.Mock(side_effect=OSError(5, "Input/output error")))
+        assert inspect_files(tmp_path, ["a"]) == [failed]
     assert inspect_files(tmp_path, ["a"]) == [JPEG]
 
 
@@ -206,104 +329,82 @@ def test_a_disk_that_fails_is_asked_again(tmp_path, monkeypatch):
 
 
 def test_only_changed_and_new_files_are_looked_at_again(tmp_path, looks):
-    names = write(tmp_path, a=JPEGS["jpeg"], b=JPEGS["jpeg"], c=JPEGS["jpeg"])
+    names = write(tmp_path, a=VARIANTS["jpeg"], b=VARIANTS["jpeg"], c=VARIANTS["jpeg"])
     assert inspect_files(tmp_path, names) == [JPEG] * 3
     assert sorted(looks) == names
-    looks.clear()
     assert inspect_files(tmp_path, names[::-1]) == [JPEG] * 3
-    assert looks == []
+    assert len(looks) == 3
     touch(tmp_path / "b")
     write(tmp_path, d=VARIANTS["png"])
     assert inspect_files(tmp_path, ["d", "b"]) == [PNG, JPEG]
-    assert sorted(looks) == ["b", "d"]
-    looks.clear()
+    assert sorted(looks[3:]) == ["b", "d"]
+    # Another file of the same size and time.
     before = (tmp_path / "c").stat()
-    (tmp_path / "c").write_bytes(VARIANTS["png"])
+    write(tmp_path, c=bytes(before.st_size))
     os.utime(tmp_path / "c", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert inspect_files(tmp_path, [*names, "d"]) == [JPEG, JPEG, PNG, PNG]
-    assert looks == ["c"]
-
-
-def test_a_file_of_the_same_size_and_time_is_another_file(tmp_path):
-    names = write(tmp_path, a=JPEGS["jpeg"])
-    assert inspect_files(tmp_path, names) == [JPEG]
-    before = (tmp_path / "a").stat()
-    write(tmp_path, a=bytes(before.st_size))
-    os.utime(tmp_path / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert inspect_files(tmp_path, names)[0].fault == "not-an-image"
+    assert faults(tmp_path, [*names, "d"]) == ["", "", "not-an-image", ""]
+    assert looks[5:] == ["c"]
 
 
 def test_what_decoding_found_answers_later_questions(tmp_path, looks):
-    names = write(tmp_path, good=JPEGS["jpeg"], bad=DAMAGED)
-    assert inspect_files(tmp_path, names) == [JPEG, JPEG]
-    decoded = inspect_files(tmp_path, names, decode=True)
-    assert decoded[0] == JPEG and decoded[1].fault == "image-damaged"
+    names = write(tmp_path, good=VARIANTS["jpeg"], bad=DAMAGED)
+    assert faults(tmp_path, names) == ["", ""]
+    assert faults(tmp_path, names, decode=True) == ["", "image-damaged"]
     assert sorted(looks) == ["bad", "bad", "good", "good"]
     for decode in (False, True):
-        assert inspect_files(tmp_path, names, decode=decode) == decoded
+        assert faults(tmp_path, names, decode=decode) == ["", "image-damaged"]
     assert len(looks) == 4
     touch(tmp_path / "bad")
-    assert inspect_files(tmp_path, names) == [JPEG, JPEG]
+    assert faults(tmp_path, names) == ["", ""]
 
 
-def test_a_fault_of_the_header_is_final(tmp_path, looks):
-    names = write(tmp_path, cut=JPEGS["jpeg"][:-9])
-    facts = inspect_files(tmp_path, names)
-    assert inspect_files(tmp_path, names, decode=True) == facts
+def test_a_fault_of_the_header_is_final_and_worse_than_the_size(tmp_path, looks):
+    names = write(tmp_path, cut=VARIANTS["jpeg"][:-9])
+    (fact,) = inspect_files(tmp_path, names, max_megapixels=0.001)
+    assert fact.fault == "image-truncated" and (fact.height, fact.width) == (HEIGHT, WIDTH)
+    assert inspect_files(tmp_path, names, decode=True) == [fact]
     assert looks == names
 
 
-def test_another_fault_is_worse_than_the_size(tmp_path):
-    names = write(tmp_path, cut=JPEGS["jpeg"][:-9])
-    (fact,) = inspect_files(tmp_path, names, max_megapixels=0.001)
-    assert fact.fault == "image-truncated" and (fact.height, fact.width) == (HEIGHT, WIDTH)
-
-
 def test_a_higher_limit_checks_again(tmp_path, looks):
-    names = write(tmp_path, a=JPEGS["jpeg"])
+    names = write(tmp_path, a=VARIANTS["jpeg"])
     (fact,) = inspect_files(tmp_path, names, max_megapixels=0.001)
     assert fact.fault == "image-too-large" and (fact.height, fact.width) == (HEIGHT, WIDTH)
-    assert fact.detail == f"{WIDTH} x {HEIGHT} pixels are 0.001872 megapixels, the limit is 0.001"
     assert inspect_files(tmp_path, names, max_megapixels=0.001872) == [JPEG]
-    assert inspect_files(tmp_path, names, max_megapixels=0.001)[0].fault == "image-too-large"
+    assert faults(tmp_path, names, max_megapixels=0.001) == ["image-too-large"]
     assert len(looks) == 2
 
 
 def test_what_was_too_large_to_decode_is_decoded_under_a_higher_limit(tmp_path, looks):
     dark = opencv(".png", np.full((HEIGHT, WIDTH, 3), 900, np.uint16))
     names = write(tmp_path, bad=DAMAGED, dark=dark)
-    faults = [fact.fault for fact in inspect_files(tmp_path, names, decode=True, max_megapixels=0.001)]
-    assert faults == ["image-too-large"] * 2
-    assert [fact.fault for fact in inspect_files(tmp_path, names)] == ["", "image-12-bit"]
-    assert inspect_files(tmp_path, names, decode=True)[0].fault == "image-damaged"
+    assert faults(tmp_path, names, decode=True, max_megapixels=0.001) == ["image-too-large"] * 2
+    assert faults(tmp_path, names) == ["", "image-12-bit"]
+    assert faults(tmp_path, names, decode=True) == ["image-damaged", "image-12-bit"]
     assert sorted(looks) == ["bad", "bad", "bad", "dark", "dark"]
 
 
-def test_a_damaged_memory_is_as_good_as_none(tmp_path, looks):
-    names = write(tmp_path, a=JPEGS["jpeg"])
+def test_a_damaged_memory_or_that_of_other_rules_is_as_good_as_none(tmp_path, looks, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names = write(tmp_path, a=VARIANTS["jpeg"])
     inspect_files(tmp_path, names)
-    (path,) = (path for path in cache_directory().iterdir() if path.suffix != ".sha256")
+    (path,) = cache_directory().iterdir()
     content = path.read_bytes()
     for i, damaged in enumerate((b"", content[:3], content[:-1], content + b"x", bytes(40)), start=2):
         path.write_bytes(damaged)
         assert inspect_files(tmp_path, names) == [JPEG]
         assert len(looks) == i
-
-
-def test_other_rules_look_again(tmp_path, looks, monkeypatch):
-    names = write(tmp_path, a=JPEGS["jpeg"])
-    inspect_files(tmp_path, names)
     monkeypatch.setattr(images, "_VERSION", images._VERSION + 1)
     inspect_files(tmp_path, names)
-    assert len(looks) == 2
+    assert len(looks) == 7
 
 
 def test_an_interrupted_look_is_remembered_so_far(tmp_path, looks, monkeypatch):
-    names = write(tmp_path, **{f"{i:03d}": JPEGS["jpeg"] for i in range(200)})
+    names = write(tmp_path, **{f"{i:03d}": VARIANTS["jpeg"] for i in range(200)})
     real = images._inspect
 
     def interrupted(stream, *arguments):
-        if opened_path(stream).endswith("150"):
+        if opened_name(stream) == "150":
             raise KeyboardInterrupt
         return real(stream, *arguments)
 
@@ -315,27 +416,11 @@ def test_an_interrupted_look_is_remembered_so_far(tmp_path, looks, monkeypatch):
     assert 0 < len(looks) < 100
 
 
-def test_two_looks_at_once_at_a_changing_directory(tmp_path):
-    names = write(tmp_path, **{f"{i:03d}": JPEGS["jpeg"] for i in range(300)})
-    found = []
-    threads = [
-        threading.Thread(target=lambda part=part: found.append(inspect_files(tmp_path, names[part:])))
-        for part in (0, 0, 100, 200)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(map(len, found)) == [100, 200, 300, 300]
-    assert all(fact == JPEG for facts in found for fact in facts)
-    assert inspect_files(tmp_path, names) == [JPEG] * 300
-
-
 def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
-    names = write(tmp_path, **{f"{i:03d}": JPEGS["jpeg"] for i in range(200)})
-    inspect_files(tmp_path, names[:150])
+    names = write(tmp_path, **{f"{i:03d}": VARIANTS["jpeg"] for i in range(200)})
+    monkeypatch.setattr(images, "_SLOW", (200, 199))
+    inspect_files(tmp_path, names)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(images, "_SLOW", (0, 0))
     inspect_files(tmp_path, names, decode=True)
     shown = capsys.readouterr()
     assert "Checking images: 4 steps" in shown.err and "4/4" in shown.err and shown.out == ""
@@ -344,11 +429,11 @@ def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
 # --- against annotations ---
 
 
-def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str]):
+def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str] | None = None):
+    """Which can be used, and what is found, of images that the annotations give these sizes and names."""
     issues = Issues("test")
-    annotated = [
-        CocoImage(i, name, *size[::-1]) for i, (name, size) in enumerate(zip(names, sizes, strict=True))
-    ]
+    names = names or [""] * len(facts)
+    annotated = [CocoImage(i, names[i], width, height) for i, (height, width) in enumerate(sizes)]
     usable = check_images(facts, annotated, lambda i: f"image {i + 7}", issues)
     assert usable.dtype == np.bool_ and usable.shape == (len(facts),)
     return usable.tolist(), {issue.kind: issue.offenders for issue in issues}
@@ -356,36 +441,32 @@ def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str
 
 def test_sound_images_are_nothing_to_speak_of():
     assert check([JPEG, PNG], [(HEIGHT, WIDTH)] * 2, ["a.jpg", "b.png"]) == ([True, True], {})
-    assert check([], [], []) == ([], {})
+    assert check([JPEG], [(0, 0)]) == ([True], {})  # nothing is said of its size
+    assert check([], []) == ([], {})
 
 
 def test_faults_are_handed_on():
     bad = [ImageFacts(fault="image-empty"), ImageFacts("PNG", 3, 4, 6, "image-truncated", "in the middle")]
-    usable, found = check([bad[0], JPEG, bad[1]], [(1, 1), (HEIGHT, WIDTH), (9, 9)], ["a.jpg"] * 3)
-    assert usable == [False, True, False]
+    usable, found = check([bad[0], JPEG, bad[1], None], [(1, 1), (HEIGHT, WIDTH), (9, 9), (9, 9)])
+    assert usable == [False, True, False, False]
     assert found == {"image-empty": ["image 7"], "image-truncated": ["image 9: in the middle"]}
 
 
 def test_another_size_than_in_the_annotations():
-    usable, found = check([JPEG] * 3, [(HEIGHT, WIDTH + 1), (WIDTH, HEIGHT), (0, 0)], [""] * 3)
-    assert usable == [True] * 3  # they can be decoded
-    assert list(found) == ["image-size-differs"]
-    assert found["image-size-differs"][:2] == [
-        f"image 7 is {WIDTH} x {HEIGHT} pixels, the annotations say {WIDTH + 1} x {HEIGHT}",
-        f"image 8 is {WIDTH} x {HEIGHT} pixels, the annotations say {HEIGHT} x {WIDTH}",
-    ]
+    usable, found = check([JPEG] * 2, [(HEIGHT, WIDTH + 1), (WIDTH, HEIGHT)])
+    assert usable == [True, True]  # they can be decoded
+    text = f"image {{}} is {WIDTH} x {HEIGHT} pixels, the annotations say {{}} x {{}}".format
+    assert found == {"image-size-differs": [text(7, WIDTH + 1, HEIGHT), text(8, HEIGHT, WIDTH)]}
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_turned_images(orientation):
-    fact = ImageFacts("JPEG", 30, 50, orientation)
-    _, stored = check([fact], [(30, 50)], ["a.jpg"])
-    assert stored == (
-        {} if orientation == 1 else {"exif-turn": [f"image 7 has EXIF orientation {orientation}"]}
+    stored, swapped, other = (
+        check([ImageFacts("JPEG", 30, 50, orientation)], [size])[1] for size in ((30, 50), (50, 30), (50, 31))
     )
-    _, swapped = check([fact], [(50, 30)], ["a.jpg"])
-    assert list(swapped) == (["image-turned"] if orientation >= 5 else ["image-size-differs"])
-    _, other = check([fact], [(50, 31)], ["a.jpg"])
+    turned = {"exif-turn": [f"image 7 has EXIF orientation {orientation}"]}
+    assert stored == (turned if orientation > 1 else {})
+    assert list(swapped) == ["image-turned" if orientation >= 5 else "image-size-differs"]
     assert list(other) == ["image-size-differs"]
 
 
@@ -397,13 +478,12 @@ def test_turned_images(orientation):
         ("TIFF", ["a.tif", "a.tiff"]),
         ("JPEG2000", ["a.jp2", "a.j2k", "a.jpx"]),
         ("WEBP", ["a.webp"]),
-        ("BMP", ["a.bmp"]),
-        ("PPM", ["a.ppm", "a.pgm"]),
+        ("BMP", ["a.bmp", "a.dib"]),
     ],
 )
 def test_suffixes(image_format, fitting):
     unknown = ["", "a", "a.data", "a.jpg.bak", "photo.2024", "dir.png/a", "a."]
-    unfit = ["a.jpg" if image_format != "JPEG" else "a.png", "b.GIF" if image_format != "PNG" else "b.tif"]
+    unfit = ["a.jpg" if image_format != "JPEG" else "a.png", "b.GIF", "c.heic"]
     names = fitting + unknown + unfit
     usable, found = check([ImageFacts(image_format, 3, 4)] * len(names), [(3, 4)] * len(names), names)
     assert all(usable)
@@ -411,41 +491,9 @@ def test_suffixes(image_format, fitting):
     assert found == {"wrong-extension": offenders}
 
 
-# --- real data ---
-
-
-def test_no_false_alarm_on_photographs(coco128):
-    annotations = load_coco(coco128 / "instances.json")
-    facts = inspect_files(coco128 / "images", annotations.file_names, decode=True)
-    assert all(fact.image_format == "JPEG" and not fact.fault for fact in facts)
-    assert [(fact.height, fact.width) for fact in facts] == [
-        tuple(size) for size in annotations.image_sizes.tolist()
-    ]
-
-
-def test_no_false_alarm_on_blood_cells(bccd):
-    names = sorted(path.name for path in (bccd / "images").iterdir())
-    facts = inspect_files(bccd / "images", names, decode=True)
-    assert names and all(fact.image_format == "JPEG" and not fact.fault for fact in facts)
-
-
-def test_pillow_sees_the_same(coco128):
-    for path in sorted((coco128 / "images").iterdir())[:40]:
+def test_photographs_are_what_pillow_sees(coco128):
+    for path in sorted((coco128 / "images").iterdir()):
         fact = inspect(path.read_bytes())
         with PIL.Image.open(path) as image:
             assert (fact.width, fact.height) == image.size
-            assert fact.orientation == image.getexif().get(0x0112, 1)
-
-
-def test_every_cut_of_a_photograph(coco128):
-    content = min((coco128 / "images").iterdir(), key=lambda path: path.stat().st_size).read_bytes()
-    for cut in np.random.default_rng(3).integers(20, len(content), 500).tolist():
-        assert inspect(content[:cut]).fault == "image-truncated"
-    as_png, as_webp = io.BytesIO(), io.BytesIO()
-    with PIL.Image.open(io.BytesIO(content)) as image:
-        image.save(as_png, "PNG")
-        image.save(as_webp, "WEBP")
-    for whole in (as_png.getvalue(), as_webp.getvalue()):
-        assert not inspect(whole, decode=True).fault
-        for cut in np.random.default_rng(4).integers(20, len(whole), 500).tolist():
-            assert inspect(whole[:cut]).fault == "image-truncated"
+            assert (fact.image_format, fact.orientation) == (image.format, image.getexif().get(0x0112, 1))

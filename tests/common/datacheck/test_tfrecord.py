@@ -14,9 +14,9 @@ from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import DataError
 from common.labels import LabelMap
-from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, write_index
+from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY
 from tests.common.image_variants import exif, pillow
-from tests.common.record_writing import LABELS, PNG, empty_record, flip, png, record, write
+from tests.common.record_writing import LABELS, PNG, empty_record, flip, of_boxes, png, record, write
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 SKIP = ImagePolicy(on_bad_image="skip")
@@ -25,13 +25,6 @@ BOX = "the box xmin, ymin, xmax, ymax ="
 
 def numbered(image_id, **changes):
     return record(source_id=b"%d" % image_id, **changes)
-
-
-def of_boxes(*boxes, **changes):
-    """A record of boxes (xmin, ymin, xmax, ymax), of category 3 where `changes` do not give others."""
-    sides = zip(("xmin", "ymin", "xmax", "ymax"), map(list, zip(*boxes, strict=True)), strict=True)
-    values = {f"object__bbox__{side}": edges for side, edges in sides}
-    return record(**values | {"object__class__label": [3] * len(boxes)} | changes)
 
 
 def open_records(*files, **options):
@@ -65,6 +58,13 @@ def read_back(source):
 
 def contents(directory):
     return {path: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_patterns_give_sorted_files_on_all_ranks(tmp_path):
+    files = [f"{tmp_path}/{letter}-{i}" for letter in "ab" for i in range(10)]
+    for file in files[::-1]:
+        pathlib.Path(file).touch()
+    assert tfrecord.expand_pattern(f"{tmp_path}/b*, {tmp_path}/a*") == files
 
 
 # --- sound records ---
@@ -149,10 +149,7 @@ def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
     of_many = [
         b"\xff\xff\xff",
         numbered(51, object__class__label=[5]),
-        numbered(52, object__bbox__ymax=[float("nan")]),
-        numbered(53, width=7.0),
         numbered(54, encoded=b"not an image at all"),
-        numbered(55, encoded=png(60, 40)),
         numbered(2),
         numbered(57, encoded=PNG[:-20]),
     ]
@@ -170,7 +167,7 @@ def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
     # The record that is damaged does not hide the one behind it, whose id is that of a sound one.
     assert found.pop("repeated-image-id") == [
         f"image {i} is given 2 times: {sound} record {i} (image {i}), {other} (image {i})"
-        for i, other in ((0, f"{flipped} record 2"), (2, f"{many} record 6"))
+        for i, other in ((0, f"{flipped} record 2"), (2, f"{many} record 3"))
     ]
     assert found.pop("record-file-unreadable") == [f"{pipe} is not a regular file"]
     assert found.pop("record-file-empty") == [f"{empty} (0 bytes)"]
@@ -183,14 +180,11 @@ def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
         "box-negative": (length, "0"),
         "not-an-example": (many, "0"),
         "unknown-category": (many, "1"),
-        "box-not-finite": (many, "2"),
-        "record-key-type": (many, "3"),
-        "not-an-image": (many, "4"),
-        "image-size-differs": (many, "5"),
-        "image-truncated": (many, "7"),
+        "not-an-image": (many, "2"),
+        "image-truncated": (many, "4"),
     }
     ids = [re.search("image (\\d+)\\)", text) for (text,) in found.values()]
-    assert {match[1] for match in ids if match} == {"11", "30", "51", "52", "53", "54", "55", "57"}
+    assert {match[1] for match in ids if match} == {"11", "30", "51", "54", "57"}
     assert not list(tmp_path.glob("*.idx"))  # what stops leaves no index,
     assert refused(*files).keys() > found.keys()  # and is found again
 
@@ -221,24 +215,12 @@ def test_boxes_that_no_box_can_be(tmp_path):
     assert refused(file) == {kind: [f"{place} {box}" for box in of_kind] for kind, of_kind in boxes.items()}
 
 
-def test_an_image_id_given_often_names_the_first_records(tmp_path):
-    a, b = (write(tmp_path / name, *[numbered(7)] * 3) for name in "ab")
-    c = write(tmp_path / "c", numbered(8), record(source_id=b"x"), record(source_id=b"y"))
-    (text,) = refused(a, b, c)["repeated-image-id"]  # ids that are none are not equal
-    named = ", ".join(f"{place} (image 7)" for place in (f"{a} record 0", f"{a} record 1", f"{a} record 2"))
-    assert text == f"image 7 is given 6 times: {named}, {b} record 0 (image 7), ..."
-
-
-@pytest.mark.parametrize(
-    ("content", "kind", "text"),
-    [
-        (empty_record(1), "no-boxes", "none of 0 boxes is more than a crowd or an empty box"),
-        (record(object__is_crowd=[1]), "no-boxes", "none of 1 boxes is more than a crowd or an empty box"),
-        (record(encoded=b"no"), "no-images", "all 1 are left out"),
-    ],
-)
-def test_nothing_to_train_on(tmp_path, content, kind, text):
-    assert refused(write(tmp_path / "a", content), policy=SKIP)[kind] == [text]
+def test_nothing_to_train_on(tmp_path):
+    nothing = "none of {} boxes is more than a crowd or an empty box"
+    assert refused(write(tmp_path / "a", empty_record(1)))["no-boxes"] == [nothing.format(0)]
+    assert refused(write(tmp_path / "b", record(object__is_crowd=[1])))["no-boxes"] == [nothing.format(1)]
+    found = refused(write(tmp_path / "c", record(encoded=b"no")), policy=SKIP)
+    assert found["no-images"] == ["all 1 are left out"]
 
 
 # --- what is mended or said ---
@@ -402,13 +384,15 @@ def test_changed_files_are_read_again(tmp_path, reads, change):
     assert (second.fingerprint != first.fingerprint) == (change in (swap, relabel))
 
 
-def test_other_labels_are_another_question(tmp_path, reads):
-    file = write(tmp_path / "a", record())
+def test_other_labels_or_every_pixel_are_another_question(tmp_path, reads):
+    data = PNG.index(b"IDAT") + 8
+    file = write(tmp_path / "a", record(encoded=PNG[:data] + b"\0" + PNG[data + 1 :]))
     open_records(file)
     with pytest.raises(DataError, match="has the label 17"):
         tfrecord.open_records([file], LabelMap((3,), ("car",)))
     assert tfrecord.open_records([file], LabelMap((17,), ("dog",))).annotations.num_boxes == 1
-    assert len(reads) == 3
+    assert set(refused(file, policy=ImagePolicy(decode=True))) == {"image-damaged"}
+    assert len(reads) == 4
 
 
 def test_bad_images_are_remembered_for_both_policies(tmp_path, reads):
@@ -428,15 +412,6 @@ def test_bad_images_are_remembered_for_both_policies(tmp_path, reads):
     assert len(reads) == 2
 
 
-def test_a_shallow_look_is_no_answer_to_a_deep_question(tmp_path, reads):
-    data = PNG.index(b"IDAT") + 8
-    damaged = PNG[:data] + b"\0" + PNG[data + 1 :]
-    file = write(tmp_path / "a", numbered(99, encoded=damaged))
-    open_records(file)
-    assert set(refused(file, policy=ImagePolicy(decode=True))) == {"image-damaged"}
-    assert len(reads) == 2
-
-
 def test_what_was_kept_badly_is_made_again(tmp_path, reads, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = write(tmp_path / "a", record(), numbered(2, encoded=b""))
@@ -450,20 +425,13 @@ def test_what_was_kept_badly_is_made_again(tmp_path, reads, monkeypatch):
     assert kept.read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (os.unlink, "No such file or directory"),
-        (lambda file: os.truncate(file, len(record()) + 16), "record 1 at byte"),
-        (lambda file: os.truncate(file, len(record()) + 100), "record 1 at byte"),
-    ],
-)
-def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change, text):
+@pytest.mark.parametrize("left", [None, len(record()) + 16, len(record()) + 100])
+def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, left):
     real = tfrecord.walk_files
 
     def walk_files(files, issues):
         walked = real(files, issues)
-        change(files[0])
+        os.truncate(files[0], left) if left else os.unlink(files[0])
         return walked
 
     file = write(tmp_path / "a", record(), numbered(2))
@@ -471,7 +439,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change, tex
     with monkeypatch.context() as context:
         context.setattr(tfrecord, "walk_files", walk_files)
         ((offender,),) = refused(file).values()
-    assert text in offender and file in offender
+    assert file in offender and ("record 1 at byte" if left else "No such file") in offender
     pathlib.Path(file).write_bytes(content)  # what was only so for a moment is not remembered
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert open_records(file).annotations.num_images == 2
@@ -485,13 +453,3 @@ def test_issues_of_a_copy_are_its_own(tmp_path):
     source = open_records(tmp_path / "b")
     assert source.annotations.origin == str(tmp_path / "b")
     assert "/a record" not in str(said(source))
-
-
-def test_a_file_copied_in_part_stops_whatever_else_is_wrong(tmp_path):
-    whole = [numbered(1), numbered(2, encoded=b""), numbered(3)]
-    file = write(tmp_path / "a", *whole)
-    write_index(file)
-    write(tmp_path / "a", *whole[:2])
-    for policy in (ImagePolicy(), SKIP):
-        found = refused(file, policy=policy)
-        assert found["index-longer"] == [f"{file} has 2 records, a.idx lists 3"] and "image-empty" in found
