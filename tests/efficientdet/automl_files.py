@@ -53,6 +53,10 @@ def number(name, shape):
     return np.float32(values)
 
 
+def values_of(model):
+    return {weight.path: np.array(weight) for weight in model.weights}
+
+
 def write_h5(path, variables):
     """As Keras 2 lays it out: the layers of the model are groups, names end in `:0`."""
     with h5py.File(path, "w") as file:

@@ -31,10 +31,14 @@ CONFIG = dataclasses.replace(
 )
 
 
+def open_dataset(directory) -> tf.data.Dataset:
+    source = open_coco(f"{directory}/images", f"{directory}/instances.json")
+    return EfficientDetPipeline(source=source, config=CONFIG, batch_size=4, training=True).dataset()
+
+
 @pytest.fixture(scope="module")
 def data(drawn) -> tf.data.Dataset:
-    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
-    return EfficientDetPipeline(source=source, config=CONFIG, batch_size=4, training=True).dataset()
+    return open_dataset(drawn)
 
 
 def build() -> keras.Model:
@@ -74,11 +78,10 @@ def test_each_of_two_replicas_has_half_of_the_loss(data, monkeypatch):
 
 
 @pytest.mark.slow
-def test_fit_under_mirrored_strategy(drawn):
-    """In a process of its own: logical devices must be made before TensorFlow starts."""
-    program = pathlib.Path(__file__).with_name("mirrored_fit.py")
+def test_two_replicas_take_the_step_of_one_device(drawn):
+    """In a process of its own, this file as a program: logical devices precede TensorFlow's start."""
     done = subprocess.run(
-        [sys.executable, str(program), str(drawn)],
+        [sys.executable, __file__, str(drawn)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -86,3 +89,28 @@ def test_fit_under_mirrored_strategy(drawn):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "replicas agree with one device" in done.stdout
+
+
+def fit_under(strategy: tf.distribute.Strategy, directory: str) -> list[np.ndarray]:
+    """The weights after three steps, in which all replicas get the same images."""
+    with strategy.scope():
+        model = FitModel(build(), CONFIG)
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9))
+    options = tf.distribute.InputOptions(
+        experimental_fetch_to_device=False,
+        experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+    )
+    data = strategy.distribute_datasets_from_function(lambda context: open_dataset(directory), options)
+    (loss,) = model.fit(data, steps_per_epoch=3, epochs=1, verbose=0).history["loss"]
+    assert loss > 0
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+if __name__ == "__main__":
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    devices = [["/cpu:0"], ["/cpu:0", "/cpu:1"]]
+    alone, together = (fit_under(tf.distribute.MirroredStrategy(of), sys.argv[1]) for of in devices)
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    print("replicas agree with one device")

@@ -41,20 +41,29 @@ def flip(boxes_px: np.ndarray, width: float) -> np.ndarray:
     return np.stack([width - right, top, width - left, bottom], axis=1)
 
 
-def assert_kept(
-    got_px: np.ndarray,
-    got_classes: np.ndarray,
-    boxes_px: np.ndarray,
-    classes: np.ndarray,
-    *,
-    min_size: float,
-    max_instances: int,
-    where: str,
-) -> None:
-    """What came out is what the rule leaves of `boxes_px`, in their order, with the same classes.
+def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoining: int = 0) -> None:
+    """The boxes that came out of an image are those that the config's rule leaves; the lost ones are counted.
 
-    Boxes with a side below `min_size` go, then all but the `max_instances` largest.
+    Args:
+        outputs: of the pipeline, by name.
+        boxes_px, classes: of the image, all that show in the network input.
+        adjoining: of how many other boxes rounding decides whether they show.
     """
+    is_box = outputs["classes"][row] >= 0
+    count = is_box.sum()
+    assert is_box[:count].all() and (outputs["classes"][row, count:] == -1).all(), where
+    assert (outputs["boxes"][row, count:] == -1).all(), where
+    got_px = outputs["boxes"][row, :count].astype(np.float64) * swapped(outputs["images"][row].shape[:2])
+    _assert_kept(got_px, outputs["classes"][row, :count], boxes_px, classes, config, where)
+    _assert_lost(outputs["lost"][row], boxes_px, config, where, adjoining)
+
+
+def _assert_kept(got_px, got_classes, boxes_px, classes, config, where: str) -> None:
+    """In their order, with the same classes: boxes with a side below `min_box_size` go, then the smallest.
+
+    `max_instances` boxes are left at most.
+    """
+    min_size, max_instances = config.min_box_size, config.max_instances
     sides = boxes_px[:, 2:] - boxes_px[:, :2]
     smallest, areas = sides.min(1, initial=np.inf), sides.prod(1)
     certain, possible = smallest >= min_size + DOUBTFUL, smallest >= min_size - DOUBTFUL
@@ -79,19 +88,9 @@ def assert_kept(
     assert row == len(got_px), f"{where}: {got_px[row]} comes from no box"
 
 
-def assert_lost(
-    lost: np.ndarray,
-    boxes_px: np.ndarray,
-    *,
-    min_size: float,
-    max_instances: int,
-    where: str,
-    adjoining: int = 0,
-) -> None:
-    """The two counts: boxes that show, but are too small; boxes above max_instances.
-
-    Of `adjoining` boxes rounding decides whether they show.
-    """
+def _assert_lost(lost, boxes_px, config, where: str, adjoining: int) -> None:
+    """The two counts: boxes that show, but are too small; boxes above max_instances."""
+    min_size, max_instances = config.min_box_size, config.max_instances
     smallest = (boxes_px[:, 2:] - boxes_px[:, :2]).min(1, initial=np.inf)
     small = [
         ((smallest > DOUBTFUL) & (smallest < min_size - DOUBTFUL)).sum(),

@@ -4,6 +4,7 @@ Nothing of the pipeline is replaced: while its graph is defined, what the random
 and becomes further outputs.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from nvidia import dali
 from nvidia.dali import fn
 
 from common.datasets import CocoSource
+from tests.oracle.fuzzed import Annotated, FuzzedSet
 
 # Where each random operator lives, its name, and how many of its outputs are what it has drawn.
 _OPERATORS = [
@@ -110,3 +112,18 @@ class Watched:
             draws.append(Draw(name, options, rest[: len(nodes)]))
             rest = rest[len(nodes) :]
         return Batch(outputs, first, Draws(draws), others)
+
+
+def run_epoch(loader: Any, fuzzed: FuzzedSet) -> Iterator[tuple[Batch, list[Annotated]]]:
+    """The batches of one epoch with their images; each image comes once, in evaluation in order."""
+    watched, seen = Watched(loader), []
+    for _ in range(loader.steps_per_epoch):
+        batch = watched.run()
+        images = [fuzzed.images[image_id] for image_id in batch.image_ids]
+        if not loader.training:
+            batch.draws.finish()
+            np.testing.assert_array_equal(batch.outputs["image_ids"].reshape(-1), batch.image_ids)
+            np.testing.assert_array_equal(batch.outputs["image_sizes"], [image.size for image in images])
+        yield batch, images
+        seen += batch.image_ids
+    assert (sorted(seen) if loader.training else seen) == list(fuzzed.images)

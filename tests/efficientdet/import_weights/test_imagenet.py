@@ -1,7 +1,5 @@
 """EfficientNets trained on ImageNet: against keras.applications' own network, and the authors' names."""
 
-import dataclasses
-
 import h5py
 import keras
 import numpy as np
@@ -9,15 +7,12 @@ import pytest
 
 from common.errors import UserError
 from common.labels import LabelMap
-from efficientdet.config import get_config
 from efficientdet.import_weights.imagenet import read_backbone
 from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.init_from import init_from
 from efficientdet.model import build_model
-from tests.efficientdet.automl_files import SHAPES, number, write_h5, write_tensors
+from tests.efficientdet.automl_files import SHAPES, SMALL_D0, number, values_of, write_h5, write_tensors
 
-IMAGE_SIZE = (72, 104)
-SMALL = dataclasses.replace(get_config("efficientdet-d0"), fpn_cells=1, head_repeats=1, image_size=IMAGE_SIZE)
 CLASSES = LabelMap((1, 2, 3), ("cat", "dog", "cow"))
 # last blocks of levels 1 to 5, ours and Keras'
 TAPS = {
@@ -29,27 +24,18 @@ TAPS = {
 }
 
 
-@pytest.fixture(scope="module")
-def model():
-    return build_model("efficientdet-d0", 3, config=SMALL)
-
-
 @pytest.fixture
-def fresh(model):
-    for weight in model.weights:
+def fresh(small_d0):
+    for weight in small_d0.weights:
         weight.assign(np.full(weight.shape, 0.5))
-    return model
-
-
-def values_of(model):
-    return {weight.path: np.array(weight) for weight in model.weights}
+    return small_d0
 
 
 @pytest.fixture(scope="module")
 def b0():
     """Keras' own network with numbers everywhere; its own normalisation does nothing but divide by 255."""
     network = keras.applications.EfficientNetB0(
-        weights=None, include_top=False, input_shape=(*IMAGE_SIZE, 3), name="b0"
+        weights=None, include_top=False, input_shape=(*SMALL_D0.image_size, 3), name="b0"
     )
     for weight in network.weights:
         if not weight.path.startswith("normalization"):
@@ -80,9 +66,10 @@ def test_features_are_those_of_keras_own_network(fresh, b0, notop):
     report = init_from(fresh, CLASSES, str(notop))
     assert set(report.taken) == {path for path in before if path.startswith("backbone.")}
     assert set(report.made_anew) == before.keys() - set(report.taken)
+    after = values_of(fresh)
     for path in report.made_anew:
-        np.testing.assert_array_equal(values_of(fresh)[path], before[path])
-    images = np.float32(np.random.default_rng(0).normal(size=(1, *IMAGE_SIZE, 3)))
+        np.testing.assert_array_equal(after[path], before[path])
+    images = np.float32(np.random.default_rng(0).normal(size=(1, *SMALL_D0.image_size, 3)))
     ours = keras.Model(fresh.input, [fresh.get_layer(name).output for name in TAPS])(images)
     theirs = keras.Model(b0.input, [b0.get_layer(name).output for name in TAPS.values()])(images * 255)
     for found, expected in zip(ours, theirs, strict=True):
