@@ -72,7 +72,8 @@ def test_seed_and_rank_decide_the_augmentation(twins, pipeline_type):
     """All images are equal, so that what differs is the augmentation."""
 
     def draw(**options):
-        loader = make(pipeline_type, twins, AUGMENTED, batch_size=4, num_shards=2, **options)
+        options |= {"batch_size": 4, "num_shards": 2, "with_targets": False}
+        loader = make(pipeline_type, twins, AUGMENTED, **options)
         return [image.numpy().tobytes() for images, _ in loader.dataset().take(2) for image in images]
 
     first = draw(seed=0, num_threads=1)
