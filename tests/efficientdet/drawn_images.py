@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
-from common.datacheck.datasets import open_source
+from common.datasets import open_source
 
 SIZES = [(300, 500), (420, 200), (97, 131), (640, 90), (192, 256), (50, 700)]  # height, width
 RED, GREY = (230, 20, 30), (90, 110, 100)
