@@ -1,9 +1,9 @@
 """google/automl's checkpoints: the forms they come in, its own model's answers, class rows, wrong files."""
 
-import dataclasses
 import pathlib
 import shutil
 
+import keras
 import numpy as np
 import pytest
 from absl import flags
@@ -20,28 +20,11 @@ from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.init_from import init_from
 from efficientdet.model import build_model
 from efficientdet.predict import load_trained
-from tests.efficientdet.automl_files import (
-    SHAPES,
-    SMALL_D0,
-    lines_of,
-    number,
-    numbers,
-    values_of,
-    write_h5,
-    write_objects,
-    write_tensors,
-)
+from tests.efficientdet import automl_files
+from tests.efficientdet.automl_files import SHAPES, SMALL_D0, values_of, write_h5
 
-PREDICT = {
-    "class_net.predict/pointwise_kernel": "class_net/class-predict/pointwise_kernel",
-    "class_net.predict/bias": "class_net/class-predict/bias",
-}
+PREDICT = {f"class_net.predict/{x}": f"class_net/class-predict/{x}" for x in ("pointwise_kernel", "bias")}
 PETS = LabelMap((1, 2, 3), ("cat", "dog", "cow"))
-
-
-@pytest.fixture(scope="module")
-def variables():
-    return {name: number(name, shape) for name, shape in SHAPES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -52,30 +35,21 @@ def files(variables, tmp_path_factory):
     for name, values in variables.items():
         averages |= {f"{name}/ExponentialMovingAverage": values, name: values + 1}
         averages |= {f"{name}/Momentum": values} if values.ndim else {}
-    plain = write_tensors(directory / "plain" / "model", variables)
+    plain = automl_files.write_tensors(directory / "plain" / "model", variables)
     (directory / "plain" / "checkpoint").write_text('model_checkpoint_path: "model"\n')
     return {
         "h5": write_h5(directory / "efficientdet-d0.h5", variables),
         "checkpoint": plain,
         "directory": plain.parent,
         "index": plain.with_suffix(".index"),
-        "averages": write_tensors(directory / "averages" / "model.ckpt-7", averages),
-        "objects": write_objects(directory / "objects" / "ckpt-7", variables),
+        "averages": automl_files.write_tensors(directory / "averages" / "model.ckpt-7", averages),
+        "objects": automl_files.write_objects(directory / "objects" / "ckpt-7", variables),
     }
 
 
 @pytest.fixture(scope="module")
 def d0():
     return build_model("efficientdet-d0", 90, SMALL_D0.image_size)
-
-
-@pytest.fixture
-def fresh(small_d0):
-    """The small model, its weights random."""
-    random = np.random.default_rng(0)
-    for weight in small_d0.weights:
-        weight.assign(random.uniform(0.1, 1, weight.shape))
-    return small_d0
 
 
 # --- the whole model -------------------------------------------------------------------------------
@@ -87,11 +61,11 @@ def test_answers_are_those_of_automls_own_model(d0, files):
     assert not (report.made_anew or report.new_classes)
     images = np.float32(np.random.default_rng(0).normal(size=(1, *SMALL_D0.image_size, 3)))
     outputs = dict(zip(("class", "box"), d0(images, training=False), strict=True))
-    lines = lines_of("automl_d0_outputs.txt")
+    lines = automl_files.lines_of("automl_d0_outputs.txt")
     assert len(lines) == 10
     for head, level, shape, *expected in lines:
         output = np.asarray(outputs[head][int(level) - 3])[0]
-        assert output.shape == numbers(shape)
+        assert output.shape == automl_files.numbers(shape)
         expected = np.float32(expected)
         found = output.ravel()[np.linspace(0, output.size - 1, expected.size).astype(int)]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
@@ -110,11 +84,8 @@ def test_every_form_has_the_same_numbers(variables, files, form):
 @pytest.mark.parametrize("lost", ["values", "attribute"])
 def test_an_average_without_values_is_an_error(tmp_path, lost):
     """Neither the raw values nor random ones take its place silently."""
-    variables = {
-        "class_net/class-predict/bias": np.float32([1, 2]),
-        "box_net/box-predict/bias": np.float32([3]),
-    }
-    prefix = write_objects(tmp_path / "ckpt-7", variables, lost=lost)
+    names = "class_net/class-predict/bias", "box_net/box-predict/bias"
+    prefix = automl_files.write_objects(tmp_path / "ckpt-7", dict.fromkeys(names, np.float32([3])), lost=lost)
     with pytest.raises(UserError, match=r"not whole: the average of box_net/box-predict/bias .* no values"):
         open_weights(prefix)
 
@@ -160,10 +131,14 @@ def test_other_classes_remake_one_layer_only(fresh, files):
     assert kept == set(PREDICT)
 
 
-def test_other_anchors_remake_both_last_layers(files):
-    model = build_model("efficientdet-d0", 3, config=dataclasses.replace(SMALL_D0, num_scales=2))
-    report = init_from(model, PETS, str(files["h5"]))
-    assert set(report.made_anew) == {*PREDICT, "box_net.predict/pointwise_kernel", "box_net.predict/bias"}
+def test_other_anchors_remake_both_last_layers(fresh, variables, tmp_path):
+    """Two scales of anchors in the file, three in the model."""
+    last = {path.replace("class", "box"): name.replace("class", "box") for path, name in PREDICT.items()}
+    last |= PREDICT
+    values = {name: variables[name] for name in last.values()}
+    fewer = {name: value[..., : value.shape[-1] * 2 // 3] for name, value in values.items()}
+    report = init_from(fresh, PETS, str(write_h5(tmp_path / "two.h5", variables | fewer)))
+    assert set(report.made_anew) == last.keys()
 
 
 def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
@@ -192,14 +167,16 @@ def assert_refused(model, path, message):
 
 def test_another_model_is_refused_by_its_first_difference(fresh, files):
     file = open_weights(files["h5"])
-    shapes = {name: shape for name, shape in file.shapes.items() if "blocks_15" not in name}
-    with pytest.raises(UserError, match=r"do not fit efficientdet-d0: backbone/blocks_15/\S+ is not in it"):
-        read_automl(file._replace(shapes=shapes), fresh)
-    wider = build_model("efficientdet-d0", 3, config=dataclasses.replace(SMALL_D0, fpn_channels=32))
-    message = r"do not fit efficientdet-d0: resample_p6/conv2d/kernel is \(1, 1, 320, 64\) in it and"
-    assert_refused(wider, files["h5"], message)
-    message = "do not fit retinanet-nano: automl's models have no backbone.stage_1.block_0.conv_0/kernel"
-    assert_refused(build_model("retinanet-nano", 3, (64, 64)), files["h5"], message)
+    shallow = {name: shape for name, shape in file.shapes.items() if "blocks_15" not in name}
+    narrow = file.shapes | {"resample_p6/conv2d/kernel": (1, 1, 320, 32)}
+    other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="dense")], name="other")
+    for model, shapes, message in [
+        (fresh, shallow, r"efficientdet-d0: backbone/blocks_15/\S+ is not in it"),
+        (fresh, narrow, r"resample_p6/conv2d/kernel is \(1, 1, 320, 32\) in it and \(1, 1, 320, 64\)"),
+        (other, file.shapes, "other: automl's models have no other/dense/kernel"),
+    ]:
+        with pytest.raises(UserError, match=f"do not fit .*{message}"):
+            read_automl(file._replace(shapes=shapes), model)
 
 
 def test_class_and_box_outputs_must_go_together(variables, tmp_path):
@@ -295,12 +272,13 @@ def test_command_keeps_cocos_80(files, variables, tmp_path, capsys):
         command(*arguments)
 
 
-def test_command_takes_a_label_map(files, tmp_path):
+def test_command_takes_a_label_map(files, tmp_path, monkeypatch, small_d0):
+    monkeypatch.setattr(automl_weights, "build_model", lambda *_, **__: small_d0)  # has three classes
     given = [*SMALL, f"--weights={files['h5']}", f"--label_map={tmp_path}/map.json"]
-    LabelMap((1, 90), ("one", "ninety")).save(tmp_path / "map.json")
-    command(*given, f"--output={tmp_path}/two.weights.h5")
-    metadata = model_metadata.read(tmp_path / "two.weights.h5")
-    assert LabelMap.from_json(metadata["label_map"]).names == ("one", "ninety")
+    LabelMap((1, 2, 90), ("one", "two", "ninety")).save(tmp_path / "map.json")
+    command(*given, f"--output={tmp_path}/three.weights.h5")
+    metadata = model_metadata.read(tmp_path / "three.weights.h5")
+    assert LabelMap.from_json(metadata["label_map"]).names == ("one", "two", "ninety")
     LabelMap((2, 91), ("two", "more")).save(tmp_path / "map.json")
     with pytest.raises(UserError, match=r"ids go from 2 to 91, but the file has outputs for 1 to 90"):
         command(*given, f"--output={tmp_path}/x.weights.h5")

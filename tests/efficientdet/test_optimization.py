@@ -23,14 +23,11 @@ def test_published_recipe_at_five_points():
 
 
 @pytest.mark.parametrize(
-    ("config", "warmup_steps"),
-    [
-        (dataclasses.replace(CONFIG, epochs=1), 10),  # automl divides by zero: all of it is warm-up
-        (dataclasses.replace(CONFIG, epochs=1, warmup_epochs=3.0), 10),
-        (dataclasses.replace(CONFIG, epochs=1, warmup_epochs=0.0), 0),
-    ],
+    ("changes", "warmup_steps"), [({}, 10), ({"warmup_epochs": 3.0}, 10), ({"warmup_epochs": 0.0}, 0)]
 )
-def test_a_warm_up_of_all_or_nothing_is_finite(config, warmup_steps):
+def test_a_warm_up_of_all_or_nothing_is_finite(changes, warmup_steps):
+    """One epoch, where automl divides by zero: all of it is warm-up."""
+    config = dataclasses.replace(CONFIG, epochs=1, **changes)
     schedule = make_schedule(config, 64, 10)
     assert schedule.warmup_steps == warmup_steps
     values = [float(schedule(step)) for step in range(12)]

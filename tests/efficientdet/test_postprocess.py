@@ -14,13 +14,8 @@ from efficientdet.config import get_config
 from efficientdet.postprocess import candidates, decode_all, detect
 
 CLASSES = 5
-CONFIG = dataclasses.replace(
-    get_config("efficientdet-nano"),
-    image_size=(128, 192),
-    max_level=6,
-    nms_candidates=2000,
-    score_threshold=0.05,
-)
+SETTINGS = {"image_size": (128, 192), "max_level": 6, "nms_candidates": 2000, "score_threshold": 0.05}
+CONFIG = dataclasses.replace(get_config("efficientdet-nano"), **SETTINGS)
 ANCHORS = CONFIG.anchors
 
 
@@ -42,8 +37,7 @@ def per_level(flat):
 
 
 def run(logits, deltas, config):
-    detections = detect(per_level(logits), per_level(deltas), config, ANCHORS)
-    return type(detections)(*(np.asarray(x) for x in detections))
+    return detect(per_level(logits), per_level(deltas), config, ANCHORS)
 
 
 def sigmoid(logits):
@@ -76,18 +70,12 @@ def test_candidates_are_those_of_a_top_k_over_everything_ties_included(count):
 
 @pytest.mark.parametrize("method", ["hard", "gaussian"])
 def test_detections_are_what_suppression_leaves_of_the_candidates(method):
-    settings = {"nms_iou": 0.4, "nms_sigma": 0.3, "score_threshold": 0.35, "max_detections": 150}
-    config = dataclasses.replace(CONFIG, nms_method=method, nms_candidates=700, **settings)
+    limits = {"score_threshold": 0.35, "max_detections": 150}
+    rule = {"nms_method": method, "nms_iou": 0.4, "nms_sigma": 0.3}
+    config = dataclasses.replace(CONFIG, nms_candidates=700, **rule, **limits)
     outputs = [per_level(flat) for flat in random_outputs()]
-    expected = nms.suppress(
-        *candidates(*outputs, config, ANCHORS),
-        num_classes=CLASSES,
-        method=method,
-        max_detections=150,
-        score_threshold=0.35,
-        iou_threshold=0.4,
-        sigma=0.3,
-    )
+    options = {"num_classes": CLASSES, "method": method, "iou_threshold": 0.4, "sigma": 0.3}
+    expected = nms.suppress(*candidates(*outputs, config, ANCHORS), **options, **limits)
     found = detect(*outputs, config, ANCHORS)
     assert found.boxes.shape == (2, 150, 4)
     for one, other in zip(found, expected, strict=True):

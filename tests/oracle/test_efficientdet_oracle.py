@@ -14,30 +14,20 @@ from tests.oracle.watched import Batch, Draws, run_epoch
 
 INPUT = (128, 192)  # height, width: not square, so that a swapped axis shows
 BATCH = 25
-PLAIN = dataclasses.replace(
-    get_config("efficientdet-nano"),
-    image_size=INPUT,
-    augmentation="none",
-    flip_prob=0.0,
-    resize_min=20,
-    resize_max=150,
-)
+OFF = {"augmentation": "none", "flip_prob": 0.0}
+PLAIN = dataclasses.replace(get_config("efficientdet-nano"), image_size=INPUT, **OFF)
 ANCHORS = PLAIN.anchors
 MEAN = np.array([0.485, 0.456, 0.406]) * 255  # of ImageNet, RGB
 STDDEV = np.array([0.229, 0.224, 0.225]) * 255
 
 COLOR = {"brightness": 0.3, "contrast": 0.3, "saturation": 0.5, "hue": 20.0}
 WIDE_JITTER = {"augmentation": "scale_jitter", "jitter_min": 0.1, "jitter_max": 2.0}
+RESIZE_RANGE = {"augmentation": "resize_range", "resize_min": 20, "resize_max": 150}
 TRAININGS = {
     "scale jitter": WIDE_JITTER,
-    "equal scale jitter, GridMask": {
-        "augmentation": "scale_jitter",
-        "jitter_min": 1.2,
-        "jitter_max": 1.2,
-        "grid_mask_prob": 0.7,
-    },
+    "equal jitter, GridMask": WIDE_JITTER | {"jitter_min": 1.2, "jitter_max": 1.2, "grid_mask_prob": 0.7},
     "crop by IoU, flip": {"augmentation": "min_iou_crop", "flip_prob": 0.5},
-    "resize range, not antialiased": {"augmentation": "resize_range", "antialias": False},
+    "resize range, not antialiased": RESIZE_RANGE | {"antialias": False},
     "all": WIDE_JITTER | COLOR | {"flip_prob": 0.5, "grid_mask_prob": 0.7, "min_box_size": 3.0},
 }
 

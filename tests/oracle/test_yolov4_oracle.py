@@ -12,27 +12,14 @@ from tests.oracle import numpy_boxes, numpy_images
 from tests.oracle.fuzzed import Annotated
 from tests.oracle.numpy_images import nearest
 from tests.oracle.watched import Batch, Draws, run_epoch
+from tests.yolov4.rectangles import ALL, INPUT, PLAIN
 from tests.yolov4.test_crops import darknet_axis
 from tests.yolov4.test_mosaic import darknet_mosaic
-from yolov4.config import YOLOv4Config, get_config
+from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Pipeline
 
-INPUT = (128, 192)  # height, width: not square, so that a swapped axis shows
 BATCH = 25
 FILL = 127  # Darknet's 0.5
-PLAIN = dataclasses.replace(
-    get_config("yolov4"),
-    image_size=INPUT,
-    multi_scale=1.0,
-    jitter=0.0,
-    flip_prob=0.0,
-    hue=0.0,
-    saturation=1.0,
-    exposure=1.0,
-    mosaic_prob=0.0,
-)
-
-COLOR = {"hue": 36.0, "saturation": 1.5, "exposure": 1.5}
 TRAININGS = {
     "not antialiased": {"antialias": False, "jitter": 0.3},
     "letterbox, jitter and flip": {"letterbox": True, "jitter": 0.4, "flip_prob": 0.5},
@@ -40,8 +27,8 @@ TRAININGS = {
     "fresh mosaic": {"mosaic_prob": 0.7, "mosaic_tiles": "fresh", "letterbox": True},
     "MixUp": {"mixup_prob": 0.7},
     "CutMix": {"cutmix_prob": 0.7},
-    "all": COLOR
-    | {"letterbox": True, "jitter": 0.3, "flip_prob": 0.5, "multi_scale": 1.4, "min_box_size": 3.0}
+    "all": ALL
+    | {"letterbox": True, "multi_scale": 1.4, "min_box_size": 3.0}
     | {"mosaic_prob": 0.4, "mixup_prob": 0.4, "cutmix_prob": 0.6},
 }
 TRAININGS["all, fresh mosaic"] = TRAININGS["all"] | {"mosaic_tiles": "fresh", "antialias": False}
@@ -102,9 +89,7 @@ def draw_colors(config: YOLOv4Config, draws: Draws, count: int) -> np.ndarray | 
     return np.stack(drawn, 2)
 
 
-def draw_views(
-    config: YOLOv4Config, readers: list[list[Annotated]], image_size: tuple[int, int], draws: Draws
-) -> Callable[[int, int], Canvas]:
+def draw_views(config, readers, image_size, draws: Draws) -> Callable[[int, int], Canvas]:
     """View, colour, padding and flip of the images of each reader: reader, row -> canvas."""
     count, shape = len(readers), (len(readers[0]), len(readers))  # (B, readers)
     if config.jitter:
@@ -149,13 +134,7 @@ def mosaic(canvases: list[Canvas], numbers, cut_shares, image_size: tuple[int, i
     return Canvas(*darknet_mosaic(canvases, numbers, *cut), (), source)
 
 
-def mix(
-    config: YOLOv4Config,
-    canvases: list[Canvas],
-    image_size: tuple[int, int],
-    draws: Draws,
-    taken: np.ndarray,
-) -> list[Canvas]:
+def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[Canvas]:
     """Mosaic, or else MixUp, or else CutMix of each canvas with others, by the drawn permutations.
 
     A canvas that is `taken` stays.
