@@ -16,6 +16,7 @@ from common import tfrecord
 from common.datacheck.coco import load_coco
 from common.errors import UserError
 from common.labels import LabelMap
+from tests.common.record_writing import record
 from tools.conversion import coco_to_tfrecord
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
@@ -70,31 +71,21 @@ def test_every_image_with_its_objects(data, tmp_path):
                 boxes.append(box)
         sides = zip(("xmin", "ymin", "xmax", "ymax"), np.reshape(boxes, (-1, 4)).T, strict=True)
         content = (data / "images" / image["file_name"]).read_bytes()
-        expected = {
-            "bytes_list": {
-                "source_id": [str(image["id"]).encode()],
-                "encoded": [content],
-                "format": [b"png" if content[1:4] == b"PNG" else b"jpeg"],
-                "filename": [image["file_name"].encode()],
-                "object/class/text": [names[o["category_id"]] for o in objects],
-            },
-            "int64_list": {
-                "height": [image["height"]],
-                "width": [image["width"]],
-                "object/class/label": [o["category_id"] for o in objects],
-                "object/is_crowd": [o["iscrowd"] for o in objects],
-            },
-            "float_list": {
-                "object/area": [o["area"] for o in objects],
-                **{f"object/bbox/{side}": values for side, values in sides},
-            },
-        }
-        features = {
-            f"image/{key}": {kind: {"value": values}}
-            for kind, lists in expected.items()
-            for key, values in lists.items()
-        }
-        assert written[image["id"]] == tf.train.Example(features={"feature": features})
+        labels, crowds = ([o[key] for o in objects] for key in ("category_id", "iscrowd"))
+        expected = record(
+            source_id=str(image["id"]).encode(),
+            encoded=content,
+            format=b"png" if content[1:4] == b"PNG" else b"jpeg",
+            filename=image["file_name"].encode(),
+            height=image["height"],
+            width=image["width"],
+            object__class__text=tf.train.Feature(bytes_list={"value": [names[label] for label in labels]}),
+            object__class__label=tf.train.Feature(int64_list={"value": labels}),
+            object__is_crowd=tf.train.Feature(int64_list={"value": crowds}),
+            object__area=[float(o["area"]) for o in objects],
+            **{f"object__bbox__{side}": values.tolist() for side, values in sides},
+        )
+        assert written[image["id"]] == tf.train.Example.FromString(expected)
 
 
 def test_images_are_shuffled_by_the_seed_and_workers_change_nothing(drawn, tmp_path):

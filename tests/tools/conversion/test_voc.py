@@ -156,14 +156,6 @@ def test_coordinates_from_0_are_told(made):
     assert not read_voc(made, voc_pixels="zero_based")[0].issues["voc-zero"].count
 
 
-def test_images_without_objects_stay_unless_all_are(made):
-    write(made, "a", xml_of())
-    found, _ = read_voc(made)
-    assert found.box_image.tolist() == [1] and found.num_images == 2
-    write(made, "b", xml_of("b.png"))
-    assert "no usable box: 2 images, none with an object" in refusal(made)
-
-
 def test_lists_of_names(made):
     for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "png")):
         shutil.copy(made / folder / f"a.{suffix}", made / folder / f"a 1.{suffix}")
