@@ -91,11 +91,10 @@ def test_what_training_drops_is_said():
         [(192, 256)], [(0, 0, *HERE), (0, 0, *FAR), (0, 0, 5, 5, 30, 30), (0, 0, 9, 9, 0.5, 90)]
     )
     report = anchor_report.examine(truth, config)
-    assert report.reasons == ("1 beyond max_instances", "1 smaller than min_box_size in the network")
     lines = report.lines()
     assert lines[0] == "of 4 boxes in 1 images 0 lose their cell and anchor to another box"
     assert lines[1].startswith("AP ceiling, of perfect outputs: AP 0.5")
-    assert "1 beyond max_instances; 1 smaller" in lines[2]
+    assert lines[2].endswith(": 1 beyond max_instances; 1 smaller than min_box_size in the network")
 
 
 def test_a_sample_of_the_images():

@@ -102,14 +102,6 @@ def test_networks_have_the_published_sizes(published_yolov4):
         assert [output.shape for output in model.outputs] == [(None, s, s, 3, 85) for s in sides]
 
 
-def test_nano_is_tiny_with_half_the_channels():
-    tiny, nano = describe(TINY, 4), describe(NANO, 4)
-    for wide, narrow in zip(tiny, nano, strict=True):
-        if wide.kind == "convolutional":
-            expected = wide.channels // 2 if "batch_normalize" in wide.options else 3 * (5 + 4)
-            assert narrow.channels == expected
-
-
 def test_widths_give_multiples_of_eight():
     """The nearest, and 8 at least: 0.3 of 32, 64, 512 is 9.6, 19.2, 153.6."""
     layers = describe(dataclasses.replace(TINY, width=0.3), 4)
@@ -119,23 +111,20 @@ def test_widths_give_multiples_of_eight():
     assert {layer.channels for layer in thin if "batch_normalize" in layer.options} == {8}
 
 
-def test_any_size_is_the_same_network():
+def test_any_size_and_a_model_rebuilt_from_its_description_are_the_same_network():
     """One model for all sizes, and each gives what a model of that size gives."""
     images = np.random.default_rng(0).random((2, 64, 128, 3), np.float32)
-    fixed = build_model("yolov4-tiny", 3, (64, 128))
-    free = build_model("yolov4-tiny", 3, any_size=True)
-    free.set_weights(fixed.get_weights())
-    assert free.input_shape == (None, None, None, 3)
-    assert [output.shape for output in free.outputs] == 2 * [(None, None, None, 3, 8)]
-    for expected, actual in zip(fixed(images), free(images), strict=True):
-        np.testing.assert_allclose(actual, expected, atol=1e-5)
-    assert free(images[:, :32, :96])[0].shape == (2, 2, 6, 3, 8)
-
-
-def test_image_size_defaults_to_the_config():
-    assert build_model("yolov4-nano", 3).input_shape == (None, 256, 256, 3)
-    config = dataclasses.replace(NANO, image_size=(128, 64))
-    assert build_model("yolov4-nano", 3, config=config).input_shape == (None, 128, 64, 3)
+    thin = dataclasses.replace(TINY, width=0.25)
+    fixed = build_model("yolov4-tiny", 3, (64, 128), config=thin)
+    free = build_model("yolov4-tiny", 3, config=thin, any_size=True)
+    rebuilt = keras.Model.from_config(free.get_config())
+    assert rebuilt.input_shape == (None, None, None, 3)
+    assert [output.shape for output in rebuilt.outputs] == 2 * [(None, None, None, 3, 8)]
+    for model in (free, rebuilt):
+        model.set_weights(fixed.get_weights())
+        for expected, actual in zip(fixed(images), model(images), strict=True):
+            np.testing.assert_allclose(actual, expected, atol=1e-5)
+        assert model(images[:, :32, :96])[0].shape == (2, 2, 6, 3, 8)
 
 
 def test_names_say_the_part_and_darknets_number(published_yolov4):
@@ -144,8 +133,6 @@ def test_names_say_the_part_and_darknets_number(published_yolov4):
         part, number, kind = layer.name.split(".")
         assert kind == "conv"
         named[int(number.removeprefix("layer_"))] = part
-    # the 52 of Darknet-53 without its classifier, and 4 more around each of 5 stages
-    assert sum(part == "backbone" for part in named.values()) == 72
     assert {n for n, part in named.items() if part == "backbone"} == {n for n in named if n <= 104}
     assert sorted(n for n, part in named.items() if part == "head") == [137, 138, 148, 149, 159, 160]
     assert all(
@@ -206,13 +193,3 @@ def test_a_compiled_convolution_with_mish_gives_the_same(published_yolov4):
     images = np.random.default_rng(0).random((1, 608, 608, 3), np.float32)
     compiled = tf.function(lambda images: model(images, training=False))
     np.testing.assert_allclose(compiled(images), model(images), rtol=1e-4, atol=1e-4)
-
-
-def test_a_model_rebuilt_from_its_description_gives_the_same():
-    config = dataclasses.replace(NANO, width=0.125)
-    model = build_model("yolov4-nano", 2, (32, 64), config=config)
-    clone = keras.Model.from_config(model.get_config())
-    clone.set_weights(model.get_weights())
-    images = np.random.default_rng(0).random((1, 32, 64, 3), np.float32)
-    for one, other in zip(model(images), clone(images), strict=True):
-        np.testing.assert_array_equal(one, other)
