@@ -121,6 +121,7 @@ def test_the_ground_truth_has_everything(small):
 
 def test_the_fingerprint_is_of_the_content(small):
     others = {"issues": Issues(""), "label_map": LabelMap((10, 20), ("two", "nine"))}
+    others |= {"file_names": ["a.jpgsub/b\0 .jpg", "", ""]}  # the same letters
     for field in dataclasses.fields(small):
         value = others[field.name] if field.name in others else getattr(small, field.name)[::-1]
         is_other = dataclasses.replace(small, **{field.name: value}).fingerprint() != small.fingerprint()

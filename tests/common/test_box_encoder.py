@@ -63,8 +63,7 @@ def random_labels(rng, images):
 
 def largest(boxes, count):
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    order = sorted(range(len(boxes)), key=lambda i: (-areas[i], i))
-    return sorted(order[:count])
+    return np.sort(np.argsort(-areas, kind="stable")[:count])
 
 
 def overlaps(boxes, anchors):

@@ -152,8 +152,7 @@ def run_step(layer, images, training, jit_compile=False):
     return outputs, gradients, [np.array(variable) for variable in layer.non_trainable_variables]
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("training", "jit_compile"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", UNIT)
 def test_equals_keras(dtype, training, jit_compile):
     reference, ours = make_pair(dtype)

@@ -181,9 +181,8 @@ def test_many_files_are_walked_in_their_order(tmp_path):
     os.truncate(paths[5], 3)
     issues = Issues("")
     walked = walk_files(paths, issues)
-    assert [(file.path, len(file.spans)) for file in walked] == [
-        (p, i * (i != 5)) for i, p in enumerate(paths)
-    ]
+    assert [file.path for file in walked] == paths
+    assert [len(file.spans) for file in walked] == [*range(5), 0, *range(6, 30)]
     assert {issue.kind: issue.offenders for issue in issues} == {
         "record-file-empty": [f"{paths[0]} (0 bytes)"],
         "record-truncated": [f"{paths[5]} record 0 at byte 0 has 3 of the 12 bytes of its header"],
