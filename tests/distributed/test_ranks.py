@@ -1,79 +1,57 @@
-"""tf.distribute trains as Horovod does, and both as one process on all the images (strategy_steps.py)."""
+"""Horovod and tf.distribute train as one process does on all the images, and pass messages."""
 
 import functools
 import importlib.util
-import json
-import os
-import pathlib
+import re
 import signal
-import socket
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from tests.distributed import exchange, launching
+from common.distributed import ranks as distributed
+from common.errors import UserError
+from tests.distributed import exchange, launching, steps_on_ranks
 
-SCRIPT = pathlib.Path(__file__).with_name("strategy_steps.py")
 TIMEOUT = 200  # seconds, for one strategy on a busy machine
-FROZEN = ("sgd", "clipped", "adam", "accumulated", "scaled")  # batch normalisation is: one batch or two alike
+FROZEN = ("adam", "accumulated", "scaled")  # batch normalisation is: one batch or two alike
 TOGETHER = ("mirrored", "multi_worker")
 needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="make horovod")
+HOROVOD = pytest.param("horovod", marks=needs_horovod)
 
 
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def run_processes(strategy, output):
-    """One process of mirrored or none; two of multi_worker."""
-    command = [sys.executable, SCRIPT, f"--strategy={strategy}", f"--output={output}"]
-    settings = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(launching.ROOT)}
-    environment = os.environ | settings
-    environments = [environment]
-    if strategy == "multi_worker":
-        cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
-        tasks = [{"cluster": cluster, "task": {"type": "worker", "index": index}} for index in range(2)]
-        environments = [environment | {"TF_CONFIG": json.dumps(task)} for task in tasks]
-    logs = [(output / f"{index}.log").open("w+") for index in range(len(environments))]
-    processes = [
-        subprocess.Popen(command, env=env, stdout=log, stderr=log)
-        for env, log in zip(environments, logs, strict=True)
-    ]
-    try:
-        for process, log in zip(processes, logs, strict=True):
-            process.wait(TIMEOUT)
-            log.seek(0)
-            assert process.returncode == 0, log.read()[-3000:]
-    finally:
-        for process, log in zip(processes, logs, strict=True):
-            process.kill()
-            process.wait()
-            log.close()
+def launch(strategy, output):
+    command = [steps_on_ranks.__file__, strategy, output]
+    if strategy == "horovod":
+        results = [launching.launch(2, command, timeout=TIMEOUT)]
+        # A watchdog has nothing to say of ranks that finish.
+        for rank in (0, 1):
+            said = results[0].stderr_of(rank)
+            assert not re.search(r"\brank\b|^(error|warning)", said, re.MULTILINE), said
+    elif strategy == "mirrored":
+        with launching.start_alone(command) as job:
+            results = [job.finish(TIMEOUT)]
+    else:
+        with launching.start_workers(command) as jobs:
+            results = [job.finish(TIMEOUT) for job in jobs]
+    for result in results:
+        assert result.returncode == 0, result.stderr[-3000:]
+    return [exchange.read(file) for file in sorted(output.glob("*.msgpack"))]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """results(strategy): what each rank wrote; every strategy runs once."""
+    """results(strategy): what each rank saw; every strategy runs once."""
 
     @functools.cache
     def attempt(strategy):
         output = tmp_path_factory.mktemp(strategy)
+        if strategy == "none":
+            return [steps_on_ranks.run(strategy, output)]
         try:
-            if strategy == "horovod":
-                arguments = [SCRIPT, "--strategy=horovod", f"--output={output}"]
-                result = launching.launch(2, arguments, timeout=TIMEOUT)
-                assert result.returncode == 0, result.stderr[-3000:]
-            else:
-                run_processes(strategy, output)
-        except (AssertionError, subprocess.TimeoutExpired) as error:
+            return launch(strategy, output)
+        except AssertionError as error:
             return str(error)  # once is enough
-        return [exchange.read(file) for file in sorted(output.glob("*.msgpack"))]
 
     def of(strategy):
         outcome = attempt(strategy)
@@ -88,7 +66,7 @@ def replicas(ranks, case, what):
     return [np.concatenate(parts) for parts in zip(*(rank[case][what] for rank in ranks), strict=True)]
 
 
-@pytest.mark.parametrize("strategy", [*TOGETHER, pytest.param("horovod", marks=needs_horovod)])
+@pytest.mark.parametrize("strategy", [*TOGETHER, HOROVOD])
 @pytest.mark.parametrize("case", FROZEN)
 def test_ten_steps_on_two_replicas_give_the_weights_of_one_process_on_both_batches(results, case, strategy):
     alone, together = results("none"), results(strategy)
@@ -109,8 +87,7 @@ def test_the_cases_do_what_they_are_named_for(results):
     for case in FROZEN:
         others = [weights[other] for other in FROZEN if other != case]
         assert min(np.abs(weights[case] - other).max() for other in others) > 1e-2, case
-    assert alone["accumulated"]["updates"] == alone["scaled"]["updates"] == 5
-    assert alone["sgd"]["updates"] == alone["clipped"]["updates"] == 10
+    assert [alone[case]["updates"] for case in FROZEN] == [10, 5, 5]
 
 
 @pytest.mark.parametrize("strategy", TOGETHER)
@@ -125,7 +102,7 @@ def test_an_overflow_halves_the_loss_scale_on_all_replicas_and_moves_nothing(res
             assert all(np.array_equal(copy, theirs[0]) for copy in mine)
 
 
-@pytest.mark.parametrize("strategy", TOGETHER)
+@pytest.mark.parametrize("strategy", [*TOGETHER, HOROVOD])
 def test_a_step_that_is_not_finite_on_one_replica_changes_nothing_on_any(results, strategy):
     ranks = results(strategy)
     for rank in ranks:
@@ -142,7 +119,7 @@ def test_a_step_that_is_not_finite_on_one_replica_changes_nothing_on_any(results
         assert np.isfinite(values).all()
 
 
-@pytest.mark.parametrize("strategy", [*TOGETHER, pytest.param("horovod", marks=needs_horovod)])
+@pytest.mark.parametrize("strategy", [*TOGETHER, HOROVOD])
 def test_each_replica_has_its_own_moving_statistics_and_their_mean_is_had_without_changing_them(
     results, strategy
 ):
@@ -170,19 +147,17 @@ def test_with_batch_statistics_tf_distribute_and_horovod_agree_replica_by_replic
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("strategy", "size"), [("none", 1), ("mirrored", 1), ("multi_worker", 2)])
-def test_messages(results, strategy, size):
-    ranks = results(strategy)
-    assert len(ranks) == size
-    for rank in (rank["messages"] for rank in ranks):
-        sent = [{"rank": i, "bytes": bytes([i]) * (5 + 1_000_003 * i)} for i in range(size)]
-        assert rank["gathered"] == sent
-        assert rank["broadcast_object"] == 0
-        assert rank["no_variables"] == []
-        for values, value in zip(rank["after_broadcast"], (11, 17), strict=True):
-            assert (values == value).all()
-    before = replicas(ranks, "messages", "before_broadcast")[0]
-    assert strategy == "none" or not np.array_equal(before[0], before[1])
+@needs_horovod
+def test_compressed_gradients_come_back_as_float32_with_the_precision_of_float16(results):
+    for seen in (rank["compression"] for rank in results("horovod")):
+        np.testing.assert_allclose(seen["full"][0], np.full((2, 3), 5 / 6), rtol=1e-6)
+        np.testing.assert_allclose(seen["full"][1], [0.5, -1, 1e-3], rtol=1e-6)
+        for half, full in zip(seen["squeezed"], seen["full"], strict=True):
+            assert half.dtype == np.float32
+            np.testing.assert_allclose(half, full, rtol=2**-10)
+        first = seen["squeezed"][0]
+        assert (first != seen["full"][0]).all()  # it did travel as float16
+        assert (first.astype(np.float16) == first).all()
 
 
 @pytest.mark.parametrize(
@@ -191,13 +166,39 @@ def test_messages(results, strategy, size):
         ("none", [[0, 0, 1, 1, 0]]),
         ("mirrored", [[0, 0, 1, 2, 0, 1]]),
         ("multi_worker", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]]),
+        pytest.param("horovod", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]], marks=needs_horovod),
     ],
 )
-def test_who_is_who(results, strategy, who):
-    assert [rank["messages"]["who"] for rank in results(strategy)] == who
+def test_each_rank_knows_its_place_and_gets_the_messages_of_all(results, strategy, who):
+    ranks = results(strategy)
+    assert [list(rank["messages"]["who"]) for rank in ranks] == who
+    size = len(who)
+    problem = {
+        0: ("OtherRankError", "rank 1: --batch_size=0 is none"),
+        1: ("UserError", "--batch_size=0 is none"),
+    }
+    for number, rank in enumerate(rank["messages"] for rank in ranks):
+        assert rank["strategy"] == strategy
+        sent = [{"rank": i, "bytes": bytes([i]) * (5 + 1_000_003 * i)} for i in range(size)]
+        assert rank["gathered"] == sent
+        assert rank["gathered_texts"] == [None, {"blue": "\N{WHALE}", "b": [1.5]}][:size]
+        assert rank["broadcast_object"] == 0
+        assert rank["no_variables"] == []
+        assert rank["first_on_host"] == [f"trace{i}" for i in range(number)]
+        assert rank["problem"] == (list(problem[number]) if size == 2 else None)
+        for values, value in zip(rank["after_broadcast"], (11, 17), strict=True):
+            assert (values == value).all()
+    before = replicas(ranks, "messages", "before_broadcast")[0]
+    assert strategy == "none" or not np.array_equal(before[0], before[1])
 
 
 def test_sigterm_still_ends_a_worker(results):
     """TensorFlow's notifier of preemptions would swallow it."""
     for rank in results("multi_worker"):
         assert not rank["messages"]["caught_signals"] & 1 << (signal.SIGTERM - 1)
+
+
+def test_without_horovod_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    with pytest.raises(UserError, match=r"^--strategy=horovod needs Horovod, .*run `make horovod`$"):
+        distributed.start("horovod")
