@@ -1,6 +1,7 @@
 """What commit 6eb6d8f wrote still resumes, loads and evaluates, and what it computed is still computed.
 
-tests/fixtures/6eb6d8f, made by tests/fixtures/make_fixture.py at that commit:
+tests/fixtures/6eb6d8f, made with that commit by tests/fixtures/make_fixture.py of commit 055267a, which no
+later code can run:
 
     data/                       16 drawn images with instances.json, and the same as TFRecords with index
     <app>.tar.xz                runs/<app>: a run of three epochs that SIGTERM stopped within the second one
@@ -19,19 +20,18 @@ each test prints whether the bits were equal. Three things do not depend on the 
 equal: the order of images, the schedule, and how many boxes each epoch dropped, which the crops decide.
 """
 
-import concurrent.futures
 import hashlib
+import importlib
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
 import pytest
+from absl import flags
 
+from common import args
 from tests.fixtures import calculations
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -74,36 +74,30 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def said(copy: pathlib.Path) -> dict[str, subprocess.CompletedProcess]:
-    """All entry points' processes by name, two at a time: most of each is imports and compilation."""
-    commands = {
-        f"{app} run": [f"{app}/train.py", f"--flagfile=runs/{app}/flags.txt"]
-        for app in ("efficientdet", "yolov4")
-    }
-    for name, (app, weights, data) in EVALUATIONS.items():
-        flags = [f"--weights={weights}", *data, f"--output_dir={name.replace(' ', '-')}", "--num_threads=1"]
-        commands[name] = [f"{app}/eval.py", *flags]
+@pytest.fixture
+def run(copy, monkeypatch):
+    """run("efficientdet/train.py", flags) does what the command does, within the copy."""
+    monkeypatch.chdir(copy)
 
-    def run(command: list[str]) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, ROOT / command[0], *command[1:]],
-            cwd=copy,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+    def of(program, *words):
+        module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
+        fv = flags.FlagValues()
+        module.define_flags(fv)
+        fv([program, *words])
+        given = args.values(fv, module.define_flags)
+        if program.endswith("train.py"):
+            module.start(module.Args(**given))
+        else:
+            module.evaluate_weights(**given)
 
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        return dict(zip(commands, pool.map(run, commands.values()), strict=True))
+    return of
 
 
 @pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
-def test_a_run_that_was_stopped_in_an_epoch_goes_on(app, copy, said):
-    done, run, expected = said[f"{app} run"], copy / "runs" / app, EXPECTED[app]["run"]
-    assert done.returncode == 0, done.stdout + done.stderr
-    header, *rows = (line.split(",") for line in (run / "results.csv").read_text().splitlines())
+def test_a_run_that_was_stopped_in_an_epoch_goes_on(app, copy, run):
+    run(f"{app}/train.py", f"--flagfile=runs/{app}/flags.txt")
+    directory, expected = copy / "runs" / app, EXPECTED[app]["run"]
+    header, *rows = (line.split(",") for line in (directory / "results.csv").read_text().splitlines())
     wanted_header, *wanted_rows = expected["results.csv"]
     wanted_header = [RENAMED.get(name, name) for name in wanted_header]
     assert set(wanted_header) <= set(header)
@@ -118,7 +112,7 @@ def test_a_run_that_was_stopped_in_an_epoch_goes_on(app, copy, said):
             elif name not in EXPECTED[app]["weights"]["metrics"]:
                 assert float(found[name]) == pytest.approx(float(value), rel=RUN_RTOL), (name, row)
 
-    weights = calculations.weights_of(run / "last.weights.h5")
+    weights = calculations.weights_of(directory / "last.weights.h5")
     wanted = calculations.weights_of(copy / "runs" / f"{app}-whole" / "last.weights.h5")
     assert weights.keys() == wanted.keys()
     largest = 0.0
@@ -131,10 +125,11 @@ def test_a_run_that_was_stopped_in_an_epoch_goes_on(app, copy, said):
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_weights_and_exported_files_give_the_same_detections(name, copy, said):
-    done, output = said[name], copy / name.replace(" ", "-")
-    assert done.returncode == 0, done.stdout + done.stderr
-    app, kind = name.split()
+def test_weights_and_exported_files_give_the_same_detections(name, copy, run):
+    app, weights, data = EVALUATIONS[name]
+    output = copy / name.replace(" ", "-")
+    run(f"{app}/eval.py", f"--weights={weights}", *data, f"--output_dir={output}", "--num_threads=1")
+    kind = name.split()[1]
     expected = EXPECTED[app][kind]
     found = json.loads((output / "detections.json").read_text())
     assert len(found) == len(expected["detections"]) > 50
