@@ -1,6 +1,8 @@
-"""TF_CONFIG, right and wrong."""
+"""TF_CONFIG, right and wrong; a worker waits for the first one of its cluster."""
 
 import json
+import socket
+import threading
 
 import pytest
 
@@ -62,3 +64,15 @@ def test_a_wrong_one_is_told_in_one_line(text):
         tf_distribute.read_tf_config(text)
     assert str(error.value).startswith(f"TF_CONFIG={text} is not right: ")
     assert "\n" not in str(error.value)
+
+
+def test_a_worker_waits_until_worker_0_listens(monkeypatch):
+    with socket.socket() as leader:
+        leader.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{leader.getsockname()[1]}"
+        monkeypatch.setattr(tf_distribute, "START_SECONDS", 0.3)
+        with pytest.raises(UserError, match=f"^TF_CONFIG: worker 0 does not answer at {address} "):
+            tf_distribute._wait_for_leader(address)
+        monkeypatch.setattr(tf_distribute, "START_SECONDS", 60.0)
+        threading.Timer(0.3, leader.listen).start()
+        tf_distribute._wait_for_leader(address)

@@ -23,7 +23,7 @@ EPOCHS, STEPS = 2, 4
 PLAIN = {
     "efficientdet": "augmentation=none,flip_prob=0,warmup_epochs=0,learning_rate=0.6",
     "yolov4": "jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0,burn_in_steps=0,"
-    "learning_rate=0.1",
+    "learning_rate=0.2",
 }
 # Two CPU devices where others have two GPUs: nothing but this is different from the command line.
 TWO_DEVICES = """
@@ -131,6 +131,8 @@ def test_only_an_elastic_run_goes_on_with_another_number_of_ranks(app, by_two, f
     # An epoch of the single rank has two steps.
     assert f"resumed after epoch {EPOCHS} (step {2 * EPOCHS})" in said
     assert "with another num_ranks, num_replicas, steps_per_epoch" in said
+    nothing_left = dataclasses.replace(a, epochs=EPOCHS)
+    assert module.train(nothing_left, Hooks(expected_epochs=EPOCHS)) is None
 
 
 def test_elastic_training_needs_horovod(app, flags, tmp_path):
