@@ -8,6 +8,7 @@ import pathlib
 import types
 from collections.abc import Callable
 
+import keras
 import numpy as np
 import pytest
 from absl import flags
@@ -36,10 +37,9 @@ class App:
     package: types.ModuleType
     model_name: str
     tiny: str  # hparams of a network that takes seconds to trace instead of tens of seconds
-    still: str  # hparams that keep the weights where they are, with --learning_rate=0
     by_heart: str  # hparams for learning a few images quickly
     steps_by_heart: int
-    ways: tuple[tuple[str, ...], ...]  # flags of very different trainings
+    ways: tuple[str, str]  # flags of two very different trainings
     typo: str  # of the model's name
     own_hparam: tuple[str, str]  # a field that decides what is trained, with another value
     other_nms: str
@@ -83,21 +83,12 @@ APPS = {
         package=efficientdet,
         model_name="efficientdet-nano",
         tiny="fpn_cells=1,head_repeats=1,max_level=5",
-        still="warmup_learning_rate=0",
         by_heart="augmentation=none,flip_prob=0,warmup_epochs=0.1",
         steps_by_heart=90,
         ways=(
-            (
-                "--precision=mixed_float16",
-                "--accumulate_steps=2",
-                "--hparams={tiny},augmentation=min_iou_crop,hue=20",
-            ),
-            (
-                "--precision=mixed_bfloat16",
-                "--clip_norm=0",
-                "--ema_decay=0",
-                "--hparams={tiny},optimizer=sgd,augmentation=resize_range,grid_mask_prob=1",
-            ),
+            "--precision=mixed_float16 --ema_decay=0 --hparams={tiny},augmentation=min_iou_crop,hue=20",
+            "--precision=mixed_bfloat16 --clip_norm=0 --accumulate_steps=2 "
+            "--hparams={tiny},optimizer=sgd,augmentation=resize_range,grid_mask_prob=1",
         ),
         typo="efficientdet-nona",
         own_hparam=("anchor_scale", "6"),
@@ -109,28 +100,29 @@ APPS = {
         model_name="yolov4-nano",
         # Adam would make a difference in the last digit of a gradient near 0 a whole step
         tiny="width=0.25,optimizer=sgd",
-        still="burn_in_steps=0",
         by_heart="jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0,learning_rate=0.006",
         steps_by_heart=160,
         ways=(
-            (
-                "--precision=mixed_float16",
-                "--accumulate_steps=2",
-                "--letterbox",
-                "--hparams=width=0.25,mosaic_prob=1,nms_method=diou",
-            ),
-            (
-                "--precision=mixed_bfloat16",
-                "--clip_norm=0",
-                "--ema_decay=0",
-                "--hparams={tiny},multi_scale=1.5,mixup_prob=0.5,cutmix_prob=0.5,max_delta=5",
-            ),
+            "--precision=mixed_float16 --ema_decay=0 --letterbox "
+            "--hparams=width=0.25,mosaic_prob=1,nms_method=diou",
+            "--precision=mixed_bfloat16 --clip_norm=0 --accumulate_steps=2 "
+            "--hparams={tiny},multi_scale=1.5,mixup_prob=0.5,cutmix_prob=0.5,max_delta=5",
         ),
         typo="yolov4-nona",
         own_hparam=("width", "1"),
         other_nms="diou",
     ),
 }
+
+
+# What the apps leave to common/ is tested with the one whose network is traced sooner.
+either_app = pytest.mark.parametrize("app", ["yolov4"], indirect=True, scope="session")
+
+
+def coco_flags(data: pathlib.Path, *splits: str) -> list[str]:
+    """The flags that name a COCO directory (images/ and instances.json) for train, eval or both."""
+    files = {"images": "images", "annotations": "instances.json"}
+    return [f"--{split}_{kind}={data}/{file}" for split in splits for kind, file in files.items()]
 
 
 @pytest.fixture(scope="session", params=APPS)
@@ -147,14 +139,17 @@ def command(app):
         fv = flags.FlagValues()
         module.define_flags(fv)
         fv([entry, *arguments])
-        return function(**shared_flags.values(fv, module.define_flags))
+        try:
+            return function(**shared_flags.values(fv, module.define_flags))
+        finally:
+            keras.mixed_precision.set_global_policy("float32")  # --precision must not reach the next test
 
     return run
 
 
 @pytest.fixture(scope="session")
 def tiny_train(app, command):
-    """Trains the tiny network on a COCO directory (images/ and instances.json)."""
+    """Trains the tiny network on a COCO directory, or on the TFRecords whose names begin with `data`."""
 
     def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str):
         defaults = {
@@ -167,9 +162,10 @@ def tiny_train(app, command):
         }
         named = {flag.removeprefix("--").partition("=")[0] for flag in more}
         given = [f"--{name}={value}" for name, value in defaults.items() if name not in named]
-        if not any("synthetic" in flag for flag in more):
-            given += [f"--train_images={data}/images", f"--train_annotations={data}/instances.json"]
-            given += [f"--eval_images={data}/images", f"--eval_annotations={data}/instances.json"]
+        if data.is_dir():
+            given += coco_flags(data, "train", "eval")
+        elif "--pipeline_type=synthetic" not in more:
+            given += [f"--{split}_file_pattern={data}*.tfrecord" for split in ("train", "eval")]
         return command("train", *given, f"--output_dir={output_dir}", *more)
 
     return run

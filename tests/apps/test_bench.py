@@ -17,7 +17,7 @@ from absl import flags
 from common import args as shared_flags
 from common.datacheck.datasets import open_source
 from common.errors import UserError
-from tests.apps.conftest import APPS
+from tests.apps.conftest import APPS, coco_flags, either_app
 from tools.benchmark import inference, measuring, report, stages, worker
 from tools.benchmark.measuring import BenchArgs
 
@@ -61,10 +61,26 @@ def small(app, drawn: pathlib.Path, *arguments: str) -> list[str]:
         "--prefetch=1",
         "--rounds=2",
         "--seconds=0.1",
-        f"--train_images={drawn}/images",
-        f"--train_annotations={drawn}/instances.json",
+        *coco_flags(drawn, "train"),
         *arguments,
     ]
+
+
+def open_loader(bench, drawn, hparams: str):
+    """The loader of training, with everything that an image can go through."""
+    a = parse(bench, f"--model_name={bench.APP.name}-nano", f"--hparams={hparams}")
+    return bench.APP.loaders.make_loader(
+        "dali_cpu",
+        source=source_of(drawn),
+        config=bench.APP.make_config(a),
+        batch_size=4,
+        training=True,
+        seed=3,
+    )
+
+
+def source_of(directory: pathlib.Path):
+    return open_source(str(directory / "images"), str(directory / "instances.json"))
 
 
 def test_the_command_measures_processes(drawn, tmp_path):
@@ -72,11 +88,8 @@ def test_the_command_measures_processes(drawn, tmp_path):
     app = APPS["efficientdet"]
     baseline = f"--baseline=theirs={sys.executable} -uc {shlex.quote(BASELINE)}"
     arguments = small(app, drawn, "--what=data", "--pipeline_types=dali_cpu", baseline)
-    done = subprocess.run(
-        [sys.executable, ROOT / app.name / "bench.py", *arguments, f"--json={tmp_path}/new/bench.json"],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, ROOT / app.name / "bench.py", *arguments, f"--json={tmp_path}/new/bench.json"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads((tmp_path / "new" / "bench.json").read_text())
     assert list(record["candidates"]) == ["data dali_cpu", "baseline theirs"]
@@ -136,12 +149,7 @@ def operators(pipeline) -> set[str]:
 
 def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     """Each cut holds a part of the whole graph, and the last one gives the very pixels."""
-    a = parse(bench, f"--model_name={app.model_name}", f"--hparams={WHOLE[app.name]}")
-    source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
-    loader = bench.APP.loaders.make_loader(
-        "dali_cpu", source=source, config=bench.APP.make_config(a), batch_size=4, training=True, seed=3
-    )
-    whole = loader.pipeline
+    whole = open_loader(bench, drawn, WHOLE[app.name]).pipeline
     nodes = stages.stage_nodes(whole, bench.APP.stages)
     assert list(nodes) == STAGES[app.name]
     cuts = {stage: stages.truncate_at(whole, each) for stage, each in nodes.items()}
@@ -149,8 +157,7 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     for smaller, larger in itertools.pairwise(names):
         assert smaller < larger
     images = np.stack([np.asarray(image) for image in cuts[STAGES[app.name][-1]].run()[0]])
-    product = whole.run()[0].as_array()
-    np.testing.assert_array_equal(images, product)
+    np.testing.assert_array_equal(images, whole.run()[0].as_array())
     jpegs = [bytes(np.asarray(jpeg)[:2]) for jpeg in cuts["read"].run()[0]]
     assert set(jpegs) <= {b"\xff\xd8", b"\x89P"}
     for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # not before its stage
@@ -161,16 +168,11 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
 
 def test_cuts_of_mosaics_of_fresh_images(drawn):
     bench = importlib.import_module("yolov4.bench")
-    a = parse(bench, "--model_name=yolov4-nano", f"--hparams={WHOLE['yolov4']},mosaic_tiles=fresh")
-    source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
-    loader = bench.APP.loaders.make_loader(
-        "dali_cpu", source=source, config=bench.APP.make_config(a), batch_size=4, training=True, seed=3
-    )
-    nodes = stages.stage_nodes(loader.pipeline, bench.APP.stages)
-    cuts = {stage: stages.truncate_at(loader.pipeline, each) for stage, each in nodes.items()}
+    whole = open_loader(bench, drawn, f"{WHOLE['yolov4']},mosaic_tiles=fresh").pipeline
+    nodes = stages.stage_nodes(whole, bench.APP.stages)
+    cuts = {stage: stages.truncate_at(whole, each) for stage, each in nodes.items()}
     images = np.stack([np.asarray(image) for image in cuts["mosaic"].run()[0]])
-    product = loader.pipeline.run()[0].as_array()
-    np.testing.assert_array_equal(images, product)
+    np.testing.assert_array_equal(images, whole.run()[0].as_array())
     assert len(nodes["read"]) == 4 * 4 and len(nodes["color"]) == 4
     assert operators(cuts["color"]) == operators(cuts["place"])  # tiles have their places in the mosaic
     names = operators(cuts["decode"])
@@ -178,12 +180,7 @@ def test_cuts_of_mosaics_of_fresh_images(drawn):
 
 
 def test_the_last_cut_is_what_training_gets(app, bench, drawn):
-    a = parse(bench, f"--model_name={app.model_name}", f"--hparams={WHOLE[app.name]}")
-    source = open_source(str(drawn / "images"), str(drawn / "instances.json"))
-
-    loader = bench.APP.loaders.make_loader(
-        "dali_cpu", source=source, config=bench.APP.make_config(a), batch_size=4, training=True, seed=3
-    )
+    loader = open_loader(bench, drawn, WHOLE[app.name])
     cuts = stages.cuts(loader, bench.APP.stages)
     assert list(cuts) == [*STAGES[app.name], "hand-over", "targets"]
     expected, found = next(iter(loader.dataset())), cuts["targets"]()
@@ -196,8 +193,9 @@ def test_the_last_cut_is_what_training_gets(app, bench, drawn):
     np.testing.assert_array_equal(images, expected[0])
 
 
+@either_app
 def test_flags_that_cannot_be(bench, drawn):
-    data = [f"--train_images={drawn}/images", f"--train_annotations={drawn}/instances.json"]
+    data = coco_flags(drawn, "train")
     for arguments, message in (
         (["--what=data,modle"], "unknown thing to measure 'modle': did you mean 'model'"),
         (["--what="], "nothing to measure"),
@@ -214,6 +212,7 @@ def test_flags_that_cannot_be(bench, drawn):
             measuring.start(bench.APP, parse(bench, *arguments))
 
 
+@either_app
 def test_nothing_that_works_is_an_error(bench, capsys):
     with pytest.raises(UserError, match="nothing could be measured"):
         measuring.start(bench.APP, parse(bench, "--what=", "--baseline=a=/no/such/program", "--rounds=1"))
@@ -226,7 +225,7 @@ def test_data_are_drawn_once_where_none_are_given(monkeypatch, tmp_path):
     before = os.stat(directory / "instances.json").st_mtime_ns
     assert measuring.draw(2) == directory and len(list((directory / "images").iterdir())) == 2
     assert os.stat(directory / "instances.json").st_mtime_ns == before
-    source = open_source(str(directory / "images"), str(directory / "instances.json"))
+    source = source_of(directory)
     sizes = source.annotations.image_sizes
     assert (sizes[:, 1] >= 640).all() and (sizes[:, 1] <= 1024).all()
     assert all(len(source.encoded(row)) > 90_000 for row in range(2))  # as much to decode as a photograph

@@ -38,6 +38,7 @@ REPEATS = 12
 UPDATES = 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("app_name", MODELS)
 def test_two_processes_give_the_same_bits(app_name):
     command = [sys.executable, "-m", "tests.apps.test_determinism", app_name]

@@ -16,6 +16,7 @@ from common.errors import UserError
 from common.labels import LabelMap
 from common.training import model_metadata
 from common.training import weights as weight_files
+from tests.apps.conftest import coco_flags
 from tools.exporting import export_graph, verify
 
 
@@ -74,7 +75,7 @@ def _last_layers(app, model, raw):
 
 
 def _data(drawn):
-    return [f"--eval_images={drawn}/images", f"--eval_annotations={drawn}/instances.json"]
+    return coco_flags(drawn, "eval")
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +101,8 @@ def _check_same(found, expected):
         there[key(detection)].append([detection["score"], *detection["bbox"]])
     matched = 0
     for detection in expected:
-        apart = np.abs(
-            np.array(there[key(detection)]).reshape(-1, 5) - [detection["score"], *detection["bbox"]]
-        )
+        rivals = np.array(there[key(detection)]).reshape(-1, 5)
+        apart = np.abs(rivals - [detection["score"], *detection["bbox"]])
         matched += (apart < [1e-4, *[0.03] * 4]).all(axis=1).any()
     assert matched >= 0.995 * len(expected)
 
@@ -131,9 +131,8 @@ def test_onnx(app, decided, command, drawn, by_weights, tmp_path, capsys):
     assert LabelMap.from_json(about["label_map"]).category_ids == (3, 17, 90)
     assert about["export"]["nms"] == "standard"
     # eval.py takes it in place of weights; five images a batch, so that the last batch is not full
-    metrics = command(
-        "eval", f"--weights={file}", "--pipeline_type=tensorflow", "--batch_size=5", *_data(drawn)
-    )
+    flags = [f"--weights={file}", "--pipeline_type=tensorflow", "--batch_size=5"]
+    metrics = command("eval", *flags, *_data(drawn))
     detections = json.loads((tmp_path / "detector.onnx.eval" / "detections.json").read_text())
     assert metrics["AP"] == pytest.approx(by_weights[0]["AP"], abs=1e-3)
     _check_same(detections, by_weights[1])
@@ -160,14 +159,9 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
             left, top, right, bottom = map(float, out["boxes"][row])
             if left == right or top == bottom:  # wholly outside the image; eval.py drops it, too
                 continue
-            found.append(
-                {
-                    "image_id": image["id"],
-                    "category_id": labels.category_ids[out["classes"][row]],
-                    "score": float(out["scores"][row]),
-                    "bbox": [left, top, right - left, bottom - top],
-                }
-            )
+            about = {"image_id": image["id"], "category_id": labels.category_ids[out["classes"][row]]}
+            box = [left, top, right - left, bottom - top]
+            found.append(about | {"score": float(out["scores"][row]), "bbox": box})
     _check_same(found, by_weights[1])
 
     with pytest.raises(UserError, match="exists and is not a saved_model"):

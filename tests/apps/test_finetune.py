@@ -1,8 +1,4 @@
-"""Fine-tuning: what is frozen stays still to the last bit, and what trained before loses nothing.
-
-That frozen layers keep their weights, batch norm's among them, is tested with the training command
-(test_train.py: test_freeze_keeps_the_named_layers_still).
-"""
+"""Fine-tuning: class rows follow names, what is frozen stays still to the last bit, nothing else is lost."""
 
 import contextlib
 import dataclasses
@@ -17,16 +13,14 @@ import pytest
 
 from common import hparams
 from common.datacheck.datasets import open_coco
+from common.labels import LabelMap
 from common.layers import BatchNormalization
 from common.training import fine_tuning, model_metadata, weights
+from tests.apps.conftest import either_app
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+LABELS = LabelMap((5, 7, 8, 9), ("toothbrush", "cow", "car", "emu"))  # of the earlier model; no "cat"
 SHORT = ["--steps_per_epoch=3", "--batch_size=4", "--ema_decay=0", "--eval_images=", "--eval_annotations="]
-
-
-@pytest.fixture(scope="module")
-def source(drawn):
-    return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +31,24 @@ class Earlier:
     run: pathlib.Path
 
 
-@pytest.fixture(scope="module")
-def earlier(app, source, tmp_path_factory) -> Earlier:
-    """Of another image size and of more epochs than `tune` has. Nobody has trained it."""
+def build(app, num_classes):
     config = app.package.config.get_config(app.model_name)
     config = hparams.override(config, f"{app.tiny},image_size=64x96,epochs=2")
-    model = app.package.train.build_model(app.model_name, 3, config=config)
+    return app.package.train.build_model(app.model_name, num_classes, config=config), config
+
+
+@pytest.fixture(scope="module")
+def earlier(app, tmp_path_factory) -> Earlier:
+    """Of another image size and of more epochs than `tune` has; untrained."""
+    model, config = build(app, 4)
     run = tmp_path_factory.mktemp("earlier") / "run"
     run.mkdir()
-    metadata = app.package.model_metadata.make_metadata(config, source.label_map, 3)
-    weights.save(model, run / weights.BEST, metadata)
+    weights.save(model, run / weights.BEST, app.package.model_metadata.make_metadata(config, LABELS, 4))
     return Earlier(model, run)
+
+
+def values_of(model) -> dict[str, np.ndarray]:
+    return {weight.path: np.array(weight) for weight in model.weights}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +58,14 @@ class Tuned:
     Attributes:
         run: its directory.
         said: on stderr.
+        begun: weights when training began.
         restored, updates: state of the optimizer and count of its steps when training began.
         left: state of the optimizer when it ended.
     """
 
     run: pathlib.Path
     said: str
+    begun: dict[str, np.ndarray]
     restored: dict[str, np.ndarray]
     updates: int
     left: dict[str, np.ndarray]
@@ -82,7 +85,7 @@ def tune(app, tiny_train, drawn, earlier):
         make_train_step = app.package.train.make_train_step
 
         def watched(ranks, model, config, optimizer, averaged, **options):
-            seen.append((optimizer, slots(optimizer), int(optimizer.iterations)))
+            seen.append((optimizer, values_of(model), slots(optimizer), int(optimizer.iterations)))
             return make_train_step(ranks, model, config, optimizer, averaged, **options)
 
         recipe = [f"--flagfile={ROOT / app.name}/flags/finetune.txt", "--image_size=96x64"]
@@ -92,8 +95,8 @@ def tune(app, tiny_train, drawn, earlier):
         ):
             patch.setattr(app.package.train, "make_train_step", watched)
             tiny_train(drawn, directory, *recipe, *SHORT, f"--init_from={earlier.run}", *flags)
-        ((optimizer, restored, updates),) = seen
-        return Tuned(directory, said.getvalue(), restored, updates, slots(optimizer))
+        ((optimizer, *begun),) = seen
+        return Tuned(directory, said.getvalue(), *begun, slots(optimizer))
 
     return run
 
@@ -104,11 +107,31 @@ def heads(tune, tmp_path_factory) -> Tuned:
     return tune(tmp_path_factory.mktemp("heads") / "run", "--epochs=1", "--freeze=^backbone")
 
 
+def test_init_from_copies_classes_by_name(app, heads, earlier):
+    """Other ids, another order, two classes less and a new one: now car, cat, toothbrush."""
+    before, after = values_of(earlier.model), heads.begun
+    report = next(line for line in heads.said.splitlines() if line.startswith("--init_from"))
+    assert "new classes: cat" in report
+    assert (heads.run / "init_from.txt").read_text().startswith(f"{report}\n\ntaken: ")
+    for was, now in zip(app.class_rows(before, 4), app.class_rows(after, 3), strict=True):
+        np.testing.assert_array_equal(now[..., 0], was[..., 2])
+        np.testing.assert_array_equal(now[..., 2], was[..., 0])
+        assert not any(np.array_equal(now[..., 1], was[..., row]) and now[..., 1].std() for row in range(4))
+    np.testing.assert_array_equal(app.box_bias(after, 3), app.box_bias(before, 4))
+
+
+def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
+    before, after = heads.begun, values_of(app.load_trained(heads.run)[0])
+    changed = {name for name in after if not np.array_equal(before[name], after[name])}
+    backbone = {name for name in after if "backbone" in name}  # batch-norm statistics included
+    assert backbone and changed and not changed & backbone
+    for name in backbone:
+        np.testing.assert_array_equal(after[name], values_of(earlier.model)[name])
+
+
 def test_frozen_batch_norms_normalise_with_what_they_had(app):
     """In a training step too, by the fused kernel: the output for an image does not depend on its batch."""
-    config = app.package.config.get_config(app.model_name)
-    config = hparams.override(config, f"{app.tiny},image_size=64x96")
-    model = app.package.train.build_model(app.model_name, 3, config=config)
+    model, _ = build(app, 3)
     fine_tuning.freeze(model, "^backbone")
     layers = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
     frozen = [layer for layer in layers if layer.name.startswith("backbone")]
@@ -128,6 +151,7 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
         assert moved == (layer in free), layer.name
 
 
+@either_app
 def test_unfreezing_keeps_the_state_of_the_optimizer(heads, tune, tmp_path):
     """After the heads alone one epoch of all: momentum and counters go on, new layers start at 0."""
     whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
@@ -146,10 +170,11 @@ def test_unfreezing_keeps_the_state_of_the_optimizer(heads, tune, tmp_path):
     assert np.mean([values.any() for name, values in after if name in still]) > 0.9
 
 
-def test_the_recipe_is_in_the_metadata(heads, earlier, source):
+def test_the_recipe_is_in_the_metadata(heads, earlier, drawn):
     found = model_metadata.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
     assert found["recipe"]["init_from"] == earlier.run.name  # the name alone: metadata names no directories
+    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     assert found["train_data"] == source.fingerprint
     assert model_metadata.read(heads.run / "checkpoints")["state"]["step"] == 3
     assert model_metadata.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
@@ -165,14 +190,14 @@ def test_weights_that_run_otherwise_say_so(app, heads, capsys):
     assert re.fullmatch(rf"  config\.nms_method: saved \w+, now {app.other_nms}", said[2])
 
 
-def test_weights_of_an_earlier_version_load(app, earlier, source, tmp_path, capsys):
+def test_weights_of_an_earlier_version_load(app, earlier, tmp_path, capsys):
     """As files were written before there was metadata."""
     metadata = model_metadata.read(earlier.run)
     kept = ("app", "num_classes", "label_map", "config", "eval_data", "epoch")
     old = tmp_path / "old.weights.h5"
     weights.save(earlier.model, old, {name: metadata[name] for name in kept if name in metadata})
     model, _, label_map, _ = app.load_trained(old)
-    assert label_map == source.label_map
+    assert label_map == LABELS
     assert capsys.readouterr().err == ""
     for a, b in zip(earlier.model.weights, model.weights, strict=True):
         np.testing.assert_array_equal(a, b)

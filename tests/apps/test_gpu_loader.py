@@ -1,6 +1,5 @@
 """DALI's GPU loader and the step: batches stay on the GPU from the loader to the loss."""
 
-import dataclasses
 import types
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from tensorflow.python.eager import context
 import efficientdet.losses
 import efficientdet.train
 import yolov4.losses
+from common import hparams
 from common.datacheck.datasets import open_source
 from common.distributed.ranks import Ranks
 from common.training import input_feed
@@ -24,10 +24,8 @@ NUM_CLASSES = 3
 
 @pytest.fixture
 def config(app):
-    config = dataclasses.replace(app.package.config.get_config(app.model_name), image_size=INPUT)
-    small = dict(pair.split("=") for pair in app.tiny.split(",") if pair.startswith(("fpn", "head", "width")))
-    fields = {name: type(getattr(config, name))(value) for name, value in small.items()}
-    return dataclasses.replace(config, **fields)
+    published = app.package.config.get_config(app.model_name)
+    return hparams.override(published, f"{app.tiny},image_size={INPUT[0]}x{INPUT[1]}")
 
 
 @pytest.fixture

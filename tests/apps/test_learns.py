@@ -13,7 +13,7 @@ NUM_IMAGES = 4
 
 @pytest.fixture(scope="module")
 def photographs(coco128, tmp_path_factory) -> pathlib.Path:
-    """A json of the first photographs whose objects are all large enough for 192 pixels."""
+    """A directory of the first photographs whose objects are all large enough for 192 pixels."""
     document = json.loads((coco128 / "instances.json").read_text())
     chosen = []
     for image in document["images"]:
@@ -21,39 +21,35 @@ def photographs(coco128, tmp_path_factory) -> pathlib.Path:
         smallest = min((a["bbox"][2] * a["bbox"][3] for a in objects), default=0)
         if smallest > 0.02 * image["width"] * image["height"] and not any(a["iscrowd"] for a in objects):
             chosen.append(image["id"])
-    chosen = set(chosen[:NUM_IMAGES])
-    document["images"] = [image for image in document["images"] if image["id"] in chosen]
-    document["annotations"] = [a for a in document["annotations"] if a["image_id"] in chosen]
-    path = tmp_path_factory.mktemp("photographs") / "instances.json"
-    path.write_text(json.dumps(document))
-    return path
+    document["images"] = [image for image in document["images"] if image["id"] in chosen[:NUM_IMAGES]]
+    document["annotations"] = [a for a in document["annotations"] if a["image_id"] in chosen[:NUM_IMAGES]]
+    directory = tmp_path_factory.mktemp("photographs")
+    (directory / "instances.json").write_text(json.dumps(document))
+    (directory / "images").symlink_to(coco128 / "images")
+    return directory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "pipeline_type"), [("coco", "dali_cpu"), ("tfrecord", "tensorflow")])
-def test_learns_real_photographs(app, command, coco128, photographs, tmp_path, kind, pipeline_type):
-    if (app.name, kind) == ("efficientdet", "tfrecord"):
-        pytest.skip("the slower of the two apps learns by one loader; its twin gives the same batches")
-    if kind == "coco":
-        data = [
-            f"--{split}_{what}"
-            for split in ("train", "eval")
-            for what in (f"images={coco128}/images", f"annotations={photographs}")
-        ]
-    else:
-        annotations = load_coco(photographs, coco128 / "images")
-        write_tfrecords(annotations, coco128 / "images", str(tmp_path / "p"), num_shards=2)
-        data = [f"--{split}_file_pattern={tmp_path}/p*.tfrecord" for split in ("train", "eval")]
-    metrics = command(
-        "train",
-        *data,
-        f"--model_name={app.model_name}",
+@pytest.mark.parametrize(
+    ("app", "pipeline_type"),
+    [("efficientdet", "dali_cpu"), ("yolov4", "dali_cpu"), ("yolov4", "tensorflow")],
+    indirect=["app"],
+)
+def test_learns_real_photographs(app, tiny_train, photographs, tmp_path, pipeline_type):
+    data = photographs
+    if pipeline_type == "tensorflow":
+        data = tmp_path / "p"
+        write_tfrecords(
+            load_coco(photographs / "instances.json", photographs / "images"),
+            photographs / "images",
+            str(data),
+            num_shards=2,
+        )
+    flags = [
         "--image_size=192",
-        f"--batch_size={NUM_IMAGES}",
-        f"--pipeline_type={pipeline_type}",
-        f"--steps_per_epoch={app.steps_by_heart}",
         "--epochs=1",
+        f"--steps_per_epoch={app.steps_by_heart}",
         f"--hparams={app.by_heart}",
-        f"--output_dir={tmp_path}/run",
-    )
+    ]
+    metrics = tiny_train(data, tmp_path / "run", *flags, f"--pipeline_type={pipeline_type}")
     assert metrics["AP50"] > 0.9

@@ -1,6 +1,6 @@
 """What the loaders of both apps give to the ranks of a run: equal steps, one order, their own augmentation.
 
-Which images a rank reads is tested with the readers (tests/common/test_shards.py).
+Which images a rank reads is tested with the readers (tests/common/test_dali_ops.py).
 """
 
 import dataclasses
@@ -82,22 +82,17 @@ def image_ids(loader, steps):
 
 @pytest.fixture(scope="session")
 def twins(tmp_path_factory):
-    """32 times the same picture, with the same two boxes."""
+    """16 times the same picture, with the same two boxes."""
     directory = tmp_path_factory.mktemp("twins")
     picture = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
-    PIL.Image.fromarray(picture).save(directory / "0.png")
-    for i in range(1, 32):
-        (directory / f"{i}.png").write_bytes((directory / "0.png").read_bytes())
-    boxes = [[9, 9, 30, 30], [50, 20, 30, 35]]
-    document = {
-        "images": [{"id": i, "file_name": f"{i}.png", "height": 60, "width": 90} for i in range(32)],
-        "annotations": [
-            {"id": 2 * i + k + 1, "image_id": i, "category_id": 1, "bbox": box, "area": box[2] * box[3]}
-            for i in range(32)
-            for k, box in enumerate(boxes)
-        ],
-        "categories": [{"id": 1, "name": "x"}],
-    }
+    images, annotations = [], []
+    for i in range(16):
+        PIL.Image.fromarray(picture).save(directory / f"{i}.png")
+        images.append({"id": i, "file_name": f"{i}.png", "height": 60, "width": 90})
+        for box in ([9, 9, 30, 30], [50, 20, 30, 35]):
+            of_image = {"image_id": i, "category_id": 1, "bbox": box, "area": box[2] * box[3]}
+            annotations.append({"id": len(annotations) + 1, **of_image})
+    document = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "x"}]}
     (directory / "instances.json").write_text(json.dumps(document))
     return open_coco(str(directory), str(directory / "instances.json"))
 
@@ -109,13 +104,11 @@ def source(drawn):
 
 @pytest.mark.parametrize("pipeline_type", [*LOADERS, "synthetic"])
 def test_all_ranks_take_equally_many_steps(make, source, pipeline_type):
-    for num_shards in (1, 2, 5, 8):
+    for num_shards in (1, 5):
         for training in (True, False):
-            options = {"training": training, "batch_size": 2, "num_shards": num_shards}
-            loaders = [
-                make(source, pipeline_type, {}, shard_id=shard_id, **options)
-                for shard_id in range(num_shards)
-            ]
+            options = {"training": training, "num_shards": num_shards}
+            ranks = range(num_shards)
+            loaders = [make(source, pipeline_type, {}, shard_id=rank, **options) for rank in ranks]
             expected = steps_per_epoch(loaders[0].size, 2 * num_shards, training=training)
             assert [loader.steps_per_epoch for loader in loaders] == [expected] * num_shards
             assert [loader.size for loader in loaders] == [loaders[0].size] * num_shards
@@ -169,8 +162,8 @@ def test_two_ranks_read_in_a_step_what_one_reads_in_a_batch_twice_as_large(make,
 def test_no_kind_of_randomness_is_the_same_on_two_ranks(app, make, twins, pipeline_type):
     def pictures(change, shard_id):
         loader = make(twins, pipeline_type, change, batch_size=8, shard_id=shard_id, num_shards=2, seed=5)
-        batches = [[images, targets["boxes"].numpy()] for images, targets in read(loader, 2)]
-        return [np.concatenate(tensors) for tensors in zip(*batches, strict=True)]
+        ((images, targets),) = read(loader, 1)
+        return images, targets["boxes"].numpy()
 
     def same(one, other):
         return all(map(np.array_equal, one, other))

@@ -34,10 +34,12 @@ def test_every_station_has_its_picture(app, trained, drawn, tmp_path, capsys):
 def test_flags_that_are_missing(app, trained, drawn, tmp_path):
     walkthrough = importlib.import_module(f"examples.{app.name}_walkthrough")
     given = {"weights": str(trained), "images": f"{drawn}/images", "annotations": f"{drawn}/instances.json"}
-    with pytest.raises(UserError, match="--output_dir is missing"):
-        walkthrough.walk(**given, output_dir=None)
-    with pytest.raises(UserError, match="--weights is missing"):
-        walkthrough.walk(**given | {"weights": None}, output_dir=str(tmp_path / "walk"))
-    with pytest.raises(UserError, match="--images is given without --annotations"):
-        walkthrough.walk(**given | {"annotations": None}, output_dir=str(tmp_path / "walk"))
+    given["output_dir"] = str(tmp_path / "walk")
+    for name, message in (
+        ("output_dir", "--output_dir is missing"),
+        ("weights", "--weights is missing"),
+        ("annotations", "--images is given without --annotations"),
+    ):
+        with pytest.raises(UserError, match=message):
+            walkthrough.walk(**given | {name: None})
     assert not (tmp_path / "walk").exists()

@@ -1,11 +1,11 @@
-import contextlib
+"""Checkpoints restore a run bit for bit; damage, full disks and kills never cost what was saved before."""
+
 import errno
 import itertools
 import json
 import multiprocessing
 import os
 import pathlib
-import resource
 import shutil
 import signal
 import subprocess
@@ -28,78 +28,28 @@ from common.training.checkpoints import Checkpoints
 from common.training.optimizers import AveragedWeights
 from common.training.run_directory import Identity
 from tests.common.thread_ranks import together
+from tests.common.training.small_model import assert_same, files_end_at, make_model, values
 from tests.soak import soak_saves
 
-
-def make_model(units=6, seed=0):
-    """Convolution, batch norm and dropout: trainable weights, statistics, and random state."""
-    keras.utils.set_random_seed(seed)
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 3)),
-            keras.layers.Conv2D(units, 3),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.3),
-            keras.layers.Flatten(),
-            keras.layers.Dense(2),
-        ]
-    )
+OPTIMIZERS = {
+    "accumulating": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+}
 
 
-def make_optimizer(model, kind="momentum"):
-    optimizer = {
-        "momentum": lambda: keras.optimizers.SGD(
-            keras.optimizers.schedules.CosineDecay(0.1, 100), momentum=0.9
-        ),
-        "accumulating": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3),
-        "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
-    }[kind]()
-    optimizer.build(model.trainable_variables)
-    return optimizer
-
-
-def values(*objects):
-    return [np.asarray(variable) for thing in objects for variable in thing.variables]
-
-
-def assert_same(left, right):
-    for a, b in zip(left, right, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@contextlib.contextmanager
-def files_end_at(size):
-    """Every file ends at `size` bytes: a real error of the real file system, in TensorFlow's writer too."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def fail_at_call(monkeypatch, owner, name, number, error=errno.EIO):
+def fail_at_call(monkeypatch, owner, name, number):
     """From its call `number` on, counted from 0, a function finds the disk broken. Returns its calls."""
     real, calls = getattr(owner, name), []
 
     def call(*args, **kwargs):
         calls.append(args)
         if len(calls) > number:
-            raise OSError(error, os.strerror(error))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, call)
     return calls
-
-
-@pytest.fixture
-def jpegs(tmp_path):
-    directory = tmp_path / "jpegs" / "0"
-    directory.mkdir(parents=True)
-    for index in range(7):
-        pixels = np.random.default_rng(index).integers(0, 256, (16, 20, 3), np.uint8)
-        Image.fromarray(pixels).save(directory / f"{index}.jpg")
-    return directory.parent
 
 
 def dali_batches(directory):
@@ -109,13 +59,8 @@ def dali_batches(directory):
     def pipeline():
         encoded, _ = fn.readers.file(file_root=directory, random_shuffle=True, name="reader")
         images = fn.decoders.image(encoded, device="cpu")
-        crops = fn.crop(
-            images,
-            crop=(8, 8),
-            crop_pos_x=fn.random.uniform(range=(0, 1)),
-            crop_pos_y=fn.random.uniform(range=(0, 1)),
-        )
-        return fn.cast(crops, dtype=dali.types.FLOAT) / 255
+        place = {f"crop_pos_{axis}": fn.random.uniform(range=(0, 1)) for axis in "xy"}
+        return fn.cast(fn.crop(images, crop=(8, 8), **place), dtype=dali.types.FLOAT) / 255
 
     return dali_tf.DALIDataset(
         pipeline=pipeline(),
@@ -132,15 +77,17 @@ class Training:
     Without `jpegs` it counts instead of reading: the data of rank r are r, r + 100, r + 200, ...
     """
 
-    def __init__(self, directory, jpegs=None, *, kind="momentum", units=6, decay=0.9, ranks=None, **metadata):
+    def __init__(
+        self, directory, jpegs=None, *, kind="momentum", units=6, decay=0.9, ranks=None, metadata=None
+    ):
         self.ranks = ranks or Ranks()
         self.model = make_model(units)
-        self.optimizer = make_optimizer(self.model, kind)
+        self.optimizer = OPTIMIZERS[kind]()
+        self.optimizer.build(self.model.trainable_variables)
         self.averaged = AveragedWeights(self.model, decay)
         counter = tf.data.Dataset.range(self.ranks.rank, 10**9, 100)
         self.batches = iter(dali_batches(jpegs) if jpegs else counter)
-        self._directory = directory
-        self._options = {"metadata": metadata}
+        self._directory, self._metadata = directory, metadata or {}
         self.start()
 
     def start(self, identity=None):
@@ -151,8 +98,8 @@ class Training:
             model=self.model,
             optimizer=self.optimizer,
             averaged=self.averaged,
+            metadata=self._metadata,
             identity=identity or Identity({"num_ranks": self.ranks.world_size}),
-            **self._options,
         )
         self.saved.iterators = [self.batches]
         return self
@@ -190,6 +137,10 @@ class Training:
     def save(self, step, step_in_epoch=None):
         return self.set_all(step).go_to(step, step_in_epoch).saved.save()
 
+    @property
+    def number(self):
+        return float(self.model.weights[0].numpy().flat[0])
+
     def everything(self):
         return values(self.model, self.optimizer, self.averaged)
 
@@ -198,13 +149,19 @@ def steps(directory):
     return sorted(path.name for path in (directory / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("kind", ["momentum", "accumulating", "loss scale"])
-def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, jpegs, kind):
+@pytest.mark.parametrize("kind", ["accumulating", "loss scale"])
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
     """In the middle of an epoch of three images a batch and seven in all."""
+    jpegs = tmp_path / "jpegs"
+    (jpegs / "0").mkdir(parents=True)
+    for index in range(7):
+        pixels = np.random.default_rng(index).integers(0, 256, (16, 20, 3), np.uint8)
+        Image.fromarray(pixels).save(jpegs / "0" / f"{index}.jpg")
     through = Training(tmp_path / "run", jpegs, kind=kind)
     for _ in range(3):
         through.step()
-    through.saved.state["note"] = {"best": 0.25, "names": ["a"]}
+    note = {"best": 0.25, "names": ["a"]}
+    through.saved.state["note"] = note
     assert through.saved.save()
     expected_batches = [through.step() for _ in range(5)]
 
@@ -212,51 +169,44 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, jpegs, kind):
     resumed.step()  # whatever happened before is overwritten
     assert resumed.saved.find() == []
     resumed.saved.restore()
-    note = {"best": 0.25, "names": ["a"]}
     assert resumed.saved.state == {"epoch": 0, "step": 3, "step_in_epoch": 3, "totals": {}, "note": note}
     assert_same([resumed.step() for _ in range(5)], expected_batches)
     assert_same(resumed.everything(), through.everything())
 
 
 def test_without_a_checkpoint_nothing_is_found(tmp_path):
-    training = Training(tmp_path)
-    assert training.saved.find() is None
-    assert training.resume(boundary=True) is None
+    assert Training(tmp_path).resume() is Training(tmp_path).resume(boundary=True) is None
 
 
 # --- which stay, and which is found ---
 
 
 @pytest.mark.parametrize(
-    "saved, staying",
+    ("saved", "staying"),
     [
-        (
-            (7, 99_999_999, 100_000_001, 100_000_002),
-            ("100000001", "100000002"),
-        ),  # a digit more than padded to
-        ((1, 2, 3), ("00000002", "00000003")),  # no whole epoch yet
-        ((3, 4, 5, 6, 7), ("00000004", "00000006", "00000007")),  # the newest whole epoch, besides two
-        ((3, 4, 5, 8, 9), ("00000008", "00000009")),  # which is one of the two
+        ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),  # longer than padded to
+        ((1, 2, 3), (2, 3)),  # no whole epoch yet
+        ((3, 4, 5, 6, 7), (4, 6, 7)),  # the newest whole epoch, besides two
+        ((3, 4, 5, 8, 9), (8, 9)),  # which is one of the two
     ],
 )
 def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
     training = Training(tmp_path)
     for step in saved:
         assert training.save(step)
-    assert steps(tmp_path) == sorted(staying)
-    assert Training(tmp_path).resume() == saved[-1]
-    boundaries = [int(name) for name in staying if int(name) % 4 == 0]
+    assert steps(tmp_path) == [f"{step:08d}" for step in staying]
     again = Training(tmp_path)
+    assert (again.resume(), again.number) == (saved[-1], np.float32(saved[-1]))
+    boundaries = [step for step in staying if step % 4 == 0]
     if boundaries:
-        assert again.resume(boundary=True) == max(boundaries)
-        assert (again.model.weights[0].numpy() == max(boundaries)).all()
+        assert again.resume(boundary=True) == again.number == max(boundaries)
     else:
         with pytest.raises(UserError, match=r"no checkpoint in .* is whole and saved between two epochs"):
             again.resume(boundary=True)
 
 
-def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_path):
-    """Its steps may be lower than those that were saved before."""
+def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_path, capfd):
+    """It may save lower steps than before, and the same ones again."""
     first = Training(tmp_path)
     for step in (4, 6, 7):
         assert first.save(step)
@@ -265,12 +215,15 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
     assert steps(tmp_path) == ["00000004"]
     with files_end_at(1000):
         assert not back.save(5)
+    said = capfd.readouterr().err
+    assert said.startswith("warning: the checkpoint of step 5 cannot be written: ")
+    assert said.endswith("File too large; training continues, what was saved before is intact\n")
     assert back.save(5)
     assert steps(tmp_path) == ["00000004", "00000005"]
     again = Training(tmp_path)
     assert again.resume() == 5
-    assert again.save(6)
-    assert Training(tmp_path).resume() == 6
+    assert again.set_all(60).go_to(6).saved.save()
+    assert (again.start().resume(), again.number) == (6, 60)
 
 
 def test_the_last_to_be_saved_is_the_newest_whatever_its_step(tmp_path):
@@ -278,27 +231,20 @@ def test_the_last_to_be_saved_is_the_newest_whatever_its_step(tmp_path):
     training = Training(tmp_path)
     for step in (350, 170):
         assert training.save(step, step_in_epoch=1)
-    assert Training(tmp_path).resume() == 170
-
-
-def test_going_back_and_saving_a_step_that_was_saved_before(tmp_path):
-    training = Training(tmp_path)
-    for step in (4, 6):
-        assert training.save(step)
-    back = Training(tmp_path)
-    assert back.resume(boundary=True) == 4
-    assert back.set_all(60).go_to(6).saved.save()
-    again = Training(tmp_path)
-    assert again.resume() == 6
-    assert (again.model.weights[0].numpy() == 60).all()
+    assert training.start().resume() == 170
 
 
 # --- damage ---
 
 
-@pytest.mark.parametrize("how", ["bit", "cut", "lost"])
 @pytest.mark.parametrize(
-    "what", ["state.data*", "state.index", "rank_0.data*", "manifest.json", "SHA256SUMS"]
+    ("what", "how"),
+    [
+        *itertools.product(("state.data*", "manifest.json", "SHA256SUMS"), ("bit", "cut", "lost")),
+        ("state.index", "cut"),
+        ("rank_0.data*", "lost"),
+        ("SHA256SUMS", "no text"),
+    ],
 )
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capfd, what, how):
     training = Training(tmp_path)
@@ -306,35 +252,43 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capfd, what,
         assert training.save(step)
     (file,) = (tmp_path / "checkpoints" / "00000002").glob(what)
     content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= {"bit": 4, "no text": 128}.get(how, 0)
+    file.write_bytes(content[: len(content) // 2] if how == "cut" else content)
     if how == "lost":
         file.unlink()
-    elif how == "cut":
-        file.write_bytes(content[: len(content) // 2])
-    else:
-        content[len(content) // 3] ^= 4
-        file.write_bytes(content)
-    resumed = Training(tmp_path)
-    assert resumed.resume() == 1
-    assert (resumed.model.weights[0].numpy() == 1).all()
+    assert training.set_all(0).start().resume() == training.number == 1
     said = capfd.readouterr().err
     assert "00000002 is damaged (" in said
     assert how == "lost" or what == "SHA256SUMS" or f"({what.rstrip('*')}" in said
-    assert resumed.save(3)
+    assert how != "no text" or "SHA256SUMS is not text" in said
+    assert training.save(3)
     assert steps(tmp_path) == ["00000001", "00000003"]
+
+
+def test_where_all_are_damaged_no_variable_is_touched(tmp_path):
+    training = Training(tmp_path)
+    assert training.save(1) and training.save(2)
     for path in (tmp_path / "checkpoints").iterdir():
         (path / "state.index").write_bytes(b"")
-    untouched = Training(tmp_path)
-    before = untouched.everything()
+    before = training.set_all(5).everything()
     with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
-        untouched.resume()
-    assert_same(untouched.everything(), before)
+        training.start().resume()
+    assert_same(training.everything(), before)
 
 
-def test_the_checksums_are_those_of_sha256sum(tmp_path):
-    assert Training(tmp_path).save(0)
-    directory = tmp_path / "checkpoints" / "00000000"
+def test_what_a_checkpoint_holds(tmp_path):
+    """Checksums as sha256sum checks them, a manifest for people, and nothing twice for a single rank."""
+    assert Training(tmp_path, metadata={"flags": {"batch_size": 4}}).save(5)
+    directory = tmp_path / "checkpoints" / "00000005"
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=directory, check=True)
     assert len((directory / "SHA256SUMS").read_text().splitlines()) == len(list(directory.iterdir())) - 1 == 5
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert (manifest["flags"], manifest["identity"]) == ({"batch_size": 4}, {"num_ranks": 1})
+    assert manifest["state"]["step"] == 5 and manifest["state"]["step_in_epoch"] == 1
+    assert manifest["world_size"] == 1
+    reader = tf.train.load_checkpoint(str(directory / "rank_0"))
+    names = {name.split("/")[0] for name in reader.get_variable_to_shape_map()}
+    assert names == {"iterators", "seeds", "_CHECKPOINTABLE_OBJECT_GRAPH"}
 
 
 # --- what fits ---
@@ -370,42 +324,29 @@ def test_which_layers_are_frozen_has_no_part_in_where_things_are(tmp_path, froze
 
 
 def test_other_versions_are_named_and_restored(tmp_path, monkeypatch, capfd):
-    assert Training(tmp_path).save(1)
-    assert Training(tmp_path).resume() == 1
+    training = Training(tmp_path)
+    assert training.save(1)
+    assert training.start().resume() == 1
     assert "warning" not in capfd.readouterr().err
     now = run_directory.versions()
     assert {"tensorflow", "keras", "nvidia-dali-cuda120"} <= now.keys() and "absent" not in now.values()
     monkeypatch.setattr(run_directory, "versions", lambda: now | {"keras": "9.9"})
-    assert Training(tmp_path).resume() == 1
+    assert training.start().resume() == 1
     assert f"warning: keras was {now['keras']} and is now 9.9" in capfd.readouterr().err
-
-
-def test_the_manifest_is_for_people_too(tmp_path):
-    assert Training(tmp_path, flags={"batch_size": 4}, label_map=[3, 17]).save(5)
-    manifest = json.loads((tmp_path / "checkpoints" / "00000005" / "manifest.json").read_text())
-    assert manifest["flags"] == {"batch_size": 4} and manifest["label_map"] == [3, 17]
-    assert manifest["state"]["step"] == 5 and manifest["state"]["step_in_epoch"] == 1
-    assert manifest["world_size"] == 1
 
 
 # --- disks in trouble ---
 
-PLACES = [
-    (os, "mkdir"),
-    (os, "open"),
-    (os, "fsync"),
-    (os, "replace"),
-    (os, "scandir"),
-    (shutil, "rmtree"),
-    (pathlib.Path, "iterdir"),
-    (pathlib.Path, "open"),
-    (pathlib.Path, "write_bytes"),
-    (pathlib.Path, "write_text"),
-]
+CALLS = {
+    os: ("mkdir", "open", "fsync", "replace", "scandir"),
+    shutil: ("rmtree",),
+    pathlib.Path: ("iterdir", "open", "write_bytes", "write_text"),
+}
+PLACES = [(owner, name) for owner, names in CALLS.items() for name in names]
 
 
 @pytest.mark.parametrize(
-    "step, places",
+    ("step", "places"),
     [(2, [(os, "replace"), (os, "fsync"), (shutil, "rmtree")]), (3, PLACES)],
     ids=["a step once more", "a new step"],
 )
@@ -413,21 +354,22 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
     """Every function that touches the disk fails at its n-th call and ever after, for every n."""
     failed = 0
     training = Training(tmp_path)
+    assert training.save(1) and training.save(2)
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "saved before")
     for owner, name in places:
         for number in range(30):
-            shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+            shutil.rmtree(tmp_path / "checkpoints")
+            shutil.copytree(tmp_path / "saved before", tmp_path / "checkpoints")
             training.start()
-            assert training.save(1) and training.save(2)
             capfd.readouterr()
             with pytest.MonkeyPatch.context() as patch:
                 calls = fail_at_call(patch, owner, name, number)
                 worked = training.set_all(30).go_to(step).saved.save()
             said = capfd.readouterr().err
             assert said.count("warning: ") == (len(calls) > number), (name, number, said)
-            found = training.set_all(0).start().resume()
-            content = float(training.model.weights[0].numpy().flat[0])
+            found = training.set_all(0).start().resume(), training.number
             # Whatever it says, what is found is whole; and a save that says it worked is found.
-            assert (found, content) == (step, 30) if worked else (found, content) in ((2, 2), (step, 30))
+            assert found == (step, 30) if worked else found in ((2, 2), (step, 30))
             assert training.save(4)  # the run goes on, and so do the saves
             assert training.start().resume() == 4
             if len(calls) <= number:
@@ -437,47 +379,22 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
     assert failed >= 4 * len(places)
 
 
-def test_a_real_error_of_the_file_system(tmp_path, capfd):
-    training = Training(tmp_path)
-    assert training.save(1)
-    with files_end_at(1000):
-        assert not training.save(2)
-    said = capfd.readouterr().err
-    assert said.startswith("warning: the checkpoint of step 2 cannot be written: ")
-    assert said.endswith("File too large; training continues, what was saved before is intact\n")
-    assert steps(tmp_path) == ["00000001"]
-    assert Training(tmp_path).resume() == 1
-
-
-def test_a_full_disk_never_costs_the_last_checkpoint(tmp_path, monkeypatch):
-    training = Training(tmp_path)
-    assert training.save(1)
-    fail_at_call(monkeypatch, run_directory, "write", 0, errno.EDQUOT)
-    assert not training.save(2)
-    assert Training(tmp_path).resume() == 1
-
-
 def test_a_directory_that_cannot_be_used_is_the_users_problem(tmp_path):
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(UserError, match=r"--output_dir=.*: File exists"):
         Training(tmp_path)
 
 
-def test_what_a_user_puts_beside_the_checkpoints_is_left_alone(tmp_path):
+def test_a_users_files_stay_and_leftovers_of_a_killed_save_go(tmp_path):
     training = Training(tmp_path)
     assert training.save(1)
-    shutil.copytree(tmp_path / "checkpoints/00000001", tmp_path / "checkpoints/00000001.bak")
-    (tmp_path / "checkpoints/00000001.tar.gz").write_bytes(b"packed")
+    directory = tmp_path / "checkpoints"
+    shutil.copytree(directory / "00000001", directory / "00000001.bak")
+    (directory / "00000001.tar.gz").write_bytes(b"packed")
+    (directory / f"{TEMPORARY}1234-00000003").mkdir()
     assert training.save(2) and training.save(3) and training.save(4)
-    assert Training(tmp_path).resume() == 4
+    assert training.start().resume() == 4
     assert steps(tmp_path) == ["00000001.bak", "00000001.tar.gz", "00000003", "00000004"]
-
-
-def test_leftovers_of_a_killed_save_are_cleared_away(tmp_path):
-    assert Training(tmp_path).save(1)
-    (tmp_path / "checkpoints" / f"{TEMPORARY}1234-00000003").mkdir()
-    assert Training(tmp_path).resume() == 1
-    assert steps(tmp_path) == ["00000001"]
 
 
 # --- several ranks ---
@@ -487,13 +404,12 @@ def see_own_images(training):
     """Statistics, averages of them, seeds and data: what a rank has of its own becomes its rank's."""
     training.set_all(1)
     number = training.ranks.rank + 5
-    for statistic in moving_statistics(training.model):
-        statistic.assign(tf.fill(statistic.shape, float(number)))
-    for average in training.averaged.averages_of(moving_statistics(training.model)):
-        average.assign(tf.fill(average.shape, 10.0 * number))
-    for variable in training.model.variables:
-        if "seed" in variable.path:
-            variable.assign(tf.fill(variable.shape, tf.cast(number, variable.dtype)))
+    statistics = moving_statistics(training.model)
+    seeds = [v for v in training.model.variables if "seed" in v.path]
+    averages = training.averaged.averages_of(statistics)
+    for variables, value in ((statistics, number), (averages, 10 * number), (seeds, number)):
+        for variable in variables:
+            variable.assign(tf.fill(variable.shape, tf.cast(value, variable.dtype)))
     for _ in range(number):
         next(training.batches)
 
@@ -509,14 +425,12 @@ def own_things(training):
     }
 
 
-def save_on(directory, world_size, step, step_in_epoch=None):
-    trainings = [None] * world_size
-
+def save_on(directory, world_size, step):
     def save(ranks):
-        trainings[ranks.rank] = training = Training(directory, ranks=ranks)
+        training = Training(directory, ranks=ranks)
         training.saved.find()
         see_own_images(training)
-        return training.go_to(step, step_in_epoch).saved.save()
+        return training.go_to(step).saved.save()
 
     assert together(world_size, save) == [True] * world_size
 
@@ -539,14 +453,7 @@ def test_each_rank_gets_back_what_it_had_of_its_own(tmp_path):
         assert_same(slots, results[0][1])
 
 
-def test_nothing_is_saved_twice_for_a_single_rank(tmp_path):
-    assert Training(tmp_path).save(1)
-    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "00000001" / "rank_0"))
-    names = {name.split("/")[0] for name in reader.get_variable_to_shape_map()}
-    assert names == {"iterators", "seeds", "_CHECKPOINTABLE_OBJECT_GRAPH"}
-
-
-@pytest.mark.parametrize("before, now", [(2, 3), (3, 1), (1, 2)])
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 1)])
 def test_another_number_of_ranks_goes_on_from_a_whole_epoch(tmp_path, before, now):
     save_on(tmp_path, before, 4)
     save_on(tmp_path, before, 6)
@@ -555,6 +462,7 @@ def test_another_number_of_ranks_goes_on_from_a_whole_epoch(tmp_path, before, no
         training = Training(tmp_path, ranks=ranks)
         training.saved.iterators = ()
         assert training.resume() == 4
+        assert int(training.optimizer.iterations) == 4  # for the learning rate
         return own_things(training)
 
     for rank, own in enumerate(together(now, resume)):
@@ -595,13 +503,8 @@ def test_what_rank_0_cannot_read_ends_all(tmp_path):
 # --- kill -9 and full disks ---
 
 
-def test_kills_at_random_moments_lose_nothing_that_was_saved(tmp_path):
-    lines = soak_saves.kills(tmp_path, rounds=5, seed=1)
-    assert sum("killed in a save" in line for line in lines) >= 1
-
-
 def _die_at_call(directory, function, number, pipe):
-    """Saves step 2 once more, in a process of its own that kills itself at its n-th call of a function."""
+    """Saves step 2 once more, in a process that kills itself at its n-th call of a function."""
     subject = soak_saves.Subject(directory, units=9)
     subject.restore()
     real, left = getattr(os, function), number
@@ -618,7 +521,7 @@ def _die_at_call(directory, function, number, pipe):
     pipe.send(subject.saved.save())
 
 
-@pytest.mark.parametrize("function", ["replace", "fsync", "rmdir"])
+@pytest.mark.parametrize("function", ["replace", pytest.param("fsync", marks=pytest.mark.slow), "rmdir"])
 def test_a_kill_at_any_call_leaves_one_of_each_step(tmp_path, function):
     """The step is saved once more, as before and after an evaluation: the only one before it may not go."""
     context = multiprocessing.get_context("forkserver")
@@ -628,10 +531,10 @@ def test_a_kill_at_any_call_leaves_one_of_each_step(tmp_path, function):
         subject = soak_saves.Subject(tmp_path, units=9)
         subject.step()
         assert subject.saved.save()
-        ours, its = context.Pipe()
-        victim = context.Process(target=_die_at_call, args=(tmp_path, function, number, its))
+        here, there = context.Pipe()
+        victim = context.Process(target=_die_at_call, args=(tmp_path, function, number, there))
         victim.start()
-        its.close()
+        there.close()
         victim.join()
         again = soak_saves.Subject(tmp_path, units=9)
         found, state = again.saved.find(), again.saved.state
@@ -640,11 +543,18 @@ def test_a_kill_at_any_call_leaves_one_of_each_step(tmp_path, function):
         if victim.exitcode == 0:
             break
         assert victim.exitcode == -signal.SIGKILL
-    assert victim.exitcode == 0 and ours.recv() and state["note"] == "second"
+    assert victim.exitcode == 0 and here.recv() and state["note"] == "second"
     assert steps(tmp_path) == ["00000001", "00000001.2"]
     assert number >= 1
 
 
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_nothing_that_was_saved(tmp_path):
+    lines = soak_saves.kills(tmp_path, rounds=5, seed=1)
+    assert sum("killed in a save" in line for line in lines) >= 1
+
+
+@pytest.mark.slow
 def test_a_disk_that_fills_up_while_a_save_is_written(tmp_path):
     lines = soak_saves.full_disks(tmp_path, rounds=5, seed=1)
     if lines is None:

@@ -1,12 +1,15 @@
-"""Which weights go over, and that class rows follow names, on networks of two small layers."""
+"""Which weights --init_from takes, that class rows follow names, and what --freeze stops."""
 
 import keras
 import numpy as np
 import pytest
 
+from common.args import Args
+from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training.fine_tuning import VOC_SPELLINGS, ClassRows, Report, coco_label_map, transfer
+from common.training import fine_tuning
+from common.training.fine_tuning import VOC_SPELLINGS, ClassRows, Report, coco_label_map, freeze, transfer
 
 PATHS = ("head/kernel", "head/bias")
 # the 20 classes of Pascal VOC as COCO spells them
@@ -36,10 +39,8 @@ def label_map(*names):
 @pytest.mark.parametrize("first", [0, 5])
 def test_rows_follow_the_names(first):
     model, source = make_model(2 * (first + 3)), values_of(make_model(2 * (first + 4)))
-    before = values_of(model)
-    report = transfer(
-        model, source, ClassRows(PATHS, 2, 2, first), label_map("c", "new", "a"), ("a", "b", "c", "d"), "run"
-    )
+    before, rows = values_of(model), ClassRows(PATHS, 2, 2, first)
+    report = transfer(model, source, rows, label_map("c", "new", "a"), ("a", "b", "c", "d"), "run")
     after = values_of(model)
     np.testing.assert_array_equal(after["body/kernel"], source["body/kernel"])
     for path in PATHS:
@@ -47,20 +48,18 @@ def test_rows_follow_the_names(first):
             values[path].reshape(-1, 2, first + count)
             for values, count in ((after, 3), (before, 3), (source, 4))
         )
-        for anchor in range(2):
-            np.testing.assert_array_equal(now[:, anchor, :first], theirs[:, anchor, :first])
-            np.testing.assert_array_equal(now[:, anchor, first + 0], theirs[:, anchor, first + 2])
-            np.testing.assert_array_equal(now[:, anchor, first + 1], was[:, anchor, first + 1])
-            np.testing.assert_array_equal(now[:, anchor, first + 2], theirs[:, anchor, first + 0])
+        np.testing.assert_array_equal(now[..., :first], theirs[..., :first])
+        for row, expected in enumerate((theirs[..., first + 2], was[..., first + 1], theirs[..., first])):
+            np.testing.assert_array_equal(now[..., first + row], expected)
     assert str(report) == "run: 4 of 4 weights taken, new classes: new"
 
 
 def test_rows_of_another_number_of_anchors_are_not_mixed_up():
     """Two anchors with three classes, three with two: the shapes agree, the meaning does not."""
     model, source = make_model(6), values_of(make_model(6))
-    before = {path: value + 1 for path, value in values_of(model).items()}
     for weight in model.weights:
-        weight.assign(before[weight.path])
+        weight.assign(weight + 1)
+    before = values_of(model)
     report = transfer(model, source, ClassRows(PATHS, 2, 3), label_map("a", "b", "c"), ("a", "b"), "run")
     for path in PATHS:
         np.testing.assert_array_equal(values_of(model)[path], before[path])
@@ -83,19 +82,12 @@ def test_other_shapes_and_missing_weights_are_made_anew():
     assert str(report) == "run: 2 of 4 weights taken, made anew: body, head"
 
 
-def test_nothing_that_fits_is_an_error():
-    model = make_model(3)
-    source = {f"other/{name}": np.zeros(3) for name in "abc"}
-    with pytest.raises(UserError, match=r"^there: only 0 of the 4 weights of small are in it"):
-        transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there")
-
-
-def test_a_little_that_fits_is_an_error():
-    model, source = make_model(3), {"body/bias": np.zeros(6)}
+@pytest.mark.parametrize("names", [[], ["body/bias"]])
+def test_little_that_fits_is_an_error(names):
+    model, source = make_model(3), {"other": np.zeros(3)} | {name: np.zeros(6) for name in names}
     before = values_of(model)
-    arguments = (model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there")
-    with pytest.raises(UserError, match=r"only 1 of the 4"):
-        transfer(*arguments)
+    with pytest.raises(UserError, match=rf"^there: only {len(names)} of the 4 weights of small are in it"):
+        transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there")
     for path, value in before.items():
         np.testing.assert_array_equal(values_of(model)[path], value)
 
@@ -104,17 +96,16 @@ def test_classes_are_found_in_the_other_spelling():
     """COCO to Pascal VOC: all of its 20 have a row, and an equal name goes before another spelling."""
     voc = sorted(VOC_SPELLINGS.get(name, name) for name in coco_label_map().names if name in VOC)
     assert len(voc) == 20
-    coco = coco_label_map().names
     model, source = make_model(20), values_of(make_model(80))
-    report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*voc), coco, "coco")
+    rows = ClassRows(PATHS, 1, 1)
+    report = transfer(model, source, rows, label_map(*voc), coco_label_map().names, "coco")
     assert not report.new_classes
     expected = {"aeroplane": 4, "sofa": 57, "tvmonitor": 62, "person": 0, "diningtable": 60}
     for name, line in expected.items():  # of Darknet's data/coco.names, counted from 0
         assert values_of(model)["head/bias"][voc.index(name)] == source["head/bias"][line]
-    back = make_model(3)
-    source = values_of(model)
+    back, source = make_model(3), values_of(model)
     both = [*voc, "couch"][1:]  # 20 rows: no aeroplane
-    report = transfer(back, source, ClassRows(PATHS, 1, 1), label_map("couch", "tv", "airplane"), both, "voc")
+    report = transfer(back, source, rows, label_map("couch", "tv", "airplane"), both, "voc")
     assert report.new_classes == ("airplane",)
     assert values_of(back)["head/bias"][0] == source["head/bias"][19]
     assert values_of(back)["head/bias"][1] == source["head/bias"][18]
@@ -132,7 +123,46 @@ def test_the_report_in_full(tmp_path):
 
 def test_long_lists_are_cut():
     model, source = make_model(9), values_of(make_model(2))
-    names = tuple("abcdefghi")
-    report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*names), ("x", "y"), "run")
+    report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*"abcdefghi"), ("x", "y"), "run")
     assert report.made_anew == PATHS  # not one row of them was taken
     assert str(report).endswith("new classes: a, b, c, d, e and 4 more")
+
+
+# --- the two flags ---
+
+
+def test_freeze_stops_the_layers_that_match():
+    model = make_model(3)
+    assert freeze(model, "^bo") == "frozen: 1 layers, body to body"
+    assert [weight.path for weight in model.trainable_variables] == list(PATHS)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(", r"^--freeze='\(' is not a regular expression: "),
+        ("xyz", "^--freeze='xyz' matches no layer; names start with body, head$"),
+        (".", "^--freeze='.' leaves nothing to train$"),
+    ],
+)
+def test_patterns_that_cannot_be(pattern, message):
+    with pytest.raises(UserError, match=message):
+        freeze(make_model(3), pattern)
+
+
+def test_weights_are_loaded_into_new_runs_only(capfd):
+    report = Report("run", ("a",), (), ())
+    loaded = []
+
+    def load(path):
+        loaded.append(path)
+        return report
+
+    for resumed, expected in ((True, None), (False, report)):
+        a, model = Args(init_from="x.h5", freeze="head"), make_model(3)
+        assert fine_tuning.set_initial_weights(a, Ranks(), resumed, model, load) is expected
+        assert len(model.trainable_variables) == 2
+    assert loaded == ["x.h5"]
+    said = capfd.readouterr().err
+    assert "--init_from=x.h5 is not read again: this run continues from its checkpoint" in said
+    assert "run: 1 of 1 weights taken" in said and said.count("frozen: 1 layers, head to head") == 2

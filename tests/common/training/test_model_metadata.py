@@ -1,10 +1,11 @@
-"""What files say about themselves: made, read back from every kind of file, compared, printed."""
+"""What files say about themselves: made, read back from every kind of file, compared, printed; the commit."""
 
 import dataclasses
 import importlib
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -38,12 +39,14 @@ def made():
     return of_app("efficientdet")
 
 
+def save(path, metadata):
+    weight_files.save(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), path, metadata)
+    return path
+
+
 @pytest.fixture
 def weights(made, tmp_path):
-    path = tmp_path / "best.weights.h5"
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    weight_files.save(model, path, made | {"epoch": 4, "AP": 0.251})
-    return path
+    return save(tmp_path / "best.weights.h5", made | {"epoch": 4, "AP": 0.251})
 
 
 @pytest.mark.parametrize("app", APPS)
@@ -79,11 +82,8 @@ def test_the_flags_of_a_run_are_part_of_it():
 
 
 def test_weights_and_run_directories(weights, made):
-    assert (
-        model_metadata.read(weights)
-        == model_metadata.read(weights.parent)
-        == made | {"epoch": 4, "AP": 0.251}
-    )
+    expected = made | {"epoch": 4, "AP": 0.251}
+    assert model_metadata.read(weights) == model_metadata.read(weights.parent) == expected
 
 
 def test_checkpoints(made, tmp_path):
@@ -101,23 +101,18 @@ def test_checkpoints(made, tmp_path):
         model_metadata.read(directory / "00000010")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("nothing", None, "no such file"),
-        ("a.txt", b"text", "not written by this project"),
-        ("a.weights.h5", b"x" * 99, "not written by this project"),
-        ("folder/x", b"", "not a run directory, a checkpoint or a saved_model"),
-    ],
-)
-def test_other_files_are_refused_in_one_line(tmp_path, name, content, message):
-    path = tmp_path / name
-    if content is not None:
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=message) as error:
-        model_metadata.read(path.parent if "/" in name else path)
-    assert "\n" not in str(error.value)
+def test_other_files_are_refused_in_one_line(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "a.weights.h5").write_bytes(b"x" * 99)
+    for path, message in (
+        (tmp_path / "nothing", "no such file"),
+        (tmp_path / "a.txt", "not written by this project"),
+        (tmp_path / "a.weights.h5", "not written by this project"),
+        (tmp_path, "not a run directory, a checkpoint or a saved_model"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            model_metadata.read(path)
+        assert "\n" not in str(error.value)
 
 
 def test_what_differs_is_one_line_with_both_values(made):
@@ -162,12 +157,39 @@ def test_the_command(weights, tmp_path):
 
 
 def test_two_files_are_compared(weights, made, tmp_path, capsys):
-    other = tmp_path / "other.weights.h5"
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    weight_files.save(model, other, of_app("efficientdet", nms_iou=0.6))
+    other = save(tmp_path / "other.weights.h5", of_app("efficientdet", nms_iou=0.6))
     describe_weights.show(str(weights), str(other))
     assert capsys.readouterr().out == "config.nms_iou: first 0.5, second 0.6\n"
     describe_weights.show(str(other), str(other))
     assert capsys.readouterr().out == "nothing differs\n"
     with pytest.raises(UserError, match="name a weights file"):
         describe_weights.show()
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+def test_a_tree_has_its_own_commit_and_no_other(tmp_path, monkeypatch):
+    """A copy of the project within another repository is at none of its commits."""
+    outer, inner, worktree = tmp_path / "outer", tmp_path / "outer" / "project", tmp_path / "worktree"
+    inner.mkdir(parents=True)
+    (outer / "file").touch()
+
+    def git(*arguments):
+        command = ["git", "-c", "user.name=x", "-c", "user.email=x@y.z", *arguments]
+        return subprocess.run(command, cwd=outer, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "--quiet")
+    git("add", "file")
+    git("commit", "--quiet", "--message=x")
+    git("worktree", "add", "--quiet", worktree)
+    head = git("rev-parse", "HEAD")
+
+    def commit_of(root):
+        monkeypatch.setattr(model_metadata, "ROOT", root)
+        return model_metadata.commit.__wrapped__()  # not the one in its cache
+
+    assert commit_of(outer) == commit_of(worktree) == head
+    assert commit_of(inner) is None
+    monkeypatch.setenv("GIT_DIR", str(outer / ".git"))  # as within a hook of the other repository
+    assert commit_of(inner) is None
+    (outer / "file").write_text("changed")
+    assert commit_of(outer) == f"{head}+"

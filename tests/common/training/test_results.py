@@ -1,4 +1,4 @@
-"""What a run leaves besides checkpoints: the best weights, results.csv, and what a full disk costs."""
+"""What a run leaves besides checkpoints: best weights, results.csv; when --patience ends it; a full disk."""
 
 import csv
 import errno
@@ -6,17 +6,16 @@ import math
 import os
 
 import keras
+import pytest
+import tensorflow as tf
 
 from common.training import results, weights
-from common.training.results import Results, note_metric
-
-
-def make_model():
-    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+from common.training.results import EpochLog, Results, note_metric, out_of_patience
 
 
 def make_results(directory, **state):
-    return Results(directory, make_model(), {"app": "a"}, {"epoch": 0, "step": 5} | state)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    return Results(directory, model, {"app": "a"}, {"epoch": 0, "step": 5} | state)
 
 
 def rows_of(directory):
@@ -34,13 +33,57 @@ def test_best_is_the_highest_finite_metric():
     assert not note_metric(state, 0.24, "other data")
 
 
+@pytest.mark.parametrize(
+    ("metrics", "patience", "ends_after"),
+    [
+        ([0.1, 0.2, 0.2, 0.1, 0.3], 2, 4),
+        ([0.1, 0.2, 0.2, 0.3, 0.3], 2, None),
+        ([0.0, 0.0], 1, 2),
+        ([math.nan, math.nan, 0.1], 2, 2),  # no finite AP is no gain
+        ([0.1] * 9, 0, None),
+    ],
+)
+def test_patience_ends_a_run_after_so_many_evaluations_without_gain(metrics, patience, ends_after):
+    state, ended = {"epoch": 0}, None
+    for state["epoch"], metric in enumerate(metrics, 1):
+        note_metric(state, metric)
+        why = out_of_patience(state, patience)
+        if why:
+            ended = state["epoch"]
+            best = f"{100 * state.get('best_metric', math.nan):.1f}"
+            assert f"after epoch {ended}: {patience} evaluations without a better AP than {best}" in why
+            break
+    assert ended == ends_after
+
+
+def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
+    """Of steps 3 to 6 of an epoch that a checkpoint cut; step 5 was skipped."""
+    seconds = iter((10.0, 12.0, 13.0, 14.0))
+    monkeypatch.setattr(results.time, "monotonic", lambda: next(seconds))
+    before = {"loss": 3.0, "boxes_truncated": 1.0, "steps": 2.0, "skipped_steps": 0.0}  # an older name
+    log = EpochLog("epoch 1/1", 6, 2, before)
+    for step, loss in ((3, 4.0), (4, 5.0), (5, 0.0), (6, 6.0)):
+        values = {"loss": tf.constant(loss), "boxes_over_limit": tf.constant(2.0 * (loss > 0))}
+        log.add(step, values, tf.constant(loss > 0))
+    row = log.row(4, 2, learning_rate=0.5)
+    assert row == {
+        "loss": 18 / 5,
+        "learning_rate": 0.5,
+        "images_per_second": 3 * 4 * 2 / 4,
+        "boxes_over_limit": 14.0,
+        "skipped_steps": 1.0,
+    }
+    assert log.totals() == {"loss": 18.0, "boxes_over_limit": 7.0, "steps": 5.0, "skipped_steps": 1.0}
+    log.restart_clock()
+    assert math.isnan(log.row(4, 2, learning_rate=0.5)["images_per_second"])
+
+
 def test_a_full_disk_costs_one_file_and_not_the_run(tmp_path, monkeypatch, capfd):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     files = make_results(tmp_path)
     with monkeypatch.context() as patch:
-
-        def full(*_):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
         patch.setattr(results.weight_files, "save", full)
         files.save_weights(weights.LAST)
     assert "No space left on device; training continues" in capfd.readouterr().err

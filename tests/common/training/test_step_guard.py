@@ -1,4 +1,4 @@
-"""Guards on a small network: what a step that is not finite leaves behind is nothing."""
+"""A step that is not finite changes nothing and is named; too many in a row end the run."""
 
 import keras
 import numpy as np
@@ -74,17 +74,25 @@ def batch(*, wanted=1.0, image=0.5, gradient=0.0, size=4):
 
 
 GO_ON = tf.constant(0.0)
-BAD = {
-    "nan_target": {"wanted": np.nan},
-    "infinite_image": {"image": np.inf},
-    "nan_gradient": {"gradient": np.nan},
-    "infinite_gradient": {"gradient": np.inf},
-    "gradient_whose_norm_overflows": {"gradient": 1e25},
-}
 
 
-@pytest.mark.parametrize("accumulate_steps", [None, 2])
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.fixture
+def alone():
+    """A training on one rank, and a guard that saves no file."""
+    training = Training()
+    return training, step_guard.StepGuard(training.ranks, limit=2, save_batch=lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("bad", "accumulate_steps"),
+    [
+        ({"wanted": np.nan}, None),
+        ({"image": np.inf}, 2),
+        ({"gradient": np.nan}, None),
+        ({"gradient": np.inf}, 2),
+        ({"gradient": 1e25}, None),  # whose norm overflows
+    ],
+)
 def test_a_step_that_is_not_finite_changes_nothing(bad, accumulate_steps):
     training = Training(accumulate_steps=accumulate_steps)
     for _ in range(3):
@@ -124,16 +132,16 @@ def test_float16_leaves_overflowing_gradients_to_the_loss_scale():
 def test_a_collapsed_loss_scale_is_named():
     training = Training(precision="mixed_float16", every_gradient=False)
     guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=lambda *_: None)
-    guard.check_weights(training.model, training.optimizer, 0)
-    for _ in range(12):
+    for _ in range(10):
         training.step(*batch(gradient=np.inf), GO_ON)
-    with pytest.raises(UserError, match=r"loss scale has fallen below 0\.0039.*mixed_bfloat16"):
-        guard.check_weights(training.model, training.optimizer, 12)
+    guard.check_weights(training.model, training.optimizer, 10)  # 2**-8 is the least
+    training.step(*batch(gradient=np.inf), GO_ON)
+    with pytest.raises(UserError, match=r"loss scale has fallen below 0\.00390625.*mixed_bfloat16"):
+        guard.check_weights(training.model, training.optimizer, 11)
 
 
-def test_weights_that_are_not_finite_are_named():
-    training = Training()
-    guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=lambda *_: None)
+def test_weights_that_are_not_finite_are_named(alone):
+    training, guard = alone
     guard.check_weights(training.model, training.optimizer, 7)
     training.model.get_layer("bn").moving_variance.assign([1.0, np.inf, 1.0, 1.0])
     with pytest.raises(UserError, match="after step 7 the weight bn/moving_variance is not finite"):
@@ -165,39 +173,37 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
         run(guard, training, good, *[batch(gradient=np.nan)] * 3)
 
 
-def test_the_rank_whose_loss_it_was_is_named(capsys):
+@pytest.mark.parametrize("other_is_finite", [False, True])
+def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
+    """The loss of one rank is finite, the average over both is not; the bad rank saves its batch."""
     saved = []
 
     def save_batch(step, images, targets):
         saved.append(images is not None)
 
-    ranks = Pair(other_is_finite=False)
-    training = Training()
-    guard = step_guard.StepGuard(ranks, limit=5, save_batch=save_batch)
-    images, targets = batch()
-    # This rank's own loss is finite, the average over both is not.
-    result = step_guard.StepResult(
-        {}, finite=tf.constant(False), own_finite=tf.constant([True]), stop=tf.constant(False)
-    )
-    guard.check(5, result, images, targets)
-    assert "image ids 77, 78 (rank 1)\n" in capsys.readouterr().err
-    assert saved == [False]
-    ranks = Pair(other_is_finite=True)
-    guard = step_guard.StepGuard(ranks, limit=5, save_batch=save_batch)
-    images, targets = batch(wanted=np.nan)
-    guard.check(1, training.step(images, targets, GO_ON), images, targets)
-    assert "image ids 10, 11, 12, 13 (rank 0)\n" in capsys.readouterr().err
-    assert saved == [False, True]
+    guard = step_guard.StepGuard(Pair(other_is_finite), limit=5, save_batch=save_batch)
+    no = tf.constant(False)
+    own_finite = tf.constant([not other_is_finite])
+    guard.check(5, step_guard.StepResult({}, finite=no, own_finite=own_finite, stop=no), *batch())
+    bad = "10, 11, 12, 13 (rank 0)" if other_is_finite else "77, 78 (rank 1)"
+    assert f"image ids {bad}\n" in capsys.readouterr().err
+    assert saved == [other_is_finite]
 
 
-def test_any_rank_may_ask_for_a_stop():
+def test_at_most_sixteen_images_are_named(capsys):
     training = Training()
-    guard = step_guard.StepGuard(training.ranks, limit=0, save_batch=lambda *_: None)
+    guard = step_guard.StepGuard(training.ranks, limit=5, save_batch=lambda *_: None)
+    for size, last in ((16, "24, 25"), (17, "24, 25 and 1 more")):
+        images, targets = batch(wanted=np.nan, size=size)
+        guard.check(1, training.step(images, targets, GO_ON), images, targets)
+        assert f", {last} (rank 0)\n" in capsys.readouterr().err
+
+
+def test_any_rank_may_ask_for_a_stop(alone):
+    training, guard = alone
     images, targets = batch()
-    guard.check(1, training.step(images, targets, GO_ON), images, targets)
-    guard.check_weights(training.model, training.optimizer, 1)
-    assert not guard.stop
     half = tf.constant(0.5)  # the mean, where one of two asks
-    guard.check(2, training.step(images, targets, half), images, targets)
-    guard.check_weights(training.model, training.optimizer, 1)
-    assert guard.stop
+    for asked, stops in ((GO_ON, False), (half, True), (GO_ON, True)):
+        guard.check(1, training.step(images, targets, asked), images, targets)
+        guard.check_weights(training.model, training.optimizer, 1)
+        assert guard.stop == stops

@@ -1,5 +1,4 @@
-import contextlib
-import resource
+"""Weights files come back whole with their metadata; damage, other models and full disks are noticed."""
 
 import h5py
 import keras
@@ -8,75 +7,34 @@ import pytest
 
 from common.errors import UserError
 from common.training import weights
+from tests.common.training.small_model import assert_same, files_end_at, make_model, values
 
 
-def make_model(units=6, seed=0):
-    """Convolution, batch norm and dropout: trainable weights, statistics, and random state."""
-    keras.utils.set_random_seed(seed)
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 3)),
-            keras.layers.Conv2D(units, 3),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.3),
-            keras.layers.Flatten(),
-            keras.layers.Dense(2),
-        ]
-    )
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "m.weights.h5"
 
 
-def values(*objects):
-    return [np.asarray(variable) for thing in objects for variable in thing.variables]
-
-
-def assert_same(left, right):
-    for a, b in zip(left, right, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@contextlib.contextmanager
-def disk_full_after(size):
-    """Every file ends at `size` bytes, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_weights_and_metadata_come_back(tmp_path):
-    path = tmp_path / "m.weights.h5"
+def test_weights_and_metadata_come_back(path):
     metadata = {"label_map": {"names": ["Ärger", "x"]}, "config": [1, 2.5, None], "long": "z" * 200_000}
-    model = make_model()
+    model, other = make_model(), make_model(seed=1)
     weights.save(model, path, metadata)
-    other = make_model(seed=1)
-    assert weights.load(other, path) == metadata
+    assert weights.load(other, path) == weights.read_metadata(path) == metadata
     assert_same([w.numpy() for w in other.weights], [w.numpy() for w in model.weights])
-    assert weights.read_metadata(path) == metadata
     make_model(seed=2).load_weights(path)  # the file is Keras' own
     with h5py.File(path) as file:
         assert "layers" in file
 
 
-def test_any_flipped_bit_is_noticed(tmp_path):
-    path = tmp_path / "m.weights.h5"
+def test_any_flipped_bit_is_noticed(path):
     weights.save(make_model(), path, {"a": 1})
-    content = path.read_bytes()
-    rng = np.random.default_rng(0)
-    places = [
-        0,
-        8,
-        len(content) // 2,
-        len(content) - 1,
-        len(content) - 70,
-        *rng.integers(0, len(content), 25),
-    ]
+    content, random = path.read_bytes(), np.random.default_rng(0)
+    ends = [0, 8, len(content) // 2, len(content) - 1, len(content) - 70]
     model = make_model(seed=1)
     before = values(model)
-    for place in places:
+    for place in [*ends, *random.integers(0, len(content), 15)]:
         damaged = bytearray(content)
-        damaged[place] ^= 1 << int(rng.integers(8))
+        damaged[place] ^= 1 << int(random.integers(8))
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"m\.weights\.h5: the file is"):
             weights.load(model, path)
@@ -85,17 +43,16 @@ def test_any_flipped_bit_is_noticed(tmp_path):
     assert_same(values(model), before)
 
 
-@pytest.mark.parametrize("length", [0, 1, 71, 72, 2000, -1, -72])
-def test_a_truncated_file_is_noticed(tmp_path, length):
-    path = tmp_path / "m.weights.h5"
+def test_a_truncated_file_is_noticed(path):
     weights.save(make_model(), path, {})
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(UserError, match="cut short"):
-        weights.load(make_model(), path)
+    content = path.read_bytes()
+    for length in (0, 1, 71, 72, 2000, -1, -72):
+        path.write_bytes(content[:length])
+        with pytest.raises(UserError, match="cut short"):
+            weights.load(make_model(), path)
 
 
-def test_files_of_others_are_refused(tmp_path):
-    path = tmp_path / "m.weights.h5"
+def test_files_of_others_are_refused(path, tmp_path):
     make_model().save_weights(path)
     with pytest.raises(UserError, match="not written by this project"):
         weights.load(make_model(), path)
@@ -104,12 +61,10 @@ def test_files_of_others_are_refused(tmp_path):
             weights.read_metadata(missing)
 
 
-def test_weights_of_another_structure_are_refused_and_the_difference_is_named(tmp_path):
-    path = tmp_path / "m.weights.h5"
+def test_weights_of_another_structure_are_refused_and_the_difference_is_named(path):
     weights.save(make_model(units=6), path, {})
-    with pytest.raises(
-        UserError, match=r"kernel', \[3, 3, 3, 6\]\] where the model has .*kernel', \[3, 3, 3, 7\]\]"
-    ):
+    shapes = r"kernel', \[3, 3, 3, 6\]\] where the model has .*kernel', \[3, 3, 3, 7\]\]"
+    with pytest.raises(UserError, match=shapes):
         weights.load(make_model(units=7), path)
     longer = keras.Sequential([*make_model().layers, keras.layers.Dense(2)])
     longer.build((None, 8, 8, 3))
@@ -119,27 +74,21 @@ def test_weights_of_another_structure_are_refused_and_the_difference_is_named(tm
 
 
 @pytest.mark.parametrize("size", [0, 1000, 6000])
-def test_a_full_disk_leaves_the_old_weights(tmp_path, size):
-    path = tmp_path / "m.weights.h5"
-    model = make_model()
-    weights.save(model, path, {"step": 1})
+def test_a_full_disk_leaves_the_old_weights(path, size):
+    weights.save(make_model(), path, {"step": 1})
     assert path.stat().st_size > 6000
-    with (
-        disk_full_after(size),
-        pytest.raises(OSError, match=r"m\.weights\.h5 cannot be written: File too large"),
-    ):
+    full = pytest.raises(OSError, match=r"m\.weights\.h5 cannot be written: File too large")
+    with files_end_at(size), full:
         weights.save(make_model(seed=1), path, {"step": 2})
     assert weights.load(make_model(seed=2), path) == {"step": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["m.weights.h5"]
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_find_weights_prefers_the_best(tmp_path):
-    with pytest.raises(UserError, match="neither best"):
-        weights.find(tmp_path)
-    with pytest.raises(UserError, match="no such file"):
-        weights.find(tmp_path / "absent.weights.h5")
-    (tmp_path / "last.weights.h5").touch()
-    assert weights.find(tmp_path).name == "last.weights.h5"
-    (tmp_path / "best.weights.h5").touch()
-    assert weights.find(tmp_path).name == "best.weights.h5"
+    for wrong, message in ((tmp_path, "neither best"), (tmp_path / "absent.weights.h5", "no such file")):
+        with pytest.raises(UserError, match=message):
+            weights.find(wrong)
+    for name in ("last.weights.h5", "best.weights.h5"):
+        (tmp_path / name).touch()
+        assert weights.find(tmp_path).name == name
     assert weights.find(str(tmp_path / "last.weights.h5")) == tmp_path / "last.weights.h5"

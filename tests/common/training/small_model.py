@@ -1,0 +1,36 @@
+"""A small network with every kind of variable, and a disk that cuts files short."""
+
+import contextlib
+import resource
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+
+
+def make_model(units: int = 6, seed: int = 0) -> keras.Sequential:
+    """Convolution, batch norm and dropout: trainable weights, statistics, and random state."""
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Conv2D(units, 3), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
+    return keras.Sequential([keras.Input((8, 8, 3)), *layers, keras.layers.Flatten(), keras.layers.Dense(2)])
+
+
+def values(*objects) -> list[np.ndarray]:
+    """The variables of models, optimizers and averages."""
+    return [np.asarray(variable) for thing in objects for variable in thing.variables]
+
+
+def assert_same(left, right) -> None:
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@contextlib.contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """Every file ends at `size` bytes: a real error of the file system, in TensorFlow's writer too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,420 @@
+"""A run that is stopped anywhere goes on as if it never was: the loop of train.py on a tiny network."""
+
+import csv
+import errno
+import functools
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from common.args import Args
+from common.distributed.ranks import Hooks, Ranks
+from common.errors import StoppedError, UserError
+from common.evaluation import coco_metrics, drawing
+from common.evaluation.coco_metrics import Evaluation
+from common.training import model_metadata, optimizers, run_directory, step_guard, weights
+from common.training import run as run_module
+from common.training.input_feed import InputFeed
+from common.training.results import Results
+from common.training.run import Run, start_process
+from common.training.watchdog import Watchdog
+from tests.common.training.small_model import assert_same
+
+STEPS = 4  # of an epoch
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch):
+    """They are tested with the functions that draw them, and take most of the time."""
+    for name in ("loss_curves", "pr_curves"):
+        monkeypatch.setattr(drawing, name, lambda *_: None)
+
+
+class Loader:
+    """Shuffled rows of numbers; `sign` is a setting that changes with the epoch."""
+
+    pipeline_type, size, steps_per_epoch = "tensorflow", 12, 3
+
+    def __init__(self, saveable, seed, sign):
+        self.saveable, self._seed, self._sign = saveable, seed, sign
+
+    def dataset(self):
+        def example(number):
+            image = tf.cast([number, number % 5, 1], tf.float32)
+            return self._sign * image / 12, {"image_ids": number, "boxes": tf.ones([2])}
+
+        return tf.data.Dataset.range(12).shuffle(12, self._seed).repeat().map(example).batch(2)
+
+
+class Session:
+    """One process of a run: trains as the apps' train.py does; `seen` are its image ids, step by step."""
+
+    def __init__(self, directory, *, saveable=True, turn=None, epochs=3, aps=None, hooks=Hooks(), **flags):
+        self.seen, self.opened = [], []
+        self.a = Args(output_dir=str(directory), batch_size=2, **flags)
+        self.ranks = start_process(self.a)
+        self._epochs, self._aps, self._hooks = epochs, aps, hooks
+        layers = [keras.layers.BatchNormalization(), keras.layers.Dense(1, name="head")]
+        self.model = keras.Sequential([keras.Input((3,)), *layers])
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
+        self.optimizer = keras.optimizers.SGD(schedule, momentum=0.9)
+        self.optimizer.build(self.model.trainable_variables)
+        self.feed = InputFeed(
+            self.ranks,
+            functools.partial(self._open, saveable),
+            lambda done: {"seed": done, "sign": -1.0 if done == turn else 1.0},
+            STEPS,
+        )
+
+    def _open(self, saveable, *, device_index=0, seed, sign):
+        self.opened.append((seed, sign))
+        return Loader(saveable, seed, sign)
+
+    def train(self):
+        metadata = {"app": "a", "eval_data": "f00"}
+        identity = run_directory.Identity({"batch_size": 2, "freeze": self.a.freeze, **self.feed.identity})
+        run_directory.check(self.a, self.ranks, identity)
+        run = Run(
+            self.a,
+            self.ranks,
+            self.model,
+            self.optimizer,
+            hooks=self._hooks,
+            ema_decay=0.9,
+            identity=identity,
+            metadata=metadata,
+            feed=self.feed,
+            explain=lambda error: UserError(f"explained: {type(error).__name__}"),
+            show_batch=lambda images, targets, path: f"boxes in {path.name}: {len(targets['boxes'])}",
+        )
+        self.run = run
+        step = step_guard.guarded_step(
+            self.ranks, self._gradients, self._update, self.model, every_gradient=True
+        )
+        with run:
+            for epoch in run.epochs(self._epochs):
+                assert epoch == run.state["epoch"] + 1
+                while run.epoch_is_unfinished():
+                    for images, targets in run.batches():
+                        self.seen.append(tuple(targets["image_ids"].numpy()))
+                        run.after_step(step(images, targets, run.stop_requested), images, targets)
+                    if run.is_evaluation_due():
+                        with run.evaluating() as on_batch:
+                            on_batch(1, 2)
+                            run.save_evaluation(self._evaluation())
+                run.end_epoch()
+        return run.metrics
+
+    def _gradients(self, images, targets):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.model(images, training=True) - 1.0) ** 2)
+        return tape.gradient(loss, self.model.trainable_variables), {"loss": loss}
+
+    def _update(self, gradients):
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        self.run.ema.update()
+
+    def _evaluation(self):
+        """AP by `aps`, else by the weights as they are."""
+        number = float(np.tanh(np.abs(np.asarray(self.model.weights[-2])).sum()))
+        ap = self._aps[self.run.state["epoch"]] if self._aps else number
+        return Evaluation({**dict.fromkeys(coco_metrics.NAMES, ap), "per_class": {}}, [], {})
+
+
+def rows_of(directory):
+    with (directory / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def interrupt_at_step(monkeypatch, number):
+    beat = Watchdog.beat
+
+    def interrupted(self, doing, *, epoch=0, step=0, at_least=0.0):
+        if step == number and doing == "training":
+            raise KeyboardInterrupt
+        beat(self, doing, epoch=epoch, step=step, at_least=at_least)
+
+    monkeypatch.setattr(Watchdog, "beat", interrupted)
+
+
+def assert_same_runs(one, other, session_one, session_other):
+    assert_same(
+        [np.asarray(w) for w in session_one.model.weights],
+        [np.asarray(w) for w in session_other.model.weights],
+    )
+    names = ("epoch", "step", "loss", "AP")
+    assert [[row[n] for n in names] for row in rows_of(one)] == [
+        [row[n] for n in names] for row in rows_of(other)
+    ]
+    states = [model_metadata.read(path / "checkpoints")["state"] for path in (one, other)]
+    assert states[0] == states[1]
+
+
+def test_what_a_run_leaves_behind(tmp_path, capfd):
+    steps, epochs = [], []
+    hooks = Hooks(on_step=lambda run, *_: steps.append(run.state["step"]), on_epoch=epochs.append)
+    session = Session(tmp_path, eval_every=2, hooks=hooks)
+    metrics = session.train()
+    assert (steps, epochs) == (list(range(1, 13)), [1, 2, 3])
+    rows = rows_of(tmp_path)
+    assert [(row["epoch"], row["step"], bool(row["AP"])) for row in rows] == [
+        ("1", "4", False),
+        ("2", "8", True),
+        ("3", "12", True),  # the last
+    ]
+    # of the last batch: the schedule counts from 0
+    assert [float(row["learning_rate"]) for row in rows] == pytest.approx(
+        [0.1 * 0.9 ** (n / 3) for n in (3, 7, 11)]
+    )
+    assert float(rows[-1]["AP"]) == pytest.approx(metrics["AP"], rel=1e-5)
+    said = capfd.readouterr()
+    assert "boxes in first_batch.png: 2\n" in said.err and said.err.count("first_batch") == 1
+    assert f"epoch 3: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP']:.1f}\n" in said.err
+    assert f"results are in {tmp_path}\n" in said.out and "AP50" in said.out
+    assert "--eval_every=2" in (tmp_path / "flags.txt").read_text().splitlines()
+    last = weights.read_metadata(tmp_path / weights.LAST)
+    assert (last["app"], last["epoch"], last["step"]) == ("a", 3, 12)
+    aps = [float(row["AP"] or 0) for row in rows]
+    assert weights.read_metadata(tmp_path / weights.BEST)["epoch"] == 1 + int(np.argmax(aps))
+    manifest = model_metadata.read(tmp_path / "checkpoints")
+    assert (manifest["state"]["step"], manifest["state"]["epoch"], manifest["flags"]["eval_every"]) == (
+        12,
+        3,
+        2,
+    )
+
+    again = Session(tmp_path, eval_every=2)
+    assert again.train()["AP"] == pytest.approx(metrics["AP"], abs=1e-6)  # metrics.json is rounded
+    assert again.seen == []
+    assert f"{tmp_path} has its 3 epochs: nothing left to train" in capfd.readouterr().err
+
+
+def test_weights_of_the_files_are_the_averages(tmp_path):
+    session = Session(tmp_path, epochs=1)
+    session.train()
+    with session.run.ema.swapped_in():
+        averages = [np.asarray(w) for w in session.model.weights]
+    assert not np.array_equal(averages[-2], np.asarray(session.model.weights[-2]))
+    for name in (weights.LAST, weights.BEST):
+        weights.load(session.model, tmp_path / name)
+        assert_same([np.asarray(w) for w in session.model.weights], averages)
+
+
+def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, monkeypatch, capfd):
+    """An evaluation every 3 steps, stopped in one, right after one and later."""
+    flags = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
+    unbroken = Session(tmp_path / "unbroken", **flags)
+    unbroken.train()
+    rows = rows_of(tmp_path / "unbroken")
+    assert [row["step"] for row in rows if row["AP"]] == [
+        "3",
+        "6",
+        "8",
+        "9",
+        "12",
+    ]  # 8: epoch 2; 12: the last
+    assert [row["epoch"] for row in rows] == ["0.75", "1", "1.5", "2", "2.25", "3"]
+    assert [row["step"] for row in rows if row["loss"]] == ["4", "8", "12"]
+    assert "step 6: AP" in capfd.readouterr().err
+
+    broken, save_row = tmp_path / "broken", Results.save_row
+
+    def in_evaluation(self, *arguments):
+        raise KeyboardInterrupt
+
+    def after_evaluation(self, epoch, values):
+        save_row(self, epoch, values)
+        if epoch == 1.5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(optimizers.AveragedWeights, "swapped_in", in_evaluation)
+        Session(broken, **flags).train()
+    assert not (broken / "results.csv").exists()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Results, "save_row", after_evaluation)
+        Session(broken, **flags).train()
+    assert [row["step"] for row in rows_of(broken)] == ["3", "4", "6"]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_at_step(patch, 7)
+        Session(broken, **flags).train()
+    resumed = Session(broken, **flags)
+    resumed.train()
+    assert_same_runs(tmp_path / "unbroken", broken, unbroken, resumed)
+
+
+@pytest.mark.parametrize("saveable", [True, False])
+def test_stopped_within_an_epoch_it_sees_the_same_images(tmp_path, monkeypatch, saveable, capfd):
+    """Where a loader cannot save its place, as on a GPU, what was trained on is read again.
+
+    Every epoch of such a loader has another seed; any loader is opened anew for an epoch with other settings.
+    """
+    flags = {"saveable": saveable, "turn": 2, "save_every": 2, "eval_every": 0}
+    unbroken = Session(tmp_path / "unbroken", **flags)
+    unbroken.train()
+    assert "from epoch 3 on: sign=-1.0" in capfd.readouterr().err
+    # one to look at, and the epochs'
+    first = [(0, 1.0), (0, 1.0)]
+    assert unbroken.opened == ([*first, (2, -1.0)] if saveable else [*first, (0, 1.0), (1, 1.0), (2, -1.0)])
+    for stop in (7, 11):
+        broken = Session(tmp_path / "broken", **flags)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            interrupt_at_step(patch, stop)
+            broken.train()
+        assert broken.seen == unbroken.seen[0 if stop == 7 else 6 : stop]
+    resumed = Session(tmp_path / "broken", **flags)
+    resumed.train()
+    assert resumed.seen == unbroken.seen[10:]
+    assert "resumed after epoch 2 and 2 steps (step 10)" in capfd.readouterr().err
+    assert_same_runs(tmp_path / "unbroken", tmp_path / "broken", unbroken, resumed)
+
+
+def test_another_freeze_goes_on_from_the_last_whole_epoch(tmp_path, monkeypatch, capfd):
+    flags = {"save_every": 2, "eval_every": 0}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_at_step(patch, 7)
+        Session(tmp_path, **flags).train()
+    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [4, 6]
+    capfd.readouterr()
+    Session(tmp_path, **flags, freeze="x").train()
+    said = capfd.readouterr().err
+    assert "resumed after epoch 1 (step 4)\n" in said
+    assert "  with another freeze: from a whole epoch, not as if it had never stopped\n" in said
+    assert [row["step"] for row in rows_of(tmp_path)] == ["4", "8", "12"]
+
+
+def test_patience_ends_a_run_once(tmp_path, capfd):
+    flags = {"epochs": 9, "aps": [0.1, 0.3, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4]}
+    Session(tmp_path, **flags, patience=2).train()
+    assert "ends after epoch 4: 2 evaluations without a better AP than 30.0" in capfd.readouterr().err
+    assert len(rows_of(tmp_path)) == 4
+    assert weights.read_metadata(tmp_path / weights.BEST)["epoch"] == 2
+    again = Session(tmp_path, **flags, patience=2)
+    assert again.train()["AP"] == 0.3
+    assert again.seen == [] and "nothing left to train" in capfd.readouterr().err
+    Session(tmp_path, **flags | {"epochs": 5}).train()  # without it the run goes on
+    assert "epoch 5: AP 40.0" in capfd.readouterr().err
+
+
+def test_overwrite_starts_anew(tmp_path):
+    Session(tmp_path, epochs=2).train()
+    session = Session(tmp_path, epochs=1, overwrite=True)
+    session.train()
+    assert len(session.seen) == 4
+    assert [row["step"] for row in rows_of(tmp_path)] == ["4"]
+
+
+def test_a_bad_batch_is_skipped_and_training_goes_on(tmp_path, monkeypatch, capfd):
+    following = InputFeed.__next__
+
+    def poisoned(self):
+        images, targets = following(self)
+        return (images * np.nan if session.run.state["step"] == 2 else images), targets
+
+    monkeypatch.setattr(InputFeed, "__next__", poisoned)
+    session = Session(tmp_path, epochs=1)
+    session.train()
+    assert "step 3 is skipped: the loss is not finite; image ids" in capfd.readouterr().err
+    (row,) = rows_of(tmp_path)
+    assert float(row["skipped_steps"]) == 1 and np.isfinite(float(row["loss"]))
+    assert (tmp_path / "skipped/step_00000003.npz").exists()
+
+
+def test_a_loader_that_stops_is_explained(tmp_path, monkeypatch):
+    def damaged(self):
+        raise tf.errors.UnknownError(None, None, "a damaged image")
+
+    monkeypatch.setattr(InputFeed, "__next__", damaged)
+    with pytest.raises(UserError, match="explained: UnknownError"):
+        Session(tmp_path).train()
+
+
+@pytest.mark.parametrize("where", ["step", "evaluation"])
+def test_a_signal_stops_it_with_everything_saved(tmp_path, monkeypatch, where):
+    def stop(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    hooks = Hooks(on_step=lambda run, *_: run.state["step"] == 5 and stop())
+    session = Session(tmp_path, hooks=hooks if where == "step" else Hooks(), save_every=0)
+    if where == "evaluation":
+        monkeypatch.setattr(Session, "_evaluation", stop)
+        beat = Watchdog.beat
+
+        def stopped(self, doing, **at):
+            beat(self, doing, **at)
+            if doing == "evaluating":
+                stop()
+
+        monkeypatch.setattr(Watchdog, "beat", stopped)
+    step = 6 if where == "step" else 4  # step 6 tells the other ranks what came after step 5
+    with pytest.raises(StoppedError, match=f"stopped by SIGTERM; saved after step {step}"):
+        session.train()
+    assert model_metadata.read(tmp_path / "checkpoints")["state"]["step"] == step
+
+
+def test_a_run_that_ends_without_its_last_checkpoint_fails(tmp_path, monkeypatch):
+    def write(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_directory, "write", write)
+    with pytest.raises(UserError, match=r"^the last checkpoint is not in .*: make room and run the same"):
+        Session(tmp_path, epochs=1).train()
+
+
+def test_compiling_and_scoring_get_their_longer_time(tmp_path, monkeypatch):
+    beats, beat = [], Watchdog.beat
+
+    def noted(self, doing, *, epoch=0, step=0, at_least=0.0):
+        beats.append((doing, epoch, step, at_least))
+        beat(self, doing, epoch=epoch, step=step, at_least=at_least)
+
+    monkeypatch.setattr(Watchdog, "beat", noted)
+    Session(tmp_path, epochs=1).train()
+    long = run_module.LONG_SECONDS
+    assert long == 1800
+    assert beats == [
+        ("training", 1, 0, long),
+        *(("training", 1, step, 0.0) for step in (1, 2, 3)),
+        ("saving", 1, 4, 0.0),
+        ("evaluating", 1, 4, long),
+        ("evaluating", 1, 4, 0.0),
+        ("saving", 2, 4, 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"output_dir": None}, "^--output_dir is missing: name a directory"),
+        (
+            {"output_dir": "x", "compression": "fp16"},
+            "^--compression=fp16 is Horovod's: it needs --strategy=horovod",
+        ),
+    ],
+)
+def test_flags_that_cannot_be(flags, message):
+    with pytest.raises(UserError, match=message):
+        start_process(Args(**flags))
+
+
+def test_elastic_saves_before_the_first_epoch_and_needs_what_was_trained(tmp_path):
+    with pytest.raises(
+        UserError, match=r"has 0 of the 2 epochs that were trained: with --elastic it must lie"
+    ):
+        Session(tmp_path, elastic=True, hooks=Hooks(expected_epochs=2)).train()
+    assert model_metadata.read(tmp_path / "checkpoints")["state"]["step"] == 0
+
+
+def test_processes_start_with_the_seed_and_the_precision_of_the_flags():
+    try:
+        start_process(Args(output_dir="x", seed=7, precision="mixed_bfloat16"))
+        assert keras.mixed_precision.dtype_policy().name == "mixed_bfloat16"
+        first = np.asarray(keras.random.normal((3,)))
+        assert isinstance(start_process(Args(output_dir="x", seed=7)), Ranks)
+        assert_same([np.asarray(keras.random.normal((3,)))], [first])
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
