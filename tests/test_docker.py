@@ -24,21 +24,17 @@ COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 every_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 
 
-def instructions(path: pathlib.Path) -> list[tuple[str, str]]:
-    """(instruction, what follows it) of a Dockerfile, comments gone, continued lines put together."""
-    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
-    lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
-    return [(name, " ".join(rest.split())) for name, rest in lines]
-
-
 def stages(path: pathlib.Path) -> list[list[tuple[str, str]]]:
-    """The instructions of each stage, from its FROM on."""
-    parts: list[list[tuple[str, str]]] = []
-    for name, value in instructions(path):
+    """(instruction, what follows it) of each part of a Dockerfile: before the first FROM, and from each on.
+
+    Comments are gone, continued lines put together.
+    """
+    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    parts: list[list[tuple[str, str]]] = [[]]
+    for name, value in (line.split(maxsplit=1) for line in text.splitlines() if line.strip()):
         if name == "FROM":
             parts.append([])
-        if parts:
-            parts[-1].append((name, value))
+        parts[-1].append((name, " ".join(value.split())))
     return parts
 
 
@@ -46,32 +42,34 @@ def of(stage: list[tuple[str, str]], name: str) -> list[str]:
     return [value for instruction, value in stage if instruction == name]
 
 
+def argument(stage: list[tuple[str, str]], name: str) -> str:
+    return dict(value.split("=", 1) for value in of(stage, "ARG") if "=" in value)[name]
+
+
 @every_dockerfile
 def test_bases_are_arguments_with_a_release_in_their_tag(path):
-    before = instructions(path)[: [name for name, _ in instructions(path)].index("FROM")]
-    bases = dict(value.split("=") for name, value in before if name == "ARG")
+    before, *parts = stages(path)
+    bases = dict(value.split("=") for value in of(before, "ARG"))
     assert "BASE" in bases
-    for stage in stages(path):
-        argument = re.match(r"\$\{(\w+)\}", stage[0][1])[1]
-        assert re.fullmatch(r"[\w/]+:[\w.-]*(\d|bookworm)[\w.-]*", bases[argument])
+    for stage in parts:
+        base = bases[re.match(r"\$\{(\w+)\}", stage[0][1])[1]]
+        assert re.fullmatch(r"[\w/]+:[\w.-]*(\d|bookworm)[\w.-]*", base)
 
 
 @every_dockerfile
 def test_the_image_runs_as_a_user_with_a_number(path):
     last = stages(path)[-1]
     assert of(last, "USER") == ["${UID}"]  # Kubernetes' runAsNonRoot reads numbers alone
-    (uid,) = (value.partition("=")[2] for value in of(last, "ARG") if value.startswith("UID="))
-    assert int(uid) >= 1000
+    assert int(argument(last, "UID")) >= 1000
     names = [name for name, _ in last]
     assert "RUN" not in names[names.index("USER") :]
 
 
 @every_dockerfile
 def test_packages_come_from_pyproject_alone(path):
-    text = "\n".join(value for _, value in instructions(path))
-    assert not re.search(r"==|\bpip3? |requirements", text)
-    build = stages(path)[0]
-    (extras,) = (value.partition("=")[2].strip('"') for value in of(build, "ARG") if "EXTRAS" in value)
+    assert not re.search(r"==|\bpip3? |requirements", str(stages(path)))
+    build = stages(path)[1]
+    extras = argument(build, "EXTRAS").strip('"')
     assert set(extras.split()) <= set(EXTRAS) and "dev" not in extras
     assert ("gpu" in extras.split()) == (path.name == "Dockerfile")
     # docker/setup_env.sh finds a lock by its name, and without one does not check hashes.
@@ -102,10 +100,8 @@ def test_the_context_is_what_the_apps_need():
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
-    assert allowed - {"LICENSE"} == {
-        *("Makefile", "README.md", "pyproject.toml"),
-        *("common", "docker", "efficientdet", "yolov4"),
-    }
+    files = {"Makefile", "README.md", "pyproject.toml", "LICENSE"}
+    assert allowed == files | {"common", "docker", "efficientdet", "yolov4"}
     assert lines[-1] == "**/__pycache__"
 
 
@@ -141,21 +137,17 @@ def test_compose_has_each_app_and_its_check():
     for name, service in services.items():
         device = name.removeprefix("check-")
         assert service["profiles"] == [device]
-        context = DOCKER / service["build"]["context"]
-        assert (context / service["build"]["dockerfile"]).is_file()
+        assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
         assert set(service["build"]["args"]) == {"UID"}
         assert int(service["shm_size"].removesuffix("g")) >= 1
         assert service["cap_drop"] == ["ALL"] and not service.get("privileged")
-        assert {volume.rpartition("}:")[2] for volume in service["volumes"]} == {
-            "/data:ro",
-            "/workspace/runs",
-        }
+        places = {volume.rpartition("}:")[2] for volume in service["volumes"]}
+        assert places == {"/data:ro", "/workspace/runs"}
         devices = service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
         assert [each["capabilities"] for each in devices] == ([["gpu"]] if device == "gpu" else [])
         if name == device:
-            assert service["depends_on"] == {
-                f"check-{device}": {"condition": "service_completed_successfully"}
-            }
+            (needed,) = service["depends_on"].items()
+            assert needed == (f"check-{device}", {"condition": "service_completed_successfully"})
         else:
             assert service["command"][0] == "docker/healthcheck.sh"
     assert set(COMPOSE["volumes"]) == {"runs"}
@@ -167,11 +159,8 @@ def test_the_mpijob_and_the_images_agree():
     kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go, setupSSHOnPod: the job's key lies in
     sshAuthMountPath as id_rsa, id_rsa.pub and authorized_keys, of root, which all can read.
     """
-    settings = dict(
-        line.split(maxsplit=1)
-        for line in (DOCKER / "sshd_config").read_text().splitlines()
-        if not line.startswith("#")
-    )
+    lines = (DOCKER / "sshd_config").read_text().splitlines()
+    settings = dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
     keys = SPEC["sshAuthMountPath"]
     assert settings["HostKey"] == f"{keys}/id_rsa"
     assert settings["AuthorizedKeysFile"] == f"{keys}/authorized_keys"
@@ -187,10 +176,9 @@ def test_the_mpijob_and_the_images_agree():
         assert of(last, "WORKDIR") == ["/workspace"]
         user = re.search(r"useradd [^&]* (\w+) &&", " ".join(of(last, "RUN")))[1]
         assert keys == f"/home/{user}/.ssh" and settings["AllowUsers"] == user
-        (uid,) = (value.partition("=")[2] for value in of(last, "ARG") if value.startswith("UID="))
         for pod in (LAUNCHER, WORKER):
             assert pod["securityContext"]["runAsNonRoot"] is True
-            assert str(pod["securityContext"]["runAsUser"]) == uid
+            assert str(pod["securityContext"]["runAsUser"]) == argument(last, "UID")
             assert pod["containers"][0]["image"].partition(":")[0] == "dali-detection"
 
 

@@ -1,7 +1,8 @@
 """What the README and the pages of docs/ say holds: commands, flags, files and links.
 
-Each command's flags are parsed by its own program. The long tests run every command on drawn data, in the
-order in which somebody reads the pages: later ones use what earlier ones made.
+Each command's flags are parsed by its own program, and the first training command runs with both apps. The
+long tests run every command on drawn data, in the order in which somebody reads the pages: later ones use
+what earlier ones made.
 """
 
 import importlib
@@ -18,6 +19,7 @@ import pytest
 from absl import flags
 from horovod.runner.launch import parse_args
 
+from tests.distributed.small_apps import TINY
 from tools.benchmark import measuring
 from yolov4.darknet_weights import save_darknet
 from yolov4.model import build_model
@@ -28,20 +30,12 @@ RUN_HERE = (
     *("README", "data", "training", "weights", "yolov4", "preprocessing", "troubleshooting", "results"),
     *("performance", "architecture"),
 )
-NOT_RUN_HERE = (
-    "many_gpus",
-    "docker",
-    "copy_this",
-    "licences",
-)  # other hosts, Docker, whole copies; no commands
+# Other hosts, Docker, whole copies; no commands.
+NOT_RUN_HERE = ("many_gpus", "docker", "copy_this", "licences")
 # What a test adds to a training command so that it takes seconds: a small network, few steps.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
 BENCH = ["--image_size=64", "--batch_size=2", "--rounds=2", "--seconds=0.2"]
 DARKNET_FILE = "yolov4-tiny.weights"  # of random numbers here, and of a model that cannot be made smaller
-SMALL_MODEL = {
-    "efficientdet": ["--model_name=efficientdet-nano", "--hparams=fpn_cells=1,head_repeats=1,max_level=5"],
-    "yolov4": ["--model_name=yolov4-nano", "--hparams=width=0.25"],
-}
 
 
 def commands(text: str) -> list[str]:
@@ -51,10 +45,8 @@ def commands(text: str) -> list[str]:
 
 def program_of(words: list[str]) -> tuple[str, list[str]] | None:
     """The project's program in a command, "efficientdet/train.py", and the words after it."""
-    for place, word in enumerate(words):
-        if re.fullmatch(r"\w+/\w+\.py", word):
-            return word, words[place + 1 :]
-    return None
+    places = [place for place, word in enumerate(words) if re.fullmatch(r"\w+/\w+\.py", word)]
+    return (words[places[0]], words[places[0] + 1 :]) if places else None
 
 
 def known_flags(program: str) -> flags.FlagValues:
@@ -183,14 +175,23 @@ def test_the_demos_flags_are_those_of_the_programs(tmp_path, app):
         check_flags(words)
 
 
-# --- long: every command runs ---------------------------------------------------------------------
+# --- commands that run; the long tests run all of them --------------------------------------------
+
+
+@pytest.mark.parametrize("app", DEMOS)
+def test_the_readmes_training_command_runs_with_both_apps(app, drawn, tmp_path):
+    command = next(command for command in python_commands() if "/train.py" in command)
+    words = shlex.split(command.replace("efficientdet", app))
+    (tmp_path / "my").symlink_to(drawn)
+    run([sys.executable, str(ROOT / words[1]), *words[2:], *SMALL, *small_model(app)], tmp_path)
+    assert "AP50" in json.loads((tmp_path / "runs/mine/metrics.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, drawn) -> pathlib.Path:
     """The product in an empty folder, and data in my/."""
     directory = tmp_path_factory.mktemp("copy")
-    for name in (*SMALL_MODEL, "common", "examples", "tools"):
+    for name in (*DEMOS, "common", "examples", "tools"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(drawn, directory / "my")
     (directory / "my" / "records").mkdir()
@@ -200,30 +201,32 @@ def project(tmp_path_factory, drawn) -> pathlib.Path:
 
 
 def _write_voc_and_yolo(drawn: pathlib.Path, directory: pathlib.Path) -> None:
-    """The drawn images as Pascal VOC and as YOLO's text, with one box in each, as a split `train`."""
-    for folder in ("voc/Annotations", "voc/ImageSets/Main", "yolo/labels/train", "yolo/images"):
+    """The first drawn image, 151 pixels wide, as Pascal VOC and as YOLO's text, as a split `train`."""
+    files = {
+        "voc/ImageSets/Main/train.txt": "00\n",
+        "voc/Annotations/00.xml": "<annotation><filename>00.jpg</filename>"
+        "<size><width>151</width><height>60</height><depth>3</depth></size>"
+        "<object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>20</xmax><ymax>30</ymax>"
+        "</bndbox></object></annotation>",
+        "yolo/classes.txt": "car\ncat\n",
+        "yolo/labels/train/00.txt": "1 0.5 0.5 0.25 0.5\n",
+    }
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    for folder in ("voc/JPEGImages", "yolo/images/train"):
         (directory / folder).mkdir(parents=True)
-    shutil.copytree(drawn / "images", directory / "voc" / "JPEGImages")
-    shutil.copytree(drawn / "images", directory / "yolo" / "images" / "train")
-    (directory / "yolo" / "classes.txt").write_text("car\ncat\n")
-    images = json.loads((drawn / "instances.json").read_text())["images"]
-    for image in images:
-        stem = pathlib.Path(image["file_name"]).stem
-        (directory / "voc" / "Annotations" / f"{stem}.xml").write_text(
-            f"<annotation><filename>{image['file_name']}</filename>"
-            f"<size><width>{image['width']}</width><height>{image['height']}</height><depth>3</depth></size>"
-            "<object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>20</xmax><ymax>30</ymax>"
-            "</bndbox></object></annotation>"
-        )
-        (directory / "yolo" / "labels" / "train" / f"{stem}.txt").write_text("1 0.5 0.5 0.25 0.5\n")
-    stems = [pathlib.Path(image["file_name"]).stem for image in images]
-    (directory / "voc" / "ImageSets" / "Main" / "train.txt").write_text("\n".join(stems))
+        shutil.copy(drawn / "images" / "00.jpg", directory / folder)
 
 
 def run(words: list[str], directory: pathlib.Path) -> str:
     done = subprocess.run(words, cwd=directory, capture_output=True, text=True)
     assert done.returncode == 0, f"{words}\n{done.stderr[-3000:]}"
     return done.stdout + done.stderr
+
+
+def small_model(app: str) -> list[str]:
+    return [f"--model_name={app}-nano", f"--hparams={TINY[app]}"]
 
 
 def python_commands() -> list[str]:
@@ -239,7 +242,7 @@ def test_python_commands_run_in_order(project, command):
     app, _, program = words[1].partition("/")
     more = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
     if more and not any(word.endswith(DARKNET_FILE) for word in words):
-        more = [*more, *SMALL_MODEL[app]]
+        more = [*more, *small_model(app)]
     run([sys.executable, *words[1:], *more], project)
 
 
@@ -262,7 +265,7 @@ def test_the_command_for_two_processes_runs(project):
     (command,) = [command for command in commands(PAGES["README"]) if command.startswith("horovodrun")]
     words = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(command)]
     words[0] = str(pathlib.Path(sys.executable).with_name("horovodrun"))
-    said = run([*words, *SMALL, *SMALL_MODEL["efficientdet"]], project)
+    said = run([*words, *SMALL, *small_model("efficientdet")], project)
     assert (project / "runs/two/metrics.json").exists()
     assert "on 2 replicas (horovod)" in said
 
@@ -271,15 +274,10 @@ def test_the_command_for_two_processes_runs(project):
 @pytest.mark.parametrize("app", DEMOS)
 def test_make_demo_end_to_end(tmp_path, app):
     """The real target on a few images for one epoch. What the whole demo reaches is measured, not tested."""
-    splits = [
-        f"--{split}_{what}"
-        for split in ("train", "eval")
-        for what in (
-            f"images={tmp_path}/data/{split}/images",
-            f"annotations={tmp_path}/data/{split}/instances.json",
-        )
-    ]
-    flags_of_demo = " ".join([*splits, "--epochs=1", "--image_size=64"])
+    flags_of_demo = "--epochs=1 --image_size=64"
+    for split in ("train", "eval"):
+        data = tmp_path / "data" / split
+        flags_of_demo += f" --{split}_images={data}/images --{split}_annotations={data}/instances.json"
     done = make(app, tmp_path, DEMO_IMAGES=12, DEMO_EVAL_IMAGES=6, DEMO_FLAGS=flags_of_demo)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "AP50" in done.stdout

@@ -3,15 +3,14 @@
 import pathlib
 
 import pytest
-from absl import flags
 
 import efficientdet.config
 import efficientdet.optimization
-import efficientdet.train
 import yolov4.config
 import yolov4.optimization
-import yolov4.train
 from common import hparams
+from common.args import Args
+from tests.distributed import small_apps
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 APPS = {"efficientdet": efficientdet, "yolov4": yolov4}
@@ -40,11 +39,9 @@ EXPECTED = {
 RECIPES = [path for app in APPS for path in sorted((ROOT / app / "flags").glob("*.txt"))]
 
 
-def parsed(app: str, recipe: pathlib.Path) -> flags.FlagValues:
-    fv = flags.FlagValues()
-    APPS[app].train.define_flags(fv)
-    fv(["train", *(line for line in recipe.read_text().splitlines() if line.startswith("--"))])
-    return fv
+def parsed(app: str, recipe: pathlib.Path) -> Args:
+    lines = recipe.read_text().splitlines()
+    return small_apps.parsed(app, *(line for line in lines if line.startswith("--")))[1]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
@@ -60,15 +57,15 @@ def test_recipes_parse_and_name_their_source(recipe):
 def test_learning_rate_at_five_points(recipe):
     images_an_update, updates_an_epoch, points = EXPECTED[recipe]
     app, _, name = recipe.partition("/")
-    fv = parsed(app, ROOT / app / "flags" / f"{name}.txt")
-    replicas = 8 if fv.strategy == "horovod" else 1
-    accumulate = max(fv.accumulate_steps, 1)
-    assert replicas * fv.batch_size * accumulate == images_an_update
-    steps_per_epoch = COCO_IMAGES // (replicas * fv.batch_size)
+    a = parsed(app, ROOT / app / "flags" / f"{name}.txt")
+    replicas = 8 if a.strategy == "horovod" else 1
+    accumulate = max(a.accumulate_steps, 1)
+    assert replicas * a.batch_size * accumulate == images_an_update
+    steps_per_epoch = COCO_IMAGES // (replicas * a.batch_size)
     assert steps_per_epoch // accumulate == updates_an_epoch
 
-    config = hparams.override(APPS[app].config.get_config(fv.model_name), fv.hparams)
-    config = hparams.replace(config, {"epochs": fv.epochs, "learning_rate": fv.learning_rate})
+    config = hparams.override(APPS[app].config.get_config(a.model_name), a.hparams)
+    config = hparams.replace(config, {"epochs": a.epochs, "learning_rate": a.learning_rate})
     schedule = APPS[app].optimization.make_schedule(config, images_an_update, steps_per_epoch, accumulate)
     for epoch, rate in points:
         step = epoch * steps_per_epoch

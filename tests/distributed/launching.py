@@ -12,6 +12,8 @@
     with launching.start_workers([script]) as (first, second):  # two processes of tf.distribute, by TF_CONFIG
         result = first.finish(timeout=60)
 
+    results = launching.run_two_replicas("mirrored", [script], timeout=60)  # two CPU devices of one process
+
 horovodrun gives every rank a session of its own, so neither its process group nor its children are all that
 there is to kill. Each job carries a mark in its environment, which all its processes inherit.
 """
@@ -32,6 +34,7 @@ from typing import NamedTuple
 
 import psutil
 
+Words = Sequence[str | os.PathLike]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MARK = "DETECTION_TEST_JOB"
 SETTINGS = {
@@ -42,6 +45,15 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(ROOT),
 }
+# Two CPU devices where others have two GPUs: nothing but this is different from the command line.
+TWO_DEVICES = """
+import sys, tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import runpy
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 class Result(NamedTuple):
@@ -65,9 +77,7 @@ class Job(subprocess.Popen):
     Its output goes to files: it can be read while the job runs, and never makes it wait.
     """
 
-    def __init__(
-        self, command: Sequence[str | os.PathLike], env: Mapping[str, str], cwd: str | os.PathLike = ROOT
-    ) -> None:
+    def __init__(self, command: Words, env: Mapping[str, str], cwd: os.PathLike = ROOT) -> None:
         self.mark = uuid.uuid4().hex
         self._outputs = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115 (closed by __exit__)
         super().__init__(
@@ -107,7 +117,8 @@ class Job(subprocess.Popen):
 
     def processes(self) -> list[psutil.Process]:
         """All that run, the command itself among them."""
-        return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self.mark]
+        every = psutil.process_iter(["environ"])  # None where this user may not read it
+        return [process for process in every if (process.info["environ"] or {}).get(MARK) == self.mark]
 
     def kill_all(self) -> None:
         """SIGKILL to every process that is left, horovodrun first: it would report the rest."""
@@ -121,8 +132,7 @@ class Job(subprocess.Popen):
             psutil.wait_procs(left, timeout=5)
 
     def _last_words(self) -> str:
-        said = "\n".join(self.output())
-        return f"{self.args}\n{said[-5000:]}"
+        return f"{self.args}\n{''.join(self.output())[-5000:]}"
 
     def __exit__(self, *error: object) -> None:
         self.kill_all()
@@ -131,32 +141,26 @@ class Job(subprocess.Popen):
             file.close()
 
 
-def start(
-    np: int,
-    arguments: Sequence[str | os.PathLike],
-    *,
-    options: Sequence[str | os.PathLike] = (),
-    cwd: str | os.PathLike = ROOT,
-) -> Job:
+def start(np: int, arguments: Words, options: Words = ()) -> Job:
     """Starts this Python with the arguments on `np` ranks, by horovodrun with more options."""
-    launcher = [sys.executable, ROOT / "tests/distributed/horovodrun.py"]
-    options = ["--gloo", "--disable-cache", *options]  # its cache is a directory in the user's home
-    return Job([*launcher, *options, "-np", str(np), sys.executable, *arguments], SETTINGS, cwd)
+    # --disable-cache: its cache is a directory in the user's home.
+    horovodrun = [sys.executable, ROOT / "tests/distributed/horovodrun.py", "--gloo", "--disable-cache"]
+    return Job([*horovodrun, *options, "-np", str(np), sys.executable, *arguments], SETTINGS)
 
 
-def launch(np: int, arguments: Sequence[str | os.PathLike], *, timeout: float, **options: object) -> Result:
+def launch(np: int, arguments: Words, *, timeout: float, options: Words = ()) -> Result:
     """Runs what `start` starts to its end; after `timeout` seconds all is killed and the test fails."""
-    with start(np, arguments, **options) as job:
+    with start(np, arguments, options) as job:
         return job.finish(timeout)
 
 
-def start_alone(arguments: Sequence[str | os.PathLike], **env: str) -> Job:
+def start_alone(arguments: Words, **env: str) -> Job:
     """Starts this Python with the arguments as one process, without a launcher."""
     return Job([sys.executable, *arguments], {**SETTINGS, **env})
 
 
 @contextlib.contextmanager
-def start_workers(arguments: Sequence[str | os.PathLike], indexes: Sequence[int] = (0, 1)) -> Iterator:
+def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator:
     """Starts some of the two workers of a cluster of tf.distribute: a Job for each index.
 
     Their ports stay bound here, without listening, so that no other process can get one before its worker
@@ -177,26 +181,27 @@ def start_workers(arguments: Sequence[str | os.PathLike], indexes: Sequence[int]
         yield jobs
 
 
+def run_two_replicas(strategy: str, arguments: Words, *, timeout: float) -> list[Result]:
+    """Runs this Python with the arguments on two replicas: horovodrun's result, or that of each process."""
+    if strategy == "horovod":
+        results = [launch(2, arguments, timeout=timeout)]
+    elif strategy == "mirrored":
+        with start_alone(["-c", TWO_DEVICES, *arguments]) as job:
+            results = [job.finish(timeout)]
+    else:
+        with start_workers(arguments) as jobs:
+            results = [job.finish(timeout) for job in jobs]
+    for result in results:
+        assert result.returncode == 0, result.stderr[-3000:]
+    return results
+
+
 def rank_pids(job: Job) -> dict[int, int]:
     """{rank: pid} of the ranks that run under horovodrun by now; not what they start themselves."""
     found = {}
     for process in job.processes():
-        rank = _environment(process).get("HOROVOD_RANK")
-        # The launcher's helpers do not have it; a rank's own children inherit it.
-        if rank is not None and "HOROVOD_RANK" not in _environment(_parent(process)):
-            found[int(rank)] = process.pid
+        # The launcher's helpers do not have the variable; a rank's own children inherit it.
+        with contextlib.suppress(psutil.Error, KeyError):
+            if "HOROVOD_RANK" not in psutil.Process(process.ppid()).environ():
+                found[int(process.environ()["HOROVOD_RANK"])] = process.pid
     return dict(sorted(found.items()))
-
-
-def _environment(process: psutil.Process | None) -> dict[str, str]:
-    try:
-        return process.environ() if process and process.status() != psutil.STATUS_ZOMBIE else {}
-    except psutil.Error:
-        return {}
-
-
-def _parent(process: psutil.Process) -> psutil.Process | None:
-    try:
-        return process.parent()
-    except psutil.Error:
-        return None

@@ -2,6 +2,7 @@
 
 import importlib
 import types
+from typing import Any
 
 from absl import flags
 
@@ -14,13 +15,19 @@ TINY = {
 }
 
 
-def parsed(app: str, *words: str) -> tuple[types.ModuleType, args.Args]:
-    """Module and flags of `python <app>/train.py WORDS`; the last of a flag given twice counts."""
-    module = importlib.import_module(f"{app}.train")
+def flag_values(program: str, *words: str) -> tuple[types.ModuleType, dict[str, Any]]:
+    """Module ("yolov4.eval") and flags of a command; the last of a flag given twice counts."""
+    module = importlib.import_module(program)
     fv = flags.FlagValues()
     module.define_flags(fv)
-    fv(["train", *words])
-    return module, module.Args(**args.values(fv, module.define_flags))
+    fv([program, *words])
+    return module, args.values(fv, module.define_flags)
+
+
+def parsed(app: str, *words: str) -> tuple[types.ModuleType, args.Args]:
+    """Module and flags of `python <app>/train.py WORDS`."""
+    module, values = flag_values(f"{app}.train", *words)
+    return module, module.Args(**values)
 
 
 def training_flags(app: str, data: object, output_dir: object, strategy: str, batch_size: int) -> list[str]:

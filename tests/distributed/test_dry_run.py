@@ -1,40 +1,33 @@
 """`--dry_run`: YOLOv4 for real, then every check against records that are wrong."""
 
+import contextlib
 import copy
 import dataclasses
 import importlib.util
+import io
 import os
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 import tempfile
+import threading
 import time
 
 import psutil
 import pytest
 
 from common.errors import UserError
-from tests.distributed.small_apps import parsed
+from tests.distributed.small_apps import TINY, parsed, training_flags
 from tools import dry_run, dry_run_process
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-TINY = {
-    "efficientdet": (
-        "--model_name=efficientdet-nano",
-        "--hparams=fpn_cells=1,head_repeats=1,max_level=5,epochs=7",
-        "--batch_size=3",
-    ),
-    "yolov4": (
-        "--model_name=yolov4-nano",
-        "--hparams=width=0.25,optimizer=sgd",
-        "--batch_size=6",
-        "--accumulate_steps=2",
-        "--epochs=40",
-        "--image_size=64",
-    ),
-}
+YOLOV4 = (
+    "--model_name=yolov4-nano",
+    f"--hparams={TINY['yolov4']}",
+    "--batch_size=6",
+    "--accumulate_steps=2",
+    "--epochs=40",
+    "--image_size=64",
+)
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
 )
@@ -42,33 +35,30 @@ pytestmark = pytest.mark.skipif(
 
 def start(app: str, *arguments: str) -> None:
     """What `python <app>/train.py ARGUMENTS` does, in this process."""
-    module, a = parsed(app, *TINY[app], *arguments)
+    module, a = parsed(app, *arguments)
     module.start(a)
 
 
-def coco(drawn: pathlib.Path) -> list[str]:
-    return [
-        f"--{split}_{what}={drawn}/{place}"
-        for split in ("train", "eval")
-        for what, place in (("images", "images"), ("annotations", "instances.json"))
-    ]
+@pytest.fixture
+def efficientdet(drawn, tmp_path) -> list[str]:
+    """Flags of a run in tmp_path/run."""
+    return training_flags("efficientdet", drawn, f"{tmp_path}/run", "none", batch_size=3)
 
 
 def run_yolov4(records: pathlib.Path, directory: pathlib.Path, patch: pytest.MonkeyPatch, processes: int):
     """(the DryRun, its lines by name) in a directory that it is to leave alone but for temporary/."""
     (directory / "temporary").mkdir()
     data = [f"--{split}_file_pattern={records}-*.tfrecord" for split in ("train", "eval")]
-    kept, printed, report = [], [], dry_run.report
-    before = signal.getsignal(signal.SIGTERM)
+    kept, report, before = [], dry_run.report, signal.getsignal(signal.SIGTERM)
     patch.setattr(tempfile, "tempdir", str(directory / "temporary"))
     patch.setattr(dry_run, "report", lambda result: kept.append(result) or report(result))
-    patch.setattr("builtins.print", lambda *a, **k: None if k.get("file") else printed.append(a[0]))
-    start("yolov4", *data, f"--output_dir={directory}/run", f"--dry_run={processes}")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        start("yolov4", *YOLOV4, *data, f"--output_dir={directory}/run", f"--dry_run={processes}")
     signal.signal(signal.SIGTERM, before)
-    lines = {line[8:24].strip(): line for line in printed if line.startswith(("ok ", "FAILED"))}
+    lines = [line for line in out.getvalue().splitlines() if line.startswith(("ok ", "FAILED"))]
     assert [path.name for path in directory.iterdir()] == ["temporary"]
     assert not list((directory / "temporary").glob("dry-run-*"))
-    return kept[0], lines
+    return kept[0], {line[8:24].strip(): line for line in lines}
 
 
 @pytest.fixture(scope="module")
@@ -182,27 +172,25 @@ def test_a_failed_check_ends_in_one_line(result, capsys):
         (["--output_dir="], "--output_dir is missing"),
     ],
 )
-def test_bad_flags_are_reported_before_anything_starts(monkeypatch, drawn, tmp_path, bad, message):
+def test_bad_flags_are_reported_before_anything_starts(monkeypatch, efficientdet, tmp_path, bad, message):
     monkeypatch.setattr(dry_run, "_run_session", lambda *_: pytest.fail("it started"))
     with pytest.raises(UserError, match=re.escape(message)):
-        start("efficientdet", *coco(drawn), f"--output_dir={tmp_path}/run", "--dry_run=2", *bad)
+        start("efficientdet", *efficientdet, "--dry_run=2", *bad)
     assert not (tmp_path / "run").exists()
 
 
-def test_horovod_missing(monkeypatch, drawn, tmp_path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="run `make horovod`"):
-        start("efficientdet", *coco(drawn), f"--output_dir={tmp_path}/run", "--dry_run=2")
-
-
-def test_one_process_needs_no_horovod_and_its_problem_is_the_dry_runs(monkeypatch, drawn, tmp_path):
+@pytest.mark.parametrize(
+    ("processes", "message"),
+    [(2, r"^--dry_run=2 needs Horovod: run `make horovod`, .*=1$"), (1, r"^--freeze='nothing_like_it'.*$")],
+)
+def test_one_process_needs_no_horovod_and_its_problem_is_the_dry_runs(
+    monkeypatch, efficientdet, tmp_path, processes, message
+):
     """What only the model's own code finds: one line, from the process."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    flags = [f"--output_dir={tmp_path}/run", "--freeze=nothing_like_it", "--dry_run=1"]
-    with pytest.raises(UserError, match=r"^--freeze='nothing_like_it'") as raised:
-        start("efficientdet", *coco(drawn), *flags)
-    assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match=message):
+        start("efficientdet", *efficientdet, "--freeze=nothing_like_it", f"--dry_run={processes}")
     assert not list(tmp_path.iterdir())
 
 
@@ -220,40 +208,36 @@ def test_a_session_that_fails_has_the_problem_of_the_rank_that_failed_first(code
     assert re.search(message, str(error))
 
 
-def test_interrupted_it_leaves_no_process_and_no_file(drawn, tmp_path):
+def test_interrupted_it_leaves_no_process_and_no_file(efficientdet, tmp_path, monkeypatch):
     """SIGTERM once both ranks run: they are gone when the command is."""
-    flags = [*TINY["efficientdet"], *coco(drawn), f"--output_dir={tmp_path}/run", "--dry_run=2"]
-    process = subprocess.Popen(
-        [sys.executable, "efficientdet/train.py", *flags],
-        cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        stderr=subprocess.DEVNULL,
+    (tmp_path / "rank").write_text(
+        "import os, signal; open(f'{__file__}.{os.getpid()}', 'w'); signal.pause()"
     )
-    try:
-        ranks = []
-        while len(ranks) < 2:
-            assert process.poll() is None
-            time.sleep(0.1)
-            children = psutil.Process(process.pid).children(recursive=True)
-            ranks = [child for child in children if "dry_run_process.py" in " ".join(_words(child)[1:2])]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=200) == 128 + signal.SIGTERM
-    finally:
-        process.kill()
-    assert not list(tmp_path.iterdir())
-    assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
+    monkeypatch.setattr(dry_run, "_PROCESS", tmp_path / "rank")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    ranks = []
+
+    def terminate():
+        while len(files := list(tmp_path.glob("rank.*"))) < 2:
+            time.sleep(0.05)
+        ranks.extend(psutil.Process(int(file.suffix[1:])) for file in files)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("no handler"))
+    threading.Thread(target=terminate, daemon=True).start()
+    with pytest.raises(SystemExit) as ended:
+        start("efficientdet", *efficientdet, "--dry_run=2")
+    signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert len(ranks) == 2 and not psutil.wait_procs(ranks, timeout=5)[1]
+    assert not list((tmp_path / "temporary").iterdir())
 
 
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-def test_the_small_run_differs_from_the_real_one_in_size_alone(drawn):
-    flags = [*coco(drawn), "--accumulate_steps=4", "--compression=fp16", "--strategy=horovod", "--elastic"]
-    module, a = parsed("efficientdet", *TINY["efficientdet"], *flags, "--patience=3", "--overwrite")
+def test_the_small_run_differs_from_the_real_one_in_size_alone(efficientdet):
+    more = ["--accumulate_steps=4", "--compression=fp16", "--strategy=horovod", "--elastic"]
+    more += ["--num_threads=2", "--pipeline_type=auto", "--patience=3", "--overwrite"]
+    module, a = parsed("efficientdet", *efficientdet, *more)
     config = module.get_config(a.model_name)
     two, one = (dry_run_process.small_flags(a, config, processes, 1000) for processes in (2, 1))
     height, width = dry_run_process.small_image_size(config.image_size)

@@ -4,7 +4,6 @@ Each batch is the whole data set, so the order of images has no part in it; augm
 are frozen, because each rank normalises by its own images.
 """
 
-import contextlib
 import csv
 import dataclasses
 import importlib.util
@@ -25,22 +24,13 @@ PLAIN = {
     "yolov4": "jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0,burn_in_steps=0,"
     "learning_rate=0.2",
 }
-# Two CPU devices where others have two GPUs: nothing but this is different from the command line.
-TWO_DEVICES = """
-import sys, tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-import runpy
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
 )
 
 
-@pytest.fixture(scope="module", params=["efficientdet", pytest.param("yolov4", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[pytest.param("efficientdet", marks=pytest.mark.slow), "yolov4"])
 def app(request):
     return request.param
 
@@ -71,14 +61,16 @@ def alone(app, flags, tmp_path_factory):
     return run
 
 
+def train_by_two(app, flags, run, strategy):
+    words = [launching.ROOT / app / "train.py", *flags(run, strategy, 2)]
+    launching.run_two_replicas(strategy, words, timeout=TIMEOUT)
+    return run
+
+
 @pytest.fixture(scope="module")
 def by_two(app, flags, tmp_path_factory):
     """The run directory of two ranks."""
-    run = tmp_path_factory.mktemp("by-two") / "run"
-    words = [launching.ROOT / app / "train.py", *flags(run, "horovod", 2)]
-    result = launching.launch(2, words, timeout=TIMEOUT)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return run
+    return train_by_two(app, flags, tmp_path_factory.mktemp("by-two") / "run", "horovod")
 
 
 def rows(run):
@@ -106,17 +98,7 @@ def test_two_ranks_of_horovod_train_as_one_does_with_twice_the_batch(by_two, alo
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
 def test_two_replicas_of_tf_distribute_train_as_one_does(app, flags, alone, tmp_path, strategy):
-    run = tmp_path / "run"
-    words = [launching.ROOT / app / "train.py", *flags(run, strategy, 2)]
-    with contextlib.ExitStack() as stack:
-        if strategy == "mirrored":
-            jobs = [stack.enter_context(launching.start_alone(["-c", TWO_DEVICES, *words]))]
-        else:
-            jobs = stack.enter_context(launching.start_workers(words))
-        for job in jobs:
-            result = job.finish(TIMEOUT)
-            assert result.returncode == 0, result.stderr
-    assert_same_training(run, alone)
+    assert_same_training(train_by_two(app, flags, tmp_path / "run", strategy), alone)
 
 
 def test_only_an_elastic_run_goes_on_with_another_number_of_ranks(app, by_two, flags, capsys):

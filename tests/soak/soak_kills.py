@@ -29,45 +29,29 @@ import numpy as np
 import tensorflow as tf
 
 from tests.distributed import launching
+from tests.distributed.small_apps import training_flags
 from tests.fixtures.calculations import weights_of
 from tools import synthetic
 
 EPOCHS, STEPS, SAVE_EVERY = 2, 8, 2
-SMALL = {  # trained with everything that a checkpoint has to hold
-    "efficientdet": (
-        "--model_name=efficientdet-nano",
-        "--image_size=128",
-        "--hparams=fpn_cells=1,head_repeats=1,max_level=5,optimizer=sgd",
-    ),
-    "yolov4": (
-        "--model_name=yolov4-nano",
-        "--image_size=64",
-        "--close_mosaic=1",  # the loader changes between the epochs
-        "--hparams=width=0.25,optimizer=sgd",
-    ),
-}
+OWN = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the loader changes between the epochs
 
 
 def command(app: str, ranks: int, data: pathlib.Path, output_dir: pathlib.Path, *flags: str) -> list[str]:
-    """train.py and its flags."""
+    """train.py and its flags: everything that a checkpoint has to hold."""
+    strategy = "horovod" if ranks > 1 else "none"
     return [
         str(launching.ROOT / app / "train.py"),
-        *SMALL[app],
-        f"--train_images={data}/images",
-        f"--train_annotations={data}/instances.json",
+        *training_flags(app, data, output_dir, strategy, batch_size=2),
         f"--eval_images={data}/images",
         f"--eval_annotations={data}/instances.json",
-        f"--output_dir={output_dir}",
-        "--batch_size=2",
         f"--epochs={EPOCHS}",
         f"--steps_per_epoch={STEPS}",
         f"--save_every={SAVE_EVERY}",
         "--eval_every=0",
         "--ema_decay=0.9",
-        "--num_threads=1",
-        "--pipeline_type=dali_cpu",
         "--step_timeout=120",
-        f"--strategy={'horovod' if ranks > 1 else 'none'}",
+        *OWN[app],
         *flags,
     ]
 
@@ -188,7 +172,7 @@ def _stop_somewhere(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--app", choices=sorted(SMALL), required=True)
+    parser.add_argument("--app", choices=sorted(OWN), required=True)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
