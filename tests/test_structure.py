@@ -14,6 +14,7 @@ APPS = ("efficientdet", "yolov4")
 FILES = python_files(*PRODUCT)
 COMMON = python_files("common")
 
+ROOMS = ("common", "common/distributed", "common/datacheck", "common/evaluation", "common/training")
 # What a file of each room may import, besides its own room. "common" is common's root.
 LAYERS = {
     "common": {"common"},
@@ -21,14 +22,7 @@ LAYERS = {
     "common/datacheck": {"common"},
     "common/evaluation": {"common", "common/distributed"},
     "common/training": {"common", "common/distributed", "common/evaluation"},
-    "efficientdet": {
-        "common",
-        "common/distributed",
-        "common/datacheck",
-        "common/evaluation",
-        "common/training",
-    },
-    "yolov4": {"common", "common/distributed", "common/datacheck", "common/evaluation", "common/training"},
+    **{app: set(ROOMS) for app in APPS},
 }
 # The lines of an app that reach tools: export.py, bench.py and --dry_run.
 MAY_IMPORT_TOOLS = re.compile(r"(efficientdet|yolov4)/(export\w*|bench|train)\.py")
