@@ -55,13 +55,11 @@ def padded():
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """Five PNGs of different sizes in two directories, and their pixels in the source's order."""
+    """Five PNGs of different sizes in two directories."""
     directory = tmp_path_factory.mktemp("tree")
-    images = pictures_on_disk.write(directory / "cats")
-    (directory / "two dogs").mkdir()
-    for number in (3, 4):
-        os.replace(directory / "cats" / f"{number}.png", directory / "two dogs" / f"{number}.png")
-    return directory, images
+    pictures_on_disk.write(directory / "cats", pictures_on_disk.SIZES[:3])
+    pictures_on_disk.write(directory / "two dogs", pictures_on_disk.SIZES[3:])
+    return directory
 
 
 # --- sources ---
@@ -109,7 +107,7 @@ IMPOSSIBLE = [
 @pytest.mark.parametrize(("arguments", "said"), IMPOSSIBLE)
 def test_what_cannot_be_done_is_said_and_leaves_nothing(tree, tmp_path, arguments, said):
     with pytest.raises(UserError) as caught:
-        run(*(argument.format(tree[0], tmp_path) for argument in arguments))
+        run(*(argument.format(tree, tmp_path) for argument in arguments))
     assert said in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -117,7 +115,7 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(tree, tmp_path, argument
 def test_a_gpu_that_is_not_there_is_one_line(tree, tmp_path, monkeypatch):
     monkeypatch.setattr(preprocess.backend, "GetCUDADeviceCount", lambda: 0)
     with pytest.raises(UserError, match="--device=gpu: DALI sees no GPU here; use --device=cpu"):
-        run(f"--input={tree[0]}", f"--output={tmp_path}/x.png", "--device=gpu")
+        run(f"--input={tree}", f"--output={tmp_path}/x.png", "--device=gpu")
 
 
 def test_the_list_of_operators(capsys):
@@ -129,7 +127,7 @@ def test_the_list_of_operators(capsys):
 
 
 def test_pictures_have_the_colours_of_their_sources_whatever_the_order_of_channels(tree, tmp_path):
-    arguments = f"--input={tree[0]}", "--ops=decode:bgr | resize:16x16"
+    arguments = f"--input={tree}", "--ops=decode:bgr | resize:16x16"
     run(*arguments, f"--output={tmp_path}/x.npz")
     run(*arguments, f"--output={tmp_path}/out")
     array = np.load(tmp_path / "x.npz")["images"]
@@ -140,14 +138,14 @@ def test_pictures_have_the_colours_of_their_sources_whatever_the_order_of_channe
 
 @pytest.mark.parametrize(("flags_", "quality"), [([], 95), (["--jpeg_quality=30"], 30)])
 def test_jpegs_of_a_quality(tree, tmp_path, flags_, quality):
-    run(f"--input={tree[0]}", f"--output={tmp_path}/out", "--image_format=jpeg", *flags_)
+    run(f"--input={tree}", f"--output={tmp_path}/out", "--image_format=jpeg", *flags_)
     stream = io.BytesIO()
-    PIL.Image.fromarray(tree[1][4]).save(stream, "JPEG", quality=quality)
-    assert (tmp_path / "out" / "two dogs" / "4.jpg").read_bytes() == stream.getvalue()
+    PIL.Image.open(tree / "two dogs/1.png").save(stream, "JPEG", quality=quality)
+    assert (tmp_path / "out/two dogs/1.jpg").read_bytes() == stream.getvalue()
 
 
 def test_records_and_from_them_the_same_again(tree, tmp_path):
-    arguments = f"--input={tree[0]}", "--ops=crop:30x40"
+    arguments = f"--input={tree}", "--ops=crop:30x40"
     run(*arguments, f"--output={tmp_path}/r.tfrecord", "--output_shards=2")
     run(*arguments, f"--output={tmp_path}/direct.npy")
     run("--source=tfrecord", f"--input={tmp_path}/r-*-of-00002.tfrecord", f"--output={tmp_path}/x.npy")
@@ -156,22 +154,22 @@ def test_records_and_from_them_the_same_again(tree, tmp_path):
 
 
 def test_images_that_a_list_names_are_not_replaced(tree, tmp_path):
-    (tmp_path / "list.txt").write_text(f"{tree[0]}/cats/0.png")
-    for target in (tree[0] / "cats", tree[0] / "cats/0.png"):
+    (tmp_path / "list.txt").write_text(f"{tree}/cats/0.png")
+    for target in (tree / "cats", tree / "cats/0.png"):
         with pytest.raises(UserError, match="the input"):
             run("--source=list", f"--input={tmp_path}/list.txt", f"--output={target}", "--overwrite")
 
 
 def test_a_complaint_after_half_a_progress_bar_has_a_line_of_its_own(tree, tmp_path, capsys):
     with pytest.raises(UserError, match=r"^image 0 \('cats/0\.png'\) is uint8 48 x 64 x 3"):
-        run(f"--input={tree[0]}", f"--output={tmp_path}/x.npz")
+        run(f"--input={tree}", f"--output={tmp_path}/x.npz")
     progress = capsys.readouterr().err
     assert "1/5" in progress and progress.endswith("\n")
 
 
 def test_sigterm_in_the_middle_of_writing_leaves_nothing(tree, tmp_path, monkeypatch):
     """As a scheduler's time limit sends it."""
-    fv = parse(f"--input={tree[0]}", f"--output={tmp_path}/new/")
+    fv = parse(f"--input={tree}", f"--output={tmp_path}/new/")
     monkeypatch.setattr(preprocess.flags, "FLAGS", fv)
     monkeypatch.setattr(outputs.Output, "encode", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)

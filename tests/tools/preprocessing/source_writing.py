@@ -153,17 +153,13 @@ def write_caffe(directory, images, labels, make=datum):
 
 def record(data):
     """dmlc-core's recordio.h: cut wherever the magic number stands at a multiple of four bytes."""
-    parts, begin = [], 0
-    for at in range(0, len(data) - 3, 4):
-        if data[at : at + 4] == RECORDIO_MAGIC:
-            parts.append(data[begin:at])
-            begin = at + 4
-    parts.append(data[begin:])
-    kinds = [0] if len(parts) == 1 else [1, *[2] * (len(parts) - 2), 3]
-    frames = []
-    for kind, part in zip(kinds, parts, strict=True):
-        frames += [RECORDIO_MAGIC, struct.pack("<I", kind << 29 | len(part)), part, bytes(-len(part) % 4)]
-    return b"".join(frames)
+    cuts = [at for at in range(0, len(data) - 3, 4) if data[at : at + 4] == RECORDIO_MAGIC]
+    kinds = [1, *[2] * (len(cuts) - 1), 3] if cuts else [0]
+    frames = b""
+    for kind, begin, end in zip(kinds, [0, *(at + 4 for at in cuts)], [*cuts, len(data)], strict=True):
+        size = struct.pack("<I", kind << 29 | end - begin)
+        frames += RECORDIO_MAGIC + size + data[begin:end] + bytes((begin - end) % 4)
+    return frames
 
 
 def image_record(image, label, number=0, labels=()):

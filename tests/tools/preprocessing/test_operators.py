@@ -56,23 +56,18 @@ def by_api(source, ops, api, *, batch_size=2, seed=0):
     return [sample.image for sample in work.samples(api)]
 
 
-@pytest.fixture
-def run(source):
-    """run(ops) -> the images that come out of the pipeline; those of the Dynamic API are equal."""
-
-    def run(ops):
-        found, dynamic = (by_api(source, ops, api) for api in APIS)
-        for a, b, _ in zip(found, dynamic, ORIGINALS, strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_array_equal(a, b)
-        return found
-
-    return run
+def run(source, ops):
+    """The images that come out of the pipeline; those of the Dynamic API are equal."""
+    found, dynamic = (by_api(source, ops, api) for api in APIS)
+    for a, b, _ in zip(found, dynamic, ORIGINALS, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    return found
 
 
 @pytest.mark.parametrize("ops", FIXED)
-def test_same_pixels_in_both_apis(run, ops):
-    run(ops)
+def test_same_pixels_in_both_apis(source, ops):
+    run(source, ops)
 
 
 @pytest.mark.parametrize("ops", DRAWN)
@@ -98,9 +93,9 @@ def _pillow(image, size, filter_):
     ("interp", "filter_"),
     [("linear", "BILINEAR"), ("triangular", "BILINEAR"), ("cubic", "BICUBIC"), ("lanczos", "LANCZOS")],
 )
-def test_resize_is_pillows(run, interp, filter_):
+def test_resize_is_pillows(source, interp, filter_):
     """Pillow's filters average over what an output pixel covers, too."""
-    for found, image in zip(run(f"resize:20x30,interp={interp}"), ORIGINALS, strict=True):
+    for found, image in zip(run(source, f"resize:20x30,interp={interp}"), ORIGINALS, strict=True):
         error = np.abs(found - _pillow(image, (20, 30), PIL.Image.Resampling[filter_]))
         assert found.shape == (20, 30, 3)
         assert error.mean() < 0.5
@@ -108,10 +103,10 @@ def test_resize_is_pillows(run, interp, filter_):
 
 
 @pytest.mark.parametrize("centered", [False, True])
-def test_letterbox(run, centered):
+def test_letterbox(source, centered):
     fill, options = ((1, 2, 3), ",fill=1/2/3,centered=1") if centered else ((0, 0, 0), "")
-    boxed = run(f"letterbox:33x50{options}")
-    for found, fitted, image in zip(boxed, run("fit:33x50"), ORIGINALS, strict=True):
+    boxed = run(source, f"letterbox:33x50{options}")
+    for found, fitted, image in zip(boxed, run(source, "fit:33x50"), ORIGINALS, strict=True):
         top, left, height, width = letterbox_lib.geometry(*image.shape[:2], (33, 50), centered)
         expected = np.full((33, 50, 3), fill, np.uint8)
         expected[top : top + height, left : left + width] = fitted
@@ -175,18 +170,18 @@ EXPECTED = [  # ops, what they make of an image, tolerance
 
 
 @pytest.mark.parametrize(("ops", "expected", "tolerance"), EXPECTED)
-def test_pixels_are_those_of_numpy_and_opencv(run, ops, expected, tolerance):
-    for found, image in zip(run(ops), ORIGINALS, strict=True):
+def test_pixels_are_those_of_numpy_and_opencv(source, ops, expected, tolerance):
+    for found, image in zip(run(source, ops), ORIGINALS, strict=True):
         np.testing.assert_allclose(found.astype(float), expected(image), rtol=0, atol=tolerance)
 
 
-def test_warp_affine(run):
+def test_warp_affine(source):
     """Turned about the centre like fn.rotate, scaled up, moved to the right and down."""
     for turned, rotated, moved, matrix, image in zip(
-        run("warp_affine:angle=25,fill=0"),
-        run("rotate:25,keep_size=1,fill=0"),
-        run("warp_affine:translate=5/3,fill=0"),
-        run("warp_affine:matrix=1/0.2/-3/0.1/1/2,fill=0"),
+        run(source, "warp_affine:angle=25,fill=0"),
+        run(source, "rotate:25,keep_size=1,fill=0"),
+        run(source, "warp_affine:translate=5/3,fill=0"),
+        run(source, "warp_affine:matrix=1/0.2/-3/0.1/1/2,fill=0"),
         ORIGINALS,
         strict=True,
     ):
@@ -203,11 +198,11 @@ def test_warp_affine(run):
         assert np.mean(np.abs(matrix.astype(int) - expected) > 6) < 0.03  # OpenCV's weights have 5 bits
 
 
-def test_bgr_images_keep_their_colours(run):
+def test_bgr_images_keep_their_colours(source):
     """An operator is told which channel is which."""
     tolerances = {"color_twist:saturation=0.3,hue=40": 1, "crop_mirror_normalize:mean=imagenet": 0}
     for ops, tolerance in tolerances.items():
-        for rgb, bgr in zip(run(ops), run(f"decode:bgr | {ops}"), strict=True):
+        for rgb, bgr in zip(run(source, ops), run(source, f"decode:bgr | {ops}"), strict=True):
             np.testing.assert_allclose(rgb.astype(float), bgr[..., ::-1], rtol=0, atol=tolerance)
 
 

@@ -1,6 +1,7 @@
 """Every source: the same images from both APIs and from Python, in parts, in order and shuffled."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -16,13 +17,11 @@ from tools.preprocessing.reading import Part
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """written(case): the source of seven images, opened once, and the names that it should have."""
-    found = {}
 
+    @functools.cache
     def of(case):
-        if case not in found:
-            kind, path, options, names = write_case(case, tmp_path_factory.mktemp(case))
-            found[case] = opened(kind, path, **options), names
-        return found[case]
+        kind, path, options, names = write_case(case, tmp_path_factory.mktemp(case))
+        return opened(kind, path, **options), names
 
     return of
 
