@@ -139,13 +139,6 @@ def test_what_cannot_be_converted(yolo, monkeypatch, source, target, options, me
     assert os.listdir(".") == ["set"]
 
 
-def parsed(*arguments):
-    fv = flags.FlagValues()
-    command.define_flags(fv)
-    fv(["convert", *arguments])
-    return fv
-
-
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
@@ -159,8 +152,10 @@ def parsed(*arguments):
     ],
 )
 def test_flags_that_do_nothing_are_refused(arguments, name, monkeypatch):
-    given = parsed(*arguments, "--input=gone", "--output=x.json")
-    monkeypatch.setattr(flags, "FLAGS", given)
+    fv = flags.FlagValues()
+    command.define_flags(fv)
+    fv(["convert", *arguments, "--input=gone", "--output=x.json"])
+    monkeypatch.setattr(flags, "FLAGS", fv)
     with pytest.raises((UserError, OSError)) as refused:
         command.main()
     assert str(refused.value).startswith(f"--{name} does nothing from ") == bool(name)

@@ -52,11 +52,6 @@ def test_what_is_read_again_is_equal(drawn, tmp_path):
     assert os.listdir(tmp_path / "sub") == ["out.json"]
 
 
-def test_names_below_the_directory_that_differ_stay():
-    given = ["a.jpg", "sub/./b.jpg", "grün 1.jpg", "no_suffix"]
-    assert file_names(named(*given)) == ["a.jpg", "sub/b.jpg", "grün 1.jpg", "no_suffix"]
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -64,8 +59,10 @@ def test_names_below_the_directory_that_differ_stay():
         "sub//b.jpg",  # taken
     ],
 )
-def test_names_that_leave_the_directory_or_meet_are_none(name):
-    assert file_names(named("a.jpg", "sub/b.jpg", name)) is None
+def test_names_stay_unless_one_leaves_the_directory_or_is_taken(name):
+    given = ["a.jpg", "sub/./b.jpg", "grün 1.jpg", "no_suffix"]
+    assert file_names(named(*given)) == ["a.jpg", "sub/b.jpg", "grün 1.jpg", "no_suffix"]
+    assert file_names(named(*given, name)) is None
 
 
 def test_images_come_out_byte_for_byte(drawn, drawn_records, tmp_path):
