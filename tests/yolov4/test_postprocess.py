@@ -121,6 +121,14 @@ def test_decoding_equals_darknets_rule(model_name, image_size):
     assert outside > 20  # not clipped
 
 
+def test_sides_end_at_e_to_the_10_times_the_anchor():
+    heads = silent_heads()
+    heads[0][0, 0, 0, 0, 2:4] = 9.9, 80.0
+    left, top, right, bottom = np.asarray(decode_heads(heads, "yolov4", (96, 160))[0])[0, 0]
+    sides = [12 * math.exp(9.9) / 160, 16 * math.exp(10) / 96]
+    np.testing.assert_allclose([right - left, bottom - top], sides, rtol=1e-5)
+
+
 def test_predictions_are_counted_by_head_row_column_anchor():
     config = get_config("yolov4")
     heads = silent_heads(dataclasses.replace(config, image_size=(64, 96)))

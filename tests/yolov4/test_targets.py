@@ -163,8 +163,7 @@ def test_a_crowded_image_against_the_transcription(model_name, xla):
         assert check(assignment, boxes, classes, config, head, size) > 5
         shared += (assignment.assigned & ~assignment.owner).sum()
         of_several_classes += (assignment.num_classes[assignment.assigned] > 1).sum()
-    assert shared > 5
-    assert of_several_classes > 5
+    assert shared > 5 and of_several_classes > 5
 
 
 def test_images_of_a_batch_do_not_mix():
@@ -254,9 +253,7 @@ def test_ignore_mask_against_brute_force(model_name, xla):
         assert clear.mean() > 0.99
         np.testing.assert_array_equal(found[clear], best[clear] > config.ignore_thresh)
         ignored += found.sum(axis=(1, 2, 3))
-    assert ignored[0] > 10
-    assert ignored[1] == 0
-    assert ignored[2] > 0
+    assert ignored[0] > 10 and ignored[1] == 0 and ignored[2] > 0
 
 
 def test_ignore_mask_needs_a_class_but_no_objectness_and_skips_padding():
