@@ -117,6 +117,7 @@ def flipped(byte):
         (header(2**31) + b"only this", "record-truncated", f"needs {2**31 + 16} bytes, 21 are left"),
         (header(2**64 - 1) + b"only this", "record-truncated", f"needs {2**64 + 15} bytes, 21 are left"),
         (bytes(50), "not-a-record", "has the length 0 with the checksum 0x00000000"),  # of a crash, perhaps
+        (b"\x1f\x8b" + bytes(48), "not-a-record", f"has the length {0x8B1F} with"),  # gzip's magic number
         *((flipped(i) + bytes(21), "not-a-record", f"has the length {17 ^ 16 << 8 * i}") for i in range(8)),
         *((flipped(i) + bytes(21), "not-a-record", "has the length 17 with") for i in range(8, 12)),
     ],
