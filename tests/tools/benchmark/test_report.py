@@ -9,9 +9,9 @@ from tools.benchmark.summary import Window
 CORES = 2.0
 
 
-def candidate(*rates: float, cpu_ms: float, peak: int = 500_000_000) -> dict:
-    """What runs at these rates, with so much CPU time an image: windows of 10 s."""
-    windows = [Window(round(10 * rate), 10.0, 10 * rate * cpu_ms / 1000) for rate in rates]
+def candidate(*rates, cpu_ms, peak=500_000_000, seconds=10.0):
+    """What runs at these rates, with so much CPU time an image."""
+    windows = [Window(round(seconds * rate), seconds, seconds * rate * cpu_ms / 1000) for rate in rates]
     return summary.candidate(windows, peak)
 
 
@@ -39,7 +39,7 @@ def test_numbers_of_a_candidate():
 
 
 def test_ratios_are_the_median_of_the_rounds_not_the_ratio_of_medians():
-    first, second = candidate(10, 40, 20, cpu_ms=1), candidate(20, 10, 10, cpu_ms=1)
+    first, second = candidate(10, 40, 20, cpu_ms=1), candidate(20, 10, 10, cpu_ms=1, seconds=5.0)
     assert summary.ratio(first, second) == pytest.approx(2.0)  # rounds: 0.5, 4, 2
 
 

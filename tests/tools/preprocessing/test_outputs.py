@@ -284,9 +284,9 @@ def test_outputs_that_cannot_be_are_one_line(tmp_path, name, options, told):
 
 
 def test_a_directory_may_have_a_dot_in_its_name(tmp_path):
-    output(tmp_path / "run-1.5").write(samples(images(1)), 1)
-    output(f"{tmp_path}/v.webp/").write(samples(images(1)), 1)
-    assert left(tmp_path) == ["run-1.5/0.png", "v.webp/0.png"]
+    for path in (tmp_path / "run-1.5", f"{tmp_path}/v.npz/", tmp_path / "v.npz"):
+        output(path, overwrite=True).write(samples(images(1)), 1)
+    assert left(tmp_path) == ["run-1.5/0.png", "v.npz/0.png"]
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
