@@ -98,6 +98,10 @@ def registry(faults: list[Fault]):
     """The decorator `@fault(kind)`, which adds what it decorates to a list."""
 
     def fault(kind: str, name: str | None = None):
-        return lambda spoil: faults.append(Fault(name or spoil.__name__, kind, spoil)) or spoil
+        def register(spoil: Callable):
+            faults.append(Fault(name or spoil.__name__, kind, spoil))
+            return spoil
+
+        return register
 
     return fault

@@ -39,8 +39,6 @@ def test_what_is_found_in_sound_data(drawn):
     issues = load_coco(drawn / "instances.json", drawn / "images").issues
     ones = ("box-outside", "large-id", "category-order", "crowd", "image-without-boxes")
     assert {issue.kind: issue.count for issue in issues} == dict.fromkeys(ones, 1) | {"box-empty": 2}
-    assert issues["large-id"].offenders == ["image 5000000007 ('08.jpg')"]
-    assert issues["image-without-boxes"].offenders == ["image 16 ('02.jpg')"]
 
 
 def test_defaults_of_missing_keys(small):

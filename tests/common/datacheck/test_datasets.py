@@ -1,4 +1,4 @@
-"""After the loader has stopped: which image it was."""
+"""Checked images alone; and after a loader has stopped: which image it was."""
 
 import shutil
 
@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from common.datacheck import datasets
-from common.datacheck.datasets import open_coco, open_tfrecords
+from common.datacheck.datasets import open_coco, open_images, open_tfrecords
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import DataError
 from common.datasets import CocoSource, ImageListSource
@@ -40,12 +40,24 @@ def coco(data, **policy) -> CocoSource:
     return open_coco(data / "images", data / "instances.json", ImagePolicy(**policy))
 
 
-def test_damage_is_found_by_file_and_id(data):
+def test_images_alone_are_checked_or_left_out(data, capsys):
+    (data / "images/00.jpg").write_bytes(b"")
+    bad = f"--images={data}/images: empty image file: '{data}/images/00.jpg'. "
+    with pytest.raises(DataError, match=f"^{bad}Copy"):
+        open_images(f"{data}/images")
+    assert open_images(f"{data}/images", ImagePolicy("skip")).size == 11
+    assert f"{bad}Left out" in capsys.readouterr().err
+    with pytest.raises(DataError, match="no usable image: none of 1 can be read"):
+        open_images(f"{data}/images/00.jpg", ImagePolicy("skip"))
+
+
+def test_damage_is_found_by_file_and_id(data, capsys):
     damage(data / "images/01.jpg")
     damage(data / "images/04.jpg")
     source = coco(data)  # it was opened without a word
     error = datasets.explain(ERROR, source, "dali_cpu")
     assert isinstance(error, DataError) and "decoders.image" not in str(error)
+    assert "decoders.image`\nDecoding the images to find the damaged one" in capsys.readouterr().err
     for words in (
         "instances.json: image with damaged data (2)",
         "image 13 ('01.jpg')",

@@ -282,6 +282,7 @@ def _lossless() -> bytes:
         (_changed("webp", 12, b"VP9 "), "image-damaged"),
         (_changed("bmp", 14, b"\x10"), "unsupported-format"),
         (_changed("bmp", 18, bytes(4)), "image-damaged"),
+        (_changed("bmp", 18, b"\0\0\0\x80"), "image-damaged"),  # a width of 2**31
         (bmp(32, [bytes(4 * WIDTH)] * HEIGHT, compression=6), "unsupported-format"),
         (tiff(RGB, 2, without=(256,)), "unsupported-format"),
         (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
