@@ -119,6 +119,12 @@ APPS = {
 either_app = pytest.mark.parametrize("app", ["yolov4"], indirect=True, scope="session")
 
 
+def slow_for(*names: str) -> pytest.MarkDecorator:
+    """A test of both apps that is slow for these: the other app, or another test, has the same fact."""
+    params = [pytest.param(name, marks=pytest.mark.slow if name in names else ()) for name in APPS]
+    return pytest.mark.parametrize("app", params, indirect=True, scope="session")
+
+
 def coco_flags(data: pathlib.Path, *splits: str) -> list[str]:
     """The flags that name a COCO directory (images/ and instances.json) for train, eval or both."""
     files = {"images": "images", "annotations": "instances.json"}

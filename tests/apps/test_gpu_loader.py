@@ -120,24 +120,6 @@ def sent_to_host(graph: graph_pb2.GraphDef) -> list[str]:
 # --- without a GPU ---
 
 
-def test_graphs_are_those_that_run():
-    function = tf.function(lambda x: tf.sin(x) + 1.0)
-    with tf.device("/cpu:0"):
-        graphs = graphs_of(function, tf.ones([4]))
-    assert "Sin" in {node.op for graph in graphs for node in graph.node}
-
-
-def test_a_send_to_the_host_is_found():
-    graph = graph_pb2.GraphDef()
-    nodes = [("_Send", "GPU", "CPU"), ("_Send", "CPU", "GPU"), ("_HostRecv", "GPU", "GPU")]
-    for op, sender, receiver in nodes:
-        node = graph.node.add(op=op)
-        node.attr["tensor_name"].s = f"{op} {sender} {receiver}".encode()
-        node.attr["send_device"].s = f"/device:{sender}:0".encode()
-        node.attr["recv_device"].s = f"/device:{receiver}:0".encode()
-    assert sent_to_host(graph) == ["_Send GPU CPU", "_HostRecv GPU GPU"]
-
-
 def test_the_loss_is_the_same_for_the_types_of_a_gpu_loader(app, feed, config):
     _, targets = next(feed("dali_cpu"))
     _, as_on_gpu = input_feed._without_int32((tf.zeros([]), targets))

@@ -14,6 +14,7 @@ import pytest
 from common.datacheck.datasets import open_coco
 from common.errors import UserError
 from common.loader import steps_per_epoch
+from tests.apps.conftest import either_app
 
 INPUT = (64, 96)
 LOADERS = ["dali_cpu", "tensorflow"]
@@ -114,6 +115,7 @@ def test_all_ranks_take_equally_many_steps(make, source, pipeline_type):
             assert [loader.size for loader in loaders] == [loaders[0].size] * num_shards
 
 
+@either_app
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_evaluation_needs_no_more_steps_than_it_says(make, source, pipeline_type):
     """Twelve images on five ranks in batches of two: three steps would be too many, one too few."""
@@ -148,6 +150,7 @@ def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline
     assert order({}, seed=1) != first
 
 
+@either_app
 def test_two_ranks_read_in_a_step_what_one_reads_in_a_batch_twice_as_large(make, source):
     """By tf.data alone. By DALI each rank has its own half of the permutation."""
     one = image_ids(make(source, "tensorflow", {}, batch_size=4), 6)

@@ -22,7 +22,7 @@ from common.training import weights
 from common.training.input_feed import InputFeed
 from common.training.optimizers import AveragedWeights
 from common.training.results import Results
-from tests.apps.conftest import coco_flags
+from tests.apps.conftest import coco_flags, slow_for
 from tools import replay_step
 
 
@@ -103,9 +103,19 @@ def test_interrupted_and_resumed_equals_unbroken(app, tiny_train, drawn, trained
     assert [row["epoch"] for row in rows_of(broken)] == ["1", "2"]
 
 
-@pytest.mark.parametrize("way", [0, 1], ids=["COCO", "TFRecords"])
-def test_every_way_to_train_takes_steps(app, tiny_train, drawn, drawn_records, tmp_path, monkeypatch, way):
-    """The averages move once an update: every second step where gradients accumulate, never without them."""
+@slow_for("efficientdet")
+def test_float16_and_no_averages_train_from_coco(app, take_steps, drawn):
+    assert take_steps(0, drawn) == 0
+
+
+def test_bfloat16_and_accumulated_gradients_train_from_tfrecords(take_steps, drawn_records):
+    """The averages move once an update, which is every second step."""
+    assert take_steps(1, drawn_records) == 2
+
+
+@pytest.fixture
+def take_steps(app, tiny_train, drawn, tmp_path, monkeypatch):
+    """take_steps(number of the way, data) -> how often the averages moved in four steps."""
     made, init = [], AveragedWeights.__init__
 
     def remember(self, *arguments):
@@ -113,19 +123,20 @@ def test_every_way_to_train_takes_steps(app, tiny_train, drawn, drawn_records, t
         made.append(self)
 
     monkeypatch.setattr(AveragedWeights, "__init__", remember)
-    given = app.ways[way].format(tiny=app.tiny).split()
-    run, data = tmp_path / "run", (drawn, drawn_records)[way]
-    metrics = tiny_train(data, run, "--epochs=1", "--steps_per_epoch=4", "--seed=3", *given)
-    (row,) = rows_of(run)
-    assert np.isfinite(float(row["loss"]))
-    metadata = weights.read_metadata(run / weights.LAST)
-    assert metadata["epoch"] == 1
-    assert metadata["config"].get("letterbox", False) == ("--letterbox" in given)
-    names = [
-        category["name"] for category in json.loads((drawn / "instances.json").read_text())["categories"]
-    ]
-    assert set(metrics["per_class"]) == set(names)
-    assert int(made[0]._num_updates) == (0, 2)[way]
+
+    def run(way, data):
+        given = app.ways[way].format(tiny=app.tiny).split()
+        metrics = tiny_train(data, tmp_path, "--epochs=1", "--steps_per_epoch=4", "--seed=3", *given)
+        (row,) = rows_of(tmp_path)
+        assert np.isfinite(float(row["loss"]))
+        metadata = weights.read_metadata(tmp_path / weights.LAST)
+        assert metadata["epoch"] == 1
+        assert metadata["config"].get("letterbox", False) == ("--letterbox" in given)
+        categories = json.loads((drawn / "instances.json").read_text())["categories"]
+        assert set(metrics["per_class"]) == {category["name"] for category in categories}
+        return int(made[0]._num_updates)
+
+    return run
 
 
 @pytest.mark.slow

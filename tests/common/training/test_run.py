@@ -24,6 +24,7 @@ from common.training.run import Run, start_process
 from common.training.watchdog import Watchdog
 from tests.common.training.small_model import assert_same
 
+pytestmark = pytest.mark.timeout(120)  # a mistake in the loop may make it endless
 STEPS = 4  # of an epoch
 
 
