@@ -3,14 +3,17 @@
 What both apps promise is tested once, for both: the `app` fixture goes through them.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import types
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import flags
 
 import efficientdet.eval
@@ -125,6 +128,18 @@ def slow_for(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("app", params, indirect=True, scope="session")
 
 
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """TensorFlow without graphs: a few steps take less time than compiling one."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Even though the")  # tf.data compiles all the same
+            yield
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
 def coco_flags(data: pathlib.Path, *splits: str) -> list[str]:
     """The flags that name a COCO directory (images/ and instances.json) for train, eval or both."""
     files = {"images": "images", "annotations": "instances.json"}
@@ -157,7 +172,7 @@ def command(app):
 def tiny_train(app, command):
     """Trains the tiny network on a COCO directory, or on the TFRecords whose names begin with `data`."""
 
-    def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str):
+    def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str, compiled: bool = False):
         defaults = {
             "model_name": app.model_name,
             "image_size": "64x96",
@@ -172,7 +187,8 @@ def tiny_train(app, command):
             given += coco_flags(data, "train", "eval")
         elif "--pipeline_type=synthetic" not in more:
             given += [f"--{split}_file_pattern={data}*.tfrecord" for split in ("train", "eval")]
-        return command("train", *given, f"--output_dir={output_dir}", *more)
+        with contextlib.nullcontext() if compiled else eagerly():
+            return command("train", *given, f"--output_dir={output_dir}", *more)
 
     return run
 
@@ -181,5 +197,5 @@ def tiny_train(app, command):
 def trained(tiny_train, drawn, tmp_path_factory) -> pathlib.Path:
     """The run directory of two epochs on the drawn images."""
     directory = tmp_path_factory.mktemp("trained") / "run"
-    tiny_train(drawn, directory)
+    tiny_train(drawn, directory, compiled=True)
     return directory

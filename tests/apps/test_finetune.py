@@ -152,7 +152,7 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
 
 
 @either_app
-def test_unfreezing_keeps_the_state_of_the_optimizer(heads, tune, tmp_path):
+def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads, tune, tmp_path):
     """After the heads alone one epoch of all: momentum and counters go on, new layers start at 0."""
     whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
     assert "with another freeze: from a whole epoch" in whole.said
@@ -161,6 +161,8 @@ def test_unfreezing_keeps_the_state_of_the_optimizer(heads, tune, tmp_path):
     moving = [name for name in heads.left if name not in still]
     assert still
     assert moving
+    for path, values in values_of(app.load_trained(heads.run)[0]).items():  # --ema_decay=0: those of the end
+        np.testing.assert_array_equal(whole.begun[path], values, err_msg=path)
     by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # optimizers are numbered
     for name, values in heads.left.items():
         np.testing.assert_array_equal(by_place[name], values, err_msg=name)

@@ -51,5 +51,5 @@ def test_learns_real_photographs(app, tiny_train, photographs, tmp_path, pipelin
         f"--steps_per_epoch={app.steps_by_heart}",
         f"--hparams={app.by_heart}",
     ]
-    metrics = tiny_train(data, tmp_path / "run", *flags, f"--pipeline_type={pipeline_type}")
+    metrics = tiny_train(data, tmp_path / "run", *flags, f"--pipeline_type={pipeline_type}", compiled=True)
     assert metrics["AP50"] > 0.9

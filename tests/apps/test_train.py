@@ -85,7 +85,7 @@ def test_interrupted_and_resumed_equals_unbroken(app, tiny_train, drawn, trained
     unbroken, broken, loader = trained, tmp_path / "broken", ["--pipeline_type=dali_cpu"]
     if app.name == "yolov4":
         unbroken, loader = tmp_path / "unbroken", ["--pipeline_type=tensorflow"]
-        tiny_train(drawn, unbroken, *loader)
+        tiny_train(drawn, unbroken, *loader, compiled=True)
     save_row = Results.save_row
 
     def save_once(self, epoch, values):
@@ -95,9 +95,10 @@ def test_interrupted_and_resumed_equals_unbroken(app, tiny_train, drawn, trained
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Results, "save_row", save_once)
-        tiny_train(drawn, broken, *loader)
+        tiny_train(drawn, broken, *loader, compiled=True)
     assert len(rows_of(broken)) == 1
-    tiny_train(drawn, broken, *loader, "--coco_backend=faster")  # what counts may change on the way
+    flags = [*loader, "--coco_backend=faster"]  # what counts may change on the way
+    tiny_train(drawn, broken, *flags, compiled=True)
     assert_same_weights(app, unbroken, broken)
     assert (unbroken / "metrics.json").read_bytes() == (broken / "metrics.json").read_bytes()
     assert [row["epoch"] for row in rows_of(broken)] == ["1", "2"]
@@ -142,7 +143,7 @@ def take_steps(app, tiny_train, drawn, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_synthetic_data_take_compiled_steps(tiny_train, tmp_path):
     flags = ["--epochs=1", "--steps_per_epoch=3", "--xla", "--num_classes=3", "--learning_rate=0.01"]
-    tiny_train(tmp_path / "none", tmp_path / "run", *flags, "--pipeline_type=synthetic")
+    tiny_train(tmp_path / "none", tmp_path / "run", *flags, "--pipeline_type=synthetic", compiled=True)
     (row,) = rows_of(tmp_path / "run")
     assert np.isfinite(float(row["loss"]))
 
@@ -176,8 +177,8 @@ def test_a_diverging_run_stops_with_one_line_and_its_step_can_be_run_again(
 @pytest.mark.gpu
 def test_training_evaluation_and_resume_on_a_gpu(tiny_train, command, drawn, tmp_path):
     run = tmp_path / "run"
-    tiny_train(drawn, run, "--pipeline_type=dali_gpu", "--epochs=1")
-    tiny_train(drawn, run, "--pipeline_type=dali_gpu", "--epochs=2")
+    for epochs in (1, 2):
+        tiny_train(drawn, run, "--pipeline_type=dali_gpu", f"--epochs={epochs}", compiled=True)
     assert len(rows_of(run)) == 2
     data = [f"--weights={run}", *coco_flags(drawn, "eval")]
     metrics, on_cpu = (command("eval", *data, f"--pipeline_type=dali_{kind}") for kind in ("gpu", "cpu"))

@@ -301,28 +301,6 @@ def test_a_checkpoint_of_another_structure_is_refused(tmp_path, change):
         Training(tmp_path, **change).resume()
 
 
-@pytest.mark.parametrize("frozen_before", [False, True])
-def test_which_layers_are_frozen_has_no_part_in_where_things_are(tmp_path, frozen_before):
-    def freeze(training, frozen):
-        for layer in training.model.layers[:2]:  # convolution and batch norm
-            layer.trainable = not frozen
-        return training
-
-    def variables(training):  # the model's by layer and name
-        in_order = [getattr(layer, "variables", []) for layer in training.model.layers]
-        by_name = [sorted(layer, key=lambda variable: variable.name) for layer in in_order]
-        return [*itertools.chain(*by_name), *training.optimizer.variables, *training.averaged.variables]
-
-    written = freeze(Training(tmp_path), frozen_before)
-    for number, variable in enumerate(variables(written)):
-        variable.assign(tf.cast(tf.fill(variable.shape, number), variable.dtype))
-    assert written.go_to(4).saved.save()
-    read = freeze(Training(tmp_path), not frozen_before)
-    assert read.resume(boundary=True) == 4
-    for number, variable in enumerate(variables(read)):
-        assert (np.asarray(variable) == number).all()
-
-
 def test_other_versions_are_named_and_restored(tmp_path, monkeypatch, capfd):
     training = Training(tmp_path)
     assert training.save(1)

@@ -19,7 +19,7 @@ from common.evaluation.coco_metrics import Evaluation
 from common.training import model_metadata, optimizers, run_directory, step_guard, weights
 from common.training import run as run_module
 from common.training.input_feed import InputFeed
-from common.training.results import Results
+from common.training.results import EpochLog, Results
 from common.training.run import Run, start_process
 from common.training.watchdog import Watchdog
 from tests.common.training.small_model import assert_same
@@ -208,8 +208,11 @@ def test_weights_of_the_files_are_the_averages(tmp_path):
 def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, monkeypatch, capfd):
     """An evaluation every 3 steps, stopped in one, right after one and later."""
     flags = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
-    unbroken = Session(tmp_path / "unbroken", **flags)
-    unbroken.train()
+    unbroken, restarts = Session(tmp_path / "unbroken", **flags), []
+    with monkeypatch.context() as patch:
+        patch.setattr(EpochLog, "restart_clock", lambda log: restarts.append(log))
+        unbroken.train()
+    assert len(restarts) == 3  # images_per_second is without the evaluations after steps 3, 6 and 9
     rows = rows_of(tmp_path / "unbroken")
     assert [row["step"] for row in rows if row["AP"]] == [
         "3",
