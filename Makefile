@@ -15,7 +15,7 @@ CHECKS := tests/test_older_versions.py tests/apps/test_determinism.py tests/dist
   tests/distributed/test_checkpoints_horovod.py tests/test_structure.py
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod demo demo-yolov4 demo-clean check test test-gpu bench soak docker docker-test lint format clean
+.PHONY: help setup horovod demo demo-yolov4 demo-clean check test test-long test-all test-gpu bench soak docker docker-test lint format clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,8 +58,13 @@ demo-clean:  ## forgets the demos' data and runs, so that the next one starts an
 check: horovod  ## what a change must not break: older runs, equal bits, resuming, two ranks (7 minutes on two cores that others use, too)
 	$(RUN) -m pytest $(CHECKS) -k 'not three_times or yolov4'
 
-test: lint horovod  ## lint, then all tests, in JOBS=2 processes of up to 5 GB each
-	$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile
+test: lint horovod  ## lint, then all tests but the long ones, in JOBS=2 processes of up to 5 GB each
+	$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m 'not slow'
+
+test-long: horovod  ## only the long tests: comparisons of runs, copies of the apps
+	$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m slow
+
+test-all: test test-long  ## all tests
 
 test-gpu: setup  ## only the tests that need a GPU
 	$(RUN) -m pytest -m gpu

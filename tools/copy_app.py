@@ -260,7 +260,11 @@ def _tests(
     for path in texts:
         words = [*lost[path].words, *others, *without]
         lost[path] = lost[path]._replace(names={"": {*methods}}, words=words, is_test=True)
-    prune(texts, lost, lambda path: path in product or path.startswith("tests/"))
+    for _ in range(2):  # again without the fixtures that are gone, which tests name as parameters only
+        prune(texts, lost, lambda path: path in product or path.startswith("tests/"))
+        for conftest in [path for path in texts if path.endswith("conftest.py")]:
+            for path in [path for path in texts if path.startswith(conftest.removesuffix("conftest.py"))]:
+                lost[path].names[""] |= lost[conftest].names[""]
     texts = {path: text for path, text in tidied({**product, **texts}).items() if path in texts}
     wanted = {path for path in wanted & texts.keys() if "test_" not in path or "def test_" in texts[path]}
     found = closure(wanted, lambda path: texts.get(path, ""))

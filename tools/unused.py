@@ -31,12 +31,18 @@ def unused(texts: Mapping[str, str], project: Mapping[str, str]) -> Iterator[tup
 
 def _plain_classes(project: Mapping[str, str]) -> set[str]:
     """The classes whose bases are in the project, too: no other library calls their methods."""
-    nodes = [node for text in project.values() for node in ast.walk(ast.parse(text))]
-    bases = {n.name: {ast.unparse(base) for base in n.bases} for n in nodes if isinstance(n, ast.ClassDef)}
+    bases = {name: of for text in project.values() for name, of in _classes(text).items()}
     plain: set[str] = {"abc.ABC", "NamedTuple"}
     while new := {name for name in bases.keys() - plain if bases[name] <= plain}:
         plain |= new
     return plain
+
+
+@functools.cache
+def _classes(text: str) -> dict[str, set[str]]:
+    """A file's classes and the names of their bases."""
+    classes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
+    return {node.name: {ast.unparse(base) for base in node.bases} for node in classes}
 
 
 @functools.cache

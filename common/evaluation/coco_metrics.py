@@ -26,7 +26,7 @@ from common.errors import UserError
 from common.files import write_bytes
 from common.labels import LabelMap
 
-FASTER_VERSION = "1.8.0"  # compared with pycocotools in tests/common/evaluation/test_coco_backends.py
+FASTER_VERSION = "1.8.0"  # compared with pycocotools in tests/common/evaluation/test_coco_metrics.py
 
 # The order of COCOeval.stats (pycocotools cocoeval.py: _summarizeDets).
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")

@@ -1,6 +1,6 @@
 """What the loaders of both apps give to the ranks of a run: equal steps, one order, their own augmentation.
 
-Which images a rank reads is tested with the readers (tests/common/test_shards.py).
+Which images a rank reads is tested with the readers (tests/common/test_dali_ops.py).
 """
 
 import itertools

@@ -56,15 +56,13 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def _interlaced_png() -> bytes:
-    passes = [
-        (0, 0, 8, 8),
-        (0, 4, 8, 8),
-        (4, 0, 8, 4),
-        (0, 2, 4, 4),
-        (2, 0, 4, 2),
-        (0, 1, 2, 2),
-        (1, 0, 2, 1),
-    ]
+    starts_and_steps = (
+        (0, 0, 4, 0, 2, 0, 1),
+        (0, 4, 0, 2, 0, 1, 0),
+        (8, 8, 8, 4, 4, 2, 2),
+        (8, 8, 4, 4, 2, 2, 1),
+    )
+    passes = zip(*starts_and_steps, strict=True)
     rows = [row.tobytes() for t, left, down, across in passes for row in RGB[t::down, left::across]]
     return png(8, 2, rows, interlaced=True)
 
@@ -73,11 +71,8 @@ def bmp(
     bits: int, rows: Sequence[bytes], *, header_size=40, compression=0, masks=(), palette=b"", top_down=False
 ) -> bytes:
     """A BMP of WIDTH x HEIGHT pixels; `rows` from the bottom up, without their padding."""
-    data = (
-        b"".join(rows)
-        if compression == 1
-        else b"".join(row.ljust(-(-len(row) // 4) * 4, b"\0") for row in rows)
-    )
+    padded = rows if compression == 1 else [row.ljust(-(-len(row) // 4) * 4, b"\0") for row in rows]
+    data = b"".join(padded)
     start = 14 + header_size + 4 * len(masks) + len(palette)
     height = -HEIGHT if top_down else HEIGHT
     if header_size == 12:
@@ -90,22 +85,22 @@ def bmp(
 
 
 def tiff(
-    pixels: np.ndarray,
-    photometric: int,
+    pixels,
+    photometric,
     *,
-    bits: int = 8,
-    kind: int = 1,
-    planar: bool = False,
-    tiled: bool = False,
-    big: bool = False,
-    order: str = "<",
-    without: Sequence[int] = (),
-    **tags: tuple[int, ...],
+    bits=8,
+    kind=1,
+    planar=False,
+    tiled=False,
+    big=False,
+    order="<",
+    without=(),
+    **tags,
 ) -> bytes:
     """An uncompressed TIFF.
 
     Args:
-        pixels: (HEIGHT, WIDTH, samples), integers of `bits` bits, or floats for kind 3.
+        pixels: array (HEIGHT, WIDTH, samples), integers of `bits` bits, or floats for kind 3.
         photometric: interpretation, 2 for RGB.
         bits: of a sample.
         kind: of a sample: 1 unsigned, 2 signed, 3 float.
@@ -123,29 +118,19 @@ def tiff(
         parts = [padded[t : t + 16, x : x + 16] for t in range(0, HEIGHT, 16) for x in range(0, WIDTH, 16)]
     blocks = [_packed(part, bits, kind, order) for part in parts]
     offset, sizes = "Q" if big else "I", tuple(map(len, blocks))
-    entries = {
-        256: (WIDTH,),
-        257: (HEIGHT,),
-        258: (bits,) * samples,
-        259: (1,),
-        262: (photometric,),
-        277: (samples,),
-        284: (2 if planar else 1,),
-        339: (kind,) * samples,
-        **(
-            {322: (16,), 323: (16,), 324: sizes, 325: sizes}
-            if tiled
-            else {273: sizes, 278: (HEIGHT,), 279: sizes}
-        ),
-        **{int(name.removeprefix("tag")): values for name, values in tags.items()},
-    }
+    entries = {256: (WIDTH,), 257: (HEIGHT,), 258: (bits,) * samples, 259: (1,), 262: (photometric,)}
+    entries |= {277: (samples,), 284: (2 if planar else 1,), 339: (kind,) * samples}
+    if tiled:
+        entries |= {322: (16,), 323: (16,), 324: sizes, 325: sizes}
+    else:
+        entries |= {273: sizes, 278: (HEIGHT,), 279: sizes}
+    entries |= {int(name.removeprefix("tag")): values for name, values in tags.items()}
     entries = {tag: values for tag, values in sorted(entries.items()) if tag not in without}
     formats = {tag: "I" if tag in (273, 279, 324, 325) else "H" for tag in entries}
     packed = {tag: struct.pack(f"{order}{len(v)}{formats[tag]}", *v) for tag, v in entries.items()}
     room = struct.calcsize(offset)
-    table = (
-        (16 if big else 8) + (8 if big else 2) + len(entries) * (12 + 2 * (room - 4) if big else 12) + room
-    )
+    start, counted, entry = (16, 8, 20) if big else (8, 2, 12)  # bytes
+    table = start + counted + len(entries) * entry + room
     outside = {tag: content for tag, content in packed.items() if len(content) > room}
     at = table + sum(map(len, outside.values()))
     starts = [at + sum(sizes[:i]) for i in range(len(sizes))]
@@ -154,11 +139,8 @@ def tiff(
     if where in outside:
         outside[where] = packed[where]
     result = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}H", 43 if big else 42)
-    result += (
-        struct.pack(f"{order}HHQQ", 8, 0, 16, len(entries))
-        if big
-        else struct.pack(f"{order}IH", 8, len(entries))
-    )
+    fields, values = ("HHQQ", (8, 0, 16, len(entries))) if big else ("IH", (8, len(entries)))
+    result += struct.pack(f"{order}{fields}", *values)
     at = table
     for tag, content in packed.items():
         result += struct.pack(f"{order}HH{offset}", tag, 3 if formats[tag] == "H" else 4, len(entries[tag]))

@@ -1,4 +1,4 @@
-"""Annotations: target boxes against a plain loop, ground truth against pycocotools, and what is stored."""
+"""Annotations: target boxes against a plain loop, ground truth against pycocotools, plain reading."""
 
 import contextlib
 import copy
@@ -12,46 +12,33 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from common.annotations import Annotations, clip_boxes
+from common.annotations import Annotations, clip_boxes, read_coco
 from common.datacheck.coco import load_coco
 from common.datacheck.issues import Issues
+from common.errors import UserError
 from common.labels import LabelMap
+from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, write_json
+from tests.common.made_annotations import annotations as made
 
 
 @pytest.fixture
 def small():
-    """Three images, the second without boxes; a crowd; issues of each severity that may be there."""
+    """Three images, the second without boxes; a crowd; two issues."""
     issues = Issues("small")
     issues.add("box-outside", "annotation 1 (image 7) has bbox [1.0]")
-    issues.add_many("crowd", 5000, (f"annotation {i}" for i in range(5000)))
     issues.add("image-missing", "image 8")
     issues.skip_images()
-    return Annotations(
-        label_map=LabelMap((2, 9), ("two", "neun 'ä\"")),
-        image_ids=np.array([42, 7, 2**63 - 1]),
-        file_names=["a.jpg", "sub/b\0 .jpg", ""],
-        image_sizes=np.array([[10, 20], [40, 30], [5, 6]], np.int32),
-        box_image=np.array([0, 0, 2, 2]),
-        boxes_ltwh_px=np.array([[0, 0, 20, 10], [1, 2, 3.5, 4], [0.25, 0, 2, 2], [0.1, 0, 2, 2]]),
-        category_ids=np.array([2, 9, 2, 9]),
-        is_crowd=np.array([True, False, False, False]),
-        areas=np.array([99, 12.5, 4, 1 / 3]),
-        origin="small.json",
-        issues=issues,
-    )
-
-
-def pycoco(document):
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco = COCO()
-        coco.dataset = copy.deepcopy(document)
-        coco.createIndex()
-    return coco
+    rows = [(0, 0, 0, 0, 20, 10), (0, 1, 1, 2, 3.5, 4), (2, 0, 0.25, 0, 2, 2), (2, 1, 0.1, 0, 2, 2)]
+    found = made([(10, 20), (40, 30), (5, 6)], rows, ("two", "neun 'ä\""), [0], [99, 12.5, 4, 1 / 3])
+    names = ["a.jpg", "sub/b\0 .jpg", ""]
+    return dataclasses.replace(found, image_ids=np.array([42, 7, 2**63 - 1]), file_names=names, issues=issues)
 
 
 def coco_stats(ground_truth, detections):
     with contextlib.redirect_stdout(io.StringIO()):
-        truth = pycoco(ground_truth)
+        truth = COCO()
+        truth.dataset = copy.deepcopy(ground_truth)
+        truth.createIndex()
         evaluation = COCOeval(truth, truth.loadRes(copy.deepcopy(detections)), "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
@@ -62,37 +49,19 @@ def coco_stats(ground_truth, detections):
 # --- target boxes ---
 
 
-def test_target_boxes(small):
-    targets = small.target_boxes
-    assert small.row_splits.tolist() == [0, 2, 2, 4]
-    assert targets.row_splits.tolist() == [0, 1, 1, 3]
-    assert targets.classes.tolist() == [1, 0, 1]
-    np.testing.assert_allclose(
-        targets.boxes,
-        [[1 / 20, 2 / 10, 4.5 / 20, 6 / 10], [0.25 / 6, 0, 2.25 / 6, 2 / 5], [0.1 / 6, 0, 2.1 / 6, 2 / 5]],
-        rtol=1e-6,
-    )
-    assert (targets.num_clipped, targets.num_dropped, targets.num_crowds) == (0, 0, 1)
-
-
 def test_target_boxes_against_a_plain_loop():
     random = np.random.default_rng(3)
     sizes = random.integers(1, 700, (20, 2))
     boxes = random.uniform(-100, 700, (500, 4))
     boxes[:, 2:] = np.abs(boxes[:, 2:]) * random.choice([0, 1e-7, 0.01, 1], (500, 2), p=[0.1, 0.1, 0.2, 0.6])
-    annotations = Annotations(
-        label_map=LabelMap((4, 8), ("a", "b")),
-        image_ids=np.arange(20),
-        file_names=[""] * 20,
-        image_sizes=sizes.astype(np.int32),
-        box_image=np.sort(random.integers(0, 20, 500)),
-        boxes_ltwh_px=boxes,
-        category_ids=random.choice([4, 8], 500),
-        is_crowd=random.uniform(size=500) < 0.1,
-        areas=np.ones(500),
-        origin="",
-    )
+    images = np.sort(random.choice([*range(1, 7), *range(8, 19)], 500))  # three images have none
+    crowds = np.flatnonzero(random.uniform(size=500) < 0.1)
+    rows = np.c_[images, random.integers(0, 2, 500), boxes]
+    annotations = made(sizes, rows, ("a", "b"), crowds)
     targets = annotations.target_boxes
+    splits = annotations.row_splits.tolist()
+    assert splits == [np.count_nonzero(annotations.box_image < i) for i in range(21)]
+    assert len(targets.row_splits) == 21
 
     dropped = clipped = 0
     for i, (height, width) in enumerate(sizes.tolist()):
@@ -102,51 +71,38 @@ def test_target_boxes_against_a_plain_loop():
             edges = [x / width, y / height, (x + w) / width, (y + h) / height]
             box = np.array([min(max(edge, 0), 1) for edge in edges], np.float32)
             if box[2] > box[0] and box[3] > box[1]:
-                expected.append([*box, {4: 0, 8: 1}[int(annotations.category_ids[row])]])
+                expected.append([*box, {10: 0, 20: 1}[int(annotations.category_ids[row])]])
                 clipped += box.tolist() != np.float32(edges).tolist()
             else:
                 dropped += 1
         rows = slice(*targets.row_splits[i : i + 2])
-        assert (
-            np.c_[targets.boxes[rows], targets.classes[rows]].tolist()
-            == np.reshape(expected, (-1, 5)).tolist()
-        )
+        found = np.c_[targets.boxes[rows], targets.classes[rows]]
+        assert found.tolist() == np.reshape(expected, (-1, 5)).tolist()
     assert targets.num_dropped == dropped > 50
     assert targets.num_clipped == clipped > 50
     assert targets.num_crowds == annotations.is_crowd.sum() > 10
 
 
-def test_huge_boxes_are_clipped_without_a_warning():
-    boxes = np.array([[1, 2, 1e308, 1e308], [-1e308, -1e300, 1e308, 1e308], [1e308, 1, 1e308, 1]])
+def test_huge_boxes_are_clipped_without_a_warning_and_rounding_is_no_clipping():
+    beyond = np.nextafter(20.0, 21.0)
+    boxes = [[1, 2, 1e308, 1e308], [-1e308, -1e300, 1e308, 1e308], [0, 0, beyond, 10], [0, 0, 20.01, 10]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        clipped, changed = clip_boxes(boxes, np.array([[10, 20]] * 3))
-    np.testing.assert_allclose(clipped, [[0.05, 0.2, 1, 1], [0, 0, 0, 1], [1, 0.1, 1, 0.2]], rtol=1e-6)
-    assert changed.tolist() == [True] * 3
-
-
-def test_rounding_is_no_reaching_outside():
-    beyond = np.nextafter(640.0, 700.0)
-    _, changed = clip_boxes(np.array([[0, 0, beyond, 480], [0, 0, 640.01, 480]]), np.array([[480, 640]] * 2))
-    assert changed.tolist() == [False, True]
+        clipped, changed = clip_boxes(np.array(boxes), np.array([[10, 20]] * 4))
+    np.testing.assert_allclose(clipped, [[0.05, 0.2, 1, 1], [0, 0, 0, 1], *[[0, 0, 1, 1]] * 2], rtol=1e-6)
+    assert changed.tolist() == [True, True, False, True]
 
 
 # --- ground truth ---
 
 
-@pytest.mark.parametrize("name", ["coco128/instances.json", "bccd/instances_val.json"])
-def test_pycocotools_judges_our_ground_truth_like_the_original(name, request):
-    directory, file = name.split("/")
-    path = request.getfixturevalue(directory) / file
+def test_pycocotools_judges_our_ground_truth_like_the_original(coco128):
+    path = coco128 / "instances.json"
     original = json.loads(path.read_text())
     random = np.random.default_rng(0)
     detections = [
-        {
-            "image_id": o["image_id"],
-            "category_id": o["category_id"],
-            "bbox": (np.array(o["bbox"]) * random.uniform(0.9, 1.1, 4)).tolist(),
-            "score": random.uniform(),
-        }
+        {key: o[key] for key in ("image_id", "category_id")}
+        | {"bbox": (np.array(o["bbox"]) * random.uniform(0.9, 1.1, 4)).tolist(), "score": random.uniform()}
         for o in original["annotations"]
         if random.uniform() < 0.8
     ]
@@ -155,33 +111,14 @@ def test_pycocotools_judges_our_ground_truth_like_the_original(name, request):
     assert ours.tolist() == coco_stats(original, detections).tolist()
 
 
-def test_annotation_id_zero_counts(small):
-    """pycocotools itself takes id 0 for no match, so the ground truth numbers from 1."""
-    truth = small.ground_truth()
-    perfect = [
-        {"image_id": o["image_id"], "category_id": o["category_id"], "bbox": o["bbox"], "score": 1.0}
-        for o in truth["annotations"]
-        if not o["iscrowd"]
-    ]
-    assert coco_stats(truth, perfect)[0] == pytest.approx(1.0)
-    for number, an_object in enumerate(truth["annotations"], -1):
-        an_object["id"] = number
-    assert coco_stats(truth, perfect)[0] < 0.9
-
-
 def test_the_ground_truth_has_everything(small):
+    """Ids count from 1: pycocotools takes an annotation with id 0 for no match."""
     truth = small.ground_truth()
     assert truth["images"][1] == {"id": 7, "file_name": "sub/b\0 .jpg", "height": 40, "width": 30}
-    assert truth["annotations"][1] == {
-        "id": 2,
-        "image_id": 42,
-        "category_id": 9,
-        "bbox": [1, 2, 3.5, 4],
-        "area": 12.5,
-        "iscrowd": 0,
-    }
+    ids = {"id": 2, "image_id": 42, "category_id": 20}
+    assert truth["annotations"][1] == ids | {"bbox": [1, 2, 3.5, 4], "area": 12.5, "iscrowd": 0}
     assert truth["annotations"][0]["iscrowd"] == 1
-    assert truth["categories"] == [{"id": 2, "name": "two"}, {"id": 9, "name": "neun 'ä\""}]
+    assert truth["categories"] == [{"id": 10, "name": "two"}, {"id": 20, "name": "neun 'ä\""}]
 
 
 # --- names and numbers ---
@@ -191,13 +128,13 @@ def test_the_fingerprint_is_of_the_content(small):
     original = small.fingerprint()
     assert dataclasses.replace(small, origin="elsewhere", issues=Issues("")).fingerprint() == original
     for name, value in [
-        ("label_map", LabelMap((2, 9), ("two", "nine"))),
+        ("label_map", LabelMap((10, 20), ("two", "nine"))),
         ("file_names", ["a.jpg", "b.jpg", ""]),
         ("image_ids", np.array([42, 8, 9])),
         ("image_sizes", np.array([[10, 21], [40, 30], [5, 6]], np.int32)),
         ("box_image", np.array([0, 0, 1, 2])),
         ("boxes_ltwh_px", small.boxes_ltwh_px + 1e-6),
-        ("category_ids", np.array([2, 9, 9, 9])),
+        ("category_ids", np.array([10, 20, 20, 20])),
         ("is_crowd", np.array([True, True, False, False])),
         ("areas", small.areas + 1e-6),
     ]:
@@ -212,17 +149,14 @@ def test_the_summary_counts(drawn):
 
 
 def test_image_names(small):
-    assert [small.image_name(row) for row in range(3)] == [
-        "image 42 ('a.jpg')",
-        "image 7 ('sub/b\\x00 .jpg')",
-        f"image {2**63 - 1}",
-    ]
+    names = ["image 42 ('a.jpg')", "image 7 ('sub/b\\x00 .jpg')", f"image {2**63 - 1}"]
+    assert [small.image_name(row) for row in range(3)] == names
 
 
 # --- some of the images ---
 
 
-@pytest.mark.parametrize("kept", [[1, 1, 1], [1, 0, 1], [0, 1, 1], [0, 0, 1], [0, 1, 0], [0, 0, 0]])
+@pytest.mark.parametrize("kept", [[1, 1, 1], [0, 1, 1], [0, 1, 0], [0, 0, 0]])
 def test_select(small, kept):
     kept = np.array(kept, np.bool_)
     selected = small.select(kept)
@@ -236,3 +170,80 @@ def test_select(small, kept):
     assert np.all(np.diff(selected.box_image) >= 0) and selected.row_splits[-1] == len(expected)
     assert selected.num_images == kept.sum() and len(selected.target_boxes.row_splits) == kept.sum() + 1
     assert (selected.origin, selected.issues) == (small.origin, small.issues)
+
+
+# --- reading without a check ---
+
+
+def assert_same(path):
+    """The plain reader gives what the strict one gives, to the bit."""
+    plain, strict = read_coco(path), load_coco(path)
+    for field in dataclasses.fields(Annotations):
+        found, expected = getattr(plain, field.name), getattr(strict, field.name)
+        if isinstance(expected, np.ndarray):
+            assert found.dtype == expected.dtype, field.name
+            np.testing.assert_array_equal(found, expected)
+        elif field.name != "issues":
+            assert found == expected, field.name
+    assert not plain.issues and plain.fingerprint() == strict.fingerprint()
+    return plain
+
+
+@pytest.mark.parametrize("name", ["coco128", "drawn"])
+def test_real_data_are_read_as_by_the_strict_reader(name, request):
+    assert_same(request.getfixturevalue(name) / "instances.json")
+
+
+def gaps():
+    """Images with the ids LARGE and 3, and nothing that may be missing."""
+    document = copy.deepcopy(SMALL)
+    ids = {42: LARGE, 7: 3}
+    for image in document["images"]:
+        image["id"] = ids[image["id"]]
+    for an_object in document["annotations"]:
+        an_object["image_id"] = ids[an_object["image_id"]]
+        for key in ("id", "area", "iscrowd"):
+            an_object.pop(key, None)
+    return document
+
+
+HARD = {
+    "gaps in ids, defaults": gaps(),
+    "crowds": changed(["annotations", 0, "iscrowd"], True),
+    "an image without boxes": changed(["annotations", 1], ..., changed(["annotations", 3], ...)),
+    "no ids": changed(["annotations", 2, "id"], None),
+    "a box that reaches outside": changed(["annotations", 0, "bbox"], [-3, 2, 1e308, 1e308]),
+    "a box without area": changed(["annotations", 3, "bbox"], [1, 2, 0, 4]),
+    "categories in another order": changed(["categories"], SMALL["categories"][::-1]),
+    "unused keys": changed(["annotations", 1, "segmentation"], {"counts": "x", "size": [1, 2]}),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_inputs_are_read_as_by_the_strict_reader(name, tmp_path):
+    assert_is(assert_same(write_json(tmp_path, HARD[name])), HARD[name])
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (changed(["images"], ...), "missing required field `images`"),
+        (changed(["images"], []), "length >= 1"),
+        (changed(["annotations", 2, "bbox"], [1, 2, 3]), r"annotations\[2\].bbox"),
+        (changed(["images", 1, "width"], "9"), r"Expected `int`, got `str` - at `\$.images\[1\].width`"),
+        (changed(["annotations", 2, "image_id"], 8), r"annotations\[2\] has image_id 8, which is not in the"),
+        (changed(["annotations", 2, "category_id"], 3), r"annotations\[2\] has category_id 3, which is not"),
+        (changed(["categories"], []), "no categories"),
+        (changed(["categories", 1, "name"], "two"), "same name 'two'"),
+        (json.dumps(SMALL)[:-20], "truncated"),
+        (b"", "truncated"),
+        (b"\x1f\x8b\x08\x00abc", "malformed"),
+    ],
+)
+def test_bad_annotations_are_one_clear_line(document, message, tmp_path):
+    path = write_json(tmp_path, document)
+    with pytest.raises(UserError, match=message) as error:
+        read_coco(path)
+    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"nowhere.json: No such file"):
+        read_coco(tmp_path / "nowhere.json")

@@ -1,117 +1,144 @@
-"""Data opened without a data check: the same annotations as with it, and one clear line for bad input."""
+"""Data sets as the flags name them: what a source says and reads, with and without a data check."""
 
-import copy
-import dataclasses
-import json
+import shutil
 
-import numpy as np
 import pytest
 
-from common import datasets
-from common.annotations import Annotations, read_coco
+from common import datasets, tf_readers
 from common.args import Args
 from common.datacheck import datasets as checked
 from common.datacheck.coco import load_coco
+from common.datacheck.datasets import list_images, log_source, open_images, open_source
+from common.datacheck.tfrecord import TFRecordSource
+from common.datasets import CocoSource, ImageListSource
 from common.errors import UserError
 from common.labels import LabelMap
-from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, write_json
+from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 
-def assert_same(path):
-    """The plain reader gives what the strict one gives, to the bit."""
-    plain, strict = read_coco(path), load_coco(path)
-    for field in dataclasses.fields(Annotations):
-        found, expected = getattr(plain, field.name), getattr(strict, field.name)
-        if isinstance(expected, np.ndarray):
-            assert found.dtype == expected.dtype, field.name
-            np.testing.assert_array_equal(found, expected)
-        elif field.name != "issues":
-            assert found == expected, field.name
-    assert not plain.issues and plain.fingerprint() == strict.fingerprint()
-    return plain
+@pytest.fixture
+def coco_flags(drawn):
+    return {"images": str(drawn / "images"), "annotations": str(drawn / "instances.json")}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "coco128/instances.json",
-        "bccd/instances_train.json",
-        "bccd/instances_val.json",
-        "bccd/instances_test.json",
-        "drawn/instances.json",
-    ],
-)
-def test_real_data_are_read_as_by_the_strict_reader(name, request):
-    directory, file = name.split("/")
-    assert_same(request.getfixturevalue(directory) / file)
+def test_what_sources_say(drawn, drawn_records, coco_flags):
+    coco = open_source(**coco_flags)
+    tfrecord = open_source(file_pattern=f"{drawn_records}-*")
+    images = ImageListSource(list_images(str(drawn / "images")))
+    assert [source.name for source in (coco, tfrecord, images)] == ["coco", "tfrecord", "images"]
+    assert [source.size for source in (coco, tfrecord, images)] == [12, 12, 12]
+    assert coco.label_map == tfrecord.label_map == LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
+    assert not images.label_map.num_classes and not images.annotations.num_boxes
+    assert isinstance(coco, CocoSource) and isinstance(tfrecord, TFRecordSource)
+    assert coco.annotations.ground_truth()["categories"] == tfrecord.annotations.ground_truth()["categories"]
 
 
-def gaps():
-    document = copy.deepcopy(SMALL)
-    for image, image_id in zip(document["images"], (LARGE, 3), strict=True):
-        for an_object in document["annotations"]:
-            if an_object["image_id"] == image["id"]:
-                an_object["image_id"] = -image_id
-        image["id"] = image_id
-    for an_object in document["annotations"]:
-        an_object["image_id"] = abs(an_object["image_id"])
-        for key in ("id", "area", "iscrowd"):
-            an_object.pop(key, None)
-    return document
+def test_fingerprints_tell_data_and_order_apart(drawn, drawn_records, coco_flags, tmp_path):
+    coco = open_source(**coco_flags)
+    assert coco.fingerprint == load_coco(drawn / "instances.json", None).fingerprint()
+    tfrecord = open_source(file_pattern=f"{drawn_records}*")
+    shutil.copytree(drawn_records.parent, tmp_path / "moved")
+    assert open_source(file_pattern=f"{tmp_path}/moved/*").fingerprint == tfrecord.fingerprint
+    write_tfrecords(coco.annotations, drawn / "images", tmp_path / "again", num_shards=3, seed=1)
+    assert open_source(file_pattern=f"{tmp_path}/again*").fingerprint != tfrecord.fingerprint
+    files = list_images(str(drawn / "images"))
+    assert ImageListSource(files).fingerprint != ImageListSource(files[:-1]).fingerprint
 
 
-HARD = {
-    "gaps in ids, defaults": gaps(),
-    "crowds": changed(["annotations", 0, "iscrowd"], True),
-    "an image without boxes": changed(["annotations", 1], ..., changed(["annotations", 3], ...)),
-    "no ids": changed(["annotations", 2, "id"], None),
-    "a box that reaches outside": changed(["annotations", 0, "bbox"], [-3, 2, 1e308, 1e308]),
-    "a box without area": changed(["annotations", 3, "bbox"], [1, 2, 0, 4]),
-    "categories in another order": changed(["categories"], SMALL["categories"][::-1]),
-    "unused keys": changed(["annotations", 1, "segmentation"], {"counts": "x", "size": [1, 2]}),
-}
-
-
-@pytest.mark.parametrize("name", HARD)
-def test_hard_inputs_are_read_as_by_the_strict_reader(name, tmp_path):
-    assert_is(assert_same(write_json(tmp_path, HARD[name])), HARD[name])
+@pytest.mark.parametrize("read", [ImageListSource.read, tf_readers.examples])
+def test_images_alone_are_nothing_to_train_on(drawn, read):
+    source = ImageListSource(list_images(str(drawn / "images")))
+    with pytest.raises(ValueError, match="nothing to train on"):
+        read(source, shard_id=0, num_shards=1, training=True, seed=0)
 
 
 @pytest.mark.parametrize(
-    ("document", "message"),
+    ("given", "message"),
     [
-        (changed(["images"], ...), "missing required field `images`"),
-        (changed(["images"], []), "length >= 1"),
-        (changed(["annotations", 2, "bbox"], [1, 2, 3]), r"annotations\[2\].bbox"),
-        (changed(["images", 1, "width"], "9"), r"Expected `int`, got `str` - at `\$.images\[1\].width`"),
-        (changed(["annotations", 2, "image_id"], 8), r"annotations\[2\] has image_id 8, which is not in the"),
-        (changed(["annotations", 2, "category_id"], 3), r"annotations\[2\] has category_id 3, which is not"),
-        (changed(["categories"], []), "no categories"),
-        (changed(["categories", 1, "name"], "two"), "same name 'two'"),
-        (json.dumps(SMALL)[:-20], "truncated"),
-        (b"", "truncated"),
-        (b"\x1f\x8b\x08\x00abc", "malformed"),
+        ({}, "no data: give --eval_images and --eval_annotations .COCO., or --eval_file_pattern"),
+        ({"images": "a"}, "--eval_images is given without --eval_annotations"),
+        ({"annotations": "a"}, "--eval_annotations is given without --eval_images"),
+        ({"images": "a", "annotations": "b", "file_pattern": "c"}, "--eval_file_pattern .* both given"),
+        ({"annotations": "b", "file_pattern": "c"}, "and --eval_annotations .COCO. are both given"),
+        ({"input_type": "tfrecord", "images": "a", "annotations": "b"}, "needs --eval_file_pattern"),
+        ({"input_type": "coco", "file_pattern": "c"}, "no data: give --eval_images"),
+        ({"file_pattern": "/nowhere/x*"}, r"^/nowhere/x\*: no file matches: '/nowhere/x\*'"),
+        ({"images": "/nowhere", "annotations": "/nowhere.json"}, "/nowhere.json: .*No such file"),
     ],
 )
-def test_bad_annotations_are_one_clear_line(document, message, tmp_path):
-    path = write_json(tmp_path, document)
-    with pytest.raises(UserError, match=message) as error:
-        read_coco(path)
-    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+def test_wrong_flags_are_named(given, message):
+    with pytest.raises(UserError, match=message):
+        open_source(**given, split="eval")
 
 
-def test_a_json_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere.json: No such file"):
-        read_coco(tmp_path / "nowhere.json")
+def test_input_type_chooses_where_both_are_given(drawn_records, coco_flags):
+    given = {**coco_flags, "file_pattern": f"{drawn_records}*"}
+    assert open_source(**given, input_type="coco").name == "coco"
+    assert open_source(**given, input_type="tfrecord").name == "tfrecord"
 
 
-def test_the_functions_of_the_data_check_are_all_there(drawn, capsys):
-    given = {
-        "train_images": str(drawn / "images"),
-        "train_annotations": str(drawn / "instances.json"),
-        "eval_images": str(drawn / "images"),
-        "eval_annotations": str(drawn / "instances.json"),
-    }
+def test_the_label_map_is_found_or_asked_for(drawn_records, tmp_path):
+    shutil.copytree(drawn_records.parent, tmp_path / "r")
+    pattern = f"{tmp_path}/r/*.tfrecord"
+    label_map = tmp_path / "r" / "drawn.label_map.json"
+    assert open_source(file_pattern=pattern).label_map == LabelMap.load(label_map)
+    label_map.rename(tmp_path / "labels.json")
+    with pytest.raises(UserError, match=r"no label map beside .*drawn.label_map.json.*--label_map=FILE"):
+        open_source(file_pattern=pattern)
+    found = open_source(file_pattern=pattern, label_map=str(tmp_path / "labels.json"))
+    assert found.label_map.names == ("car", "cat", "toothbrush")
+    (tmp_path / "labels.pbtxt").write_text("item { id: 3 name: 'car' }")
+    with pytest.raises(UserError, match=r"unknown category.*label 17"):
+        open_source(file_pattern=pattern, label_map=str(tmp_path / "labels.pbtxt"))
+
+
+def test_two_sets_must_agree_on_their_labels(drawn_records, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(drawn_records.parent, tmp_path / name)
+    other = LabelMap((3, 17, 90), ("bus", "cat", "toothbrush"))
+    other.save(tmp_path / "b" / "drawn.label_map.json")
+    with pytest.raises(UserError, match="differ: give --label_map"):
+        open_source(file_pattern=f"{tmp_path}/[ab]/*.tfrecord")
+
+
+def test_lists_of_images(tmp_path):
+    for name in ("b.JPG", "a.png", "c.txt", ".hidden"):
+        (tmp_path / name).touch()
+    (tmp_path / "d.jpg").mkdir()
+    images = (f"{tmp_path}/a.png", f"{tmp_path}/b.JPG")
+    assert list_images(str(tmp_path)) == list_images(f"{tmp_path}/*.[Jp]*") == images
+    assert list_images(images[1]) == images[1:]
+    with pytest.raises(UserError, match=r"nothing: there is no such file or directory"):
+        list_images(str(tmp_path / "nothing"))
+    with pytest.raises(UserError, match=r"d.jpg: no image there"):
+        list_images(str(tmp_path / "d.jpg"))
+
+
+def test_images_of_the_working_directory(drawn, monkeypatch):
+    monkeypatch.chdir(drawn / "images")
+    for images, count in (("00.jpg", 1), ("./00.jpg", 1), ("*.jpg", 11), ("**/*.jpg", 11), (".", 12)):
+        assert open_images(images).size == count, images
+
+
+def test_what_is_remarkable_is_said(coco_flags, capsys):
+    source = open_source(**coco_flags)
+    source.annotations.issues.add("exif-turn", "image 7 ('a.jpg') has EXIF orientation 6")
+    log_source("training", source)
+    said = capsys.readouterr().err
+    assert "training data: 12 images" in said and "image 7 ('a.jpg') has EXIF orientation 6" in said
+    assert "reaches outside" in said and "crowd (" not in said
+
+
+def test_sources_hand_out_image_files(drawn, drawn_records, coco_flags):
+    coco = open_source(**coco_flags)
+    records = open_source(file_pattern=f"{drawn_records}*")
+    files = {int(i): coco.encoded(row) for row, i in enumerate(coco.annotations.image_ids)}
+    assert files[10] == (drawn / "images" / "00.jpg").read_bytes()
+    assert {int(i): records.encoded(row) for row, i in enumerate(records.annotations.image_ids)} == files
+
+
+def test_without_a_data_check_the_same_functions_open_the_same(drawn, coco_flags, capsys):
+    given = {f"{split}_{flag}": path for split in ("train", "eval") for flag, path in coco_flags.items()}
     options = {"num_replicas": 2, "max_instances": 100}
     found = datasets.open_datasets(Args(batch_size=6, **given), **options)
     expected = checked.open_datasets(Args(batch_size=6, **given), **options)

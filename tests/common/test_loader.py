@@ -1,4 +1,5 @@
-import itertools
+"""What loaders share: --pipeline_type, placement, steps per epoch, noise, and DALI pipelines as tf.data."""
+
 import types
 
 import numpy as np
@@ -10,6 +11,7 @@ from nvidia.dali import fn
 from common import args
 from common import loader as loaders
 from common.errors import UserError
+from tests.common.reading import assert_saved_iterator_goes_on
 
 
 @pytest.mark.parametrize("gpu, expected", [(True, "dali_gpu"), (False, "dali_cpu")])
@@ -46,43 +48,24 @@ def test_synthetic_boxes_are_boxes():
     assert set(many) == {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    "images, batch, training, steps",
-    [
-        (128, 8, True, 16),
-        (130, 8, True, 16),
-        (5, 8, True, 1),
-        (128, 8, False, 16),
-        (129, 8, False, 17),
-        (5, 8, False, 1),
-    ],
-)
-def test_steps_per_epoch(images, batch, training, steps):
-    assert loaders.steps_per_epoch(images, batch, training=training) == steps
+def test_steps_per_epoch():
+    """That evaluation steps are enough for every rank is in test_dali_ops.py."""
+    for images, training, steps in [
+        *((128, True, 16), (130, True, 16), (135, True, 16), (5, True, 1)),
+        *((128, False, 16), (129, False, 17), (5, False, 1)),
+    ]:
+        assert loaders.steps_per_epoch(images, 8, training=training) == steps
 
 
-def test_evaluation_steps_hold_the_longest_shard():
-    for images, ranks, batch in itertools.product(range(1, 30), range(1, 5), range(1, 5)):
-        steps = loaders.steps_per_epoch(images, ranks * batch, training=False)
-        longest = -(-images // ranks)
-        assert (steps - 1) * batch < longest <= steps * batch
-
-
-def counting_pipeline(batch_size: int) -> dali.Pipeline:
-    """Outputs 0, 1, 2, ... as (2, 3) images, (1,) ids and scalars."""
+def random_pipeline() -> dali.Pipeline:
+    """Outputs random (2, 3) images, (1,) numbers from 10 on, and scalars from 20 on."""
     pipe = dali.Pipeline(
-        batch_size=batch_size,
-        num_threads=1,
-        device_id=None,
-        seed=1,
-        exec_dynamic=True,
-        enable_checkpointing=True,
+        4, num_threads=1, device_id=None, seed=1, exec_dynamic=True, enable_checkpointing=True
     )
     with pipe:
-        noise = fn.random.uniform(range=(0.0, 1.0), shape=[2, 3])
-        pipe.set_outputs(
-            noise, fn.random.uniform(range=(10.0, 20.0), shape=[1]), fn.random.uniform(range=(20.0, 30.0))
-        )
+        images = fn.random.uniform(range=(0.0, 1.0), shape=[2, 3])
+        tens = fn.random.uniform(range=(10.0, 20.0), shape=[1])
+        pipe.set_outputs(images, tens, fn.random.uniform(range=(20.0, 30.0)))
     return pipe
 
 
@@ -93,27 +76,19 @@ SPEC = (
 
 
 def test_from_pipeline_names_the_outputs():
-    data = loaders.from_pipeline(counting_pipeline(4), SPEC, device_id=None)
+    data = loaders.from_pipeline(random_pipeline(), SPEC, device_id=None)
     assert data.element_spec == SPEC
-    pipe = counting_pipeline(4)
+    pipe = random_pipeline()
     for images, targets in data.take(3):
         expected = [np.asarray(output.as_tensor()) for output in pipe.run()]
         np.testing.assert_array_equal(images, expected[0])
         np.testing.assert_array_equal(targets["tens"], expected[1].reshape(4))
         np.testing.assert_array_equal(targets["twenties"], expected[2].reshape(4))
-        assert (targets["tens"].numpy() < 20).all() and (targets["twenties"].numpy() >= 20).all()
 
 
 def test_from_pipeline_composes_and_saves(tmp_path):
     def fresh():
-        data = loaders.from_pipeline(counting_pipeline(4), SPEC, device_id=None)
+        data = loaders.from_pipeline(random_pipeline(), SPEC, device_id=None)
         return iter(data.map(lambda images, targets: images + targets["tens"][:, None, None]).prefetch(2))
 
-    iterator = fresh()
-    next(iterator)
-    path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "loader")
-    expected = [next(iterator) for _ in range(3)]
-    restored = fresh()
-    tf.train.Checkpoint(iterator=restored).restore(path).assert_consumed()
-    for tensor in expected:
-        np.testing.assert_array_equal(next(restored), tensor)
+    assert_saved_iterator_goes_on(fresh, tmp_path, before=1, after=3)

@@ -7,14 +7,9 @@ import tensorflow as tf
 
 from common import nms
 
-SETTINGS = {
-    "num_classes": 5,
-    "max_detections": 60,
-    "score_threshold": 0.05,
-    "iou_threshold": 0.45,
-    "sigma": 0.5,
-    "beta": 0.6,
-}
+SETTINGS = {"num_classes": 5, "max_detections": 60, "score_threshold": 0.05}
+SETTINGS |= {"iou_threshold": 0.45, "sigma": 0.5, "beta": 0.6}
+METHODS = pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
 
 
 def random_candidates(batch_size=2, count=300, num_classes=5, seed=0):
@@ -74,11 +69,10 @@ def suppress_numpy(boxes, scores, classes, method, **changes):
     return [index for _, index in picked], [score for score, _ in picked]
 
 
-@pytest.mark.parametrize("max_detections", [20, 400])  # fewer and more than there are
-@pytest.mark.parametrize("num_classes", [1, 5, 80])
-@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
-def test_equals_brute_force(method, num_classes, max_detections):
-    changes = {"method": method, "num_classes": num_classes, "max_detections": max_detections}
+@pytest.mark.parametrize(("num_classes", "max_detections", "beta"), [(1, 400, 0.6), (5, 20, 1), (80, 400, 4)])
+@METHODS
+def test_equals_brute_force(method, num_classes, max_detections, beta):
+    changes = {"method": method, "num_classes": num_classes, "max_detections": max_detections, "beta": beta}
     boxes, scores, classes = random_candidates(num_classes=num_classes)
     actual = run(boxes, scores, classes, **changes)
     assert actual.boxes.shape == (2, max_detections, 4)
@@ -99,8 +93,7 @@ def test_equals_brute_force(method, num_classes, max_detections):
         expected_boxes = np.clip(boxes[i, picked], 0, 1)[expected]
         np.testing.assert_array_equal(actual.boxes[i, :count][order], expected_boxes)
         assert (actual.classes[i, count:] == -1).all()
-        assert (actual.scores[i, count:] == 0).all()
-        assert (actual.boxes[i, count:] == 0).all()
+        assert (actual.scores[i, count:] == 0).all() and (actual.boxes[i, count:] == 0).all()
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.6])
@@ -119,41 +112,19 @@ def test_hard_equals_opencv(threshold):
     np.testing.assert_array_equal(actual.boxes[0, : len(picked)], boxes[picked].clip(0, 1))
 
 
-@pytest.mark.parametrize(("beta", "survivors"), [(0.6, 2), (1.0, 2), (4.0, 1)])
-def test_diou_spares_neighbours_that_hard_suppression_takes(beta, survivors):
-    # Two boxes of width 0.2, one 0.04 to the right: IoU 2/3, d**2 / c**2 = 0.0016 / 0.0976.
-    boxes = np.float32([[[0.2, 0.2, 0.4, 0.4], [0.24, 0.2, 0.44, 0.4]]])
-    candidates = boxes, np.float32([[0.9, 0.8]]), np.int32([[0, 0]])
-    assert run(*candidates, method="hard", iou_threshold=0.66).count == [1]
-    assert run(*candidates, method="diou", iou_threshold=0.66, beta=beta).count == [survivors]
-    # Boxes of one centre: the distance is 0, and both methods are the same.
-    boxes[0, 1] = [0.22, 0.22, 0.38, 0.38]  # IoU 0.64
-    candidates = boxes, *candidates[1:]
-    assert run(*candidates, method="diou", iou_threshold=0.63, beta=beta).count == [1]
-    assert run(*candidates, method="diou", iou_threshold=0.65, beta=beta).count == [2]
-
-
-def test_diou_at_the_threshold_itself():
+@pytest.mark.parametrize("beta", [0.6, 1.0, 4.0])
+def test_diou_at_the_threshold_itself(beta):
     boxes = np.float32([[[0.25, 0.25, 0.75, 0.75], [0.25, 0.25, 0.75, 0.5]]])  # IoU exactly 0.5
-    distance = 0.125**2 / 0.5
     candidates = boxes, np.float32([[0.9, 0.8]]), np.int32([[0, 0]])
-    edge = 0.5 - distance
-    assert run(*candidates, method="diou", beta=1.0, iou_threshold=edge + 1e-6).count == [2]
-    assert run(*candidates, method="diou", beta=1.0, iou_threshold=edge - 1e-6).count == [1]
+    edge = 0.5 - (0.125**2 / 0.5) ** beta
+    assert run(*candidates, method="diou", beta=beta, iou_threshold=edge + 1e-6).count == [2]
+    assert run(*candidates, method="diou", beta=beta, iou_threshold=edge - 1e-6).count == [1]
+    assert run(*candidates, method="diou", beta=1.0, iou_threshold=0.46875).count == [2]  # just that much
+    assert run(*candidates, method="hard", iou_threshold=0.5).count == [2]
+    assert run(*candidates, method="hard", iou_threshold=0.49).count == [1]
 
 
-@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
-def test_other_classes_are_not_touched(method):
-    boxes = np.tile(np.float32([0.1, 0.2, 0.7, 0.9]), (1, 80, 1))
-    scores = np.linspace(0.9, 0.1, 80, dtype=np.float32)[None]
-    classes = np.arange(80, dtype=np.int32)[None]
-    actual = run(boxes, scores, classes, method=method, num_classes=80, max_detections=100)
-    assert actual.count == [80]
-    np.testing.assert_array_equal(actual.classes[0, :80], classes[0])
-    np.testing.assert_array_equal(actual.scores[0, :80], scores[0])
-
-
-@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
+@METHODS
 def test_what_is_not_finite_is_dropped_and_suppresses_nothing(method):
     boxes, scores, classes = random_candidates()
     bad = np.arange(0, 300, 4)
@@ -166,7 +137,7 @@ def test_what_is_not_finite_is_dropped_and_suppresses_nothing(method):
         np.testing.assert_array_equal(actual, wanted)
 
 
-@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
+@METHODS
 def test_boxes_without_area_and_huge_ones_harm_no_other(method):
     boxes, scores, classes = random_candidates()
     scores = scores + np.arange(300, dtype=np.float32) * 1e-5  # no two equal: rounding would order them
@@ -182,7 +153,7 @@ def test_boxes_without_area_and_huge_ones_harm_no_other(method):
     np.testing.assert_array_equal(actual.classes[:, 4:], without.classes)
 
 
-@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
+@METHODS
 def test_images_without_anything_above_the_threshold(method):
     boxes, scores, classes = random_candidates(batch_size=3)
     scores[0] = 0
@@ -190,23 +161,12 @@ def test_images_without_anything_above_the_threshold(method):
     actual = run(boxes, scores, classes, method=method)
     assert actual.count[0] == actual.count[2] == 0
     assert actual.count[1] > 12
-    for i in (0, 2):
-        assert (actual.boxes[i] == 0).all()
-        assert (actual.scores[i] == 0).all()
-        assert (actual.classes[i] == -1).all()
+    assert (actual.boxes[::2] == 0).all() and (actual.scores[::2] == 0).all()
+    assert (actual.classes[::2] == -1).all()
     assert run(boxes[:1], scores[:1], classes[:1], method=method).count == [0]
 
 
-@pytest.mark.parametrize("method", ["hard", "diou"])
-def test_of_equal_scores_the_first_stays(method):
-    boxes = np.tile(np.float32([0.1, 0.2, 0.7, 0.9]), (1, 3, 1))
-    boxes[0, :, 2] += np.float32([0.01, 0.02, 0.03])
-    actual = run(boxes, np.float32([[0.5] * 3]), np.zeros((1, 3), np.int32), method=method)
-    assert actual.count == [1]
-    np.testing.assert_array_equal(actual.boxes[0, 0], boxes[0, 0])
-
-
-@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
+@METHODS
 def test_one_graph_for_any_batch_and_equal_to_single_images(method):
     boxes, scores, classes = random_candidates(batch_size=4)
     scores[1] = 0
@@ -248,6 +208,5 @@ def test_candidates_are_those_of_a_top_k_over_everything(count, sizes, known_sha
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_top_rows_puts_what_is_not_finite_last(dtype):
     maxima = np.array([[np.nan, 3, np.inf, 1, 5, -np.inf, 2]], dtype)
-    np.testing.assert_array_equal(nms.top_rows(tf.constant(maxima), 3), [[1, 4, 6]])
-    np.testing.assert_array_equal(nms.top_rows(tf.constant(maxima), 4), [[1, 3, 4, 6]])
-    np.testing.assert_array_equal(nms.top_rows(tf.constant(maxima), 99), [np.arange(7)])
+    for count, expected in ((3, [1, 4, 6]), (4, [1, 3, 4, 6]), (99, np.arange(7))):
+        np.testing.assert_array_equal(nms.top_rows(tf.constant(maxima), count), [expected])

@@ -3,6 +3,7 @@
 results = together(2, lambda ranks: ranks.gather(ranks.rank))
 """
 
+import concurrent.futures
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -61,23 +62,17 @@ def together(world_size: int, work: Callable[[Ranks], T]) -> list[T]:
     """
     barrier = threading.Barrier(world_size)
     table: list[Any] = [None] * world_size
-    results: list[Any] = [None] * world_size
-    errors: dict[int, BaseException] = {}
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> T:
         try:
-            results[rank] = work(ThreadRanks(rank, barrier, table))
-        except BaseException as error:
-            errors[rank] = error
-            if not isinstance(error, threading.BrokenBarrierError):
-                barrier.abort()
+            return work(ThreadRanks(rank, barrier, table))
+        except BaseException:
+            barrier.abort()
+            raise
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    real = {rank: e for rank, e in errors.items() if not isinstance(e, threading.BrokenBarrierError)}
-    if errors:
-        raise (real or errors)[min(real or errors)]
-    return results
+    with concurrent.futures.ThreadPoolExecutor(world_size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(world_size)]
+    errors = [error for future in futures if (error := future.exception())]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [future.result() for future in futures]

@@ -4,6 +4,7 @@ automl_d0_names.txt and automl_d0_outputs.txt were written by automl's own Keras
 efficientdet_keras.py, tf_keras 2.21): its variables, and its answers with the weights of `number`.
 """
 
+import dataclasses
 import pathlib
 import zlib
 
@@ -12,7 +13,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+from efficientdet.config import get_config
+
 HERE = pathlib.Path(__file__).parent
+# d0 with one pyramid cell and one convolution in its heads: its variables are some of d0's
+SMALL_D0 = dataclasses.replace(
+    get_config("efficientdet-d0"), fpn_cells=1, head_repeats=1, image_size=(72, 104)
+)
 
 
 def lines_of(name):

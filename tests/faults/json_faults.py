@@ -5,306 +5,159 @@ import json
 import os
 from collections.abc import Callable
 
-from tests.faults.data_set import LFS_POINTER, Fault, registry
+from tests.faults.data_set import CATEGORIES, LFS_POINTER, Fault, registry
 
 FAULTS: list[Fault] = []
 fault = registry(FAULTS)
 
 
-@fault("json-truncated")
-def truncated_json(data):
-    content = json.dumps(data.document).encode()
-    data.content = content[: int(len(content) * data.random.uniform(0.1, 0.95))]
-    return [f"{len(data.content)}"]
-
-
-@fault("json-truncated")
-def json_without_its_last_bracket(data):
-    data.content = json.dumps(data.document).encode()[:-1]
-    return [f"{len(data.content)}"]
-
-
-@fault("json-empty")
-def empty_json(data):
-    data.content = b""
-    return []
-
-
-@fault("json-malformed")
-def json_with_a_comma_too_many(data):
-    content = json.dumps(data.document).encode()
-    data.content = content.replace(b'"iscrowd": 0}', b'"iscrowd": 0,}', 1)
-    return ["byte", "iscrowd"]
-
-
-@fault("json-malformed")
-def json_that_is_a_picture(data):
-    data.content = data.file.read_bytes()
-    return []
+# --- the file ---
 
 
 @fault("json-unreadable")
 def no_json(data):
-    data.content = b"absent"
+    data.json_path.symlink_to("nowhere.json")
     return ["No such file"]
 
 
 @fault("json-not-a-file")
 def pipe_in_place_of_the_json(data):
     os.mkfifo(data.json_path)
-    return []
+    return ["it is a pipe"]
 
 
 @fault("json-not-a-file")
 def directory_in_place_of_the_json(data):
     data.json_path.mkdir()
-    return []
+    return ["it is a directory"]
 
 
-@fault("json-lfs-pointer")
-def lfs_pointer_in_place_of_the_json(data):
-    data.content = LFS_POINTER
-    return []
+def written(name: str, kind: str, change: Callable[[bytes], bytes], *words: str) -> None:
+    """A fault: `change` makes the json's bytes from the sound ones; `{}` in a word is how many they are."""
 
-
-@fault("json-gzip")
-def gzipped_json(data):
-    data.content = gzip.compress(json.dumps(data.document).encode())
-    return []
-
-
-@fault("json-utf-16")
-def json_in_utf_16(data):
-    data.content = json.dumps(data.document).encode("utf-16")
-    return ["UTF-8", "ff fe"]
-
-
-@fault("repeated-key")
-def jsons_merged_by_hand(data):
-    annotations = data.document.pop("annotations")
-    first, second = json.dumps(annotations[:6]), json.dumps(annotations[6:])
-    rest = json.dumps(data.document)[1:]
-    data.content = f'{{"annotations": {first}, "annotations": {second}, {rest}'.encode()
-    return ["2 lists `annotations`"]
-
-
-def _lacks(record: str, key: str, kind: str = "missing-key"):
     def spoil(data):
-        victim = data.image if record == "image" else data.annotation
-        del victim[key]
-        return [str(victim.get("id", "")), key]
+        data.content = change(json.dumps(data.document).encode())
+        return [word.replace("{}", str(len(data.content))) for word in words]
 
-    spoil.__name__ = f"{record}_without_{key}"
-    fault(kind)(spoil)
+    fault(kind, name)(spoil)
 
 
-for _key in ("id", "file_name", "width", "height"):
-    _lacks("image", _key)
-for _key in ("image_id", "category_id", "bbox"):
-    _lacks("annotation", _key)
+written("truncated_json", "json-truncated", lambda sound: sound[:-300], "it ends after {} bytes")
+written("json_without_its_last_bracket", "json-truncated", lambda sound: sound[:-1], "it ends after {} bytes")
+written("empty_json", "json-empty", lambda sound: b"", "it has 0 bytes")
+written("json_with_a_comma_too_many", "json-malformed", lambda sound: sound.replace(b"}", b",}", 1), ",}")
+written("json_that_is_a_picture", "json-malformed", lambda sound: b"\xff\xd8" + bytes(99), "at byte 0")
+written("lfs_pointer_in_place_of_the_json", "json-lfs-pointer", lambda sound: LFS_POINTER)
+written("gzipped_json", "json-gzip", gzip.compress, "it has {} bytes and begins with 1f 8b")
+written("json_in_utf_16", "json-utf-16", lambda sound: sound.decode().encode("utf-16"), "UTF-8", "ff fe")
+written("json_that_is_a_list", "wrong-type", lambda sound: b"[%s]" % sound, "file begins with '[{")
+written("jsons_merged", "repeated-key", lambda sound: b'{"images": [], ' + sound[1:], "2 lists `images`")
+for _name, _before, _after in (("image", 18, 5_000_000_000), ("category", 9, 6_000_000_000)):
+
+    def renumbered(sound: bytes, before=_before, after=_after) -> bytes:
+        return sound.replace(b'id": %d,' % before, b'id": %d,' % after)
+
+    written(f"{_name}_id_above_2_to_the_31", "large-id", renumbered, f"{_name} {_after}")
 
 
-def _lacks_list(key: str):
+# --- one value ---
+
+
+def valued(name: str, kind: str, record: str, key: str, value, *words: str) -> None:
+    """A fault: another value in the victim, in a category or at the top; `...` removes it."""
+
     def spoil(data):
-        del data.document[key]
-        return [key]
+        victims = {"image": data.image, "annotation": data.annotation, "json": data.document}
+        victim = victims.get(record) or data.document["categories"][1]
+        named = [f"{record} {victim['id']}"] if record in ("image", "annotation") and key != "id" else []
+        if value is ...:
+            del victim[key]
+        else:
+            victim[key] = value
+        return [*named, *words]
 
-    spoil.__name__ = f"json_without_{key}"
-    fault("missing-key")(spoil)
+    fault(kind, name)(spoil)
 
 
 for _key in ("images", "annotations", "categories"):
-    _lacks_list(_key)
+    valued(f"json_without_{_key}", "missing-key", "json", _key, ..., f"no list `{_key}`")
+for _key in ("id", "file_name", "width", "height"):
+    valued(f"image_without_{_key}", "missing-key", "image", _key, ..., f"has no {_key}")
+for _key in ("image_id", "category_id", "bbox"):
+    valued(f"annotation_without_{_key}", "missing-key", "annotation", _key, ..., f"has no {_key}")
+
+valued("no_images", "no-images", "json", "images", [], "`images` is empty")
+valued("no_annotations", "no-boxes", "json", "annotations", [], "`annotations` is empty")
+valued("image_id_as_a_string", "wrong-type", "image", "id", "12", "has id '12': expected `int`, got `str`")
+valued("negative_image_id", "wrong-type", "image", "id", -4, "has id -4")
+valued("fractional_image_id", "wrong-type", "image", "id", 1.5, "has id 1.5")
+valued("image_id_twice", "repeated-image-id", "image", "id", 11, "image 11 is given 2 times: '000.jpg', ")
+valued("image_of_width_0", "wrong-type", "image", "width", 0, "has width 0")
+valued("height_that_is_true", "wrong-type", "image", "height", True, "has height True")
+valued("file_name_that_is_a_number", "wrong-type", "image", "file_name", 7, "has file_name 7")
+
+valued("annotation_id_twice", "repeated-annotation-id", "annotation", "id", 101, "annotation 101 is given 2 ")
+valued("image_id_as_text", "wrong-type", "annotation", "image_id", "11", "has image_id '11'")
+valued("category_by_name", "wrong-type", "annotation", "category_id", "cat", "has category_id 'cat'")
+valued("unknown_image", "unknown-image", "annotation", "image_id", 4711, "has image_id 4711, which no image")
+valued("unknown_category", "unknown-category", "annotation", "category_id", 77, "has category_id 77, which")
+valued("iscrowd_of_2", "wrong-type", "annotation", "iscrowd", 2, "has iscrowd 2")
+valued("negative_area", "wrong-type", "annotation", "area", -5.0, "has area -5.0")
+valued("box_as_text", "wrong-type", "annotation", "bbox", "1,2,3,4", "has bbox '1,2,3,4'")
+valued("crowd", "crowd", "annotation", "iscrowd", 1)
 
 
-def _wrong(record: str, key: str, value, name: str):
+def boxed(name: str, kind: str, box: list, *words: str) -> None:
+    """A fault: the victim has another box."""
+    valued(name, kind, "annotation", "bbox", box, "(image ", *words)
+
+
+boxed("box_with_null", "wrong-type", [1, None, 3, 4], "has bbox [1, None")
+boxed("box_of_three_numbers", "box-length", [1, 2, 3], "has bbox [1, 2, 3]")
+boxed("box_of_five_numbers", "box-length", [1, 2, 3, 4, 0.9], "4, 0.9]")
+boxed("box_with_nan", "box-not-finite", [1, float("nan"), 3, 4], "[1, nan, 3, 4]")
+boxed("infinite_box", "box-not-finite", [1, 2, float("inf"), 4], "[1, 2, inf, 4]")
+boxed("box_of_negative_width", "box-negative", [20, 10, -8, 5], "-8.0, 5.0]")
+boxed("box_of_negative_height", "box-negative", [20, 10, 8, -0.5], "-0.5]")
+boxed("box_of_width_0", "box-empty", [20, 10, 0, 5], "[20.0, 10.0, 0.0, 5.0] in ")
+boxed("box_of_height_0", "box-empty", [20, 10, 5, 0], "[20.0, 10.0, 5.0, 0.0] in ")
+boxed("box_wholly_outside", "box-empty", [99, 2, 5, 5], "[99.0, 2.0, 5.0, 5.0] in ")
+boxed("box_over_the_right_edge", "box-outside", [30, 1, 60, 9], " 60.0, 9.0]")
+boxed("box_before_the_left_edge", "box-outside", [-0.25, 1, 9, 9], "has bbox [-0.25, ")
+
+valued("category_id_twice", "bad-category", "category", "id", 2, "category id 2 is given twice: 'cat'")
+valued("category_name_twice", "bad-category", "category", "name", "cat", "2 and 5 have the same name 'cat'")
+valued("category_without_a_name", "bad-category", "category", "name", ..., "category 5 has the name None")
+valued("category_id_as_a_string", "bad-category", "category", "id", "5", "category 'dog' has id '5'")
+valued("category_order", "category-order", "json", "categories", CATEGORIES[::-1], "category 9 ('cow')")
+
+
+# --- all annotations ---
+
+
+def all_boxes(name: str, kind: str, change: Callable[[list], list], *words: str) -> None:
+    """A fault: all boxes are in another unit or form."""
+
     def spoil(data):
-        victim = data.image if record == "image" else data.annotation
-        words = [] if key == "id" else [str(victim["id"])]
-        victim[key] = value
-        return [*words, key, str(value)]
+        for annotation in data.document["annotations"]:
+            annotation["bbox"] = change(annotation["bbox"])
+        return ["annotation 101 (image 11)", *words]
 
-    spoil.__name__ = name
-    fault("wrong-type")(spoil)
+    fault(kind, name)(spoil)
 
 
-_wrong("image", "id", "12", "image_id_as_a_string")
-_wrong("image", "id", -4, "negative_image_id")
-_wrong("image", "id", 1.5, "fractional_image_id")
-_wrong("image", "width", 0, "image_of_width_0")
-_wrong("image", "height", True, "height_that_is_true")
-_wrong("image", "file_name", 7, "file_name_that_is_a_number")
-_wrong("annotation", "image_id", "11", "annotation_of_an_image_id_as_a_string")
-_wrong("annotation", "category_id", "cat", "category_by_name")
-_wrong("annotation", "bbox", "1,2,3,4", "box_as_a_string")
-_wrong("annotation", "iscrowd", 2, "iscrowd_of_2")
-_wrong("annotation", "area", -5.0, "negative_area")
-
-
-@fault("wrong-type")
-def box_with_null(data):
-    data.annotation["bbox"] = [1, None, 3, 4]
-    return [data.name_of(data.annotation), "bbox"]
-
-
-@fault("wrong-type")
-def json_that_is_a_list(data):
-    data.content = json.dumps(data.document["annotations"]).encode()
-    return []
-
-
-@fault("repeated-image-id")
-def image_id_twice(data):
-    first, second = data.document["images"][:2]
-    second["id"] = first["id"]
-    return [str(first["id"])]
-
-
-@fault("repeated-annotation-id")
-def annotation_id_twice(data):
-    first, second = data.document["annotations"][:2]
-    second["id"] = first["id"]
-    return [str(first["id"])]
-
-
-@fault("bad-category")
-def category_id_twice(data):
-    data.document["categories"][1]["id"] = 2
-    return ["2", "cat", "dog"]
-
-
-@fault("bad-category")
-def category_name_twice(data):
-    data.document["categories"][1]["name"] = "cat"
-    return ["cat", "2", "5"]
-
-
-@fault("bad-category")
-def category_without_a_name(data):
-    del data.document["categories"][1]["name"]
-    return ["5"]
-
-
-@fault("bad-category")
-def category_id_as_a_string(data):
-    data.document["categories"][1]["id"] = "5"
-    return ["dog", "5"]
-
-
-@fault("unknown-image")
-def annotation_of_an_unknown_image(data):
-    data.annotation["image_id"] = 4711
-    return [data.name_of(data.annotation), "4711"]
-
-
-@fault("unknown-category")
-def annotation_of_an_unknown_category(data):
-    data.annotation["category_id"] = 77
-    return [data.name_of(data.annotation), "77"]
-
-
-def _box(kind: str, name: str, box: Callable[[dict], list], words: Callable[[list], list[str]] | None = None):
-    def spoil(data):
-        image = next(i for i in data.document["images"] if i["id"] == data.annotation["image_id"])
-        data.annotation["bbox"] = box(image)
-        return [data.name_of(data.annotation), f"image {image['id']}"]
-
-    spoil.__name__ = name
-    fault(kind)(spoil)
-
-
-_box("box-length", "box_of_three_numbers", lambda image: [1, 2, 3])
-_box("box-length", "box_of_five_numbers", lambda image: [1, 2, 3, 4, 0.9])
-_box("box-not-finite", "box_with_nan", lambda image: [1, float("nan"), 3, 4])
-_box("box-not-finite", "infinite_box", lambda image: [1, 2, float("inf"), 4])
-_box("box-negative", "box_of_negative_width", lambda image: [20, 10, -8, 5])
-_box("box-negative", "box_of_negative_height", lambda image: [20, 10, 8, -0.5])
-_box("box-empty", "box_of_width_0", lambda image: [20, 10, 0, 5])
-_box("box-empty", "box_of_no_size", lambda image: [20, 10, 0, 0])
-_box("box-outside", "box_over_the_right_edge", lambda image: [image["width"] - 4.5, 1, 9, 9])
-_box("box-outside", "box_before_the_left_edge", lambda image: [-0.25, 1, 9, 9])
-
-
-@fault("boxes-not-in-pixels")
-def boxes_as_fractions(data):
-    sizes = {image["id"]: (image["width"], image["height"]) for image in data.document["images"]}
-    for annotation in data.document["annotations"]:
-        width, height = sizes[annotation["image_id"]]
-        left, top, *sides = annotation["bbox"]
-        annotation["bbox"] = [left / width, top / height, sides[0] / width, sides[1] / height]
-    first = data.document["annotations"][0]
-    return [data.name_of(first), f"image {first['image_id']}", str(first["bbox"]), "40 x 72 pixels"]
-
-
-@fault("boxes-of-corners")
-def boxes_as_corners(data):
-    sizes = {image["id"]: (image["width"], image["height"]) for image in data.document["images"]}
-    for annotation in data.document["annotations"]:
-        width, height = sizes[annotation["image_id"]]
-        annotation["bbox"] = [width - 20, height - 15, width - 4, height - 3]
-    first = data.document["annotations"][0]
-    return [data.name_of(first), f"image {first['image_id']}", str([float(x) for x in first["bbox"]])]
-
-
-@fault("box-empty")
-def box_wholly_outside(data):
-    image = next(i for i in data.document["images"] if i["id"] == data.annotation["image_id"])
-    data.annotation["bbox"] = [image["width"] + 3, 2, 5, 5]
-    return [data.name_of(data.annotation), f"image {image['id']}"]
-
-
-@fault("large-id")
-def image_id_above_2_to_the_31(data):
-    before = data.image["id"]
-    data.image["id"] = 5_000_000_000
-    for annotation in data.document["annotations"]:
-        if annotation["image_id"] == before:
-            annotation["image_id"] = 5_000_000_000
-    return ["image 5000000000"]
-
-
-@fault("large-id")
-def category_id_above_2_to_the_31(data):
-    data.document["categories"][2]["id"] = 6_000_000_000
-    for annotation in data.document["annotations"]:
-        if annotation["category_id"] == 9:
-            annotation["category_id"] = 6_000_000_000
-    return ["category 6000000000", "cow"]
-
-
-@fault("category-order")
-def categories_out_of_order(data):
-    data.document["categories"].reverse()
-    return ["9", "2"]
-
-
-@fault("crowd")
-def crowd(data):
-    data.annotation["iscrowd"] = 1
-    return [data.name_of(data.annotation)]
+all_boxes("boxes_as_fractions", "boxes-not-in-pixels", lambda box: [x / 80 for x in box], "40 x 72 pixels")
+all_boxes("boxes_as_corners", "boxes-of-corners", lambda box: [30, 40, 40, 47], "[30.0, 40.0, 40.0, 47.0]")
 
 
 @fault("image-without-boxes")
 def image_without_boxes(data):
     annotations = data.document["annotations"]
     annotations[:] = [a for a in annotations if a["image_id"] != data.image["id"]]
-    return data.image_words
-
-
-@fault("no-images")
-def no_images(data):
-    data.document |= {"images": [], "annotations": []}
-    return []
-
-
-@fault("no-boxes")
-def no_annotations(data):
-    data.document["annotations"] = []
-    return []
 
 
 @fault("no-boxes")
 def nothing_but_crowds(data):
     for annotation in data.document["annotations"]:
         annotation["iscrowd"] = 1
-    return []
+    return ["none of 12 boxes is more than a crowd"]

@@ -1,76 +1,84 @@
 """Faults of TFRecords: two sound shards are written, and one thing in them goes wrong."""
 
+import functools
 import gzip
 import os
 import pathlib
 import shutil
-import struct
+import tempfile
+from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
-from common.annotations import Annotations
 from common.datacheck.coco import load_coco
+from tests.common.record_writing import feature
 from tests.faults.data_set import LFS_POINTER, DataSet, Fault, registry
+from tests.faults.image_faults import early_end
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
-NUM_SHARDS = 2
 FAULTS: list[Fault] = []
 fault = registry(FAULTS)
-LABELS = "image/object/class/label"
+LABELS, ID, IMAGE = "image/object/class/label", "image/source_id", "image/encoded"
+HEIGHT, WIDTH = "image/height", "image/width"
 XMIN, YMAX = "image/object/bbox/xmin", "image/object/bbox/ymax"
+
+
+@functools.cache
+def sound_records() -> tempfile.TemporaryDirectory:
+    """A directory with two shards, their indexes and their label map."""
+    directory = tempfile.TemporaryDirectory()
+    data = DataSet(pathlib.Path(directory.name) / "data", 0)
+    data.write()
+    prefix = pathlib.Path(directory.name) / "records" / "train"
+    write_tfrecords(load_coco(data.json_path, data.images_dir), data.images_dir, prefix, num_shards=2)
+    return directory
 
 
 class RecordSet:
     """A sound set of TFRecords to be spoilt.
 
     Attributes:
-        data: the COCO data set that it was written from.
-        files: the shards.
+        files: the shards, of three records each.
         file: the victim shard.
         number: the victim record in it, from 0.
         options: of the check.
     """
 
     def __init__(self, directory: pathlib.Path, seed: int):
-        self.data = DataSet(directory, seed)
-        self.data.write()
-        annotations: Annotations = load_coco(self.data.json_path, self.data.images_dir)
-        prefix = directory / "records" / "train"
-        self.files = [
-            pathlib.Path(f)
-            for f in write_tfrecords(annotations, self.data.images_dir, prefix, num_shards=NUM_SHARDS)
-        ]
-        self.random = self.data.random
-        self.file = self.files[int(self.random.integers(NUM_SHARDS))]
-        self.number = int(self.random.integers(1, 3))
-        self.pattern = f"{prefix}-*.tfrecord"
+        shutil.copytree(pathlib.Path(sound_records().name) / "records", directory)
+        self.files = sorted(directory.glob("*.tfrecord"))
+        self.pattern = f"{directory}/train-*.tfrecord"
+        random = np.random.default_rng(seed)
+        self.file, self.number = self.files[int(random.integers(2))], int(random.integers(1, 3))
         self.options: dict = {}
 
     @property
-    def place(self) -> list[str]:
+    def words(self) -> list[str]:
         """How a report must name the victim."""
-        return [self.file.name, f"record {self.number}"]
+        return [f"{self.file} record {self.number}"]
 
-    def records(self) -> list[bytes]:
-        return list(tf.data.TFRecordDataset(str(self.file)).as_numpy_iterator())
+    @property
+    def index(self) -> pathlib.Path:
+        return pathlib.Path(f"{self.file}.idx")
 
-    def offset(self) -> int:
-        """Where the victim record begins in its file."""
-        return sum(16 + len(record) for record in self.records()[: self.number])
+    def records(self, file: pathlib.Path | None = None) -> list[bytes]:
+        return list(tf.data.TFRecordDataset(str(file or self.file)).as_numpy_iterator())
 
-    def image_id(self) -> str:
-        features = tf.train.Example.FromString(self.records()[self.number]).features.feature
-        return features["image/source_id"].bytes_list.value[0].decode()
+    def span(self) -> tuple[int, int]:
+        """Where the victim record begins and ends in its file."""
+        sizes = [16 + len(record) for record in self.records()[: self.number + 1]]
+        return sum(sizes[:-1]), sum(sizes)
 
-    def edit(self, change) -> list[str]:
-        """Rewrites the shard with one example changed; returns its place and image id."""
-        words = [*self.place, f"image {self.image_id()}"]
+    def edit(self, change: Callable) -> list[str]:
+        """Rewrites the shard with the features of one example changed; returns its place and image id."""
         records = self.records()
         example = tf.train.Example.FromString(records[self.number])
+        image_id = example.features.feature[ID].bytes_list.value[0].decode()
         change(example.features.feature)
         records[self.number] = example.SerializeToString()
         self.rewrite(records)
-        return words
+        return [f"{self.words[0]} (image {image_id})"]
 
     def rewrite(self, records: list[bytes]) -> None:
         with tf.io.TFRecordWriter(str(self.file)) as writer:
@@ -78,57 +86,46 @@ class RecordSet:
                 writer.write(record)
 
 
-def index_of(file: pathlib.Path) -> pathlib.Path:
-    return pathlib.Path(f"{file}.idx")
-
-
 # --- indexes ---
 
 
 @fault("index-made")
 def no_index(data):
-    index_of(data.file).unlink()
-    return [data.file.name]
+    data.index.unlink()
+    return [str(data.file)]
+
+
+@fault("index-stale")
+def index_of_garbage(data):
+    data.index.write_bytes(bytes(range(128, 228)))
+    return [str(data.file)]
 
 
 @fault("index-stale")
 def index_of_a_file_that_grew(data):
-    index = index_of(data.file)
-    index.write_text("".join(index.read_text().splitlines(keepends=True)[:-1]))
-    return [data.file.name]
-
-
-@fault("index-longer")
-def file_cut_between_two_records(data):
-    data.rewrite(data.records()[:-1])
-    return [data.file.name, "has 2 records", "lists 3"]
+    data.index.write_text("".join(data.index.read_text().splitlines(keepends=True)[:-1]))
+    return [str(data.file)]
 
 
 @fault("index-stale")
 def index_of_a_file_that_shrank_and_changed(data):
     data.rewrite(data.records()[:0:-1])
-    return [data.file.name]
-
-
-@fault("shard-missing")
-def a_shard_too_few(data):
-    data.file.unlink()
-    return [data.file.name]
+    return [str(data.file)]
 
 
 @fault("index-stale")
 def indexes_swapped(data):
-    first, second = map(index_of, data.files)
-    shutil.move(first, "swap.tmp")
-    shutil.move(second, first)
-    shutil.move("swap.tmp", second)
-    return [data.files[0].name, data.files[1].name]
+    first, second = (pathlib.Path(f"{file}.idx") for file in data.files)
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    return list(map(str, data.files))
 
 
-@fault("index-stale")
-def index_of_garbage(data):
-    index_of(data.file).write_bytes(data.random.bytes(100))
-    return [data.file.name]
+@fault("index-longer")
+def file_cut_between_two_records(data):
+    data.rewrite(data.records()[:-1])
+    return [f"{data.file} has 2 records, {data.index.name} lists 3"]
 
 
 # --- files ---
@@ -136,78 +133,69 @@ def index_of_garbage(data):
 
 @fault("no-record-file")
 def glob_that_matches_nothing(data):
-    data.pattern = data.pattern.replace("train", "trian")
+    data.pattern = data.pattern.replace("train-", "trian-")
     return [data.pattern]
 
 
-@fault("record-truncated")
-def truncated_tail(data):
-    data.number = 2
-    size = data.file.stat().st_size
-    os.truncate(data.file, size - int(data.random.integers(1, 500)))
-    return data.place
-
-
-@fault("record-truncated")
-def cut_in_a_header(data):
-    os.truncate(data.file, data.offset() + 5)
-    return [data.file.name]
-
-
-@fault("record-damaged")
-def a_flipped_bit_in_a_record(data):
-    words = data.place
-    content = bytearray(data.file.read_bytes())
-    content[data.offset() + 12 + 40] ^= 16
-    data.file.write_bytes(content)
-    return words
-
-
-@fault("not-a-record")
-def a_flipped_bit_in_a_length(data):
-    words = [data.file.name, f"record {data.number}"]
-    content = bytearray(data.file.read_bytes())
-    content[data.offset() + 1] ^= 2
-    data.file.write_bytes(content)
-    return words
-
-
-@fault("not-a-record")
-def bytes_of_another_kind(data):
-    data.file.write_bytes(b"PK\x03\x04" + data.random.bytes(9000))
-    return [data.file.name]
-
-
-@fault("record-gzip")
-def gzipped_records(data):
-    data.file.write_bytes(gzip.compress(data.file.read_bytes()))
-    return [data.file.name]
-
-
-@fault("record-lfs-pointer")
-def lfs_pointer_in_place_of_records(data):
-    data.file.write_bytes(LFS_POINTER)
-    return [data.file.name]
-
-
-@fault("record-file-empty")
-def empty_shard(data):
-    data.file.write_bytes(b"")
-    return [data.file.name]
+@fault("shard-missing")
+def a_shard_too_few(data):
+    data.file.unlink()
+    return [str(data.file)]
 
 
 @fault("record-file-unreadable")
 def pipe_among_the_shards(data):
     data.file.unlink()
     os.mkfifo(data.file)
-    return [data.file.name]
+    return [f"{data.file} is not a regular file"]
 
 
 @fault("record-file-unreadable")
 def directory_among_the_shards(data):
     data.file.unlink()
     data.file.mkdir()
-    return [data.file.name]
+    return [str(data.file)]
+
+
+def rewritten(name: str, kind: str, change: Callable[[bytes], bytes]) -> None:
+    """A fault: other bytes in place of the shard."""
+
+    @fault(kind, name)
+    def spoil(data):
+        data.file.write_bytes(change(data.file.read_bytes()))
+        return [str(data.file)]
+
+
+rewritten("empty_shard", "record-file-empty", lambda sound: b"")
+rewritten("gzipped_records", "record-gzip", gzip.compress)
+rewritten("lfs_pointer_in_place_of_records", "record-lfs-pointer", lambda sound: LFS_POINTER)
+rewritten("bytes_of_another_kind", "not-a-record", lambda sound: b"PK\x03\x04" + bytes(range(256)) * 9)
+
+
+@fault("record-truncated")
+def truncated_tail(data):
+    data.number = 2
+    os.truncate(data.file, data.file.stat().st_size - 100)
+
+
+@fault("record-truncated")
+def cut_in_a_header(data):
+    os.truncate(data.file, data.span()[0] + 5)
+
+
+def flipped(name: str, kind: str, place: int, position: int) -> None:
+    """A fault: a flipped bit so many bytes behind the beginning (place 0) or end (place 1) of a record."""
+
+    @fault(kind, name)
+    def spoil(data):
+        content = bytearray(data.file.read_bytes())
+        content[data.span()[place] + position] ^= 2
+        data.file.write_bytes(content)
+
+
+flipped("a_flipped_bit_in_a_length", "not-a-record", 0, 1)
+flipped("a_flipped_bit_in_a_record", "record-damaged", 0, 52)
+flipped("a_wrong_checksum", "record-damaged", 1, -4)
 
 
 # --- records ---
@@ -216,23 +204,8 @@ def directory_among_the_shards(data):
 @fault("not-an-example")
 def record_of_another_kind(data):
     records = data.records()
-    records[data.number] = b"\xff\xff\xff" + data.random.bytes(50)
+    records[data.number] = b"\xff\xff\xff" + bytes(50)
     data.rewrite(records)
-    return data.place
-
-
-def _without(key: str):
-    def spoil(data):
-        place = data.place
-        words = data.edit(lambda features: features.pop(key))
-        return [*(place if key == "image/source_id" else words), key]
-
-    spoil.__name__ = f"record_without_{key.replace('/', '_')}"
-    fault("record-key-missing")(spoil)
-
-
-for _key in ("image/encoded", "image/source_id", "image/height", "image/width"):
-    _without(_key)
 
 
 @fault("record-completed")
@@ -244,159 +217,50 @@ def record_without_lists_of_boxes(data):
     return data.edit(change)
 
 
-@fault("record-key-type")
-def labels_stored_as_floats(data):
-    def change(features):
-        labels = [float(value) for value in features[LABELS].int64_list.value]
-        del features[LABELS]
-        features[LABELS].float_list.value.extend(labels)
-
-    return [*data.edit(change), LABELS]
-
-
-@fault("record-key-type")
-def height_stored_as_text(data):
-    def change(features):
-        del features["image/height"]
-        features["image/height"].bytes_list.value.append(b"72")
-
-    return [*data.edit(change), "image/height"]
-
-
-@fault("record-ragged")
-def one_side_too_few(data):
-    return [*data.edit(lambda features: features[YMAX].float_list.value.pop()), YMAX]
-
-
-@fault("record-ragged")
-def one_label_too_many(data):
-    return data.edit(lambda features: features[LABELS].int64_list.value.append(5))
-
-
-@fault("record-value")
-def source_id_that_is_a_name(data):
-    def change(features):
-        features["image/source_id"].bytes_list.value[0] = b"a.jpg"
-
-    data.edit(change)
-    return [*data.place, "a.jpg"]
-
-
-@fault("record-value")
-def image_of_height_0(data):
-    def change(features):
-        features["image/height"].int64_list.value[0] = 0
-
-    return data.edit(change)
-
-
-@fault("unknown-category")
-def label_outside_the_label_map(data):
-    def change(features):
-        features[LABELS].int64_list.value[0] = 77
-
-    return [*data.edit(change), "77"]
-
-
-@fault("box-not-finite")
-def nan_in_a_box(data):
-    def change(features):
-        features[XMIN].float_list.value[0] = float("nan")
-
-    return data.edit(change)
-
-
-@fault("box-negative")
-def sides_swapped(data):
-    def change(features):
-        features[XMIN].float_list.value[0] = 0.99
-
-    return data.edit(change)
-
-
-@fault("box-outside")
-def box_over_the_lower_edge(data):
-    def change(features):
-        features[YMAX].float_list.value[0] = 1.2
-
-    return [*data.edit(change), "1.2"]
-
-
-@fault("box-in-pixels")
-def box_in_pixels(data):
-    def change(features):
-        features[YMAX].float_list.value[0] = 54.0
-
-    return [*data.edit(change), "54.0"]
-
-
 @fault("repeated-image-id")
 def image_id_in_two_shards(data):
-    other = next(file for file in data.files if file != data.file)
-    record = next(tf.data.TFRecordDataset(str(other)).as_numpy_iterator())
-    features = tf.train.Example.FromString(record).features.feature
-    image_id = features["image/source_id"].bytes_list.value[0]
-
-    def change(features):
-        features["image/source_id"].bytes_list.value[0] = image_id
-
-    data.edit(change)
-    return [f"image {image_id.decode()}", data.file.name, other.name]
+    (other,) = set(data.files) - {data.file}
+    first = tf.train.Example.FromString(data.records(other)[0]).features.feature[ID]
+    image_id = first.bytes_list.value[0].decode()
+    data.edit(lambda features: features[ID].CopyFrom(first))
+    return [f"image {image_id} is given 2 times", f"{other} record 0", f"{data.words[0]} (image {image_id})"]
 
 
-# --- images within records ---
+def edited(name: str, kind: str, key: str, change: Callable[[list], list] | None, *words: str) -> None:
+    """A fault: another list of values under one key of the victim; None removes the key."""
 
-
-def _encoded(change):
     def apply(features):
-        (content,) = features["image/encoded"].bytes_list.value
-        features["image/encoded"].bytes_list.value[0] = change(content)
+        if change is None:
+            del features[key]
+        else:
+            values = getattr(features[key], features[key].WhichOneof("kind")).value
+            features[key].CopyFrom(feature(change(list(values))))
 
-    return apply
+    def spoil(data):
+        data.options["decode"] = kind == "image-damaged"
+        place = data.edit(apply)
+        return [*(data.words if key == ID else place), *words]  # an id that is changed is not reported
 
-
-@fault("image-truncated")
-def truncated_image_in_a_record(data):
-    return data.edit(_encoded(lambda content: content[: len(content) // 2]))
-
-
-@fault("image-empty")
-def empty_image_in_a_record(data):
-    return data.edit(_encoded(lambda content: b""))
+    fault(kind, name)(spoil)
 
 
-@fault("not-an-image")
-def text_in_a_record(data):
-    return data.edit(_encoded(lambda content: b"404: not found\n" * 20))
-
-
-@fault("image-damaged")
-def damaged_scan_in_a_record(data):
-    data.options["decode"] = True
-
-    def change(content):
-        middle = len(content) * 2 // 3
-        return content[:middle] + b"\xff\xd9" + bytes(58) + content[middle + 60 :]
-
-    return data.edit(_encoded(change))
-
-
-@fault("image-size-differs")
-def record_of_another_size(data):
-    def change(features):
-        features["image/width"].int64_list.value[0] += 1
-
-    return data.edit(change)
-
-
-@fault("record-damaged")
-def a_wrong_checksum(data):
-    """The data are right, the CRC after them is not."""
-    words = data.place
-    records = data.records()
-    end = data.offset() + 12 + len(records[data.number])
-    content = bytearray(data.file.read_bytes())
-    (checksum,) = struct.unpack_from("<I", content, end)
-    struct.pack_into("<I", content, end, checksum ^ 1)
-    data.file.write_bytes(content)
-    return words
+edited("record_without_an_image", "record-key-missing", IMAGE, None, f"lacks {IMAGE}")
+edited("record_without_an_id", "record-key-missing", ID, None, f"lacks {ID}")
+edited("record_without_a_height", "record-key-missing", HEIGHT, None, f"lacks {HEIGHT}")
+edited("record_without_a_width", "record-key-missing", WIDTH, None, f"lacks {WIDTH}")
+edited("labels_as_floats", "record-key-type", LABELS, lambda labels: list(map(float, labels)), LABELS)
+edited("height_as_text", "record-key-type", HEIGHT, lambda _: [b"72"], f"a bytes_list in {HEIGHT}, b'72'")
+edited("one_side_too_few", "record-ragged", YMAX, lambda sides: sides[1:], f"{YMAX} 1")
+edited("one_label_too_many", "record-ragged", LABELS, lambda labels: [*labels, 5], f"{LABELS} 3")
+edited("source_id_that_is_a_name", "record-value", ID, lambda _: [b"a.jpg"], f"{ID} b'a.jpg'")
+edited("image_of_height_0", "record-value", HEIGHT, lambda _: [0], f"{HEIGHT} 0")
+edited("unknown_label", "unknown-category", LABELS, lambda labels: [77, *labels[1:]], "has the label 77")
+edited("nan_in_a_box", "box-not-finite", XMIN, lambda sides: [float("nan"), *sides[1:]], "[nan, ")
+edited("sides_swapped", "box-negative", XMIN, lambda sides: [0.99, *sides[1:]], "[0.99, ")
+edited("box_over_the_lower_edge", "box-outside", YMAX, lambda sides: [1.2, *sides[1:]], ", 1.2]")
+edited("box_in_pixels", "box-in-pixels", YMAX, lambda sides: [54.0, *sides[1:]], ", 54.0]")
+edited("record_of_another_size", "image-size-differs", WIDTH, lambda width: [width[0] + 1])
+edited("truncated_image_in_a_record", "image-truncated", IMAGE, lambda image: [image[0][:999]])
+edited("empty_image_in_a_record", "image-empty", IMAGE, lambda _: [b""])
+edited("text_in_a_record", "not-an-image", IMAGE, lambda _: [b"404: not found\n"], "404: not")
+edited("damaged_scan_in_a_record", "image-damaged", IMAGE, lambda image: [early_end(image[0])])

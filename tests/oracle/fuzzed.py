@@ -1,7 +1,5 @@
-"""Two hundred drawn images of all shapes and formats with boxes of all kinds, and what is known of them."""
+"""A hundred drawn images of all shapes and formats with boxes of all kinds, and what is known of them."""
 
-import dataclasses
-import functools
 import json
 import pathlib
 from collections.abc import Iterable
@@ -13,7 +11,7 @@ from PIL import Image
 from common.datacheck.datasets import open_coco
 from common.datasets import CocoSource
 
-NUM_IMAGES = 200
+NUM_IMAGES = 100
 CATEGORY_IDS = (90, 3, 17)  # with gaps and in no order: class 0 is the 3
 SIZES = [(1, 1), (1, 37), (53, 1), (2, 2), (3, 5), (7, 300), (300, 7), (641, 427), (427, 641), (128, 192)]
 COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]  # boxes of an image
@@ -33,7 +31,8 @@ FORMATS = [
     ("P", "PNG", {"compress_level": 1}),
     ("CMYK", "JPEG", {"quality": 95}),
 ]
-TURNED = 0x0112, 6  # EXIF: lies on its side
+LIES_ON_ITS_SIDE = Image.Exif()
+LIES_ON_ITS_SIDE[0x0112] = 6
 
 
 class Annotated(NamedTuple):
@@ -49,75 +48,43 @@ class Annotated(NamedTuple):
         return self.pixels.shape[:2]
 
 
-@dataclasses.dataclass(frozen=True)
-class FuzzedSet:
-    """images/ and instances.json in a directory."""
+class FuzzedSet(NamedTuple):
+    """A source for loaders, and what is known of its images, by id in the order of the file."""
 
-    directory: pathlib.Path
-
-    @functools.cached_property
-    def source(self) -> CocoSource:
-        return open_coco(str(self.directory / "images"), str(self.directory / "instances.json"))
-
-    @functools.cached_property
-    def images(self) -> dict[int, Annotated]:
-        """By image id, in the order of the file."""
-        document = json.loads((self.directory / "instances.json").read_text())
-        objects = {entry["id"]: [] for entry in document["images"]}
-        for annotation in document["annotations"]:
-            if not annotation["iscrowd"]:
-                class_number = sorted(CATEGORY_IDS).index(annotation["category_id"])
-                objects[annotation["image_id"]].append((*annotation["bbox"], class_number))
-        return {
-            entry["id"]: _annotated(
-                entry["id"], self.directory / "images" / entry["file_name"], objects[entry["id"]]
-            )
-            for entry in document["images"]
-        }
+    source: CocoSource
+    images: dict[int, Annotated]
 
 
-def _annotated(image_id: int, path: pathlib.Path, objects: list[tuple]) -> Annotated:
-    with Image.open(path) as image:
-        pixels = np.asarray(image.convert("RGB"))
-    left, top, width, height, classes = np.array(objects, np.float64).reshape(-1, 5).T
-    boxes_px = np.stack([left, top, left + width, top + height], axis=1)
-    boxes_px = np.clip(boxes_px, 0, np.array(pixels.shape)[[1, 0, 1, 0]])
-    has_area = (boxes_px[:, 2:] > boxes_px[:, :2]).all(1)
-    return Annotated(image_id, pixels, boxes_px[has_area], classes[has_area].astype(int))
-
-
-def write_fuzzed_set(directory: pathlib.Path, seed: int = 0) -> FuzzedSet:
-    """Draws and writes the set; equal bytes for equal seeds."""
-    random = np.random.default_rng(seed)
-    (directory / "images").mkdir()
+def write_fuzzed_set(directory: pathlib.Path) -> FuzzedSet:
+    """Draws and writes the set as image files and instances.json."""
+    random = np.random.default_rng(0)
     images, annotations = [], []
     for number in range(NUM_IMAGES):
         if number < len(SIZES):
             height, width = SIZES[number]
         else:
             height, width = np.exp(random.uniform(np.log(8), np.log(500), 2)).astype(int).tolist()
-        image_id = 5 + 3 * number
         count = random.choice(COUNTS)
-        smallest = 0.5 if count <= FEW else 0.1
-        boxes_ltwh_px = np.array([draw_box(random, height, width, smallest) for _ in range(count)])
-        boxes_ltwh_px = boxes_ltwh_px.reshape(-1, 4)
+        boxes_ltwh_px = [draw_box(random, height, width, 0.5 if count <= FEW else 0.1) for _ in range(count)]
         mode, suffix, options = FORMATS[number % len(FORMATS)]
-        picture = Image.fromarray(draw_image(random, height, width, boxes_ltwh_px[:MOST_DRAWN]))
         if suffix == "JPEG" and number % 7 == 0 and height != width:
-            options = options | {"exif": _exif(*TURNED)}
-        name = f"{image_id}.{suffix.lower()}"
-        picture.convert(mode).save(directory / "images" / name, suffix, **options)
-        images.append({"id": image_id, "file_name": name, "height": height, "width": width})
-        for box in boxes_ltwh_px.tolist():
-            annotations.append(
-                {
-                    "image_id": image_id,
-                    "category_id": int(random.choice(CATEGORY_IDS)),
-                    "bbox": box,
-                    "area": box[2] * box[3],
-                    "iscrowd": int(random.random() < 0.02),
-                }
-            )
+            options = options | {"exif": LIES_ON_ITS_SIDE}
+        path = directory / f"{number}.{suffix.lower()}"
+        picture = Image.fromarray(draw_image(random, height, width, boxes_ltwh_px[:MOST_DRAWN]))
+        picture.convert(mode).save(path, suffix, **options)
+
+        image_id = 5 + 3 * number
+        images.append({"id": image_id, "file_name": path.name, "height": height, "width": width})
+        annotations += [
+            {
+                "image_id": image_id,
+                "category_id": int(random.choice(CATEGORY_IDS)),
+                "bbox": box,
+                "area": box[2] * box[3],
+                "iscrowd": int(random.random() < 0.02),
+            }
+            for box in boxes_ltwh_px
+        ]
     random.shuffle(annotations)  # they need not be grouped by image
     document = {
         "images": images,
@@ -125,13 +92,21 @@ def write_fuzzed_set(directory: pathlib.Path, seed: int = 0) -> FuzzedSet:
         "categories": [{"id": i, "name": f"thing {i}"} for i in CATEGORY_IDS],
     }
     (directory / "instances.json").write_text(json.dumps(document))
-    return FuzzedSet(directory)
+    known = [_as_trained(entry["id"], directory / entry["file_name"], annotations) for entry in images]
+    source = open_coco(str(directory), str(directory / "instances.json"))
+    return FuzzedSet(source, {image.image_id: image for image in known})
 
 
-def _exif(tag: int, value: int) -> bytes:
-    exif = Image.Exif()
-    exif[tag] = value
-    return exif.tobytes()
+def _as_trained(image_id: int, path: pathlib.Path, annotations: list[dict]) -> Annotated:
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    annotations = [a for a in annotations if a["image_id"] == image_id and not a["iscrowd"]]
+    boxes_ltwh_px = np.array([annotation["bbox"] for annotation in annotations]).reshape(-1, 4)
+    ltrb_px = np.concatenate([boxes_ltwh_px[:, :2], boxes_ltwh_px[:, :2] + boxes_ltwh_px[:, 2:]], axis=1)
+    boxes_px = np.clip(ltrb_px, 0, np.array(pixels.shape)[[1, 0, 1, 0]])
+    has_area = (boxes_px[:, 2:] > boxes_px[:, :2]).all(1)
+    classes = [sorted(CATEGORY_IDS).index(annotation["category_id"]) for annotation in annotations]
+    return Annotated(image_id, pixels, boxes_px[has_area], np.array(classes, int)[has_area])
 
 
 def draw_image(random: np.random.Generator, height: int, width: int, boxes_ltwh_px: Iterable) -> np.ndarray:

@@ -22,6 +22,11 @@ _RGB_TO_YIQ = np.stack(
 _GREY = 128.0  # what contrast leaves as it is
 
 
+def nearest(value: float) -> int:
+    """The nearest whole number, halves up."""
+    return math.floor(value + 0.5)
+
+
 def whole_levels(values: np.ndarray) -> np.ndarray:
     """The nearest of 0..255, uint8."""
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""EfficientDet's pipeline against NumPy on two hundred fuzzed images: every stage, given what it drew."""
+"""EfficientDet's pipeline against NumPy on a hundred fuzzed images: every stage, given what it drew."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ import pytest
 
 from efficientdet.config import EfficientDetConfig, get_config
 from efficientdet.pipeline import EfficientDetPipeline
-from tests.oracle import numpy_boxes, numpy_images
+from tests.oracle import efficientdet_crops, numpy_boxes, numpy_images
 from tests.oracle.fuzzed import NUM_IMAGES, Annotated
 from tests.oracle.watched import Batch, Draws, Watched
 
@@ -29,66 +29,20 @@ STDDEV = np.array([0.229, 0.224, 0.225]) * 255
 COLOR = {"brightness": 0.3, "contrast": 0.3, "saturation": 0.5, "hue": 20.0}
 WIDE_JITTER = {"augmentation": "scale_jitter", "jitter_min": 0.1, "jitter_max": 2.0}
 TRAININGS = {
-    "nothing": {},
     "scale jitter": WIDE_JITTER,
-    "small scale jitter": {"augmentation": "scale_jitter", "jitter_min": 1.2, "jitter_max": 1.2},
-    "crop by IoU": {"augmentation": "min_iou_crop"},
-    "resize range": {"augmentation": "resize_range"},
-    "not antialiased": {"augmentation": "resize_range", "antialias": False},
-    "flip": {"flip_prob": 0.5},
-    "GridMask": {"grid_mask_prob": 0.7},
-    "colour": COLOR,
+    "equal scale jitter, GridMask": {
+        "augmentation": "scale_jitter",
+        "jitter_min": 1.2,
+        "jitter_max": 1.2,
+        "grid_mask_prob": 0.7,
+    },
+    "crop by IoU, flip": {"augmentation": "min_iou_crop", "flip_prob": 0.5},
+    "resize range, not antialiased": {"augmentation": "resize_range", "antialias": False},
     "all": WIDE_JITTER | COLOR | {"flip_prob": 0.5, "grid_mask_prob": 0.7, "min_box_size": 3.0},
 }
 
 
 # --- what the definitions say ---
-
-
-def nearest(value: float) -> int:
-    """The nearest whole number, halves up."""
-    return math.floor(value + 0.5)
-
-
-def whole_image(size: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """All of the image, as large as fits."""
-    return (0, 0, *size), numpy_images.letterbox(size, INPUT, centered=False)[2:]
-
-
-def jittered_crop(size, jitter, shares) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """google/automl efficientdet/dataloader.py: resize to `jitter` times what fits, crop what is too large.
-
-    The crop is the nearest one that consists of whole pixels of the stored image.
-    """
-    scale = jitter * min(INPUT[0] / size[0], INPUT[1] / size[1])
-    starts, lengths, shown = [], [], []
-    for side, limit, share in zip(size, INPUT, shares, strict=True):
-        scaled = max(nearest(side * scale), 1)
-        shown.append(min(scaled, limit))
-        lengths.append(min(max(nearest(side * shown[-1] / scaled), 1), side))
-        places = side - lengths[-1] + 1  # where the crop may begin, each as often as the others
-        starts.append(min(int(share * places), places - 1))
-    return (*starts, *lengths), tuple(shown)
-
-
-def resize_range_crop(size, drawn) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """The shorter side has the drawn number of whole pixels, unless that does not fit."""
-    window, largest = whole_image(size)
-    # Halves are frequent here, and where they go is a matter of rounding: hence float32, as in the graph.
-    scale = np.float32(math.floor(drawn)) / np.float32(min(size))
-    scaled = [nearest(np.float32(side) * scale) for side in size]
-    return window, tuple(map(min, scaled, largest))
-
-
-def cropped(size, anchor, shape) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """The whole pixels within the drawn crop (x, y, shares of the image), as large as fits."""
-    starts, lengths = [], []
-    for side, start, length in zip(size, anchor[::-1], shape[::-1], strict=True):
-        first = min(math.ceil(start * side - 1e-3), side - 1)
-        last = max(math.floor((start + length) * side + 1e-3), first + 1)
-        starts.append(first)
-        lengths.append(min(last, side) - first)
-    return (*starts, *lengths), numpy_images.letterbox(lengths, INPUT, centered=False)[2:]
 
 
 def shows_center(boxes_px, size, anchor, shape) -> np.ndarray:
@@ -113,24 +67,25 @@ def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
 
 def batch_crops(config: EfficientDetConfig, images: list[Annotated], draws: Draws) -> list[tuple]:
     """[(window, size in the network input, boxes that stay)] of a training batch."""
-    everything = [np.ones(len(image.boxes_px), bool) for image in images]
+    sizes = [image.size for image in images]
+    kept = [np.ones(len(image.boxes_px), bool) for image in images]
     if config.augmentation == "scale_jitter":
+        make_crop = efficientdet_crops.jittered_crop
         jitters = np.broadcast_to(draws.uniform(config.jitter_min, config.jitter_max), len(images))
         shares = np.stack([draws.uniform(0.0, 1.0), draws.uniform(0.0, 1.0)], axis=1)
-        crops = [jittered_crop(i.size, *drawn) for i, *drawn in zip(images, jitters, shares, strict=True)]
+        drawn = zip(jitters, shares, strict=True)
     elif config.augmentation == "min_iou_crop":
+        make_crop = efficientdet_crops.cropped
         drawn = list(zip(*draws.take("random_bbox_crop"), strict=True))
-        crops = [cropped(image.size, *crop) for image, crop in zip(images, drawn, strict=True)]
         for row, (image, crop) in enumerate(zip(images, drawn, strict=True)):
             if (crop[1] < 1).any():
                 assert_promise_of_crop(image.boxes_px, image.size, *crop)
-                everything[row] = shows_center(image.boxes_px, image.size, *crop)
-    elif config.augmentation == "resize_range":
-        drawn = draws.uniform(float(config.resize_min), config.resize_max + 1.0)
-        crops = [resize_range_crop(image.size, one) for image, one in zip(images, drawn, strict=True)]
+                kept[row] = shows_center(image.boxes_px, image.size, *crop)
     else:
-        crops = [whole_image(image.size) for image in images]
-    return [(*crop, kept) for crop, kept in zip(crops, everything, strict=True)]
+        make_crop = efficientdet_crops.resize_range_crop
+        drawn = zip(draws.uniform(float(config.resize_min), config.resize_max + 1.0))
+    crops = [make_crop(size, INPUT, *numbers) for size, numbers in zip(sizes, drawn, strict=True)]
+    return [(*crop, stays) for crop, stays in zip(crops, kept, strict=True)]
 
 
 def batch_changes(config: EfficientDetConfig, count: int, draws: Draws) -> list[dict]:
@@ -216,6 +171,20 @@ def check_targets(batch: Batch, row: int, where: str) -> None:
     np.testing.assert_allclose(got_offsets[positive], expected, rtol=1e-4, atol=1e-4, err_msg=where)
 
 
+def check(batch: Batch, row: int, image: Annotated, crop: tuple, changes: dict, config) -> None:
+    """All outputs of one image, given its crop and what else was drawn for it."""
+    window, size, kept = crop
+    where = f"image {image.image_id} {image.size}, window {window}, size {size}, {changes}"
+    expected = view_pixels(image, window, size, config.antialias, changes)
+    check_pixels(batch.outputs["images"][row], expected, config, where)
+    boxes_px = numpy_boxes.move(image.boxes_px[kept], window, (0, 0, *size))
+    if changes["flip"]:
+        boxes_px = numpy_boxes.flip(boxes_px, size[1])
+    adjoining = numpy_boxes.adjoin(image.boxes_px[kept], window).sum()
+    check_boxes(batch, row, boxes_px, image.classes[kept], config, where, adjoining)
+    check_targets(batch, row, where)
+
+
 @pytest.mark.parametrize("name", TRAININGS)
 def test_training(fuzzed, name):
     config = dataclasses.replace(PLAIN, **TRAININGS[name])
@@ -229,43 +198,30 @@ def test_training(fuzzed, name):
         crops = batch_crops(config, images, batch.draws)
         changes = batch_changes(config, BATCH, batch.draws)
         batch.draws.finish()
-        for row, (image, (window, size, kept)) in enumerate(zip(images, crops, strict=True)):
-            where = f"image {image.image_id} {image.size}, window {window}, size {size}, {changes[row]}"
-            expected = view_pixels(image, window, size, config.antialias, changes[row])
-            check_pixels(batch.outputs["images"][row], expected, config, where)
-            boxes_px = numpy_boxes.move(image.boxes_px[kept], window, (0, 0, *size))
-            if changes[row]["flip"]:
-                boxes_px = numpy_boxes.flip(boxes_px, size[1])
-            adjoining = numpy_boxes.adjoin(image.boxes_px[kept], window).sum()
-            check_boxes(batch, row, boxes_px, image.classes[kept], config, where, adjoining)
-            check_targets(batch, row, where)
-            cropped += window[2:] != image.size
+        for row, image in enumerate(images):
+            check(batch, row, image, crops[row], changes[row], config)
+            cropped += crops[row][0][2:] != image.size
         seen += batch.image_ids
-    assert (cropped > 10) == (config.augmentation in ("scale_jitter", "min_iou_crop"))
+    assert (cropped > 5) == (config.augmentation in ("scale_jitter", "min_iou_crop"))
     assert sorted(seen) == sorted(fuzzed.images)  # each once in an epoch
 
 
 def test_evaluation(fuzzed):
-    config = dataclasses.replace(PLAIN, **TRAININGS["all"])
+    augmented = dataclasses.replace(PLAIN, **TRAININGS["all"])
+    plain = dataclasses.replace(PLAIN, min_box_size=augmented.min_box_size)
     loader = EfficientDetPipeline(
-        source=fuzzed.source, config=config, batch_size=BATCH, training=False, count_lost=True
+        source=fuzzed.source, config=augmented, batch_size=BATCH, training=False, count_lost=True
     )
     watched, seen = Watched(loader), []
-    plain = dataclasses.replace(PLAIN, min_box_size=config.min_box_size)
     for _ in range(loader.steps_per_epoch):
         batch = watched.run()
         batch.draws.finish()
         for row, image_id in enumerate(batch.image_ids):
             image = fuzzed.images[image_id]
-            window, size = whole_image(image.size)
-            where = f"image {image_id} {image.size}"
+            window, size = efficientdet_crops.whole_image(image.size, INPUT)
             assert batch.outputs["image_ids"].reshape(-1)[row] == image_id
-            assert tuple(batch.outputs["image_sizes"][row]) == image.size, where
-            assert tuple(batch.outputs["letterbox"][row]) == (0, 0, *size), where
-            expected = view_pixels(image, window, size, config.antialias, {"flip": False})
-            check_pixels(batch.outputs["images"][row], expected, plain, where)
-            boxes_px = numpy_boxes.move(image.boxes_px, window, (0, 0, *size))
-            check_boxes(batch, row, boxes_px, image.classes, config, where)
-            check_targets(batch, row, where)
+            assert tuple(batch.outputs["image_sizes"][row]) == image.size
+            assert tuple(batch.outputs["letterbox"][row]) == (0, 0, *size)
+            check(batch, row, image, (window, size, slice(None)), {"flip": False}, plain)
         seen += batch.image_ids
     assert seen == list(fuzzed.images)

@@ -134,26 +134,6 @@ def cross_entropy(logits, targets):
     return np.logaddexp(0, logits) - logits * targets
 
 
-def deltas(raw, boxes, classes, config, head):
-    """Darknet's own deltas, the negative gradient, of objectness (h, w, K) and classes (h, w, K, C).
-
-    One image, as the C code goes: background first, then box after box.
-    """
-    raw = np.asarray(raw, np.float64)
-    num_classes = raw.shape[-1] - 5
-    probability = sigmoid(raw[..., 4:])
-    objectness, by_class = -probability[..., 0], np.zeros((*raw.shape[:3], num_classes))
-    objectness[best_ious(raw, boxes, classes, config, head) > config.ignore_thresh] = 0
-    low, high = config.label_smoothing / 2, 1 - config.label_smoothing / 2
-    for cell, numbers in assign(boxes, classes, config, head, raw.shape[:2], num_classes).items():
-        for n in numbers:
-            objectness[cell] = 1 - probability[cell][0]
-            if not by_class[cell].any():
-                by_class[cell] = low - probability[cell][1:]
-            by_class[cell][classes[n]] = high - probability[cell][1 + classes[n]]
-    return objectness, by_class
-
-
 def box_delta(raw, box, config, head, cell, grid_size):
     """Darknet's delta of the raw x, y, width, height (4,) of one prediction for one box, before clip_value.
 

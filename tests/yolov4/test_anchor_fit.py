@@ -8,11 +8,7 @@ from yolov4.anchor_fit import MAX_BOXES, Fit, beats, fit_anchors, shape_iou, spl
 
 def test_fit_by_hand():
     fit = Fit.of(np.array([0.2, 0.5, 0.6, 0.9]))
-    assert (fit.mean_iou, fit.reached, fit.boxes) == (
-        pytest.approx(0.55),
-        0.5,
-        4,
-    )  # 0.5 itself does not reach
+    assert fit == Fit(pytest.approx(0.55), 0.5, 4)  # 0.5 itself does not reach
     assert str(fit) == "mean best IoU 0.550, 50.0 % of the boxes reached at 0.5"
     assert Fit.of(np.zeros(0)) == Fit(0.0, 0.0, 0)
 

@@ -59,16 +59,6 @@ def test_lost_and_unassigned_boxes_are_those_of_darknets_rules(name):
     assert report.boxes == truth.num_boxes
 
 
-@pytest.mark.parametrize("name", ["v4", "tiny", "nano"])
-def test_a_box_alone_in_its_image_owns_its_predictions(name):
-    rng = np.random.default_rng(1)
-    centers, sizes = rng.uniform(0.1, 0.9, (20, 2)), np.exp(rng.uniform(np.log(0.02), np.log(0.5), (20, 2)))
-    boxes = np.float32(np.concatenate([centers - sizes / 2, centers + sizes / 2], axis=1))
-    trains = [fates(box[None], CONFIGS[name])[0][0] for box in boxes]
-    owner = anchor_report.prediction_owners(boxes, np.arange(20), CONFIGS[name])
-    np.testing.assert_array_equal(owner, np.where(trains, np.arange(20), -1))
-
-
 # Boxes of 40 x 40 in one image of 192 x 256; the first two have their centres in one cell.
 HERE, SAME, NEAR, FAR = (60, 60, 40, 40), (60, 60, 40, 40), (61, 61, 40, 40), (150, 120, 40, 40)
 

@@ -4,7 +4,7 @@ import colorsys
 
 import numpy as np
 
-from tests.yolov4.test_pipeline import run_stage
+from tests.yolov4.dali_stage import run_stage
 from yolov4 import color
 
 

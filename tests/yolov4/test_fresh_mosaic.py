@@ -4,54 +4,34 @@ Their pixels and boxes are compared with NumPy's in tests/oracle.
 """
 
 import dataclasses
-import pathlib
 
 import numpy as np
 import pytest
 
-from common.datacheck import datasets
 from common.datacheck.datasets import open_source
-from common.errors import UserError
 from tests.oracle.watched import Batch, Watched
-from tests.yolov4.test_pipeline import PLAIN, batches, make, source_of, write_coco
+from tests.yolov4.rectangles import INPUT, PLAIN, assert_equal, count_found, make, read, write_coco
 from yolov4 import fresh_mosaic
 from yolov4.mosaic import TILES
-from yolov4.pipeline import YOLOv4Pipeline
 
-NUM_IMAGES = 96
-INPUT = (128, 192)
+LEVELS = [20 + 2 * i for i in range(96)]
 FRESH = dataclasses.replace(PLAIN, mosaic_prob=1.0, mosaic_tiles="fresh", min_box_size=0.5)
 
 
 @pytest.fixture(scope="module")
 def flat(tmp_path_factory):
-    return draw_flat(tmp_path_factory.mktemp("flat"))
+    """96 images, each of one level of grey, 20 to 210, with a box that is all of it; its id is its level."""
+    pictures = []
+    for level in LEVELS:
+        height, width = 30 + level % 7, 50 - level % 5
+        image = np.full((height, width, 3), level, np.uint8)
+        pictures.append((level, image, [(level % 6, (0, 0, width, height))]))
+    return write_coco(tmp_path_factory.mktemp("flat"), pictures)
 
 
-def draw_flat(directory: pathlib.Path) -> pathlib.Path:
-    """96 PNGs, each of one level of grey, 20 to 210, with a box that is all of it; its id is its level."""
-    levels = [20 + 2 * i for i in range(NUM_IMAGES)]
-    images = [(level, np.full((30 + level % 7, 50 - level % 5, 3), level, np.uint8)) for level in levels]
-    boxes = [(level, (0, 0, image.shape[1], image.shape[0]), level % 6) for level, image in images]
-    return write_coco(directory, images, boxes)
-
-
-def watch(directory, config=FRESH, count=12, **options) -> list[Batch]:
-    options = {"batch_size": 8, "training": True, "num_threads": 1} | options
-    watched = Watched(YOLOv4Pipeline(source=source_of(directory), config=config, **options))
+def watch(source, config=FRESH, count=12, **options) -> list[Batch]:
+    watched = Watched(make(source, config=config, batch_size=8, **options))
     return [watched.run() for _ in range(count)]
-
-
-def read_by(all_batches: list[Batch], number: int) -> list[int]:
-    """The ids of what one reader has read."""
-    per_batch = [[batch.image_ids, *batch.other_image_ids][number] for batch in all_batches]
-    return [image_id for ids in per_batch for image_id in ids]
-
-
-def cut_of(image: np.ndarray) -> tuple[int, int]:
-    """Where the levels change, from the picture alone."""
-    rows, columns = (np.flatnonzero(np.diff(line)) for line in (image[:, 0, 0], image[0, :, 0]))
-    return rows[0] + 1, columns[0] + 1
 
 
 def test_a_mosaic_shows_four_images_with_their_boxes(flat):
@@ -75,18 +55,29 @@ def test_a_mosaic_shows_four_images_with_their_boxes(flat):
             assert batch.outputs["num_boxes"].reshape(-1)[row] == TILES
             different += len(set(ids.tolist())) == TILES
     # By chance two of four are the same in 6 of 96 mosaics.
-    assert different > 0.8 * NUM_IMAGES
+    assert different > 0.8 * len(LEVELS)
 
 
-def test_in_an_epoch_every_reader_reads_every_image_once_in_an_order_of_its_own(flat):
-    loader = make(flat, FRESH)
-    assert loader.steps_per_epoch == make(flat, PLAIN).steps_per_epoch == 12
+@pytest.mark.parametrize(
+    "change", [{}, {"letterbox": True}, {"letterbox": True, "antialias": False, "multi_scale": 1.4}]
+)
+def test_boxes_and_pixels_move_together(rectangles, change):
+    """Jittered and flipped; some are mosaics, the others single images."""
+    config = dataclasses.replace(FRESH, jitter=0.3, flip_prob=0.5, min_box_size=0.01, **change)
+    config = dataclasses.replace(config, mosaic_prob=0.7)
+    assert sum(map(count_found, read(rectangles, config=config, count=6))) > 50
+
+
+def test_in_an_epoch_every_reader_reads_every_image_once_in_another_order(flat):
+    assert make(flat, config=FRESH, batch_size=8).steps_per_epoch == 12
     orders = []
     ranks = [watch(flat, count=6, shard_id=rank, num_shards=2) for rank in (0, 1)]
     for number in range(TILES):
-        parts = [read_by(rank, number) for rank in ranks]
+        parts = [
+            [i for batch in rank for i in [batch.image_ids, *batch.other_image_ids][number]] for rank in ranks
+        ]
         assert not set(parts[0]) & set(parts[1])
-        assert sorted(parts[0] + parts[1]) == [20 + 2 * i for i in range(NUM_IMAGES)]
+        assert sorted(parts[0] + parts[1]) == LEVELS
         orders += parts
     assert len(set(map(tuple, orders))) == 2 * TILES
     for one in range(2 * TILES):  # no reader runs along with another
@@ -94,85 +85,46 @@ def test_in_an_epoch_every_reader_reads_every_image_once_in_an_order_of_its_own(
             assert sum(a == b for a, b in zip(orders[one], orders[other], strict=True)) < 6
 
 
-def test_the_first_reader_s_order_is_the_loader_s_own(flat):
+def test_the_first_readers_order_is_the_loaders_own(flat):
     plain = [batch.image_ids for batch in watch(flat, PLAIN, seed=5)]
-    fresh = watch(flat, seed=5)
-    assert plain == [batch.image_ids for batch in fresh]
-    named = YOLOv4Pipeline(
-        source=source_of(flat), config=FRESH, batch_size=8, training=True, seed=5, name_images=True
-    )
-    assert [b["image_ids"].reshape(-1).tolist() for b in batches(named, 3)] == plain[:3]
+    assert plain == [batch.image_ids for batch in watch(flat, seed=5)]
+    named = read(flat, config=FRESH, count=3, batch_size=8, seed=5, name_images=True)
+    assert [batch["image_ids"].tolist() for batch in named] == plain[:3]
     assert fresh_mosaic.reader_seeds(5)[0] == 5
     seeds = {seed for start in (0, 1, 2**31 - 1) for seed in fresh_mosaic.reader_seeds(start)}
     assert len(seeds) == 3 * TILES and all(0 <= seed < 2**31 for seed in seeds)
 
 
-def test_what_is_no_mosaic_is_the_first_reader_s_image_as_ever(flat):
-    """Also the rest of the pipeline's work is the same: with no mosaic at all, so is every output."""
+def test_without_a_mosaic_all_is_as_with_the_first_reader_alone(flat):
     rare = dataclasses.replace(FRESH, mosaic_prob=1e-9)
-    for one, other in zip(batches(make(flat, rare), 3), batches(make(flat, PLAIN), 3), strict=True):
-        for name in one:
-            np.testing.assert_array_equal(one[name], other[name])
+    options = {"count": 3, "batch_size": 8}
+    assert_equal(read(flat, config=rare, **options), read(flat, config=PLAIN, **options))
     half = dataclasses.replace(FRESH, mosaic_prob=0.5)
-    (counts,) = np.unique([b["num_boxes"] for b in batches(make(flat, half), 12)], return_counts=True)[1:]
-    assert counts.shape == (2,) and abs(counts[0] - 48) < 4 * 24**0.5
+    counts = [batch["num_boxes"] for batch in read(flat, config=half, count=12, batch_size=8)]
+    numbers, shares = np.unique(counts, return_counts=True)
+    assert numbers.tolist() == [1, TILES] and abs(shares[0] - 48) < 4 * 24**0.5
 
 
-def test_cut_points_are_those_of_mosaics_of_the_batch(flat):
-    cuts = {}
-    for tiles in ("fresh", "batch"):
-        config = dataclasses.replace(FRESH, mosaic_tiles=tiles)
-        cuts[tiles] = []
-        for batch in batches(make(flat, config, batch_size=16), 24):
-            for image in np.rint(batch["images"] * 255).astype(int):
-                # Two neighbours may be the same image, and then there is no border to be seen.
-                if image[0, 0, 0] != image[-1, 0, 0] and image[0, 0, 0] != image[0, -1, 0]:
-                    cuts[tiles].append(cut_of(image))
-        cuts[tiles] = np.array(cuts[tiles]) / INPUT
-        assert len(cuts[tiles]) > 250
-        assert cuts[tiles].min() >= 0.195 and cuts[tiles].max() <= 0.805
-    for share in (0.1, 0.25, 0.5, 0.75, 0.9):
-        for tiles in cuts:
-            np.testing.assert_allclose(np.quantile(cuts[tiles], share, 0), 0.2 + 0.6 * share, atol=0.07)
-
-
-def test_one_image_a_batch_is_enough_for_a_mosaic_of_four(flat):
-    levels = [np.unique(batch["images"]) for batch in batches(make(flat, FRESH, batch_size=1), 20)]
-    assert sum(len(shown) == TILES for shown in levels) > 14
+def test_a_flipped_letterboxed_image_lies_where_it_lies_without_fresh_mosaics(rectangles):
+    config = dataclasses.replace(FRESH, mosaic_prob=1e-9, letterbox=True, flip_prob=1.0)
+    (fresh,) = read(rectangles, config=config)
+    (plain,) = read(rectangles, config=dataclasses.replace(config, mosaic_prob=0.0))
+    np.testing.assert_allclose(fresh["boxes"], plain["boxes"], atol=1e-5)
+    assert np.abs(fresh["images"] - plain["images"]).max() < 1.5 / 255
 
 
 def test_further_readers_are_there_only_for_mosaics_that_may_come(flat):
     for training, mosaic in ((True, True), (True, False), (False, True)):
-        graph = make(flat, FRESH, training=training, mosaic=mosaic).pipeline.serialize()
+        graph = make(flat, config=FRESH, training=training, mosaic=mosaic).pipeline.serialize()
         assert (b"reader_3" in graph) == (training and mosaic)
     for change in ({"mosaic_prob": 0.0}, {"mosaic_tiles": "batch"}):
-        loader = make(flat, dataclasses.replace(FRESH, **change))
+        loader = make(flat, config=dataclasses.replace(FRESH, **change))
         assert b"reader_1" not in loader.pipeline.serialize()
 
 
 def test_tfrecords_too(drawn_records):
     source = open_source(file_pattern=f"{drawn_records}-*.tfrecord")
-    loader = YOLOv4Pipeline(source=source, config=FRESH, batch_size=4, training=True, count_lost=True)
     truth = np.diff(source.annotations.target_boxes.row_splits)
-    shown = np.concatenate([b["num_boxes"] + b["lost"].sum(1) for b in batches(loader, 12)])
+    found = read(source, config=FRESH, count=12, batch_size=4, count_lost=True)
+    shown = np.concatenate([batch["num_boxes"] + batch["lost"].sum(1) for batch in found])
     assert len(shown) == 48 and truth.max() < shown.max() <= TILES * truth.max()
-
-
-def test_an_image_that_cannot_be_read_is_named(tmp_path):
-    image = np.zeros((20, 30, 3), np.uint8)
-    write_coco(tmp_path, [(i, image) for i in range(1, 9)], [(i, (1, 1, 5, 5), 0) for i in range(1, 9)])
-    source = source_of(tmp_path)
-    assert source.size == 8
-    (tmp_path / "5.png").write_bytes((tmp_path / "5.png").read_bytes()[:40])
-    loader = YOLOv4Pipeline(source=source, config=FRESH, batch_size=1, training=True)
-    with pytest.raises(RuntimeError) as stopped:
-        for _ in range(8):
-            loader.pipeline.run()
-    explained = datasets.explain(stopped.value, source, loader.pipeline_type)
-    assert isinstance(explained, UserError) and "5.png" in str(explained)
-
-
-@pytest.mark.parametrize("value", ["new", "Fresh", ""])
-def test_tiles_must_be_of_a_known_kind(value):
-    with pytest.raises(ValueError, match=r"mosaic_tiles.*expected one of batch, fresh"):
-        dataclasses.replace(PLAIN, mosaic_tiles=value)

@@ -1,127 +1,245 @@
+"""What the loaders by DALI, by tf.data and of noise promise alike: elements, boxes, seeds."""
+
 import dataclasses
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.datacheck.datasets import open_source
-from common.errors import UserError
-from common.loader import SYNTHETIC_BOXES, gpu_visible, placement
-from tools import synthetic
-from yolov4 import loaders
-from yolov4.config import get_config
+from common import letterbox
+from common.loader import SYNTHETIC_BOXES
+from tests.yolov4.rectangles import (
+    ALL,
+    BATCH,
+    INPUT,
+    PLAIN,
+    SIZES,
+    assert_equal,
+    batches,
+    count_found,
+    find_rectangle,
+    make,
+    read,
+    write_coco,
+)
+from yolov4.loaders import epoch_kwargs
+from yolov4.pipeline import FILL
 
-CONFIG = dataclasses.replace(get_config("yolov4-nano"), image_size=(128, 192))
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("drawn")
-    annotations = synthetic.draw_dataset(directory, 9, seed=1)
-    return open_source(images=str(directory / "images"), annotations=str(annotations))
+BOTH = pytest.mark.parametrize("kind", ["dali_cpu", "tensorflow"])
+FACTS = ["image_ids", "image_sizes", "letterbox"]
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_loaders_cannot_be_told_apart(source, training):
+def test_loaders_cannot_be_told_apart(rectangles, training):
+    names = ["boxes", "classes", "num_boxes", *([] if training else FACTS), "lost"]
     specs = []
-    for pipeline_type in ("dali_cpu", "tensorflow", "synthetic"):
-        loader = loaders.make_loader(
-            pipeline_type, source=source, config=CONFIG, batch_size=2, training=training, count_lost=True
-        )
-        assert loader.pipeline_type == pipeline_type
-        assert loader.saveable
+    for kind in ("dali_cpu", "tensorflow", "synthetic"):
+        loader = make(rectangles, kind, training=training, batch_size=5, count_lost=True)
+        assert loader.pipeline_type == kind and loader.saveable and loader.num_threads == 1
+        assert list(loader.element_spec) == ["images", *names]
         data = loader.dataset()
         specs.append(data.element_spec)
         images, targets = next(iter(data))
-        assert images.shape == (2, 128, 192, 3)
-        assert list(loader.element_spec) == ["images", *sorted(targets, key=list(loader.element_spec).index)]
+        assert images.shape == (5, *INPUT, 3)
         for name, tensor in targets.items():
             assert loader.element_spec[name].is_compatible_with(tensor)
-        assert images.numpy().min() >= 0 and 0.3 < images.numpy().max() <= 1
+        assert images.numpy().min() >= 0 and 0.9 < images.numpy().max() <= 1
         np.testing.assert_array_equal((targets["classes"].numpy() >= 0).sum(1), targets["num_boxes"])
-        if pipeline_type != "synthetic":
-            assert loader.size == 9
+        if kind != "synthetic":
+            assert loader.size == 24
             assert loader.steps_per_epoch == (4 if training else 5)
     assert specs[0] == specs[1] == specs[2]
+    assert targets["boxes"].shape == (5, 200, 4)
+
+
+@BOTH
+def test_without_targets(rectangles, kind):
+    loader = make(rectangles, kind, training=False, with_targets=False)
+    assert list(loader.element_spec) == ["images", *FACTS]
+    (batch,) = batches(loader, 1)
+    assert batch["images"].shape == (BATCH, *INPUT, 3)
+    assert batch["image_ids"].tolist() == [1000 + 7 * i for i in range(BATCH)]
+    assert batch["image_sizes"].tolist()[:5] == [list(size) for size in SIZES]
+
+
+# --- boxes and pixels ---
+
+VIEWS = {
+    "stretch": {},
+    "flip": {"flip_prob": 1.0, "letterbox": True},
+    "jitter": {"jitter": 0.3},
+    "jitter, letterbox, flip": {"jitter": 0.3, "letterbox": True, "flip_prob": 0.5},
+    "multi-scale": {"multi_scale": 1.5, "jitter": 0.2, "flip_prob": 0.5},
+    "mosaic": {"mosaic_prob": 1.0, "jitter": 0.3, "letterbox": True, "flip_prob": 0.5},
+    "mosaic, multi-scale": {"mosaic_prob": 0.5, "jitter": 0.3, "multi_scale": 1.5},
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@BOTH
+def test_boxes_and_pixels_move_together(rectangles, kind, name):
+    # Every rectangle that shows has a box, however small.
+    config = dataclasses.replace(PLAIN, **VIEWS[name], min_box_size=0.01)
+    found = read(rectangles, kind, config, 6)
+    assert sum(map(count_found, found)) >= (50 if "mosaic" in name else 30)
+    sizes = {batch["images"].shape[1:3] for batch in found}
+    low, high = config.size_range
+    assert sizes <= {config.bucket(units) for units in range(low, high + 1)}
+    assert (len(sizes) > 1) == (config.multi_scale > 1)
+
+
+@BOTH
+def test_each_colour_setting_changes_what_it_names(tmp_path, kind):
+    """Grey, on the left, has no hue and no saturation."""
+    image = np.full((*INPUT, 3), 100, np.uint8)
+    image[:, 96:] = 130, 90, 50
+    source = write_coco(tmp_path, [(i, image, [(0, (9, 9, 30, 30))]) for i in range(1, 9)])
+    for change in ({}, {"hue": 36.0}, {"saturation": 1.5}, {"exposure": 1.5}):
+        (batch,) = read(source, kind, dataclasses.replace(PLAIN, **change), batch_size=8)
+        grey, color = batch["images"][:, 40, 40] * 255, batch["images"][:, 40, 150] * 255
+        chroma = np.ptp(color, axis=1) / 80
+        assert (np.ptp(grey, axis=1) < 1).all()
+        assert (abs(grey - 100).max() > 10) == ("exposure" in change)
+        assert (abs(color - [130, 90, 50]).max() > 5) == bool(change)
+        assert chroma.min() > 0.6 and chroma.max() < 1.6
+
+
+@BOTH
+def test_a_letterboxed_training_image_lies_in_the_centre_and_colour_leaves_the_padding(rectangles, kind):
+    config = dataclasses.replace(PLAIN, letterbox=True, hue=36.0, saturation=1.5, exposure=1.5)
+    seen = set()
+    for batch in read(rectangles, kind, config, 4):
+        for image in batch["images"]:
+            is_padding = np.isclose(image, FILL / 255, atol=1e-6).all(-1)
+            left, top, right, bottom = find_rectangle(~is_padding).tolist()
+            assert not is_padding[top:bottom, left:right].any(0).all()
+            seen.add((top, left, bottom - top, right - left))
+    assert seen == {letterbox.geometry(*size, INPUT, centered=True) for size in SIZES}
+
+
+@BOTH
+def test_boxes_are_dropped_counted_and_padded(tmp_path, kind):
+    """No boxes; 500 of them; a crowd; one without area, one reaching out; four about the smallest size."""
+    random = np.random.default_rng(0)
+    image = random.integers(0, 256, (200, 300, 3), np.uint8)
+    sides = random.uniform(3.0, 90.0, (450, 2))
+    corners = random.uniform(0, 1, (450, 2)) * (np.array([300, 200]) - sides)
+    many = [(1, ltwh) for ltwh in np.concatenate([corners, sides], 1)]
+    many += [(2, (10.0 + i, 5.0, 0.9, 30.0)) for i in range(50)]
+    few = [(0, (250, 50, 100, 100)), (0, (0, 0, 300, 200)), (0, (1, 1, 0, 9))]
+    limits = [(10, 10, 4.1, 50), (30, 10, 3.9, 50), (50, 10, 50, 4.1), (50, 80, 50, 3.9)]
+    pictures = [(1, image, []), (2, image, many), (3, image, few)]
+    pictures.append((4, np.zeros((*INPUT, 3), np.uint8), [(5, box) for box in limits]))
+    source = write_coco(tmp_path, pictures, crowds={501})
+    config = dataclasses.replace(PLAIN, min_box_size=4.0)
+    options = {"batch_size": 4, "count_lost": True}
+    (batch,) = read(source, kind, training=False, **options)
+    assert batch["num_boxes"].tolist() == [0, 200, 1, 4]
+    assert batch["lost"].tolist() == [[0, 0], [50, 250], [0, 0], [0, 0]]
+    assert (batch["boxes"][0] == -1).all() and (batch["classes"][0] == -1).all()
+    kept = batch["boxes"][1]
+    areas = np.sort(np.prod(kept[:, 2:] - kept[:, :2], 1))
+    np.testing.assert_allclose(areas, np.sort(np.prod(sides, 1))[-200:] / (300 * 200), rtol=1e-3)
+    np.testing.assert_allclose(batch["boxes"][2, 0], [250 / 300, 0.25, 1, 0.75], atol=1e-6)
+    assert batch["classes"][:, 0].tolist() == [-1, 1, 0, 5]
+
+    (batch,) = read(source, kind, config, training=False, **options)
+    assert batch["num_boxes"][3] == 2 and batch["lost"][3].tolist() == [2, 0]
+    np.testing.assert_allclose(batch["boxes"][3, :2, :2] * INPUT[::-1], [[10, 10], [50, 10]], atol=1e-3)
+
+    config = dataclasses.replace(PLAIN, jitter=0.3, mosaic_prob=0.5)
+    for batch in read(source, kind, config, 4, **options):
+        real = batch["classes"] >= 0
+        np.testing.assert_array_equal(real.sum(1), batch["num_boxes"])
+        assert batch["num_boxes"].max() <= 200 and (batch["lost"] >= 0).all()
+        boxes, sides_px = batch["boxes"][real], np.array(INPUT[::-1])
+        assert (boxes >= 0).all() and (boxes <= 1).all() and (batch["boxes"][~real] == -1).all()
+        assert ((boxes[:, 2:] - boxes[:, :2]) * sides_px >= 1 - 1e-3).all()
+
+
+# --- ranks, seeds, epochs ---
+
+
+@BOTH
+def test_ranks_draw_the_same_sizes_and_every_image_is_augmented_anew(tmp_path, kind):
+    image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
+    source = write_coco(tmp_path, [(i, image, [(0, (9, 9, 30, 30))]) for i in range(1, 9)])
+    config = dataclasses.replace(PLAIN, multi_scale=1.5, jitter=0.3)
+    ranks = [read(source, kind, config, 4, batch_size=4, shard_id=rank, num_shards=2) for rank in (0, 1)]
+    sizes = [[batch["images"].shape for batch in rank] for rank in ranks]
+    assert sizes[0] == sizes[1] and len(set(sizes[0])) > 1
+    pictures = [picture.tobytes() for rank in ranks for batch in rank for picture in batch["images"]]
+    assert len(set(pictures)) == 32  # of one and the same image
 
 
 @pytest.mark.parametrize(
-    ("pipeline_type", "tiles"), [("dali_cpu", "batch"), ("dali_cpu", "fresh"), ("tensorflow", "batch")]
+    "kind, tiles", [("dali_cpu", "batch"), ("dali_cpu", "fresh"), ("tensorflow", "batch")]
 )
-def test_multi_scale_and_the_end_of_mosaic(source, pipeline_type, tiles):
-    changes = {"multi_scale": 1.5, "mosaic_prob": 1.0, "jitter": 0.0, "max_instances": 60}
-    config = dataclasses.replace(CONFIG, **changes, mosaic_tiles=tiles)
-    options = {"source": source, "config": config, "batch_size": 4, "training": True, "count_lost": True}
-    boxes = {}
-    for mosaic in (True, False):
-        loader = loaders.make_loader(pipeline_type, **options, mosaic=mosaic)
-        assert loader.dataset().element_spec[0].shape == (4, None, None, 3)
-        elements = list(loader.dataset().take(6))
-        sizes = {tuple(images.shape[1:3]) for images, _ in elements}
-        assert len(sizes) > 1 and sizes <= {config.bucket(units) for units in range(2, 7)}
-        boxes[mosaic] = np.concatenate([targets["num_boxes"] for _, targets in elements])
-    truth = source.annotations.target_boxes
-    most = np.diff(truth.row_splits).max()
-    assert boxes[False].max() <= most < boxes[True].max()
+def test_the_seed_decides_everything_and_a_saved_iterator_goes_on(rectangles, tmp_path, kind, tiles):
+    """Saved in the middle of an epoch of four batches, and restored; with another number of threads."""
+    mixed = {} if kind == "tensorflow" else {"mixup_prob": 0.5, "cutmix_prob": 0.5, "mosaic_tiles": tiles}
+    config = dataclasses.replace(PLAIN, **ALL, **mixed, mosaic_prob=0.5, multi_scale=1.4)
+    iterator = iter(make(rectangles, kind, config, seed=0).dataset())
+    for _ in range(3):
+        next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "loader")
+    expected = [next(iterator) for _ in range(3)]
+    restored = iter(make(rectangles, kind, config, seed=0).dataset())
+    tf.train.Checkpoint(iterator=restored).restore(path).assert_consumed()
+    whole = list(make(rectangles, kind, config, seed=0, num_threads=2).dataset().take(6))[3:]
+    for batch, again, other in zip(expected, (next(restored) for _ in range(3)), whole, strict=True):
+        for one, two, three in zip(*map(tf.nest.flatten, (batch, again, other)), strict=True):
+            np.testing.assert_array_equal(one, two)
+            np.testing.assert_array_equal(one, three)
+    pictures = [
+        next(iter(make(rectangles, kind, config, **changes).dataset()))[0].numpy().tobytes()
+        for changes in ({"seed": 0}, {"seed": 1}, {"seed": 0, "shard_id": 1, "num_shards": 2})
+    ]
+    assert len(set(pictures)) == 3
+
+
+@BOTH
+def test_evaluation_is_never_augmented(rectangles, kind):
+    mixed = {"mixup_prob": 1.0, "cutmix_prob": 1.0} if kind == "dali_cpu" else {}
+    config = dataclasses.replace(PLAIN, **ALL, **mixed, mosaic_prob=1.0, multi_scale=1.5, letterbox=True)
+    one = read(rectangles, kind, config, training=False, seed=1)
+    plain = dataclasses.replace(PLAIN, letterbox=True)
+    assert_equal(one, read(rectangles, kind, plain, training=False, seed=2))
+
+
+@BOTH
+def test_the_last_epochs_are_without_mosaic_mixup_and_cutmix(rectangles, kind):
+    plain = read(rectangles, kind)
+    assert (plain[0]["num_boxes"] == 1).all()
+    for prob in ("mosaic_prob", *(("mixup_prob", "cutmix_prob") if kind == "dali_cpu" else ())):
+        config = dataclasses.replace(PLAIN, **{prob: 1.0})
+        (mixed,) = read(rectangles, kind, config)
+        assert (mixed["num_boxes"] > 1).any()
+        assert_equal(read(rectangles, kind, config, mosaic=False), plain)
+
+
+def test_when_the_mosaic_is_closed():
+    config = dataclasses.replace(PLAIN, epochs=10, close_mosaic=3)
+    for prob in ("mosaic_prob", "mixup_prob", "cutmix_prob"):
+        mixing = dataclasses.replace(config, **{prob: 0.1})
+        assert epoch_kwargs(mixing, 5, 6) == {"seed": 11, "mosaic": True}
+        assert epoch_kwargs(mixing, 5, 7) == {"seed": 12, "mosaic": False}
+    assert epoch_kwargs(config, 2**31 - 1, 1) == {"seed": 0, "mosaic": False}
+
+
+# --- noise ---
 
 
 def test_synthetic_needs_no_source_and_repeats():
-    config = dataclasses.replace(CONFIG, multi_scale=1.4)
-    loader = loaders.make_loader(
-        "synthetic", source=None, config=config, batch_size=3, training=True, num_classes=4, seed=1
-    )
-    assert loader.element_spec["images"] == tf.TensorSpec((3, 128, 192, 3), tf.float32)
-    assert loader.dataset().element_spec[0] == loader.element_spec["images"]
-    (images, targets), (again, _) = loader.dataset().take(2)
-    np.testing.assert_array_equal(images, again)
-    classes, boxes = targets["classes"].numpy(), targets["boxes"].numpy()
-    assert classes.min() == -1 and 0 <= classes.max() < 4
-    assert (targets["num_boxes"].numpy() == SYNTHETIC_BOXES).all()
+    config = dataclasses.replace(PLAIN, multi_scale=1.4, max_instances=9)
+    loader = make(None, "synthetic", config, batch_size=3, num_classes=4, seed=1)
+    assert loader.element_spec["images"] == tf.TensorSpec((3, *INPUT, 3), tf.float32)
+    assert loader.size == 1024
+    batch, again = batches(loader, 2)
+    assert_equal([batch], [again])
+    classes, boxes = batch["classes"], batch["boxes"]
+    assert (batch["num_boxes"] == SYNTHETIC_BOXES).all()
     real = classes >= 0
-    assert (real.sum(1) == SYNTHETIC_BOXES).all() and (boxes[~real] == -1).all()
-    assert (boxes[real] >= 0).all() and (boxes[real] <= 1).all()
+    assert (real.sum(1) == SYNTHETIC_BOXES).all() and (boxes[~real] == -1).all() and classes.max() < 4
     assert (boxes[real][:, 2:] > boxes[real][:, :2]).all()
-    assert len(np.unique(images[:, 0, 0, 0])) == 3  # three images, not one
-
-
-def test_synthetic_boxes_fit_max_instances():
-    config = dataclasses.replace(CONFIG, max_instances=3)
-    loader = loaders.make_loader("synthetic", source=None, config=config, batch_size=2, training=True)
-    _, targets = next(iter(loader.dataset()))
-    assert targets["num_boxes"].numpy().tolist() == [3, 3] and targets["boxes"].shape == (2, 3, 4)
-
-
-@pytest.mark.skipif(gpu_visible(), reason="there is a GPU")
-def test_without_a_gpu(source):
-    options = {"source": source, "config": CONFIG, "batch_size": 2, "training": True}
-    assert loaders.make_loader("auto", **options).pipeline_type == "dali_cpu"
-    with pytest.raises(
-        UserError, match=r"--pipeline_type=dali_gpu needs a GPU .*use --pipeline_type=dali_cpu"
-    ):
-        loaders.make_loader("dali_gpu", **options)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not gpu_visible(), reason="no GPU")
-def test_with_a_gpu(source):
-    options = {"source": source, "config": CONFIG, "batch_size": 2, "training": True}
-    loader = loaders.make_loader("auto", **options)
-    assert loader.pipeline_type == "dali_gpu" and not loader.saveable
-    with placement(loader):
-        images, targets = next(iter(loader.dataset()))
-    assert images.shape == (2, 128, 192, 3)
-    np.testing.assert_array_equal((targets["classes"].numpy() >= 0).sum(1), targets["num_boxes"])
-
-
-def test_more_ranks_than_images(source):
-    for pipeline_type in ("dali_cpu", "tensorflow"):
-        with pytest.raises(UserError, match="9 images cannot be shared by 10 ranks"):
-            loaders.make_loader(
-                pipeline_type,
-                source=source,
-                config=CONFIG,
-                batch_size=1,
-                training=True,
-                shard_id=9,
-                num_shards=10,
-            ).dataset()
+    assert len(np.unique(batch["images"][:, 0, 0, 0])) == 3  # three images, not one

@@ -7,20 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import boxes as box_ops
 from tests.yolov4 import darknet_rules
 from yolov4 import losses
 from yolov4.config import get_config
-from yolov4.decoding import decode_boxes
 
 DARKNET = dataclasses.replace(get_config("yolov4"), max_delta=0.0)
 YOLOV4 = dataclasses.replace(DARKNET, box_gradient="exact", size_weighting=True)
 TINY = dataclasses.replace(get_config("yolov4-tiny"), box_gradient="exact", label_smoothing=0.1)
 # normalisers that differ, so that no two can be mistaken for each other
 WEIGHTED = dataclasses.replace(YOLOV4, iou_normalizer=0.5, obj_normalizer=0.7, cls_normalizer=1.3)
-CONFIGS = pytest.mark.parametrize(
-    "config", [YOLOV4, TINY, WEIGHTED, DARKNET], ids=["yolov4", "tiny", "weighted", "darknet"]
-)
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 
@@ -43,22 +38,15 @@ def make_targets(images, max_instances=8):
     for b, rows in enumerate(images):
         for m, row in enumerate(rows):
             boxes[b, m], classes[b, m] = row[:4], row[4]
-    counts = np.array([len(rows) for rows in images], np.int32)
-    return {
-        "boxes": tf.constant(boxes),
-        "classes": tf.constant(classes),
-        "num_boxes": tf.constant(counts),
-    }
+    arrays = {"boxes": boxes, "classes": classes, "num_boxes": np.int32([len(rows) for rows in images])}
+    return {name: tf.constant(array) for name, array in arrays.items()}
 
 
 def make_heads(config, batch, image_size, seed=0, scale=0.7):
+    """Raw outputs of every head."""
     rng = np.random.default_rng(seed)
-    return [
-        rng.normal(
-            0, scale, (batch, image_size[0] // stride, image_size[1] // stride, 3, 5 + NUM_CLASSES)
-        ).astype(np.float32)
-        for stride in config.strides
-    ]
+    grids = [(image_size[0] // stride, image_size[1] // stride) for stride in config.strides]
+    return [np.float32(rng.normal(0, scale, (batch, *grid, 3, 5 + NUM_CLASSES))) for grid in grids]
 
 
 def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
@@ -79,15 +67,8 @@ def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
 
 @pytest.mark.parametrize(
     ("config", "mode"),
-    [
-        pytest.param(YOLOV4, "eager", id="yolov4-eager"),
-        pytest.param(YOLOV4, "graph", id="yolov4-graph"),
-        pytest.param(WEIGHTED, "eager", id="weighted-eager"),
-        pytest.param(DARKNET, "eager", id="darknet-eager"),
-        pytest.param(DARKNET, "xla", id="darknet-xla"),
-        pytest.param(TINY, "eager", id="tiny-eager"),
-        pytest.param(TINY, "xla", id="tiny-xla"),
-    ],
+    [(YOLOV4, "eager"), (WEIGHTED, "eager"), (DARKNET, "eager"), (TINY, "eager"), (TINY, "xla")],
+    ids=["yolov4", "weighted", "darknet", "tiny", "tiny-xla"],
 )
 def test_values_against_numpy(config, mode):
     """A non-square batch: crowded, one box, none."""
@@ -120,21 +101,6 @@ def test_gradients_against_central_differences(config):
             head[index] = before
             numeric[index] = (sides[0] - sides[1]) / 2e-6
         np.testing.assert_allclose(gradient, numeric, atol=2e-6, rtol=1e-4)
-
-
-@CONFIGS
-def test_objectness_and_class_gradients_are_darknets_deltas(config):
-    """Exactly target - sigmoid, before the mean over the batch."""
-    config = dataclasses.replace(config, obj_normalizer=1.0, cls_normalizer=1.0)
-    targets = make_targets([BOXES, []])
-    heads = make_heads(config, 2, (64, 96), seed=2, scale=2.0)
-    _, gradients = value_and_gradients(heads, targets, config)
-    for b in range(2):
-        boxes, classes = targets["boxes"][b].numpy(), targets["classes"][b].numpy()
-        for head, gradient in enumerate(gradients):
-            objectness, by_class = darknet_rules.deltas(heads[head][b], boxes, classes, config, head)
-            np.testing.assert_allclose(-2 * gradient[b, ..., 4], objectness, atol=1e-6)
-            np.testing.assert_allclose(-2 * gradient[b, ..., 5:], by_class, atol=1e-6)
 
 
 def test_ignored_predictions_have_no_objectness_gradient():
@@ -181,8 +147,7 @@ def test_box_gradients_are_darknets_deltas():
                     overlaps.append(darknet_rules.iou(prediction, boxes[n]))
             np.testing.assert_allclose(-2 * gradient[0], expected, rtol=1e-4, atol=1e-5)
             assert not gradient[1].any()
-    assert min(overlaps) == 0
-    assert max(overlaps) > 0.2
+    assert min(overlaps) == 0 and max(overlaps) > 0.2
 
 
 def box_gradients(heads, targets, config, **more):
@@ -190,11 +155,10 @@ def box_gradients(heads, targets, config, **more):
     return [gradient[..., :4] for gradient in gradients]
 
 
-@pytest.mark.parametrize("scale", [1.0, 32768.0])
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
-def test_max_delta_limits_each_box_before_anything_multiplies_it(config, scale):
+def test_max_delta_limits_each_box_before_anything_multiplies_it(config):
     """Not the sum of boxes that share a prediction, nor the mean over the batch, nor the loss scale."""
-    heads = make_heads(config, 1, (64, 96), seed=3)
+    heads, scale = make_heads(config, 1, (64, 96), seed=3), 32768.0
     whole = make_targets([BOXES])
     config = dataclasses.replace(config, iou_normalizer=20.0)
     limited = dataclasses.replace(config, max_delta=0.8)
@@ -213,20 +177,10 @@ def test_max_delta_limits_each_box_before_anything_multiplies_it(config, scale):
             )
             for cell, numbers in trained.items():
                 total[(0, *cell)] /= len({BOXES[n][4] for n in numbers})
-    found = box_gradients(heads, whole, limited, scale=scale)
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a / scale, b, atol=1e-5)
     twice = make_targets([BOXES, BOXES])
     found = box_gradients([np.concatenate([head, head]) for head in heads], twice, limited, scale=scale)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a[:1] / scale, b / 2, atol=1e-5)
-
-
-def test_max_delta_leaves_the_value_alone():
-    targets, heads = make_targets([BOXES]), make_heads(YOLOV4, 1, (64, 96))
-    plain, _ = value_and_gradients(heads, targets, YOLOV4)
-    limited, _ = value_and_gradients(heads, targets, dataclasses.replace(YOLOV4, max_delta=0.001))
-    assert limited == plain
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -240,7 +194,7 @@ def test_a_box_gradient_that_is_not_finite_becomes_zero(config, bad):
 
 
 @pytest.mark.parametrize(
-    ("model_name", "mode"), [("yolov4", "eager"), ("yolov4-nano", "eager"), ("yolov4-tiny", "xla")]
+    ("model_name", "mode"), [("yolov4", "eager"), ("yolov4-nano", "eager"), ("yolov4-tiny", "graph")]
 )
 def test_finite_on_degenerate_input(model_name, mode):
     config = get_config(model_name)
@@ -271,24 +225,6 @@ def test_finite_on_degenerate_input(model_name, mode):
     assert not any(gradient[1:3, ..., :4].any() for gradient in gradients)  # no box to learn from
 
 
-def test_images_without_boxes_train_background_only():
-    heads = make_heads(YOLOV4, 2, (64, 64))
-    values, gradients = value_and_gradients(heads, make_targets([[], []]), YOLOV4)
-    assert values["box_loss"] == values["class_loss"] == 0
-    logits = np.concatenate([head[..., 4].reshape(2, -1) for head in heads], axis=1).astype(np.float64)
-    assert values["objectness_loss"] == pytest.approx(np.logaddexp(0, logits).sum() / 2, rel=1e-5)
-    assert all((gradient[..., 4] > 0).all() for gradient in gradients)
-
-
-def test_padding_and_order_of_the_boxes_change_nothing():
-    heads = make_heads(YOLOV4, 1, (64, 96))
-    values, gradients = value_and_gradients(heads, make_targets([BOXES]), YOLOV4)
-    other, others = value_and_gradients(heads, make_targets([BOXES[::-1]], max_instances=40), YOLOV4)
-    assert other == pytest.approx(values, rel=1e-6)
-    for a, b in zip(gradients, others, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
 def test_half_precision_heads_give_a_float32_loss():
     heads = [tf.cast(head, tf.float16) for head in make_heads(YOLOV4, 1, (64, 96))]
     targets = make_targets([BOXES])
@@ -301,39 +237,6 @@ def test_half_precision_heads_give_a_float32_loss():
     for a, b in zip(tape.gradient(values["detection_loss"], heads), gradients, strict=True):
         assert a.dtype == tf.float16
         np.testing.assert_allclose(a, b, atol=1e-3, rtol=2e-3)
-
-
-@pytest.mark.parametrize("model_name", ["yolov4", "yolov4-tiny", "yolov4-nano"])
-def test_free_raw_outputs_learn_the_boxes(model_name):
-    """The heads themselves as variables: every prediction that a box trains finds it."""
-    config = get_config(model_name)
-    images = [[BOXES[2], *BOXES[3:]], [(0.6, 0.55, 0.7, 0.9, 0)]]
-    targets = make_targets(images)
-    heads = [tf.Variable(head) for head in make_heads(config, 2, (128, 192), scale=0.1)]
-    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 300))
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            value = losses.detection_loss(heads, targets, config)["detection_loss"]
-        optimizer.apply(tape.gradient(value, heads), heads)
-
-    for _ in range(300):
-        step()
-    learned = 0
-    for head, raw in enumerate(heads):
-        boxes = decode_boxes(raw, config, head).numpy()
-        scores = tf.sigmoid(raw[..., 4:5]).numpy() * tf.sigmoid(raw[..., 5:]).numpy()
-        for b, rows in enumerate(images):
-            trained = darknet_rules.assign(
-                [row[:4] for row in rows], [row[4] for row in rows], config, head, raw.shape[1:3], NUM_CLASSES
-            )
-            for cell, (number,) in trained.items():
-                assert float(box_ops.ciou(boxes[(b, *cell)], np.array(rows[number][:4], np.float32))) > 0.95
-                assert scores[(b, *cell)][rows[number][4]] > 0.9
-                assert np.delete(scores[(b, *cell)], rows[number][4]).max() < 0.1
-                learned += 1
-    assert learned >= 5
 
 
 @pytest.mark.gpu
@@ -349,54 +252,14 @@ def test_gpu_equals_cpu(mode):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-# --- Faults of the public DALI YOLOv4 example -----------------------------------------------------
-
-
-def test_fault_of_the_dali_example_squared_error_on_sigmoids():
-    """Its gradient is gone where a logit is saturated and wrong; cross-entropy's is largest there."""
-    heads = make_heads(YOLOV4, 1, (64, 96))
-    targets = make_targets([BOXES[3:4]])
-    trained = darknet_rules.assign([BOXES[3][:4]], [1], YOLOV4, 0, heads[0].shape[1:3], NUM_CLASSES)
-    cell = (0, *next(iter(trained)))
-    heads[0][(*cell, slice(4, None))] = [-20, 20, -20, 20]  # objectness off, the two wrong classes on
-    _, gradients = value_and_gradients(heads, targets, YOLOV4)
-    np.testing.assert_allclose(gradients[0][cell][4:], [-1, 1, -1, 1], atol=1e-6)
-
-
-def test_fault_of_the_dali_example_giou_for_ciou():
-    """Two predictions inside the true box, where GIoU is IoU, equal in it: CIoU prefers the middle one."""
-    config = dataclasses.replace(YOLOV4, iou_thresh=1.0, anchors=(*YOLOV4.anchors[:12], *[64.0] * 6))
-    true = (0.25, 0.25, 0.75, 0.75)  # 64 x 64 pixels of 128 x 128: anchor 6, cell (2, 2) of head 2
-    ious, values = [], []
-    for x in (-3.0, 0.0):  # close to the corner of the cell, the middle of the image, or half a cell away
-        heads = make_heads(config, 1, (128, 128), scale=0.0)
-        heads[2][0, 2, 2, 0, :4] = x, x, np.log(0.5), np.log(0.5)
-        prediction = decode_boxes(tf.constant(heads[2]), config, 2)[0, 2, 2, 0]
-        ious.append(float(box_ops.iou(prediction, np.array(true, np.float32))))
-        values.append(value_and_gradients(heads, make_targets([[(*true, 0)]]), config)[0]["box_loss"])
-    assert ious[0] == pytest.approx(ious[1], abs=1e-5)
-    assert values[1] > values[0] * 1.05
-
-
-def test_fault_of_the_dali_example_l2_never_added():
-    """The gradient of the L2 loss is weight_decay times the kernel, for every kernel and nothing else."""
-    layers = [
-        keras.layers.Conv2D(3, 3),
-        keras.layers.Conv2D(4, 1, use_bias=False),
-        keras.layers.BatchNormalization(),
-    ]
-    model = keras.Sequential([keras.Input((8, 8, 4)), *layers])
-    variables = model.trainable_variables
+def test_the_gradient_of_the_l2_loss_is_weight_decay_times_every_kernel_and_nothing_else():
+    values = {"kernel": [[1.0, -2.0]], "other_kernel": [3.0], "bias": [4.0], "gamma": [5.0]}
+    variables = [keras.Variable(value, name=name) for name, value in values.items()]
     with tf.GradientTape() as tape:
         value = losses.l2_loss(variables, 5e-4)
-    kernels = [v for v in variables if v.ndim == 4]
-    assert len(kernels) == 2
-    np.testing.assert_allclose(
-        value, 5e-4 * sum(0.5 * np.sum(np.square(np.array(v))) for v in kernels), rtol=1e-5
-    )
-    for variable, gradient in zip(variables, tape.gradient(value, [v.value for v in variables]), strict=True):
-        if variable.ndim == 4:
-            np.testing.assert_allclose(gradient, 5e-4 * np.array(variable), rtol=1e-5)
-        else:
-            assert gradient is None
+    assert float(value) == pytest.approx(5e-4 * (1 + 4 + 9) / 2)
+    kernel, other, *none = tape.gradient(value, [v.value for v in variables])
+    np.testing.assert_allclose(kernel, [[5e-4, -1e-3]], rtol=1e-5)
+    np.testing.assert_allclose(other, [1.5e-3], rtol=1e-5)
+    assert none == [None, None]
     assert float(losses.l2_loss([], 5e-4)) == 0.0

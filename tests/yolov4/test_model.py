@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.errors import UserError
 from yolov4.config import get_config
 from yolov4.model import build_model
 from yolov4.network import describe
@@ -74,11 +73,6 @@ def test_layers_are_those_of_the_public_cfg(name):
     assert [word(layer, get_config(name)) for layer in describe(get_config(name), 80)] == expected
 
 
-@pytest.fixture(scope="module")
-def yolov4():
-    return build_model("yolov4", 80, (608, 608))
-
-
 def count(weights):
     return sum(int(np.prod(weight.shape)) for weight in weights)
 
@@ -95,13 +89,15 @@ def billions_of_operations(model):
     )
 
 
-def test_yolov4_has_the_published_size(yolov4):
-    assert count(yolov4.trainable_weights) == 64_363_101
-    assert count(yolov4.non_trainable_weights) == 66_304
-    assert len(convolutions(yolov4)) == 110
-    assert billions_of_operations(yolov4) == pytest.approx(128.4, abs=0.05)
-    assert [output.shape for output in yolov4.outputs] == [(None, s, s, 3, 85) for s in (76, 38, 19)]
-    assert sum(np.prod(output.shape[1:4]) for output in yolov4.outputs) == 22_743
+def test_yolov4_has_the_published_size(published_yolov4):
+    assert count(published_yolov4.trainable_weights) == 64_363_101
+    assert count(published_yolov4.non_trainable_weights) == 66_304
+    assert len(convolutions(published_yolov4)) == 110
+    assert billions_of_operations(published_yolov4) == pytest.approx(128.4, abs=0.05)
+    assert [output.shape for output in published_yolov4.outputs] == [
+        (None, s, s, 3, 85) for s in (76, 38, 19)
+    ]
+    assert sum(np.prod(output.shape[1:4]) for output in published_yolov4.outputs) == 22_743
 
 
 def test_tiny_has_the_published_size():
@@ -121,21 +117,15 @@ def test_nano_is_tiny_with_half_the_channels():
 
 
 def test_widths_give_multiples_of_eight():
+    """The nearest, and 8 at least: 0.3 of 32, 64, 512 is 9.6, 19.2, 153.6."""
     layers = describe(dataclasses.replace(TINY, width=0.3), 4)
-    assert {layer.channels % 8 for layer in layers if "batch_normalize" in layer.options} == {0}
-    build_model("yolov4-tiny", 4, (64, 64), config=dataclasses.replace(TINY, width=0.3))
+    channels = [layer.channels for layer in layers if "batch_normalize" in layer.options]
+    assert channels[:3] == [8, 16, 16] and 152 in channels
+    thin = describe(dataclasses.replace(TINY, width=0.01), 4)
+    assert {layer.channels for layer in thin if "batch_normalize" in layer.options} == {8}
 
 
-@pytest.mark.parametrize("num_classes", [1, 7, 600])
-@pytest.mark.parametrize("image_size", [(32, 32), (96, 160), (416, 64)])
-def test_heads_fit_any_size_and_class_count(image_size, num_classes):
-    heads = build_model("yolov4-nano", num_classes, image_size)(np.zeros((2, *image_size, 3), np.float32))
-    assert [tuple(head.shape) for head in heads] == [
-        (2, image_size[0] // stride, image_size[1] // stride, 3, 5 + num_classes) for stride in (16, 32)
-    ]
-
-
-def test_any_size_is_the_same_network(yolov4):
+def test_any_size_is_the_same_network():
     """One model for all sizes, and each gives what a model of that size gives."""
     images = np.random.default_rng(0).random((2, 64, 128, 3), np.float32)
     fixed = build_model("yolov4-tiny", 3, (64, 128))
@@ -154,19 +144,9 @@ def test_image_size_defaults_to_the_config():
     assert build_model("yolov4-nano", 3, config=config).input_shape == (None, 128, 64, 3)
 
 
-def test_unknown_model_suggests_the_nearest():
-    with pytest.raises(UserError, match=r"yolo4.*did you mean 'yolov4'"):
-        build_model("yolo4")
-
-
-def test_sizes_are_multiples_of_32():
-    with pytest.raises(ValueError, match=r"image_size=\(64, 100\).*32"):
-        build_model("yolov4-nano", 3, (64, 100))
-
-
-def test_names_say_the_part_and_darknets_number(yolov4):
+def test_names_say_the_part_and_darknets_number(published_yolov4):
     named = {}
-    for layer in convolutions(yolov4):
+    for layer in convolutions(published_yolov4):
         part, number, kind = layer.name.split(".")
         assert kind == "conv"
         named[int(number.removeprefix("layer_"))] = part
@@ -174,7 +154,9 @@ def test_names_say_the_part_and_darknets_number(yolov4):
     assert sum(part == "backbone" for part in named.values()) == 72
     assert {n for n, part in named.items() if part == "backbone"} == {n for n in named if n <= 104}
     assert sorted(n for n, part in named.items() if part == "head") == [137, 138, 148, 149, 159, 160]
-    assert all(weight.path.endswith("/kernel") for weight in yolov4.weights if len(weight.shape) == 4)
+    assert all(
+        weight.path.endswith("/kernel") for weight in published_yolov4.weights if len(weight.shape) == 4
+    )
 
 
 def test_kernels_start_uniform_as_in_darknet():
@@ -203,31 +185,6 @@ def test_everything_else_starts_as_in_darknet():
     np.testing.assert_allclose(heads[0][..., 4], NANO.objectness_bias)  # of no image at all
 
 
-def test_the_seed_decides_the_weights():
-    def weights(seed):
-        keras.utils.set_random_seed(seed)
-        return build_model("yolov4-nano", 2, (64, 64)).get_weights()
-
-    first, again, other = weights(3), weights(3), weights(4)
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not np.array_equal(first[0], other[0])
-
-
-def test_layers_of_stride_two_pad_on_both_sides():
-    """Darknet's padding: the window of the first output has its middle on the first pixel."""
-    model = build_model("yolov4-tiny", 80, (64, 96))
-    images = np.random.default_rng(0).random((1, 64, 96, 3), np.float32)
-    first = keras.Model(model.input, model.get_layer("backbone.layer_0.conv").output)
-    kernel = np.asarray(model.get_layer("backbone.layer_0.conv").kernel)
-    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    expected = np.zeros((1, 32, 48, 32))
-    for row in range(3):
-        for column in range(3):
-            pixels = padded[:, row : row + 63 : 2, column : column + 95 : 2]
-            expected += pixels @ kernel[row, column].astype(np.float64)
-    np.testing.assert_allclose(first(images), expected, atol=1e-5)
-
-
 @pytest.mark.parametrize(("name", "dtype"), [("yolov4", "float16"), ("yolov4-tiny", "bfloat16")])
 def test_heads_and_variables_are_float32_under_mixed_precision(name, dtype):
     before = keras.config.dtype_policy()
@@ -248,32 +205,14 @@ def test_heads_and_variables_are_float32_under_mixed_precision(name, dtype):
     assert {layer.output.dtype for layer in inner if layer not in linear} == {dtype}
 
 
-@pytest.mark.parametrize("name", ["yolov4", "yolov4-tiny"])
-def test_every_weight_gets_a_finite_gradient(name):
-    config = dataclasses.replace(get_config(name), width=0.125)
-    model = build_model(name, 3, (64, 96), config=config)
-    images = np.random.default_rng(0).random((2, 64, 96, 3), np.float32)
-    with tf.GradientTape() as tape:
-        loss = tf.add_n([tf.reduce_sum(tf.sin(head)) for head in model(images, training=True)])
-    gradients = tape.gradient(loss, [weight.value for weight in model.trainable_weights])
-    idle = [weight.path for weight, g in zip(model.trainable_weights, gradients, strict=True) if g is None]
-    assert idle == []
-    assert all(np.isfinite(gradient).all() for gradient in gradients)
-
-
-def test_a_compiled_yolov4_gives_what_the_eager_one_gives():
+def test_a_compiled_yolov4_and_one_rebuilt_from_its_description_give_the_same():
     """TensorFlow 2.21 fuses x * tanh(softplus(x)) with the layers before it, and a CPU has no such kernel."""
-    model = build_model("yolov4", 3, (64, 96))
-    images = np.random.default_rng(0).random((1, 64, 96, 3), np.float32)
-    compiled = tf.function(lambda images: model(images, training=False))
-    for one, other in zip(compiled(images), model(images, training=False), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
-
-
-def test_models_can_be_rebuilt_from_their_description():
-    model = build_model("yolov4", 2, (32, 64), config=dataclasses.replace(get_config("yolov4"), width=0.1))
+    config = dataclasses.replace(get_config("yolov4"), width=0.1)
+    model = build_model("yolov4", 2, (32, 64), config=config)
     clone = keras.Model.from_config(model.get_config())
     clone.set_weights(model.get_weights())
     images = np.random.default_rng(0).random((1, 32, 64, 3), np.float32)
-    for expected, actual in zip(model(images), clone(images), strict=True):
-        np.testing.assert_array_equal(actual, expected)
+    compiled = tf.function(lambda images: model(images, training=False))
+    for eager, one, other in zip(model(images), compiled(images), clone(images), strict=True):
+        np.testing.assert_allclose(one, eager, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(other, eager)

@@ -44,28 +44,32 @@ def test_what_a_record_says():
     assert example.lacks == 0
 
 
-def test_what_may_be_left_out():
-    example, _, issues = parsed(record())
-    assert not list(issues)
-    assert example.file_name == ""
-    ((*_, is_crowd, area),) = example.objects
-    assert is_crowd == 0 and math.isnan(area)
-    assert example.lacks == LACKS_CROWDS
+NO_VALUES = tf.train.Feature(int64_list=tf.train.Int64List())  # the key is there, with nothing for the box
+NO_BOXES = {f"object__bbox__{side}": [] for side in ("xmin", "ymin", "xmax", "ymax")}
 
-    none = tf.train.Feature(int64_list=tf.train.Int64List())  # there, with nothing for the box
-    example, _, issues = parsed(record(object__is_crowd=none))
-    assert not list(issues)
-    assert example.objects[0][4] == 0 and example.lacks == LACKS_CROWDS
 
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({}, LACKS_CROWDS),
+        ({"object__is_crowd": NO_VALUES}, LACKS_CROWDS),
+        ({"object__is_crowd": [0]}, 0),
+        ({**NO_BOXES, "object__class__label": None, "object__is_crowd": None}, LACKS_BOXES),
+    ],
+    ids=["crowds", "values of crowds", "nothing", "labels"],
+)
+def test_what_may_be_left_out(changes, lacks):
+    example, _, issues = parsed(record(**changes))
+    assert not list(issues)
+    assert example.lacks == lacks and example.file_name == ""
+    assert len(example.objects) == (lacks != LACKS_BOXES)
+    assert all(is_crowd == 0 and math.isnan(area) for *_, is_crowd, area in example.objects)
+
+
+def test_an_image_without_objects_needs_none_of_their_keys():
     example, _, issues = parsed(empty_record(5))
     assert not list(issues)
-    assert example.image_id == 5 and not example.objects
-    assert example.lacks == LACKS_BOXES
-
-    empty = {f"object__{key.removeprefix('image/object/').replace('/', '__')}": [] for key in BOX_KEYS}
-    example, _, issues = parsed(record(**empty, object__class__label=None, object__is_crowd=None))
-    assert not list(issues)
-    assert example.lacks == LACKS_BOXES
+    assert (example.image_id, example.objects, example.lacks) == (5, [], LACKS_BOXES)
 
 
 @pytest.mark.parametrize(
@@ -84,104 +88,81 @@ def test_file_names_are_text(content, name):
     assert parsed(record(filename=content))[0].file_name == name
 
 
-AREAS = {"object__area": [1.0]}
+LABEL, YMAX = "object__class__label", "object__bbox__ymax"
+CROWD, AREA = "object__is_crowd", "object__area"
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "message"),
+    ("key", "value", "kind", "message"),
     [
-        ({"encoded": None}, "record-key-missing", "lacks image/encoded"),
-        ({"encoded": 3}, "record-key-type", "has a int64_list in image/encoded, 3, instead of a bytes_list"),
-        ({"encoded": [b"a", b"b"]}, "record-value", "has image/encoded [b'a', b'b']: it must be one"),
-        ({"source_id": None}, "record-key-missing", "lacks image/source_id"),
-        ({"source_id": b""}, "record-value", "has image/source_id b'': image ids are decimal digits"),
-        ({"source_id": b"a.jpg"}, "record-value", "has image/source_id b'a.jpg'"),
-        ({"source_id": b"-3"}, "record-value", "has image/source_id b'-3'"),
-        ({"source_id": b"9223372036854775808"}, "record-value", "b'9223372036854775808': "),
-        ({"source_id": b"00000000000000000042"}, "record-value", "b'00000000000000000042': "),
-        ({"source_id": 42}, "record-key-type", "has a int64_list in image/source_id, 42, instead of"),
-        ({"height": None}, "record-key-missing", "lacks image/height"),
-        ({"height": 0}, "record-value", "has image/height 0: it must be"),
-        ({"width": -5}, "record-value", "has image/width -5: it must be"),
-        ({"width": 2**31}, "record-value", "has image/width 2147483648: it must be"),
-        ({"width": [100, 100]}, "record-value", "has image/width [100, 100]: it must be one"),
+        ("encoded", None, "record-key-missing", "lacks image/encoded"),
+        ("encoded", 3, "record-key-type", "has a int64_list in image/encoded, 3, instead of a bytes_list"),
+        ("encoded", [b"a", b"b"], "record-value", "has image/encoded [b'a', b'b']: it must be one image"),
+        ("source_id", None, "record-key-missing", "lacks image/source_id"),
+        ("source_id", b"", "record-value", "has image/source_id b'': image ids are decimal digits, up to"),
+        ("source_id", b"a.jpg", "record-value", "has image/source_id b'a.jpg'"),
+        ("source_id", b"-3", "record-value", "has image/source_id b'-3'"),
+        ("source_id", b"9223372036854775808", "record-value", "b'9223372036854775808': "),
+        ("source_id", b"00000000000000000042", "record-value", "b'00000000000000000042': "),
+        ("source_id", 42, "record-key-type", "has a int64_list in image/source_id, 42, instead of"),
+        ("height", None, "record-key-missing", "lacks image/height"),
+        ("height", 0, "record-value", "has image/height 0: it must be one number of pixels"),
+        ("width", -5, "record-value", "has image/width -5: it must be"),
+        ("width", 2**31, "record-value", "has image/width 2147483648: it must be"),
+        ("width", [100, 100], "record-value", "has image/width [100, 100]: it must be one"),
         (
-            {"width": 100.0},
+            "width",
+            100.0,
             "record-key-type",
             "has a float_list in image/width, 100.0, instead of a int64_list",
         ),
-        ({"filename": 7}, "record-key-type", "has a int64_list in image/filename, 7, "),
-        (
-            {"object__class__label": [17.0]},
-            "record-key-type",
-            "has a float_list in image/object/class/label, 17.0, instead of a int64_list",
-        ),
-        (
-            {"object__class__label": [18]},
-            "unknown-category",
-            "has the label 18, which none of 3 categories from 3 to 90 has",
-        ),
-        (
-            {"object__class__label": [17, 3]},
-            "record-ragged",
-            "has lists of these lengths: image/object/class/label 2, image/object/bbox/xmin 1, ",
-        ),
-        (
-            {"object__class__label": None},
-            "record-key-missing",
-            "lacks image/object/class/label, but has 1 values in image/object/bbox/xmin",
-        ),
-        (
-            {"object__bbox__ymax": None},
-            "record-key-missing",
-            "lacks image/object/bbox/ymax, but has 1 values in image/object/class/label",
-        ),
-        ({"object__bbox__ymax": []}, "record-ragged", "image/object/bbox/ymax 0"),
-        ({"object__bbox__ymax": [0.5, 0.6]}, "record-ragged", "image/object/bbox/ymax 2"),
-        ({"object__bbox__ymax": [1]}, "record-key-type", "has a int64_list in image/object/bbox/ymax, 1, "),
-        ({"object__is_crowd": [0, 0]}, "record-ragged", "image/object/is_crowd 2"),
-        ({"object__is_crowd": [2]}, "record-value", "has image/object/is_crowd 2: it must be 0 or 1"),
-        ({"object__is_crowd": [0.0]}, "record-key-type", "has a float_list in image/object/is_crowd"),
-        ({"object__area": [-1.0]}, "record-value", "has image/object/area -1.0: "),
-        ({"object__area": [math.nan]}, "record-value", "has image/object/area nan: "),
-        ({"object__area": [math.inf]}, "record-value", "has image/object/area inf: "),
-        ({"object__area": [5]}, "record-key-type", "has a int64_list in image/object/area, 5, "),
-        ({"object__area": [5.0, 6.0]}, "record-ragged", "image/object/area 2"),
+        ("filename", 7, "record-key-type", "has a int64_list in image/filename, 7, "),
+        (LABEL, [17.0], "record-key-type", "has a float_list in image/object/class/label, 17.0, instead of"),
+        (LABEL, [18], "unknown-category", "has the label 18, which none of 3 categories from 3 to 90 has"),
+        (LABEL, [17, 3], "record-ragged", ": image/object/class/label 2, image/object/bbox/xmin 1, "),
+        (LABEL, None, "record-key-missing", "label, but has 1 values in image/object/bbox/xmin"),
+        (YMAX, None, "record-key-missing", "ymax, but has 1 values in image/object/class/label"),
+        (YMAX, [], "record-ragged", "has lists of these lengths: image/object/class/label 1, "),
+        (YMAX, [0.5, 0.6], "record-ragged", "image/object/bbox/ymax 2"),
+        (YMAX, [1], "record-key-type", "has a int64_list in image/object/bbox/ymax, 1, "),
+        (CROWD, [0, 0], "record-ragged", "image/object/is_crowd 2"),
+        (CROWD, [2], "record-value", "has image/object/is_crowd 2: it must be 0 or 1"),
+        (CROWD, [0.0], "record-key-type", "has a float_list in image/object/is_crowd"),
+        (AREA, [-1.0], "record-value", "has image/object/area -1.0: it must be a number, 0 or more"),
+        (AREA, [math.nan], "record-value", "has image/object/area nan: "),
+        (AREA, [math.inf], "record-value", "has image/object/area inf: "),
+        (AREA, [5], "record-key-type", "has a int64_list in image/object/area, 5, "),
+        (AREA, [5.0, 6.0], "record-ragged", "image/object/area 2"),
     ],
 )
-def test_records_outside_the_schema(changes, kind, message):
-    _, _, issues = parsed(record(**changes))
+def test_records_outside_the_schema(key, value, kind, message):
+    _, _, issues = parsed(record(**{key: value}))
     (issue,) = issues
     (text,) = issue.offenders
-    assert issue.kind == kind
-    name = NAME if "source_id" in changes else f"{NAME} (image 42)"
-    assert text.startswith(f"{name} ") and message in text
+    assert issue.kind == kind and message in text
+    assert text.startswith(f"{NAME} " if key == "source_id" else f"{NAME} (image 42) ")
 
 
 def test_values_of_any_length_make_short_messages():
-    for changes in ({"source_id": b"x" * 10**6}, {"width": list(range(10**5))}, {"height": b"y" * 10**6}):
-        _, _, issues = parsed(record(**changes))
-        assert all(len(text) < 200 for issue in issues for text in issue.offenders)
+    changes = {"source_id": b"x" * 10**6, "width": list(range(10**5)), "height": b"y" * 10**6}
+    _, _, issues = parsed(record(**changes))
+    assert [len(text) < 200 for issue in issues for text in issue.offenders] == [True] * 3
 
 
 def test_all_that_is_wrong_is_said_at_once():
     changes = {"height": 0, "encoded": None, "object__class__label": [5, 18], "object__is_crowd": [0, 3]}
     sides = {f"object__bbox__{side}": [0.1, 0.2] for side in ("xmin", "ymin", "xmax", "ymax")}
     _, _, issues = parsed(record(**changes, **sides, object__area=[-1.0, 2.0]))
-    assert {issue.kind: issue.count for issue in issues} == {
-        "record-key-missing": 1,
-        "record-value": 3,
-        "unknown-category": 2,
-    }
+    counts = {"record-key-missing": 1, "record-value": 3, "unknown-category": 2}
+    assert {issue.kind: issue.count for issue in issues} == counts
 
 
 def test_nothing_but_areas_is_there():
-    _, _, issues = parsed(empty_record(1, **AREAS))
+    _, _, issues = parsed(empty_record(1, object__area=[1.0]))
     (issue,) = issues
     assert (issue.kind, issue.count) == ("record-key-missing", 5)
-    assert issue.offenders[0] == (
-        f"{NAME} (image 1) lacks image/object/class/label, but has 1 values in image/object/area"
-    )
+    lacks = "lacks image/object/class/label, but has 1 values in image/object/area"
+    assert issue.offenders[0] == f"{NAME} (image 1) {lacks}"
 
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff", b"", b"\x12\x03abc"])
@@ -195,11 +176,7 @@ def test_what_is_no_example(content):
 
 
 def test_a_record_is_completed():
-    for content, num_objects in (
-        (empty_record(5), 0),
-        (record(), 1),
-        (record(object__is_crowd=[]), 1),
-    ):
+    for content, num_objects in ((empty_record(5), 0), (record(), 1), (record(object__is_crowd=[]), 1)):
         before = tf.train.Example.FromString(content).features.feature
         after = tf.train.Example.FromString(complete(content, num_objects)).features.feature
         assert set(after) == set(before) | set(DALI_KEYS)

@@ -1,3 +1,5 @@
+"""Pictures: boxes and names where they belong, sheets of images, curves."""
+
 import hashlib
 
 import matplotlib
@@ -19,36 +21,40 @@ def pixels_of(image, colour):
     return np.nonzero((image == np.array(colour, np.uint8)).all(axis=-1))
 
 
+def draw_one(box, index=0, names=NAMES, scores=None):
+    """One box of a class on black."""
+    return drawing.draw_boxes(blank(), np.array([box]), np.array([index]), names, scores)
+
+
+def around(picture, colour):
+    """The box around all pixels of this colour."""
+    rows, columns = pixels_of(picture, colour)
+    return columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+
+
+@pytest.fixture
 def without_labels(monkeypatch):
     monkeypatch.setattr(drawing, "_draw_label", lambda *args: None)
 
 
-def test_the_drawn_rectangle_is_found_where_the_box_is(monkeypatch):
-    without_labels(monkeypatch)
+def test_the_drawn_rectangle_is_found_where_the_box_is(without_labels):
     image = blank()
     picture = drawing.draw_boxes(image, np.array([[30, 40, 150, 100]]), np.array([1]), NAMES)
-    rows, columns = pixels_of(picture, drawing.class_colour(1))
-    assert (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1) == (30, 40, 150, 100)
+    assert around(picture, drawing.class_colour(1)) == (30, 40, 150, 100)
     assert (picture[50:90, 40:140] == 0).all()  # the border only
     assert (picture[:, :30] == 0).all()
     assert (image == 0).all()  # the input is not changed
 
 
-def test_boxes_reaching_outside_are_shown_along_the_edge(monkeypatch):
-    without_labels(monkeypatch)
-    boxes = np.array([[-50.0, -1e9, 250.0, 60.0]])
-    rows, columns = pixels_of(
-        drawing.draw_boxes(blank(), boxes, np.array([0]), NAMES), drawing.class_colour(0)
-    )
-    assert (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1) == (0, 0, 200, 60)
+def test_boxes_reaching_outside_are_shown_along_the_edge(without_labels):
+    assert around(draw_one([-50.0, -1e9, 250.0, 60.0]), drawing.class_colour(0)) == (0, 0, 200, 60)
 
 
 @pytest.mark.parametrize(
     "box", [[50, 60, 50, 100], [50, 60, 50, 60], [50, 60, 40, 30], [200, 120, 200, 120], [-9, -9, -3, -3]]
 )
 def test_degenerate_boxes_are_drawn_not_fatal(box):
-    picture = drawing.draw_boxes(blank(), np.array([box]), np.array([0]), NAMES)
-    assert len(pixels_of(picture, drawing.class_colour(0))[0]) > 0
+    assert len(pixels_of(draw_one(box), drawing.class_colour(0))[0]) > 0
 
 
 def test_padding_is_not_drawn_whatever_it_holds():
@@ -60,34 +66,27 @@ def test_padding_is_not_drawn_whatever_it_holds():
 @pytest.mark.parametrize("box", [[30, 50, 90, 90], [0, 0, 40, 40], [190, 110, 200, 120], [60, 3, 199, 60]])
 def test_names_are_written_whole_and_inside_the_image(box):
     def ink(where):  # the white letters, wherever they are
-        picture = drawing.draw_boxes(blank(), np.array([where]), np.array([2]), NAMES)
-        return (picture > 200).all(axis=-1).sum()
+        return (draw_one(where, 2) > 200).all(axis=-1).sum()
 
     assert ink(box) == ink([5, 60, 20, 80]) > 50
 
 
 def test_a_name_above_the_box_does_not_cover_it():
-    picture = drawing.draw_boxes(blank(), np.array([[30, 50, 90, 90]]), np.array([0]), NAMES)
+    picture = draw_one([30, 50, 90, 90])
     assert (picture[55:85, 35:85] == 0).all()
     assert (picture[35:49, 30:50] > 0).any()
 
 
-def test_a_name_with_a_line_feed_is_drawn_in_one_line():
-    boxes = np.array([[30, 50, 90, 90]])
-    broken = drawing.draw_boxes(blank(), boxes, np.array([0]), ["traffic\nlight\n"])
-    np.testing.assert_array_equal(
-        broken, drawing.draw_boxes(blank(), boxes, np.array([0]), ["traffic light"])
-    )
+@pytest.mark.parametrize(
+    ("index", "names", "shown"),
+    [(0, ["traffic\nlight\n"], ["traffic light"]), (7, NAMES, [*NAMES, *"3456", "7"]), (2, "ab", "ab2")],
+)
+def test_a_line_feed_is_a_blank_and_a_class_without_a_name_is_its_number(index, names, shown):
+    box = [30, 50, 90, 90]
+    np.testing.assert_array_equal(draw_one(box, index, names), draw_one(box, index, shown))
 
 
-def test_a_class_without_a_name_is_shown_as_its_number():
-    with_number = drawing.draw_boxes(blank(), np.array([[30, 50, 90, 90]]), np.array([7]), NAMES)
-    named = drawing.draw_boxes(blank(), np.array([[30, 50, 90, 90]]), np.array([7]), [*NAMES, *"3456", "7"])
-    np.testing.assert_array_equal(with_number, named)
-
-
-def test_the_best_box_is_on_top(monkeypatch):
-    without_labels(monkeypatch)
+def test_the_best_box_is_on_top(without_labels):
     boxes = np.array([[30, 40, 150, 100], [30, 40, 150, 100]])
     for scores, top in (([0.9, 0.2], 0), ([0.2, 0.9], 1)):
         picture = drawing.draw_boxes(blank(), boxes, np.array([0, 1]), NAMES, np.array(scores))
@@ -96,7 +95,7 @@ def test_the_best_box_is_on_top(monkeypatch):
 
 def test_scores_are_written():
     def label_width(scores):
-        picture = drawing.draw_boxes(blank(), np.array([[30, 50, 40, 90]]), np.array([0]), NAMES, scores)
+        picture = draw_one([30, 50, 40, 90], scores=scores)
         return pixels_of(picture[:49], drawing.class_colour(0))[1].max()
 
     assert label_width(np.array([0.5])) > label_width(None) + 10
@@ -118,10 +117,8 @@ def test_images_of_all_sizes_lie_on_the_sheet_in_order_without_distortion():
     assert sheet.shape[1:] == (900, 3)
     boxes = {}
     for size, grey in zip(sizes, greys, strict=True):
-        rows, columns = pixels_of(sheet, (grey,) * 3)
-        boxes[grey] = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
-        left, top, right, bottom = boxes[grey]
-        assert len(rows) == (right - left) * (bottom - top)  # a full rectangle
+        left, top, right, bottom = boxes[grey] = around(sheet, (grey,) * 3)
+        assert len(pixels_of(sheet, (grey,) * 3)[0]) == (right - left) * (bottom - top)  # a full rectangle
         assert (right - left) / (bottom - top) == pytest.approx(size[1] / size[0], rel=0.03)
     assert boxes[40][0] == 0
     assert boxes[120][2] == 900  # a full row fills the width
@@ -150,6 +147,7 @@ def test_precision_recall_curves_are_drawn(tmp_path, num_classes):
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     picture = np.asarray(Image.open(tmp_path / "a.png").convert("RGB"))
     assert (np.ptp(picture.astype(int), axis=-1) > 60).sum() > 300  # coloured lines, not only black axes
+    assert matplotlib._pylab_helpers.Gcf.get_all_fig_managers() == []  # no global figure is left behind
 
 
 def test_loss_curves_are_drawn_with_gaps_and_without_evaluation(tmp_path):
@@ -161,8 +159,3 @@ def test_loss_curves_are_drawn_with_gaps_and_without_evaluation(tmp_path):
         picture = np.asarray(Image.open(tmp_path / "curves.png"))
         digests.add(hashlib.sha256(picture.tobytes()).hexdigest())
     assert len(digests) == 3
-
-
-def test_no_global_figure_is_left_behind(tmp_path):
-    drawing.pr_curves({"disk": np.ones(101)}, tmp_path / "a.png")
-    assert matplotlib._pylab_helpers.Gcf.get_all_fig_managers() == []

@@ -3,13 +3,11 @@
 The ranks are threads that read real shards; what the network would find in an image is drawn beforehand.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import io
 import json
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -25,60 +23,32 @@ from common import tf_readers
 from common.datacheck import datasets
 from common.datacheck.datasets import open_coco, open_tfrecords
 from common.datasets import ImageListSource
-from common.distributed.ranks import Ranks, pack, unpack
+from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation import evaluate as evaluation
+from tests.common.thread_ranks import together
 from tools import synthetic
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 NUM_IMAGES = 23
 ROWS = 14  # of detections per image, padding included
 SCORES = (0.25, 0.5, 0.75)  # few: most detections have an equal
-TIMEOUT = 20.0  # seconds after which a rank that waits for the others was left alone
 
 
 # --- ranks, loaders and networks of these tests ---
 
 
-class Meeting:
-    """Where threads exchange what they have, packed as on a network."""
-
-    def __init__(self, count):
-        self.barrier = threading.Barrier(count, timeout=TIMEOUT)
-        self.slots = [pack(None)] * count
-
-    def exchange(self, rank, value):
-        self.slots[rank] = pack(value)
-        self.barrier.wait()
-        values = [unpack(slot) for slot in self.slots]
-        self.barrier.wait()
-        return values
-
-
-class ThreadRanks(Ranks):
-    def __init__(self, rank, meeting):
-        self.rank, self.world_size, self._meeting = rank, len(meeting.slots), meeting
-
-    def gather(self, value):
-        return self._meeting.exchange(self.rank, value)
-
-    def broadcast_object(self, value):
-        return self.gather(value)[0]
-
-
 def on_ranks(count, work):
     """What work(ranks) returned or raised on each of `count` ranks."""
-    meeting = Meeting(count)
 
-    def outcome(rank):
+    def outcome(ranks):
         try:
-            return work(ThreadRanks(rank, meeting))
+            return work(ranks)
         except Exception as error:
             return error
 
-    with concurrent.futures.ThreadPoolExecutor(count) as pool:
-        return list(pool.map(outcome, range(count)))
+    return together(count, outcome)
 
 
 @pytest.fixture(autouse=True)
@@ -177,32 +147,30 @@ class Network:
 
 
 @pytest.fixture(scope="module")
-def truth_files(drawn, tmp_path_factory):
-    """Directories of twelve images with everything that data may hold, and of 23 synthetic ones."""
-    directory = tmp_path_factory.mktemp("synthetic")
-    synthetic.draw_dataset(directory, NUM_IMAGES, seed=5)
-    return {"drawn": drawn, "synthetic": directory}
+def drawn_source(drawn):
+    """Twelve images with everything that data may hold."""
+    return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
 
 
-@pytest.fixture(scope="module", params=["drawn files", "synthetic files", "synthetic records"])
-def source(request, truth_files, tmp_path_factory):
-    """Both with gaps in their category ids; the records in an order of their own."""
-    name, _, kind = request.param.partition(" ")
-    directory = truth_files[name]
-    source = open_coco(str(directory / "images"), str(directory / "instances.json"))
-    if kind == "files":
-        return source
-    prefix = tmp_path_factory.mktemp("records") / "x"
-    write_tfrecords(source.annotations, directory / "images", prefix, num_shards=3, seed=1, num_workers=1)
-    records = open_tfrecords(f"{prefix}*.tfrecord")
-    assert records.annotations.image_ids.tolist() != sorted(records.annotations.image_ids)
-    return records
+@pytest.fixture(scope="module", params=["files", "records"])
+def truth_file(request, drawn, tmp_path_factory):
+    """The json of those images, or of 23 synthetic ones that are read from records."""
+    if request.param == "files":
+        return drawn / "instances.json"
+    return synthetic.draw_dataset(tmp_path_factory.mktemp("synthetic"), NUM_IMAGES, seed=5)
 
 
 @pytest.fixture(scope="module")
-def truth_file(source, truth_files):
-    """The json that people wrote."""
-    return str(truth_files["drawn" if source.size == 12 else "synthetic"] / "instances.json")
+def source(truth_file, drawn):
+    """Both with gaps in their category ids; the records in an order of their own."""
+    directory = truth_file.parent
+    if directory == drawn:
+        return open_coco(str(directory / "images"), str(truth_file))
+    annotations = open_coco(str(directory / "images"), str(truth_file)).annotations
+    write_tfrecords(annotations, directory / "images", directory / "x", num_shards=3, seed=1)
+    records = open_tfrecords(f"{directory}/x*.tfrecord")
+    assert records.annotations.image_ids.tolist() != sorted(records.annotations.image_ids)
+    return records
 
 
 def by_pycocotools(truth, detections_file):
@@ -235,7 +203,7 @@ def alone(source):
 def test_a_single_process_finds_what_pycocotools_finds(source, alone, truth_file, tmp_path):
     _, (metrics, results, curves) = alone
     coco_metrics.write_detections(results, tmp_path / "detections.json")
-    stats, precision = by_pycocotools(truth_file, str(tmp_path / "detections.json"))
+    stats, precision = by_pycocotools(str(truth_file), str(tmp_path / "detections.json"))
     assert [metrics[name] for name in coco_metrics.NAMES] == pytest.approx(stats.tolist(), abs=1e-12, rel=0)
     assert 0.1 < metrics["AP"] < 0.9
     for k, name in enumerate(source.label_map.names):
@@ -245,7 +213,7 @@ def test_a_single_process_finds_what_pycocotools_finds(source, alone, truth_file
         assert curves[name] == pytest.approx(precision[0, :, k, 0, 2], abs=1e-12, rel=0)
     # Equal scores are no formality here: in another order pycocotools finds something else.
     (tmp_path / "reversed.json").write_text(json.dumps(results[::-1]))
-    other, _ = by_pycocotools(truth_file, str(tmp_path / "reversed.json"))
+    other, _ = by_pycocotools(str(truth_file), str(tmp_path / "reversed.json"))
     assert np.abs(other - stats).max() > 1e-3
 
 
@@ -260,11 +228,18 @@ def test_detections_come_by_image_id_and_then_as_the_network_gave_them(source, a
     assert len({r["image_id"] for r in results}) < source.size  # some have no detection
 
 
-@pytest.mark.parametrize("count", range(1, 9))
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_any_ranks_and_batches_find_what_one_process_finds(source, alone, count, batch_size):
+@pytest.mark.parametrize(
+    ("count", "batch_size", "pipeline_type"),
+    [
+        *((1, 5, "dali_cpu"), (2, 2, "dali_cpu"), (3, 1, "dali_cpu"), (5, 2, "dali_cpu"), (8, 5, "dali_cpu")),
+        *((3, 2, "tensorflow"), (8, 1, "tensorflow")),
+    ],
+)
+def test_any_ranks_batches_and_readers_find_what_one_process_finds(
+    source, alone, count, batch_size, pipeline_type
+):
     network, expected = alone
-    for found in on_ranks(count, lambda ranks: evaluate(source, ranks, batch_size, network)):
+    for found in on_ranks(count, lambda ranks: evaluate(source, ranks, batch_size, network, pipeline_type)):
         assert found == expected  # to the last bit, and in the same order
 
 
@@ -286,25 +261,17 @@ def test_a_backend_that_rank_0_lacks_ends_all_ranks(source, alone, monkeypatch):
     assert "pip install faster-coco-eval==0.0" in problem_of(outcomes, 0)
 
 
-@pytest.mark.parametrize(("count", "batch_size"), [(3, 2), (8, 1)])
-def test_the_plain_readers_find_the_same(source, alone, count, batch_size):
-    network, expected = alone
-    for found in on_ranks(count, lambda ranks: evaluate(source, ranks, batch_size, network, "tensorflow")):
-        assert found == expected
-
-
 @pytest.mark.parametrize("count", [1, 5])
-def test_images_without_annotations(drawn, count):
+def test_images_without_annotations(drawn, drawn_source, count):
     files = sorted((drawn / "images").iterdir())
-    annotated = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
-    network = Network(annotated)
+    network = Network(drawn_source)
     network.table = dict(enumerate(network.table.values()))  # image ids are positions in the list
     source = ImageListSource(tuple(map(str, files)))
 
     def work(ranks):
         loader = ShardLoader(source, 2, ranks.rank, ranks.world_size)
         options = {"title": "x", "explain": plain.explain, "ranks": ranks}
-        return evaluation.predict(network, loader, annotated.label_map, **options)
+        return evaluation.predict(network, loader, drawn_source.label_map, **options)
 
     first, *others = on_ranks(count, work)
     assert len({r["image_id"] for r in first}) > 8
@@ -325,7 +292,8 @@ def problem_of(outcomes, culprit):
 
 
 @pytest.mark.parametrize("culprit", [0, 2])
-def test_output_that_is_not_finite_ends_all_ranks(source, culprit):
+def test_output_that_is_not_finite_ends_all_ranks(drawn_source, culprit):
+    source = drawn_source
     network = Network(source)
     begin = source.size * culprit // 3
     image_id = int(source.annotations.image_ids[begin])
@@ -360,30 +328,32 @@ def test_data_without_boxes_end_all_ranks(drawn):
     assert "hold no box" in line
 
 
-@pytest.mark.parametrize("shards", [(0, 0), (1, 1)])
-def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn, shards):
-    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
-    network = Network(source)
+@pytest.mark.parametrize(
+    ("shards", "num_shards", "images"), [((0, 0), 2, 12), ((1, 1), 2, 12), ((0, 0), 1, 24)]
+)
+def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shards, num_shards, images):
+    network = Network(drawn_source)
 
     def work(ranks):
-        loader = ShardLoader(source, 4, shards[ranks.rank], 2)
+        loader = ShardLoader(drawn_source, 4, shards[ranks.rank], num_shards)
         options = {"title": "x", "explain": plain.explain, "ranks": ranks}
-        return evaluation.predict(network, loader, source.label_map, **options)
+        return evaluation.predict(network, loader, drawn_source.label_map, **options)
 
     for outcome in on_ranks(2, work):
         assert isinstance(outcome, RuntimeError)
-        assert "12 images were evaluated, 6 different ones, and the data have 12" in str(outcome)
+        evaluated = f"{images} images were evaluated, {12 // num_shards} different ones"
+        assert f"{evaluated}, and the data have 12" in str(outcome)
 
 
 # --- after every batch ---
 
 
-def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(source):
+def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(drawn_source):
     """It may itself do what needs all ranks: so they agree that one of them was asked to stop."""
-    network = Network(source)
-    image_id = int(source.annotations.image_ids[0])
+    network = Network(drawn_source)
+    image_id = int(drawn_source.annotations.image_ids[0])
     network.table[image_id][0][0, 0] = np.inf
-    steps = -(-source.size // 3)
+    steps = 4
     calls = {rank: [] for rank in range(3)}
 
     def work(ranks):
@@ -391,15 +361,15 @@ def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(source):
             calls[ranks.rank].append((done, total))
             assert ranks.gather(done) == [done] * 3
 
-        return evaluate(source, ranks, 1, network, on_batch=on_batch)
+        return evaluate(drawn_source, ranks, 1, network, on_batch=on_batch)
 
     assert "not finite" in problem_of(on_ranks(3, work), 0)
     assert all(seen == [(i, steps) for i in range(1, steps + 1)] for seen in calls.values())
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_on_batch_raises_passes_through(source, count):
-    network = Network(source)
+def test_what_on_batch_raises_passes_through(drawn_source, count):
+    network = Network(drawn_source)
 
     class StopError(UserError):
         pass
@@ -411,6 +381,6 @@ def test_what_on_batch_raises_passes_through(source, count):
         if done == 2:
             raise StopError
 
-    outcomes = on_ranks(count, lambda ranks: evaluate(source, ranks, 1, network, on_batch=on_batch))
+    outcomes = on_ranks(count, lambda ranks: evaluate(drawn_source, ranks, 1, network, on_batch=on_batch))
     assert all(isinstance(outcome, StopError) for outcome in outcomes)
     assert sorted(calls) == [1] * count + [2] * count

@@ -86,8 +86,8 @@ def test_images_come_out_byte_for_byte(drawn, drawn_records, tmp_path):
     assert written == {path.name: path.read_bytes() for path in (drawn / "images").iterdir()}
 
 
-def test_names_by_id_where_a_record_gives_none(drawn, tmp_path):
-    jpeg, png = (drawn / "images" / "00.jpg").read_bytes(), (drawn / "images" / "11.png").read_bytes()
+def test_names_by_id_where_a_record_gives_none(drawn, jpeg, tmp_path):
+    png = (drawn / "images" / "11.png").read_bytes()
     names, contents = ["x.jpg", "", "2.png"], [jpeg, png, jpeg]
     file = write_records(tmp_path / "r", zip(range(1, 4), names, contents, strict=True))
     found = extract_images([file], annotations_of(names), tmp_path / "images")
@@ -96,15 +96,18 @@ def test_names_by_id_where_a_record_gives_none(drawn, tmp_path):
         assert (tmp_path / "images" / name).read_bytes() == content
 
 
-def test_records_that_were_left_out_leave_no_image(drawn, tmp_path):
-    jpeg = (drawn / "images" / "00.jpg").read_bytes()
+@pytest.fixture
+def jpeg(drawn):
+    return (drawn / "images" / "00.jpg").read_bytes()
+
+
+def test_records_that_were_left_out_leave_no_image(jpeg, tmp_path):
     file = write_records(tmp_path / "r", [(1, "a.jpg", jpeg), (99, "b.jpg", b""), (2, "s/c.jpg", jpeg)])
     extract_images([file], annotations_of(["a.jpg", "s/c.jpg"]), tmp_path / "images")
     assert sorted(os.listdir(tmp_path / "images")) == ["a.jpg", "s"]
 
 
-def test_files_in_the_way(drawn, tmp_path):
-    jpeg = (drawn / "images" / "00.jpg").read_bytes()
+def test_files_in_the_way(jpeg, tmp_path):
     file = write_records(tmp_path / "r", [(1, "a.jpg", jpeg), (2, "b.jpg", jpeg)])
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "mine.txt").write_text("mine")
@@ -120,8 +123,7 @@ def test_files_in_the_way(drawn, tmp_path):
     assert (tmp_path / "elsewhere.jpg").read_text() == "not to be touched"
 
 
-def test_a_fault_on_the_way_leaves_nothing(drawn, tmp_path):
-    jpeg = (drawn / "images" / "00.jpg").read_bytes()
+def test_a_fault_on_the_way_leaves_nothing(jpeg, tmp_path):
     file = write_records(tmp_path / "r", [(1, "a.jpg", jpeg), (2, "b.jpg", jpeg)])
     content = bytearray(file.read_bytes())
     content[-100] ^= 1

@@ -15,6 +15,7 @@ from pycocotools import mask
 from common.args import ImagePolicy
 from common.datacheck.coco import load_coco
 from common.datacheck.issues import DataError
+from common.errors import UserError
 from common.labels import LabelMap
 from tools.conversion import voc
 from tools.conversion.options import Options
@@ -22,21 +23,19 @@ from tools.conversion.options import Options
 SKIP = ImagePolicy(on_bad_image="skip")
 
 
-def xml_of(filename="a.png", size=(20, 30), objects=(), extra=""):
+def xml_of(filename="a.png", size=(20, 30), objects=()):
     """An annotation file: size is (height, width), objects are (name, xmin, ymin, xmax, ymax, difficult)."""
-    lines = ["<annotation>", f"<filename>{filename}</filename>", extra]
+    lines = ["<annotation>", f"<filename>{filename}</filename>"]
     if size is not None:
         lines.append(f"<size><width>{size[1]}</width><height>{size[0]}</height><depth>3</depth></size>")
-    for name, *box, difficult in objects:
-        sides = "".join(
-            f"<{side}>{value}</{side}>"
-            for side, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
-        )
-        lines.append("<object>")
-        lines.append(
-            f"<name>{name}</name><difficult>{difficult}</difficult><bndbox>{sides}</bndbox></object>"
-        )
+    for name, left, top, right, bottom, difficult in objects:
+        box = f"<xmin>{left}</xmin><ymin>{top}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax>"
+        about = f"<name>{name}</name><difficult>{difficult}</difficult>"
+        lines.append(f"<object>\n{about}<bndbox>{box}</bndbox></object>")
     return "\n".join([*lines, "</annotation>"])
+
+
+CAT = ("cat", 3, 4, 10, 12, 0)
 
 
 @pytest.fixture
@@ -70,13 +69,12 @@ def refusal(directory, **options):
     return str(refused.value)
 
 
-@pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_bccd_is_what_its_own_json_says(bccd, split):
-    expected = load_coco(bccd / f"instances_{split}.json")
+def test_bccd_is_what_its_own_json_says(bccd):
+    expected = load_coco(bccd / "instances_val.json")
     found, images_dir = read_voc(
         bccd / "annotations_voc",
         bccd / "images",
-        split=os.fspath(bccd / f"{split}.txt"),
+        split=os.fspath(bccd / "val.txt"),
         label_map=LabelMap.load(bccd / "instances_train.json"),
         voc_pixels="zero_based",
     )
@@ -115,28 +113,10 @@ def test_drawn_boxes_are_found_again(drawn, tmp_path):
     assert found.is_crowd.any()
 
 
-def test_painted_pixels_are_the_box(made):
-    """The definition itself: the first pixel painted and the last one, counted from 1."""
-    pixels = np.zeros((20, 30), np.uint8)
-    pixels[6:11, 0:30] = 255
-    PIL.Image.fromarray(pixels).convert("RGB").save(made / "JPEGImages" / "a.png")
-    rows, columns = np.nonzero(pixels)
-    box = (columns.min() + 1, rows.min() + 1, columns.max() + 1, rows.max() + 1)
-    write(made, "a", xml_of(objects=[("cat", *box, 0)]))
-    found, _ = read_voc(made)
-    left, top, width, height = found.boxes_ltwh_px[0]
-    assert [left, top, left + width, top + height] == [0, 6, 30, 11]
-    assert found.areas[0] == np.count_nonzero(pixels)
-    found, _ = read_voc(made, voc_pixels="zero_based")
-    assert found.boxes_ltwh_px[0].tolist() == [1, 7, 29, 4]
-
-
 def test_overlaps_are_those_of_the_devkit(made):
     """VOCevaldet.m counts pixels (max - min + 1); pycocotools multiplies sides."""
     boxes = np.random.default_rng(3).integers(1, 20, (12, 4))
-    boxes = np.concatenate(
-        [np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], 1
-    )
+    boxes = np.sort(boxes.reshape(12, 2, 2), axis=1).reshape(12, 4)
     write(made, "a", xml_of(objects=[("cat", *box, 0) for box in boxes.tolist()]))
     found, _ = read_voc(made)
     ours = found.boxes_ltwh_px[found.box_image == 0]
@@ -176,42 +156,41 @@ def test_difficult_objects(made, difficult, boxes, crowds):
     assert offender.endswith(f"a.xml object 1 'cat': {difficult}")
 
 
-def test_parts_and_other_keys_are_left_out(made):
+def test_parts_other_keys_and_surrounding_blanks_are_left_out(made):
     box = "<bndbox><xmin>4</xmin><ymin>4</ymin><xmax>6</xmax><ymax>6</ymax></bndbox>"
     part = f"<part><name>head</name>{box}</part>"
-    text = xml_of(objects=[("person", 3, 4, 10, 12, 0)])
+    text = xml_of(objects=[(" traffic light\n", " 3.25 ", 4.5, 10.75, "\n12.0", 0)])
     text = text.replace("</bndbox>", f"</bndbox>{part}{part}<actions><jumping>1</jumping></actions>")
     write(made, "a", text.replace("<bndbox>", "<pose>Left</pose><bndbox>", 1))
     found, _ = read_voc(made)
-    assert found.label_map.names == ("dog", "person")
-    assert found.boxes_ltwh_px[0].tolist() == [2, 3, 8, 9]
-
-
-def test_fractions_and_surrounding_blanks(made):
-    write(made, "a", xml_of(objects=[(" traffic light\n", " 3.25 ", 4.5, 10.75, "\n12.0", 0)]))
-    found, _ = read_voc(made)
     assert found.label_map.names == ("dog", "traffic light")
-    assert found.boxes_ltwh_px[0].tolist() == [2.25, 3.5, 8.5, 8.5]
+    assert found.boxes_ltwh_px.tolist() == [[2.25, 3.5, 8.5, 8.5], [2, 3, 8, 9]]
 
 
-@pytest.mark.parametrize("filename", ["a.png", "a", "", "C:\\data\\gone.jpg", "/tmp/../gone.jpg"])
-def test_the_image_of_the_same_name(made, filename):
-    write(made, "a", xml_of(filename, objects=[("cat", 3, 4, 10, 12, 0)]))
+@pytest.mark.parametrize(
+    ("image", "filename"),
+    [
+        *(("a.png", name) for name in ("a.png", "a", "", "C:\\data\\gone.jpg", "/tmp/../gone.jpg", "b.png")),
+        *(("photo.v2.png", name) for name in ("photo.v2.png", "..\\x\\photo.v2.png")),
+    ],
+)
+def test_the_filename_counts_only_where_no_image_has_the_name_of_the_xml(made, image, filename):
+    (made / "JPEGImages" / "a.png").rename(made / "JPEGImages" / image)
+    write(made, "a", xml_of(filename, objects=[CAT]))
     found, _ = read_voc(made)
-    assert found.file_names == ["a.png", "b.png"]
+    assert found.file_names == [image, "b.png"]
 
 
-@pytest.mark.parametrize("filename", ["photo.v2.png", "..\\x\\photo.v2.png"])
-def test_the_filename_counts_where_no_image_has_the_name_of_the_xml(made, filename):
-    (made / "JPEGImages" / "a.png").rename(made / "JPEGImages" / "photo.v2.png")
-    write(made, "a", xml_of(filename, objects=[("cat", 3, 4, 10, 12, 0)]))
-    found, _ = read_voc(made)
-    assert found.file_names == ["photo.v2.png", "b.png"]
+def test_of_images_that_differ_in_their_suffix_the_filename_chooses(made):
+    shutil.copy(made / "JPEGImages" / "a.png", made / "JPEGImages" / "a.jpg")
+    assert read_voc(made)[0].file_names == ["a.png", "b.png"]
+    write(made, "a", xml_of("gone.png", objects=[CAT]))
+    assert "a.xml: several images are called 'a': name one as <filename>" in refusal(made)
 
 
 @pytest.mark.parametrize("size", [None, (0, 0), (0, 30), ("", ""), (20.0, 30), ("tall", 30)])
 def test_a_missing_size_is_that_of_the_header(made, size):
-    write(made, "a", xml_of(size=size, objects=[("cat", 3, 4, 10, 12, 0)]))
+    write(made, "a", xml_of(size=size, objects=[CAT]))
     found, _ = read_voc(made)
     assert found.image_sizes.tolist() == [[20, 30], [20, 30]]
 
@@ -226,29 +205,31 @@ def test_coordinates_from_0_are_told(made):
     assert not found.issues["voc-zero"].count
 
 
-def test_images_without_objects_stay(made):
+def test_images_without_objects_stay_unless_all_are(made):
     write(made, "a", xml_of())
     found, _ = read_voc(made)
     assert found.box_image.tolist() == [1] and found.num_images == 2
+    write(made, "b", xml_of("b.png"))
+    assert "no usable box: 2 images, none with an object" in refusal(made)
 
 
 def test_lists_of_names(made):
-    (made / "ImageSets/Main/cat_train.txt").write_text("b -1\n\na  1\n")  # as in VOC, per class
-    found, _ = read_voc(made, split="cat_train")
-    assert found.file_names == ["b.png", "a.png"]
-    (made / "mine.txt").write_text("a.jpg\r\n")
-    found, _ = read_voc(made, split=os.fspath(made / "mine.txt"))
-    assert found.file_names == ["a.png"]
     for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "png")):
         shutil.copy(made / folder / f"a.{suffix}", made / folder / f"a 1.{suffix}")
-    (made / "mine.txt").write_text("a 1\n")  # a name with a blank, not a flag
-    found, _ = read_voc(made, split=os.fspath(made / "mine.txt"))
-    assert found.file_names == ["a 1.png"]
-    (made / "mine.txt").write_text("a\nmissing 1\nb\na\n")
-    assert "mine.txt line 2: there is no 'missing 1'" in refusal(made, split=os.fspath(made / "mine.txt"))
-    (made / "mine.txt").write_text("a\nb\na\n")
-    found, _ = read_voc(made, split=os.fspath(made / "mine.txt"))
-    assert found.file_names == ["a.png", "b.png"]
+    in_folder, path = made / "ImageSets/Main/cat_train.txt", made / "mine.txt"
+    for file, text, names in (
+        (in_folder, "b -1\n\na  1\n", ["b.png", "a.png"]),  # as in VOC, per class
+        (path, "a.jpg\r\n", ["a.png"]),
+        (path, "a 1\n", ["a 1.png"]),  # a name with a blank, not a flag
+        (path, "a\nb\na\n", ["a.png", "b.png"]),
+    ):
+        file.write_text(text)
+        found, _ = read_voc(made, split="cat_train" if file == in_folder else os.fspath(file))
+        assert found.file_names == names
+    path.write_text("a\nmissing 1\nb\na\n")
+    assert "mine.txt line 2: there is no 'missing 1'" in refusal(made, split=os.fspath(path))
+    with pytest.raises(UserError, match=r"--split=gone: neither .*Main/gone\.txt nor gone is a file"):
+        read_voc(made, split="gone")
 
 
 def test_a_fault_outside_the_split_stops_only_where_the_classes_depend_on_it(made):
@@ -260,7 +241,7 @@ def test_a_fault_outside_the_split_stops_only_where_the_classes_depend_on_it(mad
 
 
 def spoil_box(old, new):
-    return xml_of(objects=[("cat", 3, 4, 10, 12, 0)]).replace(old, new)
+    return xml_of(objects=[CAT]).replace(old, new)
 
 
 BOMB = "<!DOCTYPE annotation [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
@@ -275,14 +256,8 @@ BOMB = "<!DOCTYPE annotation [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
         ("<annotation><object>\n<name></annotation>", "a.xml is not valid xml: mismatched tag: line 2"),
         ("<html></html>", "a.xml is not valid xml: an annotation of Pascal VOC does not begin with <html>"),
         ("version https://git-lfs.github.com/spec/v1\n", "a.xml is not valid xml: syntax error: line 1"),
-        (
-            '<?xml version="1.0" encoding="klingon"?><annotation/>',
-            "a.xml is not valid xml: ",
-        ),
-        (
-            f"{BOMB}]><annotation><filename>&h;</filename></annotation>",
-            "a.xml is not valid xml: declares a document type",
-        ),
+        ('<?xml version="1.0" encoding="klingon"?><annotation/>', "a.xml is not valid xml: "),
+        (f"{BOMB}]><annotation><filename>&h;</filename></annotation>", "declares a document type"),
         (
             '<!DOCTYPE annotation [<!ENTITY x SYSTEM "file:///etc/passwd">]>'
             "<annotation><filename>&x;</filename></annotation>",
@@ -293,12 +268,8 @@ BOMB = "<!DOCTYPE annotation [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
             spoil_box("<bndbox>", "<box>").replace("</bndbox>", "</box>"),
             "object 1 'cat' has xmin, ymin, xmax, ymax = '', '', '', ''",
         ),
-        (
-            spoil_box("<ymax>12</ymax>", ""),
-            "a.xml object 1 'cat' has xmin, ymin, xmax, ymax = '3', '4', '10', ''",
-        ),
+        (spoil_box("<ymax>12</ymax>", ""), "a.xml object 1 'cat' has xmin, .* = '3', '4', '10', ''"),
         (spoil_box(">12<", ">twelve<"), "= '3', '4', '10', 'twelve'"),
-        (spoil_box(">12<", "><"), "= '3', '4', '10', ''"),
         (spoil_box(">12<", ">nan<"), "= '3', '4', '10', 'nan'"),
         (spoil_box(">12<", ">inf<"), "= '3', '4', '10', 'inf'"),
         (spoil_box(">12<", ">2<"), "object 1 'cat' has xmin, ymin, xmax, ymax = '3', '4', '10', '2'"),
@@ -338,12 +309,6 @@ def test_images_that_cannot_be_read_are_left_out_on_demand(made):
 
 
 def test_two_files_for_one_image(made):
-    write(made, "z", xml_of("a.png", objects=[("cat", 3, 4, 10, 12, 0)]))
+    write(made, "z", xml_of("a.png", objects=[CAT]))
     message = refusal(made)
     assert "z.xml: its image 'a.png' is that of " in message
-
-
-def test_no_box_at_all(made):
-    write(made, "a", xml_of())
-    write(made, "b", xml_of("b.png"))
-    assert "no usable box: 2 images, none with an object" in refusal(made)

@@ -15,9 +15,9 @@ from tools.exporting.quantization import NETWORK_INPUT
 SHAPE = (2, 16, 24, 3)
 
 
-@pytest.fixture(scope="module")
-def network(tmp_path_factory):
-    """A file of two convolutions, the first with kernels of very different sizes."""
+@pytest.fixture
+def network():
+    """Two convolutions, the first with kernels of very different sizes."""
     random = np.random.default_rng(1)
     sizes = np.geomspace(0.01, 10, 8)
     first = (random.standard_normal((3, 3, 3, 8)) * sizes).astype(np.float32)
@@ -28,35 +28,34 @@ def network(tmp_path_factory):
         return {"raw_0": tf.nn.conv2d(x, last, 1, "SAME")}
 
     spec = tf.TensorSpec([None, *SHAPE[1:]], tf.float32, NETWORK_INPUT)
-    path = tmp_path_factory.mktemp("network") / "float.onnx"
-    onnx.save(onnx_graphs.convert(function, [spec]), path)
-    return path
+    return onnx_graphs.convert(function, [spec])
 
 
 def _images(seed):
     return np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
 
 
+def _run(model, images):
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {NETWORK_INPUT: images})[0]
+
+
 def _relative_error(network, other):
     """By channel: the mean error as a share of the mean size."""
-    sessions = [onnxruntime.InferenceSession(path) for path in (network, other)]
-    one, two = (session.run(None, {NETWORK_INPUT: _images(9)})[0] for session in sessions)
+    one, two = (_run(model, _images(9)) for model in (network, other))
     return np.abs(one - two).mean(axis=(0, 1, 2)) / np.abs(one).mean(axis=(0, 1, 2))
 
 
-def test_int8_is_near(network, tmp_path):
-    images = iter([_images(0), _images(1)])
-    onnx.save(quantization.to_int8(onnx.load(network), images, symmetric=False), tmp_path / "int8.onnx")
-    error = _relative_error(network, tmp_path / "int8.onnx")
-    assert 1e-4 < error.max() < 0.05  # INT8, and near
-    graph = onnx.load(tmp_path / "int8.onnx").graph
-    quantized = {name for node in graph.node if node.op_type == "DequantizeLinear" for name in node.output}
-    first, last = [node for node in graph.node if node.op_type == "Conv"]
+def test_int8_is_near(network):
+    int8 = quantization.to_int8(network, iter([_images(0), _images(1)]), symmetric=False)
+    assert 1e-4 < _relative_error(network, int8).max() < 0.05  # INT8, and near
+    nodes = int8.graph.node
+    quantized = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
+    first, last = [node for node in nodes if node.op_type == "Conv"]
     assert set(first.input[:2]) <= quantized
     assert not set(last.input) & quantized  # it gives the scores
 
 
-def test_convolutions_may_share_a_bias(tmp_path):
+def test_convolutions_may_share_a_bias():
     """ONNX Runtime makes copies of it, whose names must not be those of other tensors."""
     random = np.random.default_rng(4)
     kernels = [random.standard_normal((3, 3, 1, 1)).astype(np.float32) for _ in range(8)]
@@ -77,34 +76,27 @@ def test_convolutions_may_share_a_bias(tmp_path):
     graph = onnx.helper.make_graph(nodes, "shared", ports[:1], ports[1:], initializers)
     opset = onnx.helper.make_opsetid("", onnx_graphs.OPSET)
     model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
-    onnx.save(model, tmp_path / "float.onnx")
     images = random.standard_normal((2, 3, 4, 4)).astype(np.float32)
-    onnx.save(quantization.to_int8(model, iter([images]), symmetric=False), tmp_path / "int8.onnx")
-    found = [
-        onnxruntime.InferenceSession(tmp_path / name).run(None, {NETWORK_INPUT: images})[0]
-        for name in ("float.onnx", "int8.onnx")
-    ]
-    assert np.abs(found[0] - found[1]).mean() < 0.1 * np.abs(found[0]).mean()
+    exact = _run(model, images)
+    found = _run(quantization.to_int8(model, iter([images]), symmetric=False), images)
+    assert np.abs(exact - found).mean() < 0.1 * np.abs(exact).mean()
 
 
-def test_tensorrt_wants_no_zero_points(network, tmp_path):
-    graph = quantization.to_int8(onnx.load(network), iter([_images(0)]), symmetric=True).graph
+def test_tensorrt_wants_no_zero_points(network):
+    graph = quantization.to_int8(network, iter([_images(0)]), symmetric=True).graph
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     points = [values[node.input[2]] for node in graph.node if node.op_type == "QuantizeLinear"]
     assert points
     assert all((point == 0).all() for point in points)
 
 
-def test_fp16_keeps_the_ports(network, tmp_path):
-    model = quantization.to_fp16(onnx.load(network))
-    onnx.save(model, tmp_path / "half.onnx")
+def test_fp16_keeps_the_ports(network):
+    exact = onnx.ModelProto.FromString(network.SerializeToString())
+    model = quantization.to_fp16(network)
     ports = [*model.graph.input, *model.graph.output]
     assert {port.type.tensor_type.elem_type for port in ports} == {onnx.TensorProto.FLOAT}
-    assert {tensor.data_type for tensor in model.graph.initializer if tensor.dims} >= {
-        onnx.TensorProto.FLOAT16
-    }
-    error = _relative_error(network, tmp_path / "half.onnx")
-    assert 1e-6 < error.max() < 0.005
+    assert onnx.TensorProto.FLOAT16 in {tensor.data_type for tensor in model.graph.initializer if tensor.dims}
+    assert 1e-6 < _relative_error(exact, model).max() < 0.005
 
 
 def test_without_tensorrt_the_command_is_said(tmp_path, monkeypatch):

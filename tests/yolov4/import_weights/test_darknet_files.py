@@ -33,14 +33,8 @@ def test_without_a_names_file_80_classes_are_coco(tmp_path):
 def test_a_names_file_of_the_80_gives_cocos_ids(tmp_path, spelling):
     names = list(coco_label_map().names)
     if spelling == "voc":
-        voc = {
-            3: "motorbike",
-            4: "aeroplane",
-            57: "sofa",
-            58: "pottedplant",
-            60: "diningtable",
-            62: "tvmonitor",
-        }
+        voc = {3: "motorbike", 4: "aeroplane", 57: "sofa", 58: "pottedplant", 60: "diningtable"}
+        voc[62] = "tvmonitor"
         for number, name in voc.items():
             names[number] = name
     (tmp_path / "my.names").write_text("\n".join(names))

@@ -1,0 +1,101 @@
+"""What a DALI graph gives, and numbered images as files and as records for it to read."""
+
+import json
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from nvidia import dali
+from nvidia.dali import fn
+
+from common.datacheck.datasets import open_coco, open_tfrecords
+from common.datasets import CocoSource, ImageListSource
+from tests.common.record_writing import png
+from tools.conversion.coco_to_tfrecord import write_tfrecords
+
+
+class Example(NamedTuple):
+    image_id: int
+    encoded: bytes
+    boxes: np.ndarray
+    labels: np.ndarray
+
+
+def build(nodes, batch_size=1, seed=None):
+    """A pipeline that does nothing but read: `nodes()` makes its outputs."""
+    pipeline = dali.Pipeline(batch_size, num_threads=1, device_id=None, seed=seed, enable_checkpointing=True)
+    with pipeline:
+        pipeline.set_outputs(*nodes())
+    pipeline.build()
+    return pipeline
+
+
+def run_graph(function, *inputs, device_id=None):
+    """Calls `function` in a graph on lists of one array per sample; the outputs of each sample."""
+    pipeline = dali.Pipeline(len(inputs[0]), num_threads=2, device_id=device_id, prefetch_queue_depth=1)
+    with pipeline:
+        nodes = [fn.external_source(source=[batch], cycle=True, batch=True) for batch in inputs]
+        pipeline.set_outputs(*function(*nodes))
+    pipeline.build()
+    outputs = [output.as_cpu() for output in pipeline.run()]
+    return [[np.array(output.at(i)) for output in outputs] for i in range(len(inputs[0]))]
+
+
+def read(reader, count, batch_size=1, pipeline_seed=None, **options):
+    """The first `count` examples of a reader by DALI."""
+    pipeline = build(lambda: reader(**options), batch_size, pipeline_seed)
+    examples = []
+    while len(examples) < count:
+        for encoded, boxes, labels, image_id in zip(*pipeline.run(), strict=True):
+            boxes, labels, image_id = map(np.array, (boxes, labels, image_id))
+            assert (boxes.dtype, labels.dtype, image_id.dtype) == (np.float32, np.int32, np.int64)
+            assert boxes.shape == (len(labels), 4) and image_id.shape == ()
+            examples.append(Example(int(image_id), np.array(encoded).tobytes(), boxes, labels))
+    return examples[:count]
+
+
+def ids(examples):
+    return [example.image_id for example in examples]
+
+
+def numbered_images(directory: pathlib.Path, image_ids, category_ids=(5,), box=(1, 1, 2, 2)) -> CocoSource:
+    """Little images of these ids, with one and the same box of each category on each."""
+    (directory / "images").mkdir()
+    document = {
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": i, "name": str(i)} for i in category_ids],
+    }
+    for number, image_id in enumerate(image_ids):
+        name = f"{number:02d}.png"
+        (directory / "images" / name).write_bytes(png(8, 9))
+        document["images"].append({"id": image_id, "file_name": name, "width": 8, "height": 9})
+        objects = [{"image_id": image_id, "category_id": i, "bbox": box} for i in category_ids]
+        document["annotations"] += objects
+    (directory / "instances.json").write_text(json.dumps(document))
+    return open_coco(directory / "images", directory / "instances.json")
+
+
+def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Path):
+    """A source of some kind ("coco", "images", "tfrecord") with the first images of another one."""
+    first = source.annotations.select(np.arange(source.size) < size)
+    if kind == "coco":
+        return CocoSource(source.images_dir, first)
+    if kind == "images":
+        return ImageListSource(tuple(source.files[:size]))
+    prefix = directory / f"first{size}"
+    write_tfrecords(first, source.images_dir, prefix, num_shards=min(size, 3), num_workers=1)
+    return open_tfrecords(f"{prefix}-*.tfrecord")
+
+
+def assert_saved_iterator_goes_on(iterate, directory, before: int, after: int) -> None:
+    """What `iterate` makes continues where another one was saved after `before` steps."""
+    iterator = iterate()
+    begin = [next(iterator) for _ in range(before)]
+    path = tf.train.Checkpoint(iterator=iterator).save(directory / "state")
+    rest = [next(iterator) for _ in range(after)]
+    resumed, fresh = iterate(), iterate()
+    tf.train.Checkpoint(iterator=resumed).restore(path).assert_consumed()
+    np.testing.assert_array_equal([next(resumed) for _ in range(after)], rest)
+    np.testing.assert_array_equal([next(fresh) for _ in range(before)], begin)

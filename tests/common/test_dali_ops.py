@@ -1,0 +1,152 @@
+"""Which rank reads which images, in how many steps; which boxes are dropped and kept, by DALI and TensorFlow.
+
+Shards are disjoint, together complete, and give as many steps on every rank: the arithmetic for all
+combinations of 1 to 8 ranks and 1 to 50 images, DALI's readers for some.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from nvidia import dali
+
+from common import dali_ops, tf_readers
+from common.loader import steps_per_epoch
+from tests.common.reading import first_images, numbered_images, run_graph
+from tests.common.test_box_encoder import INF, NAN, NO_BOXES, grid_boxes, largest, random_boxes, random_labels
+
+RANKS, MAX_SIZE = range(1, 9), 50
+EPOCHS = 3
+
+
+# --- shards ---
+
+
+def test_shards_and_steps_in_all_combinations():
+    """No argument of steps_per_epoch names the rank: they have to be enough for all."""
+    for num_shards, size, batch_size in itertools.product(RANKS, range(1, MAX_SIZE + 1), range(1, 17)):
+        if size < num_shards:
+            continue
+        parts = [range(*dali_ops.shard_range(size, shard_id, num_shards)) for shard_id in range(num_shards)]
+        assert [image for part in parts for image in part] == list(range(size))
+        lengths = [len(part) for part in parts]
+        assert max(lengths) - min(lengths) <= 1 and min(lengths) >= 1
+        steps = steps_per_epoch(size, batch_size * num_shards, training=False)
+        assert (steps - 1) * batch_size < max(lengths) <= steps * batch_size
+        steps = steps_per_epoch(size, batch_size * num_shards, training=True)
+        assert steps == 1 or 0 <= size - steps * batch_size * num_shards < batch_size * num_shards
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("numbered")
+    return numbered_images(directory, range(100, 100 + MAX_SIZE)), directory
+
+
+def read_ids(source, num_shards, count, batch_size, **options):
+    """The image ids that each rank reads. The readers of all ranks sit in one pipeline: that is quicker."""
+    pipeline = dali.Pipeline(batch_size, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    with pipeline:
+        shards = [{"shard_id": i, "num_shards": num_shards, "name": f"reader{i}"} for i in range(num_shards)]
+        pipeline.set_outputs(*(source.read(**shard, **options)[3] for shard in shards))
+    pipeline.build()
+    ranks = [[] for _ in range(num_shards)]
+    for _ in range(count // batch_size):
+        for rank, batch in zip(ranks, pipeline.run(), strict=True):
+            rank += [int(np.array(image_id)) for image_id in batch]
+    return ranks
+
+
+@pytest.mark.parametrize("kind", ["coco", "images", "tfrecord"])
+@pytest.mark.parametrize(("num_shards", "size"), [(1, 1), (2, 7), (3, 3), (3, 50), (5, 14), (8, 9), (8, 29)])
+def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
+    source = first_images(numbered[0], size, kind, numbered[1])
+    everything = sorted(source.annotations.image_ids)
+
+    # Evaluation: equal steps everywhere, twice: the second one begins where the first one did.
+    batch_size = (1, 3, 4, 7)[(size + num_shards) % 4]
+    count = batch_size * steps_per_epoch(size, batch_size * num_shards, training=False)
+    ranks = read_ids(source, num_shards, 2 * count, batch_size, training=False, seed=0)
+    assert all(len(rank) == 2 * count and rank[:count] == rank[count:] for rank in ranks)
+    once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # without a rank's repeats
+    assert sorted(once) == everything
+
+    # Training: each rank reads its part of each permutation, and then its part of the next.
+    if kind != "images":
+        bounds = [dali_ops.shard_range(size, shard_id, num_shards) for shard_id in range(num_shards)]
+        lengths = [end - begin for begin, end in bounds]
+        count = EPOCHS * max(lengths)
+        ranks = read_ids(source, num_shards, count, count, training=True, seed=3)
+        for epoch in range(EPOCHS):
+            parts = [rank[epoch * n : (epoch + 1) * n] for rank, n in zip(ranks, lengths, strict=True)]
+            assert sorted(itertools.chain(*parts)) == everything
+
+
+# --- dropping and keeping boxes ---
+
+
+def run_tf(function, images, labels):
+    pairs = zip(map(tf.constant, images), map(tf.constant, labels), strict=True)
+    return [[np.asarray(output) for output in function(*pair)] for pair in pairs]
+
+
+def bits(array):
+    return np.asarray(array, np.float32).view(np.int32)
+
+
+FILTERS = pytest.mark.parametrize(
+    ("run", "drop", "keep"),
+    [
+        (run_graph, dali_ops.drop_small_boxes, dali_ops.keep_largest),
+        (run_tf, tf_readers.drop_small_boxes_tf, tf_readers.keep_largest_tf),
+    ],
+    ids=["dali", "tensorflow"],
+)
+
+
+@FILTERS
+def test_drop_small_boxes_drops_what_is_not_a_box(run, drop, keep):
+    sound = [0.2, 0.2, 0.8, 0.8]
+    bad = [np.where(place, value, sound) for value in (NAN, INF, -INF) for place in np.eye(4, dtype=bool)]
+    bad += [[0.2, 0.2, 0.2, 0.8], [0.2, 0.2, 0.8, 0.2], [0, 0, 0, 0]]  # no width, no height, neither
+    bad += [[0.8, 0.2, 0.2, 0.8], [0.2, 0.8, 0.8, 0.2]]  # inverted
+    bad += [[INF] * 4, [-INF, -INF, INF, INF]]
+    bad += [[-3e38, 0, 3e38, 1], [0, -3e38, 1, 3e38]]  # finite, but not their sides
+    good = [[-0.0, 0.0, 1.0, 1.0], [0.5, 0.5, np.nextafter(np.float32(0.5), 1), 0.6], [-2, -2, 3, 3]]
+    mixed = np.float32(bad[:7] + good[:1] + bad[7:] + good[1:])
+    is_good = np.isin(np.arange(len(mixed)), [7, len(mixed) - 2, len(mixed) - 1])
+    labels = np.arange(1, len(mixed) + 1, dtype=np.int32)
+    images = [mixed, np.float32(bad), np.float32(good), NO_BOXES]
+    results = run(drop, images, [labels[: len(boxes)] for boxes in images])
+
+    np.testing.assert_array_equal(bits(results[0][0]), bits(mixed[is_good]))  # bit by bit: -0.0 stays -0.0
+    np.testing.assert_array_equal(results[0][1], labels[is_good])
+    np.testing.assert_array_equal(bits(results[2][0]), bits(good))
+    assert results[1][0].shape == results[3][0].shape == (0, 4)
+    for boxes, boxes_labels in results:
+        assert boxes_labels.shape == boxes.shape[:1]
+        assert (boxes.dtype, boxes_labels.dtype) == (np.float32, np.int32)
+
+
+@FILTERS
+def test_drop_small_boxes_measures_height_and_width_apart(run, drop, keep):
+    boxes = np.float32([[0, 0, 0.25, 0.5], [0, 0, 0.125, 0.5], [0, 0, 0.25, 0.25], [0.5, 0.5, 0.75, 1]])
+    min_size = (0.5, 0.25)  # height, width
+    ((kept, labels),) = run(lambda b, n: drop(b, n, min_size), [boxes], [np.int32([1, 2, 3, 4])])
+    np.testing.assert_array_equal(labels, [1, 4])  # what is just large enough stays
+    np.testing.assert_array_equal(kept, boxes[[0, 3]])
+
+
+@FILTERS
+@pytest.mark.parametrize("count", [1, 100])
+def test_keep_largest_is_stable(run, drop, keep, count):
+    rng = np.random.default_rng(3)
+    images = [random_boxes(rng, n) for n in (500, 101, 100, 99, 1)]
+    images += [NO_BOXES, np.repeat(random_boxes(rng, 1), 150, axis=0), grid_boxes(rng, 300)]
+    labels = random_labels(rng, images)
+    results = run(lambda b, n: keep(b, n, count), images, labels)
+    for boxes, boxes_labels, (kept, kept_labels) in zip(images, labels, results, strict=True):
+        expected = largest(boxes, count)
+        np.testing.assert_array_equal(kept, boxes[expected].reshape(-1, 4))
+        np.testing.assert_array_equal(kept_labels, boxes_labels[expected])

@@ -1,0 +1,240 @@
+"""Activations against formulas in NumPy's float64, batch norm against Keras' own layer; what XLA compiles."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from common import layers
+from common.layers import BatchNormalization, Mish, Swish
+
+CHANNELS = 5
+# One unit in the last place of the activations, for values up to 4.
+UNIT = {"float32": 2e-6, "mixed_float16": 2**-9, "mixed_bfloat16": 2**-6}
+
+
+# --- activations ---
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+FORMULAS = {Swish: lambda z: z * sigmoid(z), Mish: lambda z: z * np.tanh(np.log1p(np.exp(z)))}
+# of float16 and bfloat16: Swish computes in them, Mish its gate in float32
+TOLERANCES = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1.5e-1}
+
+
+def built(kind, shape, dtype="float32"):
+    layer = kind(dtype=dtype)
+    layer.build(shape)
+    return layer
+
+
+def with_gradient(layer):
+    def compute(x, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, training=True)
+        return y, tape.gradient(y, x, upstream)
+
+    return compute
+
+
+def value_and_gradient(layer, x, upstream, compiled=True):
+    compute = tf.function(with_gradient(layer)) if compiled else with_gradient(layer)
+    return [value.numpy() for value in compute(tf.constant(x), tf.constant(upstream))]
+
+
+def is_compiled(functions):
+    """Whether XLA has to compile one of a graph's functions."""
+    return any(function.attr["_XlaMustCompile"].b for function in functions)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "fused"])
+def either_way(request, monkeypatch):
+    monkeypatch.setattr(layers, "FUSE_FROM", 1 if request.param else 2**62)
+    monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
+    return request.param
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("kind", FORMULAS)
+def test_values_and_gradients(either_way, kind, dtype, compiled):
+    dtype = tf.as_dtype(dtype).as_numpy_dtype
+    x = np.linspace(-12, 12, 480).astype(dtype).reshape(4, 5, 6, 4)
+    upstream = np.random.default_rng(0).normal(size=x.shape).astype(dtype)
+    y, gradient = value_and_gradient(built(kind, x.shape, dtype), x, upstream, compiled)
+    exact, step = x.astype(np.float64), 1e-5
+    upstream = upstream.astype(np.float64)
+    slope = (FORMULAS[kind](exact + step) - FORMULAS[kind](exact - step)) / (2 * step)
+    assert (y.dtype, gradient.dtype) == (x.dtype, x.dtype)
+    tolerance = TOLERANCES[np.dtype(dtype).name]
+    np.testing.assert_allclose(y.astype("f8"), FORMULAS[kind](exact), atol=tolerance)
+    np.testing.assert_allclose(gradient.astype("f8"), slope * upstream, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kind", FORMULAS)
+def test_they_are_finite_far_out(either_way, kind, dtype):
+    x = np.array([[-np.finfo(dtype).max, -1000, -100, 100, 1000, np.finfo(dtype).max]], dtype)
+    y, gradient = value_and_gradient(built(kind, x.shape, dtype), x, np.ones_like(x))
+    np.testing.assert_array_equal(y, np.maximum(x, 0))
+    np.testing.assert_array_equal(gradient, x > 0)
+
+
+@pytest.mark.parametrize("kind", FORMULAS)
+def test_what_is_fused_is_settled_by_the_size_of_an_image(monkeypatch, kind):
+    monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
+    side = int(layers.FUSE_FROM**0.5)
+    assert built(kind, (None, side, side + 1, 1)).fuse
+    assert not built(kind, (None, side - 1, side, 1)).fuse
+    assert not built(kind, (64, side - 1, side, 1)).fuse  # however many images
+    assert built(kind, (None, None, None, 8)).fuse  # training at several sizes
+    monkeypatch.setattr(layers, "is_cpu_only", lambda: False)
+    assert not built(kind, (None, side, side + 1, 1)).fuse
+
+
+@pytest.mark.parametrize("kind", FORMULAS)
+def test_images_of_any_size_and_what_xla_compiles(either_way, kind):
+    layer = built(kind, (None, None, None, 3))
+    assert layer.fuse
+    anything = tf.TensorSpec((None, None, None, 3))
+    compute = tf.function(with_gradient(layer), input_signature=[anything, anything])
+    for shape in ((1, 4, 7, 3), (2, 9, 2, 3)):
+        x = np.random.default_rng(4).normal(0, 3, shape).astype(np.float32)
+        fixed = tf.function(with_gradient(built(kind, shape)))
+        for own, other in zip(compute(x, np.ones_like(x)), fixed(x, np.ones_like(x)), strict=True):
+            np.testing.assert_allclose(own, other, atol=5e-6)
+    graph = fixed.get_concrete_function(x, np.ones_like(x)).graph
+    assert is_compiled(graph.as_graph_def().library.function) == either_way
+
+
+@pytest.mark.parametrize("kind", FORMULAS)
+def test_models_are_saved_without_xla_and_loaded(monkeypatch, tmp_path, kind):
+    """No other runtime knows XLA's functions."""
+    monkeypatch.setattr(layers, "FUSE_FROM", 1)
+    images = keras.Input((6, 4, 3))
+    model = keras.Model(images, kind()(images))
+    signature = [tf.TensorSpec((None, 6, 4, 3))]
+    module = tf.Module()
+    module.model = model
+    module.detect = tf.function(lambda x: model(x, training=False), input_signature=signature)
+    tf.saved_model.save(module, str(tmp_path))
+    saved = saved_model_pb2.SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes())
+    functions = saved.meta_graphs[0].graph_def.library.function
+    assert functions
+    assert not is_compiled(functions)
+
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    x = np.random.default_rng(3).normal(size=(1, 6, 4, 3)).astype(np.float32)
+    np.testing.assert_allclose(loaded(x), FORMULAS[kind](x.astype(np.float64)), atol=1e-6)
+
+
+# --- batch norm ---
+
+
+def make_pair(dtype=None):
+    """Keras' layer and ours, with the same variables."""
+    rng = np.random.default_rng(0)
+    pair = keras.layers.BatchNormalization(dtype=dtype, name="bn"), BatchNormalization(dtype=dtype, name="bn")
+    weights = rng.uniform(0.5, 1.5, (4, CHANNELS))
+    for layer in pair:
+        layer.build((None, None, None, CHANNELS))
+        layer.set_weights(weights)
+    return pair
+
+
+def make_images(shape=(2, 3, 4, CHANNELS), dtype="float32"):
+    return tf.cast(np.random.default_rng(1).normal(3, 2, shape), dtype)
+
+
+def run_step(layer, images, training, jit_compile=False):
+    """Output, gradients of a loss by the input and the variables, and moving statistics after the step."""
+
+    @tf.function(jit_compile=jit_compile)
+    def step(images):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            outputs = layer(images, training=training)
+            loss = tf.reduce_sum(tf.sin(tf.cast(outputs, tf.float32)))
+        variables = [variable.value for variable in layer.trainable_variables]
+        return outputs, tape.gradient(loss, [images, *variables])
+
+    outputs, gradients = step(images)
+    gradients = [tf.cast(gradient, tf.float32).numpy() for gradient in gradients]
+    return outputs, gradients, [np.array(variable) for variable in layer.non_trainable_variables]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", UNIT)
+def test_equals_keras(dtype, training, jit_compile):
+    reference, ours = make_pair(dtype)
+    images = make_images(dtype=ours.compute_dtype)
+    expected = run_step(reference, images, training)
+    actual = run_step(ours, images, training, jit_compile)
+
+    assert actual[0].dtype == expected[0].dtype == ours.compute_dtype
+    tolerance = UNIT[dtype]
+    outputs = [tf.cast(result[0], tf.float32) for result in (actual, expected)]
+    np.testing.assert_allclose(*outputs, atol=tolerance)
+    for ours_gradient, keras_gradient in zip(actual[1], expected[1], strict=True):
+        np.testing.assert_allclose(ours_gradient, keras_gradient, rtol=tolerance, atol=20 * tolerance)
+    for ours_average, keras_average in zip(actual[2], expected[2], strict=True):
+        assert ours_average.dtype == np.float32
+        np.testing.assert_allclose(ours_average, keras_average, rtol=1e-6)
+
+
+@pytest.mark.parametrize("side", [1, 2])
+def test_averages_the_variance_without_bessels_correction(side):
+    """With n = 4 the correction would be a third; the variance of one value is 0."""
+    images = make_images((1, side, side, CHANNELS))
+    layer = BatchNormalization(momentum=0.0)
+    outputs = layer(images, training=True)
+    np.testing.assert_allclose(layer.moving_variance, np.var(images, axis=(0, 1, 2)), rtol=1e-5)
+    assert side > 1 or (outputs.numpy() == 0).all()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_frozen_layer_is_in_inference_mode(training):
+    reference, ours = make_pair()
+    before = [np.array(weight) for weight in ours.weights]
+    expected = reference(make_images(), training=False)
+    ours.trainable = False
+    np.testing.assert_allclose(ours(make_images(), training=training), expected, atol=2e-6)
+    for weight, value in zip(ours.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+
+
+@pytest.mark.parametrize("arguments", [{"axis": 1}, {"scale": False}, {"center": False}, {"renorm": True}])
+def test_what_the_kernel_cannot_do_goes_to_keras(arguments):
+    channels_last = "axis" not in arguments
+    images = make_images() if channels_last else make_images((2, CHANNELS, 3, 4))
+    layers = keras.layers.BatchNormalization(**arguments), BatchNormalization(**arguments)
+    expected, actual = (layer(images, training=True) for layer in layers)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_variables_have_keras_names_so_weights_load_either_way(tmp_path):
+    images = keras.Input((4, 4, CHANNELS))
+    reference, _ = make_pair()
+    keras.Model(images, reference(images)).save_weights(tmp_path / "keras.weights.h5")
+    other = BatchNormalization(name="bn")
+    keras.Model(images, other(images)).load_weights(tmp_path / "keras.weights.h5")
+    for weight, expected in zip(other.weights, reference.weights, strict=True):
+        assert weight.name == expected.name
+        np.testing.assert_array_equal(weight, expected)
+
+
+def test_trains_inside_a_distribution_strategy():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        layer = BatchNormalization(momentum=0.0)
+        layer.build((None, None, None, CHANNELS))
+    images = make_images()
+    strategy.run(tf.function(lambda: layer(images, training=True)))
+    np.testing.assert_allclose(layer.moving_mean, np.mean(images, axis=(0, 1, 2)), rtol=1e-5)

@@ -1,0 +1,17 @@
+import keras
+import pytest
+
+from tests.yolov4.rectangles import write_rectangles
+from yolov4.model import build_model
+
+
+@pytest.fixture(scope="session")
+def rectangles(tmp_path_factory: pytest.TempPathFactory):
+    """The source of the drawn rectangles, written once."""
+    return write_rectangles(tmp_path_factory.mktemp("rectangles"))
+
+
+@pytest.fixture(scope="session")
+def published_yolov4() -> keras.Model:
+    """YOLOv4 as it is published, for tests that only look at it."""
+    return build_model("yolov4", 80, (608, 608))

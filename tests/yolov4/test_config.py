@@ -1,0 +1,94 @@
+"""The numbers of cfg/yolov4.cfg and cfg/yolov4-tiny.cfg, training sizes, and settings that are refused."""
+
+import dataclasses
+
+import pytest
+
+from common.errors import UserError
+from common.hparams import override
+from yolov4.config import DETECTION_FIELDS, LOADER_FIELDS, MODEL_NAMES, get_config
+
+YOLOV4 = get_config("yolov4")
+EVERY_MODEL = (
+    {"ignore_thresh": 0.7, "obj_normalizer": 1.0, "cls_normalizer": 1.0, "label_smoothing": 0.0}
+    | {"hue": 36.0, "saturation": 1.5, "exposure": 1.5, "flip_prob": 0.5}  # hue: 0.1 of the circle
+    | {"mosaic_tiles": "batch", "mixup_prob": 0.0, "cutmix_prob": 0.0}
+    | {"max_instances": 200, "min_box_size": 1.0, "antialias": True, "letterbox": False}
+    | {"weight_decay": 0.0005, "reference_batch": 64, "lr_steps": (0.8, 0.9), "lr_step_factor": 0.1}
+    | {"nms_method": "greedy", "diou_beta": 0.6, "nms_iou": 0.6, "score_threshold": 0.001}
+    | {"nms_candidates": 1000, "max_detections": 100}
+)
+DARKNET = (
+    {"jitter": 0.3, "iou_normalizer": 0.07, "box_gradient": "darknet", "size_weighting": False}
+    | {"bn_momentum": 0.99, "objectness_bias": 0.0, "close_mosaic": 0, "ema_decay": 0.0}
+    | {"burn_in_steps": 1000, "burn_in_power": 4.0, "lr_schedule": "steps"}
+    | {"optimizer": "sgd", "clip_norm": 0.0}
+)
+PUBLISHED = {
+    "yolov4": DARKNET
+    | {"image_size": (608, 608), "iou_thresh": 0.213, "max_delta": 5.0, "multi_scale": 1.4, "epochs": 271}
+    | {"mosaic_prob": 0.5, "momentum": 0.949, "learning_rate": 0.0013, "width": 1.0},
+    "yolov4-tiny": DARKNET
+    | {"image_size": (416, 416), "iou_thresh": 1.0, "max_delta": 0.0, "multi_scale": 1.0, "epochs": 1082}
+    | {"mosaic_prob": 0.0, "momentum": 0.9, "learning_rate": 0.00261, "width": 1.0},
+    "yolov4-nano": {"image_size": (256, 256), "width": 0.5, "optimizer": "adam", "close_mosaic": 5},
+}
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_numbers_are_the_published_ones(name):
+    expected = EVERY_MODEL | PUBLISHED[name]
+    config = get_config(name)
+    assert {field: getattr(config, field) for field in expected} == expected
+    assert config.strides == ((8, 16, 32) if name == "yolov4" else (16, 32))
+    assert config.anchors_per_location == 3
+
+
+def test_sizes_of_a_training_batch():
+    assert YOLOV4.size_range == (14, 27)  # 19 / 1.4 = 13.57, 19 * 1.4 = 26.6
+    wide = dataclasses.replace(YOLOV4, image_size=(96, 160), multi_scale=2.0)
+    assert wide.size_range == (2, 6)  # 1.5 and 6
+    assert [wide.bucket(units) for units in (2, 3, 6)] == [(64, 96), (96, 160), (192, 320)]
+    assert dataclasses.replace(wide, multi_scale=4.0, image_size=(32, 32)).size_range == (1, 4)
+    assert dataclasses.replace(wide, image_size=(160, 96)).bucket(2) == (96, 64)
+
+
+def test_the_fields_of_the_loader_and_of_the_detections():
+    assert (LOADER_FIELDS[0], LOADER_FIELDS[-1]) == ("antialias", "max_instances")
+    assert (DETECTION_FIELDS[0], DETECTION_FIELDS[-1]) == ("nms_method", "max_detections")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_size": (64, 100)}, "multiples of 32"),
+        ({"masks": ((0, 1, 2), (3, 4, 5))}, "for the 3 heads"),
+        ({"scale_xy": (1.0, 1.0)}, "for the 3 heads"),
+        ({"scale_xy": (1.0, 1.0, 0.99)}, "scale_xy of at least 1"),
+        ({"masks": ((0, 1, 2), (3, 4, 5), (6, 7))}, "masks of one length"),
+        ({"masks": ((0, 1, 2), (3, 4, 5), (6, 7, 9))}, "masks that name some of anchors"),
+        ({"masks": ((-1, 1, 2), (3, 4, 5), (6, 7, 8))}, "masks that name some of anchors"),
+        ({"anchors": YOLOV4.anchors[:-1]}, "anchors as pairs"),
+        ({"anchors": (0.0, *YOLOV4.anchors[1:])}, "anchors above 0"),
+        ({"multi_scale": 4.1}, "multi_scale of at most 4"),
+        ({"lr_steps": (0.9, 0.8)}, "lr_steps above 0 and up to 1 in order"),
+        ({"lr_steps": (0.0, 0.8)}, "lr_steps above 0 and up to 1 in order"),
+        ({"lr_steps": (0.8, 1.1)}, "lr_steps above 0 and up to 1 in order"),
+        ({"jitter": 0.5}, "jitter below 0.5"),
+        ({"mosaic_tiles": "new"}, r"mosaic_tiles.*expected one of batch, fresh"),
+    ],
+)
+def test_what_cannot_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(YOLOV4, **change)
+
+
+def test_what_is_just_possible():
+    dataclasses.replace(YOLOV4, jitter=0.49, multi_scale=4.0, lr_steps=(0.5, 1.0), scale_xy=(1.0, 1.0, 1.0))
+
+
+def test_misspelt_names_suggest_the_nearest():
+    with pytest.raises(UserError, match=r"yolo4.*did you mean 'yolov4'"):
+        get_config("yolo4")
+    with pytest.raises(UserError, match="momentum"):
+        override(YOLOV4, "momentun=0.9")
