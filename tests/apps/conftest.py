@@ -43,7 +43,6 @@ class App:
     by_heart: str  # hparams for learning a few images quickly
     steps_by_heart: int
     ways: tuple[str, str]  # flags of two very different trainings
-    typo: str  # of the model's name
     own_hparam: tuple[str, str]  # a field that decides what is trained, with another value
     other_nms: str
 
@@ -93,7 +92,6 @@ APPS = {
             "--precision=mixed_bfloat16 --clip_norm=0 --accumulate_steps=2 "
             "--hparams={tiny},optimizer=sgd,augmentation=resize_range,grid_mask_prob=1",
         ),
-        typo="efficientdet-nona",
         own_hparam=("anchor_scale", "6"),
         other_nms="hard",
     ),
@@ -111,7 +109,6 @@ APPS = {
             "--precision=mixed_bfloat16 --clip_norm=0 --accumulate_steps=2 "
             "--hparams={tiny},multi_scale=1.5,mixup_prob=0.5,cutmix_prob=0.5,max_delta=5",
         ),
-        typo="yolov4-nona",
         own_hparam=("width", "1"),
         other_nms="diou",
     ),
@@ -194,8 +191,16 @@ def tiny_train(app, command):
 
 
 @pytest.fixture(scope="session")
-def trained(tiny_train, drawn, tmp_path_factory) -> pathlib.Path:
-    """The run directory of two epochs on the drawn images."""
-    directory = tmp_path_factory.mktemp("trained") / "run"
-    tiny_train(drawn, directory, compiled=True)
-    return directory
+def trained_runs() -> dict[str, pathlib.Path]:
+    """By app, as pytest forgets a fixture's value when it goes on with the other app."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def trained(app, tiny_train, drawn, trained_runs, tmp_path_factory) -> pathlib.Path:
+    """The run directory of two epochs on the drawn images: trained once, for tests that only read it."""
+    if app.name not in trained_runs:
+        directory = tmp_path_factory.mktemp("trained") / "run"
+        tiny_train(drawn, directory)
+        trained_runs[app.name] = directory
+    return trained_runs[app.name]

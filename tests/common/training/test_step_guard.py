@@ -31,7 +31,8 @@ class Training:
         keras.utils.set_random_seed(3)
         self.ranks = Ranks()
         layers = [keras.layers.Conv2D(4, 3, use_bias=False), BatchNormalization(name="bn")]
-        self.model = keras.Sequential([keras.Input((8, 8, 3)), *layers, keras.layers.Conv2D(1, 6)])
+        layers = [keras.Input((8, 8, 3)), *layers, keras.layers.Conv2D(1, 6)]
+        self.model = keras.Sequential(layers, name="small")
         self.optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=accumulate_steps)
         if loss_scale:
             self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer, initial_scale=loss_scale)
@@ -141,7 +142,7 @@ def test_weights_that_are_not_finite_are_named(alone):
     training, guard = alone
     guard.check_weights(training.model, training.optimizer, 7)
     training.model.get_layer("bn").moving_variance.assign([1.0, np.inf, 1.0, 1.0])
-    with pytest.raises(UserError, match="after step 7 the weight bn/moving_variance is not finite"):
+    with pytest.raises(UserError, match="after step 7 the weight small/bn/moving_variance is not finite"):
         guard.check_weights(training.model, training.optimizer, 7)
 
 
