@@ -1,4 +1,7 @@
-"""bench.py of each app: once for real on a tiny network, and its pieces."""
+"""bench.py of each app: once for real on a tiny network, and its pieces.
+
+Also tests tools/benchmark/measuring.py.
+"""
 
 import importlib
 import itertools

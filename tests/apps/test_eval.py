@@ -1,4 +1,7 @@
-"""Evaluation: the same bytes twice, both loaders, original pixels out, refusals."""
+"""Evaluation: the same bytes twice, both loaders, original pixels out, refusals.
+
+Also tests predict.py of each app; common/training/trained.py.
+"""
 
 import csv
 import errno

@@ -1,4 +1,8 @@
-"""Exported files find what the weights find, on images of any shape; eval.py takes them; refusals."""
+"""Exported files find what the weights find, on images of any shape; eval.py takes them; refusals.
+
+Also tests export_parts.py of each app; common/evaluation/exported.py; in tools/exporting exporter.py,
+export_graph.py, tensorflow_files.py, onnx_file.py and verify.py.
+"""
 
 import collections
 import importlib

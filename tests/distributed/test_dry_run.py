@@ -1,4 +1,7 @@
-"""`--dry_run`: YOLOv4 for real, then every check against records that are wrong."""
+"""`--dry_run`: YOLOv4 for real, then every check against records that are wrong.
+
+Also tests dry_run_process.py.
+"""
 
 import contextlib
 import copy

@@ -1,4 +1,7 @@
-"""TF_CONFIG, right and wrong; a worker waits for the first one of its cluster."""
+"""TF_CONFIG, right and wrong; a worker waits for the first one of its cluster.
+
+Also tests common/distributed/tf_distribute.py.
+"""
 
 import json
 import socket

@@ -1,4 +1,7 @@
-"""google/automl's checkpoints: the forms they come in, its own model's answers, class rows, wrong files."""
+"""google/automl's checkpoints: the forms they come in, its own model's answers, class rows, wrong files.
+
+Also tests import_weights/automl.py; tf_files.py.
+"""
 
 import pathlib
 import shutil

@@ -1,6 +1,8 @@
 """EfficientNet, ResNet and MobileNet against keras.applications and torchvision's parameter counts.
 
 import_weights/test_imagenet.py compares the features of EfficientNet, test_retinanet.py those of ResNet.
+
+Also tests mobilenet.py.
 """
 
 import keras

@@ -1,6 +1,8 @@
 """RetinaNet: outputs and parameters against other implementations, and its rows against odtk and the paper.
 
 test_losses.py has its loss, test_optimization.py its learning rates, test_model.py what all networks share.
+
+Also tests resnet.py; retinanet_rows.py.
 """
 
 import numpy as np

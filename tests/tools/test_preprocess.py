@@ -1,4 +1,7 @@
-"""preprocess.py: every source and every output by the command line, and what cannot be done in one line."""
+"""preprocess.py: every source and every output by the command line, and what cannot be done in one line.
+
+Also tests common/progress.py.
+"""
 
 import csv
 import io

@@ -1,4 +1,7 @@
-"""Each rule of tools/pruning.py and unused.py, as a text before and after."""
+"""Each rule of tools/pruning.py and unused.py, as a text before and after.
+
+Also tests source_text.py.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""The networks against AlexeyAB/darknet's: layers, parameters, operations, arithmetic of single layers."""
+"""The networks against AlexeyAB/darknet's: layers, parameters, operations, arithmetic of single layers.
+
+Also tests network.py.
+"""
 
 import dataclasses
 

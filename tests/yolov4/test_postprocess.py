@@ -1,4 +1,7 @@
-"""Decoding against Darknet's rule written out number by number; detections against brute force and OpenCV."""
+"""Decoding against Darknet's rule written out number by number; detections against brute force and OpenCV.
+
+Also tests decoding.py.
+"""
 
 import dataclasses
 import math

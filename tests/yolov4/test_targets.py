@@ -1,4 +1,7 @@
-"""Assignment and ignore mask against a plain transcription of Darknet's rules, by hand and at random."""
+"""Assignment and ignore mask against a plain transcription of Darknet's rules, by hand and at random.
+
+Also tests common/grid_matching.py.
+"""
 
 import dataclasses
 

@@ -1,4 +1,7 @@
-"""What files say about themselves: made, read back from every kind of file, compared, printed; the commit."""
+"""What files say about themselves: made, read back from every kind of file, compared, printed; the commit.
+
+Also tests tools/describe_weights.py.
+"""
 
 import dataclasses
 import importlib

@@ -1,4 +1,7 @@
-"""A run that is stopped anywhere goes on as if it never was: the loop of train.py on a tiny network."""
+"""A run that is stopped anywhere goes on as if it never was: the loop of train.py on a tiny network.
+
+Also tests input_feed.py.
+"""
 
 import csv
 import errno

@@ -1,4 +1,7 @@
-"""Numbers, tables and verdicts from made-up rounds."""
+"""Numbers, tables and verdicts from made-up rounds.
+
+Also tests record.py; summary.py.
+"""
 
 import pytest
 

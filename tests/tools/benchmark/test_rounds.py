@@ -1,4 +1,7 @@
-"""Candidates here are small Python programs that keep to the protocol, as a baseline's would."""
+"""Candidates here are small Python programs that keep to the protocol, as a baseline's would.
+
+Also tests protocol.py; worker.py.
+"""
 
 import itertools
 import os

@@ -1,4 +1,7 @@
-"""YOLO's labels: boxes, polygons, EXIF turns, where files lie, and what is refused."""
+"""YOLO's labels: boxes, polygons, EXIF turns, where files lie, and what is refused.
+
+Also tests yolo_layout.py.
+"""
 
 import functools
 import os

@@ -1,4 +1,7 @@
-"""Which flags of export.py go together, and how two sets of detections are compared."""
+"""Which flags of export.py go together, and how two sets of detections are compared.
+
+Also tests tensorrt.py.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""--ops as text: what is read, what is refused and how."""
+"""--ops as text: what is read, what is refused and how.
+
+Also tests arguments.py.
+"""
 
 import pytest
 from nvidia.dali import types

@@ -1,4 +1,7 @@
-"""Every operator of --ops: equal in both of DALI's APIs, and equal to someone else's arithmetic."""
+"""Every operator of --ops: equal in both of DALI's APIs, and equal to someone else's arithmetic.
+
+Also tests apis.py.
+"""
 
 import cv2
 import numpy as np

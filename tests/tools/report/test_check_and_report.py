@@ -1,4 +1,7 @@
-"""One data set, or two together: what is printed and written, of sound data and of faulty."""
+"""One data set, or two together: what is printed and written, of sound data and of faulty.
+
+Also tests tools/check_data.py.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Trees, lists and NumPy files: what is found, in which order, with which label, and what is refused."""
+"""Trees, lists and NumPy files: what is found, in which order, with which label, and what is refused.
+
+Also tests base.py.
+"""
 
 import os
 from pickle import dumps
