@@ -182,11 +182,13 @@ def test_another_model_is_refused_by_its_first_difference(fresh, files):
             read_automl(file._replace(shapes=shapes), model)
 
 
-def test_class_and_box_outputs_must_go_together(variables, tmp_path):
-    bias = {"class_net/class-predict/bias": np.zeros(811, np.float32)}
-    file = open_weights(write_h5(tmp_path / "odd.h5", variables | bias))
-    with pytest.raises(UserError, match="811 class outputs do not go with 36 box outputs"):
-        count_outputs(file)
+@pytest.mark.parametrize(("head", "size"), [("class", 811), ("class", 0), ("box", 37), ("box", 0)])
+def test_class_and_box_outputs_must_go_together(files, head, size):
+    file, sizes = open_weights(files["h5"]), {"class": 810, "box": 36} | {head: size}
+    shapes = file.shapes | {f"{head}_net/{head}-predict/bias": (size,)}
+    message = f"{sizes['class']} class outputs do not go with {sizes['box']} box outputs"
+    with pytest.raises(UserError, match=message):
+        count_outputs(file._replace(shapes=shapes))
 
 
 def test_damaged_h5_files_are_one_line(fresh, files, tmp_path):
@@ -240,7 +242,8 @@ def test_checkpoints_that_are_not_whole_are_one_line(fresh, files, tmp_path, fil
 def test_other_files_are_one_line(fresh, tmp_path):
     other = write_h5(tmp_path / "other.h5", {"a/b/kernel": np.ones(3)})
     assert_refused(fresh, other, "neither of google/automl's")
-    weights.save(fresh, tmp_path / "their.weights.h5", {"app": "yolov4"})
+    small = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    weights.save(small, tmp_path / "their.weights.h5", {"app": "yolov4"})
     assert_refused(fresh, tmp_path / "their.weights.h5", "saved by 'yolov4', not by efficientdet")
     (tmp_path / "empty").mkdir()
     assert_refused(fresh, tmp_path / "empty", "neither a run directory of ours")
