@@ -145,6 +145,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
 
     resumed = Training(tmp_path, shuffled_images, kind=kind)
     resumed.step()  # whatever happened before is overwritten
+    resumed.saved.state["other"] = 1
     assert resumed.saved.find() == []
     resumed.saved.restore()
     assert resumed.saved.state == {"epoch": 0, "step": 3, "step_in_epoch": 3, "totals": {}, "note": note}
