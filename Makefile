@@ -12,7 +12,7 @@ BENCH := runs/bench
 BENCH_FLAGS := --rounds=3
 JOBS := 2
 CHECKS := tests/test_older_versions.py tests/apps/test_determinism.py tests/distributed/test_stop_and_resume.py \
-  tests/distributed/test_checkpoints_horovod.py tests/test_structure.py
+  tests/test_structure.py
 APPS := efficientdet yolov4
 
 .PHONY: help setup horovod demo demo-yolov4 demo-clean check test test-long test-all test-gpu bench soak docker docker-test lint format clean

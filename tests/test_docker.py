@@ -7,46 +7,34 @@ The scripts that run inside an image are tested in test_docker_scripts.py.
 import os
 import pathlib
 import re
-import shlex
-import subprocess
-import sys
 import tomllib
-from unittest import mock
 
 import pytest
 import yaml
-from absl import flags
-from horovod.runner.launch import parse_args
 
-import efficientdet.train
-from tests.test_launch_files import MPIJOB, bash_commands
+from tests.test_launch_files import LAUNCHER, SPEC, WORKER
+from tests.test_readme import PAGES
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCKER = ROOT / "docker"
-PAGE = ROOT / "docs" / "docker.md"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 DOCKERFILES = [DOCKER / "Dockerfile", DOCKER / "Dockerfile.cpu"]
-SCRIPTS = sorted([*DOCKER.glob("*.sh"), ROOT / ".ci" / "run"])
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 every_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 
 
-def instructions(path: pathlib.Path) -> list[tuple[str, str]]:
-    """(instruction, what follows it) of a Dockerfile, comments gone, continued lines put together."""
-    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
-    lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
-    return [(name, " ".join(rest.split())) for name, rest in lines]
-
-
 def stages(path: pathlib.Path) -> list[list[tuple[str, str]]]:
-    """The instructions of each stage, from its FROM on."""
-    parts: list[list[tuple[str, str]]] = []
-    for name, value in instructions(path):
+    """(instruction, what follows it) of each part of a Dockerfile: before the first FROM, and from each on.
+
+    Comments are gone, continued lines put together.
+    """
+    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    parts: list[list[tuple[str, str]]] = [[]]
+    for name, value in (line.split(maxsplit=1) for line in text.splitlines() if line.strip()):
         if name == "FROM":
             parts.append([])
-        if parts:
-            parts[-1].append((name, value))
+        parts[-1].append((name, " ".join(value.split())))
     return parts
 
 
@@ -54,32 +42,34 @@ def of(stage: list[tuple[str, str]], name: str) -> list[str]:
     return [value for instruction, value in stage if instruction == name]
 
 
+def argument(stage: list[tuple[str, str]], name: str) -> str:
+    return dict(value.split("=", 1) for value in of(stage, "ARG") if "=" in value)[name]
+
+
 @every_dockerfile
 def test_bases_are_arguments_with_a_release_in_their_tag(path):
-    before = instructions(path)[: [name for name, _ in instructions(path)].index("FROM")]
-    bases = dict(value.split("=") for name, value in before if name == "ARG")
+    before, *parts = stages(path)
+    bases = dict(value.split("=") for value in of(before, "ARG"))
     assert "BASE" in bases
-    for stage in stages(path):
-        argument = re.match(r"\$\{(\w+)\}", stage[0][1])[1]
-        assert re.fullmatch(r"[\w/]+:[\w.-]*(\d|bookworm)[\w.-]*", bases[argument])
+    for stage in parts:
+        base = bases[re.match(r"\$\{(\w+)\}", stage[0][1])[1]]
+        assert re.fullmatch(r"[\w/]+:[\w.-]*(\d|bookworm)[\w.-]*", base)
 
 
 @every_dockerfile
 def test_the_image_runs_as_a_user_with_a_number(path):
     last = stages(path)[-1]
     assert of(last, "USER") == ["${UID}"]  # Kubernetes' runAsNonRoot reads numbers alone
-    (uid,) = (value.partition("=")[2] for value in of(last, "ARG") if value.startswith("UID="))
-    assert int(uid) >= 1000
+    assert int(argument(last, "UID")) >= 1000
     names = [name for name, _ in last]
     assert "RUN" not in names[names.index("USER") :]
 
 
 @every_dockerfile
 def test_packages_come_from_pyproject_alone(path):
-    text = "\n".join(value for _, value in instructions(path))
-    assert not re.search(r"==|\bpip3? |\bpip3? install|requirements", text)
-    build = stages(path)[0]
-    (extras,) = (value.partition("=")[2].strip('"') for value in of(build, "ARG") if "EXTRAS" in value)
+    assert not re.search(r"==|\bpip3? |requirements", str(stages(path)))
+    build = stages(path)[1]
+    extras = argument(build, "EXTRAS").strip('"')
     assert set(extras.split()) <= set(EXTRAS) and "dev" not in extras
     assert ("gpu" in extras.split()) == (path.name == "Dockerfile")
     # docker/setup_env.sh finds a lock by its name, and without one does not check hashes.
@@ -110,10 +100,8 @@ def test_the_context_is_what_the_apps_need():
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
-    assert allowed - {"LICENSE"} == {
-        *("Makefile", "README.md", "pyproject.toml"),
-        *("common", "docker", "efficientdet", "yolov4"),
-    }
+    files = {"Makefile", "README.md", "pyproject.toml", "LICENSE"}
+    assert allowed == files | {"common", "docker", "efficientdet", "yolov4"}
     assert lines[-1] == "**/__pycache__"
 
 
@@ -139,16 +127,6 @@ def test_make_finds_its_environment_ready(path):
     assert {".ready", ".horovod"} == set(re.findall(r"^\$\(VENV\)/(\S+):", makefile, re.MULTILINE))
 
 
-@pytest.mark.parametrize("path", [*DOCKERFILES, *SCRIPTS], ids=lambda path: path.name)
-def test_linters_find_nothing(path):
-    linter = "hadolint" if path in DOCKERFILES else "shellcheck"
-    program = pathlib.Path(sys.executable).with_name(linter)
-    if not program.exists():
-        pytest.skip(f"{linter} is in the extra dev")
-    done = subprocess.run([program, path], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
 # --- compose.yaml and mpijob.yaml -----------------------------------------------------------------
 
 
@@ -159,21 +137,17 @@ def test_compose_has_each_app_and_its_check():
     for name, service in services.items():
         device = name.removeprefix("check-")
         assert service["profiles"] == [device]
-        context = DOCKER / service["build"]["context"]
-        assert (context / service["build"]["dockerfile"]).is_file()
+        assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
         assert set(service["build"]["args"]) == {"UID"}
         assert int(service["shm_size"].removesuffix("g")) >= 1
         assert service["cap_drop"] == ["ALL"] and not service.get("privileged")
-        assert {volume.rpartition("}:")[2] for volume in service["volumes"]} == {
-            "/data:ro",
-            "/workspace/runs",
-        }
+        places = {volume.rpartition("}:")[2] for volume in service["volumes"]}
+        assert places == {"/data:ro", "/workspace/runs"}
         devices = service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
         assert [each["capabilities"] for each in devices] == ([["gpu"]] if device == "gpu" else [])
         if name == device:
-            assert service["depends_on"] == {
-                f"check-{device}": {"condition": "service_completed_successfully"}
-            }
+            (needed,) = service["depends_on"].items()
+            assert needed == (f"check-{device}", {"condition": "service_completed_successfully"})
         else:
             assert service["command"][0] == "docker/healthcheck.sh"
     assert set(COMPOSE["volumes"]) == {"runs"}
@@ -185,18 +159,13 @@ def test_the_mpijob_and_the_images_agree():
     kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go, setupSSHOnPod: the job's key lies in
     sshAuthMountPath as id_rsa, id_rsa.pub and authorized_keys, of root, which all can read.
     """
-    spec = yaml.safe_load(MPIJOB.read_text())["spec"]
-    settings = dict(
-        line.split(maxsplit=1)
-        for line in (DOCKER / "sshd_config").read_text().splitlines()
-        if not line.startswith("#")
-    )
-    keys = spec["sshAuthMountPath"]
+    lines = (DOCKER / "sshd_config").read_text().splitlines()
+    settings = dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
+    keys = SPEC["sshAuthMountPath"]
     assert settings["HostKey"] == f"{keys}/id_rsa"
     assert settings["AuthorizedKeysFile"] == f"{keys}/authorized_keys"
     assert settings["StrictModes"] == "no"
-    launcher, worker = (spec["mpiReplicaSpecs"][role]["template"]["spec"] for role in ("Launcher", "Worker"))
-    starts, works = launcher["containers"][0], worker["containers"][0]
+    starts, works = LAUNCHER["containers"][0], WORKER["containers"][0]
     port = settings["Port"]
     assert int(port) > 1024
     assert starts["args"][starts["args"].index("--ssh-port") + 1] == port
@@ -207,67 +176,29 @@ def test_the_mpijob_and_the_images_agree():
         assert of(last, "WORKDIR") == ["/workspace"]
         user = re.search(r"useradd [^&]* (\w+) &&", " ".join(of(last, "RUN")))[1]
         assert keys == f"/home/{user}/.ssh" and settings["AllowUsers"] == user
-        (uid,) = (value.partition("=")[2] for value in of(last, "ARG") if value.startswith("UID="))
-        for pod in (launcher, worker):
+        for pod in (LAUNCHER, WORKER):
             assert pod["securityContext"]["runAsNonRoot"] is True
-            assert str(pod["securityContext"]["runAsUser"]) == uid
+            assert str(pod["securityContext"]["runAsUser"]) == argument(last, "UID")
             assert pod["containers"][0]["image"].partition(":")[0] == "dali-detection"
 
 
 # --- docs/docker.md -------------------------------------------------------------------------------
 
 
-def page_commands() -> list[list[str]]:
-    return [shlex.split(line) for line in bash_commands(PAGE.read_text())]
-
-
 def test_every_block_of_commands_says_what_it_needs():
-    before = re.findall(r"([^\n]*)\n\n```bash\n", PAGE.read_text())
-    assert len(before) == PAGE.read_text().count("```bash") > 5
+    before = re.findall(r"([^\n]*)\n\n```bash\n", PAGES["docker"])
+    assert len(before) == PAGES["docker"].count("```bash") > 5
     for line in before:
         assert line.startswith("Needs ") and line.endswith(":"), line
 
 
-@pytest.mark.parametrize("words", [w for w in page_commands() if "horovodrun" in w], ids=" ".join)
-def test_horovodrun_understands_the_pages_options(words):
-    with mock.patch.object(sys, "argv", words[words.index("horovodrun") :]):
-        args = parse_args()
-    assert args.command[:2] == ["python", "efficientdet/train.py"]
-    assert "--strategy=horovod" in args.command
-    if args.hosts:
-        assert sum(int(host.partition(":")[2]) for host in args.hosts.split(",")) == args.num_proc
-
-
-TRAINING = [words for words in page_commands() if any(word.endswith("/train.py") for word in words)]
-
-
-@pytest.mark.parametrize("words", TRAINING, ids=" ".join)
-def test_the_pages_training_flags_are_train_pys_own(words):
-    fv = flags.FlagValues()
-    flags.DEFINE_multi_string("flagfile", [], "", flag_values=fv)
-    flags.DEFINE_boolean("help", False, "absl.app's", flag_values=fv)
-    efficientdet.train.define_flags(fv)
-    left = fv(words[words.index("efficientdet/train.py") :])
-    assert left == ["efficientdet/train.py"]
-    assert all((ROOT / file).is_file() for file in fv.flagfile)
-
-
-def test_files_and_links_of_the_page_exist():
-    text = PAGE.read_text()
-    for link in re.findall(r"\]\(([^)]+)\)", text):
-        file, _, anchor = link.partition("#")
-        assert link.startswith("https://") or (PAGE.parent / file).exists(), link
-        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-        slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-        assert not anchor or anchor in slugs, link
-    for name in set(re.findall(r"(?<![\w/.])docker/[\w.]+\w", text)):
-        assert (ROOT / name).exists(), name
-
-
 def test_no_machine_of_ours_in_them():
     """Nothing of docker/ names a host, an address or a directory that is not an image's or any machine's."""
-    for path in [*(path for path in DOCKER.rglob("*") if path.suffix != ".pyc" and path.is_file()), PAGE]:
-        text = path.read_text()
-        if path.parent == DOCKER:  # a package's version has four numbers, too
+    texts = {path: path.read_text() for path in DOCKER.rglob("*") if path.suffix != ".pyc" and path.is_file()}
+    for path, text in [*texts.items(), *((name, PAGES[name]) for name in ("docker", "many_gpus"))]:
+        if "locks" not in pathlib.Path(path).parts:  # a package's version has four numbers, too
             assert not re.search(r"\b(?!127\.)\d{1,3}(\.\d{1,3}){3}\b", text), path
         assert not re.search(r"https?://(?!horovod|www\.apache)[\w.-]+\.\w+/", text), path
+    for text in (*(texts[DOCKER / name] for name in ("slurm.sh", "mpijob.yaml")), PAGES["many_gpus"]):
+        paths = set(re.findall(r"(?<![\w.$}*\]])(/[a-z]+)(?:/[\w.-]+)+", text))
+        assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}  # an image's

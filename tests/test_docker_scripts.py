@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.distributed import launching
+from tests.test_launch_files import TRAIN
 
 DOCKER = pathlib.Path(__file__).resolve().parents[1] / "docker"
 
@@ -21,6 +22,7 @@ def healthcheck(*arguments: str, python: str | os.PathLike = sys.executable) -> 
     )
 
 
+@pytest.mark.slow
 def test_two_steps_train_in_this_environment():
     done = healthcheck()
     assert (done.returncode, done.stdout) == (0, "healthy: two steps on 1 process(es)\n"), done.stderr
@@ -58,16 +60,6 @@ def test_healthcheck_says_what_it_does_not_know(argument):
 # --- docker/entrypoint.sh -------------------------------------------------------------------------
 
 ENTRYPOINT = DOCKER / "entrypoint.sh"
-TRAIN = """
-import os, signal, sys
-def stop(*_):
-    print("saved", flush=True)
-    os._exit(75)
-signal.signal(signal.SIGTERM, stop)
-print("training", flush=True)
-while True:
-    signal.pause()
-"""
 
 
 def test_a_command_is_the_container_itself(tmp_path):
@@ -92,7 +84,7 @@ def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
         os.kill(job.pid, signal.SIGTERM)
         result = job.finish(timeout=60)
     assert result.returncode == 1  # horovodrun's
-    assert [result.stdout_of(rank).split() for rank in (0, 1)] == [["training", "saved"]] * 2
+    assert [result.stdout_of(rank).split() for rank in (0, 1)] == [["training", "with", "[]", "saved"]] * 2
     assert other.poll() is None
     other.kill()
     other.wait()
@@ -101,6 +93,7 @@ def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
 # --- docker/build_horovod.sh ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ranks_meet_where_the_hosts_own_name_means_nothing(tmp_path):
     """As in a chroot. Unmended, Horovod 0.28.1 looks that name up, told the interface or not: code 139."""
     rename = 'echo nowhere.invalid >/proc/sys/kernel/hostname; exec "$@"'

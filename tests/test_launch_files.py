@@ -1,4 +1,4 @@
-"""The launch files of docker/ and the commands of docs/many_gpus.md, against who will read them.
+"""docker/mpijob.yaml and docker/slurm.sh, against who will read them.
 
 docker/slurm.sh runs for real, with a stand-in for Slurm's two commands.
 """
@@ -9,112 +9,30 @@ import pathlib
 import re
 import shlex
 import signal
-import subprocess
 import sys
-import time
-from unittest import mock
 
 import pytest
 import yaml
-from absl import flags
 
-import efficientdet.train
-import yolov4.train
 from tests.distributed import launching
+from tests.test_readme import PAGES, check_flags, check_horovodrun, program_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SLURM = ROOT / "docker" / "slurm.sh"
 MPIJOB = ROOT / "docker" / "mpijob.yaml"
-PAGE = ROOT / "docs" / "many_gpus.md"
-APPS = {"efficientdet": efficientdet, "yolov4": yolov4}
 RANKS_PATTERN = "^[^ ]*python[^ ]* [^ ]*train\\.py"
+SPEC = yaml.safe_load(MPIJOB.read_text())["spec"]
+LAUNCHER, WORKER = (SPEC["mpiReplicaSpecs"][role]["template"]["spec"] for role in ("Launcher", "Worker"))
 
 
-def bash_commands(text: str) -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
-
-
-def training_commands() -> dict[str, list[str]]:
-    """Every command that trains, of all files, from its script on."""
-    container = yaml.safe_load(MPIJOB.read_text())["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]
+def test_their_training_commands_have_flags_that_exist():
+    starts = LAUNCHER["containers"][0]["args"]
+    check_flags(starts)
+    check_horovodrun(["horovodrun", *starts])
     comments = SLURM.read_text().replace("\\\n#", " ").splitlines()
-    lines = {
-        "mpijob.yaml": [container["spec"]["containers"][0]["args"]],
-        "slurm.sh": [shlex.split(line) for line in comments if line.startswith("#   sbatch")],
-        "many_gpus.md": [shlex.split(line) for line in bash_commands(PAGE.read_text())],
-    }
-    found = {}
-    for file, commands in lines.items():
-        for number, words in enumerate(commands):
-            script = next((i for i, word in enumerate(words) if word.endswith("/train.py")), None)
-            if script is not None:
-                found[f"{file}-{number}"] = words[script:]
-    return found
-
-
-TRAINING_COMMANDS = training_commands()
-
-
-@pytest.mark.parametrize("command", TRAINING_COMMANDS.values(), ids=TRAINING_COMMANDS)
-def test_flags_are_train_pys_own(command):
-    fv = flags.FlagValues()
-    flags.DEFINE_multi_string("flagfile", [], "", flag_values=fv)
-    APPS[command[0].partition("/")[0]].train.define_flags(fv)
-    left = fv(command)
-    assert left[1:] == []  # nothing that is no flag
-    for file in fv.flagfile:
-        assert (ROOT / file).is_file()
-        fv(["train", *(line for line in (ROOT / file).read_text().splitlines() if line.startswith("--"))])
-
-
-def test_every_file_has_commands():
-    assert {name.partition("-")[0] for name in TRAINING_COMMANDS} == {
-        "mpijob.yaml",
-        "slurm.sh",
-        "many_gpus.md",
-    }
-    assert sum(name.startswith("many_gpus.md") for name in TRAINING_COMMANDS) >= 4
-
-
-def horovodrun_lines() -> list[list[str]]:
-    """The words after `horovodrun` of the page, of the MPIJob and of slurm.sh."""
-    lines = [shlex.split(line) for line in bash_commands(PAGE.read_text())]
-    words = [line[line.index("horovodrun") + 1 :] for line in lines if "horovodrun" in line]
-    spec = yaml.safe_load(MPIJOB.read_text())["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
-    return [*words, spec["containers"][0]["args"]]
-
-
-@pytest.mark.parametrize("words", horovodrun_lines(), ids=" ".join)
-def test_horovodrun_understands_its_options(words):
-    from horovod.runner.launch import parse_args
-
-    with mock.patch.object(sys, "argv", ["horovodrun", *words]):
-        args = parse_args()
-    assert args.num_proc >= 2
-    assert pathlib.Path(args.command[0]).name == "python"
-    assert args.command[1].endswith("/train.py")
-    assert "--strategy=horovod" in args.command
-    if args.hosts:
-        slots = [int(host.rpartition(":")[2]) for host in args.hosts.split(",")]
-        assert sum(slots) == args.num_proc
-
-
-def test_the_page_names_files_and_options_that_exist(capsys):
-    from horovod.runner.launch import parse_args
-
-    text = PAGE.read_text()
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert link.startswith("https://") or (PAGE.parent / link).exists(), link
-    with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
-        parse_args()
-    known = set(re.findall(r"--([\w-]+)", capsys.readouterr().out))
-    for app in APPS.values():
-        fv = flags.FlagValues()
-        app.train.define_flags(fv)
-        known |= set(fv)
-    of_others = {"nodes", "shm-size", "flagfile"}
-    assert set(re.findall(r"(?<![\w-])--([a-z][\w-]+)", text)) <= known | of_others
+    (words,) = [shlex.split(line) for line in comments if line.startswith("#   sbatch")]
+    assert program_of(words)[0] == "efficientdet/train.py"
+    check_flags(words)
 
 
 def test_mpijob_is_what_the_operator_reads():
@@ -122,17 +40,16 @@ def test_mpijob_is_what_the_operator_reads():
     job = yaml.safe_load(MPIJOB.read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job["metadata"]["name"])
-    spec = job["spec"]
     known = {"slotsPerWorker", "runLauncherAsWorker", "runPolicy", "mpiReplicaSpecs", "sshAuthMountPath"}
-    assert set(spec) <= known | {"launcherCreationPolicy", "mpiImplementation"}
-    assert set(spec["runPolicy"]) <= {
+    assert set(SPEC) <= known | {"launcherCreationPolicy", "mpiImplementation"}
+    assert set(SPEC["runPolicy"]) <= {
         *("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"),
         *("schedulingPolicy", "suspend", "managedBy"),
     }
-    assert spec["runPolicy"]["cleanPodPolicy"] in ("None", "Running", "All")
-    assert spec["launcherCreationPolicy"] in ("AtStartup", "WaitForWorkersReady")
-    assert spec["mpiImplementation"] == "OpenMPI"  # its hostfile, "host slots=N", is the one horovodrun reads
-    replicas = spec["mpiReplicaSpecs"]
+    assert SPEC["runPolicy"]["cleanPodPolicy"] in ("None", "Running", "All")
+    assert SPEC["launcherCreationPolicy"] in ("AtStartup", "WaitForWorkersReady")
+    assert SPEC["mpiImplementation"] == "OpenMPI"  # its hostfile, "host slots=N", is the one horovodrun reads
+    replicas = SPEC["mpiReplicaSpecs"]
     assert set(replicas) == {"Launcher", "Worker"} and replicas["Launcher"]["replicas"] == 1
     for replica in replicas.values():
         assert set(replica) == {"replicas", "restartPolicy", "template"}
@@ -148,32 +65,21 @@ def test_mpijob_is_what_the_operator_reads():
 
 
 def test_mpijob_uses_every_gpu_once_and_has_time_to_save():
-    spec = yaml.safe_load(MPIJOB.read_text())["spec"]
-    launcher, worker = (spec["mpiReplicaSpecs"][name] for name in ("Launcher", "Worker"))
-    (starts,), (works,) = (role["template"]["spec"]["containers"] for role in (launcher, worker))
-    assert works["resources"]["limits"]["nvidia.com/gpu"] == spec["slotsPerWorker"]
+    (starts,), (works,) = LAUNCHER["containers"], WORKER["containers"]
+    assert works["resources"]["limits"]["nvidia.com/gpu"] == SPEC["slotsPerWorker"]
     ranks = int(starts["args"][starts["args"].index("-np") + 1])
-    assert ranks == worker["replicas"] * spec["slotsPerWorker"]
+    assert ranks == SPEC["mpiReplicaSpecs"]["Worker"]["replicas"] * SPEC["slotsPerWorker"]
     assert "nvidia.com/gpu" not in starts["resources"]["limits"]
     assert {mount["mountPath"] for mount in works["volumeMounts"]} == {"/data", "/dev/shm"}
-    grace = [role["template"]["spec"]["terminationGracePeriodSeconds"] for role in (launcher, worker)]
+    grace = [pod["terminationGracePeriodSeconds"] for pod in (LAUNCHER, WORKER)]
     assert grace[0] > grace[1] >= 120  # horovodrun outlives the ranks
 
 
-def test_no_machine_of_ours_in_them():
-    for path in (SLURM, MPIJOB, PAGE, ROOT / "docker" / "build_horovod.sh"):
-        text = path.read_text()
-        paths = set(re.findall(r"(?<![\w.$}*\]])(/[a-z]+)(?:/[\w.-]+)+", text))
-        assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}, path  # an image's
-        assert not re.search(r"\b(?!127\.)\d{1,3}(\.\d{1,3}){3}\b", text), path
-
-
-def test_slurm_script_parses():
-    subprocess.run(["bash", "-n", str(SLURM)], check=True)
-    options = re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", SLURM.read_text(), re.MULTILINE)
-    assert {"nodes", "gpus-per-node", "signal", "requeue"} <= {name for name, _ in options}
-    assert dict(options)["ntasks-per-node"] == "1"  # horovodrun starts the ranks
-    assert re.fullmatch(r"B:TERM@\d+", dict(options)["signal"])  # the script alone: it tells the ranks
+def test_slurms_options():
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", SLURM.read_text(), re.MULTILINE))
+    assert {"nodes", "gpus-per-node", "signal", "requeue"} <= set(options)
+    assert options["ntasks-per-node"] == "1"  # horovodrun starts the ranks
+    assert re.fullmatch(r"B:TERM@\d+", options["signal"])  # the script alone: it tells the ranks
 
 
 # --- docker/slurm.sh at work ----------------------------------------------------------------------
@@ -217,7 +123,6 @@ def cluster(tmp_path):
 
 def sbatch(cluster: pathlib.Path, *arguments: str) -> launching.Job:
     env = {
-        **os.environ,
         "PATH": f"{cluster}/bin:{os.environ['PATH']}",
         "HOME": str(cluster),
         "SLURM_SUBMIT_DIR": str(cluster),
@@ -237,9 +142,7 @@ def test_slurm_stops_the_ranks_before_the_time_limit_and_queues_the_job_again(cl
         first = json.dumps([*own, "--strategy=horovod"]).replace('"', "'")
         assert f"[0]<stdout>:training with {first}" in job.output()[0]
         os.kill(job.pid, signal.SIGTERM)
-        start = time.monotonic()
         result = job.finish(timeout=60)
-    assert time.monotonic() - start < 20
     assert result.returncode == 75, result.stderr
     assert "saved" in result.stdout_of(0) and "saved" in result.stdout_of(1)
     log = (cluster / "log").read_text().splitlines()
@@ -257,21 +160,23 @@ def test_slurm_does_not_queue_a_job_again_that_failed(cluster):
 
 def test_slurm_says_what_is_missing(cluster):
     with sbatch(cluster) as job:
-        assert job.finish(timeout=20).stderr.startswith("error: name a script and its flags")
+        assert job.finish(timeout=60).stderr.startswith("error: name a script and its flags")
     (cluster / ".venv").unlink()
     with sbatch(cluster, "app/train.py") as job:
-        result = job.finish(timeout=20)
+        result = job.finish(timeout=60)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert "run make horovod there first" in result.stderr
 
 
 def test_the_pattern_for_signals_finds_the_ranks_alone(tmp_path):
     """Of all processes of a job: not horovodrun, its helpers and shells, whose lines hold train.py, too."""
-    assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGE.read_text()
+    assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["many_gpus"]
     script = tmp_path / "train.py"
-    script.write_text("import signal; signal.pause()")
+    script.write_text("import signal; print('ready', flush=True); signal.pause()")
     with launching.start(2, [script]) as job:
-        ranks = launching.rank_pids(job, 2)
-        lines = {process.pid: " ".join(process.cmdline()) for process in launching._processes(job)}
+        job.wait_for("ready", times=2)
+        ranks = launching.rank_pids(job)
+        lines = {process.pid: " ".join(process.cmdline()) for process in job.processes()}
+    assert len(ranks) == 2
     assert sum("train.py" in line for line in lines.values()) > 2
     assert {pid for pid, line in lines.items() if re.search(RANKS_PATTERN, line)} == set(ranks.values())

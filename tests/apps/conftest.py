@@ -3,14 +3,17 @@
 What both apps promise is tested once, for both: the `app` fixture goes through them.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import types
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import flags
 
 import efficientdet.eval
@@ -40,7 +43,6 @@ class App:
     by_heart: str  # hparams for learning a few images quickly
     steps_by_heart: int
     ways: tuple[str, str]  # flags of two very different trainings
-    typo: str  # of the model's name
     own_hparam: tuple[str, str]  # a field that decides what is trained, with another value
     other_nms: str
 
@@ -90,7 +92,6 @@ APPS = {
             "--precision=mixed_bfloat16 --clip_norm=0 --accumulate_steps=2 "
             "--hparams={tiny},optimizer=sgd,augmentation=resize_range,grid_mask_prob=1",
         ),
-        typo="efficientdet-nona",
         own_hparam=("anchor_scale", "6"),
         other_nms="hard",
     ),
@@ -108,7 +109,6 @@ APPS = {
             "--precision=mixed_bfloat16 --clip_norm=0 --accumulate_steps=2 "
             "--hparams={tiny},multi_scale=1.5,mixup_prob=0.5,cutmix_prob=0.5,max_delta=5",
         ),
-        typo="yolov4-nona",
         own_hparam=("width", "1"),
         other_nms="diou",
     ),
@@ -117,6 +117,24 @@ APPS = {
 
 # What the apps leave to common/ is tested with the one whose network is traced sooner.
 either_app = pytest.mark.parametrize("app", ["yolov4"], indirect=True, scope="session")
+
+
+def slow_for(*names: str) -> pytest.MarkDecorator:
+    """A test of both apps that is slow for these: the other app, or another test, has the same fact."""
+    params = [pytest.param(name, marks=pytest.mark.slow if name in names else ()) for name in APPS]
+    return pytest.mark.parametrize("app", params, indirect=True, scope="session")
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """TensorFlow without graphs: a few steps take less time than compiling one."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Even though the")  # tf.data compiles all the same
+            yield
+    finally:
+        tf.config.run_functions_eagerly(False)
 
 
 def coco_flags(data: pathlib.Path, *splits: str) -> list[str]:
@@ -151,7 +169,7 @@ def command(app):
 def tiny_train(app, command):
     """Trains the tiny network on a COCO directory, or on the TFRecords whose names begin with `data`."""
 
-    def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str):
+    def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str, compiled: bool = False):
         defaults = {
             "model_name": app.model_name,
             "image_size": "64x96",
@@ -166,14 +184,23 @@ def tiny_train(app, command):
             given += coco_flags(data, "train", "eval")
         elif "--pipeline_type=synthetic" not in more:
             given += [f"--{split}_file_pattern={data}*.tfrecord" for split in ("train", "eval")]
-        return command("train", *given, f"--output_dir={output_dir}", *more)
+        with contextlib.nullcontext() if compiled else eagerly():
+            return command("train", *given, f"--output_dir={output_dir}", *more)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def trained(tiny_train, drawn, tmp_path_factory) -> pathlib.Path:
-    """The run directory of two epochs on the drawn images."""
-    directory = tmp_path_factory.mktemp("trained") / "run"
-    tiny_train(drawn, directory)
-    return directory
+def trained_runs() -> dict[str, pathlib.Path]:
+    """By app, as pytest forgets a fixture's value when it goes on with the other app."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def trained(app, tiny_train, drawn, trained_runs, tmp_path_factory) -> pathlib.Path:
+    """The run directory of two epochs on the drawn images: trained once, for tests that only read it."""
+    if app.name not in trained_runs:
+        directory = tmp_path_factory.mktemp("trained") / "run"
+        tiny_train(drawn, directory)
+        trained_runs[app.name] = directory
+    return trained_runs[app.name]

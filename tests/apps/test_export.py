@@ -1,4 +1,8 @@
-"""Exported files find what the weights find, on images of any shape; eval.py takes them; refusals."""
+"""Exported files find what the weights find, on images of any shape; eval.py takes them; refusals.
+
+Also tests export_parts.py of each app; common/evaluation/exported.py; in tools/exporting exporter.py,
+export_graph.py, tensorflow_files.py, onnx_file.py and verify.py.
+"""
 
 import collections
 import importlib
@@ -16,7 +20,7 @@ from common.errors import UserError
 from common.labels import LabelMap
 from common.training import model_metadata
 from common.training import weights as weight_files
-from tests.apps.conftest import coco_flags
+from tests.apps.conftest import coco_flags, slow_for
 from tools.exporting import export_graph, verify
 
 
@@ -120,6 +124,7 @@ def _check_a_cut_file_is_refused(command, drawn, weights, file):
         command("infer", f"--weights={weights}", *images)
 
 
+@slow_for("efficientdet")
 def test_onnx(app, decided, command, drawn, by_weights, tmp_path, capsys):
     file = tmp_path / "detector.onnx"
     images = [f"--verify_images={drawn}/images", f"--verify_annotations={drawn}/instances.json"]
@@ -142,6 +147,7 @@ def test_onnx(app, decided, command, drawn, by_weights, tmp_path, capsys):
     _check_a_cut_file_is_refused(command, drawn, file, file)
 
 
+@slow_for("efficientdet")
 def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weights, tmp_path):
     directory = tmp_path / "detector"
     command("export", f"--weights={decided}", "--format=saved_model", f"--output={directory}")
@@ -170,6 +176,7 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
     _check_a_cut_file_is_refused(command, drawn, directory, variables)
 
 
+@slow_for("yolov4")
 def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
     """And what differs from the weights by more than the limit, here one that rounding alone exceeds, fails.
 

@@ -89,10 +89,7 @@ def tune(app, tiny_train, drawn, earlier):
             return make_train_step(ranks, model, config, optimizer, averaged, **options)
 
         recipe = [f"--flagfile={ROOT / app.name}/flags/finetune.txt", "--image_size=96x64"]
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            contextlib.redirect_stderr(io.StringIO()) as said,
-        ):
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
             patch.setattr(app.package.train, "make_train_step", watched)
             tiny_train(drawn, directory, *recipe, *SHORT, f"--init_from={earlier.run}", *flags)
         ((optimizer, *begun),) = seen
@@ -125,10 +122,12 @@ def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
     changed = {name for name in after if not np.array_equal(before[name], after[name])}
     backbone = {name for name in after if "backbone" in name}  # batch-norm statistics included
     assert backbone and changed and not changed & backbone
+    at_first = values_of(earlier.model)
     for name in backbone:
-        np.testing.assert_array_equal(after[name], values_of(earlier.model)[name])
+        np.testing.assert_array_equal(after[name], at_first[name])
 
 
+@either_app
 def test_frozen_batch_norms_normalise_with_what_they_had(app):
     """In a training step too, by the fused kernel: the output for an image does not depend on its batch."""
     model, _ = build(app, 3)
@@ -152,7 +151,7 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
 
 
 @either_app
-def test_unfreezing_keeps_the_state_of_the_optimizer(heads, tune, tmp_path):
+def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads, tune, tmp_path):
     """After the heads alone one epoch of all: momentum and counters go on, new layers start at 0."""
     whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
     assert "with another freeze: from a whole epoch" in whole.said
@@ -161,6 +160,8 @@ def test_unfreezing_keeps_the_state_of_the_optimizer(heads, tune, tmp_path):
     moving = [name for name in heads.left if name not in still]
     assert still
     assert moving
+    for path, values in values_of(app.load_trained(heads.run)[0]).items():  # --ema_decay=0: those of the end
+        np.testing.assert_array_equal(whole.begun[path], values, err_msg=path)
     by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # optimizers are numbered
     for name, values in heads.left.items():
         np.testing.assert_array_equal(by_place[name], values, err_msg=name)
@@ -170,6 +171,7 @@ def test_unfreezing_keeps_the_state_of_the_optimizer(heads, tune, tmp_path):
     assert np.mean([values.any() for name, values in after if name in still]) > 0.9
 
 
+@either_app
 def test_the_recipe_is_in_the_metadata(heads, earlier, drawn):
     found = model_metadata.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
@@ -180,6 +182,7 @@ def test_the_recipe_is_in_the_metadata(heads, earlier, drawn):
     assert model_metadata.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
 
 
+@either_app
 def test_weights_that_run_otherwise_say_so(app, heads, capsys):
     app.package.predict.load_trained(str(heads.run))
     assert capsys.readouterr().err == ""
@@ -190,6 +193,7 @@ def test_weights_that_run_otherwise_say_so(app, heads, capsys):
     assert re.fullmatch(rf"  config\.nms_method: saved \w+, now {app.other_nms}", said[2])
 
 
+@either_app
 def test_weights_of_an_earlier_version_load(app, earlier, tmp_path, capsys):
     """As files were written before there was metadata."""
     metadata = model_metadata.read(earlier.run)

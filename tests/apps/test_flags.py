@@ -1,4 +1,7 @@
-"""The flags of the commands."""
+"""The flags of the commands.
+
+Also tests common/args.py.
+"""
 
 import dataclasses
 import pathlib

@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 
 from common.errors import UserError
-from tests.apps.conftest import either_app
+from tests.apps.conftest import eagerly, either_app
 
 
 @pytest.fixture
@@ -19,7 +19,8 @@ def infer(trained, command, tmp_path):
 
     def run(images, *flags: str):
         output = [] if any("--output_dir" in flag for flag in flags) else [f"--output_dir={tmp_path}/out"]
-        return command("infer", f"--weights={trained}", f"--images={images}", *output, *flags)
+        with eagerly():
+            return command("infer", f"--weights={trained}", f"--images={images}", *output, *flags)
 
     return run
 
@@ -105,13 +106,8 @@ def test_ids_from_an_image_list(infer, drawn, tmp_path):
     del document["images"][3]
     (tmp_path / "info.json").write_text(json.dumps(document))
     target = tmp_path / "detections_test-dev2017_tiny_results.json"
-    flags = [
-        f"--image_info={tmp_path}/info.json",
-        f"--submission={target}",
-        "--score_threshold=0",
-        "--nodraw",
-    ]
-    results = infer(f"{drawn}/images", *flags)
+    flags = [f"--image_info={tmp_path}/info.json", f"--submission={target}", "--nodraw"]
+    results = infer(f"{drawn}/images", *flags, "--score_threshold=0")
     names = {image["id"]: image["file_name"] for image in document["images"]}
     assert results
     assert all(names[result["image_id"]] == result["file_name"] for result in results)
@@ -167,6 +163,7 @@ REFUSED = {
     "no flag": ("", "", "images"),
     "an empty directory": ("{tmp}/empty", "", r"empty: no image there \(\.jpg"),
     "over the images": ("{tmp}", "--output_dir={tmp}", r"--output_dir=.* holds the images"),
+    "a loader of images": ("{clip}/clip.avi", "--pipeline_type=dali_cpu", "reads no videos"),
     "no such video": ("{tmp}/none.mp4", "", r"none\.mp4: there is no such file"),
     "video over itself": ("{clip}/clip.avi", "--output_dir={clip}", "holds the images"),
     "video with ids": ("{clip}/clip.avi", "--submission=a.zip", "--submission is for images"),

@@ -38,18 +38,9 @@ def photographs(coco128, tmp_path_factory) -> pathlib.Path:
 def test_learns_real_photographs(app, tiny_train, photographs, tmp_path, pipeline_type):
     data = photographs
     if pipeline_type == "tensorflow":
-        data = tmp_path / "p"
-        write_tfrecords(
-            load_coco(photographs / "instances.json", photographs / "images"),
-            photographs / "images",
-            str(data),
-            num_shards=2,
-        )
-    flags = [
-        "--image_size=192",
-        "--epochs=1",
-        f"--steps_per_epoch={app.steps_by_heart}",
-        f"--hparams={app.by_heart}",
-    ]
-    metrics = tiny_train(data, tmp_path / "run", *flags, f"--pipeline_type={pipeline_type}")
+        data, images = tmp_path / "p", photographs / "images"
+        write_tfrecords(load_coco(photographs / "instances.json", images), images, str(data), num_shards=2)
+    flags = ["--image_size=192", "--epochs=1", f"--steps_per_epoch={app.steps_by_heart}"]
+    flags += [f"--hparams={app.by_heart}"]
+    metrics = tiny_train(data, tmp_path / "run", *flags, f"--pipeline_type={pipeline_type}", compiled=True)
     assert metrics["AP50"] > 0.9

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from common.datasets import ImageListSource
-from efficientdet import config as efficientdet_config
-from efficientdet import pipeline as efficientdet_pipeline
 from tests.tools.preprocessing import pictures_on_disk
 from tools.preprocessing.image_source import open_image_source
 from tools.preprocessing.preprocessor import Preprocessor
-from yolov4 import config as yolov4_config
-from yolov4 import pipeline as yolov4_pipeline
+
+SETTING = {"efficientdet": "antialias", "yolov4": "letterbox"}
 
 
 @pytest.fixture(scope="module")
@@ -22,35 +20,18 @@ def directory(tmp_path_factory):
     return directory
 
 
-APPS = {
-    "efficientdet": (
-        efficientdet_config,
-        "efficientdet-nano",
-        efficientdet_pipeline,
-        efficientdet_pipeline.EfficientDetPipeline,
-        "antialias",
-    ),
-    "yolov4": (yolov4_config, "yolov4-tiny", yolov4_pipeline, yolov4_pipeline.YOLOv4Pipeline, "letterbox"),
-}
-
-
 @pytest.mark.parametrize("setting", [True, False])
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])
-@pytest.mark.parametrize("name", APPS)
-def test_evaluation_and_preprocess_give_the_same_pixels(directory, name, api, setting):
-    configs, model_name, pipeline, loader_class, field = APPS[name]
-    config = dataclasses.replace(configs.get_config(model_name), image_size=(64, 96), **{field: setting})
-    loader = loader_class(
-        source=ImageListSource(tuple(str(path) for path in sorted(directory.iterdir()))),
-        config=config,
-        batch_size=len(pictures_on_disk.SIZES),
-        training=False,
-        with_targets=False,
-    )
+def test_evaluation_and_preprocess_give_the_same_pixels(app, directory, api, setting):
+    config = app.package.config.get_config(app.model_name)
+    config = dataclasses.replace(config, image_size=(64, 96), **{SETTING[app.name]: setting})
+    images = ImageListSource(tuple(str(path) for path in sorted(directory.iterdir())))
+    options = {"batch_size": len(pictures_on_disk.SIZES), "training": False, "with_targets": False}
+    loader = app.make_loader("dali_cpu", source=images, config=config, **options)
     expected = loader.pipeline.run()[0].as_array()
     source = open_image_source("files", str(directory))
-    asked = Preprocessor(source=source, ops=pipeline.preprocess_ops(config), batch_size=3)
+    asked = Preprocessor(source=source, ops=app.package.pipeline.preprocess_ops(config), batch_size=3)
     found = np.stack([sample.image for sample in asked.samples(api)])
     assert found.dtype == expected.dtype
-    border = 1e-7 if name == "yolov4" else 0  # 127 divided before or after
+    border = 1e-7 if app.name == "yolov4" else 0  # 127 divided before or after
     np.testing.assert_allclose(found, expected, rtol=border, atol=border)

@@ -1,9 +1,8 @@
 """What the loaders of both apps give to the ranks of a run: equal steps, one order, their own augmentation.
 
-Which images a rank reads is tested with the readers (tests/common/test_dali_ops.py).
+Which images a rank reads is tested with the readers (tests/common/test_dali_ops.py, test_tf_readers.py).
 """
 
-import dataclasses
 import itertools
 import json
 
@@ -11,60 +10,40 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from common import hparams
 from common.datacheck.datasets import open_coco
 from common.errors import UserError
 from common.loader import steps_per_epoch
+from tests.apps.conftest import either_app
 
-INPUT = (64, 96)
 LOADERS = ["dali_cpu", "tensorflow"]
-PLAIN = {
-    "efficientdet": {"augmentation": "none", "flip_prob": 0.0},
-    "yolov4": {
-        **dict.fromkeys(("jitter", "flip_prob", "hue", "mosaic_prob", "mixup_prob", "cutmix_prob"), 0.0),
-        **dict.fromkeys(("saturation", "exposure", "multi_scale"), 1.0),
-    },
+PLAIN = {  # hparams without anything random
+    "efficientdet": "augmentation=none,flip_prob=0",
+    "yolov4": "jitter=0,flip_prob=0,hue=0,mosaic_prob=0,mixup_prob=0,cutmix_prob=0,multi_scale=1,"
+    "saturation=1,exposure=1",
 }
-RANDOM = {  # everything that is drawn for each image or batch, one at a time
-    "efficientdet": {
-        "scale_jitter": {"augmentation": "scale_jitter"},
-        "min_iou_crop": {"augmentation": "min_iou_crop"},
-        "resize_range": {"augmentation": "resize_range", "resize_min": 40, "resize_max": 90},
-        "flip": {"flip_prob": 0.5},
-        "grid_mask": {"grid_mask_prob": 0.5},
-        "brightness": {"brightness": 0.5},
-        "contrast": {"contrast": 0.5},
-        "saturation": {"saturation": 0.5},
-        "hue": {"hue": 60.0},
-    },
-    "yolov4": {
-        "jitter": {"jitter": 0.3},
-        "flip": {"flip_prob": 0.5},
-        "hue": {"hue": 36.0},
-        "saturation": {"saturation": 1.5},
-        "exposure": {"exposure": 1.5},
-        "mosaic": {"mosaic_prob": 0.5},
-        "mixup": {"mixup_prob": 0.5},
-        "cutmix": {"cutmix_prob": 0.5},
-    },
+BOTH = {  # what draws from the random numbers of an image or of a batch, one at a time
+    "efficientdet": ("augmentation=scale_jitter", "flip_prob=0.5"),
+    "yolov4": ("jitter=0.3", "hue=36", "mosaic_prob=0.5"),
 }
-ONLY_DALI = {  # what the tf.data twins refuse
-    "efficientdet": {"min_iou_crop", "grid_mask", "brightness", "contrast", "saturation", "hue"},
-    "yolov4": {"mixup", "cutmix"},
+ONLY_DALI = {  # and what the tf.data twins refuse
+    "efficientdet": ("augmentation=min_iou_crop", "grid_mask_prob=0.5", "hue=60"),
+    "yolov4": ("mixup_prob=0.5", "cutmix_prob=0.5"),
 }
 
 
 def random_changes(app, pipeline_type):
-    left_out = ONLY_DALI[app.name] if pipeline_type == "tensorflow" else ()
-    return {name: change for name, change in RANDOM[app.name].items() if name not in left_out}
+    return BOTH[app.name] + (ONLY_DALI[app.name] if pipeline_type == "dali_cpu" else ())
 
 
 @pytest.fixture
 def make(app):
-    """make(source, pipeline_type, changes of the config, options of the loader) -> loader"""
+    """make(source, pipeline_type, hparams, options of the loader) -> loader"""
 
     def run(source, pipeline_type, changes, *, training=True, **options):
         config = app.package.config.get_config(app.model_name)
-        config = dataclasses.replace(config, image_size=INPUT, **(PLAIN[app.name] | changes))
+        for spec in (f"{PLAIN[app.name]},image_size=64x96", *changes):
+            config = hparams.override(config, spec)
         options = {"batch_size": 2, "num_threads": 1, "name_images": training} | options
         return app.make_loader(pipeline_type, source=source, config=config, training=training, **options)
 
@@ -108,18 +87,19 @@ def test_all_ranks_take_equally_many_steps(make, source, pipeline_type):
         for training in (True, False):
             options = {"training": training, "num_shards": num_shards}
             ranks = range(num_shards)
-            loaders = [make(source, pipeline_type, {}, shard_id=rank, **options) for rank in ranks]
+            loaders = [make(source, pipeline_type, [], shard_id=rank, **options) for rank in ranks]
             expected = steps_per_epoch(loaders[0].size, 2 * num_shards, training=training)
             assert [loader.steps_per_epoch for loader in loaders] == [expected] * num_shards
             assert [loader.size for loader in loaders] == [loaders[0].size] * num_shards
 
 
-@pytest.mark.parametrize("pipeline_type", LOADERS)
-def test_evaluation_needs_no_more_steps_than_it_says(make, source, pipeline_type):
+@either_app
+def test_evaluation_needs_no_more_steps_than_it_says(make, source):
     """Twelve images on five ranks in batches of two: three steps would be too many, one too few."""
     seen = []
     for shard_id in range(5):
-        loader = make(source, pipeline_type, {}, training=False, shard_id=shard_id, num_shards=5)
+        options = {"training": False, "with_targets": False, "shard_id": shard_id, "num_shards": 5}
+        loader = make(source, "dali_cpu", [], **options)
         assert loader.steps_per_epoch == 2
         first, second, *again = image_ids(loader, 4)
         assert [first, second] == again
@@ -130,51 +110,36 @@ def test_evaluation_needs_no_more_steps_than_it_says(make, source, pipeline_type
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline_type):
     """What the ranks read together in step k; random or not, and however many threads read it."""
-    everything = {}
-    for change in random_changes(app, pipeline_type).values():
-        everything |= change
+    everything = random_changes(app, pipeline_type)
 
     def order(changes, **options):
-        ranks = [
-            image_ids(make(source, pipeline_type, changes, shard_id=rank, num_shards=2, **options), 9)
-            for rank in (0, 1)
-        ]
-        return [sorted(a + b) for a, b in zip(*ranks, strict=True)]
+        options |= {"num_shards": 2, "with_targets": False}
+        loaders = (make(source, pipeline_type, changes, shard_id=rank, **options) for rank in (0, 1))
+        return [sorted(a + b) for a, b in zip(*(image_ids(loader, 9) for loader in loaders), strict=True)]
 
     first = order(everything, seed=0)
     for epoch in (first[:3], first[3:6], first[6:]):  # steps of two ranks with two images each
         assert sorted(itertools.chain(*epoch)) == sorted(source.annotations.image_ids)
-    assert order({}, seed=0, num_threads=2) == first
-    assert order({}, seed=1) != first
-
-
-def test_two_ranks_read_in_a_step_what_one_reads_in_a_batch_twice_as_large(make, source):
-    """By tf.data alone. By DALI each rank has its own half of the permutation."""
-    one = image_ids(make(source, "tensorflow", {}, batch_size=4), 6)
-    two = [
-        image_ids(make(source, "tensorflow", {}, batch_size=2, shard_id=rank, num_shards=2), 6)
-        for rank in (0, 1)
-    ]
-    assert [sorted(a + b) for a, b in zip(*two, strict=True)] == [sorted(batch) for batch in one]
+    assert order([], seed=0, num_threads=2) == first
+    assert order([], seed=1) != first
 
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_no_kind_of_randomness_is_the_same_on_two_ranks(app, make, twins, pipeline_type):
-    def pictures(change, shard_id):
-        loader = make(twins, pipeline_type, change, batch_size=8, shard_id=shard_id, num_shards=2, seed=5)
-        ((images, targets),) = read(loader, 1)
-        return images, targets["boxes"].numpy()
+    def same(*changes):
+        options = {"batch_size": 8, "num_shards": 2, "seed": 5}
+        options["with_targets"] = app.name == "yolov4"  # MixUp of twins shows in the boxes alone
+        loaders = [make(twins, pipeline_type, changes, shard_id=rank, **options) for rank in (0, 1)]
+        (one, of_one), (other, of_other) = (read(loader, 1)[0] for loader in loaders)
+        return np.array_equal(one, other) and np.array_equal(of_one.get("boxes"), of_other.get("boxes"))
 
-    def same(one, other):
-        return all(map(np.array_equal, one, other))
-
-    assert same(pictures({}, 0), pictures({}, 1))  # twins they are
-    for name, change in random_changes(app, pipeline_type).items():
-        assert not same(pictures(change, 0), pictures(change, 1)), name
+    assert same()  # twins they are
+    for change in random_changes(app, pipeline_type):
+        assert not same(change), change
 
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 @pytest.mark.parametrize("training", [True, False])
 def test_more_ranks_than_images_are_refused(make, source, pipeline_type, training):
     with pytest.raises(UserError, match="12 images cannot be shared by 13 ranks"):
-        make(source, pipeline_type, {}, training=training, shard_id=0, num_shards=13).dataset()
+        make(source, pipeline_type, [], training=training, shard_id=0, num_shards=13).dataset()

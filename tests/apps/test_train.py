@@ -22,7 +22,7 @@ from common.training import weights
 from common.training.input_feed import InputFeed
 from common.training.optimizers import AveragedWeights
 from common.training.results import Results
-from tests.apps.conftest import coco_flags
+from tests.apps.conftest import coco_flags, slow_for
 from tools import replay_step
 
 
@@ -81,12 +81,11 @@ def test_another_run_is_refused_and_nothing_is_overwritten_before_all_else_is_ri
 
 
 @pytest.mark.slow
-def test_interrupted_and_resumed_equals_unbroken(app, tiny_train, drawn, trained, tmp_path, monkeypatch):
-    unbroken, broken, loader = trained, tmp_path / "broken", ["--pipeline_type=dali_cpu"]
-    if app.name == "yolov4":
-        unbroken, loader = tmp_path / "unbroken", ["--pipeline_type=tensorflow"]
-        tiny_train(drawn, unbroken, *loader)
-    save_row = Results.save_row
+def test_interrupted_and_resumed_equals_unbroken(app, tiny_train, drawn, tmp_path, monkeypatch):
+    """EfficientDet by DALI, YOLOv4 by tf.data."""
+    unbroken, broken, save_row = tmp_path / "unbroken", tmp_path / "broken", Results.save_row
+    loader = f"--pipeline_type={'dali_cpu' if app.name == 'efficientdet' else 'tensorflow'}"
+    tiny_train(drawn, unbroken, loader)
 
     def save_once(self, epoch, values):
         if epoch == 2:
@@ -95,17 +94,27 @@ def test_interrupted_and_resumed_equals_unbroken(app, tiny_train, drawn, trained
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Results, "save_row", save_once)
-        tiny_train(drawn, broken, *loader)
+        tiny_train(drawn, broken, loader)
     assert len(rows_of(broken)) == 1
-    tiny_train(drawn, broken, *loader, "--coco_backend=faster")  # what counts may change on the way
+    tiny_train(drawn, broken, loader, "--coco_backend=faster")  # what counts may change on the way
     assert_same_weights(app, unbroken, broken)
     assert (unbroken / "metrics.json").read_bytes() == (broken / "metrics.json").read_bytes()
     assert [row["epoch"] for row in rows_of(broken)] == ["1", "2"]
 
 
-@pytest.mark.parametrize("way", [0, 1], ids=["COCO", "TFRecords"])
-def test_every_way_to_train_takes_steps(app, tiny_train, drawn, drawn_records, tmp_path, monkeypatch, way):
-    """The averages move once an update: every second step where gradients accumulate, never without them."""
+@slow_for("efficientdet")
+def test_float16_and_no_averages_train_from_coco(app, take_steps, drawn):
+    assert take_steps(0, drawn) == 0
+
+
+def test_bfloat16_and_accumulated_gradients_train_from_tfrecords(take_steps, drawn_records):
+    """The averages move once an update, which is every second step."""
+    assert take_steps(1, drawn_records) == 2
+
+
+@pytest.fixture
+def take_steps(app, tiny_train, drawn, tmp_path, monkeypatch):
+    """take_steps(number of the way, data) -> how often the averages moved in four steps."""
     made, init = [], AveragedWeights.__init__
 
     def remember(self, *arguments):
@@ -113,29 +122,31 @@ def test_every_way_to_train_takes_steps(app, tiny_train, drawn, drawn_records, t
         made.append(self)
 
     monkeypatch.setattr(AveragedWeights, "__init__", remember)
-    given = app.ways[way].format(tiny=app.tiny).split()
-    run, data = tmp_path / "run", (drawn, drawn_records)[way]
-    metrics = tiny_train(data, run, "--epochs=1", "--steps_per_epoch=4", "--seed=3", *given)
-    (row,) = rows_of(run)
-    assert np.isfinite(float(row["loss"]))
-    metadata = weights.read_metadata(run / weights.LAST)
-    assert metadata["epoch"] == 1
-    assert metadata["config"].get("letterbox", False) == ("--letterbox" in given)
-    names = [
-        category["name"] for category in json.loads((drawn / "instances.json").read_text())["categories"]
-    ]
-    assert set(metrics["per_class"]) == set(names)
-    assert int(made[0]._num_updates) == (0, 2)[way]
+
+    def run(way, data):
+        given = app.ways[way].format(tiny=app.tiny).split()
+        metrics = tiny_train(data, tmp_path, "--epochs=1", "--steps_per_epoch=4", "--seed=3", *given)
+        (row,) = rows_of(tmp_path)
+        assert np.isfinite(float(row["loss"]))
+        metadata = weights.read_metadata(tmp_path / weights.LAST)
+        assert metadata["epoch"] == 1
+        assert metadata["config"].get("letterbox", False) == ("--letterbox" in given)
+        categories = json.loads((drawn / "instances.json").read_text())["categories"]
+        assert set(metrics["per_class"]) == {category["name"] for category in categories}
+        return int(made[0]._num_updates)
+
+    return run
 
 
 @pytest.mark.slow
 def test_synthetic_data_take_compiled_steps(tiny_train, tmp_path):
     flags = ["--epochs=1", "--steps_per_epoch=3", "--xla", "--num_classes=3", "--learning_rate=0.01"]
-    tiny_train(tmp_path / "none", tmp_path / "run", *flags, "--pipeline_type=synthetic")
+    tiny_train(tmp_path / "none", tmp_path / "run", *flags, "--pipeline_type=synthetic", compiled=True)
     (row,) = rows_of(tmp_path / "run")
     assert np.isfinite(float(row["loss"]))
 
 
+@slow_for("efficientdet")
 def test_a_diverging_run_stops_with_one_line_and_its_step_can_be_run_again(
     app, tiny_train, tmp_path, monkeypatch, capsys
 ):
@@ -151,11 +162,8 @@ def test_a_diverging_run_stops_with_one_line_and_its_step_can_be_run_again(
     with pytest.raises(UserError, match=r"2 steps in a row were skipped, the last is step 5") as error:
         tiny_train(tmp_path / "none", tmp_path / "run", *flags)
     said = capsys.readouterr().err
-    assert re.findall(r"step (\d+) is skipped: the loss is not finite; image ids \d+", said) == [
-        "2",
-        "4",
-        "5",
-    ]
+    skipped = re.findall(r"step (\d+) is skipped: the loss is not finite; image ids \d+", said)
+    assert skipped == ["2", "4", "5"]
     replay_step.main(re.search(r"replay_step\.py (\S+step_00000004\.npz)", str(error.value))[1])
     report = capsys.readouterr().out
     assert "image ids" in report
@@ -165,8 +173,8 @@ def test_a_diverging_run_stops_with_one_line_and_its_step_can_be_run_again(
 @pytest.mark.gpu
 def test_training_evaluation_and_resume_on_a_gpu(tiny_train, command, drawn, tmp_path):
     run = tmp_path / "run"
-    tiny_train(drawn, run, "--pipeline_type=dali_gpu", "--epochs=1")
-    tiny_train(drawn, run, "--pipeline_type=dali_gpu", "--epochs=2")
+    for epochs in (1, 2):
+        tiny_train(drawn, run, "--pipeline_type=dali_gpu", f"--epochs={epochs}", compiled=True)
     assert len(rows_of(run)) == 2
     data = [f"--weights={run}", *coco_flags(drawn, "eval")]
     metrics, on_cpu = (command("eval", *data, f"--pipeline_type=dali_{kind}") for kind in ("gpu", "cpu"))
@@ -175,7 +183,7 @@ def test_training_evaluation_and_resume_on_a_gpu(tiny_train, command, drawn, tmp
 
 SYNTHETIC = "--pipeline_type=synthetic"
 REFUSED = {
-    "unknown model": (["--model_name={typo}"], "did you mean '{model}'"),
+    "unknown model": (["--model_name={app}-nona"], "did you mean '{model}'"),
     "unknown hyper-parameter": (["--hparams=learning_rat=1"], "did you mean 'learning_rate'"),
     "no data": ([], "--train_images"),
     "missing json": (["--train_images=/tmp", "--train_annotations=/no/x.json"], "/no/x.json"),
@@ -196,7 +204,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_is_one_line(app, command, drawn, tmp_path, case):
     arguments, message = REFUSED[case]
-    given = [text.format(data=drawn, typo=app.typo, model=app.model_name) for text in arguments]
+    given = [text.format(data=drawn, app=app.name, model=app.model_name) for text in arguments]
     with pytest.raises(UserError) as error:
         command("train", f"--model_name={app.model_name}", f"--output_dir={tmp_path}/run", *given)
     assert message.format(model=app.model_name) in str(error.value)

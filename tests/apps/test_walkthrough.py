@@ -7,18 +7,16 @@ import PIL.Image
 import pytest
 
 from common.errors import UserError
+from tests.apps.conftest import eagerly
 
 PICTURES = ("1_network_input", "3_targets", "5_candidates", "6_detections")
 
 
 def test_every_station_has_its_picture(app, trained, drawn, tmp_path, capsys):
     walkthrough = importlib.import_module(f"examples.{app.name}_walkthrough")
-    walkthrough.walk(
-        weights=str(trained),
-        images=f"{drawn}/images",
-        annotations=f"{drawn}/instances.json",
-        output_dir=str(tmp_path / "walk"),
-    )
+    data = {"images": f"{drawn}/images", "annotations": f"{drawn}/instances.json"}
+    with eagerly():
+        walkthrough.walk(weights=str(trained), **data, output_dir=str(tmp_path / "walk"))
     said = capsys.readouterr().out
     made = {path.stem for path in (tmp_path / "walk").iterdir()}
     assert made > set(PICTURES)

@@ -1,7 +1,9 @@
 """A small COCO document, ways to change it, and what a test asks of the result. For tests of coco.py."""
 
 import copy
+import functools
 import json
+import operator
 import pathlib
 
 import numpy as np
@@ -50,9 +52,7 @@ def write_json(directory: pathlib.Path, document) -> pathlib.Path:
 def changed(path, value, document=SMALL):
     """A document with the value at `path` replaced, or removed where `value` is `...`."""
     document = copy.deepcopy(document)
-    parent = document
-    for step in path[:-1]:
-        parent = parent[step]
+    parent = functools.reduce(operator.getitem, path[:-1], document)
     if value is ...:
         del parent[path[-1]]
     else:
@@ -73,23 +73,18 @@ def refused(path, images_dir=None, **policy):
 
 def assert_is(annotations, document):
     """The annotations are those of a document, by plain loops."""
-    images = document["images"]
+    images, objects = document["images"], document["annotations"]
     assert annotations.image_ids.tolist() == [image["id"] for image in images]
     assert annotations.file_names == [image["file_name"] for image in images]
     assert annotations.image_sizes.tolist() == [[image["height"], image["width"]] for image in images]
     categories = sorted((c["id"], c["name"]) for c in document["categories"])
     assert [(c["id"], c["name"]) for c in annotations.label_map.categories()] == categories
-    pairs = [
-        (i, o)
-        for i, image in enumerate(images)
-        for o in document["annotations"]
-        if o["image_id"] == image["id"]
-    ]
-    rows, objects = [i for i, _ in pairs], [o for _, o in pairs]
-    assert len(objects) == len(document["annotations"]) and annotations.box_image.tolist() == rows
-    assert annotations.boxes_ltwh_px.tolist() == [list(map(float, o["bbox"])) for o in objects]
+    pairs = [(i, o) for i, image in enumerate(images) for o in objects if o["image_id"] == image["id"]]
+    assert len(pairs) == len(objects) and annotations.box_image.tolist() == [i for i, _ in pairs]
+    objects = [o for _, o in pairs]
+    boxes = [list(map(float, o["bbox"])) for o in objects]
+    assert annotations.boxes_ltwh_px.tolist() == boxes
     assert annotations.category_ids.tolist() == [o["category_id"] for o in objects]
     assert annotations.is_crowd.tolist() == [bool(o.get("iscrowd", 0)) for o in objects]
-    for area, o in zip(annotations.areas.tolist(), objects, strict=True):
-        box_area = float(o["bbox"][2]) * float(o["bbox"][3])
-        assert area == (box_area if o.get("area") is None else float(o["area"]))
+    for area, o, (_, _, width, height) in zip(annotations.areas.tolist(), objects, boxes, strict=True):
+        assert area == (width * height if o.get("area") is None else float(o["area"]))

@@ -56,14 +56,11 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def _interlaced_png() -> bytes:
-    starts_and_steps = (
-        (0, 0, 4, 0, 2, 0, 1),
-        (0, 4, 0, 2, 0, 1, 0),
-        (8, 8, 8, 4, 4, 2, 2),
-        (8, 8, 4, 4, 2, 2, 1),
-    )
-    passes = zip(*starts_and_steps, strict=True)
-    rows = [row.tobytes() for t, left, down, across in passes for row in RGB[t::down, left::across]]
+    starts = ((0, 0), (0, 4), (4, 0), (0, 2), (2, 0), (0, 1), (1, 0))  # row, column
+    steps = ((8, 8), (8, 8), (8, 4), (4, 4), (4, 2), (2, 2), (2, 1))
+    rows = []
+    for (top, left), (down, across) in zip(starts, steps, strict=True):
+        rows += [row.tobytes() for row in RGB[top::down, left::across]]
     return png(8, 2, rows, interlaced=True)
 
 
@@ -85,23 +82,13 @@ def bmp(
 
 
 def tiff(
-    pixels,
-    photometric,
-    *,
-    bits=8,
-    kind=1,
-    planar=False,
-    tiled=False,
-    big=False,
-    order="<",
-    without=(),
-    **tags,
+    pixels, colors, *, bits=8, kind=1, planar=False, tiled=False, big=False, order="<", without=(), **tags
 ) -> bytes:
     """An uncompressed TIFF.
 
     Args:
         pixels: array (HEIGHT, WIDTH, samples), integers of `bits` bits, or floats for kind 3.
-        photometric: interpretation, 2 for RGB.
+        colors: photometric interpretation, 2 for RGB.
         bits: of a sample.
         kind: of a sample: 1 unsigned, 2 signed, 3 float.
         planar: one strip for each sample.
@@ -118,7 +105,7 @@ def tiff(
         parts = [padded[t : t + 16, x : x + 16] for t in range(0, HEIGHT, 16) for x in range(0, WIDTH, 16)]
     blocks = [_packed(part, bits, kind, order) for part in parts]
     offset, sizes = "Q" if big else "I", tuple(map(len, blocks))
-    entries = {256: (WIDTH,), 257: (HEIGHT,), 258: (bits,) * samples, 259: (1,), 262: (photometric,)}
+    entries = {256: (WIDTH,), 257: (HEIGHT,), 258: (bits,) * samples, 259: (1,), 262: (colors,)}
     entries |= {277: (samples,), 284: (2 if planar else 1,), 339: (kind,) * samples}
     if tiled:
         entries |= {322: (16,), 323: (16,), 324: sizes, 325: sizes}
@@ -171,7 +158,7 @@ def scaled(pixels: np.ndarray, bits: int) -> np.ndarray:
     return np.round(np.atleast_3d(pixels) / 255.0 * (2**bits - 1)).astype(np.int64)
 
 
-# What nothing here writes: cjpeg -arithmetic; cjpeg -optimize -sample 4x2; grey of 12 bits by imagecodecs.
+# What nothing here writes: cjpeg -arithmetic; cjpeg -optimize -sample 4x2; 12 bits by imagecodecs.
 _ARITHMETIC_JPEG = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAgGBgcGBQgHBwcJCQgKDBQNDAsLDBkSEw8UHRofHh0aHBwgJC4nICIsIxwcKDcp"
     "LDAxNDQ0Hyc5PTgyPC4zNDL/2wBDAQkJCQwLDBgNDRgyIRwhMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
@@ -188,14 +175,6 @@ _SAMPLED_4_2_JPEG = base64.b64decode(
     "/9oADAMBAAIRAxEAPwDz9ItCEi0ISLRukWjRItCEi0ISLQhItC55rpRjWuHLSLQhItG3EXrwhqRaEJFo34i9eEE2WrDlNqhz"
     "Ui0bpFoQkWhCRaNEi0ISLRukWhCRaKXmumR45rhzEi0bpFo34i9eENSLQhItG3EXrwgmy1YcptUOSmNdCExro3TGuhCY10RE"
     "R1Hpn0y/GzPghMa6EJjXRtxjX54RERBNmZ2HKczof//Z"
-)
-_JPEG_12 = base64.b64decode(
-    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAIBAQEBAQIBAQECAgICAgQDAgICAgUEBAMEBgUGBgYFBgYGBwkIBgcJBwYGCAsI"
-    "CQoKCgoKBggLDAsKDAkKCgr/wQALDAAkADQBAREA/8QAFwABAQEBAAAAAAAAAAAAAAAAAAEIDf/EAB8QAAEFAAEFAAAAAAAA"
-    "AAAAAAUABkV5xgcJMjZ4tf/aAAgBAQAAPwDhPzw7TlfxXTo8Jyv4pp0eE5X8U06jum6/SmnR3TdfpTTqO6br+K6dY+6w/mPB"
-    "vr8M+wYWw3h2nK/iunR4TlfxTTo8Jyv4pp1HdN1+lNOjum6/SmnUd03X8V06x91h/MeDfX4Z9gwthvDtOV/FdOjwnK/imnR4"
-    "TlfxTTqO6br9KadHdN1+lNOo7puv4rp1j7rD+Y8G+vwz7BhbDeHacr+K6dHhOV/FNOjwnK/imnUd03X6U06O6br9KadR3Tdf"
-    "xXTrH3WH8x4N9fhn2DC2G8O05X8V06PCcr+KadHhOV/FNOo7puv0pp0d03X6U06jum6/iunWPusP5jwb6/DPsGF//9k="
 )
 _JPEG2000_12 = base64.b64decode(
     "AAAADGpQICANCocKAAAAFGZ0eXBqcDIgAAAAAGpwMiAAAAAtanAyaAAAABZpaGRyAAAAJAAAADQAAQsHAAAAAAAPY29scgEA"
@@ -331,7 +310,7 @@ REFUSED = {
     "jpeg2000-grey-alpha": pillow("JPEG2000", GREY, "LA"),
     "jpeg2000-offset": _moved(pillow("JPEG2000", no_jp2=True)),
     "jpeg2000-12-grey": _JPEG2000_12,
-    "jpeg-12-grey": _JPEG_12,
+    "jpeg-12-grey": pillow("JPEG", GREY).replace(b"\xff\xc0\0\x0b\x08", b"\xff\xc1\0\x0b\x0c"),
     "jpeg2000-codestream-grey": pillow("JPEG2000", GREY, no_jp2=True),
     "pgm-largest-100": b"P5\n%d %d\n100\n" % (WIDTH, HEIGHT) + (GREY // 3).tobytes(),
     "pgm-largest-4095": b"P5\n%d %d\n4095\n" % (WIDTH, HEIGHT) + (GREY.astype(">u2") * 16).tobytes(),

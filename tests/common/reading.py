@@ -61,18 +61,16 @@ def ids(examples):
 
 def numbered_images(directory: pathlib.Path, image_ids, category_ids=(5,), box=(1, 1, 2, 2)) -> CocoSource:
     """Little images of these ids, with one and the same box of each category on each."""
+    images = [
+        {"id": image_id, "file_name": f"{number:02d}.png", "width": 8, "height": 9}
+        for number, image_id in enumerate(image_ids)
+    ]
+    objects = [{"image_id": i, "category_id": k, "bbox": box} for i in image_ids for k in category_ids]
+    categories = [{"id": i, "name": str(i)} for i in category_ids]
+    document = {"images": images, "annotations": objects, "categories": categories}
     (directory / "images").mkdir()
-    document = {
-        "images": [],
-        "annotations": [],
-        "categories": [{"id": i, "name": str(i)} for i in category_ids],
-    }
-    for number, image_id in enumerate(image_ids):
-        name = f"{number:02d}.png"
-        (directory / "images" / name).write_bytes(png(8, 9))
-        document["images"].append({"id": image_id, "file_name": name, "width": 8, "height": 9})
-        objects = [{"image_id": image_id, "category_id": i, "bbox": box} for i in category_ids]
-        document["annotations"] += objects
+    for image in images:
+        (directory / "images" / image["file_name"]).write_bytes(png(8, 9))
     (directory / "instances.json").write_text(json.dumps(document))
     return open_coco(directory / "images", directory / "instances.json")
 
@@ -89,7 +87,7 @@ def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Pa
     return open_tfrecords(f"{prefix}-*.tfrecord")
 
 
-def assert_saved_iterator_goes_on(iterate, directory, before: int, after: int) -> None:
+def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None:
     """What `iterate` makes continues where another one was saved after `before` steps."""
     iterator = iterate()
     begin = [next(iterator) for _ in range(before)]

@@ -55,13 +55,11 @@ def test_anchors_are_those_of_the_definition_in_order(arguments):
 
 
 # google/automl's efficientdet at the published image sizes
-@pytest.mark.parametrize(
-    ("number", "count"),
-    [
-        *(("0", 49_104), ("1", 76_725), ("2", 110_484), ("3", 150_381), ("4", 196_416)),
-        *(("5", 306_900), ("6", 306_900), ("7", 441_936), ("7x", 442_260)),
-    ],
-)
+COUNTS = {"0": 49_104, "1": 76_725, "2": 110_484, "3": 150_381, "4": 196_416, "5": 306_900, "6": 306_900}
+COUNTS |= {"7": 441_936, "7x": 442_260}
+
+
+@pytest.mark.parametrize(("number", "count"), COUNTS.items())
 def test_counts_of_the_published_models(number, count):
     anchors = get_config(f"efficientdet-d{number}").anchors
     assert anchors.num_anchors == count
@@ -89,13 +87,8 @@ def test_anchors_from_lists_and_tuples_are_equal_and_their_arrays_are_made_once(
 
 def test_impossible_anchors_are_refused():
     possible = Anchors(3, 7, 3, RATIOS, 4.0, (512, 512))
-    impossible = {
-        "min_level": (8, -1),
-        "num_scales": (0,),
-        "aspect_ratios": ([], [1.0, -2.0]),
-        "anchor_scale": (0.0,),
-        "image_size": ((512,), (512, 0)),
-    }
+    impossible = {"min_level": [8, -1], "num_scales": [0], "aspect_ratios": [[], [1.0, -2.0]]}
+    impossible |= {"anchor_scale": [0.0], "image_size": [(512,), (512, 0)]}
     for name, values in impossible.items():
         for value in values:
             with pytest.raises(

@@ -1,9 +1,9 @@
 """Annotations: target boxes against a plain loop, ground truth against pycocotools, plain reading."""
 
 import contextlib
-import copy
 import dataclasses
 import io
+import itertools
 import json
 import warnings
 
@@ -37,13 +37,13 @@ def small():
 def coco_stats(ground_truth, detections):
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
-        truth.dataset = copy.deepcopy(ground_truth)
+        truth.dataset = ground_truth
         truth.createIndex()
-        evaluation = COCOeval(truth, truth.loadRes(copy.deepcopy(detections)), "bbox")
+        evaluation = COCOeval(truth, truth.loadRes([dict(detection) for detection in detections]), "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    return evaluation.stats
+    return evaluation.stats.tolist()
 
 
 # --- target boxes ---
@@ -59,8 +59,7 @@ def test_target_boxes_against_a_plain_loop():
     rows = np.c_[images, random.integers(0, 2, 500), boxes]
     annotations = made(sizes, rows, ("a", "b"), crowds)
     targets = annotations.target_boxes
-    splits = annotations.row_splits.tolist()
-    assert splits == [np.count_nonzero(annotations.box_image < i) for i in range(21)]
+    assert annotations.row_splits.tolist() == np.searchsorted(images, range(21)).tolist()
     assert len(targets.row_splits) == 21
 
     dropped = clipped = 0
@@ -71,13 +70,12 @@ def test_target_boxes_against_a_plain_loop():
             edges = [x / width, y / height, (x + w) / width, (y + h) / height]
             box = np.array([min(max(edge, 0), 1) for edge in edges], np.float32)
             if box[2] > box[0] and box[3] > box[1]:
-                expected.append([*box, {10: 0, 20: 1}[int(annotations.category_ids[row])]])
+                expected.append([*box, annotations.category_ids[row] // 10 - 1])
                 clipped += box.tolist() != np.float32(edges).tolist()
             else:
                 dropped += 1
         rows = slice(*targets.row_splits[i : i + 2])
-        found = np.c_[targets.boxes[rows], targets.classes[rows]]
-        assert found.tolist() == np.reshape(expected, (-1, 5)).tolist()
+        assert np.c_[targets.boxes[rows], targets.classes[rows]].tolist() == expected
     assert targets.num_dropped == dropped > 50
     assert targets.num_clipped == clipped > 50
     assert targets.num_crowds == annotations.is_crowd.sum() > 10
@@ -96,19 +94,16 @@ def test_huge_boxes_are_clipped_without_a_warning_and_rounding_is_no_clipping():
 # --- ground truth ---
 
 
-def test_pycocotools_judges_our_ground_truth_like_the_original(coco128):
-    path = coco128 / "instances.json"
+def test_pycocotools_judges_our_ground_truth_like_the_original(drawn):
+    path = drawn / "instances.json"
     original = json.loads(path.read_text())
     random = np.random.default_rng(0)
-    detections = [
-        {key: o[key] for key in ("image_id", "category_id")}
-        | {"bbox": (np.array(o["bbox"]) * random.uniform(0.9, 1.1, 4)).tolist(), "score": random.uniform()}
-        for o in original["annotations"]
-        if random.uniform() < 0.8
-    ]
+    detections = [o | {"score": random.uniform()} for o in original["annotations"] if random.uniform() < 0.8]
+    for detection in detections:
+        detection["bbox"] = (detection["bbox"] * random.uniform(0.95, 1.05, 4)).tolist()
     ours = coco_stats(load_coco(path).ground_truth(), detections)
     assert 0.2 < ours[0] < 0.9
-    assert ours.tolist() == coco_stats(original, detections).tolist()
+    assert ours == coco_stats(original, detections)
 
 
 def test_the_ground_truth_has_everything(small):
@@ -125,20 +120,12 @@ def test_the_ground_truth_has_everything(small):
 
 
 def test_the_fingerprint_is_of_the_content(small):
-    original = small.fingerprint()
-    assert dataclasses.replace(small, origin="elsewhere", issues=Issues("")).fingerprint() == original
-    for name, value in [
-        ("label_map", LabelMap((10, 20), ("two", "nine"))),
-        ("file_names", ["a.jpg", "b.jpg", ""]),
-        ("image_ids", np.array([42, 8, 9])),
-        ("image_sizes", np.array([[10, 21], [40, 30], [5, 6]], np.int32)),
-        ("box_image", np.array([0, 0, 1, 2])),
-        ("boxes_ltwh_px", small.boxes_ltwh_px + 1e-6),
-        ("category_ids", np.array([10, 20, 20, 20])),
-        ("is_crowd", np.array([True, True, False, False])),
-        ("areas", small.areas + 1e-6),
-    ]:
-        assert dataclasses.replace(small, **{name: value}).fingerprint() != original, name
+    others = {"issues": Issues(""), "label_map": LabelMap((10, 20), ("two", "nine"))}
+    others |= {"file_names": ["a.jpgsub/b\0 .jpg", "", ""]}  # the same letters
+    for field in dataclasses.fields(small):
+        value = others[field.name] if field.name in others else getattr(small, field.name)[::-1]
+        is_other = dataclasses.replace(small, **{field.name: value}).fingerprint() != small.fingerprint()
+        assert is_other == (field.name not in ("origin", "issues")), field.name
 
 
 def test_the_summary_counts(drawn):
@@ -162,9 +149,8 @@ def test_select(small, kept):
     selected = small.select(kept)
     whole = small.ground_truth()
     part = selected.ground_truth()
-    assert part["images"] == [image for image, keep in zip(whole["images"], kept, strict=True) if keep]
-    ids = {image["id"] for image in part["images"]}
-    expected = [o for o in whole["annotations"] if o["image_id"] in ids]
+    assert part["images"] == list(itertools.compress(whole["images"], kept))
+    expected = [o for o in whole["annotations"] if o["image_id"] in small.image_ids[kept]]
     assert [o | {"id": 0} for o in part["annotations"]] == [o | {"id": 0} for o in expected]
     assert part["categories"] == whole["categories"]
     assert np.all(np.diff(selected.box_image) >= 0) and selected.row_splits[-1] == len(expected)
@@ -194,27 +180,20 @@ def test_real_data_are_read_as_by_the_strict_reader(name, request):
     assert_same(request.getfixturevalue(name) / "instances.json")
 
 
-def gaps():
-    """Images with the ids LARGE and 3, and nothing that may be missing."""
-    document = copy.deepcopy(SMALL)
-    ids = {42: LARGE, 7: 3}
-    for image in document["images"]:
-        image["id"] = ids[image["id"]]
-    for an_object in document["annotations"]:
-        an_object["image_id"] = ids[an_object["image_id"]]
-        for key in ("id", "area", "iscrowd"):
-            an_object.pop(key, None)
-    return document
-
-
+# Images with the ids LARGE and 3, and nothing that may be missing.
+IDS = {42: LARGE, 7: 3}
+GAPS = SMALL | {
+    "images": [image | {"id": IDS[image["id"]]} for image in SMALL["images"]],
+    "annotations": [
+        {"image_id": IDS[o["image_id"]], "category_id": o["category_id"], "bbox": o["bbox"]}
+        for o in SMALL["annotations"]
+    ],
+}
 HARD = {
-    "gaps in ids, defaults": gaps(),
+    "gaps in ids, defaults": GAPS,
     "crowds": changed(["annotations", 0, "iscrowd"], True),
-    "an image without boxes": changed(["annotations", 1], ..., changed(["annotations", 3], ...)),
     "no ids": changed(["annotations", 2, "id"], None),
     "a box that reaches outside": changed(["annotations", 0, "bbox"], [-3, 2, 1e308, 1e308]),
-    "a box without area": changed(["annotations", 3, "bbox"], [1, 2, 0, 4]),
-    "categories in another order": changed(["categories"], SMALL["categories"][::-1]),
     "unused keys": changed(["annotations", 1, "segmentation"], {"counts": "x", "size": [1, 2]}),
 }
 

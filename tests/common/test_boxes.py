@@ -27,17 +27,6 @@ def test_conversions_by_example():
     np.testing.assert_array_equal(box_ops.clip([[-0.5, 0.25, 0.5, 2.0]]), [[0, 0.25, 0.5, 1]])
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
-def test_conversions_undo_each_other_at_any_shape(shape):
-    boxes = random_boxes(np.random.default_rng(0), *shape)
-    for there, back in (
-        (box_ops.ltrb_to_tlbr, box_ops.ltrb_to_tlbr),
-        (box_ops.ltrb_to_cxcywh, box_ops.cxcywh_to_ltrb),
-    ):
-        assert there(boxes).shape == boxes.shape
-        np.testing.assert_allclose(back(there(boxes)), boxes, atol=1e-12)
-
-
 def test_iou_agrees_with_pycocotools():
     rng = np.random.default_rng(1)
     a, b = random_boxes(rng, 40), random_boxes(rng, 30)
@@ -121,11 +110,9 @@ def test_the_gradient_of_ciou_holds_alpha_constant():
 
 
 def test_dtypes():
-    boxes = random_boxes(np.random.default_rng(3), 4)
-    for dtype, expected in [("float16", "float32"), ("float32", "float32"), ("float64", "float64")]:
-        converted = box_ops.ltrb_to_cxcywh(boxes.astype(dtype))
-        assert keras.backend.standardize_dtype(converted.dtype) == expected
-    assert keras.backend.standardize_dtype(box_ops.area(np.array([[0, 0, 3, 2]])).dtype) == "float32"
+    dtypes = {"int64": "float32", "float16": "float32", "float32": "float32", "float64": "float64"}
+    for dtype, expected in dtypes.items():
+        assert box_ops.area(np.array([[0, 0, 3, 2]], dtype)).dtype == expected
 
 
 def test_all_work_on_symbolic_tensors_and_in_graphs():

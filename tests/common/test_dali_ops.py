@@ -35,7 +35,7 @@ def test_shards_and_steps_in_all_combinations():
         steps = steps_per_epoch(size, batch_size * num_shards, training=False)
         assert (steps - 1) * batch_size < max(lengths) <= steps * batch_size
         steps = steps_per_epoch(size, batch_size * num_shards, training=True)
-        assert steps == 1 or 0 <= size - steps * batch_size * num_shards < batch_size * num_shards
+        assert steps == max(size // (batch_size * num_shards), 1)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def read_ids(source, num_shards, count, batch_size, **options):
 
 
 @pytest.mark.parametrize("kind", ["coco", "images", "tfrecord"])
-@pytest.mark.parametrize(("num_shards", "size"), [(1, 1), (2, 7), (3, 3), (3, 50), (5, 14), (8, 9), (8, 29)])
+@pytest.mark.parametrize(("num_shards", "size"), [(1, 1), (2, 7), (3, 3), (5, 14), (8, 29)])
 def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
     source = first_images(numbered[0], size, kind, numbered[1])
     everything = sorted(source.annotations.image_ids)
@@ -74,8 +74,7 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
 
     # Training: each rank reads its part of each permutation, and then its part of the next.
     if kind != "images":
-        bounds = [dali_ops.shard_range(size, shard_id, num_shards) for shard_id in range(num_shards)]
-        lengths = [end - begin for begin, end in bounds]
+        lengths = [len(range(*dali_ops.shard_range(size, rank, num_shards))) for rank in range(num_shards)]
         count = EPOCHS * max(lengths)
         ranks = read_ids(source, num_shards, count, count, training=True, seed=3)
         for epoch in range(EPOCHS):
@@ -89,10 +88,6 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
 def run_tf(function, images, labels):
     pairs = zip(map(tf.constant, images), map(tf.constant, labels), strict=True)
     return [[np.asarray(output) for output in function(*pair)] for pair in pairs]
-
-
-def bits(array):
-    return np.asarray(array, np.float32).view(np.int32)
 
 
 FILTERS = pytest.mark.parametrize(
@@ -114,19 +109,13 @@ def test_drop_small_boxes_drops_what_is_not_a_box(run, drop, keep):
     bad += [[INF] * 4, [-INF, -INF, INF, INF]]
     bad += [[-3e38, 0, 3e38, 1], [0, -3e38, 1, 3e38]]  # finite, but not their sides
     good = [[-0.0, 0.0, 1.0, 1.0], [0.5, 0.5, np.nextafter(np.float32(0.5), 1), 0.6], [-2, -2, 3, 3]]
-    mixed = np.float32(bad[:7] + good[:1] + bad[7:] + good[1:])
-    is_good = np.isin(np.arange(len(mixed)), [7, len(mixed) - 2, len(mixed) - 1])
-    labels = np.arange(1, len(mixed) + 1, dtype=np.int32)
-    images = [mixed, np.float32(bad), np.float32(good), NO_BOXES]
-    results = run(drop, images, [labels[: len(boxes)] for boxes in images])
-
-    np.testing.assert_array_equal(bits(results[0][0]), bits(mixed[is_good]))  # bit by bit: -0.0 stays -0.0
-    np.testing.assert_array_equal(results[0][1], labels[is_good])
-    np.testing.assert_array_equal(bits(results[2][0]), bits(good))
-    assert results[1][0].shape == results[3][0].shape == (0, 4)
-    for boxes, boxes_labels in results:
-        assert boxes_labels.shape == boxes.shape[:1]
-        assert (boxes.dtype, boxes_labels.dtype) == (np.float32, np.int32)
+    images = [np.float32(bad[:7] + good[:1] + bad[7:] + good[1:]), np.float32(bad), NO_BOXES]
+    labels = [np.arange(len(boxes), dtype=np.int32) for boxes in images]
+    for (boxes, kept), expected in zip(run(drop, images, labels), (good, [], []), strict=True):
+        expected = np.float32(expected).reshape(-1, 4)
+        np.testing.assert_array_equal(boxes.view(np.int32), expected.view(np.int32))  # -0.0 stays -0.0
+        assert kept.tolist() == [7, len(bad) + 1, len(bad) + 2][: len(expected)]
+        assert (boxes.dtype, kept.dtype) == (np.float32, np.int32)
 
 
 @FILTERS
@@ -148,5 +137,5 @@ def test_keep_largest_is_stable(run, drop, keep, count):
     results = run(lambda b, n: keep(b, n, count), images, labels)
     for boxes, boxes_labels, (kept, kept_labels) in zip(images, labels, results, strict=True):
         expected = largest(boxes, count)
-        np.testing.assert_array_equal(kept, boxes[expected].reshape(-1, 4))
+        np.testing.assert_array_equal(kept, boxes[expected])
         np.testing.assert_array_equal(kept_labels, boxes_labels[expected])

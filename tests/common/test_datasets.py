@@ -21,16 +21,20 @@ def coco_flags(drawn):
     return {"images": str(drawn / "images"), "annotations": str(drawn / "instances.json")}
 
 
-def test_what_sources_say(drawn, drawn_records, coco_flags):
-    coco = open_source(**coco_flags)
-    tfrecord = open_source(file_pattern=f"{drawn_records}-*")
+def test_what_sources_say_and_hand_out(drawn, drawn_records, coco_flags):
+    """The input type chooses where both kinds are given."""
+    given = {**coco_flags, "file_pattern": f"{drawn_records}-*"}
+    coco, tfrecord = (open_source(**given, input_type=name) for name in ("coco", "tfrecord"))
     images = ImageListSource(list_images(str(drawn / "images")))
     assert [source.name for source in (coco, tfrecord, images)] == ["coco", "tfrecord", "images"]
     assert [source.size for source in (coco, tfrecord, images)] == [12, 12, 12]
     assert coco.label_map == tfrecord.label_map == LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
+    assert coco.label_map == LabelMap.load(coco_flags["annotations"])
     assert not images.label_map.num_classes and not images.annotations.num_boxes
     assert isinstance(coco, CocoSource) and isinstance(tfrecord, TFRecordSource)
-    assert coco.annotations.ground_truth()["categories"] == tfrecord.annotations.ground_truth()["categories"]
+    files = {int(i): coco.encoded(row) for row, i in enumerate(coco.annotations.image_ids)}
+    assert files[10] == (drawn / "images" / "00.jpg").read_bytes()
+    assert {int(i): tfrecord.encoded(row) for row, i in enumerate(tfrecord.annotations.image_ids)} == files
 
 
 def test_fingerprints_tell_data_and_order_apart(drawn, drawn_records, coco_flags, tmp_path):
@@ -71,18 +75,14 @@ def test_wrong_flags_are_named(given, message):
         open_source(**given, split="eval")
 
 
-def test_input_type_chooses_where_both_are_given(drawn_records, coco_flags):
-    given = {**coco_flags, "file_pattern": f"{drawn_records}*"}
-    assert open_source(**given, input_type="coco").name == "coco"
-    assert open_source(**given, input_type="tfrecord").name == "tfrecord"
-
-
-def test_the_label_map_is_found_or_asked_for(drawn_records, tmp_path):
-    shutil.copytree(drawn_records.parent, tmp_path / "r")
-    pattern = f"{tmp_path}/r/*.tfrecord"
-    label_map = tmp_path / "r" / "drawn.label_map.json"
-    assert open_source(file_pattern=pattern).label_map == LabelMap.load(label_map)
-    label_map.rename(tmp_path / "labels.json")
+def test_the_label_map_is_found_or_asked_for_and_one_for_all_files(drawn_records, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(drawn_records.parent, tmp_path / name)
+    LabelMap((3, 17, 90), ("bus", "cat", "toothbrush")).save(tmp_path / "b" / "drawn.label_map.json")
+    with pytest.raises(UserError, match="differ: give --label_map"):
+        open_source(file_pattern=f"{tmp_path}/[ab]/*.tfrecord")
+    pattern = f"{tmp_path}/a/*.tfrecord"
+    (tmp_path / "a" / "drawn.label_map.json").rename(tmp_path / "labels.json")
     with pytest.raises(UserError, match=r"no label map beside .*drawn.label_map.json.*--label_map=FILE"):
         open_source(file_pattern=pattern)
     found = open_source(file_pattern=pattern, label_map=str(tmp_path / "labels.json"))
@@ -90,15 +90,6 @@ def test_the_label_map_is_found_or_asked_for(drawn_records, tmp_path):
     (tmp_path / "labels.pbtxt").write_text("item { id: 3 name: 'car' }")
     with pytest.raises(UserError, match=r"unknown category.*label 17"):
         open_source(file_pattern=pattern, label_map=str(tmp_path / "labels.pbtxt"))
-
-
-def test_two_sets_must_agree_on_their_labels(drawn_records, tmp_path):
-    for name in ("a", "b"):
-        shutil.copytree(drawn_records.parent, tmp_path / name)
-    other = LabelMap((3, 17, 90), ("bus", "cat", "toothbrush"))
-    other.save(tmp_path / "b" / "drawn.label_map.json")
-    with pytest.raises(UserError, match="differ: give --label_map"):
-        open_source(file_pattern=f"{tmp_path}/[ab]/*.tfrecord")
 
 
 def test_lists_of_images(tmp_path):
@@ -127,14 +118,6 @@ def test_what_is_remarkable_is_said(coco_flags, capsys):
     said = capsys.readouterr().err
     assert "training data: 12 images" in said and "image 7 ('a.jpg') has EXIF orientation 6" in said
     assert "reaches outside" in said and "crowd (" not in said
-
-
-def test_sources_hand_out_image_files(drawn, drawn_records, coco_flags):
-    coco = open_source(**coco_flags)
-    records = open_source(file_pattern=f"{drawn_records}*")
-    files = {int(i): coco.encoded(row) for row, i in enumerate(coco.annotations.image_ids)}
-    assert files[10] == (drawn / "images" / "00.jpg").read_bytes()
-    assert {int(i): records.encoded(row) for row, i in enumerate(records.annotations.image_ids)} == files
 
 
 def test_without_a_data_check_the_same_functions_open_the_same(drawn, coco_flags, capsys):

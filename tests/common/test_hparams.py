@@ -27,7 +27,7 @@ class Config:
     ("spec", "expected"),
     [
         ("learning_rate=1e-3", {"learning_rate": 0.001}),
-        ("epochs=5,flip=false", {"epochs": 5, "flip": False}),
+        ("epochs=5, optimizer = adam ,flip=false", {"epochs": 5, "optimizer": "adam", "flip": False}),
         ("aspect_ratios=1.0,3.0,optimizer=adam", {"aspect_ratios": (1.0, 3.0), "optimizer": "adam"}),
         ("image_size=320x640", {"image_size": (320, 640)}),
         ("image_size= 96 ", {"image_size": (96, 96)}),

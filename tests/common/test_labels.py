@@ -1,5 +1,7 @@
 """LabelMap: order, look-ups, files, and what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -9,27 +11,24 @@ from common.labels import LabelMap, category_faults
 CATEGORIES = [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}, {"id": 13, "name": "stop sign"}]
 
 
-@pytest.fixture
-def label_map():
-    return LabelMap.from_categories(CATEGORIES)
+LABEL_MAP = LabelMap.from_categories(CATEGORIES)
 
 
-def test_classes_follow_the_ids_not_the_order_of_the_file(label_map):
-    assert label_map.category_ids == (1, 13, 90)
-    assert label_map.names == ("person", "stop sign", "toothbrush")
-    assert label_map.num_classes == 3
-    assert label_map == LabelMap.from_categories(reversed(CATEGORIES))
-    assert hash(label_map) == hash(LabelMap.from_categories(reversed(CATEGORIES)))
+def test_classes_follow_the_ids_not_the_order_of_the_file():
+    assert LABEL_MAP.category_ids == (1, 13, 90)
+    assert LABEL_MAP.names == ("person", "stop sign", "toothbrush")
+    assert LABEL_MAP.num_classes == 3
+    assert LabelMap.from_categories(reversed(CATEGORIES)) == LABEL_MAP
+    assert hash(LabelMap.from_categories(reversed(CATEGORIES))) == hash(LABEL_MAP)
     assert LabelMap.numbered(3) == LabelMap((1, 2, 3), ("1", "2", "3"))
 
 
-def test_arrays_agree_with_a_dictionary():
+def test_arrays_agree_with_a_search():
     random = np.random.default_rng(0)
     ids = random.choice(100_000, 365, replace=False)
     label_map = LabelMap.from_categories({"id": int(i), "name": f"c{i}"} for i in ids)
-    expected = {int(i): rank for rank, i in enumerate(sorted(ids))}
     asked = random.choice(ids, 1000)
-    assert label_map.classes_of(asked).tolist() == [expected[int(i)] for i in asked]
+    np.testing.assert_array_equal(label_map.classes_of(asked), np.searchsorted(np.sort(ids), asked))
     assert label_map.classes_of(asked).dtype == np.int32
     assert label_map.classes_of(np.zeros(0, np.int64)).shape == (0,)
 
@@ -41,17 +40,11 @@ def test_ids_of_any_size_and_names_of_any_letters_in_all_files(tmp_path, large):
     for unknown in (2, large - 1):
         with pytest.raises(KeyError, match=str(unknown)):
             label_map.classes_of(np.array([0, unknown, large]))
-    assert LabelMap.from_json(label_map.to_json()) == label_map
+    text = f"item {{id: {large} name: 'Körper'}} item {{id: 0 name: 'a \"b\" {{c}}'}}"
+    (tmp_path / "labels.pbtxt").write_text(text)
     label_map.save(tmp_path / "labels.json")
-    assert LabelMap.load(tmp_path / "labels.json") == label_map
-    (tmp_path / "labels.pbtxt").write_text(
-        f"item {{id: {large} name: 'Körper'}} item {{id: 0 name: 'a \"b\" {{c}}'}}"
-    )
-    assert LabelMap.load(tmp_path / "labels.pbtxt") == label_map
-
-
-def test_a_coco_json_is_a_label_map(drawn):
-    assert LabelMap.load(drawn / "instances.json").names == ("car", "cat", "toothbrush")
+    for path in tmp_path.iterdir():
+        assert LabelMap.load(path) == label_map
 
 
 def test_pbtxt(tmp_path):
@@ -89,41 +82,36 @@ def test_all_faults_of_categories_are_named():
     ]
     categories = [sound, *(category for category, _ in rows), {"id": 9, "name": "d"}]
     faults = list(category_faults(categories))
-    assert len(faults) == len(rows)
     for fault, (_, expected) in zip(faults, rows, strict=True):
         assert fault.startswith(expected)
-    assert list(category_faults([sound])) == []
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=re.escape(faults[0])):
         LabelMap.from_categories(categories)
-    assert str(error.value) == faults[0]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
-        ("{", "no label map"),
-        ("{}", "no label map"),
-        ('{"categories": [1]}', r"categories\[0\] is 1"),
-        ("item { id: 1 name: 'a' } itm { id: 2 }", "item 2 is not understood"),
-        ("item { id: 1\n name: 'a' }\nitem { id: 2", "item 2 is not understood"),
-        ("item { name: 'a' }", "'a' has id ''"),
-        ("", "no categories"),
-        (b"\xff\xfe\x00", "labels: 'utf-8' codec can't decode"),
-        (None, "labels: No such file"),
+        (b"{", "no label map"),
+        (b"{}", "no label map"),
+        (b'{"categories": [1]}', r"categories\[0\] is 1"),
+        (b"item { id: 1 name: 'a' } itm { id: 2 }", "item 2 is not understood"),
+        (b"item { id: 1\n name: 'a' }\nitem { id: 2", "item 2 is not understood"),
+        (b"item { name: 'a' }", "'a' has id ''"),
+        (b"", "no categories"),
+        (b"\xff\xfe\x00", "'utf-8' codec can't decode"),
+        (None, "No such file"),
     ],
 )
-def test_refused_files_are_named(tmp_path, text, message):
-    if text is not None:
-        (tmp_path / "labels").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError, match=message) as error:
+def test_refused_files_are_named(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "labels").write_bytes(content)
+    with pytest.raises(UserError, match=f"label map {tmp_path}/labels: .*{message}"):
         LabelMap.load(tmp_path / "labels")
-    assert str(tmp_path / "labels") in str(error.value)
 
 
-def test_differences(label_map):
-    assert label_map.differences(label_map) == []
-    assert label_map.differences(LabelMap((13,), ("stop sign",))) == []
-    found = label_map.differences(LabelMap((1, 2, 13, 91), ("person", "bicycle", "cat", "dog")))
+def test_differences():
+    assert LABEL_MAP.differences(LABEL_MAP) == LABEL_MAP.differences(LabelMap((13,), ("stop sign",))) == []
+    found = LABEL_MAP.differences(LabelMap((1, 2, 13, 91), ("person", "bicycle", "cat", "dog")))
     assert found == [
         "category 2 is 'bicycle', in training it is absent",
         "category 13 is 'cat', in training it is 'stop sign'",

@@ -1,4 +1,7 @@
-"""What loaders share: --pipeline_type, placement, steps per epoch, noise, and DALI pipelines as tf.data."""
+"""What loaders share: --pipeline_type, placement, noise, and DALI pipelines as tf.data.
+
+Steps per epoch are tested with the shards in test_dali_ops.py, saved iterators in test_readers.py.
+"""
 
 import types
 
@@ -11,7 +14,6 @@ from nvidia.dali import fn
 from common import args
 from common import loader as loaders
 from common.errors import UserError
-from tests.common.reading import assert_saved_iterator_goes_on
 
 
 @pytest.mark.parametrize("gpu, expected", [(True, "dali_gpu"), (False, "dali_cpu")])
@@ -48,20 +50,9 @@ def test_synthetic_boxes_are_boxes():
     assert set(many) == {0, 1, 2}
 
 
-def test_steps_per_epoch():
-    """That evaluation steps are enough for every rank is in test_dali_ops.py."""
-    for images, training, steps in [
-        *((128, True, 16), (130, True, 16), (135, True, 16), (5, True, 1)),
-        *((128, False, 16), (129, False, 17), (5, False, 1)),
-    ]:
-        assert loaders.steps_per_epoch(images, 8, training=training) == steps
-
-
 def random_pipeline() -> dali.Pipeline:
     """Outputs random (2, 3) images, (1,) numbers from 10 on, and scalars from 20 on."""
-    pipe = dali.Pipeline(
-        4, num_threads=1, device_id=None, seed=1, exec_dynamic=True, enable_checkpointing=True
-    )
+    pipe = dali.Pipeline(4, num_threads=1, device_id=None, seed=1, exec_dynamic=True)
     with pipe:
         images = fn.random.uniform(range=(0.0, 1.0), shape=[2, 3])
         tens = fn.random.uniform(range=(10.0, 20.0), shape=[1])
@@ -84,11 +75,3 @@ def test_from_pipeline_names_the_outputs():
         np.testing.assert_array_equal(images, expected[0])
         np.testing.assert_array_equal(targets["tens"], expected[1].reshape(4))
         np.testing.assert_array_equal(targets["twenties"], expected[2].reshape(4))
-
-
-def test_from_pipeline_composes_and_saves(tmp_path):
-    def fresh():
-        data = loaders.from_pipeline(random_pipeline(), SPEC, device_id=None)
-        return iter(data.map(lambda images, targets: images + targets["tens"][:, None, None]).prefetch(2))
-
-    assert_saved_iterator_goes_on(fresh, tmp_path, before=1, after=3)

@@ -73,6 +73,6 @@ def together(world_size: int, work: Callable[[Ranks], T]) -> list[T]:
     with concurrent.futures.ThreadPoolExecutor(world_size) as pool:
         futures = [pool.submit(run, rank) for rank in range(world_size)]
     errors = [error for future in futures if (error := future.exception())]
-    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
-        raise error
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
     return [future.result() for future in futures]

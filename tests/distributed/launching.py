@@ -1,71 +1,88 @@
-"""Starts real ranks for tests: horovodrun over Gloo on this machine, small, quiet and never left behind.
+"""Starts real ranks for tests, on this machine, small and quiet, and leaves none behind.
 
-    result = launching.launch(2, [script, "--flag=value"], timeout=120)
+    result = launching.launch(2, [script, "--flag=value"], timeout=120)  # by horovodrun over Gloo
     assert result.returncode == 0, result.stderr
     result.stdout_of(1)
 
     with launching.start(2, [script]) as job:  # a Popen
+        job.wait_for("ready", times=2)
         os.kill(launching.rank_pids(job)[1], signal.SIGKILL)
         result = job.finish(timeout=60)
+
+    with launching.start_workers([script]) as (first, second):  # two processes of tf.distribute, by TF_CONFIG
+        result = first.finish(timeout=60)
+
+    results = launching.run_two_replicas("mirrored", [script], timeout=60)  # two CPU devices of one process
 
 horovodrun gives every rank a session of its own, so neither its process group nor its children are all that
 there is to kill. Each job carries a mark in its environment, which all its processes inherit.
 """
 
+import contextlib
+import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import psutil
 
+Words = Sequence[str | os.PathLike]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MARK = "DETECTION_TEST_JOB"
+SETTINGS = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    # One thread a rank in an operation: the ranks share two cores, and sums come out the same every time.
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+}
+# Two CPU devices where others have two GPUs: nothing but this is different from the command line.
+TWO_DEVICES = """
+import sys, tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import runpy
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 class Result(NamedTuple):
-    """What a job ended with. horovodrun's own code is 1 whatever code a rank ended with.
-
-    Attributes:
-        returncode: of horovodrun.
-        stdout, stderr: of horovodrun and all ranks; each line of a rank begins with "[rank]<stdout>:".
-    """
+    """What a job ended with. horovodrun's code is 1 whatever code a rank ended with."""
 
     returncode: int
     stdout: str
     stderr: str
 
     def stdout_of(self, rank: int) -> str:
-        """What one rank printed, without the prefixes."""
-        return _of_rank(self.stdout, rank, "stdout")
+        """What one rank of horovodrun printed, without the prefix of each line."""
+        return "".join(re.findall(rf"^\[{rank}\]<stdout>:(.*\n?)", self.stdout, re.MULTILINE))
 
     def stderr_of(self, rank: int) -> str:
-        return _of_rank(self.stderr, rank, "stderr")
-
-    def exit_code_of(self, rank: int) -> int:
-        """The exit code of a rank as horovodrun reports it; 128 + N for one that signal N ended."""
-        found = re.search(rf"^Process {rank} exit with status code (\d+)\.", self.stdout, re.MULTILINE)
-        return int(found[1]) if found else 0
+        return "".join(re.findall(rf"^\[{rank}\]<stderr>:(.*\n?)", self.stderr, re.MULTILINE))
 
 
 class Job(subprocess.Popen):
-    """horovodrun at work. Leaving the `with` kills whatever is left of the job.
+    """A command at work, with all processes that it starts. Leaving the `with` kills what is left of them.
 
     Its output goes to files: it can be read while the job runs, and never makes it wait.
     """
 
-    def __init__(self, command: Sequence[str], env: dict[str, str], cwd: str | os.PathLike) -> None:
+    def __init__(self, command: Words, env: Mapping[str, str], cwd: os.PathLike = ROOT) -> None:
         self.mark = uuid.uuid4().hex
         self._outputs = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115 (closed by __exit__)
         super().__init__(
             list(map(str, command)),
-            env=env | {MARK: self.mark},
+            env={**os.environ, **env, MARK: self.mark},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=self._outputs[0],
@@ -85,8 +102,7 @@ class Job(subprocess.Popen):
         deadline = time.monotonic() + timeout
         while self.output()[0].count(text) < times:
             if self.poll() is not None or time.monotonic() > deadline:
-                said = "\n".join(self.output())
-                raise AssertionError(f"{text!r} did not come {times} times: {self.args}\n{said[-5000:]}")
+                raise AssertionError(f"{text!r} did not come {times} times: {self._last_words()}")
             time.sleep(0.05)
 
     def finish(self, timeout: float) -> Result:
@@ -94,24 +110,29 @@ class Job(subprocess.Popen):
         try:
             self.wait(timeout)
         except subprocess.TimeoutExpired:
-            said = "\n".join(self.output())
-            raise AssertionError(f"not done after {timeout:g} s: {self.args}\n{said[-5000:]}") from None
+            raise AssertionError(f"not done after {timeout:g} s: {self._last_words()}") from None
         finally:
             self.kill_all()
         return Result(self.returncode, *self.output())
 
+    def processes(self) -> list[psutil.Process]:
+        """All that run, the command itself among them."""
+        every = psutil.process_iter(["environ"])  # None where this user may not read it
+        return [process for process in every if (process.info["environ"] or {}).get(MARK) == self.mark]
+
     def kill_all(self) -> None:
-        """SIGKILL to every process of the job that is left, horovodrun first: it would report the rest."""
+        """SIGKILL to every process that is left, horovodrun first: it would report the rest."""
         if self.poll() is None:
             self.kill()
             self.wait()
-        while left := _processes(self):
+        while left := self.processes():
             for process in left:
-                try:
+                with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-                except psutil.NoSuchProcess:
-                    continue
             psutil.wait_procs(left, timeout=5)
+
+    def _last_words(self) -> str:
+        return f"{self.args}\n{''.join(self.output())[-5000:]}"
 
     def __exit__(self, *error: object) -> None:
         self.kill_all()
@@ -120,100 +141,67 @@ class Job(subprocess.Popen):
             file.close()
 
 
-def launch(
-    np: int,
-    arguments: Sequence[str | os.PathLike],
-    *,
-    timeout: float,
-    env: Mapping[str, str] | None = None,
-    options: Sequence[str] = (),
-    cwd: str | os.PathLike = ROOT,
-) -> Result:
-    """Runs this Python with the arguments on `np` ranks, to the end.
+def start(np: int, arguments: Words, options: Words = ()) -> Job:
+    """Starts this Python with the arguments on `np` ranks, by horovodrun with more options."""
+    # --disable-cache: its cache is a directory in the user's home.
+    horovodrun = [sys.executable, ROOT / "tests/distributed/horovodrun.py", "--gloo", "--disable-cache"]
+    return Job([*horovodrun, *options, "-np", str(np), sys.executable, *arguments], SETTINGS)
 
-    Args:
-        np: ranks.
-        arguments: of Python: a script and its flags.
-        timeout: seconds; then everything is killed and the test fails.
-        env: added to this process' environment and to what `start` sets.
-        options: more options of horovodrun, for example ("-H", "localhost:1,127.0.0.1:1").
-        cwd: where the ranks start.
-    """
-    with start(np, arguments, env=env, options=options, cwd=cwd) as job:
+
+def launch(np: int, arguments: Words, *, timeout: float, options: Words = ()) -> Result:
+    """Runs what `start` starts to its end; after `timeout` seconds all is killed and the test fails."""
+    with start(np, arguments, options) as job:
         return job.finish(timeout)
 
 
-def start(
-    np: int,
-    arguments: Sequence[str | os.PathLike],
-    *,
-    env: Mapping[str, str] | None = None,
-    options: Sequence[str] = (),
-    cwd: str | os.PathLike = ROOT,
-) -> Job:
-    """Starts what `launch` runs, for tests that send signals; to be used in a `with`."""
-    launcher = pathlib.Path(sys.executable).with_name("horovodrun")
-    if not launcher.exists():
-        raise AssertionError(f"{launcher} is not there: run `make horovod`")
-    settings = {
-        "CUDA_VISIBLE_DEVICES": "",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        # One thread a rank in an operation: the ranks share two cores, and sums come out the same every time.
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),  # whatever directory the script lies in
-    }
-    options = ["--gloo", "--disable-cache", *options]  # its cache is a directory in the user's home
-    return Job(
-        [launcher, *options, "-np", str(np), sys.executable, *arguments],
-        {**os.environ, **settings, **(env or {})},
-        cwd,
-    )
+def start_alone(arguments: Words, **env: str) -> Job:
+    """Starts this Python with the arguments as one process, without a launcher."""
+    return Job([sys.executable, *arguments], {**SETTINGS, **env})
 
 
-def rank_pids(job: Job, np: int | None = None, timeout: float = 60) -> dict[int, int]:
-    """The process of each rank that runs, not those it started itself: {rank: pid}.
+@contextlib.contextmanager
+def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator:
+    """Starts some of the two workers of a cluster of tf.distribute: a Job for each index.
 
-    Args:
-        job: of `start`.
-        np: wait until so many run.
-        timeout: seconds to wait.
+    Their ports stay bound here, without listening, so that no other process can get one before its worker
+    does; TensorFlow shares a port only where TF_GRPC_REUSE_PORT asks for it.
     """
-    deadline = time.monotonic() + timeout
-    while True:
-        found = {}
-        for process in _processes(job):
-            rank = _environment(process).get("HOROVOD_RANK")
-            # The launcher's helpers do not have it; a rank's own children inherit it.
-            if rank is not None and "HOROVOD_RANK" not in _environment(_parent(process)):
-                found[int(rank)] = process.pid
-        if np is None or len(found) == np:
-            return dict(sorted(found.items()))
-        if job.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"{len(found)} of {np} ranks run\n{job.output()[1][-5000:]}")
-        time.sleep(0.05)
+    with contextlib.ExitStack() as stack:
+        addresses = []
+        for _ in range(2):
+            port = stack.enter_context(socket.socket())
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            port.bind(("127.0.0.1", 0))
+            addresses.append(f"127.0.0.1:{port.getsockname()[1]}")
+        jobs = []
+        for index in indexes:
+            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            job = start_alone(arguments, TF_CONFIG=json.dumps(config), TF_GRPC_REUSE_PORT="1")
+            jobs.append(stack.enter_context(job))
+        yield jobs
 
 
-def _processes(job: Job) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if _environment(process).get(MARK) == job.mark]
+def run_two_replicas(strategy: str, arguments: Words, *, timeout: float) -> list[Result]:
+    """Runs this Python with the arguments on two replicas: horovodrun's result, or that of each process."""
+    if strategy == "horovod":
+        results = [launch(2, arguments, timeout=timeout)]
+    elif strategy == "mirrored":
+        with start_alone(["-c", TWO_DEVICES, *arguments]) as job:
+            results = [job.finish(timeout)]
+    else:
+        with start_workers(arguments) as jobs:
+            results = [job.finish(timeout) for job in jobs]
+    for result in results:
+        assert result.returncode == 0, result.stderr[-3000:]
+    return results
 
 
-def _environment(process: psutil.Process | None) -> dict[str, str]:
-    try:
-        return process.environ() if process and process.status() != psutil.STATUS_ZOMBIE else {}
-    except psutil.Error:
-        return {}
-
-
-def _parent(process: psutil.Process) -> psutil.Process | None:
-    try:
-        return process.parent()
-    except psutil.Error:
-        return None
-
-
-def _of_rank(text: str, rank: int, stream: str) -> str:
-    prefix = f"[{rank}]<{stream}>:"
-    return "".join(
-        line.removeprefix(prefix) for line in text.splitlines(keepends=True) if line.startswith(prefix)
-    )
+def rank_pids(job: Job) -> dict[int, int]:
+    """{rank: pid} of the ranks that run under horovodrun by now; not what they start themselves."""
+    found = {}
+    for process in job.processes():
+        # The launcher's helpers do not have the variable; a rank's own children inherit it.
+        with contextlib.suppress(psutil.Error, KeyError):
+            if "HOROVOD_RANK" not in psutil.Process(process.ppid()).environ():
+                found[int(process.environ()["HOROVOD_RANK"])] = process.pid
+    return dict(sorted(found.items()))

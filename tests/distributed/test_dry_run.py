@@ -1,167 +1,166 @@
-"""`--dry_run`: YOLOv4 with real processes once, then every check against records that are wrong."""
+"""`--dry_run`: YOLOv4 for real, then every check against records that are wrong.
 
+Also tests dry_run_process.py.
+"""
+
+import contextlib
 import copy
 import dataclasses
 import importlib.util
+import io
 import os
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 import tempfile
+import threading
 import time
 
 import psutil
 import pytest
-from absl import flags
 
-import efficientdet.train
-import yolov4.train
-from common import args as shared_flags
 from common.errors import UserError
+from tests.distributed.small_apps import TINY, parsed, training_flags
 from tools import dry_run, dry_run_process
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-TINY = {
-    "efficientdet": (
-        "--hparams=fpn_cells=1,head_repeats=1,max_level=5,epochs=7",
-        "--batch_size=3",
-        "--compression=fp16",
-    ),
-    "yolov4": ("--hparams=width=0.25,optimizer=sgd", "--batch_size=6", "--accumulate_steps=2", "--epochs=40"),
-}
-needs_horovod = pytest.mark.skipif(
+YOLOV4 = (
+    "--model_name=yolov4-nano",
+    f"--hparams={TINY['yolov4']}",
+    "--batch_size=6",
+    "--accumulate_steps=2",
+    "--epochs=40",
+    "--image_size=64",
+)
+pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
 )
 
 
-def start(app: str, *arguments: str):
+def start(app: str, *arguments: str) -> None:
     """What `python <app>/train.py ARGUMENTS` does, in this process."""
-    module = {"efficientdet": efficientdet.train, "yolov4": yolov4.train}[app]
-    fv = flags.FlagValues()
-    module.define_flags(fv)
-    fv(["train", f"--model_name={app}-nano", *TINY[app], *arguments])
-    return module.start(module.Args(**shared_flags.values(fv, module.define_flags)))
+    module, a = parsed(app, *arguments)
+    module.start(a)
 
 
-def coco(drawn: pathlib.Path) -> list[str]:
-    return [
-        f"--{split}_{what}={drawn}/{place}"
-        for split in ("train", "eval")
-        for what, place in (("images", "images"), ("annotations", "instances.json"))
-    ]
+@pytest.fixture
+def efficientdet(drawn, tmp_path) -> list[str]:
+    """Flags of a run in tmp_path/run."""
+    return training_flags("efficientdet", drawn, f"{tmp_path}/run", "none", batch_size=3)
+
+
+def run_yolov4(records: pathlib.Path, directory: pathlib.Path, patch: pytest.MonkeyPatch, processes: int):
+    """(the DryRun, its lines by name) in a directory that it is to leave alone but for temporary/."""
+    (directory / "temporary").mkdir()
+    data = [f"--{split}_file_pattern={records}-*.tfrecord" for split in ("train", "eval")]
+    kept, report, before = [], dry_run.report, signal.getsignal(signal.SIGTERM)
+    patch.setattr(tempfile, "tempdir", str(directory / "temporary"))
+    patch.setattr(dry_run, "report", lambda result: kept.append(result) or report(result))
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        start("yolov4", *YOLOV4, *data, f"--output_dir={directory}/run", f"--dry_run={processes}")
+    signal.signal(signal.SIGTERM, before)
+    lines = [line for line in out.getvalue().splitlines() if line.startswith(("ok ", "FAILED"))]
+    assert [path.name for path in directory.iterdir()] == ["temporary"]
+    assert not list((directory / "temporary").glob("dry-run-*"))
+    return kept[0], {line[8:24].strip(): line for line in lines}
 
 
 @pytest.fixture(scope="module")
-def result(drawn_records, tmp_path_factory):
-    """(the DryRun of two processes, its lines by name, the directory that it was to leave alone).
+def one_process(drawn_records, tmp_path_factory):
+    """(the DryRun of one process, its lines), with that process in this one."""
 
-    Of YOLOv4, because it takes a minute; EfficientDet's is one of the README's commands.
-    """
-    directory = tmp_path_factory.mktemp("dry-run")
-    temporary = directory / "temporary"
-    temporary.mkdir()
-    data = [f"--{split}_file_pattern={drawn_records}-*.tfrecord" for split in ("train", "eval")]
-    kept, printed, report = [], [], dry_run.report
-    before = signal.getsignal(signal.SIGTERM)
+    def in_this_process(command, environment, log_file):
+        dry_run_process.main(command[-1])
+        return 0
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(temporary))
-        patch.setattr(dry_run, "report", lambda result: kept.append(result) or report(result))
-        patch.setattr("builtins.print", lambda *a, **k: None if k.get("file") else printed.append(a[0]))
-        start("yolov4", *data, f"--output_dir={directory}/run", "--dry_run=2")
-    signal.signal(signal.SIGTERM, before)
-    return kept[0], {line[8:24].strip(): line for line in printed}, directory
+        patch.setattr(dry_run, "_run_processes", in_this_process)
+        return run_yolov4(drawn_records, tmp_path_factory.mktemp("dry-run"), patch, 1)
 
 
-pytestmark = needs_horovod
+@pytest.fixture
+def result(one_process):
+    """The DryRun of two processes that both do what the one did, on other images."""
+    dry = copy.deepcopy(one_process[0])
+    dry.processes = 2
+    for session in dry.sessions:
+        (rank_0,) = session.ranks
+        rank_0["peak"] *= 2
+        session.ranks.append({**rank_0, "image_ids": [-image_id for image_id in rank_0["image_ids"]]})
+    return dry
 
 
-def test_all_is_well_and_nothing_is_left(result):
-    _, lines, directory = result
+def check_lines(lines):
     assert list(lines) == list(dry_run.CHECKS)
     assert {line[:8].strip() for line in lines.values()} == {"ok"}
-    assert [path.name for path in directory.iterdir()] == ["temporary"]
-    assert not list((directory / "temporary").iterdir())
+
+
+def test_all_is_well_and_nothing_is_left(one_process):
+    dry, lines = one_process
+    check_lines(lines)
+    assert [len(session.ranks[0]["steps"]) for session in dry.sessions] == [4, 2]
+    assert len(dry.sessions[0].ranks[0]["image_ids"]) == 4
+
+
+@pytest.mark.slow
+def test_two_processes(drawn_records, tmp_path, monkeypatch):
+    dry, lines = run_yolov4(drawn_records, tmp_path, monkeypatch, 2)
+    check_lines(lines)
+    assert [len(session.ranks) for session in dry.sessions] == [2, 2]
 
 
 def test_the_numbers_are_those_of_the_real_flags(result):
-    dry, lines, _ = result
+    problems, lines = zip(*(check(result) for check in dry_run.CHECKS.values()), strict=True)
+    lines = dict(zip(dry_run.CHECKS, lines, strict=True))
+    assert not any(problems)
+    assert "6 on each rank, across one resume" in lines["steps"]
     assert "1 an epoch x 2 ranks x 6 images = 12 of 12" in lines["steps"]
     # 12 images, 2 ranks x 6, of which 2 batches are an update
     assert "0.016 x 24 images an update / 64 = 0.006" in lines["learning rate"]
-    assert "different images in an epoch" in lines["sharding"]
+    assert "8 different images in an epoch" in lines["sharding"]
     assert "each image once; AP 0." in lines["evaluation"]
-    values = dry.sessions[0].ranks[0]["trainable_values"]
+    values = result.sessions[0].ranks[0]["trainable_values"]
     assert values > 50_000 and f"{values * 4 / 1e6:.1f} MB a step" in lines["weights"]
+    result.flags = dataclasses.replace(result.flags, compression="fp16")
+    assert f"{values * 2 / 1e6:.1f} MB a step" in dry_run.CHECKS["weights"](result)[1]
 
 
-def failing(result, spoil) -> list[str]:
-    """The names of the checks that fail once `spoil` has changed a copy of the records."""
-    spoiled = copy.deepcopy(result[0])
-    spoil(spoiled)
-    return [name for name, check in dry_run.CHECKS.items() if check(spoiled)[0]]
+def failing(result) -> list[str]:
+    """The names of the checks that fail."""
+    return [name for name, check in dry_run.CHECKS.items() if check(result)[0]]
 
 
-def rank_1(result, session=0):
-    return result.sessions[session].ranks[1]
-
-
-def put(owner, name, value):
-    """A change of a record: `owner(result)[name] = value(old)`."""
-
-    def spoil(result):
-        target = owner(result)
-        target[name] = value(target[name])
-
-    return spoil
-
-
-def put_session(session, name, value):
-    def spoil(result):
-        target = result.sessions[session]
-        setattr(target, name, value(getattr(target, name)))
-
-    return spoil
-
-
-FAULTS = {
-    "a step less": (put(rank_1, "steps", lambda s: s[:-1]), ["steps"]),
-    "started anew": (put(lambda r: rank_1(r, 1), "steps", lambda s: [1, *s]), ["steps"]),
-    "an image twice": (put(rank_1, "image_ids", lambda i: [*i[:-1], i[0]]), ["sharding"]),
-    "a schedule that forgets the ranks": (
-        put(lambda r: r.sessions[0].ranks[0], "peak", lambda peak: peak / 2),
-        ["learning rate"],
-    ),
-    "other weights": (put(lambda r: rank_1(r, 1), "weights", lambda _: "x"), ["weights"]),
-    "another AP": (put(rank_1, "AP", lambda ap: ap + 0.25), ["evaluation"]),
-    "no checkpoint": (put_session(1, "saved_step", lambda _: None), ["saving"]),
-    "an old checkpoint": (put_session(0, "saved_step", lambda _: 1), ["saving"]),
-    "no room": (put_session(1, "checkpoint_bytes", lambda _: 10**17), ["saving"]),
+FAULTS = {  # what is wrong: session, rank (None: a field of the session), name, the wrong value, the check
+    "a step less": (0, 1, "steps", lambda steps: steps[:-1], "steps"),
+    "started anew": (1, 1, "steps", lambda steps: [1, *steps], "steps"),
+    "an image twice": (0, 1, "image_ids", lambda ids: [*ids[:-1], ids[0]], "sharding"),
+    "a schedule that forgets the ranks": (0, 0, "peak", lambda peak: peak / 2, "learning rate"),
+    "other weights": (1, 1, "weights", lambda _: "x", "weights"),
+    "another AP": (0, 1, "AP", lambda ap: ap + 0.25, "evaluation"),
+    "no checkpoint": (1, None, "saved_step", lambda _: None, "saving"),
+    "an old checkpoint": (0, None, "saved_step", lambda _: 1, "saving"),
+    "no room": (1, None, "checkpoint_bytes", lambda _: 10**17, "saving"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_record_fails_its_check_and_no_other(result, fault):
-    spoil, names = FAULTS[fault]
-    assert failing(result, lambda _: None) == []
-    assert failing(result, spoil) == names
+    session, rank, name, wrong, check = FAULTS[fault]
+    session = result.sessions[session]
+    fields = vars(session) if rank is None else session.ranks[rank]
+    fields[name] = wrong(fields[name])
+    assert failing(result) == [check]
 
 
 def test_a_place_that_cannot_be_written_to(result, tmp_path):
     (tmp_path / "file").write_text("")
-
-    def spoil(result):
-        result.flags = dataclasses.replace(result.flags, output_dir=f"{tmp_path}/file/run")
-
-    assert failing(result, spoil) == ["saving"]
+    result.flags = dataclasses.replace(result.flags, output_dir=f"{tmp_path}/file/run")
+    assert failing(result) == ["saving"]
 
 
 def test_a_failed_check_ends_in_one_line(result, capsys):
-    spoiled = copy.deepcopy(result[0])
-    rank_1(spoiled)["AP"] = 2.0
+    result.sessions[0].ranks[1]["AP"] = 2.0
     with pytest.raises(UserError, match=r"^the dry run failed: evaluation \("):
-        dry_run.report(spoiled)
+        dry_run.report(result)
     assert re.search(r"FAILED  evaluation      the APs are \[\[\S+, 2\.0\], ", capsys.readouterr().out)
 
 
@@ -176,64 +175,95 @@ def test_a_failed_check_ends_in_one_line(result, capsys):
         (["--output_dir="], "--output_dir is missing"),
     ],
 )
-def test_bad_flags_are_reported_before_anything_starts(monkeypatch, drawn, tmp_path, bad, message):
+def test_bad_flags_are_reported_before_anything_starts(monkeypatch, efficientdet, tmp_path, bad, message):
     monkeypatch.setattr(dry_run, "_run_session", lambda *_: pytest.fail("it started"))
     with pytest.raises(UserError, match=re.escape(message)):
-        start("efficientdet", *coco(drawn), f"--output_dir={tmp_path}/run", "--dry_run=2", *bad)
+        start("efficientdet", *efficientdet, "--dry_run=2", *bad)
     assert not (tmp_path / "run").exists()
 
 
-def test_horovod_missing(monkeypatch, drawn, tmp_path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="run `make horovod`"):
-        start("efficientdet", *coco(drawn), f"--output_dir={tmp_path}/run", "--dry_run=2")
-
-
-def test_one_process_needs_no_horovod_and_its_problem_is_the_dry_runs(monkeypatch, drawn, tmp_path):
+@pytest.mark.parametrize(
+    ("processes", "message"),
+    [(2, r"^--dry_run=2 needs Horovod: run `make horovod`, .*=1$"), (1, r"^--freeze='nothing_like_it'.*$")],
+)
+def test_one_process_needs_no_horovod_and_its_problem_is_the_dry_runs(
+    monkeypatch, efficientdet, tmp_path, processes, message
+):
     """What only the model's own code finds: one line, from the process."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(UserError, match=r"^--freeze='nothing_like_it'") as raised:
-        start(
-            "efficientdet",
-            *coco(drawn),
-            f"--output_dir={tmp_path}/run",
-            "--freeze=nothing_like_it",
-            "--dry_run=1",
-        )
-    assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match=message):
+        start("efficientdet", *efficientdet, "--freeze=nothing_like_it", f"--dry_run={processes}")
     assert not list(tmp_path.iterdir())
 
 
-def test_interrupted_it_leaves_no_process_and_no_file(drawn, tmp_path):
+@pytest.mark.parametrize(
+    ("code", "text", "kind", "message"),
+    [
+        (1, "[0]<stderr>:x\n[1]<stderr>:error: no data\n[0]<stderr>:error: b", UserError, "^no data$"),
+        (1, "x\n[1]<stderr>:Traceback (most\n[1]<stderr>:KeyError", RuntimeError, r"code 1:\n.*Traceback"),
+        (-9, "a" * 400 + "b" * 499 + "c", UserError, r"^the dry run ended with exit code -9:\nb{499}c$"),
+    ],
+)
+def test_a_session_that_fails_has_the_problem_of_the_rank_that_failed_first(code, text, kind, message):
+    error = dry_run._failure(text, code)
+    assert type(error) is kind
+    assert re.search(message, str(error))
+
+
+def test_interrupted_it_leaves_no_process_and_no_file(efficientdet, tmp_path, monkeypatch):
     """SIGTERM once both ranks run: they are gone when the command is."""
-    command = [
-        *(sys.executable, "efficientdet/train.py", "--model_name=efficientdet-nano", *TINY["efficientdet"]),
-        *(*coco(drawn), f"--output_dir={tmp_path}/run", "--dry_run=2"),
-    ]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL
+    (tmp_path / "rank").write_text(
+        "import os, signal; open(f'{__file__}.{os.getpid()}', 'w'); signal.pause()"
     )
-    try:
-        ranks = []
-        while len(ranks) < 2:
-            assert process.poll() is None
-            time.sleep(0.1)
-            children = psutil.Process(process.pid).children(recursive=True)
-            ranks = [child for child in children if "dry_run_process.py" in " ".join(_words(child)[1:2])]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=40) == 128 + signal.SIGTERM
-    finally:
-        process.kill()
-    assert not list(tmp_path.iterdir())
-    assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
+    monkeypatch.setattr(dry_run, "_PROCESS", tmp_path / "rank")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    ranks = []
+
+    def terminate():
+        while len(files := list(tmp_path.glob("rank.*"))) < 2:
+            time.sleep(0.05)
+        ranks.extend(psutil.Process(int(file.suffix[1:])) for file in files)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("no handler"))
+    threading.Thread(target=terminate, daemon=True).start()
+    with pytest.raises(SystemExit) as ended:
+        start("efficientdet", *efficientdet, "--dry_run=2")
+    signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert len(ranks) == 2 and not psutil.wait_procs(ranks, timeout=5)[1]
+    assert not list((tmp_path / "temporary").iterdir())
 
 
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+def test_the_small_run_differs_from_the_real_one_in_size_alone(efficientdet):
+    more = ["--accumulate_steps=4", "--compression=fp16", "--strategy=horovod", "--elastic"]
+    more += ["--num_threads=2", "--pipeline_type=auto", "--patience=3", "--overwrite"]
+    module, a = parsed("efficientdet", *efficientdet, *more)
+    config = module.get_config(a.model_name)
+    two, one = (dry_run_process.small_flags(a, config, processes, 1000) for processes in (2, 1))
+    height, width = dry_run_process.small_image_size(config.image_size)
+    assert two == {
+        "dry_run": None,
+        "image_size": f"{height}x{width}",
+        "batch_size": 2,
+        "steps_per_epoch": 2,
+        "accumulate_steps": 2,
+        "eval_every": 1,
+        "eval_every_steps": 0,
+        "patience": 0,
+        "save_every": 1,
+        "num_threads": 1,
+        "prefetch": 1,
+        "pipeline_type": "dali_cpu",
+        "overwrite": False,
+        "step_timeout": 600.0,
+        "elastic": False,
+        "strategy": "horovod",
+        "compression": "fp16",
+    }
+    assert one == {**two, "strategy": "none", "compression": "none"}
 
 
 @pytest.mark.parametrize(

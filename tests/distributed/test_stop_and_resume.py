@@ -1,8 +1,8 @@
 """A run that was killed, asked to stop, and killed again ends with the weights of one that never stopped."""
 
-import pathlib
-
+import h5py
 import pytest
+import tensorflow as tf
 
 from tests.soak import soak_kills
 
@@ -23,22 +23,14 @@ def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, 
 
 def test_the_comparison_sees_one_bit(tmp_path):
     """The proof is worth as much as what compares."""
-    import tensorflow as tf
-
     for name, value in (("a", 1.0), ("b", 1.0000001)):
         run = tmp_path / name
         (run / "checkpoints" / "00000002").mkdir(parents=True)
         tf.train.Checkpoint(v=tf.Variable(value)).write(str(run / "checkpoints" / "00000002" / "state"))
         (run / "checkpoints" / "00000002" / "manifest.json").write_text('{"serial": 1}')
         for file in ("last.weights.h5", "best.weights.h5"):
-            _empty_weights(run / file)
-        (run / "results.csv").write_text("epoch,images_per_second\n1,5\n")
+            h5py.File(run / file, "w").close()
+        (run / "results.csv").write_text(f"epoch,images_per_second\n1,{value}\n")
     first, second = (soak_kills.what_it_ends_with(tmp_path / name) for name in "ab")
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == ["state:v/.ATTRIBUTES/VARIABLE_VALUE"]
-
-
-def _empty_weights(path: pathlib.Path) -> None:
-    import h5py
-
-    h5py.File(path, "w").close()

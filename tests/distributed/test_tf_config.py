@@ -1,6 +1,11 @@
-"""TF_CONFIG, right and wrong."""
+"""TF_CONFIG, right and wrong; a worker waits for the first one of its cluster.
+
+Also tests common/distributed/tf_distribute.py.
+"""
 
 import json
+import socket
+import threading
 
 import pytest
 
@@ -18,7 +23,7 @@ def config(cluster=None, kind="worker", index=0):
     [
         (config(), ["a:1", "b:2"], 0),
         (config(index=1), ["a:1", "b:2"], 1),
-        (config({"worker": ["localhost:5000"]}), ["localhost:5000"], 0),
+        (config({"worker": ["localhost:65535"]}), ["localhost:65535"], 0),
         (config({"worker": ["a:1", "b:2"], "chief": ["c:3"]}, index=1), ["c:3", "a:1", "b:2"], 2),
         (config({"worker": ["a:1", "b:2"], "chief": ["c:3"]}, kind="chief"), ["c:3", "a:1", "b:2"], 0),
         (config({"worker": ["[::1]:5", "[::1]:6"]}, index=1), ["[::1]:5", "[::1]:6"], 1),
@@ -28,33 +33,49 @@ def test_the_workers_and_which_one_this_is(text, workers, rank):
     assert tf_distribute.read_tf_config(text) == (workers, rank)
 
 
+@pytest.mark.parametrize("text", [None, ""])
+def test_one_that_is_missing_is_told_with_an_example(text):
+    with pytest.raises(UserError, match=r'^--strategy=multi_worker needs TF_CONFIG, .*: \{"cluster": .*\}$'):
+        tf_distribute.read_tf_config(text)
+
+
 @pytest.mark.parametrize(
-    ("text", "part"),
+    "text",
     [
-        (None, "needs TF_CONFIG"),
-        ("", "needs TF_CONFIG"),
-        ("{", "is not right"),
-        ("[]", "is not right"),
-        ("{}", "is not right"),
-        ('{"cluster": {"worker": ["a:1"]}}', "is not right"),
-        (config({}), "is not right"),
-        (config({"worker": 3}), "is not right"),
-        (config({"worker": [1, 2]}), "is not right"),
-        (config({"worker": ["a", "b"]}), "is not right"),
-        (config({"worker": ["a:x", "b:1"]}), "is not right"),
-        (config(index=2), "is not right"),
-        (config(kind="ps"), "is not right"),
-        (config(index=-1), "is not right"),
-        (config(index="0"), "is not right"),
-        (config(index=True), "is not right"),
-        (config({"worker": ["a:0", "b:1"]}), "is not right"),
-        (config({"worker": [":1", "b:1"]}), "is not right"),
-        (config({"worker": ["a:1"], "ps": ["b:1"]}), "is not right"),
-        (config({"worker": ["a:1", "a:1"]}), "is not right"),
+        "{",
+        "[]",
+        '{"cluster": {"worker": ["a:1"]}}',
+        config({}),
+        config({"worker": 3}),
+        config({"worker": [1, 2]}),
+        config({"worker": ["a", "b"]}),
+        config({"worker": ["a:x", "b:1"]}),
+        config({"worker": ["a:0", "b:1"]}),
+        config({"worker": ["a:65536", "b:1"]}),
+        config({"worker": [":1", "b:1"]}),
+        config({"worker": ["a:1"], "ps": ["b:1"]}),
+        config({"worker": ["a:1", "a:1"]}),
+        config(kind="ps"),
+        config(index=2),
+        config(index=-1),
+        config(index="0"),
+        config(index=True),
     ],
 )
-def test_a_wrong_one_is_told_in_one_line(text, part):
+def test_a_wrong_one_is_told_in_one_line(text):
     with pytest.raises(UserError) as error:
         tf_distribute.read_tf_config(text)
-    assert part in str(error.value)
+    assert str(error.value).startswith(f"TF_CONFIG={text} is not right: ")
     assert "\n" not in str(error.value)
+
+
+def test_a_worker_waits_until_worker_0_listens(monkeypatch):
+    with socket.socket() as leader:
+        leader.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{leader.getsockname()[1]}"
+        monkeypatch.setattr(tf_distribute, "START_SECONDS", 0.3)
+        with pytest.raises(UserError, match=f"^TF_CONFIG: worker 0 does not answer at {address} "):
+            tf_distribute._wait_for_leader(address)
+        monkeypatch.setattr(tf_distribute, "START_SECONDS", 60.0)
+        threading.Timer(0.3, leader.listen).start()
+        tf_distribute._wait_for_leader(address)

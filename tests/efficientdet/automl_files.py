@@ -53,6 +53,10 @@ def number(name, shape):
     return np.float32(values)
 
 
+def values_of(model):
+    return {weight.path: np.array(weight) for weight in model.weights}
+
+
 def write_h5(path, variables):
     """As Keras 2 lays it out: the layers of the model are groups, names end in `:0`."""
     with h5py.File(path, "w") as file:
@@ -63,13 +67,8 @@ def write_h5(path, variables):
 
 def write_tensors(prefix, tensors):
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    names = list(tensors)
-    tf.raw_ops.SaveV2(
-        prefix=str(prefix),
-        tensor_names=names,
-        shape_and_slices=[""] * len(names),
-        tensors=[tf.constant(tensors[name]) for name in names],
-    )
+    saved = {"tensor_names": list(tensors), "tensors": list(map(tf.constant, tensors.values()))}
+    tf.raw_ops.SaveV2(prefix=str(prefix), shape_and_slices=[""] * len(tensors), **saved)
     return prefix
 
 
@@ -81,23 +80,15 @@ def write_objects(prefix, variables, lost=None):
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, tensors = graph.nodes.add(), {}
     for count, (name, values) in enumerate(variables.items()):
-        node = graph.nodes.add()
         key = f"net/parts/{count}/value/.ATTRIBUTES/VARIABLE_VALUE"
-        node.attributes.add(name="VARIABLE_VALUE", full_name=name, checkpoint_key=key)
-        tensors[key] = values + 1
-        slot = graph.nodes.add()
         slot_key = key.replace("/.ATTRIBUTES", "/.OPTIMIZER_SLOT/optimizer/average/.ATTRIBUTES")
         is_lost = lost and count == len(variables) - 1
-        if not (is_lost and lost == "attribute"):
-            slot.attributes.add(
-                name="VARIABLE_VALUE", full_name=f"Averaging/{name}/average", checkpoint_key=slot_key
-            )
-        if not is_lost:
-            tensors[slot_key] = values
-        root.slot_variables.add(
-            original_variable_node_id=len(graph.nodes) - 2,
-            slot_name="average",
-            slot_variable_node_id=len(graph.nodes) - 1,
-        )
+        tensors |= {key: values + 1} if is_lost else {key: values + 1, slot_key: values}
+        variable, slot, slot_name = graph.nodes.add(), graph.nodes.add(), f"Averaging/{name}/average"
+        variable.attributes.add(name="VARIABLE_VALUE", full_name=name, checkpoint_key=key)
+        if not is_lost or lost == "values":
+            slot.attributes.add(name="VARIABLE_VALUE", full_name=slot_name, checkpoint_key=slot_key)
+        ids = {"original_variable_node_id": 2 * count + 1, "slot_variable_node_id": 2 * count + 2}
+        root.slot_variables.add(slot_name="average", **ids)
     tensors["_CHECKPOINTABLE_OBJECT_GRAPH"] = graph.SerializeToString()
     return write_tensors(prefix, tensors)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from efficientdet.model import build_model
-from tests.efficientdet.automl_files import SMALL_D0
+from tests.efficientdet.automl_files import SHAPES, SMALL_D0, number
 from tests.efficientdet.drawn_images import SIZES, draw_rectangle, write_coco
 
 
@@ -22,5 +22,20 @@ def twins(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def variables():
+    """Name -> values, of all variables of google/automl's d0 that the small one has."""
+    return {name: number(name, shape) for name, shape in SHAPES.items()}
+
+
+@pytest.fixture(scope="session")
 def small_d0():
     return build_model("efficientdet-d0", 3, config=SMALL_D0)
+
+
+@pytest.fixture
+def fresh(small_d0):
+    """The small model, its weights random."""
+    random = np.random.default_rng(0)
+    for weight in small_d0.weights:
+        weight.assign(random.uniform(0.1, 1, weight.shape))
+    return small_d0

@@ -1,9 +1,12 @@
-"""google/automl's checkpoints: the forms they come in, its own model's answers, class rows, wrong files."""
+"""google/automl's checkpoints: the forms they come in, its own model's answers, class rows, wrong files.
 
-import dataclasses
+Also tests import_weights/automl.py; tf_files.py.
+"""
+
 import pathlib
 import shutil
 
+import keras
 import numpy as np
 import pytest
 from absl import flags
@@ -11,35 +14,20 @@ from absl import flags
 from common import args as shared_flags
 from common.errors import UserError
 from common.labels import LabelMap
-from common.training import weights
+from common.training import model_metadata, weights
 from common.training.fine_tuning import coco_label_map
 from efficientdet import automl_weights
 from efficientdet.automl_weights import load_automl
-from efficientdet.config import get_config
-from efficientdet.import_weights.automl import automl_names, canonical, read_automl
+from efficientdet.import_weights.automl import automl_names, canonical, count_outputs, read_automl
 from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.init_from import init_from
 from efficientdet.model import build_model
 from efficientdet.predict import load_trained
-from tests.efficientdet.automl_files import (
-    SHAPES,
-    lines_of,
-    number,
-    numbers,
-    write_h5,
-    write_objects,
-    write_tensors,
-)
+from tests.efficientdet import automl_files
+from tests.efficientdet.automl_files import SHAPES, SMALL_D0, values_of, write_h5
 
-IMAGE_SIZE = (72, 104)
-# d0 with one cell and one convolution in its heads: its variables are some of d0's
-SMALL = dataclasses.replace(get_config("efficientdet-d0"), fpn_cells=1, head_repeats=1, image_size=(64, 96))
-PREDICT = "class_net.predict/pointwise_kernel"
-
-
-@pytest.fixture(scope="module")
-def variables():
-    return {name: number(name, shape) for name, shape in SHAPES.items()}
+PREDICT = {f"class_net.predict/{x}": f"class_net/class-predict/{x}" for x in ("pointwise_kernel", "bias")}
+PETS = LabelMap((1, 2, 3), ("cat", "dog", "cow"))
 
 
 @pytest.fixture(scope="module")
@@ -50,39 +38,21 @@ def files(variables, tmp_path_factory):
     for name, values in variables.items():
         averages |= {f"{name}/ExponentialMovingAverage": values, name: values + 1}
         averages |= {f"{name}/Momentum": values} if values.ndim else {}
-    plain = write_tensors(directory / "plain" / "model", variables)
+    plain = automl_files.write_tensors(directory / "plain" / "model", variables)
     (directory / "plain" / "checkpoint").write_text('model_checkpoint_path: "model"\n')
     return {
         "h5": write_h5(directory / "efficientdet-d0.h5", variables),
         "checkpoint": plain,
         "directory": plain.parent,
         "index": plain.with_suffix(".index"),
-        "averages": write_tensors(directory / "averages" / "model.ckpt-7", averages),
-        "objects": write_objects(directory / "objects" / "ckpt-7", variables),
+        "averages": automl_files.write_tensors(directory / "averages" / "model.ckpt-7", averages),
+        "objects": automl_files.write_objects(directory / "objects" / "ckpt-7", variables),
     }
 
 
 @pytest.fixture(scope="module")
 def d0():
-    return build_model("efficientdet-d0", 90, IMAGE_SIZE)
-
-
-@pytest.fixture(scope="module")
-def small():
-    return build_model("efficientdet-d0", 3, config=SMALL)
-
-
-@pytest.fixture
-def fresh(small):
-    """The small model, its weights random."""
-    random = np.random.default_rng(0)
-    for weight in small.weights:
-        weight.assign(random.uniform(0.1, 1, weight.shape))
-    return small
-
-
-def values_of(model):
-    return {weight.path: np.array(weight) for weight in model.weights}
+    return build_model("efficientdet-d0", 90, SMALL_D0.image_size)
 
 
 # --- the whole model -------------------------------------------------------------------------------
@@ -92,13 +62,13 @@ def test_answers_are_those_of_automls_own_model(d0, files):
     report = load_automl(d0, files["h5"])
     assert len(report.taken) == len(d0.weights)
     assert not (report.made_anew or report.new_classes)
-    images = np.float32(np.random.default_rng(0).normal(size=(1, *IMAGE_SIZE, 3)))
+    images = np.float32(np.random.default_rng(0).normal(size=(1, *SMALL_D0.image_size, 3)))
     outputs = dict(zip(("class", "box"), d0(images, training=False), strict=True))
-    lines = lines_of("automl_d0_outputs.txt")
+    lines = automl_files.lines_of("automl_d0_outputs.txt")
     assert len(lines) == 10
     for head, level, shape, *expected in lines:
         output = np.asarray(outputs[head][int(level) - 3])[0]
-        assert output.shape == numbers(shape)
+        assert output.shape == automl_files.numbers(shape)
         expected = np.float32(expected)
         found = output.ravel()[np.linspace(0, output.size - 1, expected.size).astype(int)]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
@@ -115,13 +85,10 @@ def test_every_form_has_the_same_numbers(variables, files, form):
 
 
 @pytest.mark.parametrize("lost", ["values", "attribute"])
-def test_an_average_without_values_is_said(tmp_path, lost):
-    """Neither the raw values nor random ones take its place without a word."""
-    variables = {
-        "class_net/class-predict/bias": np.float32([1, 2]),
-        "box_net/box-predict/bias": np.float32([3]),
-    }
-    prefix = write_objects(tmp_path / "ckpt-7", variables, lost=lost)
+def test_an_average_without_values_is_an_error(tmp_path, lost):
+    """Neither the raw values nor random ones take its place silently."""
+    names = "class_net/class-predict/bias", "box_net/box-predict/bias"
+    prefix = automl_files.write_objects(tmp_path / "ckpt-7", dict.fromkeys(names, np.float32([3])), lost=lost)
     with pytest.raises(UserError, match=r"not whole: the average of box_net/box-predict/bias .* no values"):
         open_weights(prefix)
 
@@ -147,10 +114,7 @@ def test_rows_follow_names(fresh, files, variables, label_map, rows):
     before = values_of(fresh)
     report = init_from(fresh, label_map, str(files["h5"]))
     after = values_of(fresh)
-    for path, name in (
-        (PREDICT, "class_net/class-predict/pointwise_kernel"),
-        ("class_net.predict/bias", "class_net/class-predict/bias"),
-    ):
+    for path, name in PREDICT.items():
         now, was = (values[path].reshape(-1, 9, 3) for values in (after, before))
         theirs = variables[name].reshape(-1, 9, 90)
         for index, row in enumerate(rows):
@@ -165,138 +129,124 @@ def test_rows_follow_names(fresh, files, variables, label_map, rows):
 def test_other_classes_remake_one_layer_only(fresh, files):
     before = values_of(fresh)
     report = init_from(fresh, LabelMap((1, 2, 3), ("a", "b", "c")), str(files["checkpoint"]))
-    assert report.made_anew == (PREDICT, "class_net.predict/bias")
-    assert {path for path, value in values_of(fresh).items() if np.array_equal(value, before[path])} == set(
-        report.made_anew
-    )
+    assert report.made_anew == tuple(PREDICT)
+    kept = {path for path, value in values_of(fresh).items() if np.array_equal(value, before[path])}
+    assert kept == set(PREDICT)
 
 
-def test_other_anchors_remake_both_last_layers(files):
-    config = dataclasses.replace(SMALL, num_scales=2)
-    model = build_model("efficientdet-d0", 3, config=config)
-    report = init_from(model, LabelMap((1, 2, 3), ("cat", "dog", "cow")), str(files["h5"]))
-    assert set(report.made_anew) == {
-        f"{net}_net.predict/{name}" for net in ("class", "box") for name in ("pointwise_kernel", "bias")
-    }
+def test_other_anchors_remake_both_last_layers(fresh, variables, tmp_path):
+    """Two scales of anchors in the file, three in the model."""
+    last = {path.replace("class", "box"): name.replace("class", "box") for path, name in PREDICT.items()}
+    last |= PREDICT
+    values = {name: variables[name] for name in last.values()}
+    fewer = {name: value[..., : value.shape[-1] * 2 // 3] for name, value in values.items()}
+    report = init_from(fresh, PETS, str(write_h5(tmp_path / "two.h5", variables | fewer)))
+    assert set(report.made_anew) == last.keys()
 
 
 def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
     """27 numbers a place for 9 anchors are 3 classes, whatever they are."""
-    variables = variables | {
-        f"class_net/class-predict/{name}": variables[f"class_net/class-predict/{name}"][..., :27]
-        for name in ("pointwise_kernel", "bias")
-    }
-    file = write_h5(tmp_path / "mine.h5", variables)
-    report = init_from(fresh, LabelMap((1, 2, 3), ("cat", "dog", "cow")), str(file))
-    assert report.new_classes == ("cat", "dog", "cow")
-    report = load_automl(fresh, file)  # as many: in their order
-    assert not report.new_classes
-    np.testing.assert_array_equal(
-        fresh.get_layer("class_net.predict").bias, variables["class_net/class-predict/bias"]
-    )
+    fewer = {name: variables[name][..., :27] for name in PREDICT.values()}
+    file = write_h5(tmp_path / "mine.h5", variables | fewer)
+    assert init_from(fresh, PETS, str(file)).new_classes == PETS.names
+    assert not load_automl(fresh, file).new_classes  # as many: in their order
+    bias = fresh.get_layer("class_net.predict").bias
+    np.testing.assert_array_equal(bias, fewer["class_net/class-predict/bias"])
 
 
 # --- files that cannot be used ---------------------------------------------------------------------
 
 
-def refused(model, path):
-    """The message, after a look that nothing was assigned."""
+def assert_refused(model, path, message):
+    """In one line that names the file; nothing is assigned."""
     before = values_of(model)
-    with pytest.raises(UserError) as caught:
-        init_from(model, LabelMap((1, 2, 3), ("cat", "dog", "cow")), str(path))
+    with pytest.raises(UserError, match=message) as caught:
+        init_from(model, PETS, str(path))
     for weight_path, value in values_of(model).items():
         np.testing.assert_array_equal(value, before[weight_path])
     assert "\n" not in str(caught.value)
     assert pathlib.Path(path).name in str(caught.value)
-    return str(caught.value)
 
 
 def test_another_model_is_refused_by_its_first_difference(fresh, files):
     file = open_weights(files["h5"])
-    shapes = {name: shape for name, shape in file.shapes.items() if "blocks_15" not in name}
-    with pytest.raises(UserError, match=r"do not fit efficientdet-d0: backbone/blocks_15/\S+ is not in it"):
-        read_automl(file._replace(shapes=shapes), fresh)
+    shallow = {name: shape for name, shape in file.shapes.items() if "blocks_15" not in name}
+    narrow = file.shapes | {"resample_p6/conv2d/kernel": (1, 1, 320, 32)}
+    other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="dense")], name="other")
+    for model, shapes, message in [
+        (fresh, shallow, r"efficientdet-d0: backbone/blocks_15/\S+ is not in it"),
+        (fresh, narrow, r"resample_p6/conv2d/kernel is \(1, 1, 320, 32\) in it and \(1, 1, 320, 64\)"),
+        (other, file.shapes, "other: automl's models have no other/dense/kernel"),
+    ]:
+        with pytest.raises(UserError, match=f"do not fit .*{message}"):
+            read_automl(file._replace(shapes=shapes), model)
 
 
-def test_the_same_model_with_another_width_is_told_apart(files):
-    config = dataclasses.replace(SMALL, fpn_channels=32)
-    message = refused(build_model("efficientdet-d0", 3, config=config), files["h5"])
-    assert "do not fit efficientdet-d0: resample_p6/conv2d/kernel is (1, 1, 320, 64) in it and" in message
-
-
-def test_a_model_that_automl_does_not_have_is_refused(files):
-    config = dataclasses.replace(
-        get_config("efficientdet-nano"), fpn_cells=1, head_repeats=1, image_size=(32, 32)
-    )
-    message = refused(build_model("efficientdet-nano", 3, config=config), files["h5"])
-    assert "do not fit efficientdet-nano: backbone/stem/conv2d/kernel is (3, 3, 3, 32) in it and" in message
+@pytest.mark.parametrize(("head", "size"), [("class", 811), ("class", 0), ("box", 37), ("box", 0)])
+def test_class_and_box_outputs_must_go_together(files, head, size):
+    file, sizes = open_weights(files["h5"]), {"class": 810, "box": 36} | {head: size}
+    shapes = file.shapes | {f"{head}_net/{head}-predict/bias": (size,)}
+    message = f"{sizes['class']} class outputs do not go with {sizes['box']} box outputs"
+    with pytest.raises(UserError, match=message):
+        count_outputs(file._replace(shapes=shapes))
 
 
 def test_damaged_h5_files_are_one_line(fresh, files, tmp_path):
     content = files["h5"].read_bytes()
+    damaged = [content[:size] for size in (0, 100, 5_000, len(content) // 2, len(content) - 1)]
+    damaged += [b"<html>404</html>", content[:8] + bytes(2_000) + content[2_008:]]
     file = tmp_path / "damaged.h5"
-    for size in (0, 100, 5_000, len(content) // 2, len(content) - 1):
-        file.write_bytes(content[:size])
-        assert "damaged" in refused(fresh, file)
-    file.write_text("<html>404</html>")
-    assert "damaged" in refused(fresh, file)
-    (tmp_path / "lost.h5").write_bytes(content[:8] + bytes(2_000) + content[2_008:])
-    assert "damaged" in refused(fresh, tmp_path / "lost.h5")
+    for part in damaged:
+        file.write_bytes(part)
+        assert_refused(fresh, file, "damaged")
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "problem"),
     [
         ("efficientnet-b0/stem/conv2d/kernel", np.nan, "is not finite"),
         ("box_net/box-0-bn-3/moving_variance", -1, "is negative"),
     ],
 )
-def test_numbers_that_cannot_be_are_one_line(fresh, variables, tmp_path, name, value, says):
+def test_numbers_that_cannot_be_are_one_line(fresh, variables, tmp_path, name, value, problem):
     values = variables[name].copy()
     values.flat[3] = value
     file = write_h5(tmp_path / "odd.h5", variables | {name: values})
-    assert f"{canonical(name)} {says}: the file is damaged" in refused(fresh, file)
+    assert_refused(fresh, file, f"{canonical(name)} {problem}: the file is damaged")
 
 
-def test_a_variable_that_is_missing_is_named(fresh, variables, tmp_path):
-    gone = "class_net/class-0-bn-5/beta"
-    file = write_h5(tmp_path / "less.h5", {name: v for name, v in variables.items() if name != gone})
-    assert f"{gone} is not in it" in refused(fresh, file)
+def flip_a_bit(content: bytes) -> bytes:
+    return content[:200] + bytes([content[200] ^ 1]) + content[201:]
 
 
-def test_checkpoints_that_are_not_whole_are_one_line(fresh, files, tmp_path):
-    def copy(name):
-        shutil.copytree(files["directory"], tmp_path / name)
-        return tmp_path / name, tmp_path / name / "model.data-00000-of-00001", tmp_path / name / "model.index"
-
-    directory, data, _ = copy("no_data")
-    data.unlink()
-    assert "the checkpoint is not whole" in refused(fresh, directory)
-    directory, data, _ = copy("short_data")
-    data.write_bytes(data.read_bytes()[:1_000_000])
-    assert "the checkpoint is not whole" in refused(fresh, directory)
-    directory, data, _ = copy("flipped_bit")
-    content = bytearray(data.read_bytes())
-    content[200] ^= 1
-    data.write_bytes(content)
-    assert "the checkpoint is not whole" in refused(fresh, directory)
-    directory, _, index = copy("short_index")
-    index.write_bytes(index.read_bytes()[:1_000])
-    assert "the checkpoint is damaged" in refused(fresh, directory / "model")
-    directory, _, index = copy("no_index")
-    index.unlink()
-    assert "neither a run directory of ours" in refused(fresh, directory)
-    assert "no such file" in refused(fresh, directory / "model")
+@pytest.mark.parametrize(
+    ("file", "change", "path", "message"),
+    [
+        ("model.data-00000-of-00001", None, "", "the checkpoint is not whole"),
+        ("model.data-00000-of-00001", lambda content: content[:1_000_000], "", "the checkpoint is not whole"),
+        ("model.data-00000-of-00001", flip_a_bit, "", "the checkpoint is not whole"),
+        ("model.index", lambda content: content[:1_000], "model", "the checkpoint is damaged"),
+        ("model.index", None, "", "neither a run directory of ours"),
+        ("model.index", None, "model", "no such file"),
+    ],
+)
+def test_checkpoints_that_are_not_whole_are_one_line(fresh, files, tmp_path, file, change, path, message):
+    directory = shutil.copytree(files["directory"], tmp_path / "copy")
+    if change:
+        (directory / file).write_bytes(change((directory / file).read_bytes()))
+    else:
+        (directory / file).unlink()
+    assert_refused(fresh, directory / path, message)
 
 
 def test_other_files_are_one_line(fresh, tmp_path):
-    assert "neither of google/automl's" in refused(
-        fresh, write_h5(tmp_path / "other.h5", {"a/b/kernel": np.ones(3)})
-    )
-    weights.save(fresh, tmp_path / "their.weights.h5", {"app": "yolov4"})
-    assert "saved by 'yolov4', not by efficientdet" in refused(fresh, tmp_path / "their.weights.h5")
+    other = write_h5(tmp_path / "other.h5", {"a/b/kernel": np.ones(3)})
+    assert_refused(fresh, other, "neither of google/automl's")
+    small = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    weights.save(small, tmp_path / "their.weights.h5", {"app": "yolov4"})
+    assert_refused(fresh, tmp_path / "their.weights.h5", "saved by 'yolov4', not by efficientdet")
     (tmp_path / "empty").mkdir()
-    assert "neither a run directory of ours" in refused(fresh, tmp_path / "empty")
+    assert_refused(fresh, tmp_path / "empty", "neither a run directory of ours")
 
 
 # --- the command -----------------------------------------------------------------------------------
@@ -309,17 +259,18 @@ def command(*arguments):
     automl_weights.convert(automl_weights.Args(**shared_flags.values(fv, automl_weights.define_flags)))
 
 
-FEWER = "--hparams=fpn_cells=1,head_repeats=1"
+D0 = "--model_name=efficientdet-d0"
+SMALL = [D0, "--image_size=64x96", "--hparams=fpn_cells=1,head_repeats=1"]
 
 
 def test_command_keeps_cocos_80(files, variables, tmp_path, capsys):
     output = tmp_path / "d0.weights.h5"
-    arguments = ["--model_name=efficientdet-d0", f"--weights={files['directory']}", f"--output={output}"]
-    command(*arguments, "--image_size=64x96", FEWER)
+    arguments = [*SMALL, f"--weights={files['directory']}", f"--output={output}"]
+    command(*arguments)
     assert f"{output}: " in capsys.readouterr().out
     model, config, label_map, _ = load_trained(str(output))
     assert label_map == coco_label_map()
-    assert config.image_size == (64, 96)
+    assert (config.image_size, config.antialias) == ((64, 96), False)
     bias = np.asarray(model.get_layer("class_net.predict").bias).reshape(9, 80)
     theirs = variables["class_net/class-predict/bias"].reshape(9, 90)
     np.testing.assert_array_equal(bias, theirs[:, np.array(label_map.category_ids) - 1])
@@ -327,24 +278,25 @@ def test_command_keeps_cocos_80(files, variables, tmp_path, capsys):
         command(*arguments)
 
 
-def test_command_takes_a_label_map(files, tmp_path):
-    LabelMap((2, 90), ("two", "ninety")).save(tmp_path / "map.json")
-    output = tmp_path / "two.weights.h5"
-    arguments = [f"--weights={files['h5']}", f"--label_map={tmp_path}/map.json", "--image_size=64", FEWER]
-    command("--model_name=efficientdet-d0", *arguments, f"--output={output}")
-    assert load_trained(str(output))[2].names == ("two", "ninety")
+def test_command_takes_a_label_map(files, tmp_path, monkeypatch, small_d0):
+    monkeypatch.setattr(automl_weights, "build_model", lambda *_, **__: small_d0)  # has three classes
+    given = [*SMALL, f"--weights={files['h5']}", f"--label_map={tmp_path}/map.json"]
+    LabelMap((1, 2, 90), ("one", "two", "ninety")).save(tmp_path / "map.json")
+    command(*given, f"--output={tmp_path}/three.weights.h5")
+    metadata = model_metadata.read(tmp_path / "three.weights.h5")
+    assert LabelMap.from_json(metadata["label_map"]).names == ("one", "two", "ninety")
     LabelMap((2, 91), ("two", "more")).save(tmp_path / "map.json")
     with pytest.raises(UserError, match=r"ids go from 2 to 91, but the file has outputs for 1 to 90"):
-        command("--model_name=efficientdet-d0", *arguments, f"--output={tmp_path}/x.weights.h5")
+        command(*given, f"--output={tmp_path}/x.weights.h5")
 
 
 def test_command_refuses_in_one_line(files, tmp_path):
     given, output = f"--weights={files['h5']}", f"--output={tmp_path}/a.weights.h5"
     cases = {
         "--model_name are needed": [given, output],
-        "must end in": [given, "--output=a.h5", "--model_name=efficientdet-d0"],
+        "must end in": [given, "--output=a.h5", D0],
         "did you mean 'efficientdet-d0'": [given, output, "--model_name=efficientdet-0"],
-        "no such file": [f"--weights={tmp_path}/no.h5", output, "--model_name=efficientdet-d0"],
+        "no such file": [f"--weights={tmp_path}/no.h5", output, D0],
     }
     for message, arguments in cases.items():
         with pytest.raises(UserError, match=message):

@@ -1,90 +1,121 @@
-"""The backbone against keras.applications' EfficientNet, an independent implementation of the same tables."""
+"""EfficientNet, ResNet and MobileNet against keras.applications and torchvision's parameter counts.
+
+import_weights/test_imagenet.py compares the features of EfficientNet, test_retinanet.py those of ResNet.
+
+Also tests mobilenet.py.
+"""
 
 import keras
 import numpy as np
 import pytest
 
 from common.errors import UserError
-from efficientdet.backbone import extract_features
+from efficientdet.backbone import BACKBONES, extract_features, scaled_blocks
+from efficientdet.resnet import RESNETS
 
-# The last layer of each level's last block, in keras.applications
-KERAS_TAPS = {
-    "efficientnet-b0": [
-        "block1a_project_bn",
-        "block2b_add",
-        "block3b_add",
-        "block5c_add",
-        "block7a_project_bn",
-    ],
-    "efficientnet-b2": ["block1b_add", "block2c_add", "block3c_add", "block5d_add", "block7b_add"],
+# num_params of each model in torchvision's documentation, less what a detector leaves out: the classifier and
+# the last 1x1 convolution (from so many channels to so many; ResNets have none) with its batch norm.
+TORCHVISION = {
+    name: count - (features * 1000 + 1000) - (last * features + 2 * features if last else 0)
+    for name, last, features, count in [
+        ("efficientnet-b0", 320, 1280, 5_288_548),
+        ("efficientnet-b1", 320, 1280, 7_794_184),
+        ("efficientnet-b2", 352, 1408, 9_109_994),
+        ("efficientnet-b3", 384, 1536, 12_233_232),
+        ("efficientnet-b4", 448, 1792, 19_341_616),
+        ("efficientnet-b5", 512, 2048, 30_389_784),
+        ("efficientnet-b6", 576, 2304, 43_040_704),
+        ("efficientnet-b7", 640, 2560, 66_347_960),
+        ("mobilenet-v2", 320, 1280, 3_504_872),
+        ("resnet-18", 0, 512, 11_689_512),
+        ("resnet-50", 0, 2048, 25_557_032),
+    ]
 }
-KERAS_MODELS = {
-    "efficientnet-b0": keras.applications.EfficientNetB0,
-    "efficientnet-b2": keras.applications.EfficientNetB2,
-}
 
 
-def build(backbone, image_size=(64, 64)):
+def build(backbone, image_size=(64, 64), levels=(1, 2, 3, 4, 5)):
     images = keras.Input((*image_size, 3))
-    return keras.Model(images, extract_features(images, backbone))
+    features = extract_features(images, backbone)
+    assert sorted(features) == [1, 2, 3, 4, 5]
+    return keras.Model(images, [features[level] for level in levels])
 
 
-@pytest.mark.parametrize("name", KERAS_MODELS)
-def test_features_equal_keras_applications_with_the_same_weights(name):
-    reference = KERAS_MODELS[name](include_top=False, weights=None, input_shape=(64, 96, 3))
-    stem = reference.get_layer("stem_conv_pad").input  # behind the rescaling that it carries inside
-    reference = keras.Model(stem, [reference.get_layer(tap).output for tap in KERAS_TAPS[name]])
-    model = build(name, (64, 96))
+@pytest.fixture(scope="module")
+def b1():
+    return build("efficientnet-b1")
 
+
+def test_mobilenet_equals_keras_applications_with_the_same_weights():
+    """On odd sides, where Keras' padding is symmetric as well; the epsilon is PyTorch's 1e-5, Keras' 1e-3."""
+    reference = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(65, 97, 3))
+    taps = ["block_5_add", "block_12_add", "block_16_project_BN"]
+    reference = keras.Model(reference.input, [reference.get_layer(tap).output for tap in taps])
+    model = build("mobilenet-v2", (65, 97), (3, 4, 5))
+    assert sum(int(np.prod(w.shape)) for w in model.trainable_weights) == TORCHVISION["mobilenet-v2"]
     rng = np.random.default_rng(0)
     assert [weight.shape for weight in model.weights] == [weight.shape for weight in reference.weights]
     for weight, other in zip(model.weights, reference.weights, strict=True):
-        value = np.asarray(weight)
+        value = rng.normal(0, np.sqrt(2 / np.prod(weight.shape[:-1])), weight.shape)
         if weight.name in ("gamma", "moving_variance"):
             value = rng.uniform(0.5, 1.5, weight.shape)
-        elif weight.name in ("beta", "moving_mean", "bias"):
+        elif weight.name in ("beta", "moving_mean"):
             value = rng.normal(0, 0.1, weight.shape)
         weight.assign(value)
-        other.assign(value)
-
-    images = rng.normal(size=(2, 64, 96, 3)).astype(np.float32)
-    features = model(images)
-    assert sorted(features) == [1, 2, 3, 4, 5]
-    for level, expected in enumerate(reference(images), start=1):
+        other.assign(value - (1e-3 - 1e-5) if weight.name == "moving_variance" else value)
+    images = rng.normal(size=(2, 65, 97, 3)).astype(np.float32)
+    for found, expected in zip(model(images), reference(images), strict=True):
         scale = np.abs(expected).max()
-        np.testing.assert_allclose(features[level] / scale, expected / scale, atol=1e-5)
+        np.testing.assert_allclose(found / scale, expected / scale, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in BACKBONES if name in TORCHVISION])
+def test_blocks_of_every_efficientnet_have_torchvisions_parameters(name):
+    """Counted from the blocks, without building the large ones."""
+    blocks = scaled_blocks(BACKBONES[name])
+    inputs = 8 * round(32 * BACKBONES[name].width / 8 + 1e-6)
+    counted = 3 * 3 * 3 * inputs + 2 * inputs
+    for block in blocks:
+        inner, squeezed = inputs * block.expansion, inputs // 4
+        counted += inputs * inner + 2 * inner if block.expansion > 1 else 0
+        counted += block.kernel**2 * inner + 2 * inner + inner * squeezed * 2 + inner + squeezed
+        counted += inner * block.filters + 2 * block.filters
+        inputs = block.filters
+    assert counted == TORCHVISION[name]
+
+
+def test_resnets_are_as_deep_as_their_names_say():
+    """arXiv 1512.03385: stem, blocks of two or three convolutions, classifier; no projections."""
+    for name in ("resnet-18", "resnet-34", "resnet-50", "resnet-101", "resnet-152"):
+        depth = RESNETS[name]
+        assert name == f"resnet-{2 + sum(depth.blocks) * (3 if depth.bottleneck else 2)}"
 
 
 @pytest.mark.parametrize(
     ("name", "channels"),
-    [
-        ("efficientnet-b3", [24, 32, 48, 136, 384]),
-        ("efficientnet-nano", [8, 16, 24, 56, 160]),
-    ],
+    [("efficientnet-nano", [8, 16, 24, 56, 160]), ("resnet-nano", [32, 32, 64, 128, 256])],
 )
-@pytest.mark.parametrize("image_size", [(128, 128), (65, 131), (1, 33)])
-def test_each_level_halves_the_size_rounding_up(name, channels, image_size):
-    images = keras.Input((*image_size, 3))
-    for level, feature in extract_features(images, name).items():
-        expected = [-(-side // 2**level) for side in image_size]
-        assert list(feature.shape[1:]) == [*expected, channels[level - 1]]
+def test_each_level_halves_the_size_rounding_up(name, channels):
+    """A side of one pixel stays; the other is odd on every level."""
+    shapes = build(name, (1, 131)).output_shape
+    sides = [66, 33, 17, 9, 5]
+    assert [shape[1:] for shape in shapes] == list(zip([1] * 5, sides, channels, strict=True))
 
 
-def test_stochastic_depth_grows_linearly_and_is_off_for_b0():
-    assert not [layer for layer in build("efficientnet-b0").layers if isinstance(layer, keras.layers.Dropout)]
-    model = build("efficientnet-b1")
-    num_blocks = sum(layer.name.endswith("project.bn") for layer in model.layers)
+def test_stochastic_depth_grows_linearly_and_is_off_for_the_smallest(b1):
+    nano = build("efficientnet-nano")
+    assert not [layer for layer in nano.layers if isinstance(layer, keras.layers.Dropout)]
+    num_blocks = sum(layer.name.endswith("project.bn") for layer in b1.layers)
     assert num_blocks == 23  # B1 of arXiv 1905.11946: ceil(1.1 x 1, 2, 2, 3, 3, 4, 1)
-    residual = [layer.name for layer in model.layers if layer.name.endswith(".add")]
-    drops = {layer.name: layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)}
+    residual = [layer.name for layer in b1.layers if layer.name.endswith(".add")]
+    drops = {layer.name: layer for layer in b1.layers if isinstance(layer, keras.layers.Dropout)}
     assert set(drops) == {name.replace(".add", ".drop") for name in residual}
     for name, drop in drops.items():
         index = int(name.split(".")[1].removeprefix("block_"))
         assert drop.rate == pytest.approx(0.2 * index / 23)
 
 
-def test_stochastic_depth_drops_whole_images_and_keeps_the_mean():
-    drop = build("efficientnet-b1").get_layer("backbone.block_22.drop")
+def test_stochastic_depth_drops_whole_images_and_keeps_the_mean(b1):
+    drop = b1.get_layer("backbone.block_22.drop")
     ones = np.ones((2000, 2, 2, 3), np.float32)
     outputs = np.asarray(drop(ones, training=True)).reshape(2000, -1)
     assert (outputs == outputs[:, :1]).all()
@@ -94,21 +125,20 @@ def test_stochastic_depth_drops_whole_images_and_keeps_the_mean():
     np.testing.assert_array_equal(drop(ones, training=False), ones)
 
 
-def test_initial_kernels_are_normal_with_fan_out():
-    model = build("efficientnet-b0")
+def test_initial_kernels_are_normal_with_fan_out(b1):
     for name, fan_out in [
         ("backbone.stem.conv", 3 * 3 * 32),
-        ("backbone.block_11.depthwise.conv", 5 * 5),  # of each channel alone
-        ("backbone.block_12.project.conv", 192),
-        ("backbone.block_12.se.expand", 1152),
+        ("backbone.block_14.depthwise.conv", 5 * 5),  # of each channel alone
+        ("backbone.block_17.project.conv", 192),
+        ("backbone.block_17.se.expand", 1152),
     ]:
-        kernel = np.asarray(model.get_layer(name).kernel)
+        kernel = np.asarray(b1.get_layer(name).kernel)
         assert kernel.std() == pytest.approx(np.sqrt(2 / fan_out), rel=0.1)
         assert np.abs(kernel).max() > 2.3 * kernel.std()  # not truncated
-    twins = [np.asarray(model.get_layer(f"backbone.block_{i}.expand.conv").kernel) for i in (12, 13)]
+    twins = [np.asarray(b1.get_layer(f"backbone.block_{i}.expand.conv").kernel) for i in (17, 18)]
     assert not np.array_equal(*twins)
 
 
 def test_unknown_backbone_suggests_the_nearest():
-    with pytest.raises(UserError, match="efficientnet-b0"):
-        extract_features(keras.Input((64, 64, 3)), "efficientnet-bo")
+    with pytest.raises(UserError, match=r"did you mean 'efficientnet-b0'.*mobilenet-v2"):
+        extract_features(keras.Input((64, 64, 3)), "eficientnet-b0")

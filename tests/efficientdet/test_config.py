@@ -1,10 +1,16 @@
-"""A run of an earlier version is the same run: its run.json has these fields of the config and no others."""
+"""The published rows, the rules between fields, and that configs and runs of earlier versions are read."""
 
+import dataclasses
+import json
+
+import pytest
+
+from common import hparams
 from common.args import Args
 from common.distributed.ranks import Ranks
 from common.labels import LabelMap
 from common.training.run_directory import Identity
-from efficientdet.config import DETECTION_FIELDS, get_config
+from efficientdet.config import DETECTION_FIELDS, LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.model_metadata import make_metadata
 
 # EfficientDetConfig before RetinaNet's fields, without what may change between two sittings.
@@ -13,6 +19,19 @@ max_level num_scales aspect_ratios anchor_scale augmentation jitter_min jitter_m
 flip_prob grid_mask_prob brightness contrast saturation hue min_box_size max_instances focal_alpha focal_gamma
 label_smoothing huber_delta box_loss_weight weight_decay optimizer momentum learning_rate reference_batch
 warmup_learning_rate warmup_epochs clip_norm ema_decay"""
+
+
+def test_efficientdet_has_the_published_rows():
+    """arXiv 1911.09070 table 1; d7x, and sums in place of weights: google/automl efficientdet/README.md."""
+    rows = [get_config(f"efficientdet-d{size}") for size in (*range(8), "7x")]
+    assert [row.image_size[0] for row in rows] == [512, 640, 768, 896, 1024, 1280, 1280, 1536, 1536]
+    assert [row.image_size[1] for row in rows] == [row.image_size[0] for row in rows]
+    assert [row.backbone[-2:] for row in rows] == ["b0", "b1", "b2", "b3", "b4", "b5", "b6", "b6", "b7"]
+    assert [row.fpn_channels for row in rows] == [64, 88, 112, 160, 224, 288, 384, 384, 384]
+    assert [row.fpn_cells for row in rows] == [3, 4, 5, 6, 7, 7, 8, 8, 8]
+    assert [row.head_repeats for row in rows] == [3, 3, 3, 4, 4, 4, 5, 5, 5]
+    assert [row.fpn_fusion for row in rows] == ["fast"] * 6 + ["sum"] * 3
+    assert [(row.max_level, row.anchor_scale) for row in rows] == [(7, 4)] * 7 + [(7, 5), (8, 4)]
 
 
 def differences(config) -> dict:
@@ -31,3 +50,54 @@ def test_what_that_version_could_not_do_is_another_run():
     found = differences(get_config("retinanet-rn50fpn"))
     assert found["config.architecture"] == ("efficientdet", "retinanet")
     assert {"config.lr_schedule", "config.iterations"} <= found.keys()
+
+
+def test_older_configs_are_still_read():
+    config = get_config("efficientdet-d0")
+    fields = {name: getattr(config, name) for name in (*FIRST.split(), "epochs", *DETECTION_FIELDS)}
+    assert hparams.from_json(EfficientDetConfig, json.loads(json.dumps(fields))) == config
+
+
+def test_sections_of_the_fields():
+    assert (LOADER_FIELDS[0], LOADER_FIELDS[-1]) == ("augmentation", "max_instances")
+    assert (DETECTION_FIELDS[0], DETECTION_FIELDS[-1]) == ("nms_method", "max_detections")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"min_level": 0}, "need 1 <= min_level <= 5 <= max_level"),
+        ({"min_level": 6}, "need 1 <= min_level <= 5 <= max_level"),
+        ({"max_level": 4}, "need 1 <= min_level <= 5 <= max_level"),
+        ({"resize_min": 0}, "need 0 < resize_min <= resize_max"),
+        ({"resize_min": 1025}, "need 0 < resize_min <= resize_max"),
+        ({"jitter_min": 0.0}, "need 0 < jitter_min <= jitter_max"),
+        ({"jitter_min": 2.1}, "need 0 < jitter_min <= jitter_max"),
+        ({"epochs": 0, "iterations": 0, "milestones": ()}, "need epochs or iterations of at least 1"),
+        ({"milestones": (80_000, 60_000)}, "in order"),
+        ({"milestones": (0, 60_000)}, "from 1 to iterations"),
+        ({"milestones": (60_000, 90_001)}, "from 1 to iterations"),
+        ({"lr_schedule": "cosine", "iterations": 0, "epochs": 3}, "need milestones from 1 to iterations"),
+        ({"milestones": (), "iterations": 0, "epochs": 3}, "need milestones from 1 to iterations"),
+        ({"warmup_iterations": 90_001}, "need warmup_iterations <= iterations"),
+        ({"lr_schedule": "steps"}, "one of cosine, milestones"),
+    ],
+)
+def test_settings_that_cannot_be(fields, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(get_config("retinanet-rn50fpn"), **fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_level": 1, "max_level": 5},
+        {"min_level": 5},
+        {"resize_min": 1, "resize_max": 1},
+        {"jitter_min": 2.0},
+        {"milestones": (1, 90_000)},
+        {"warmup_iterations": 90_000},
+    ],
+)
+def test_settings_at_the_limits(fields):
+    dataclasses.replace(get_config("retinanet-rn50fpn"), **fields)

@@ -16,30 +16,32 @@ from common.datacheck.datasets import open_coco
 from efficientdet import losses
 from efficientdet.config import get_config
 from efficientdet.fit_model import FitModel
-from efficientdet.model import build_model
 from efficientdet.pipeline import EfficientDetPipeline
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# RetinaNet's small network: FitModel is the same for all, and this one is traced sooner.
-CONFIG = dataclasses.replace(
-    get_config("retinanet-nano"),
-    image_size=(64, 96),
-    head_repeats=1,
-    max_level=5,
-    augmentation="none",
-    weight_decay=0.01,
-)
+CONFIG = dataclasses.replace(get_config("efficientdet-nano"), image_size=(64, 96), augmentation="none")
+CONFIG = dataclasses.replace(CONFIG, min_level=4, max_level=5, weight_decay=0.1)
+
+
+def open_dataset(directory) -> tf.data.Dataset:
+    source = open_coco(f"{directory}/images", f"{directory}/instances.json")
+    return EfficientDetPipeline(source=source, config=CONFIG, batch_size=4, training=True).dataset()
 
 
 @pytest.fixture(scope="module")
 def data(drawn) -> tf.data.Dataset:
-    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
-    return EfficientDetPipeline(source=source, config=CONFIG, batch_size=4, training=True).dataset()
+    return open_dataset(drawn)
 
 
 def build() -> keras.Model:
+    """Outputs as those of build_model, each by one convolution, so that a step is traced soon."""
     keras.utils.set_random_seed(0)
-    return build_model(CONFIG.model_name, num_classes=3, config=CONFIG)
+    images = keras.Input((*CONFIG.image_size, 3))
+    outputs = [
+        [keras.layers.Conv2D(9 * size, 2**level, 2**level)(images) for level in CONFIG.anchors.levels]
+        for size in (3, 4)
+    ]
+    return keras.Model(images, outputs)
 
 
 def recipe_loss(images, targets) -> float:
@@ -57,7 +59,7 @@ def test_fit_reports_the_loss_of_the_recipe_and_learns(data):
     assert loss == pytest.approx(recipe_loss(*next(iter(data))), rel=1e-4)
 
     model.optimizer.learning_rate = 2e-3
-    falling = model.fit(data, steps_per_epoch=10, epochs=3, verbose=0).history["loss"]
+    falling = model.fit(data, steps_per_epoch=6, epochs=3, verbose=0).history["loss"]
     assert np.isfinite(falling).all()
     assert falling[-1] < 0.8 * falling[0]
 
@@ -74,15 +76,34 @@ def test_each_of_two_replicas_has_half_of_the_loss(data, monkeypatch):
 
 
 @pytest.mark.slow
-def test_fit_under_mirrored_strategy(drawn):
-    """In a process of its own: logical devices must be made before TensorFlow starts."""
-    program = pathlib.Path(__file__).with_name("mirrored_fit.py")
-    done = subprocess.run(
-        [sys.executable, str(program), str(drawn)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+def test_two_replicas_take_the_step_of_one_device(drawn):
+    """In a process of its own, this file as a program: logical devices precede TensorFlow's start."""
+    command, environment = [sys.executable, __file__, str(drawn)], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "replicas agree with one device" in done.stdout
+
+
+def fit_under(strategy: tf.distribute.Strategy, directory: str) -> list[np.ndarray]:
+    """The weights after three steps, in which all replicas get the same images."""
+    with strategy.scope():
+        model = FitModel(build(), CONFIG)
+        model.compile(keras.optimizers.SGD(0.001, momentum=0.9))
+    options = tf.distribute.InputOptions(
+        experimental_fetch_to_device=False,
+        experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+    )
+    data = strategy.distribute_datasets_from_function(lambda context: open_dataset(directory), options)
+    (loss,) = model.fit(data, steps_per_epoch=3, epochs=1, verbose=0).history["loss"]
+    assert loss > 0
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+if __name__ == "__main__":
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    devices = [["/cpu:0"], ["/cpu:0", "/cpu:1"]]
+    alone, together = (fit_under(tf.distribute.MirroredStrategy(of), sys.argv[1]) for of in devices)
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    print("replicas agree with one device")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.loader import gpu_visible
 from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline
 from tests.efficientdet.drawn_images import SIZES
@@ -32,24 +31,22 @@ def first_batch(loader: EfficientDetPipeline) -> dict[str, np.ndarray]:
     return dict(zip(loader.element_spec, outputs, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "share"),
-    [
-        ("grid_mask_prob", 1.0, (0.06, 0.26)),
-        ("brightness", 0.5, (0.8, 1)),
-        ("contrast", 0.5, (0.8, 1)),
-        ("saturation", 0.9, (0.8, 1)),
-        ("hue", 60.0, (0.8, 1)),
-    ],
-)
-def test_each_change_of_pixels_works_alone(rectangles, field, value, share):
+def test_each_change_of_pixels_works_alone(rectangles):
     plain = first_batch(make(rectangles, batch_size=24))
-    other = first_batch(make(rectangles, dataclasses.replace(NANO, **{field: value}), batch_size=24))
-    np.testing.assert_array_equal(plain["boxes"], other["boxes"])
     content = plain["images"].any(-1)
-    differs = np.abs(plain["images"] - other["images"]).max(-1) > 0.01
-    assert share[0] < differs[content].mean() <= share[1]
-    assert not differs[~content].any()  # the padding stays
+    for field, value, low, high in [
+        ("grid_mask_prob", 1.0, 0.06, 0.26),
+        ("brightness", 0.5, 0.8, 1),
+        ("contrast", 0.5, 0.8, 1),
+        ("saturation", 0.9, 0.8, 1),
+        ("hue", 60.0, 0.8, 1),
+    ]:
+        config = dataclasses.replace(NANO, **{field: value})
+        other = first_batch(make(rectangles, config, batch_size=24))
+        np.testing.assert_array_equal(plain["boxes"], other["boxes"])
+        differs = np.abs(plain["images"] - other["images"]).max(-1) > 0.01
+        assert low < differs[content].mean() <= high, field
+        assert not differs[~content].any()  # the padding stays
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -88,7 +85,6 @@ def test_without_targets(rectangles):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not gpu_visible(), reason="no GPU")
 def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles):
     cpu = make(rectangles, training=False)
     gpu = make(rectangles, training=False, device_id=0)

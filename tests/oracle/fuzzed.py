@@ -18,19 +18,10 @@ COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]  # box
 FEW = 2  # boxes of an image that are mostly large, so that it can be cropped by their IoU with the crop
 MOST_DRAWN = 12  # boxes of an image that are seen in it
 
-# How a file is made: the mode of its pixels, the format, and what Pillow is told.
-FORMATS = [
-    ("RGB", "JPEG", {"quality": 95, "subsampling": 2}),
-    ("RGB", "PNG", {"compress_level": 1}),
-    ("RGB", "JPEG", {"quality": 95, "subsampling": 0}),
-    ("RGB", "PNG", {"compress_level": 1}),
-    ("RGB", "JPEG", {"quality": 95, "progressive": True}),
-    ("L", "PNG", {"compress_level": 1}),
-    ("RGBA", "PNG", {"compress_level": 1}),
-    ("L", "JPEG", {"quality": 95}),
-    ("P", "PNG", {"compress_level": 1}),
-    ("CMYK", "JPEG", {"quality": 95}),
-]
+# tests/common/image_variants.py has the other ways to store an image.
+FORMATS = [("jpeg", mode) for mode in ("RGB", "L", "RGB", "CMYK")]
+FORMATS += [("png", mode) for mode in ("RGB", "RGBA", "P", "L")]
+KINDS = {"any": 0.6, "tiny": 0.15, "border": 0.12, "whole": 0.02, "outside": 0.08, "empty": 0.03}
 LIES_ON_ITS_SIDE = Image.Exif()
 LIES_ON_ITS_SIDE[0x0112] = 6
 
@@ -57,34 +48,23 @@ class FuzzedSet(NamedTuple):
 
 def write_fuzzed_set(directory: pathlib.Path) -> FuzzedSet:
     """Draws and writes the set as image files and instances.json."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(1)
     images, annotations = [], []
     for number in range(NUM_IMAGES):
-        if number < len(SIZES):
-            height, width = SIZES[number]
-        else:
-            height, width = np.exp(random.uniform(np.log(8), np.log(500), 2)).astype(int).tolist()
+        any_size = np.exp(random.uniform(np.log(8), np.log(500), 2)).astype(int).tolist()
+        height, width = SIZES[number] if number < len(SIZES) else any_size
         count = random.choice(COUNTS)
         boxes_ltwh_px = [draw_box(random, height, width, 0.5 if count <= FEW else 0.1) for _ in range(count)]
-        mode, suffix, options = FORMATS[number % len(FORMATS)]
-        if suffix == "JPEG" and number % 7 == 0 and height != width:
-            options = options | {"exif": LIES_ON_ITS_SIDE}
-        path = directory / f"{number}.{suffix.lower()}"
+        suffix, mode = FORMATS[number % len(FORMATS)]
+        exif = LIES_ON_ITS_SIDE if number % 3 == 0 and height != width else Image.Exif()
+        name, image_id = f"{number}.{suffix}", 5 + 3 * number
         picture = Image.fromarray(draw_image(random, height, width, boxes_ltwh_px[:MOST_DRAWN]))
-        picture.convert(mode).save(path, suffix, **options)
-
-        image_id = 5 + 3 * number
-        images.append({"id": image_id, "file_name": path.name, "height": height, "width": width})
-        annotations += [
-            {
-                "image_id": image_id,
-                "category_id": int(random.choice(CATEGORY_IDS)),
-                "bbox": box,
-                "area": box[2] * box[3],
-                "iscrowd": int(random.random() < 0.02),
-            }
-            for box in boxes_ltwh_px
-        ]
+        picture.convert(mode).save(directory / name, quality=95, exif=exif)
+        images.append({"id": image_id, "file_name": name, "height": height, "width": width})
+        for box in boxes_ltwh_px:
+            category_id, is_crowd = int(random.choice(CATEGORY_IDS)), int(random.random() < 0.02)
+            of_image = {"image_id": image_id, "category_id": category_id}
+            annotations.append(of_image | {"bbox": box, "iscrowd": is_crowd})
     random.shuffle(annotations)  # they need not be grouped by image
     document = {
         "images": images,
@@ -101,12 +81,11 @@ def _as_trained(image_id: int, path: pathlib.Path, annotations: list[dict]) -> A
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
     annotations = [a for a in annotations if a["image_id"] == image_id and not a["iscrowd"]]
-    boxes_ltwh_px = np.array([annotation["bbox"] for annotation in annotations]).reshape(-1, 4)
-    ltrb_px = np.concatenate([boxes_ltwh_px[:, :2], boxes_ltwh_px[:, :2] + boxes_ltwh_px[:, 2:]], axis=1)
-    boxes_px = np.clip(ltrb_px, 0, np.array(pixels.shape)[[1, 0, 1, 0]])
+    start, sides = np.reshape([a["bbox"] for a in annotations], (-1, 2, 2)).swapaxes(0, 1)
+    boxes_px = np.clip(np.hstack([start, start + sides]), 0, np.array(pixels.shape)[[1, 0, 1, 0]])
     has_area = (boxes_px[:, 2:] > boxes_px[:, :2]).all(1)
-    classes = [sorted(CATEGORY_IDS).index(annotation["category_id"]) for annotation in annotations]
-    return Annotated(image_id, pixels, boxes_px[has_area], np.array(classes, int)[has_area])
+    classes = np.searchsorted(sorted(CATEGORY_IDS), [a["category_id"] for a in annotations])
+    return Annotated(image_id, pixels, boxes_px[has_area], classes[has_area])
 
 
 def draw_image(random: np.random.Generator, height: int, width: int, boxes_ltwh_px: Iterable) -> np.ndarray:
@@ -114,29 +93,22 @@ def draw_image(random: np.random.Generator, height: int, width: int, boxes_ltwh_
     coarse = random.integers(0, 256, (height // 24 + 2, width // 24 + 2, 3), np.uint8)
     image = np.array(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
     for left, top, box_width, box_height in boxes_ltwh_px:
-        rows = slice(max(round(top), 0), max(round(top + box_height), 0))
-        columns = slice(max(round(left), 0), max(round(left + box_width), 0))
-        image[rows, columns] = random.integers(0, 256, 3)
+        edges = [max(round(edge), 0) for edge in (top, top + box_height, left, left + box_width)]
+        image[slice(*edges[:2]), slice(*edges[2:])] = random.integers(0, 256, 3)
     return image
 
 
-def draw_box(
-    random: np.random.Generator, height: int, width: int, smallest: float
-) -> tuple[float, float, float, float]:
+def draw_box(random: np.random.Generator, height: int, width: int, smallest: float) -> list[float]:
     """ltwh in pixels: of any size, tiny, at a border, the whole image, reaching outside, without area.
 
     Those of any size are at least the square of `smallest` times as large as the image, in both directions.
     """
-    kind = random.choice(
-        ["any", "tiny", "border", "whole", "outside", "empty"], p=[0.6, 0.15, 0.12, 0.02, 0.08, 0.03]
-    )
-    limits = np.array([width, height], float)
+    kind, limits = random.choice(list(KINDS), p=list(KINDS.values())), np.array([width, height], float)
     if kind == "whole":
-        return 0.0, 0.0, *limits.tolist()
+        return [0.0, 0.0, *limits.tolist()]
+    sides = limits * random.uniform(smallest, 0.95, 2) ** 2
     if kind == "tiny":
         sides = np.minimum(random.uniform(0.2, 4, 2), limits)
-    else:
-        sides = limits * random.uniform(smallest, 0.95, 2) ** 2
     start = random.uniform(0, 1, 2) * (limits - sides)
     if kind == "border":
         axis = random.integers(2)
@@ -147,4 +119,4 @@ def draw_box(
         sides[random.integers(2)] = 0.0
     if random.random() < 0.3:  # as people draw them
         start, sides = np.round(start), np.round(sides)
-    return *start.tolist(), *sides.tolist()
+    return [*start.tolist(), *sides.tolist()]

@@ -13,7 +13,7 @@ MATCH_IOU = 0.5  # SSD (arXiv 1512.02325) section 2.2
 
 def swapped(yx: tuple[float, float]) -> np.ndarray:
     """(y, x) -> x, y, x, y."""
-    return np.array([yx[1], yx[0], yx[1], yx[0]], np.float64)
+    return np.float64([*yx[::-1]] * 2)
 
 
 def move(boxes_px: np.ndarray, window: tuple[int, ...], place: tuple[int, ...]) -> np.ndarray:
@@ -41,66 +41,45 @@ def flip(boxes_px: np.ndarray, width: float) -> np.ndarray:
     return np.stack([width - right, top, width - left, bottom], axis=1)
 
 
-def assert_kept(
-    got_px: np.ndarray,
-    got_classes: np.ndarray,
-    boxes_px: np.ndarray,
-    classes: np.ndarray,
-    *,
-    min_size: float,
-    max_instances: int,
-    where: str,
-) -> None:
-    """What came out is what the rule leaves of `boxes_px`, in their order, with the same classes.
+def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoining: int = 0) -> None:
+    """The boxes that came out of an image are those that the config's rule leaves; the lost ones are counted.
 
-    Boxes with a side below `min_size` go, then all but the `max_instances` largest.
+    Boxes with a side below `min_box_size` go, then the smallest, until `max_instances` are left. The others
+    keep their order and their classes.
+
+    Args:
+        outputs: of the pipeline, by name.
+        boxes_px, classes: of the image, all that show in the network input.
+        adjoining: of how many other boxes rounding decides whether they show.
     """
+    got_classes, max_instances = outputs["classes"][row], config.max_instances
+    count = (got_classes >= 0).sum()
+    assert (got_classes[count:] == -1).all() and (outputs["boxes"][row, count:] == -1).all(), where
+    got_px = outputs["boxes"][row, :count].astype(np.float64) * swapped(outputs["images"][row].shape[:2])
+
     sides = boxes_px[:, 2:] - boxes_px[:, :2]
     smallest, areas = sides.min(1, initial=np.inf), sides.prod(1)
-    certain, possible = smallest >= min_size + DOUBTFUL, smallest >= min_size - DOUBTFUL
-    count = min(max_instances, certain.sum())
+    certain, possible = (smallest >= config.min_box_size + slack for slack in (DOUBTFUL, -DOUBTFUL))
+    shown = [(smallest > DOUBTFUL).sum(), (smallest > 0).sum() + adjoining]
+    lost = outputs["lost"][row]
+    small, over = (shown[0] - possible.sum(), shown[1] - certain.sum()), [certain.sum(), possible.sum()]
+    over = np.maximum(np.subtract(over, max_instances), 0)
+    assert small[0] <= lost[0] <= small[1] and over[0] <= lost[1] <= over[1], (
+        f"{where}: {lost} {small} {over}"
+    )
+
+    assert min(max_instances, certain.sum()) <= count <= max_instances, where
     if possible.sum() > max_instances:
         limit = np.sort(areas[possible])[-max_instances]
         certain &= areas > limit * (1 + DOUBTFUL_AREA)
         possible &= areas >= limit * (1 - DOUBTFUL_AREA)
-    assert count <= len(got_px) <= max_instances, where
-    row = 0
-    for index in np.flatnonzero(possible):
-        found = (
-            row < len(got_px)
-            and got_classes[row] == classes[index]
-            and np.abs(got_px[row] - boxes_px[index]).max() <= PIXEL
-        )
-        assert found or not certain[index], (
-            f"{where}: box {index} {boxes_px[index]} of class {classes[index]} is not row {row}:"
-            f" {got_px[row : row + 1]} {got_classes[row : row + 1]}"
-        )
-        row += found
-    assert row == len(got_px), f"{where}: {got_px[row]} comes from no box"
-
-
-def assert_lost(
-    lost: np.ndarray,
-    boxes_px: np.ndarray,
-    *,
-    min_size: float,
-    max_instances: int,
-    where: str,
-    adjoining: int = 0,
-) -> None:
-    """The two counts: boxes that show, but are too small; boxes above max_instances.
-
-    Of `adjoining` boxes rounding decides whether they show.
-    """
-    smallest = (boxes_px[:, 2:] - boxes_px[:, :2]).min(1, initial=np.inf)
-    small = [
-        ((smallest > DOUBTFUL) & (smallest < min_size - DOUBTFUL)).sum(),
-        ((smallest > 0) & (smallest < min_size + DOUBTFUL)).sum() + adjoining,
-    ]
-    over = [max((smallest >= min_size + slack).sum() - max_instances, 0) for slack in (DOUBTFUL, -DOUBTFUL)]
-    assert small[0] <= lost[0] <= small[1] and over[0] <= lost[1] <= over[1], (
-        f"{where}: {lost}, not {small}, {over}"
-    )
+    found = 0
+    for box_px, label, must in zip(boxes_px[possible], classes[possible], certain[possible], strict=True):
+        is_next = found < count and got_classes[found] == label
+        is_next = is_next and np.abs(got_px[found] - box_px).max() <= PIXEL
+        assert is_next or not must, f"{where}: {box_px} of class {label} is not row {found} of {got_px}"
+        found += is_next
+    assert found == count, f"{where}: {got_px[found]} comes from no box"
 
 
 def match(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:

@@ -81,14 +81,7 @@ def resize(image: np.ndarray, size: tuple[int, int], antialias: bool = True) -> 
     return whole_levels(resample(columns, size[1], antialias).swapaxes(0, 1))
 
 
-def twist_color(
-    image: np.ndarray,
-    *,
-    hue: float = 0.0,
-    saturation: float = 1.0,
-    brightness: float = 1.0,
-    contrast: float = 1.0,
-) -> np.ndarray:
+def twist_color(image, *, hue=0.0, saturation=1.0, brightness=1.0, contrast=1.0) -> np.ndarray:
     """Hue turned by so many degrees (red to yellow), saturation, then contrast around grey, then brightness.
 
     Hue and saturation are the angle and the length of a colour in the plane of I and Q; its luma stays.
@@ -101,9 +94,7 @@ def twist_color(
     return whole_levels(brightness * (contrast * (image @ matrix.T - _GREY) + _GREY))
 
 
-def mask_grid(
-    image: np.ndarray, tile: int, ratio: float, angle: float, shift: tuple[float, float]
-) -> np.ndarray:
+def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: np.ndarray) -> np.ndarray:
     """GridMask (arXiv 2001.04086): a black square of `ratio * tile` in the first corner of every tile.
 
     The tiles are a grid turned by `angle` (radians) about the first pixel, its origin moved by `shift` (x, y)

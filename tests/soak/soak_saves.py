@@ -7,7 +7,6 @@ step: every weight, average, slot and counter of step 7 is 7, and the data stand
 """
 
 import argparse
-import errno
 import multiprocessing
 import os
 import pathlib
@@ -24,7 +23,6 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from common.distributed.ranks import Ranks
@@ -124,20 +122,14 @@ def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
                 break
         cut_short = "a save" if any(directory.glob("checkpoints/.tmp-*")) else "between writing"
         lines.append(f"found step {found}, saved {finished}, killed in {cut_short}")
-    last = context.Process(target=_look, args=(directory, finished))
-    last.start()
-    last.join()
-    assert last.exitcode == 0
+    with context.Pool(1) as last:
+        assert last.apply(_found, (directory,)) in (finished, finished + 1)
     return lines
 
 
 def _save_until_killed(directory: pathlib.Path, pipe: Connection) -> None:
-    try:
-        subject = Subject(directory)
-        pipe.send(subject.restore())
-    except BaseException as error:
-        pipe.send(f"{type(error).__name__}: {error}")
-        raise
+    subject = Subject(directory)
+    pipe.send(subject.restore())
     while True:
         step = subject.step()
         start = time.monotonic()
@@ -147,8 +139,8 @@ def _save_until_killed(directory: pathlib.Path, pipe: Connection) -> None:
         pipe.send((step, time.monotonic() - start))
 
 
-def _look(directory: pathlib.Path, finished: int) -> None:
-    assert Subject(directory).restore() in (finished, finished + 1)
+def _found(directory: pathlib.Path) -> int:
+    return Subject(directory).restore()
 
 
 # --- full disks ---
@@ -199,22 +191,13 @@ def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
     for _ in range(rounds):
         step = subject.step()
         free = draw.randrange(int(size * 0.98))
-        _fill(filler, shutil.disk_usage(disk).free - free)
+        filler.write_bytes(bytes(max(shutil.disk_usage(disk).free - free, 0)))
         assert not subject.saved.save()
         found_step = Subject(run).restore()
         assert found_step == step - 1, f"{step - 1} was saved and {found_step} was found"
         print(f"{free / size:4.0%} of the room for step {step}: it failed, found step {found_step}")
         filler.unlink()
         assert subject.saved.save()  # the run goes on, and so do the saves
-
-
-def _fill(path: pathlib.Path, num_bytes: int) -> None:
-    try:
-        with path.open("wb") as file:
-            file.write(np.zeros(max(num_bytes, 0), np.uint8))
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
 
 
 def main() -> None:

@@ -2,22 +2,22 @@
 
 import copy
 import json
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
 from common.errors import UserError
+from tests.conftest import ROOT
 from tools import bench
 from tools.benchmark.summary import FORMAT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-CANDIDATE = {
-    "images_per_second": {"median": 50.0},
-    "cpu_ms_per_image": {"median": 30.0},
-    "peak_bytes": 1_000_000_000,
-}
+
+def candidate(rate, cpu_ms, peak_bytes):
+    medians = {"images_per_second": {"median": rate}, "cpu_ms_per_image": {"median": cpu_ms}}
+    return medians | {"peak_bytes": peak_bytes}
+
+
 RECORD = {
     "format": FORMAT,
     "app": "efficientdet",
@@ -28,7 +28,7 @@ RECORD = {
     "machine": {"cpu": "some CPU", "cores": 2.0, "memory_bytes": 8, "gpus": []},
     "data": {"fingerprint": "f", "images": 12, "summary": "12 images"},
     "settings": {"batch_size": 8, "num_threads": 2},
-    "candidates": {"data dali_cpu": CANDIDATE, "model": {"error": "killed"}},
+    "candidates": {"data dali_cpu": candidate(50.0, 30.0, 1_000_000_000), "model": {"error": "killed"}},
     "other_cores": 0.0,
     "stages": {"dali_cpu": [{"stage": "decode", "cpu_ms_per_image": {"median": 4.0}}]},
 }
@@ -45,11 +45,7 @@ def write(tmp_path):
 
 def test_ratios_of_new_to_old(write):
     new = copy.deepcopy(RECORD)
-    new["candidates"]["data dali_cpu"] = {
-        "images_per_second": {"median": 75.0},
-        "cpu_ms_per_image": {"median": 20.0},
-        "peak_bytes": 2_000_000_000,
-    }
+    new["candidates"]["data dali_cpu"] = candidate(75.0, 20.0, 2_000_000_000)
     new["stages"]["dali_cpu"][0]["cpu_ms_per_image"]["median"] = 1.0
     new["versions"]["tensorflow"] = "2.22.0"
     new["other_cores"] = 0.5
@@ -66,42 +62,36 @@ def test_ratios_of_new_to_old(write):
     assert "software: tensorflow was 2.21.0, is 2.22.0" in text
 
 
-@pytest.mark.parametrize(
-    "part, key, value, line",
-    [
-        ("machine", "cpu", "another", "machine: cpu was some CPU, is another"),
-        ("machine", "gpus", ["H100"], "machine: gpus was [], is ['H100']"),
-        ("data", "fingerprint", "g", "data: fingerprint was f, is g"),
-        ("settings", "batch_size", 4, "settings: batch_size was 8, is 4"),
-        ("settings", "jitter", 0.3, "settings: jitter was None, is 0.3"),
-    ],
-)
-def test_what_was_not_the_same_is_said(write, part, key, value, line):
-    new = copy.deepcopy(RECORD)
-    new[part][key] = value
-    text = bench.compare(write("old.json", RECORD), write("new.json", new))
+CHANGES = [
+    ({"machine": RECORD["machine"] | {"cpu": "another"}}, "machine: cpu was some CPU, is another"),
+    ({"data": RECORD["data"] | {"fingerprint": "g"}}, "data: fingerprint was f, is g"),
+    ({"settings": RECORD["settings"] | {"batch_size": 4}}, "settings: batch_size was 8, is 4"),
+    ({"settings": RECORD["settings"] | {"jitter": 0.3}}, "settings: jitter was None, is 0.3"),
+    ({"app": "yolov4"}, "app: name was efficientdet, is yolov4"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), CHANGES)
+def test_what_was_not_the_same_is_said(write, change, line):
+    text = bench.compare(write("old.json", RECORD), write("new.json", RECORD | change))
     assert "cannot be compared" in text and f"  {line}" in text.splitlines()
     assert "10 %" not in text
 
 
 def test_files_that_are_none(write):
-    for name, content, message in (
-        ("a.json", "{", "is not JSON"),
-        ("b.json", "[]", "not a benchmark of this version"),
-        ("c.json", {"format": 0}, "not a benchmark of this version"),
-    ):
-        with pytest.raises(UserError, match=message):
-            bench.read(write(name, content))
-    with pytest.raises(UserError, match="No such file"):
+    none = "not a benchmark of this version"
+    for content, said in (("{", "is not JSON"), ("[]", none), ({"format": 0}, none)):
+        with pytest.raises(UserError, match=said):
+            bench.read(write("a.json", content))
+    with pytest.raises(UserError, match=r"/no/such.json: No such file"):
         bench.read("/no/such.json")
 
 
 def test_the_command(write):
-    program = [sys.executable, ROOT / "tools" / "bench.py"]
-    old = write("old.json", RECORD)
-    done = subprocess.run([*program, "compare", old, old], capture_output=True, text=True)
+    command = [sys.executable, ROOT / "tools" / "bench.py", "compare", write("old.json", RECORD)]
+    done = subprocess.run([*command, command[-1]], capture_output=True, text=True)
     assert done.returncode == 0 and "data dali_cpu" in done.stdout, done.stderr
-    done = subprocess.run([*program, "compare", old], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.splitlines()[-1] == (
-        "error: give two files: python tools/bench.py compare OLD.json NEW.json"
-    )
+    with pytest.raises(UserError, match=r"give two files: python tools/bench.py compare OLD"):
+        bench.main("compare", "old.json")
+    with pytest.raises(UserError, match="give two files"):
+        bench.main("show", "old.json", "new.json")

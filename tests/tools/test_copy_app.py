@@ -48,24 +48,20 @@ def importable(project: pathlib.Path) -> Iterator[None]:
         keras.saving.get_custom_objects().update(layers)
 
 
-def check(project: pathlib.Path, product: list[str]) -> None:
-    """No name is undefined, no import is left over, and every module can be imported."""
-    run(sys.executable, "-m", "ruff", "check", "--select=F,I", "--no-cache", ".", cwd=project)
-    with importable(project):
-        for path in product:
-            module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            assert importlib.import_module(module).__file__ == str(project / path)
-
-
 @pytest.fixture(scope="module")
-def types_cache(tmp_path_factory) -> pathlib.Path:
-    """What mypy found out about libraries, for all copies."""
-    return tmp_path_factory.mktemp("types")
+def check(tmp_path_factory):
+    """check(app, project, product): names, imports and calls are sound, and every module can be imported."""
+    cache = tmp_path_factory.mktemp("types")  # what mypy found out about libraries, for all copies
 
+    def run_checks(app: str, project: pathlib.Path, product: list[str]) -> None:
+        run(sys.executable, "-m", "ruff", "check", "--select=F,I", "--no-cache", ".", cwd=project)
+        with importable(project):
+            for path in product:
+                module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+                assert importlib.import_module(module).__file__ == str(project / path)
+        run(sys.executable, "-m", "mypy", f"--cache-dir={cache}", "common", app, "tools", cwd=project)
 
-def check_calls(app: str, project: pathlib.Path, types_cache: pathlib.Path) -> None:
-    """Every call fits its function."""
-    run(sys.executable, "-m", "mypy", f"--cache-dir={types_cache}", "common", app, "tools", cwd=project)
+    return run_checks
 
 
 @pytest.fixture(scope="module", params=["efficientdet", pytest.param("yolov4", marks=pytest.mark.slow)])
@@ -81,11 +77,9 @@ def test_the_minimal_copy_is_small(minimal):
     assert len(list(directory.glob("tests/**/test_*.py"))) > 30
 
 
-def test_the_code_of_the_minimal_copy_fits_together(minimal, types_cache):
-    app, directory, product = minimal
-    check(directory, product)
-    check_calls(app, directory, types_cache)
-    for path in directory.glob("tests/**/*.py"):
+def test_the_code_of_the_minimal_copy_fits_together(minimal, check):
+    check(*minimal)
+    for path in minimal[1].glob("tests/**/*.py"):
         compile(path.read_text(), path, "exec")
 
 
@@ -135,18 +129,17 @@ def test_the_minimal_copy_is_a_project(minimal, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("app", "has_demo"), [("efficientdet", True), ("yolov4", False)])
-def test_a_full_copy_is_a_project(tmp_path, types_cache, app, has_demo):
+def test_a_full_copy_is_a_project(tmp_path, check, app, has_demo):
     """Nothing but unused code is missing in it: one demo stands for both apps."""
     project = tmp_path / "project"
-    check(project, copy_app.copy(app, project))
-    check_calls(app, project, types_cache)
+    check(app, project, copy_app.copy(app, project))
     if has_demo:
         try_demo(project, tmp_path / "venv")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(NUM_COPIES))
-def test_without_some_parts_the_others_stay(tmp_path, types_cache, number):
+def test_without_some_parts_the_others_stay(tmp_path, check, number):
     app, parts = copy_app.APPS[number % 2], list(copy_app.PARTS)[number::NUM_COPIES]
     project = tmp_path / "project"
     product = copy_app.copy(app, project, parts)
@@ -154,8 +147,7 @@ def test_without_some_parts_the_others_stay(tmp_path, types_cache, number):
     text = (project / "common/args.py").read_text()
     assert ("train_file_pattern" in text) == {"tfrecord", "datacheck"}.isdisjoint(parts)
     assert (" elastic: bool" in text) == {"elastic", "horovod"}.isdisjoint(parts)
-    check(project, product)
-    check_calls(app, project, types_cache)
+    check(app, project, product)
 
 
 def test_bad_arguments_are_refused(tmp_path):

@@ -1,6 +1,7 @@
-"""Each rule of tools/pruning.py and unused.py, as a text before and after."""
+"""Each rule of tools/pruning.py and unused.py, as a text before and after.
 
-import textwrap
+Also tests source_text.py.
+"""
 
 import pytest
 
@@ -97,24 +98,11 @@ def test_what_cannot_go_is_an_error(text):
 
 
 def test_a_test_goes_as_a_whole_and_an_entry_of_its_parameters():
-    before = textwrap.dedent("""
-        @pytest.mark.parametrize("kind", ["a", "tensorflow"])
-        def test_a(kind):
-            pass
-
-
-        @pytest.fixture
-        def made():
-            return elastic.f()
-
-
-        def test_b(made):
-            pass
-
-
-        def test_c():
-            train("--elastic")
-    """)
+    before = (
+        '@pytest.mark.parametrize("kind", ["a", "tensorflow"])\ndef test_a(kind):\n    pass\n\n'
+        "@pytest.fixture\ndef made():\n    return elastic.f()\n\n"
+        'def test_b(made):\n    pass\n\ndef test_c():\n    train("--elastic")\n'
+    )
     after = pruned(before, lost(is_test=True))
     assert after.split() == ['@pytest.mark.parametrize("kind",', '["a"])', "def", "test_a(kind):", "pass"]
 

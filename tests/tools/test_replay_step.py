@@ -1,7 +1,7 @@
 """Replay files: the batch of a skipped step, taken up again elsewhere."""
 
 import pathlib
-import subprocess
+import runpy
 import sys
 
 import keras
@@ -16,21 +16,18 @@ from common.training.results import Results
 from tools import replay_step
 from tools.replay_step import read
 
-ROOT = pathlib.Path(__file__).parents[2]
 METADATA = {"app": "efficientdet", "num_classes": 2, "config": {"a": 1}}
 NO_FILE = "is missing, damaged or not the file of a skipped step"
 
 
-@pytest.fixture
-def model():
-    return make_model()
-
-
-def make_model():
+def make_model(filters=2):
     inputs = keras.Input((4, 4, 3))
-    x = keras.layers.Conv2D(2, 3, name="conv")(inputs)
+    x = keras.layers.Conv2D(filters, 3, name="conv")(inputs)
     x = keras.layers.BatchNormalization(name="bn")(x)
     return keras.Model(inputs, keras.layers.Dropout(0.5, seed=1)(x))
+
+
+model = pytest.fixture(make_model)
 
 
 def loss_values(model):
@@ -45,8 +42,10 @@ def batch(*, image=1.0, weight=1.0):
     return images, {"weight": tf.constant(weight, tf.float32), "image_ids": tf.constant([5, 9], tf.int64)}
 
 
-def save(directory, model, step, contents, metadata=METADATA):
-    return Results(directory, model, metadata, {"epoch": 0}).save_skipped(Ranks(), step, *contents)
+def save(directory, model, step, contents=None, metadata=METADATA):
+    return Results(directory, model, metadata, {"epoch": 0}).save_skipped(
+        Ranks(), step, *(contents or batch())
+    )
 
 
 def test_the_file_holds_the_batch_and_the_weights(model, tmp_path):
@@ -59,8 +58,8 @@ def test_the_file_holds_the_batch_and_the_weights(model, tmp_path):
     assert found.metadata == {**METADATA, "step": 12, "rank": 0}
     np.testing.assert_array_equal(found.images, images)
     assert sorted(found.targets) == ["image_ids", "weight"]
-    for saved, own in zip(found.weights, weights, strict=True):
-        np.testing.assert_array_equal(saved, own)
+    for saved, weight in zip(found.weights, weights, strict=True):
+        np.testing.assert_array_equal(saved, weight)
     # The same loss, in another process' model, as that step had.
     with tf.GradientTape() as tape:
         expected = loss_values(model)(images, targets)["loss"]
@@ -92,7 +91,7 @@ def test_it_says_where_numbers_stop_being_finite(model, tmp_path, contents, bias
 
 def test_the_newest_files_stay_and_a_full_disk_costs_only_the_file(model, tmp_path, monkeypatch, capsys):
     for step in (3, 20, 100):
-        save(tmp_path, model, step, batch())
+        save(tmp_path, model, step)
     names = sorted(path.name for path in (tmp_path / "skipped").iterdir())
     assert names == ["step_00000020.npz", "step_00000100.npz"]
 
@@ -100,35 +99,31 @@ def test_the_newest_files_stay_and_a_full_disk_costs_only_the_file(model, tmp_pa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(results, "write_bytes", full)
-    assert save(tmp_path, model, 200, batch()) is None
+    assert save(tmp_path, model, 200) is None
     assert "No space left on device; training continues" in capsys.readouterr().err
-    assert save(None, model, 7, batch()) is None  # not rank 0
+    assert save(None, model, 7) is None  # not rank 0
 
 
 def test_other_files_are_refused(model, tmp_path):
-    other = save(tmp_path / "other", model, 2, batch(), {"app": "other"})
+    other = save(tmp_path / "other", model, 2, metadata={"app": "other"})
     with pytest.raises(UserError, match="is of 'other', not of efficientdet or yolov4"):
         replay_step.main(other)
     with pytest.raises(UserError, match="2 files: give one"):
         replay_step.main(other, other)
-    path, bad = pathlib.Path(save(tmp_path, model, 1, batch())), tmp_path / "bad.npz"
-    for content in (None, b"", b"PK\3\4 nothing", path.read_bytes()[:900]):
-        if content is not None:
-            bad.write_bytes(content)
+    path, bad = pathlib.Path(save(tmp_path, model, 1)), tmp_path / "bad.npz"
+    np.savez(bad, metadata="{}")
+    for content in (bad.read_bytes(), b"", b"PK\3\4 nothing", path.read_bytes()[:900]):
+        bad.write_bytes(content)
         with pytest.raises(UserError, match=rf"bad\.npz {NO_FILE}"):
             read(bad)
-    np.savez(bad, metadata="{}")
-    with pytest.raises(UserError, match=NO_FILE):
-        read(bad)
-    inputs = keras.Input((4, 4, 3))
-    small = keras.Model(inputs, keras.layers.Conv2D(1, 3)(inputs))
+    small = make_model(filters=1)
     with pytest.raises(UserError, match="do not fit the model"):
         replay_step.replay(read(path), small, loss_values(small))
 
 
-def test_a_bad_command_line_ends_in_one_line():
-    command = [sys.executable, "tools/replay_step.py", "absent.npz"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert f"absent.npz {NO_FILE}" in line
+def test_the_command_takes_the_file_and_a_bad_one_ends_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["replay_step.py", "absent.npz"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(replay_step.__file__, run_name="__main__")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"error: absent.npz {NO_FILE}\n"

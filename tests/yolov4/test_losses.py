@@ -14,8 +14,11 @@ from yolov4.config import get_config
 DARKNET = dataclasses.replace(get_config("yolov4"), max_delta=0.0)
 YOLOV4 = dataclasses.replace(DARKNET, box_gradient="exact", size_weighting=True)
 TINY = dataclasses.replace(get_config("yolov4-tiny"), box_gradient="exact", label_smoothing=0.1)
-# normalisers that differ, so that no two can be mistaken for each other
-WEIGHTED = dataclasses.replace(YOLOV4, iou_normalizer=0.5, obj_normalizer=0.7, cls_normalizer=1.3)
+# Normalisers that differ, so that no two can be mistaken for each other; and many predictions are ignored.
+WEIGHTED = dataclasses.replace(
+    YOLOV4, iou_normalizer=0.5, obj_normalizer=0.7, cls_normalizer=1.3, ignore_thresh=0.3
+)
+LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)  # limits gradients and leaves the values as they are
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 
@@ -67,8 +70,13 @@ def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
 
 @pytest.mark.parametrize(
     ("config", "mode"),
-    [(YOLOV4, "eager"), (WEIGHTED, "eager"), (DARKNET, "eager"), (TINY, "eager"), (TINY, "xla")],
-    ids=["yolov4", "weighted", "darknet", "tiny", "tiny-xla"],
+    [
+        (LIMITED, "eager"),
+        (WEIGHTED, "eager"),
+        (TINY, "eager"),
+        pytest.param(TINY, "xla", marks=pytest.mark.slow),
+    ],
+    ids=["darknet, its gradient limited", "weighted", "tiny", "tiny-xla"],
 )
 def test_values_against_numpy(config, mode):
     """A non-square batch: crowded, one box, none."""
@@ -101,24 +109,6 @@ def test_gradients_against_central_differences(config):
             head[index] = before
             numeric[index] = (sides[0] - sides[1]) / 2e-6
         np.testing.assert_allclose(gradient, numeric, atol=2e-6, rtol=1e-4)
-
-
-def test_ignored_predictions_have_no_objectness_gradient():
-    """Raw outputs at the box itself are ignored on the head that does not own it, and only there."""
-    config = dataclasses.replace(YOLOV4, iou_thresh=1.0)
-    targets = make_targets([[(0.25, 0.25, 0.75, 0.75, 1)]])  # 64 x 64 pixels of 128: anchor 4 owns it
-    heads = make_heads(config, 1, (128, 128), scale=0.0)
-    cells = []
-    for head, raw in enumerate(heads):
-        rows = raw.shape[1]
-        cell = (0, rows // 2, rows // 2, 2)
-        raw[(*cell, slice(0, 2))] = -4.0  # to the upper left of the cell, which is the image's centre
-        raw[(*cell, slice(2, 4))] = np.log(64 / np.array(config.anchor_sizes[config.masks[head][2]]))
-        cells.append(cell)
-    _, gradients = value_and_gradients(heads, targets, config)
-    assert [gradient[(*cell, 4)] for cell, gradient in zip(cells, gradients, strict=True)] == [0, 0, 0]
-    assert [(gradient[..., 4] == 0).sum() for gradient in gradients] == [1, 1, 1]
-    assert gradients[1][0, 4, 4, 1, 4] == -0.5  # the owner: 1 - sigmoid(0)
 
 
 def test_box_gradients_are_darknets_deltas():
@@ -159,11 +149,12 @@ def box_gradients(heads, targets, config, **more):
 def test_max_delta_limits_each_box_before_anything_multiplies_it(config):
     """Not the sum of boxes that share a prediction, nor the mean over the batch, nor the loss scale."""
     heads, scale = make_heads(config, 1, (64, 96), seed=3), 32768.0
-    whole = make_targets([BOXES])
+    rows = BOXES[:5]
+    whole = make_targets([rows])
     config = dataclasses.replace(config, iou_normalizer=20.0)
     limited = dataclasses.replace(config, max_delta=0.8)
     expected, clipped = [np.zeros_like(head[..., :4]) for head in heads], 0
-    for row in BOXES:
+    for row in rows:
         for total, gradient in zip(
             expected, box_gradients(heads, make_targets([[row]]), config), strict=True
         ):
@@ -176,27 +167,24 @@ def test_max_delta_limits_each_box_before_anything_multiplies_it(config):
                 whole["boxes"][0].numpy(), whole["classes"][0].numpy(), config, head, total.shape[1:3], 3
             )
             for cell, numbers in trained.items():
-                total[(0, *cell)] /= len({BOXES[n][4] for n in numbers})
-    twice = make_targets([BOXES, BOXES])
+                total[(0, *cell)] /= len({rows[n][4] for n in numbers})
+    twice = make_targets([rows, rows])
     found = box_gradients([np.concatenate([head, head]) for head in heads], twice, limited, scale=scale)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a[:1] / scale, b / 2, atol=1e-5)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("config", [YOLOV4, DARKNET], ids=["exact", "darknet"])
-def test_a_box_gradient_that_is_not_finite_becomes_zero(config, bad):
+def test_a_box_gradient_that_is_not_finite_becomes_zero(config):
     heads = make_heads(config, 1, (64, 96))
-    for head in heads:
+    for head, bad in zip(heads, (np.nan, np.inf, -np.inf), strict=True):
         head[..., 0] = bad
     for gradient in box_gradients(heads, make_targets([BOXES]), config):
         assert np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize(
-    ("model_name", "mode"), [("yolov4", "eager"), ("yolov4-nano", "eager"), ("yolov4-tiny", "graph")]
-)
-def test_finite_on_degenerate_input(model_name, mode):
+@pytest.mark.parametrize("model_name", ["yolov4", "yolov4-nano"])
+def test_finite_on_degenerate_input(model_name):
     config = get_config(model_name)
     rows = [
         (0.5, 0.5, 0.5, 0.5, 0),
@@ -219,7 +207,7 @@ def test_finite_on_degenerate_input(model_name, mode):
         head[0] = rng.choice([-1e4, 1e4], head[0].shape)
         head[4] = rng.choice([-1e4, -50, -20, 0, 20, 50, 1e4], head[4].shape)
         head[3], head[2], head[1] = 1e4, -1e4, 0.0
-    values, gradients = value_and_gradients(heads, targets, config, mode=mode)
+    values, gradients = value_and_gradients(heads, targets, config)
     assert all(np.isfinite(value) for value in values.values())
     assert all(np.isfinite(gradient).all() for gradient in gradients)
     assert not any(gradient[1:3, ..., :4].any() for gradient in gradients)  # no box to learn from

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import letterbox
 from common.datacheck.datasets import open_coco
 from common.errors import UserError
 from tests.yolov4.rectangles import INPUT, OFF, PLAIN, SIZES, make
@@ -88,16 +87,6 @@ def test_jittered_view_is_darknets(keep_aspect):
                     differences += tuple(map(int, got)) != expected
                     assert np.abs(np.subtract(got, expected)).max() <= 1
     assert differences <= (2 if keep_aspect else 0)  # a half that float32 and float64 round apart
-
-
-def test_whole_view_is_the_letterbox():
-    random = np.random.default_rng(0)
-    for size in [(1, 1), (1, 5000), (4001, 3072), *SIZES, *random.integers(1, 4097, (20, 2)).tolist()]:
-        window, place = tf_pipeline.whole_image(tf.constant(size), tf.constant(INPUT), True)
-        assert window.numpy().tolist() == [0, 0, *size]
-        assert tuple(place.numpy()) == letterbox.geometry(*size, INPUT, centered=True)
-        window, place = tf_pipeline.whole_image(tf.constant(size), tf.constant(INPUT), False)
-        assert place.numpy().tolist() == [0, 0, *INPUT]
 
 
 def test_flip_moves_pixels_boxes_and_padding_together_or_not_at_all():

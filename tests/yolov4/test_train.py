@@ -1,6 +1,7 @@
 """What only a whole run shows: every part of the recipe is in the weights that it saves."""
 
 import numpy as np
+import tensorflow as tf
 
 from common import hparams
 from common.labels import LabelMap
@@ -33,7 +34,11 @@ def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_pat
         init_from=str(tmp_path / "start.weights.h5"),
         output_dir=str(tmp_path / "run"),
     )
-    train(a)
+    tf.config.run_functions_eagerly(True)
+    try:
+        train(a)
+    finally:
+        tf.config.run_functions_eagerly(False)
     start = [np.asarray(w) for w in model.weights if w.name == "kernel"]
     saved = weights.load(model, tmp_path / "run" / weights.LAST)
     shrunk = [np.asarray(w) for w in model.weights if w.name == "kernel"]

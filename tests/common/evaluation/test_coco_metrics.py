@@ -1,9 +1,7 @@
 """COCO's numbers: both backends against pycocotools as its demo calls it, on hard inputs; and their files."""
 
-import contextlib
 import copy
 import importlib.metadata
-import io
 import json
 import math
 import pathlib
@@ -12,12 +10,11 @@ import types
 
 import numpy as np
 import pytest
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
+from tests.common.evaluation.reference import by_pycocotools
 
 CATEGORIES = [{"id": i, "name": f"class {i}"} for i in (0, 2, 3, 17, 90, 2**31 + 5, 2**53 + 1)]
 IDS = [category["id"] for category in CATEGORIES]
@@ -111,22 +108,6 @@ def promised_order(detections):
     return sorted(detections, key=lambda d: (d["image_id"], d["category_id"], -d["score"], d["bbox"]))
 
 
-def by_pycocotools(truth, detections):
-    """The 12 numbers and the precision (IoU, recall, category, area, detections) as its demo finds them."""
-    truth = copy.deepcopy(truth)
-    for annotation in truth["annotations"]:
-        annotation["id"] += 1
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco = COCO()
-        coco.dataset = truth
-        coco.createIndex()
-        judge = COCOeval(coco, coco.loadRes(copy.deepcopy(promised_order(detections))), "bbox")
-        judge.evaluate()
-        judge.accumulate()
-        judge.summarize()
-    return judge.stats, judge.eval["precision"]
-
-
 def numbers(metrics):
     return [metrics[name] for name in coco_metrics.NAMES]
 
@@ -135,11 +116,11 @@ def numbers(metrics):
 
 
 @BACKENDS
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_each_backend_finds_what_pycocotools_finds(backend, seed, capfd):
     truth = hard_truth(seed)
     detections = hard_detections(truth, seed)
-    stats, precision = by_pycocotools(truth, detections)
+    stats, precision = by_pycocotools(truth, promised_order(detections))
     assert min(stats) > 0.02
     before = copy.deepcopy((truth, detections))
     metrics, results, curves = coco_metrics.score(truth, detections, backend)
@@ -165,18 +146,8 @@ def test_each_backend_finds_what_pycocotools_finds(backend, seed, capfd):
 def test_truth_fed_back_is_perfect(backend):
     truth = plain_truth()
     metrics = coco_metrics.score(truth, perfect(truth), backend).metrics
-    assert [metrics[n] for n in ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")] == pytest.approx(
-        [1.0] * 7
-    )
-
-
-def test_truth_of_real_photographs_fed_back_is_perfect(coco128):
-    truth = json.loads((coco128 / "instances.json").read_text())
-    truth["annotations"] = [a for a in truth["annotations"] if not a["iscrowd"]]
-    metrics = coco_metrics.score(truth, perfect(truth)).metrics
-    assert metrics["AP"] == 1.0
-    absent = [row for row in metrics["per_class"].values() if row["num_boxes"] == 0]
-    assert absent and all(row["AP"] == coco_metrics.NO_TRUTH for row in absent)
+    names = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
+    assert [metrics[name] for name in names] == pytest.approx([1.0] * 7)
 
 
 @BACKENDS
@@ -212,8 +183,9 @@ def test_sizes_without_truth_are_minus_one_and_shown_as_such(backend):
     assert metrics["APs"] == metrics["APm"] == metrics["ARs"] == metrics["ARm"] == coco_metrics.NO_TRUTH
     assert metrics["AP"] == pytest.approx(1.0, abs=1e-12)  # the classes without truth do not count
     count = sum(a["category_id"] == 17 for a in truth["annotations"])
-    table = [line.split() for line in coco_metrics.format_table(metrics).splitlines()]
-    assert [row for row in table if row[:1] in (["AP"], ["APs"])] == [["AP", "100.0"], ["APs", "-"]]
+    shown = coco_metrics.format_table(metrics | {"AP50": 0.2564})
+    table = [line.split() for line in shown.splitlines()]
+    assert [table[0], table[1], table[3]] == [["AP", "100.0"], ["AP50", "25.6"], ["APs", "-"]]
     assert ["class", "17", "100.0", "100.0", str(count)] in table
     assert ["class", str(IDS[-1]), "-", "-", "0"] in table
 
@@ -231,8 +203,6 @@ def test_a_backend_that_is_not_installed_is_one_line(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "distributions", lambda name: [])
     line = r"^--coco_backend=faster needs .*installed: none.*pip install faster-coco-eval==[\d.]+`.*$"
     with pytest.raises(UserError, match=line):
-        coco_metrics.check_backend("faster")
-    with pytest.raises(UserError, match=line):
         coco_metrics.score(hard_truth(), [], "faster")
     coco_metrics.check_backend("pycocotools")
     other = types.SimpleNamespace(version="1.6.5")
@@ -243,46 +213,43 @@ def test_a_backend_that_is_not_installed_is_one_line(monkeypatch):
 
 def test_the_version_that_is_asked_for_is_the_pinned_one():
     project = tomllib.loads((pathlib.Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    pinned = project["optional-dependencies"]["faster-coco"]
-    assert pinned == [f"faster-coco-eval=={coco_metrics.FASTER_VERSION}"]
+    pinned = f"faster-coco-eval=={coco_metrics.FASTER_VERSION}"
+    assert project["optional-dependencies"]["faster-coco"] == [pinned]
 
 
 # --- from a batch of detections to results ---
 
 
-def results_of(boxes, classes, scores=None, image_ids=(9,), seen=None):
-    """to_results of images of 100 x 200 pixels, (height, width)."""
+def results_of(boxes, classes, scores=0.5, image_ids=(9,), seen=None, sizes=(100, 200), categories=3):
+    """to_results of images of one size, (height, width)."""
     boxes = np.array(boxes, np.float32).reshape(len(image_ids), -1, 4)
     classes = np.array(classes, np.int32).reshape(boxes.shape[:2])
-    scores = np.full(classes.shape, 0.5) if scores is None else np.array(scores).reshape(classes.shape)
-    sizes, label_map = np.array([[100, 200]] * len(image_ids)), LabelMap.from_categories(CATEGORIES[:3])
+    scores = np.broadcast_to(scores, classes.shape)
+    sizes, label_map = np.tile(sizes, (len(image_ids), 1)), LabelMap.from_categories(CATEGORIES[:categories])
     seen = set() if seen is None else seen
     return coco_metrics.to_results(boxes, scores, classes, np.array(image_ids), sizes, label_map, seen)
 
 
 def test_to_results_gives_back_the_truth_in_pixels_and_category_ids():
     truth = plain_truth()
-    label_map = LabelMap.from_categories(CATEGORIES)
     by_image = {image["id"]: [] for image in truth["images"]}
     for annotation in truth["annotations"]:
         by_image[annotation["image_id"]].append(annotation)
     shape = len(by_image), max(map(len, by_image.values())) + 1
-    boxes, scores = np.full((*shape, 4), np.nan, np.float32), np.full(shape, np.nan, np.float32)
-    classes = np.full(shape, -1, np.int32)  # padding, whose boxes and scores may hold anything
+    boxes, scores = np.full((*shape, 4), np.nan), np.full(shape, np.nan)
+    classes = np.full(shape, -1)  # padding, whose boxes and scores may hold anything
     for i, annotations in enumerate(by_image.values()):
         for j, annotation in enumerate(annotations):
             left, top, width, height = annotation["bbox"]
             boxes[i, j] = [left / 640, top / 480, (left + width) / 640, (top + height) / 480]
-            (classes[i, j],) = label_map.classes_of([annotation["category_id"]])
-            scores[i, j] = 0.5 + 0.01 * j
-    ids, seen = np.array(list(by_image), np.int64), set()
-    sizes = np.tile(np.array([[480, 640]], np.int32), (len(ids), 1))
-    results = coco_metrics.to_results(boxes, scores, classes, ids, sizes, label_map, seen)
+            classes[i, j], scores[i, j] = IDS.index(annotation["category_id"]), 0.5 + 0.01 * j
+    seen = set()
+    results = results_of(boxes, classes, scores, list(by_image), seen, (480, 640), len(CATEGORIES))
     assert coco_metrics.score(truth, results).metrics["AP"] == 1.0
     for result, annotation in zip(results, truth["annotations"], strict=True):
         assert result["category_id"] == annotation["category_id"]
         np.testing.assert_allclose(result["bbox"], annotation["bbox"], atol=0.011)
-    assert seen == set(ids.tolist())
+    assert seen == set(by_image)
     json.dumps(results)  # plain numbers only
 
 
@@ -292,28 +259,22 @@ def test_repeated_images_are_reported_once():
     assert len(results_of([box, box], [0, 0], image_ids=[4, 4])) == 1
 
 
-def test_boxes_are_clipped_and_rounded_and_those_outside_are_dropped():
-    boxes = [[-0.5, 0.25, 0.5, 1.5], [1.2, 0.1, 1.4, 0.2], [0.3, 0.3, 0.3, 0.9], [0.1234567, 0, 1, 1]]
-    results = results_of(boxes, [2, 2, 2, 1], [1, 1, 1, 0.12345678])
+def test_boxes_are_clipped_and_rounded_and_what_is_outside_or_of_no_category_is_dropped():
+    whole, outside, line = [0, 0, 1, 1], [1.2, 0.1, 1.4, 0.2], [0.3, 0.3, 0.3, 0.9]
+    boxes = [[-0.5, 0.25, 0.5, 1.5], outside, line, whole, [0.1234567, 0, 1, 1]]
+    results = results_of(boxes, [2, 2, 2, 3, 1], [1, 1, 1, 1, 0.12345678])
     assert [(r["bbox"], r["category_id"], r["score"]) for r in results] == [
         ([0, 25, 100, 75], 3, 1),
         ([24.69, 0, 175.31, 100], 2, 0.123457),
     ]
 
 
-def test_classes_of_no_category_are_left_out():
-    (result,) = results_of([[0, 0, 1, 1], [0, 0, 1, 1]], [3, 0])
-    assert result["category_id"] == 0
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", ["box", "score"])
 def test_detections_that_are_not_finite_are_refused_with_the_image(bad, place):
     box, score = ([0, 0, bad, 1], 0.5) if place == "box" else ([0, 0, 1, 1], bad)
-    good = [0, 0, 1, 1]
     with pytest.raises(ValueError, match="image 9"):
-        results_of([good, box], [0, 0], [0.5, score], image_ids=[8, 9])
-    results_of(box, [-1], [score])  # padding may hold anything
+        results_of([[0, 0, 1, 1], box], [0, 0], [[0.5], [score]], image_ids=[8, 9])
 
 
 # --- the files ---
@@ -336,18 +297,14 @@ def test_the_order_of_detections_changes_neither_numbers_nor_bytes(tmp_path):
 
 def test_detections_are_written_one_a_line_and_nothing_is_lost(tmp_path):
     """infer.py adds the file's name; a name may hold anything."""
-    detection = {"image_id": 2**60 + 1, "category_id": 7, "bbox": [0.1, 2.25, 3.0, 1e-7], "score": 0.1}
-    others = [
-        detection | {"score": 0.2, "file_name": 'a\nb\u2028"}'},
-        detection | {"image_id": 3, "score": 1.0},
-    ]
-    coco_metrics.write_detections([detection, *others], tmp_path / "detections.json")
+    last = {"image_id": 2**60 + 1, "category_id": 7, "bbox": [0.1, 2.25, 3.0, 1e-7], "score": 0.1}
+    middle, first = last | {"score": 0.2, "file_name": 'a\nb\u2028"}'}, last | {"image_id": 3, "score": 1.0}
+    coco_metrics.write_detections([last, middle, first], tmp_path / "detections.json")
     text = (tmp_path / "detections.json").read_text()
-    assert json.loads(text) == [others[1], others[0], detection]
+    assert json.loads(text) == [first, middle, last]
     assert text.count("\n") == 5
-    assert json.loads(text.split("\n")[2].rstrip(",")) == others[0]
-    coco_metrics.write_detections([], tmp_path / "detections.json")
-    assert json.loads((tmp_path / "detections.json").read_text()) == []
+    assert json.loads(text.split("\n")[2].rstrip(",")) == middle
+    assert json.loads(coco_metrics.encode_detections([])) == []
 
 
 def test_numbers_that_json_does_not_have_are_not_written(tmp_path):

@@ -3,23 +3,21 @@
 The ranks are threads that read real shards; what the network would find in an image is drawn beforehand.
 """
 
-import contextlib
 import dataclasses
-import io
+import functools
 import json
 import shutil
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from nvidia import dali
-from nvidia.dali import fn, types
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
+from nvidia.dali import fn
+from nvidia.dali.types import FLOAT, INT32
 
 from common import datasets as plain
 from common import loader as loaders
-from common import tf_readers
 from common.datacheck import datasets
 from common.datacheck.datasets import open_coco, open_tfrecords
 from common.datasets import ImageListSource
@@ -27,11 +25,9 @@ from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation import evaluate as evaluation
+from tests.common.evaluation.reference import by_pycocotools
 from tests.common.thread_ranks import together
-from tools import synthetic
-from tools.conversion.coco_to_tfrecord import write_tfrecords
 
-NUM_IMAGES = 23
 ROWS = 14  # of detections per image, padding included
 SCORES = (0.25, 0.5, 0.75)  # few: most detections have an equal
 
@@ -54,26 +50,18 @@ def on_ranks(count, work):
 @pytest.fixture(autouse=True)
 def silent(monkeypatch):
     """Bars redirect stdout, which belongs to all threads."""
-
-    class Bar:
-        def __init__(self, title, total):
-            self.left = total
-
-        def step(self):
-            self.left -= 1
-            assert self.left >= 0
-
-    monkeypatch.setattr(evaluation.progress, "Bar", Bar)
+    bar = types.SimpleNamespace(step=lambda: None)
+    monkeypatch.setattr(evaluation.progress, "Bar", lambda title, total: bar)
 
 
 class ShardLoader:
-    """The images of one shard as their ids alone: the bare readers of DALI or of tf.data."""
+    """The images of one shard as their ids alone: the bare readers of DALI."""
 
     saveable = False
     element_spec = None
+    pipeline_type = "dali_cpu"
 
-    def __init__(self, source, batch_size, shard_id=0, num_shards=1, pipeline_type="dali_cpu"):
-        self.pipeline_type = pipeline_type
+    def __init__(self, source, batch_size, shard_id=0, num_shards=1):
         self.size = source.size
         self.batch_size = batch_size
         self.steps_per_epoch = loaders.steps_per_epoch(source.size, batch_size * num_shards, training=False)
@@ -81,18 +69,6 @@ class ShardLoader:
         self._options = {"shard_id": shard_id, "num_shards": num_shards, "training": False, "seed": 0}
 
     def dataset(self):
-        return self._by_tensorflow() if self.pipeline_type == "tensorflow" else self._by_dali()
-
-    def _by_tensorflow(self):
-        def describe(example):
-            image_id = example["image_id"]
-            size = tf_readers.image_size_tf(example["encoded"])
-            return image_id, {"image_ids": image_id, "image_sizes": size, "letterbox": tf.zeros(4)}
-
-        examples = tf_readers.examples(self.source, **self._options).repeat().map(describe)
-        return examples.batch(self.batch_size)
-
-    def _by_dali(self):
         spec = {
             "image_ids": tf.TensorSpec((self.batch_size,), tf.int64),
             "image_sizes": tf.TensorSpec((self.batch_size, 2), tf.int32),
@@ -101,8 +77,8 @@ class ShardLoader:
         pipeline = dali.Pipeline(self.batch_size, num_threads=1, device_id=None)
         with pipeline:
             jpegs, _, _, image_ids = self.source.read(**self._options)
-            sizes = fn.peek_image_shape(jpegs, dtype=types.INT32)[:2]
-            pipeline.set_outputs(image_ids, image_ids, sizes, fn.zeros(shape=[4], dtype=types.FLOAT))
+            sizes = fn.peek_image_shape(jpegs, dtype=INT32)[:2]
+            pipeline.set_outputs(image_ids, image_ids, sizes, fn.zeros(shape=[4], dtype=FLOAT))
         pipeline.build()
         return loaders.from_pipeline(pipeline, (spec["image_ids"], spec), device_id=None)
 
@@ -110,34 +86,30 @@ class ShardLoader:
 class Network:
     """Finds in an image what was drawn for its id.
 
-    The truth, shifted a little or a lot, under its own or another class, several times; noise; nothing at all
-    in every fifth image. Scores are few, so that equal ones meet in one image and class.
+    The truth twice, each shifted, sometimes of another class; nothing at all in every fifth image. Scores are
+    few, so that equal ones meet in one image and class.
     """
 
-    def __init__(self, source, seed=0):
-        truth, annotations = source.annotations.ground_truth(), source.annotations
-        random = np.random.default_rng(seed)
-        num_classes = annotations.label_map.num_classes
+    def __init__(self, source):
+        self.source = source
+        truth, label_map = source.annotations.ground_truth(), source.annotations.label_map
+        random = np.random.default_rng(0)
         self.table = {}
         for number, image in enumerate(truth["images"]):
-            scale = np.array([image["width"], image["height"]] * 2)
-            boxes, classes = [], []
-            for box in (a for a in truth["annotations"] if a["image_id"] == image["id"]):
-                left, top, width, height = box["bbox"]
-                for _ in range(random.integers(1, 4)):
-                    shift = random.normal(0, 0.12, 4) * [width, height, width, height]
-                    boxes.append(np.array([left, top, left + width, top + height]) + shift)
-                    right_class = annotations.label_map.classes_of([box["category_id"]])[0]
-                    classes.append(random.choice([right_class, random.integers(num_classes)], p=[0.8, 0.2]))
-            boxes = np.clip(np.array([*boxes, [0.1, 0.1, 0.6, 0.7] * scale]) / scale, 0, 1)
-            classes = np.array([*classes, random.integers(num_classes)])
+            own = [a for a in truth["annotations"] if a["image_id"] == image["id"]] * 2
+            boxes = np.array([*(a["bbox"] for a in own), [10, 10, 30, 30]], np.float64)
+            boxes[:, 2:] += boxes[:, :2]
+            boxes += random.normal(0, 0.1 * np.ptp(boxes[:, ::2], axis=1)[:, None], boxes.shape)
+            boxes = np.clip(boxes / ([image["width"], image["height"]] * 2), 0, 1)
+            classes = np.append(label_map.classes_of([a["category_id"] for a in own]), 0)
+            is_wrong = random.random(len(classes)) < 0.2
+            classes[is_wrong] = random.integers(label_map.num_classes, size=is_wrong.sum())
             order = random.permutation(np.flatnonzero((boxes[:, 2:] - boxes[:, :2] > 0.01).all(axis=1)))
             order = order[: 0 if number % 5 == 2 else ROWS]
-            rows = np.zeros((ROWS, 4), np.float32)
-            rows[: len(order)] = boxes[order]
-            of = np.full(ROWS, -1, np.int32)
-            of[: len(order)] = classes[order]
-            self.table[image["id"]] = rows, random.choice(SCORES, ROWS).astype(np.float32), of
+            padding = ROWS - len(order)
+            boxes = np.pad(boxes[order], ((0, padding), (0, 0))).astype(np.float32)
+            classes = np.pad(classes[order], (0, padding), constant_values=-1).astype(np.int32)
+            self.table[image["id"]] = boxes, random.choice(SCORES, ROWS).astype(np.float32), classes
 
     def __call__(self, images, letterbox):
         rows = [self.table[image_id] for image_id in images.numpy().tolist()]
@@ -148,46 +120,29 @@ class Network:
 
 @pytest.fixture(scope="module")
 def drawn_source(drawn):
-    """Twelve images with everything that data may hold."""
+    """Twelve images with everything that data may hold, gaps in their category ids among it."""
     return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
 
 
 @pytest.fixture(scope="module", params=["files", "records"])
-def truth_file(request, drawn, tmp_path_factory):
-    """The json of those images, or of 23 synthetic ones that are read from records."""
+def source(request, drawn_source, drawn_records):
+    """Those images, and as records, in an order of their own."""
     if request.param == "files":
-        return drawn / "instances.json"
-    return synthetic.draw_dataset(tmp_path_factory.mktemp("synthetic"), NUM_IMAGES, seed=5)
-
-
-@pytest.fixture(scope="module")
-def source(truth_file, drawn):
-    """Both with gaps in their category ids; the records in an order of their own."""
-    directory = truth_file.parent
-    if directory == drawn:
-        return open_coco(str(directory / "images"), str(truth_file))
-    annotations = open_coco(str(directory / "images"), str(truth_file)).annotations
-    write_tfrecords(annotations, directory / "images", directory / "x", num_shards=3, seed=1)
-    records = open_tfrecords(f"{directory}/x*.tfrecord")
+        return drawn_source
+    records = open_tfrecords(f"{drawn_records}*.tfrecord")
     assert records.annotations.image_ids.tolist() != sorted(records.annotations.image_ids)
     return records
 
 
-def by_pycocotools(truth, detections_file):
-    """The 12 numbers and the precision table (IoU, recall, category, area, detections) of two json files."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco = COCO(truth)
-        judge = COCOeval(coco, coco.loadRes(detections_file), "bbox")
-        judge.evaluate()
-        judge.accumulate()
-        judge.summarize()
-    return judge.stats, judge.eval["precision"]
+def on_shard(run, source, ranks, batch_size, network, explain=plain.explain, shard=None, **options):
+    """`run`, predict or evaluate, over a rank's shard of a source; `shard` is (id, number)."""
+    loader = ShardLoader(source, batch_size, *(shard or (ranks.rank, ranks.world_size)))
+    label_map = network.source.label_map
+    return run(network, loader, label_map, explain=explain, ranks=ranks, **options)
 
 
-def evaluate(source, ranks, batch_size, network, pipeline_type="dali_cpu", explain=plain.explain, **options):
-    options |= {"explain": explain, "ranks": ranks}
-    loader = ShardLoader(source, batch_size, ranks.rank, ranks.world_size, pipeline_type)
-    return evaluation.evaluate(network, loader, source.label_map, **options)
+evaluate = functools.partial(on_shard, evaluation.evaluate)
+predict = functools.partial(on_shard, evaluation.predict, title="x")
 
 
 # --- the same numbers ---
@@ -200,10 +155,13 @@ def alone(source):
     return network, evaluate(source, Ranks(), 1, network)
 
 
-def test_a_single_process_finds_what_pycocotools_finds(source, alone, truth_file, tmp_path):
+def test_a_single_process_finds_what_pycocotools_finds(source, alone, drawn):
     _, (metrics, results, curves) = alone
-    coco_metrics.write_detections(results, tmp_path / "detections.json")
-    stats, precision = by_pycocotools(str(truth_file), str(tmp_path / "detections.json"))
+    truth = json.loads((drawn / "instances.json").read_text())
+    if source.name != "coco":
+        truth = source.annotations.ground_truth()  # records hold clipped boxes
+    written = json.loads(coco_metrics.encode_detections(results))
+    stats, precision = by_pycocotools(truth, written)
     assert [metrics[name] for name in coco_metrics.NAMES] == pytest.approx(stats.tolist(), abs=1e-12, rel=0)
     assert 0.1 < metrics["AP"] < 0.9
     for k, name in enumerate(source.label_map.names):
@@ -212,8 +170,7 @@ def test_a_single_process_finds_what_pycocotools_finds(source, alone, truth_file
         assert row["AP50"] == pytest.approx(precision[0, :, k, 0, 2].mean(), abs=1e-12, rel=0)
         assert curves[name] == pytest.approx(precision[0, :, k, 0, 2], abs=1e-12, rel=0)
     # Equal scores are no formality here: in another order pycocotools finds something else.
-    (tmp_path / "reversed.json").write_text(json.dumps(results[::-1]))
-    other, _ = by_pycocotools(str(truth_file), str(tmp_path / "reversed.json"))
+    other, _ = by_pycocotools(truth, written[::-1])
     assert np.abs(other - stats).max() > 1e-3
 
 
@@ -228,52 +185,30 @@ def test_detections_come_by_image_id_and_then_as_the_network_gave_them(source, a
     assert len({r["image_id"] for r in results}) < source.size  # some have no detection
 
 
-@pytest.mark.parametrize(
-    ("count", "batch_size", "pipeline_type"),
-    [
-        *((1, 5, "dali_cpu"), (2, 2, "dali_cpu"), (3, 1, "dali_cpu"), (5, 2, "dali_cpu"), (8, 5, "dali_cpu")),
-        *((3, 2, "tensorflow"), (8, 1, "tensorflow")),
-    ],
-)
-def test_any_ranks_batches_and_readers_find_what_one_process_finds(
-    source, alone, count, batch_size, pipeline_type
-):
+@pytest.mark.parametrize(("count", "batch_size"), [(1, 5), (3, 1), (5, 2), (8, 5)])
+def test_any_ranks_and_batches_find_what_one_process_finds(source, alone, count, batch_size):
     network, expected = alone
-    for found in on_ranks(count, lambda ranks: evaluate(source, ranks, batch_size, network, pipeline_type)):
+    for found in on_ranks(count, lambda ranks: evaluate(source, ranks, batch_size, network)):
         assert found == expected  # to the last bit, and in the same order
 
 
-def test_rank_0_counts_with_the_backend_that_is_asked_for(source, alone, monkeypatch):
-    network, expected = alone
-    asked = []
-    score = coco_metrics.score
+def test_rank_0_counts_with_the_backend_that_is_asked_for(drawn_source, monkeypatch):
+    network = Network(drawn_source)
+    asked, score = [], coco_metrics.score
     monkeypatch.setattr(
         coco_metrics, "score", lambda truth, found, backend: asked.append(backend) or score(truth, found)
     )
-    for found in on_ranks(3, lambda ranks: evaluate(source, ranks, 2, network, coco_backend="faster")):
-        assert found == expected
-    assert asked == ["faster"]
-
-
-def test_a_backend_that_rank_0_lacks_ends_all_ranks(source, alone, monkeypatch):
-    monkeypatch.setattr(coco_metrics, "FASTER_VERSION", "0.0")
-    outcomes = on_ranks(2, lambda ranks: evaluate(source, ranks, 2, alone[0], coco_backend="faster"))
-    assert "pip install faster-coco-eval==0.0" in problem_of(outcomes, 0)
+    on_ranks(3, lambda ranks: evaluate(drawn_source, ranks, 2, network, coco_backend="faster"))
+    evaluate(drawn_source, Ranks(), 2, network)
+    assert asked == ["faster", "pycocotools"]
 
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_images_without_annotations(drawn, drawn_source, count):
-    files = sorted((drawn / "images").iterdir())
     network = Network(drawn_source)
     network.table = dict(enumerate(network.table.values()))  # image ids are positions in the list
-    source = ImageListSource(tuple(map(str, files)))
-
-    def work(ranks):
-        loader = ShardLoader(source, 2, ranks.rank, ranks.world_size)
-        options = {"title": "x", "explain": plain.explain, "ranks": ranks}
-        return evaluation.predict(network, loader, drawn_source.label_map, **options)
-
-    first, *others = on_ranks(count, work)
+    source = ImageListSource(tuple(map(str, sorted((drawn / "images").iterdir()))))
+    first, *others = on_ranks(count, lambda ranks: predict(source, ranks, 2, network))
     assert len({r["image_id"] for r in first}) > 8
     assert all(other == first for other in others)
 
@@ -293,16 +228,13 @@ def problem_of(outcomes, culprit):
 
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_output_that_is_not_finite_ends_all_ranks(drawn_source, culprit):
-    source = drawn_source
-    network = Network(source)
-    begin = source.size * culprit // 3
-    image_id = int(source.annotations.image_ids[begin])
+    network = Network(drawn_source)
+    image_id = int(drawn_source.annotations.image_ids[drawn_source.size * culprit // 3])
     network.table[image_id][0][3, 2] = np.nan
-    outcomes = on_ranks(3, lambda ranks: evaluate(source, ranks, 2, network))
-    line = problem_of(outcomes, culprit)
+    line = problem_of(on_ranks(3, lambda ranks: evaluate(drawn_source, ranks, 2, network)), culprit)
     assert line.startswith(f"the network's output for image {image_id} is not finite")
     with pytest.raises(UserError, match=f"^{line}$"):
-        evaluate(source, Ranks(), 2, network)
+        evaluate(drawn_source, Ranks(), 2, network)
 
 
 def test_an_image_that_was_damaged_meanwhile_ends_all_ranks(drawn, tmp_path):
@@ -311,17 +243,18 @@ def test_an_image_that_was_damaged_meanwhile_ends_all_ranks(drawn, tmp_path):
     network = Network(source)
     file = tmp_path / "data" / "images" / source.annotations.file_names[10]
     file.write_bytes(b"no image")
-    explain = datasets.explain
-    outcomes = on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network, explain=explain))
-    assert file.name in problem_of(outcomes, 2)
-    outcomes = on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network))
-    assert problem_of(outcomes, 2).startswith("the loader (dali_cpu) stopped: ")
+    line = problem_of(on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network)), 2)
+    assert line.startswith("the loader (dali_cpu) stopped: ")
+    explained = on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network, datasets.explain))
+    assert file.name in problem_of(explained, 2)
 
 
-def test_data_without_boxes_end_all_ranks(drawn):
-    """Rank 0 alone finds out, when it counts."""
+def test_what_rank_0_finds_out_when_it_counts_ends_all_ranks(drawn, monkeypatch):
     source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     network = Network(source)
+    monkeypatch.setattr(coco_metrics, "FASTER_VERSION", "0.0")
+    outcomes = on_ranks(2, lambda ranks: evaluate(source, ranks, 2, network, coco_backend="faster"))
+    assert "pip install faster-coco-eval==0.0" in problem_of(outcomes, 0)
     crowds = np.ones_like(source.annotations.is_crowd)
     source.__dict__["annotations"] = dataclasses.replace(source.annotations, is_crowd=crowds)
     line = problem_of(on_ranks(3, lambda ranks: evaluate(source, ranks, 4, network)), 0)
@@ -335,9 +268,7 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shard
     network = Network(drawn_source)
 
     def work(ranks):
-        loader = ShardLoader(drawn_source, 4, shards[ranks.rank], num_shards)
-        options = {"title": "x", "explain": plain.explain, "ranks": ranks}
-        return evaluation.predict(network, loader, drawn_source.label_map, **options)
+        return predict(drawn_source, ranks, 4, network, shard=(shards[ranks.rank], num_shards))
 
     for outcome in on_ranks(2, work):
         assert isinstance(outcome, RuntimeError)
@@ -351,9 +282,7 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shard
 def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(drawn_source):
     """It may itself do what needs all ranks: so they agree that one of them was asked to stop."""
     network = Network(drawn_source)
-    image_id = int(drawn_source.annotations.image_ids[0])
-    network.table[image_id][0][0, 0] = np.inf
-    steps = 4
+    network.table[int(drawn_source.annotations.image_ids[0])][0][0, 0] = np.inf
     calls = {rank: [] for rank in range(3)}
 
     def work(ranks):
@@ -364,23 +293,18 @@ def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(drawn_source):
         return evaluate(drawn_source, ranks, 1, network, on_batch=on_batch)
 
     assert "not finite" in problem_of(on_ranks(3, work), 0)
-    assert all(seen == [(i, steps) for i in range(1, steps + 1)] for seen in calls.values())
+    assert all(seen == [(1, 4), (2, 4), (3, 4), (4, 4)] for seen in calls.values())
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_on_batch_raises_passes_through(drawn_source, count):
-    network = Network(drawn_source)
-
-    class StopError(UserError):
-        pass
-
-    calls = []
+    network, calls = Network(drawn_source), []
 
     def on_batch(done, total):
         calls.append(done)
         if done == 2:
-            raise StopError
+            raise UserError("stop")
 
     outcomes = on_ranks(count, lambda ranks: evaluate(drawn_source, ranks, 1, network, on_batch=on_batch))
-    assert all(isinstance(outcome, StopError) for outcome in outcomes)
+    assert [(type(outcome), str(outcome)) for outcome in outcomes] == [(UserError, "stop")] * count
     assert sorted(calls) == [1] * count + [2] * count

@@ -73,8 +73,3 @@ def test_without_a_decoder_it_says_what_to_install(clip, monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(UserError, match="pip install opencv-python-headless"):
         video.open_video(str(clip))
-
-
-def test_no_such_file():
-    with pytest.raises(UserError, match=r"nowhere\.mp4: there is no such file"):
-        video.open_video("/nowhere.mp4")

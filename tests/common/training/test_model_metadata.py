@@ -1,4 +1,7 @@
-"""What files say about themselves: made, read back from every kind of file, compared, printed; the commit."""
+"""What files say about themselves: made, read back from every kind of file, compared, printed; the commit.
+
+Also tests tools/describe_weights.py.
+"""
 
 import dataclasses
 import importlib
@@ -148,6 +151,7 @@ def test_it_is_printed_for_people_and_for_programs(weights, made, capsys):
     assert json.loads(capsys.readouterr().out)["config"] == made["config"]
 
 
+@pytest.mark.slow
 def test_the_command(weights, tmp_path):
     program = [sys.executable, ROOT / "tools/describe_weights.py", weights, tmp_path / "nothing"]
     done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)

@@ -27,17 +27,15 @@ class Pair(Ranks):
 class Training:
     """A convolution and a batch norm that learn the mean of an image, as the apps' train.py trains."""
 
-    def __init__(self, *, ranks=None, precision="float32", every_gradient=True, accumulate_steps=None):
+    def __init__(self, *, loss_scale=None, every_gradient=True, accumulate_steps=None):
         keras.utils.set_random_seed(3)
-        self.ranks = ranks or Ranks()
-        inputs = keras.Input((8, 8, 3))
-        x = keras.layers.Conv2D(4, 3, use_bias=False, name="conv")(inputs)
-        x = BatchNormalization(name="bn")(x)
-        self.model = keras.Model(inputs, keras.layers.Conv2D(1, 6, name="out")(x))
-        inner = keras.optimizers.Adam(0.01, gradient_accumulation_steps=accumulate_steps)
-        self.optimizer = inner
-        if precision == "mixed_float16":
-            self.optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=4.0)
+        self.ranks = Ranks()
+        layers = [keras.layers.Conv2D(4, 3, use_bias=False), BatchNormalization(name="bn")]
+        layers = [keras.Input((8, 8, 3)), *layers, keras.layers.Conv2D(1, 6)]
+        self.model = keras.Sequential(layers, name="small")
+        self.optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=accumulate_steps)
+        if loss_scale:
+            self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer, initial_scale=loss_scale)
         self.optimizer.build(self.model.trainable_variables)
         self.averaged = AveragedWeights(self.model, 0.9)
         self.step = step_guard.guarded_step(
@@ -122,7 +120,7 @@ def test_a_finite_step_is_the_plain_one():
 
 
 def test_float16_leaves_overflowing_gradients_to_the_loss_scale():
-    training = Training(precision="mixed_float16", every_gradient=False)
+    training = Training(loss_scale=4.0, every_gradient=False)
     assert training.step(*batch(gradient=np.inf), GO_ON).finite
     assert float(training.optimizer.dynamic_scale) == 2.0
     assert not training.step(*batch(wanted=np.nan), GO_ON).finite
@@ -130,7 +128,7 @@ def test_float16_leaves_overflowing_gradients_to_the_loss_scale():
 
 
 def test_a_collapsed_loss_scale_is_named():
-    training = Training(precision="mixed_float16", every_gradient=False)
+    training = Training(loss_scale=4.0, every_gradient=False)
     guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=lambda *_: None)
     for _ in range(10):
         training.step(*batch(gradient=np.inf), GO_ON)
@@ -144,14 +142,8 @@ def test_weights_that_are_not_finite_are_named(alone):
     training, guard = alone
     guard.check_weights(training.model, training.optimizer, 7)
     training.model.get_layer("bn").moving_variance.assign([1.0, np.inf, 1.0, 1.0])
-    with pytest.raises(UserError, match="after step 7 the weight bn/moving_variance is not finite"):
+    with pytest.raises(UserError, match="after step 7 the weight small/bn/moving_variance is not finite"):
         guard.check_weights(training.model, training.optimizer, 7)
-
-
-def run(guard, training, *batches):
-    for number, (images, targets) in enumerate(batches, 1):
-        guard.check(number, training.step(images, targets, GO_ON), images, targets)
-    guard.check_weights(training.model, training.optimizer, number)  # looks at the last step, too
 
 
 def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
@@ -161,16 +153,20 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
         saved.append((step, images is not None))
         return f"file_{step}"
 
-    guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=save_batch)
+    def run(*batches):
+        guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=save_batch)
+        for number, (images, targets) in enumerate(batches, 1):
+            guard.check(number, training.step(images, targets, GO_ON), images, targets)
+        guard.check_weights(training.model, training.optimizer, number)  # looks at the last step, too
+
     bad, good = batch(wanted=np.nan), batch()
-    run(guard, training, bad, bad, good, bad, bad, good)  # never more than two in a row
+    run(bad, bad, good, bad, bad, good)  # never more than two in a row
     assert saved == [(1, True), (4, True)]  # the first of each row
     said = capsys.readouterr().err
     assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13 (rank 0)\n" in said
     assert said.count("is skipped") == 4
-    guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=save_batch)
     with pytest.raises(UserError, match=r"3 steps in a row .* step 4: a gradient .*replay_step\.py file_2"):
-        run(guard, training, good, *[batch(gradient=np.nan)] * 3)
+        run(good, *[batch(gradient=np.nan)] * 3)
 
 
 @pytest.mark.parametrize("other_is_finite", [False, True])

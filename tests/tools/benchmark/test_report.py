@@ -1,4 +1,7 @@
-"""Numbers, tables and verdicts from made-up rounds."""
+"""Numbers, tables and verdicts from made-up rounds.
+
+Also tests record.py; summary.py.
+"""
 
 import pytest
 
@@ -9,19 +12,18 @@ from tools.benchmark.summary import Window
 CORES = 2.0
 
 
-def candidate(*rates: float, cpu_ms: float, peak: int = 500_000_000) -> dict:
-    """What runs at these rates, with so much CPU time an image: windows of 10 s."""
-    windows = [Window(round(10 * rate), 10.0, 10 * rate * cpu_ms / 1000) for rate in rates]
+def candidate(*rates, cpu_ms, peak=500_000_000, seconds=10.0):
+    """What runs at these rates, with so much CPU time an image."""
+    windows = [Window(round(seconds * rate), seconds, seconds * rate * cpu_ms / 1000) for rate in rates]
     return summary.candidate(windows, peak)
 
 
-def record(gpus: tuple[str, ...] = (), threads: int = 2, stages: dict | None = None, **candidates) -> dict:
+def record(stages: dict | None = None, **candidates) -> dict:
     found = {name.replace("_", " ", 1): each for name, each in candidates.items()}
     made = {
         "title": "net at 512x512",
-        "machine": {"cpu": "some CPU", "cores": CORES, "gpus": list(gpus)},
+        "machine": {"cpu": "some CPU", "cores": CORES, "gpus": ["H100"]},
         "data": {"summary": "12 images"},
-        "settings": {"num_threads": threads, "prefetch": 2},
         "candidates": found,
         "stages": stages or {},
         "inference": {},
@@ -40,18 +42,14 @@ def test_numbers_of_a_candidate():
 
 
 def test_ratios_are_the_median_of_the_rounds_not_the_ratio_of_medians():
-    first, second = candidate(10, 20, 60, cpu_ms=1), candidate(10, 10, 20, cpu_ms=1)
-    assert summary.ratio(first, second) == pytest.approx(2.0)  # medians: 20 / 10; rounds: 1, 2, 3
-    first, second = candidate(10, 40, 20, cpu_ms=1), candidate(20, 10, 20, cpu_ms=1)
-    assert summary.ratio(first, second) == pytest.approx(1.0)  # rounds: 0.5, 4, 1
+    first, second = candidate(10, 40, 20, cpu_ms=1), candidate(20, 10, 10, cpu_ms=1, seconds=5.0)
+    assert summary.ratio(first, second) == pytest.approx(2.0)  # rounds: 0.5, 4, 2
 
 
 def test_stages_are_differences_round_by_round():
     def costs(*values):  # of a batch of two
-        return {
-            stage: Cost(2 * cpu, 2 * ms, 9)
-            for stage, (cpu, ms) in zip(("read", "decode", "end"), values, strict=True)
-        }
+        made = [Cost(2 * cpu, 2 * ms, 9) for cpu, ms in values]
+        return dict(zip(("read", "decode", "end"), made, strict=True))
 
     rounds = [costs((1.0, 2.0), (4.0, 4.0), (6.0, 5.0)), costs((2.0, 2.0), (6.0, 5.0), (7.0, 5.0))]
     stages = summarize(rounds, 2)
@@ -64,22 +62,25 @@ def test_stages_are_differences_round_by_round():
     assert row == ["decode", "3.5", "(3..4)", "54%", "5", "225"]
 
 
-def test_the_table_has_all_and_says_what_failed():
+def test_the_table_and_the_verdict_have_all_and_say_what_failed():
     made = record(
         data_dali_gpu={"error": "needs a GPU"},
         data_dali_cpu=candidate(60, 62, 50, cpu_ms=30),
         model=candidate(3, 3.1, 3.2, cpu_ms=600),
+        both_dali_cpu=candidate(2.8, 2.8, 2.8, cpu_ms=700),
         stages={"dali_cpu": {"error": "killed"}},
     )
-    text = report.tables(made)
-    lines = text.splitlines()
-    assert "x data dali_cpu" in text
+    lines = report.tables(made).splitlines()
+    assert lines[:2] == ["net at 512x512", "some CPU, 2 cores, H100; 12 images"]
+    assert lines[3].endswith("x data dali_cpu")
     (row,) = [line.split() for line in lines if line.startswith("data dali_cpu")]
     assert row == ["data", "dali_cpu", "60", "(50..62)", "30", "(30..30)", "1.80", "500", "1"]
     (row,) = [line.split() for line in lines if line.startswith("model")]
     assert row[1:3] == ["3.1", "(3..3.2)"] and float(row[-1]) == pytest.approx(0.05, abs=0.02)
     assert "data dali_gpu: failed: needs a GPU" in lines
     assert "stages of dali_cpu: failed: killed" in lines
+    rates = "(the loader 60, the model 3.1, the CPU that they share 3.17, together 2.8 images/s)"
+    assert [rates in line for line in made["verdict"]] == [True] and lines[-1] == made["verdict"][0]
 
 
 def test_candidates_are_compared_with_the_first_baseline():
@@ -94,50 +95,29 @@ def test_candidates_are_compared_with_the_first_baseline():
     assert summary.ratios(made["candidates"])["baseline automl"]["data dali_cpu"] == 0.25
 
 
-LIMITS = {  # data, model, gpus, what limits, advice
-    "loader": (candidate(50, 50, cpu_ms=20), candidate(400, 400, cpu_ms=0.5), "the loader", "--num_threads"),
-    "model": (candidate(3000, cpu_ms=0.2), candidate(400, cpu_ms=0.5), "the model", "a larger --batch_size"),
-    "cpu": (
-        candidate(60, cpu_ms=33),
-        candidate(3, cpu_ms=660),
-        "the CPU that they share",
-        "a smaller --image_size",
-    ),
-}
+LIMITS = [
+    ((50, 20), (400, 0.5), "the loader", "--num_threads"),
+    ((3000, 0.2), (400, 0.5), "the model", "a larger --batch_size"),
+    ((60, 33), (3, 660), "the CPU that they share", "a smaller --image_size"),
+]
 
 
-@pytest.mark.parametrize("case", LIMITS)
-def test_verdict_names_what_limits_and_the_flag(case):
-    data, model, limit, advice = LIMITS[case]
+@pytest.mark.parametrize(("data", "model", "limit", "advice"), LIMITS)
+def test_verdict_names_what_limits_and_the_flag(data, model, limit, advice):
+    """data, model: images/s and CPU milliseconds of an image."""
+    data, model = (candidate(rate, cpu_ms=cpu_ms) for rate, cpu_ms in (data, model))
     (line,) = record(data_dali_cpu=data, model=model)["verdict"]
     assert line.startswith(f"dali_cpu: {limit} limits training") and advice in line
     assert "together" not in line
 
 
-def test_verdict_has_all_rates():
-    made = record(
-        data_dali_cpu=candidate(60, 60, cpu_ms=33),
-        model=candidate(3, 3, cpu_ms=660),
-        both_dali_cpu=candidate(2.8, 2.8, cpu_ms=700),
-        data_tensorflow={"error": "killed"},
-    )
-    (line,) = made["verdict"]
-    rates = "(the loader 60, the model 3, the CPU that they share 2.89, together 2.8 images/s)"
-    assert rates in line
-
-
-def test_without_a_model_nothing_is_said_of_what_limits():
-    made = record(data_dali_cpu=candidate(60, 60, cpu_ms=33), model={"error": "killed"})
-    assert made["verdict"] == []
-
-
-def test_verdict_says_that_other_work_ran():
-    windows = [Window(100, 10.0, 15.0, other) for other in (1.0, 6.0, 7.0)]
-    busy = summary.candidate(windows, 1)
-    assert record(data_dali_cpu=busy)["verdict"] == [
-        "Other work took 0.6 of 2 cores: measure again where nothing else runs."
-    ]
-    assert record(data_dali_cpu=candidate(10, cpu_ms=1))["verdict"] == []
+def test_verdict_says_that_other_work_ran_and_nothing_more_without_a_model():
+    """Where it took more than a tenth of the cores."""
+    told = "Other work took 0.6 of 2 cores: measure again where nothing else runs."
+    for other, verdict in ((6.0, [told]), (2.0, [])):
+        windows = [Window(100, 10.0, 15.0, seconds) for seconds in (1.0, other, 7.0)]
+        busy = summary.candidate(windows, 1)
+        assert record(data_dali_cpu=busy, model={"error": "killed"})["verdict"] == verdict
 
 
 def test_the_table_of_inference():

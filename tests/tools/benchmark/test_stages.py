@@ -1,3 +1,5 @@
+"""The CPU time of a batch, wherever it is made."""
+
 import queue
 import threading
 import time

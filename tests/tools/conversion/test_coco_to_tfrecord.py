@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import threading
+import types
 
 import numpy as np
 import PIL.Image
@@ -15,107 +16,89 @@ from common import tfrecord
 from common.datacheck.coco import load_coco
 from common.errors import UserError
 from common.labels import LabelMap
+from tests.common.record_writing import record
 from tools.conversion import coco_to_tfrecord
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 
 @pytest.fixture
 def data(drawn, tmp_path):
-    """A copy of the drawn set that a test may spoil: (annotations loader, image directory)."""
-    shutil.copytree(drawn, tmp_path / "data")
-    return tmp_path / "data"
+    """A copy of the drawn set, for tests that spoil it."""
+    return shutil.copytree(drawn, tmp_path / "data")
 
 
-def load(directory):
-    return load_coco(directory / "instances.json", directory / "images")
+def write(directory, prefix, num_shards=3, **options):
+    annotations, images = load_coco(directory / "instances.json"), directory / "images"
+    return write_tfrecords(annotations, images, prefix, num_shards=num_shards, **options)
 
 
 def records(files):
-    """{image id: features} by TensorFlow's own reader."""
-    result = {}
-    for record in tf.data.TFRecordDataset(files).as_numpy_iterator():
-        features = tf.train.Example.FromString(record).features.feature
-        result[int(features["image/source_id"].bytes_list.value[0])] = features
-    return result
+    """{image id: its example} by TensorFlow's own reader."""
+    examples = map(tf.train.Example.FromString, tf.data.TFRecordDataset(files).as_numpy_iterator())
+    return {int(e.features.feature["image/source_id"].bytes_list.value[0]): e for e in examples}
 
 
-def test_every_image_with_its_objects(drawn, tmp_path):
-    annotations = load(drawn)
-    files = write_tfrecords(annotations, drawn / "images", tmp_path / "sub" / "t", num_shards=3)
-    assert LabelMap.load(tmp_path / "sub" / "t.label_map.json") == annotations.label_map
-    for file in files:
-        index = pathlib.Path(f"{file}.idx").read_bytes()
-        assert index == tfrecord.format_index(tfrecord.record_spans(file))
+def contents_of(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_every_image_with_its_objects(data, tmp_path):
+    """The format is that of the content: 00.jpg holds a PNG."""
+    PIL.Image.open(data / "images" / "00.jpg").save(data / "images" / "00.jpg", format="PNG")
+    files = write(data, tmp_path / "sub" / "t")
+    document = json.loads((data / "instances.json").read_text())
+    label_map = LabelMap.load(tmp_path / "sub" / "t.label_map.json")
+    assert label_map == LabelMap.from_categories(document["categories"])
     assert [os.path.basename(file) for file in files] == [f"t-0000{i}-of-00003.tfrecord" for i in range(3)]
+    indexes = [f"{file}.idx" for file in files]
+    assert {path.name for path in (tmp_path / "sub").iterdir()} == {
+        "t.label_map.json",
+        *map(os.path.basename, [*files, *indexes]),
+    }
+    for file, index in zip(files, indexes, strict=True):
+        assert pathlib.Path(index).read_bytes() == tfrecord.format_index(tfrecord.record_spans(file))
     assert [len(records([file])) for file in files] == [4, 4, 4]
-    document = json.loads((drawn / "instances.json").read_text())
     written = records(files)
     assert set(written) == {image["id"] for image in document["images"]}
     names = {c["id"]: c["name"].encode() for c in document["categories"]}
     for image in document["images"]:
-        features = written[image["id"]]
-
-        content = (drawn / "images" / image["file_name"]).read_bytes()
-        expected = {
-            "encoded": [content],
-            "format": [b"png" if content[1:4] == b"PNG" else b"jpeg"],
-            "filename": [image["file_name"].encode()],
-            "height": [image["height"]],
-            "width": [image["width"]],
-        }
-        for key, value in expected.items():
-            kind = "int64_list" if key in ("height", "width") else "bytes_list"
-            assert getattr(features[f"image/{key}"], kind).value == value
-
-        expected = []
+        objects, boxes = [], []
         for o in (o for o in document["annotations"] if o["image_id"] == image["id"]):
             x, y, w, h = o["bbox"]
-            left, right = np.clip([x / image["width"], (x + w) / image["width"]], 0, 1)
-            top, bottom = np.clip([y / image["height"], (y + h) / image["height"]], 0, 1)
-            if right > left and bottom > top:
-                expected.append([left, top, right, bottom, o["category_id"], o["iscrowd"], o["area"]])
-        keys = [f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax")]
-        assert all(features[key].WhichOneof("kind") == "float_list" for key in [*keys, "image/object/area"])
-        found = [features[key].float_list.value for key in keys]
-        labels = features["image/object/class/label"].int64_list.value
-        found += [labels, features["image/object/is_crowd"].int64_list.value]
-        found.append(features["image/object/area"].float_list.value)
-        np.testing.assert_allclose(np.array(found).T, np.reshape(expected, (-1, 7)), rtol=1e-6, atol=1e-7)
-        assert list(features["image/object/class/text"].bytes_list.value) == [names[i] for i in labels]
+            box = np.clip(np.divide([x, y, x + w, y + h], [image["width"], image["height"]] * 2), 0, 1)
+            if box[2] > box[0] and box[3] > box[1]:
+                objects.append(o)
+                boxes.append(box)
+        sides = zip(("xmin", "ymin", "xmax", "ymax"), np.reshape(boxes, (-1, 4)).T, strict=True)
+        content = (data / "images" / image["file_name"]).read_bytes()
+        labels, crowds = ([o[key] for o in objects] for key in ("category_id", "iscrowd"))
+        expected = record(
+            source_id=str(image["id"]).encode(),
+            encoded=content,
+            format=b"png" if content[1:4] == b"PNG" else b"jpeg",
+            filename=image["file_name"].encode(),
+            height=image["height"],
+            width=image["width"],
+            object__class__text=tf.train.Feature(bytes_list={"value": [names[label] for label in labels]}),
+            object__class__label=tf.train.Feature(int64_list={"value": labels}),
+            object__is_crowd=tf.train.Feature(int64_list={"value": crowds}),
+            object__area=[float(o["area"]) for o in objects],
+            **{f"object__bbox__{side}": values.tolist() for side, values in sides},
+        )
+        assert written[image["id"]] == tf.train.Example.FromString(expected)
 
 
 def test_images_are_shuffled_by_the_seed_and_workers_change_nothing(drawn, tmp_path):
-    annotations = load(drawn)
-
-    def contents(name, **options):
-        directory = tmp_path / name
-        files = write_tfrecords(annotations, drawn / "images", directory / "t", num_shards=2, **options)
-        return {path.name: path.read_bytes() for path in directory.iterdir()}, list(records(files))
-
-    one, order = contents("one", seed=0, num_workers=1)
-    assert contents("two", seed=0, num_workers=7)[0] == one
-    _, other_order = contents("three", seed=1, num_workers=4)
-    assert sorted(order) == sorted(other_order) == sorted(annotations.image_ids.tolist())
-    assert len({tuple(order), tuple(other_order), tuple(annotations.image_ids.tolist())}) == 3
-    assert sorted(one) == [
-        "t-00000-of-00002.tfrecord",
-        "t-00000-of-00002.tfrecord.idx",
-        "t-00001-of-00002.tfrecord",
-        "t-00001-of-00002.tfrecord.idx",
-        "t.label_map.json",
-    ]
-
-
-def test_the_format_is_that_of_the_content_not_of_the_name(data, tmp_path):
-    PIL.Image.open(data / "images" / "00.jpg").save(data / "images" / "00.jpg", format="PNG")
-    annotations = load(data)
-    files = write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=1)
-    features = records(files)[int(annotations.image_ids[0])]
-    assert list(features["image/format"].bytes_list.value) == [b"png"]
-
-
-def contents_of(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+    orders = [[image["id"] for image in json.loads((drawn / "instances.json").read_text())["images"]]]
+    for name, options in (
+        ("a", {"num_workers": 1}),
+        ("b", {"seed": 0, "num_workers": 7}),
+        ("c", {"seed": 1}),
+    ):
+        orders.append(list(records(write(drawn, tmp_path / name / "t", **options))))
+    assert contents_of(tmp_path / "a") == contents_of(tmp_path / "b")
+    assert len({tuple(order) for order in orders}) == 3
+    assert len({tuple(sorted(order)) for order in orders}) == 1
 
 
 @pytest.mark.parametrize(
@@ -130,63 +113,50 @@ def contents_of(directory):
     ],
 )
 def test_an_image_that_does_not_fit_is_named_and_nothing_is_touched(data, tmp_path, spoil, message):
-    annotations = load(data)
-    write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=3)
-    before = contents_of(tmp_path)
+    write(data, tmp_path / "out" / "t")
+    annotations, before = load_coco(data / "instances.json"), contents_of(tmp_path / "out")
     spoil(data / "images" / "01.jpg")
     with pytest.raises(UserError, match=rf"01\.jpg {message}"):
-        write_tfrecords(annotations, data / "images", tmp_path / "t", num_shards=3)
-    assert contents_of(tmp_path) == before
-    assert not list(tmp_path.glob(".tmp*"))
+        write_tfrecords(annotations, data / "images", tmp_path / "out" / "t", num_shards=3)
+    assert contents_of(tmp_path / "out") == before
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device", "/x/y"), KeyboardInterrupt("now")])
 def test_what_fails_halfway_leaves_the_old_set_whole(drawn, tmp_path, monkeypatch, error):
-    annotations = load(drawn)
-    write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=4, seed=1)
-    before = contents_of(tmp_path)
-    real, seen, stopped = coco_to_tfrecord._serialize, [], threading.Event()
-    pool = coco_to_tfrecord.concurrent.futures.ThreadPoolExecutor
-    real_exit = pool.__exit__
+    write(drawn, tmp_path / "t", seed=1)
+    before, seen, is_over = contents_of(tmp_path), [], threading.Event()
+    real = coco_to_tfrecord._serialize
 
     def serialize(*arguments):
         seen.append(arguments)
         if len(seen) == 5:
             raise error
-        assert len(seen) < 5 or stopped.wait(30)
+        assert len(seen) < 5 or is_over.wait(30)
         return real(*arguments)
 
-    def leave(self, error_type, *details):
-        if error_type:
-            stopped.set()
-        real_exit(self, error_type, *details)
-
+    one_event = types.SimpleNamespace(Lock=threading.Lock, Event=lambda: is_over)
+    monkeypatch.setattr(coco_to_tfrecord, "threading", one_event)
     monkeypatch.setattr(coco_to_tfrecord, "_serialize", serialize)
-    monkeypatch.setattr(pool, "__exit__", leave)
     with pytest.raises(type(error), match=str(error.args[-1])):
-        write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=4, num_workers=1)
-    assert len(seen) <= 6  # the other shards stop, after the image that they are at
+        write(drawn, tmp_path / "t", num_workers=1)
+    assert is_over.is_set() and len(seen) <= 6  # the others stop, after the image that they are at
     assert contents_of(tmp_path) == before
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
 def test_a_set_that_was_replaced_by_halves_looks_unfinished(drawn, tmp_path, monkeypatch):
-    annotations = load(drawn)
-    write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=4, seed=1)
+    write(drawn, tmp_path / "t", seed=1)
     real, moved = os.replace, []
 
     def replace(source, target):
-        if pathlib.Path(target).suffix == ".tfrecord":
-            moved.append(target)
-        if len(moved) == 3:
+        moved.extend([target] * (pathlib.Path(target).suffix == ".tfrecord"))
+        if len(moved) == 2:
             raise OSError(5, "Input/output error", target)
         real(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(OSError, match="Input/output error"):
-        write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=4)
-    assert not (tmp_path / "t.label_map.json").exists()
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+        write(drawn, tmp_path / "t")
+    assert len(list(tmp_path.iterdir())) == 6  # three files with indexes: no label map, nothing temporary
 
 
 def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
@@ -199,15 +169,14 @@ def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
         return real(file)
 
     monkeypatch.setattr(coco_to_tfrecord, "write_index", write_index)
-    write_tfrecords(load(drawn), drawn / "images", tmp_path / "t", num_shards=3, num_workers=3)
+    write(drawn, tmp_path / "t", num_workers=3)
 
 
 def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
-    annotations = load(drawn)
     for name, num_shards in (("t", 2), ("t", 2), ("t-more", 3)):  # a new set, the same again, another prefix
-        write_tfrecords(annotations, drawn / "images", tmp_path / name, num_shards=num_shards)
+        write(drawn, tmp_path / name, num_shards)
     with pytest.raises(UserError, match=r"t-00000-of-00002.tfrecord belongs to another set"):
-        write_tfrecords(annotations, drawn / "images", tmp_path / "t", num_shards=3)
+        write(drawn, tmp_path / "t", 3)
 
 
 @pytest.mark.parametrize(
@@ -220,4 +189,5 @@ def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
 )
 def test_a_name_is_needed_and_as_many_files_as_images_at_most(drawn, tmp_path, name, num_shards, message):
     with pytest.raises(UserError, match=message):
-        write_tfrecords(load(drawn), drawn / "images", f"{tmp_path}/{name}", num_shards=num_shards)
+        write(drawn, f"{tmp_path}/{name}", num_shards)
+    write(drawn, tmp_path / "most", 12)

@@ -1,4 +1,7 @@
-"""Suppression inside ONNX against a plain loop: ties, the cut, nothing found, numbers that are not finite."""
+"""Suppression inside ONNX against a plain loop: ties, the cut, nothing found, numbers that are not finite.
+
+Also tests onnx_graphs.py.
+"""
 
 import numpy as np
 import onnx

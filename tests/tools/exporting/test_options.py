@@ -1,4 +1,9 @@
-"""Which flags of export.py go together, and how two sets of detections are compared."""
+"""Which flags of export.py go together, and how two sets of detections are compared.
+
+Also tests tensorrt.py.
+"""
+
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ ONNX = {"weights": "w", "format": "onnx", "output": "a.onnx"}
 SAVED_MODEL = {"format": "saved_model", "output": "a"}
 LITERT = {"format": "litert", "output": "a.tflite"}
 TENSORRT = {"format": "tensorrt", "output": "a.engine"}
+TRUTH = {"verify_annotations": "x", "verify_images": "y"}
 
 
 @pytest.mark.parametrize(
@@ -22,19 +28,13 @@ TENSORRT = {"format": "tensorrt", "output": "a.engine"}
         ({"output": "a.tflite"}, r"--output=a\.tflite: name a file that ends in \.onnx"),
         (SAVED_MODEL | {"output": None}, "--output=None: name a directory for --format=saved_model"),
         (SAVED_MODEL | {"quantize": "fp16"}, "--quantize=fp16: --format=saved_model has only none"),
-        (
-            LITERT | {"nms": "efficientnms_trt"},
-            "--nms=efficientnms_trt: --format=litert has only standard, none",
-        ),
+        (LITERT | {"nms": "efficientnms_trt"}, "--nms=efficientnms_trt: --format=litert has only standard"),
         ({"quantize": "int8"}, "needs --calibration_images"),
         ({"calibration_images": "x"}, "nothing is calibrated for --format=onnx --quantize=none"),
         (LITERT | {"quantize": "int8", "calibration_images": "x"}, "nothing is calibrated"),
         ({"verify_annotations": "x"}, "needs --verify_images"),
-        ({"verify_annotations": "x", "verify_images": "y", "nms": "none"}, "detections that run here"),
-        (
-            TENSORRT | {"nms": "standard", "verify_annotations": "x", "verify_images": "y"},
-            "detections that run here",
-        ),
+        (TRUTH | {"nms": "none"}, "detections that run here"),
+        (TRUTH | TENSORRT | {"nms": "standard"}, "detections that run here"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(flags, message):
@@ -44,19 +44,25 @@ def test_what_makes_no_sense_is_one_line(flags, message):
 
 
 def test_defaults_follow_from_the_format():
-    assert Options(**ONNX).quantize == "none"
-    engine = Options(**ONNX | TENSORRT)
-    assert (Options(**ONNX).suppression, engine.suppression) == ("standard", "efficientnms_trt")
-    assert (str(Options(**ONNX).verified_file), str(engine.verified_file)) == ("a.onnx", "a.onnx")
+    onnx, engine = Options(**ONNX), Options(**ONNX | TENSORRT)
+    assert onnx.quantize == "none"
+    assert (onnx.suppression, engine.suppression) == ("standard", "efficientnms_trt")
+    assert (str(onnx.verified_file), str(engine.verified_file)) == ("a.onnx", "a.onnx")
     Options(**ONNX | TENSORRT | {"quantize": "int8", "calibration_images": "x"}).check()
-    Options(**ONNX | {"verify_annotations": "x", "verify_images": "y"}).check()
+    Options(**ONNX | TRUTH).check()
 
 
-def test_the_command_for_tensorrt(tmp_path):
-    command = tensorrt.trtexec(tmp_path / "a.onnx", tmp_path / "a.engine", (64, 96), "fp16")
-    assert command.startswith(f"trtexec --onnx={tmp_path}/a.onnx --saveEngine={tmp_path}/a.engine --fp16 ")
-    assert "--minShapes=images:1x64x96x3,image_sizes:1x2 --optShapes=images:1x64x96x3" in command
-    assert "--maxShapes=images:16x64x96x3,image_sizes:16x2" in command
+@pytest.mark.parametrize(
+    ("quantize", "flags"), [("none", ""), ("fp16", "--fp16 "), ("int8", "--int8 --fp16 ")]
+)
+def test_without_tensorrt_the_command_for_it_is_said(tmp_path, monkeypatch, quantize, flags):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(UserError, match="TensorRT is not installed") as caught:
+        tensorrt.build(tmp_path / "a.onnx", tmp_path / "a.engine", (64, 96), quantize)
+    shapes = "images:{0}x64x96x3,image_sizes:{0}x2"
+    bounds = f"--minShapes={shapes} --optShapes={shapes} --maxShapes=".format(1) + shapes.format(16)
+    command = f"trtexec --onnx={tmp_path}/a.onnx --saveEngine={tmp_path}/a.engine {flags}{bounds}"
+    assert str(caught.value).endswith(f": {command}") and "\n" not in str(caught.value)
 
 
 def _detections(*rows):

@@ -1,6 +1,4 @@
-"""FP16 and INT8 of a small network, and TensorRT where there is none."""
-
-import sys
+"""FP16 and INT8 of a small network."""
 
 import numpy as np
 import onnx
@@ -8,8 +6,7 @@ import onnxruntime
 import pytest
 import tensorflow as tf
 
-from common.errors import UserError
-from tools.exporting import onnx_graphs, quantization, tensorrt
+from tools.exporting import onnx_graphs, quantization
 from tools.exporting.quantization import NETWORK_INPUT
 
 SHAPE = (2, 16, 24, 3)
@@ -58,22 +55,21 @@ def test_int8_is_near(network):
 def test_convolutions_may_share_a_bias():
     """ONNX Runtime makes copies of it, whose names must not be those of other tensors."""
     random = np.random.default_rng(4)
-    kernels = [random.standard_normal((3, 3, 1, 1)).astype(np.float32) for _ in range(8)]
     tensors = [NETWORK_INPUT, *(f"x{number}" for number in range(9)), "raw_0"]
-    nodes = [
-        onnx.helper.make_node("Conv", [tensors[number], f"kernel{number}", "x"], [tensors[number + 1]])
-        for number in range(8)
-    ]
-    nodes += [onnx.helper.make_node("Relu", [tensors[i]], [tensors[i + 1]]) for i in (8, 9)]
-    for number, node in enumerate(nodes):
-        node.name = f"node{number}"
-    constants = {"x": np.zeros(3, np.float32)} | {f"kernel{i}": each for i, each in enumerate(kernels)}
+    nodes, constants = [], {"x": np.zeros(3, np.float32)}
+    for i in range(10):
+        given = [tensors[i]]
+        if i < 8:
+            given += [f"kernel{i}", "x"]
+            constants[given[1]] = random.standard_normal((3, 3, 1, 1)).astype(np.float32)
+        kind = "Conv" if i < 8 else "Relu"
+        nodes.append(onnx.helper.make_node(kind, given, [tensors[i + 1]], name=f"node{i}"))
     initializers = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
     ports = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 3, 4, 4])
-        for name in ("network_input", "raw_0")
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 3, 4, 4])]
+        for name in (NETWORK_INPUT, "raw_0")
     ]
-    graph = onnx.helper.make_graph(nodes, "shared", ports[:1], ports[1:], initializers)
+    graph = onnx.helper.make_graph(nodes, "shared", *ports, initializers)
     opset = onnx.helper.make_opsetid("", onnx_graphs.OPSET)
     model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
     images = random.standard_normal((2, 3, 4, 4)).astype(np.float32)
@@ -97,10 +93,3 @@ def test_fp16_keeps_the_ports(network):
     assert {port.type.tensor_type.elem_type for port in ports} == {onnx.TensorProto.FLOAT}
     assert onnx.TensorProto.FLOAT16 in {tensor.data_type for tensor in model.graph.initializer if tensor.dims}
     assert 1e-6 < _relative_error(exact, model).max() < 0.005
-
-
-def test_without_tensorrt_the_command_is_said(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(UserError, match=r"not installed.*trtexec --onnx=.*a\.onnx") as caught:
-        tensorrt.build(tmp_path / "a.onnx", tmp_path / "a.engine", (64, 96), "int8")
-    assert "\n" not in str(caught.value)

@@ -1,7 +1,35 @@
-"""What both of DALI's APIs read."""
+"""Opens sources, and reads them with both of DALI's APIs."""
+
+import os
 
 import numpy as np
+import pytest
 from nvidia import dali
+
+from common.errors import UserError
+from tools.preprocessing.image_source import open_image_source
+from tools.preprocessing.reading import Part
+
+
+def opened(kind, path, on_report=lambda issues: None, **options):
+    return open_image_source(kind, os.fspath(path), on_report=on_report, **options)
+
+
+def refused(kind, path, said, error=UserError, **options):
+    """Opening fails with one line."""
+    with pytest.raises(error, match=said) as caught:
+        opened(kind, path, **options)
+    assert "\n" not in str(caught.value)
+
+
+def check(source, images, labels, *, by_python=False):
+    """Both APIs and Python read these encoded images; `by_python`: no reader of DALI takes part."""
+    assert (source.reader is None) == by_python
+    want = list(zip(images, labels, strict=True))
+    steps = -(-len(want) // 3)
+    for read in (flat(by_pipeline(Part(source), steps))[: len(want)], flat(by_dynamic(Part(source)))):
+        assert [(image.tobytes(), label) for image, label in read] == want
+    assert [(source.load(i).tobytes(), int(source.labels[i])) for i in range(source.size)] == want
 
 
 def by_pipeline(call, batches, batch_size=3):
@@ -23,28 +51,26 @@ def build(call, batch_size=3, checkpoint=None):
 def run(pipeline):
     images, labels = pipeline.run()
     assert all(np.array(label).dtype == np.int32 and np.array(label).shape == () for label in labels)
+    return _pairs(images, labels)
+
+
+def _pairs(images, labels):
     return [(np.array(image), int(np.array(label))) for image, label in zip(images, labels, strict=True)]
 
 
 def by_dynamic(call, batch_size=3, **options):
     """The same of one epoch, or more."""
-    return [
-        [
-            (np.asarray(image), int(np.asarray(label)))
-            for image, label in zip(images.tensors, labels.tensors, strict=True)
-        ]
-        for images, labels in call.in_dynamic(batch_size, **options)
-    ]
+    batches = call.in_dynamic(batch_size, **options)
+    return [_pairs(images.tensors, labels.tensors) for images, labels in batches]
 
 
 def flat(batches):
     return [sample for batch in batches for sample in batch]
 
 
-def key(sample):
-    """A sample as something that can be compared and counted."""
-    image, label = sample
-    return image.shape, image.tobytes(), label
+def keys(samples):
+    """Samples as what can be compared and counted."""
+    return [(image.shape, image.tobytes(), int(label)) for image, label in samples]
 
 
 def names_of(source):

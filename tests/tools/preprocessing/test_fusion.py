@@ -1,7 +1,5 @@
 """A fused chain against the same chain step by step, which DALI's own operators compute."""
 
-import io
-
 import numpy as np
 import PIL.Image
 import pytest
@@ -9,9 +7,9 @@ import pytest
 from common.datacheck.images import ImagePolicy
 from tests.common.image_variants import VARIANTS
 from tests.tools.preprocessing.pictures_on_disk import picture
+from tests.tools.preprocessing.reading import opened
 from tools.preprocessing import chain
 from tools.preprocessing.fusion import fuse
-from tools.preprocessing.image_source import open_image_source
 from tools.preprocessing.preprocessor import Preprocessor
 
 # Height, width: either side shorter; sides that come out as half a pixel, and that the crop halves again.
@@ -21,7 +19,6 @@ CHAINS = (
     "resize:short=64 | crop:61x33",
     "resize:short=24,interp=cubic | crop:11x24,x=0.1,y=0.9",
     "resize:short=32,interp=lanczos,antialias=0 | crop:16,x=1,y=0",
-    "resize:short=100,interp=triangular | crop:99x100,x=0.9,y=0.9",
     "decode:gray,exif=ignore | resize:short=24 | crop:20x20 | crop_mirror_normalize:mean=100,std=60",
     "decode:bgr | resize:short=40 | crop:31x40 | crop_mirror_normalize:mean=imagenet",
     "resize:short=24 | crop:20x23 | crop_mirror_normalize:mean=9,std=60/61/62 | layout:CHW",
@@ -33,70 +30,56 @@ ALONE = (  # what must stay as it is
     "resize:short=24 | crop:25x20",  # an error where the image is narrow
     "resize:short=20..30 | crop:24x24",
     "resize:20x20 | crop:10x10",
-    "resize:long=24 | crop:10x10",
     "resize:short=24,interp=nearest | crop:20x20",
     "resize:short=24,max_size=30 | crop:20x20",
     "resize:short=24 | crop:30x30,fill=7",
     "resize:short=24 | crop:20x20,rounding=truncate",
     "resize:short=24 | crop:10..20x20",
-    "resize:short=24 | crop_mirror_normalize:crop=20x20,mean=imagenet",
     "resize:short=24 | flip | crop:20x20",
     "decode_region:start=1/1,shape=20/20 | resize:short=24 | crop:20x20",
 )
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
+def source(tmp_path_factory):
     """JPEGs, subsampled in each way and turned in each way, and every other format."""
     directory = tmp_path_factory.mktemp("images")
     for seed, size in enumerate(SIZES * 3):
-        stream = io.BytesIO()
         exif = PIL.Image.Exif()
         exif[0x0112] = 1 + seed % 8
         options = {"quality": 90, "subsampling": seed % 3, "progressive": seed % 2, "exif": exif}
-        PIL.Image.fromarray(picture(*size, seed)).save(stream, "JPEG", **options)
-        (directory / f"{seed}.jpg").write_bytes(stream.getvalue())
+        PIL.Image.fromarray(picture(*size, seed)).save(directory / f"{seed}.jpg", **options)
     for name, content in VARIANTS.items():
         (directory / f"{name}.png").write_bytes(content)
-    return directory
+    return opened("files", directory, policy=ImagePolicy("skip"))
 
 
-@pytest.fixture(scope="module")
-def source(directory):
-    return open_image_source("files", str(directory), policy=ImagePolicy("skip"), on_report=lambda _: None)
+def images(source, ops, *, fused, api="pipeline"):
+    """In levels of the image, float32."""
+    work = Preprocessor(source=source, ops=ops, batch_size=32)
+    whole = chain.parse(ops)
+    work.chain = fuse(whole) if fused else whole
+    assert (work.chain != whole) == fused
+    std = 62 if "std" in ops or "imagenet" in ops else 1
+    return [sample.image.astype(np.float32) * std for sample in work.samples(api)]
 
 
-def images(source, ops: str, *, fused: bool, api: str = "pipeline", seed: int = 0) -> list[np.ndarray]:
-    work = Preprocessor(source=source, ops=ops, batch_size=32, seed=seed)
-    work.chain = chain.parse(ops)
-    if fused:
-        whole, work.chain = work.chain, fuse(work.chain)
-        assert work.chain != whole
-    return [sample.image.astype(np.float32) for sample in work.samples(api)]
-
-
-def levels_off(ops: str, ones, others) -> float:
-    """The largest difference, in levels of the image."""
-    std = 62.0 if "std" in ops or "imagenet" in ops else 1.0
+def differences(ones, others):
     assert [one.shape for one in ones] == [other.shape for other in others]
-    return max(np.abs(one - other).max() for one, other in zip(ones, others, strict=True)) * std
+    return [np.abs(one - other) for one, other in zip(ones, others, strict=True)]
 
 
 @pytest.mark.parametrize("ops", CHAINS)
 def test_pixels_are_those_of_the_steps(source, ops):
     """Of every format, EXIF and subsampling, to the level that rounding moves."""
     assert source.size > 75
-    expected = images(source, ops, fused=False)
     found = images(source, ops, fused=True)
-    assert levels_off(ops, expected, found) < 1.1
-    moved = [(np.abs(one - other) > 1e-4).mean() for one, other in zip(expected, found, strict=True)]
-    assert np.mean(moved) < 0.02
-
-
-@pytest.mark.parametrize("ops", [CHAINS[0], CHAINS[5]])
-def test_both_apis_give_the_same(source, ops):
-    found = images(source, ops, fused=True)
-    assert levels_off(ops, found, images(source, ops, fused=True, api="dynamic")) < 0.01
+    off = differences(images(source, ops, fused=False), found)
+    assert max(each.max() for each in off) < 1.1
+    assert np.mean([(each > 6e-3).mean() for each in off]) < 0.02
+    if ops in (CHAINS[0], CHAINS[4]):
+        dynamic = images(source, ops, fused=True, api="dynamic")
+        assert max(each.max() for each in differences(found, dynamic)) < 0.01
 
 
 @pytest.mark.parametrize("ops", ALONE)
@@ -105,10 +88,9 @@ def test_what_cannot_be_fused_stays(ops):
     assert fuse(parsed) is parsed
 
 
-def test_a_graph_without_the_steps_decodes_a_part(source):
-    work = Preprocessor(source=source, ops="")
-    work.chain = fuse(chain.parse("resize:short=24 | crop:20x20 | crop_mirror_normalize:mean=imagenet"))
-    operators = " ".join(operator.name for operator in work.pipeline._ops)
+def test_a_preprocessor_decodes_only_a_part(source):
+    ops = "resize:short=24 | crop:20x20 | crop_mirror_normalize:mean=imagenet"
+    operators = " ".join(operator.name for operator in Preprocessor(source=source, ops=ops).pipeline._ops)
     assert "__ImageSlice_" in operators and "__Resize_" in operators
     assert "__Image_" not in operators and "__Crop_" not in operators, operators
 
@@ -117,15 +99,14 @@ def test_a_random_window_is_anywhere_and_as_large_as_asked(tmp_path):
     """In a picture whose two channels say where a pixel is."""
     y, x = np.mgrid[0:120, 0:240]
     ramp = np.stack([y * 2, x, 0 * x], axis=-1).astype(np.uint8)
-    for number in range(64):
-        PIL.Image.fromarray(ramp).save(tmp_path / f"{number:02}.png")
-    source = open_image_source("files", str(tmp_path))
+    PIL.Image.fromarray(ramp).save(tmp_path / "a.png")
+    (tmp_path / "list.txt").write_text("a.png\n" * 64)
+    source = opened("list", tmp_path / "list.txt")
     found = np.stack(images(source, "resize:short=30..60 | crop:30x30,x=0.2..0.6,y=0..1", fused=True))
     tops, lefts = found[:, 0, :, 0].mean(axis=-1) / 2, found[:, :, 0, 1].mean(axis=-1)
     spans = found[:, :, -1, 1].mean(axis=-1) - lefts  # 29 pixels of an image 60 to 120 wide, in 240
     assert 58 - 2 < spans.min() < 68 and 106 < spans.max() < 116 + 2
-    room = 240 - spans * 30 / 29
-    share = lefts / room
+    share = lefts / (240 - spans * 30 / 29)
     assert 0.18 < share.min() < 0.25 and 0.55 < share.max() < 0.62
     narrow = spans < 75
     assert tops[narrow].min() < 15 and tops[narrow].max() > 35

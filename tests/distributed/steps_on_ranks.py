@@ -1,42 +1,42 @@
-"""Ten training steps of a small model in each case, under one strategy; run by test_strategy_ranks.py.
+"""Ten training steps of a small model in each case, under one strategy; run by test_ranks.py.
 
-    PYTHONPATH=. python tests/distributed/strategy_steps.py --strategy=mirrored --output=DIR
+    PYTHONPATH=. python tests/distributed/steps_on_ranks.py mirrored DIR
 
 Every rank writes DIR/<rank>.msgpack: {case: {what: value}}; of variables, one value per replica of the rank.
+Arrays become nested lists.
 """
 
-import argparse
+import contextlib
 import pathlib
+import re
+import sys
+from unittest import mock
 
 import keras
+import msgspec
 import numpy as np
 import tensorflow as tf
 
 from common import layers
 from common.distributed import ranks as distributed
+from common.distributed.ranks import HorovodRanks
+from common.errors import UserError
 from common.layers import BatchNormalization, Mish, Swish, moving_statistics
 from common.training import step_guard
 from common.training.optimizers import AveragedWeights, FusedAdam, FusedSGD
-from tests.distributed import exchange
+from common.training.watchdog import Watchdog
 
 STEPS = 10
 GLOBAL_BATCH = 8
-BAD_STEP = 5  # of the case "skip": one image of the last replica is not finite
+BAD_STEP = 5  # of the case "statistics": one image of the last replica is not finite
 
-layers.FUSE_FROM = 1  # a small model, but what large ones run on
 sgd, adam, scaled = FusedSGD, FusedAdam, keras.optimizers.LossScaleOptimizer
+twice = {"gradient_accumulation_steps": 2}
 CASES = {  # name: (the optimizer, whether batch normalisation is frozen)
-    "sgd": (lambda: sgd(0.003, momentum=0.9), True),
-    "clipped": (lambda: sgd(0.1, momentum=0.9, global_clipnorm=0.3), True),
     "adam": (lambda: adam(0.003, weight_decay=0.1), True),
-    "accumulated": (
-        lambda: sgd(0.1, 0.9, weight_decay=0.1, clipnorm=0.3, gradient_accumulation_steps=2),
-        True,
-    ),
-    "scaled": (lambda: scaled(sgd(0.1, global_clipnorm=0.3, gradient_accumulation_steps=2)), True),
+    "accumulated": (lambda: scaled(sgd(0.1, 0.9, weight_decay=0.1, global_clipnorm=0.3, **twice)), True),
     "overflow": (lambda: scaled(sgd(0.1, momentum=0.9), initial_scale=3e38), True),
-    "statistics": (lambda: sgd(0.02, momentum=0.9), False),
-    "skip": (lambda: adam(0.003), False),
+    "statistics": (lambda: sgd(0.02, momentum=0.9), False),  # with a step that is skipped
 }
 
 
@@ -58,7 +58,7 @@ def make_batches(ranks, step, case):
     random = np.random.RandomState(100 + step)
     images = random.randn(GLOBAL_BATCH, 8, 8, 3).astype(np.float32)
     images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # unlike on purpose
-    if case == "skip" and step == BAD_STEP:
+    if case == "statistics" and step == BAD_STEP:
         images[-1, 0, 0, 0] = np.inf
     truth = random.randn(GLOBAL_BATCH, 3).astype(np.float32)
     share = random.randint(1, 5, GLOBAL_BATCH).astype(np.float32)
@@ -81,6 +81,12 @@ def run_case(ranks, case):
     slots = [v.value for v in optimizer.variables]
     statistics = moving_statistics(model)
 
+    def state():
+        variables = {"weights": weights, "slots": slots, "statistics": statistics}
+        variables["averages"] = averaged.averages_of(weights)
+        variables["average_statistics"] = averaged.averages_of(statistics)
+        return {name: copies(values) for name, values in variables.items()}
+
     def gradients_of(images, targets):
         normaliser = ranks.mean({"n": tf.reduce_sum(targets["share"])})["n"]
         with tf.GradientTape() as tape:
@@ -99,18 +105,13 @@ def run_case(ranks, case):
     seen = {"losses": [], "finite": []}
     for number in range(1 if case == "overflow" else STEPS):
         if number == BAD_STEP:
-            seen["before"] = [copies(v) for v in (weights, slots, statistics, averaged.variables)]
+            seen["before"] = state()
         result = step(*make_batches(ranks, number, case), tf.constant(0.0))
         seen["losses"].append(float(result.values["loss"]))
         seen["finite"].append(bool(result.finite))
         if number == BAD_STEP:
-            seen["after"] = [copies(v) for v in (weights, slots, statistics, averaged.variables)]
-    seen |= {
-        "weights": copies(weights),
-        "slots": copies(slots),
-        "statistics": copies(statistics),
-        "averages": copies(averaged.averages_of(weights)),
-        "average_statistics": copies(averaged.averages_of(statistics)),
+            seen["after"] = state()
+    seen |= state() | {
         "updates": int(tf.convert_to_tensor(optimizer.iterations)),
         "mean_statistics": [mean.numpy() for mean in ranks.mean_over_ranks(statistics)],
         "statistics_after_mean": copies(statistics),
@@ -122,7 +123,7 @@ def run_case(ranks, case):
     return seen
 
 
-def run_messages(ranks):
+def run_messages(ranks, directory):
     """What passes between ranks outside of training."""
     mine = {"rank": ranks.rank, "bytes": bytes([ranks.rank]) * (5 + 1_000_003 * ranks.rank)}
     with ranks.scope():
@@ -132,34 +133,68 @@ def run_messages(ranks):
         variables[0].values[1].assign(tf.fill([2, 3], 5.0))
     different = copies(variables)
     ranks.broadcast(variables)
+
+    def look_and_leave_a_trace():
+        seen = sorted(path.name for path in directory.glob("trace*"))
+        (directory / f"trace{ranks.rank}").touch()
+        return seen
+
+    with ranks.raise_on_any_rank():
+        pass  # nobody has a problem
+    problem = None
+    try:
+        with ranks.raise_on_any_rank():
+            if ranks.rank == 1:
+                raise UserError("--batch_size=0 is none")
+    except UserError as error:
+        problem = (type(error).__name__, str(error))
     return {
         "gathered": ranks.gather(mine),
+        "gathered_texts": ranks.gather({"blue": "\N{WHALE}", "b": [1.5]} if ranks.rank else None),
         "broadcast_object": ranks.broadcast_object(mine["rank"]),
         "before_broadcast": different,
         "after_broadcast": copies(variables),
         "no_variables": ranks.mean_over_ranks([]),
-        "caught_signals": next(
-            int(line.split()[1], 16)
-            for line in pathlib.Path("/proc/self/status").read_text().splitlines()
-            if line.startswith("SigCgt")
-        ),
+        "first_on_host": ranks.first_on_host(look_and_leave_a_trace),
+        "problem": problem,
+        "caught_signals": re.search(r"SigCgt:\t(\w+)", pathlib.Path("/proc/self/status").read_text())[1],
         "who": (ranks.rank, ranks.local_rank, ranks.world_size, ranks.num_replicas, *ranks.local_replicas),
+        "strategy": ranks.strategy,
     }
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--strategy", required=True)
-    parser.add_argument("--output", type=pathlib.Path, required=True)
-    options = parser.parse_args()
-    if options.strategy == "mirrored":
-        (cpu,) = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    ranks = distributed.start(options.strategy)
-    results = {case: run_case(ranks, case) for case in CASES} | {"messages": run_messages(ranks)}
+def run_compression(ranks):
+    """Gradients of rank 0 and rank 1 averaged, at full precision and as float16 on their way."""
+    gradients = [tf.fill((2, 3), (ranks.rank + 2) / 3), tf.constant([ranks.rank, -1.0, 1e-3])]
+    squeezed = HorovodRanks("fp16").average(gradients)
+    return {
+        "full": [value.numpy() for value in ranks.average(gradients)],
+        "squeezed": [value.numpy() for value in squeezed],
+        "dtypes": [value.dtype.name for value in squeezed],
+    }
+
+
+def run(strategy, directory):
+    """What one rank has seen of everything."""
+    ranks = distributed.start(strategy)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(layers, "FUSE_FROM", 1))  # as for a large model
+        if strategy == "horovod":
+            stack.enter_context(Watchdog(ranks, step_timeout=100)).beat("training")
+        results = {case: run_case(ranks, case) for case in CASES}
+        results["messages"] = run_messages(ranks, directory)
+        if strategy == "horovod":
+            results["compression"] = run_compression(ranks)
     ranks.close()
-    exchange.write(options.output / f"{ranks.rank}.msgpack", results)
+    return results
+
+
+def main(strategy, directory):
+    directory = pathlib.Path(directory)
+    results = run(strategy, directory)
+    data = msgspec.msgpack.encode(results, enc_hook=np.ndarray.tolist)
+    (directory / f"{results['messages']['who'][0]}.msgpack").write_bytes(data)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

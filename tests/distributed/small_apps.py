@@ -1,0 +1,45 @@
+"""Both apps' trainings in small, by the flags of train.py."""
+
+import importlib
+import types
+from typing import Any
+
+from absl import flags
+
+from common import args
+
+IMAGES = 12  # of the fixture `drawn`
+TINY = {
+    "efficientdet": "fpn_cells=1,head_repeats=1,max_level=5,optimizer=sgd",
+    "yolov4": "width=0.25,optimizer=sgd",
+}
+
+
+def flag_values(program: str, *words: str) -> tuple[types.ModuleType, dict[str, Any]]:
+    """Module ("yolov4.eval") and flags of a command; the last of a flag given twice counts."""
+    module = importlib.import_module(program)
+    fv = flags.FlagValues()
+    module.define_flags(fv)
+    fv([program, *words])
+    return module, args.values(fv, module.define_flags)
+
+
+def parsed(app: str, *words: str) -> tuple[types.ModuleType, args.Args]:
+    """Module and flags of `python <app>/train.py WORDS`."""
+    module, values = flag_values(f"{app}.train", *words)
+    return module, module.Args(**values)
+
+
+def training_flags(app: str, data: object, output_dir: object, strategy: str, batch_size: int) -> list[str]:
+    return [
+        f"--model_name={app}-nano",
+        f"--hparams={TINY[app]}",
+        "--image_size=64x96",
+        f"--train_images={data}/images",
+        f"--train_annotations={data}/instances.json",
+        f"--output_dir={output_dir}",
+        f"--batch_size={batch_size}",
+        "--pipeline_type=dali_cpu",
+        "--num_threads=1",
+        f"--strategy={strategy}",
+    ]

@@ -1,0 +1,179 @@
+"""Horovod and tf.distribute train as one process does on all the images, and pass messages."""
+
+import functools
+import importlib.util
+import re
+import signal
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+
+from common.distributed import ranks as distributed
+from common.errors import UserError
+from tests.distributed import launching, steps_on_ranks
+
+TIMEOUT = 200  # seconds, for one strategy on a busy machine
+FROZEN = ("adam", "accumulated")  # batch normalisation is: one batch or two alike
+TOGETHER = ("mirrored", "multi_worker")
+needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="make horovod")
+HOROVOD = pytest.param("horovod", marks=needs_horovod)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """results(strategy): what each rank saw; every strategy runs once."""
+
+    @functools.cache
+    def of(strategy):
+        output = tmp_path_factory.mktemp(strategy)
+        if strategy == "none":
+            steps_on_ranks.main(strategy, output)
+        else:
+            words = [steps_on_ranks.__file__, strategy, output]
+            for result in launching.run_two_replicas(strategy, words, timeout=TIMEOUT):
+                # A watchdog has nothing to say of ranks that finish.
+                assert not re.search(r"\brank\b|^(.*>:)?(error|warning)", result.stderr, re.MULTILINE)
+        files = sorted(output.glob("*.msgpack"))
+        return [msgspec.msgpack.decode(file.read_bytes()) for file in files]
+
+    return of
+
+
+def replicas(ranks, case, what):
+    """For each variable the values of all replicas of all ranks: (replicas, ...)."""
+    return [np.concatenate(parts) for parts in zip(*(rank[case][what] for rank in ranks), strict=True)]
+
+
+@pytest.mark.parametrize("strategy", [*TOGETHER, HOROVOD])
+@pytest.mark.parametrize("case", FROZEN)
+def test_ten_steps_on_two_replicas_give_the_weights_of_one_process_on_both_batches(results, case, strategy):
+    alone, together = results("none"), results(strategy)
+    assert [rank[case]["updates"] for rank in together] == [alone[0][case]["updates"]] * len(together)
+    for what in ("weights", "averages", "slots"):
+        ones, twos = replicas(alone, case, what), replicas(together, case, what)
+        assert len(ones) == len(twos) > 0
+        for one, two in zip(ones, twos, strict=True):
+            assert len(two) == 2
+            assert np.array_equal(two[0], two[1]), f"{what}: the replicas have drifted apart"
+            np.testing.assert_allclose(two[0], one[0], rtol=1e-5, atol=1e-5, err_msg=what)
+    np.testing.assert_allclose(together[0][case]["losses"], alone[0][case]["losses"], rtol=1e-5)
+
+
+def test_two_steps_are_an_update_where_gradients_are_accumulated(results):
+    (alone,) = results("none")
+    assert [alone[case]["updates"] for case in FROZEN] == [10, 5]
+    assert alone["accumulated"]["loss_scale"] == [2**15]
+
+
+@pytest.mark.parametrize("strategy", [*TOGETHER, HOROVOD])
+def test_an_overflow_halves_the_loss_scale_on_all_replicas_and_moves_nothing(results, strategy):
+    (alone,) = results("none")
+    for rank in results(strategy):
+        seen = rank["overflow"]
+        assert seen["finite"] == [True]  # the loss is; the scaled gradients are the optimizer's matter
+        assert np.array_equal(seen["loss_scale"], np.full(len(seen["loss_scale"]), np.float32(3e38) / 2))
+        assert seen["updates"] == 0
+        for mine, theirs in zip(seen["weights"], alone["overflow"]["weights"], strict=True):
+            assert all(np.array_equal(copy, theirs[0]) for copy in mine)
+
+
+@pytest.mark.parametrize("strategy", [*TOGETHER, HOROVOD])
+def test_a_step_that_is_not_finite_on_one_replica_changes_nothing_on_any(results, strategy):
+    ranks = results(strategy)
+    for rank in ranks:
+        seen = rank["statistics"]
+        assert seen["finite"] == [True] * 5 + [False] + [True] * 4
+        assert seen["updates"] == 9
+        assert seen["before"] == seen["after"]
+        for values in seen["before"].values():
+            assert values and all(np.isfinite(value).all() for value in values)
+    for values in replicas(ranks, "statistics", "weights"):
+        assert np.array_equal(values[0], values[1])
+        assert np.isfinite(values).all()
+
+
+@pytest.mark.parametrize("strategy", [*TOGETHER, HOROVOD])
+def test_each_replica_has_its_own_moving_statistics_and_their_mean_is_had_without_changing_them(
+    results, strategy
+):
+    ranks = results(strategy)
+    local = replicas(ranks, "statistics", "statistics")
+    for values in [*local, *replicas(ranks, "statistics", "average_statistics")]:
+        assert len(values) == 2
+        assert not np.allclose(values[0], values[1], atol=1e-3)
+    for rank in ranks:
+        for mean, values in zip(rank["statistics"]["mean_statistics"], local, strict=True):
+            np.testing.assert_allclose(mean, values.mean(0), rtol=1e-6, atol=1e-7)
+    for before, after in zip(local, replicas(ranks, "statistics", "statistics_after_mean"), strict=True):
+        assert np.array_equal(before, after)
+
+
+@needs_horovod
+@pytest.mark.parametrize("strategy", TOGETHER)
+def test_with_batch_statistics_tf_distribute_and_horovod_agree_replica_by_replica(results, strategy):
+    ranks, horovod = results(strategy), results("horovod")
+    for what in ("weights", "averages", "statistics", "average_statistics"):
+        pairs = zip(replicas(ranks, "statistics", what), replicas(horovod, "statistics", what), strict=True)
+        for mine, theirs in pairs:
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5, err_msg=what)
+    outputs = [each[0]["statistics"]["outputs"] for each in (ranks, horovod)]  # rank 0 alone evaluated
+    np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
+
+
+@needs_horovod
+def test_compressed_gradients_come_back_as_float32_with_the_precision_of_float16(results):
+    for seen in (rank["compression"] for rank in results("horovod")):
+        np.testing.assert_allclose(seen["full"][0], np.full((2, 3), 5 / 6), rtol=1e-6)
+        np.testing.assert_allclose(seen["full"][1], [0.5, -1, 1e-3], rtol=1e-6)
+        assert seen["dtypes"] == ["float32", "float32"]
+        for half, full in zip(seen["squeezed"], seen["full"], strict=True):
+            np.testing.assert_allclose(half, full, rtol=2**-10)
+        first = np.array(seen["squeezed"][0])
+        assert (first != seen["full"][0]).all()  # it did travel as float16
+        assert (first.astype(np.float16) == first).all()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "who"),
+    [  # rank, local_rank, world_size, num_replicas, local_replicas
+        ("none", [[0, 0, 1, 1, 0]]),
+        ("mirrored", [[0, 0, 1, 2, 0, 1]]),
+        ("multi_worker", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]]),
+        pytest.param("horovod", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]], marks=needs_horovod),
+    ],
+)
+def test_each_rank_knows_its_place_and_gets_the_messages_of_all(results, strategy, who):
+    ranks = results(strategy)
+    assert [list(rank["messages"]["who"]) for rank in ranks] == who
+    size = len(who)
+    problem = {
+        0: ("OtherRankError", "rank 1: --batch_size=0 is none"),
+        1: ("UserError", "--batch_size=0 is none"),
+    }
+    for number, rank in enumerate(rank["messages"] for rank in ranks):
+        assert rank["strategy"] == strategy
+        sent = [{"rank": i, "bytes": bytes([i]) * (5 + 1_000_003 * i)} for i in range(size)]
+        assert rank["gathered"] == sent
+        assert rank["gathered_texts"] == [None, {"blue": "\N{WHALE}", "b": [1.5]}][:size]
+        assert rank["broadcast_object"] == 0
+        assert rank["no_variables"] == []
+        assert rank["first_on_host"] == [f"trace{i}" for i in range(number)]
+        assert rank["problem"] == (list(problem[number]) if size == 2 else None)
+        for values, value in zip(rank["after_broadcast"], (11, 17), strict=True):
+            assert np.all(np.equal(values, value))
+    before = replicas(ranks, "messages", "before_broadcast")[0]
+    assert strategy == "none" or not np.array_equal(before[0], before[1])
+
+
+def test_sigterm_still_ends_a_worker(results):
+    """TensorFlow's notifier of preemptions would swallow it."""
+    for rank in results("multi_worker"):
+        assert not int(rank["messages"]["caught_signals"], 16) & 1 << (signal.SIGTERM - 1)
+
+
+def test_without_horovod_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    with pytest.raises(UserError, match=r"^--strategy=horovod needs Horovod, .*run `make horovod`$"):
+        distributed.start("horovod")

@@ -1,0 +1,123 @@
+"""train.py: two ranks with half the batch end with the weights of one, and one goes on with the run of two.
+
+Each batch is the whole data set, so the order of images has no part in it; augmentation is off; batch norms
+are frozen, because each rank normalises by its own images.
+"""
+
+import csv
+import dataclasses
+import importlib.util
+
+import numpy as np
+import pytest
+
+from common.distributed.ranks import Hooks
+from common.errors import UserError
+from tests.distributed import launching
+from tests.distributed.small_apps import IMAGES, TINY, parsed, training_flags
+from tests.fixtures.calculations import weights_of
+
+TIMEOUT = 300  # seconds, on a busy machine
+EPOCHS, STEPS = 2, 4
+PLAIN = {
+    "efficientdet": "augmentation=none,flip_prob=0,warmup_epochs=0,learning_rate=0.6",
+    "yolov4": "jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0,burn_in_steps=0,"
+    "learning_rate=0.2",
+}
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
+)
+
+
+@pytest.fixture(scope="module", params=[pytest.param("efficientdet", marks=pytest.mark.slow), "yolov4"])
+def app(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def flags(app, drawn):
+    """flags(output_dir, strategy, replicas)"""
+
+    def of(output_dir, strategy, replicas):
+        return [
+            *training_flags(app, drawn, output_dir, strategy, IMAGES // replicas),
+            f"--hparams={TINY[app]},{PLAIN[app]}",
+            r"--freeze=\bbn",
+            f"--epochs={EPOCHS}",
+            f"--steps_per_epoch={STEPS}",
+            "--ema_decay=0.9",
+        ]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def alone(app, flags, tmp_path_factory):
+    """The run directory of one process."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    module, a = parsed(app, *flags(run, "none", 1))
+    module.start(a)
+    return run
+
+
+def train_by_two(app, flags, run, strategy):
+    words = [launching.ROOT / app / "train.py", *flags(run, strategy, 2)]
+    launching.run_two_replicas(strategy, words, timeout=TIMEOUT)
+    return run
+
+
+@pytest.fixture(scope="module")
+def by_two(app, flags, tmp_path_factory):
+    """The run directory of two ranks."""
+    return train_by_two(app, flags, tmp_path_factory.mktemp("by-two") / "run", "horovod")
+
+
+def rows(run):
+    with (run / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def assert_same_training(run, alone):
+    losses, wanted = ([float(row["loss"]) for row in rows(directory)] for directory in (run, alone))
+    assert wanted[-1] < 0.97 * wanted[0]  # it moves
+    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    for row, other in zip(rows(run), rows(alone), strict=True):
+        for name in ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_over_limit"):
+            assert row[name] == other[name]
+    expected, found = (weights_of(directory / "last.weights.h5") for directory in (alone, run))
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_two_ranks_of_horovod_train_as_one_does_with_twice_the_batch(by_two, alone):
+    assert_same_training(by_two, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
+def test_two_replicas_of_tf_distribute_train_as_one_does(app, flags, alone, tmp_path, strategy):
+    assert_same_training(train_by_two(app, flags, tmp_path / "run", strategy), alone)
+
+
+def test_only_an_elastic_run_goes_on_with_another_number_of_ranks(app, by_two, flags, capsys):
+    module, a = parsed(app, *flags(by_two, "horovod", 2))
+    with pytest.raises(UserError, match="num_replicas was 2 and is now 1"):
+        module.start(a)
+    a = dataclasses.replace(a, elastic=True, epochs=EPOCHS + 1, steps_per_epoch=None)
+    capsys.readouterr()
+    with pytest.raises(UserError, match=f"has {EPOCHS} of the {EPOCHS + 1} epochs that were trained"):
+        module.train(a, Hooks(expected_epochs=EPOCHS + 1))
+    said = capsys.readouterr().err
+    # An epoch of the single rank has two steps.
+    assert f"resumed after epoch {EPOCHS} (step {2 * EPOCHS})" in said
+    assert "with another num_ranks, num_replicas, steps_per_epoch" in said
+    nothing_left = dataclasses.replace(a, epochs=EPOCHS)
+    assert module.train(nothing_left, Hooks(expected_epochs=EPOCHS)) is None
+
+
+def test_elastic_training_needs_horovod(app, flags, tmp_path):
+    module, a = parsed(app, *flags(tmp_path / "run", "none", 2), "--elastic")
+    with pytest.raises(UserError, match="--elastic is Horovod's: it needs --strategy=horovod"):
+        module.start(a)

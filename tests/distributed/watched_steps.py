@@ -1,0 +1,45 @@
+"""One rank of two that takes steps under a watchdog; rank 1 misbehaves in the seventh.
+
+horovodrun -np 2 python tests/distributed/watched_steps.py kill|stop|sleep|missing horovod STEP_TIMEOUT
+"""
+
+import os
+import signal
+import sys
+import time
+
+import tensorflow as tf
+
+from common import errors
+from common.distributed import ranks as distributed
+from common.distributed import tf_distribute
+from common.training.watchdog import Watchdog
+
+
+def endless() -> None:
+    while True:
+        time.sleep(0.1)
+
+
+def main(act: str, strategy: str, step_timeout: str) -> None:
+    if act == "missing":
+        tf_distribute.START_SECONDS = 2.0
+    tf_distribute.HEARTBEAT_SECONDS = 5.0
+    ranks = distributed.start(strategy)
+    step_of_all = tf.function(lambda x: ranks.run(lambda y: ranks.mean({"x": y})["x"], x), jit_compile=False)
+    with Watchdog(ranks, step_timeout=float(step_timeout)) as watchdog:
+        watchdog.beat("compiling", at_least=60)
+        step_of_all(tf.constant(1.0))
+        for step in range(7):
+            watchdog.beat("training", epoch=1, step=step)
+            if step == 6 and ranks.rank == 1:
+                print("MARKER", time.time(), file=sys.stderr, flush=True)
+                if act == "sleep":
+                    endless()
+                os.kill(os.getpid(), signal.SIGKILL if act == "kill" else signal.SIGSTOP)
+            step_of_all(tf.constant(1.0))
+
+
+signal.signal(signal.SIGTERM, lambda *_: None)  # as in the apps, which save first; horovodrun sends it
+if __name__ == "__main__":
+    errors.run(main, positional=True)

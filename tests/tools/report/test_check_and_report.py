@@ -1,0 +1,48 @@
+"""One data set, or two together: what is printed and written, of sound data and of faulty.
+
+Also tests tools/check_data.py.
+"""
+
+import pytest
+
+from common.args import ImagePolicy
+from common.datacheck.issues import KINDS, DataError
+from common.datasets import DataFlags
+from common.errors import UserError
+from tests.tools.report.made_reports import ANCHORS
+from tools.report import check_and_report
+
+
+def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
+    """A COCO json and TFRecords; the report of the second has a name of its own."""
+    data = DataFlags(str(drawn / "images"), str(drawn / "instances.json"))
+    evaluation = DataFlags(file_pattern=f"{drawn_records}-*.tfrecord")
+    report = tmp_path / "a.html"
+    options = {"report": str(report), "max_instances": 3}
+    text = check_and_report.check(data, evaluation, ANCHORS, ImagePolicy(), **options)
+    assert capsys.readouterr().out == text + "\n"
+    assert text.endswith(f"report: {tmp_path}/a_eval.html")
+    assert f"report: {report}\n" in text
+    assert text.count("beyond max_instances=3") == 2
+    assert " ".join(text.split()).count("formats JPEG: 11, PNG: 1") == 2
+    for page in (report, tmp_path / "a_eval.html"):
+        content = page.read_text("utf-8")
+        assert content.count("<img ") == 2 and "toothbrush" in content
+
+
+def test_faults_alone_make_a_page(tmp_path):
+    """Of two data sets; and no figures of data that cannot be used."""
+    (tmp_path / "a.json").write_text('{"images": [], "annotations": [], "categories": [}')
+    (tmp_path / "b.json").write_text("")
+    data = [DataFlags(str(tmp_path), str(tmp_path / f"{name}.json")) for name in "ab"]
+    with pytest.raises(DataError, match="2 kinds of faults"):
+        check_and_report.check(*data, ANCHORS, ImagePolicy(), report=f"{tmp_path}/report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "<img " not in text
+    for name, kind in (("a.json", "json-malformed"), ("b.json", "json-empty")):
+        assert name in text and KINDS[kind].what in text and KINDS[kind].remedy[1:] in text
+
+
+def test_a_report_of_another_suffix_is_refused_before_data_are_read():
+    with pytest.raises(UserError, match=r"--report=x\.pdf: its name must end in"):
+        check_and_report.check(DataFlags(), DataFlags(), ANCHORS, ImagePolicy(), report="x.pdf")

@@ -1,0 +1,66 @@
+"""The sheet of images with their boxes: which images, where the boxes are, and files that cannot be read."""
+
+import io
+
+import numpy as np
+import PIL.Image
+
+from common.evaluation import drawing
+from tests.common.made_annotations import annotations
+from tools.report import pictures
+
+
+def encoded(image):
+    stream = io.BytesIO()
+    PIL.Image.fromarray(image).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_images_with_most_boxes_come_first_and_images_without_last():
+    counts = [2, 0, 9, 1, 30, 4, 5, 3, 12, 1, 0, 6]
+    truth = annotations([(50, 60)] * 12, [(i, 0, 1, 1, 9, 9) for i, n in enumerate(counts) for _ in range(n)])
+    rows = pictures.choose(truth)
+    assert rows[:3] == [4, 8, 2]
+    assert len(rows) == len(set(rows)) == 9
+    assert rows[3:] == sorted(rows[3:]) and all(counts[row] for row in rows)
+    assert rows == pictures.choose(truth)
+    assert any(rows != pictures.choose(truth, seed) for seed in range(1, 6))
+    assert pictures.choose(annotations([(50, 60)] * 2, [])) == [0, 1]
+
+
+def test_boxes_are_drawn_where_they_are(monkeypatch):
+    monkeypatch.setattr(drawing, "_draw_label", lambda *args: None)
+    truth = annotations([(600, 920)], [(0, 1, 230, 150, 460, 300)])
+    black = encoded(np.zeros((600, 920, 3), np.uint8))
+    sheet = pictures.sheet(truth, lambda row: black)
+    assert sheet.shape == (400, 3 * 466, 3)
+    rows, columns = np.nonzero((sheet == np.array(drawing.class_colour(1))).all(axis=-1))
+    # shown at half its size, below a caption of 24
+    assert (columns.min(), columns.max() + 1, rows.min() - 24, rows.max() + 1 - 24) == (115, 345, 75, 225)
+
+
+def test_classes_are_named_unless_there_are_too_many_boxes(monkeypatch):
+    """More than 25 names would cover everything."""
+    named = []
+    monkeypatch.setattr(
+        pictures, "draw_boxes", lambda image, boxes, classes, names: named.append(names) or image
+    )
+    black = encoded(np.zeros((60, 90, 3), np.uint8))
+    for count in (25, 26):
+        truth = annotations([(60, 90)], [(0, 1, 5, 5, 9, 9)] * count, ["cat", "x" * 40])
+        pictures.sheet(truth, lambda row: black)
+    assert named == [["cat", "x" * 12 + "…" + "x" * 11], ["", ""]]
+
+
+def test_images_of_all_shapes_have_a_place_and_those_that_cannot_be_read_have_none():
+    truth = annotations([(50, 60)] * 5, [(i, 0, 1, 1, 9, 9) for i in range(5)])
+    grey = np.full((900, 1200), 77, np.uint8)
+    files = [encoded(image) for image in (grey, grey[:30, :20], grey[:10], grey[:, :10], grey[:1])]
+    assert pictures.sheet(truth, files.__getitem__).shape == (800, 3 * 466, 3)
+    for file in files[:4]:
+        assert pictures.sheet(truth, [file, b"no image", b"", file, file].__getitem__).shape[0] == 400
+
+    def missing(row):
+        raise FileNotFoundError(row)
+
+    assert pictures.sheet(truth, missing) is None

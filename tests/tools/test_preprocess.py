@@ -1,0 +1,184 @@
+"""preprocess.py: every source and every output by the command line, and what cannot be done in one line.
+
+Also tests common/progress.py.
+"""
+
+import csv
+import io
+import os
+import signal
+import types
+
+import numpy as np
+import PIL.Image
+import pytest
+from absl import flags
+
+from common import args as shared_flags
+from common.errors import UserError
+from tests.tools.preprocessing import pictures_on_disk
+from tests.tools.preprocessing.source_writing import COUNT, IMAGES, WRITERS, labels_of, pixels, write_case
+from tools import preprocess
+from tools.preprocessing import outputs
+from tools.preprocessing.image_source import KINDS
+
+OPS = "--ops=pad:16x12,fill=9"  # all become 16 x 12
+
+
+def parse(*arguments):
+    fv = flags.FlagValues()
+    preprocess.define_flags(fv)
+    fv(["preprocess", *arguments])
+    return fv
+
+
+def run(*arguments):
+    values = shared_flags.values(parse(*arguments), preprocess.define_flags)
+    preprocess.preprocess(types.SimpleNamespace(**values))
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def given(case, directory, images=IMAGES):
+    """(the flags that name a source, the names of its images)."""
+    kind, path, options, names = write_case(case, directory, images)
+    values = {"source": kind, "input": path, **options}
+    return [f"--{name}={value}" for name, value in values.items()], names
+
+
+def padded():
+    array = np.full((COUNT, 16, 12, 3), 9, np.uint8)
+    for number in range(COUNT):
+        array[number, : 8 + number] = pixels(number)
+    return array
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """Five PNGs of different sizes in two directories."""
+    directory = tmp_path_factory.mktemp("tree")
+    pictures_on_disk.write(directory / "cats", pictures_on_disk.SIZES[:3])
+    pictures_on_disk.write(directory / "two dogs", pictures_on_disk.SIZES[3:])
+    return directory
+
+
+# --- sources ---
+
+
+@pytest.mark.parametrize("case", WRITERS)
+def test_pixels_names_and_labels_of_every_source(tmp_path, case):
+    source, names = given(case, tmp_path / "in")
+    api, suffix = ("dynamic", "npy") if case in ("tfrecord", "numpy") else ("pipeline", "npz")
+    out = f"{tmp_path}/out.{suffix}"
+    run(*source, f"--api={api}", OPS, f"--output={out}", "--batch_size=3")
+    found = np.load(out)
+    np.testing.assert_array_equal(found["images"] if suffix == "npz" else found, padded())
+    found = [(row["name"], int(row["label"] or -1)) for row in rows_of(f"{out}.csv")]
+    assert found == list(zip(names, labels_of(case), strict=True))
+
+
+def test_a_damaged_image_is_left_out_when_told(tmp_path, capsys):
+    source, _ = given("tfrecord", tmp_path / "in", [*IMAGES[:2], IMAGES[2][:-20], *IMAGES[3:]])
+    run(*source, OPS, f"--output={tmp_path}/x.npz", "--on_bad_image=skip")
+    said = capsys.readouterr()
+    assert "Left out by --on_bad_image=skip" in said.err
+    assert said.out.startswith("6 images, ")
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npz")["images"], np.delete(padded(), 2, 0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_there_is_one_line(tmp_path, kind):
+    with pytest.raises(UserError, match="nowhere") as caught:
+        run(f"--source={kind}", f"--input={tmp_path}/nowhere", f"--output={tmp_path}/x.npz")
+    assert "\n" not in str(caught.value)
+
+
+IMPOSSIBLE = [
+    ([], "--input is missing"),
+    (["--input={0}"], "--output is missing"),
+    (["--input={0}", "--output={1}/x.npz", "--ops=resise:3"], "did you mean 'resize'"),
+    (["--input={0}", "--output={1}/x.npz", "--output_shards=2"], "--output_shards does nothing for"),
+    (["--input={0}", "--output={1}/x.npz", "--image_format=png"], "--image_format"),
+    (["--input={0}", "--output={1}/x.png", "--ops=layout:chw"], "CHW"),
+    (["--input={0}", "--output={1}/x.tfrecord", "--output_shards=6"], "--output_shards=6"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), IMPOSSIBLE)
+def test_what_cannot_be_done_is_said_and_leaves_nothing(tree, tmp_path, arguments, said):
+    with pytest.raises(UserError) as caught:
+        run(*(argument.format(tree, tmp_path) for argument in arguments))
+    assert said in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_there_is_one_line(tree, tmp_path, monkeypatch):
+    monkeypatch.setattr(preprocess.backend, "GetCUDADeviceCount", lambda: 0)
+    with pytest.raises(UserError, match="--device=gpu: DALI sees no GPU here; use --device=cpu"):
+        run(f"--input={tree}", f"--output={tmp_path}/x.png", "--device=gpu")
+
+
+def test_the_list_of_operators(capsys):
+    run("--list_ops")
+    assert "crop_mirror_normalize: crop, mirror" in capsys.readouterr().out
+
+
+# --- outputs ---
+
+
+def test_pictures_have_the_colours_of_their_sources_whatever_the_order_of_channels(tree, tmp_path):
+    arguments = f"--input={tree}", "--ops=decode:bgr | resize:16x16"
+    run(*arguments, f"--output={tmp_path}/x.npz")
+    run(*arguments, f"--output={tmp_path}/out")
+    array = np.load(tmp_path / "x.npz")["images"]
+    picture = np.asarray(PIL.Image.open(tmp_path / "out" / "cats" / "0.png"))
+    np.testing.assert_array_equal(picture, array[0][..., ::-1])
+    assert picture[0, 0, 0] > 200 > picture[0, 0, 2]  # the corner of these pictures is red
+
+
+@pytest.mark.parametrize(("flags_", "quality"), [([], 95), (["--jpeg_quality=30"], 30)])
+def test_jpegs_of_a_quality(tree, tmp_path, flags_, quality):
+    run(f"--input={tree}", f"--output={tmp_path}/out", "--image_format=jpeg", *flags_)
+    stream = io.BytesIO()
+    PIL.Image.open(tree / "two dogs/1.png").save(stream, "JPEG", quality=quality)
+    assert (tmp_path / "out/two dogs/1.jpg").read_bytes() == stream.getvalue()
+
+
+def test_records_and_from_them_the_same_again(tree, tmp_path):
+    arguments = f"--input={tree}", "--ops=crop:30x40"
+    run(*arguments, f"--output={tmp_path}/r.tfrecord", "--output_shards=2")
+    run(*arguments, f"--output={tmp_path}/direct.npy")
+    run("--source=tfrecord", f"--input={tmp_path}/r-*-of-00002.tfrecord", f"--output={tmp_path}/x.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), np.load(tmp_path / "direct.npy"))
+    assert [row["label"] for row in rows_of(tmp_path / "x.npy.csv")] == ["0", "0", "0", "1", "1"]
+
+
+def test_images_that_a_list_names_are_not_replaced(tree, tmp_path):
+    (tmp_path / "list.txt").write_text(f"{tree}/cats/0.png")
+    for target in (tree / "cats", tree / "cats/0.png"):
+        with pytest.raises(UserError, match="the input"):
+            run("--source=list", f"--input={tmp_path}/list.txt", f"--output={target}", "--overwrite")
+
+
+def test_a_complaint_after_half_a_progress_bar_has_a_line_of_its_own(tree, tmp_path, capsys):
+    with pytest.raises(UserError, match=r"^image 0 \('cats/0\.png'\) is uint8 48 x 64 x 3"):
+        run(f"--input={tree}", f"--output={tmp_path}/x.npz")
+    progress = capsys.readouterr().err
+    assert "1/5" in progress and progress.endswith("\n")
+
+
+def test_sigterm_in_the_middle_of_writing_leaves_nothing(tree, tmp_path, monkeypatch):
+    """As a scheduler's time limit sends it."""
+    fv = parse(f"--input={tree}", f"--output={tmp_path}/new/")
+    monkeypatch.setattr(preprocess.flags, "FLAGS", fv)
+    monkeypatch.setattr(outputs.Output, "encode", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            preprocess.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
