@@ -162,7 +162,7 @@ def _deep(largest: int) -> dict[str, bytes]:
     """16-bit images whose largest value is `largest`."""
     grey = (GREY.astype(int) * largest // GREY.max()).astype(np.uint16)
     assert grey.max() == largest
-    rgb, alpha = np.dstack([grey, grey // 2, grey // 3]), np.full_like(grey, 65535)
+    rgb, alpha = np.dstack([grey // 3, grey // 2, grey]), np.full_like(grey, 65535)
     return {
         "png-grey": pillow("PNG", grey),
         "png-grey-alpha": png(16, 4, [row.astype(">u2").tobytes() for row in np.dstack([grey, alpha])]),
