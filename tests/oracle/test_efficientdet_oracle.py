@@ -5,7 +5,9 @@ import math
 
 import numpy as np
 import pytest
+from nvidia.dali import Pipeline, fn
 
+from efficientdet import crops
 from efficientdet.config import EfficientDetConfig, get_config
 from efficientdet.pipeline import EfficientDetPipeline
 from tests.oracle import efficientdet_crops, numpy_boxes, numpy_images
@@ -190,3 +192,11 @@ def test_evaluation(fuzzed):
             window, size = efficientdet_crops.whole_image(image.size, INPUT)
             assert tuple(batch.outputs["letterbox"][row]) == (0, 0, *size)
             check(batch, row, image, (window, size, slice(None)), {"flip": False}, plain)
+
+
+def test_a_crop_of_less_than_a_pixel_shows_the_last_pixel():
+    """From 0.76 to 0.96 of three pixels."""
+    pipe = Pipeline(batch_size=1, num_threads=1, device_id=None)
+    with pipe:
+        pipe.set_outputs(*crops._whole_pixels(*(fn.constant(fdata=number) for number in (0.76, 0.2, 3.0))))
+    assert [np.asarray(output.as_tensor()).item() for output in pipe.run()] == [2, 1]
