@@ -19,13 +19,13 @@ os.environ["XDG_CACHE_HOME"] = _CACHE.name
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background; children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONGEST_FIRST = ("test_readme.py",)
+LONGEST_FIRST = ("test_readme.py", "test_copy_app.py", "test_dry_run.py", "test_ranks.py")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared" / "data")).resolve()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # First, for otherwise one process waits for it at the end.
+    # First, for otherwise one process waits for them at the end.
     items.sort(key=lambda item: item.path.name not in LONGEST_FIRST)
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
@@ -35,29 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if backend.GetCUDADeviceCount() == 0:
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="DALI sees no GPU"))
-
-
-@pytest.fixture
-def record_fault(request: pytest.FixtureRequest):
-    """record_fault(fault, line): a row of the table of faults in the tests' output."""
-
-    def record(fault, line: str) -> None:
-        request.node.user_properties.append(("fault", (fault.name, fault.kind, line)))
-
-    return record
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A test that passed has seen its fault reported: the table of them."""
-    passed = terminalreporter.getreports("passed")
-    rows = [row for report in passed for name, row in report.user_properties if name == "fault"]
-    if rows:
-        from common.datacheck.issues import KINDS
-
-        terminalreporter.section(f"{len(rows)} seeded faults of data, each reported before the first step")
-        for name, kind, line in rows:
-            said = " ".join(line.split())
-            terminalreporter.write_line(f"{name:42} {KINDS[kind].severity.value:36} {said[:160]}")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ import pytest
 
 from common import hparams
 from common.datacheck.datasets import open_coco
-from common.errors import UserError
 from common.loader import steps_per_epoch
 from tests.apps.conftest import either_app
 
@@ -136,10 +135,3 @@ def test_no_kind_of_randomness_is_the_same_on_two_ranks(app, make, twins, pipeli
     assert same()  # twins they are
     for change in random_changes(app, pipeline_type):
         assert not same(change), change
-
-
-@pytest.mark.parametrize("pipeline_type", LOADERS)
-@pytest.mark.parametrize("training", [True, False])
-def test_more_ranks_than_images_are_refused(make, source, pipeline_type, training):
-    with pytest.raises(UserError, match="12 images cannot be shared by 13 ranks"):
-        make(source, pipeline_type, [], training=training, shard_id=0, num_shards=13).dataset()
