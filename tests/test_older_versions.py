@@ -74,7 +74,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return directory
 
 
-@pytest.mark.parametrize("app", [pytest.param("efficientdet", marks=pytest.mark.slow), "yolov4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
 def test_a_run_that_was_stopped_in_an_epoch_goes_on(app, copy, monkeypatch):
     monkeypatch.chdir(copy)
     module, a = small_apps.parsed(app, f"--flagfile=runs/{app}/flags.txt")

@@ -7,11 +7,12 @@ import PIL.Image
 import pytest
 
 from common.errors import UserError
-from tests.apps.conftest import eagerly
+from tests.apps.conftest import eagerly, slow_for
 
 PICTURES = ("1_network_input", "3_targets", "5_candidates", "6_detections")
 
 
+@slow_for("efficientdet")
 def test_every_station_has_its_picture(app, trained, drawn, tmp_path, capsys):
     walkthrough = importlib.import_module(f"examples.{app.name}_walkthrough")
     data = {"images": f"{drawn}/images", "annotations": f"{drawn}/instances.json"}

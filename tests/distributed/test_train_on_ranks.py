@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=[pytest.param("efficientdet", marks=pytest.mark.slow), "yolov4"])
+@pytest.fixture(scope="module", params=["efficientdet", "yolov4"])
 def app(request):
     return request.param
 
@@ -91,6 +91,7 @@ def assert_same_training(run, alone):
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_ranks_of_horovod_train_as_one_does_with_twice_the_batch(by_two, alone):
     assert_same_training(by_two, alone)
 
@@ -101,6 +102,7 @@ def test_two_replicas_of_tf_distribute_train_as_one_does(app, flags, alone, tmp_
     assert_same_training(train_by_two(app, flags, tmp_path / "run", strategy), alone)
 
 
+@pytest.mark.slow
 def test_only_an_elastic_run_goes_on_with_another_number_of_ranks(app, by_two, flags, capsys):
     module, a = parsed(app, *flags(by_two, "horovod", 2))
     with pytest.raises(UserError, match="num_replicas was 2 and is now 1"):
