@@ -66,7 +66,7 @@ test-long: horovod  ## only the long tests: comparisons of runs, copies of the a
 
 test-all: test test-long  ## all tests
 
-test-gpu: setup  ## only the tests that need a GPU
+test-gpu: horovod  ## only the tests that need a GPU
 	$(RUN) -m pytest -m gpu
 
 bench: setup  ## how fast loaders, training steps and both together are, and each stage of a loader (15 minutes on two cores)

@@ -31,9 +31,6 @@ YOLOV4 = (
     "--epochs=40",
     "--image_size=64",
 )
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
-)
 
 
 def start(app: str, *arguments: str) -> None:

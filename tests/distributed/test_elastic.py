@@ -1,7 +1,6 @@
 """A run under Horovod Elastic loses a host, and gains one: both are this machine, by two names."""
 
 import csv
-import importlib.util
 import json
 import pathlib
 import re
@@ -15,10 +14,6 @@ from tests.distributed.small_apps import IMAGES, training_flags
 TIMEOUT = 240  # seconds; a run takes 30 on two idle cores
 BATCH_SIZE, EPOCHS = 2, 3
 STEPS = {1: IMAGES // BATCH_SIZE, 2: IMAGES // BATCH_SIZE // 2}  # in an epoch, by the number of ranks
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
-)
 
 
 def launch(directory, hosts, what, *flags, cooldown=600) -> launching.Result:

@@ -1,7 +1,6 @@
 """Horovod and tf.distribute train as one process does on all the images, and pass messages."""
 
 import functools
-import importlib.util
 import re
 import signal
 import sys
@@ -16,9 +15,8 @@ from tests.distributed import launching, steps_on_ranks
 
 TIMEOUT = 200  # seconds, for one strategy on a busy machine
 FROZEN = ("adam", "accumulated")  # batch normalisation is: one batch or two alike
-TOGETHER = ("mirrored", "multi_worker")
-needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="make horovod")
-HOROVOD = pytest.param("horovod", marks=needs_horovod)
+TF_DISTRIBUTE = ("mirrored", "multi_worker")
+STRATEGIES = (*TF_DISTRIBUTE, "horovod")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +44,7 @@ def replicas(ranks, case, what):
     return [np.concatenate(parts) for parts in zip(*(rank[case][what] for rank in ranks), strict=True)]
 
 
-@pytest.mark.parametrize("strategy", [*TOGETHER, HOROVOD])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("case", FROZEN)
 def test_ten_steps_on_two_replicas_give_the_weights_of_one_process_on_both_batches(results, case, strategy):
     alone, together = results("none"), results(strategy)
@@ -67,7 +65,7 @@ def test_two_steps_are_an_update_where_gradients_are_accumulated(results):
     assert alone["accumulated"]["loss_scale"] == [2**15]
 
 
-@pytest.mark.parametrize("strategy", [*TOGETHER, HOROVOD])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_overflow_halves_the_loss_scale_on_all_replicas_and_moves_nothing(results, strategy):
     (alone,) = results("none")
     for rank in results(strategy):
@@ -79,7 +77,7 @@ def test_an_overflow_halves_the_loss_scale_on_all_replicas_and_moves_nothing(res
             assert all(np.array_equal(copy, theirs[0]) for copy in mine)
 
 
-@pytest.mark.parametrize("strategy", [*TOGETHER, HOROVOD])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_step_that_is_not_finite_on_one_replica_changes_nothing_on_any(results, strategy):
     ranks = results(strategy)
     for rank in ranks:
@@ -94,7 +92,7 @@ def test_a_step_that_is_not_finite_on_one_replica_changes_nothing_on_any(results
         assert np.isfinite(values).all()
 
 
-@pytest.mark.parametrize("strategy", [*TOGETHER, HOROVOD])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_replica_has_its_own_moving_statistics_and_their_mean_is_had_without_changing_them(
     results, strategy
 ):
@@ -110,8 +108,7 @@ def test_each_replica_has_its_own_moving_statistics_and_their_mean_is_had_withou
         assert np.array_equal(before, after)
 
 
-@needs_horovod
-@pytest.mark.parametrize("strategy", TOGETHER)
+@pytest.mark.parametrize("strategy", TF_DISTRIBUTE)
 def test_with_batch_statistics_tf_distribute_and_horovod_agree_replica_by_replica(results, strategy):
     ranks, horovod = results(strategy), results("horovod")
     for what in ("weights", "averages", "statistics", "average_statistics"):
@@ -122,7 +119,6 @@ def test_with_batch_statistics_tf_distribute_and_horovod_agree_replica_by_replic
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
-@needs_horovod
 def test_compressed_gradients_come_back_as_float32_with_the_precision_of_float16(results):
     for seen in (rank["compression"] for rank in results("horovod")):
         np.testing.assert_allclose(seen["full"][0], np.full((2, 3), 5 / 6), rtol=1e-6)
@@ -141,7 +137,7 @@ def test_compressed_gradients_come_back_as_float32_with_the_precision_of_float16
         ("none", [[0, 0, 1, 1, 0]]),
         ("mirrored", [[0, 0, 1, 2, 0, 1]]),
         ("multi_worker", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]]),
-        pytest.param("horovod", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]], marks=needs_horovod),
+        ("horovod", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]]),
     ],
 )
 def test_each_rank_knows_its_place_and_gets_the_messages_of_all(results, strategy, who):

@@ -6,7 +6,6 @@ are frozen, because each rank normalises by its own images.
 
 import csv
 import dataclasses
-import importlib.util
 
 import numpy as np
 import pytest
@@ -24,10 +23,6 @@ PLAIN = {
     "yolov4": "jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0,burn_in_steps=0,"
     "learning_rate=0.2",
 }
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
-)
 
 
 @pytest.fixture(scope="module", params=["efficientdet", "yolov4"])

@@ -1,6 +1,5 @@
 """A lost rank under horovodrun and under multi_worker: how soon the others end, and what they print."""
 
-import importlib.util
 import re
 import time
 
@@ -12,16 +11,12 @@ from tests.distributed import launching, watched_steps
 SCRIPT = watched_steps.__file__
 STEP_TIMEOUT = 120  # seconds: longer than all that is measured, where something else ends the ranks
 HANGS = "error: rank 0 .*has not moved for 3 s"
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
-)
 
 
 def seconds_since_the_misdeed(stderr: str) -> float:
     return time.time() - float(re.search(r"MARKER (\S+)", stderr)[1])
 
 
-@needs_horovod
 @pytest.mark.parametrize(
     ("act", "step_timeout", "message"),
     [
