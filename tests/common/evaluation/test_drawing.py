@@ -176,3 +176,4 @@ def test_loss_curves_are_drawn_with_gaps_and_without_evaluation(figures, tmp_pat
     assert panels == [[losses, ("AP", ["AP", "AP50"])], [losses], []]
     points = [line.get_xydata().tolist() for axes in figures[0].axes for line in axes.lines]
     assert points == [[[1, 3], [2, 2]], [[1, 1]], [[2, 0.2]], [[2, 0.4]]]
+    assert [axes.get_ylim()[0] for axes in figures[0].axes] == [0, 0]
