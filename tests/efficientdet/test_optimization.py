@@ -66,7 +66,7 @@ def test_a_run_has_one_epoch_at_least():
     assert math.isfinite(float(make_schedule(config, 16, 1000)(999)))
 
 
-@pytest.mark.parametrize("config", [CONFIG, RETINANET], ids=["cosine", "milestones"])
+@pytest.mark.parametrize("config", [CONFIG, RETINANET], ids=lambda config: config.model_name)
 def test_schedule_survives_serialisation(config):
     schedule = make_schedule(config, 16, 7)
     again = Warmup.from_config(schedule.get_config())
