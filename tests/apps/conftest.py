@@ -116,7 +116,7 @@ APPS = {
 
 
 # What the apps leave to common/ is tested with the one whose network is traced sooner.
-either_app = pytest.mark.parametrize("app", ["yolov4"], indirect=True, scope="session")
+either_app = pytest.mark.parametrize("app", list(APPS)[-1:], indirect=True, scope="session")
 
 
 def slow_for(*names: str) -> pytest.MarkDecorator:
