@@ -154,6 +154,8 @@ def test_a_video_is_its_frames(infer, clip, tmp_path, capsys):
     plain = cv2.imread(str(clip / "frames" / f"{found[0]['frame']}.png"))
     assert np.abs(frames[found[0]["frame"]].astype(int) - plain).max() > 100  # a box is drawn
     assert not list((tmp_path / "video").glob(".tmp-*"))
+    with pytest.raises(UserError, match="reads no videos"):
+        infer(clip / "clip.avi", "--pipeline_type=dali_cpu", "--nodraw")
 
 
 BUS = r"category 3 is 'car', in .*other\.json it is 'bus'"
@@ -163,7 +165,6 @@ REFUSED = {
     "no flag": ("", "", "images"),
     "an empty directory": ("{tmp}/empty", "", r"empty: no image there \(\.jpg"),
     "over the images": ("{tmp}", "--output_dir={tmp}", r"--output_dir=.* holds the images"),
-    "a loader of images": ("{clip}/clip.avi", "--pipeline_type=dali_cpu", "reads no videos"),
     "no such video": ("{tmp}/none.mp4", "", r"none\.mp4: there is no such file"),
     "video over itself": ("{clip}/clip.avi", "--output_dir={clip}", "holds the images"),
     "video with ids": ("{clip}/clip.avi", "--submission=a.zip", "--submission is for images"),
@@ -176,13 +177,13 @@ REFUSED = {
     "no results file": ("{clip}/frames", "--submission={tmp}/a.txt", r"must end in \.json or"),
     "two lists of ids": (
         "{tmp}/frog.png",
-        "--annotations={tmp}/info.json --image_info={tmp}/info.json",
+        "--image_info={tmp}/info.json --annotations={tmp}/info.json",
         "give one of them",
     ),
     "other categories": ("{clip}/frames/3.png", "--image_info={tmp}/other.json", BUS),
     "other categories of annotations": (
         "{clip}/frames/3.png",
-        "--annotations={tmp}/other.json --submission={tmp}/a.zip",
+        "--submission={tmp}/a.zip --annotations={tmp}/other.json",
         BUS,
     ),
 }
