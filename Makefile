@@ -58,7 +58,7 @@ demo-clean:  ## forgets the demos' data and runs, so that the next one starts an
 check: horovod  ## what a change must not break: older runs, equal bits, resuming, two ranks (7 minutes on two cores that others use, too)
 	$(RUN) -m pytest $(CHECKS) -k 'not three_times or yolov4'
 
-test: lint horovod  ## lint, then all tests but the long ones, in JOBS=2 processes of up to 5 GB each
+test: lint horovod  ## lint, then all tests but the long ones, in JOBS=2 processes of up to 3 GB each
 	$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m 'not slow'
 
 test-long: horovod  ## only the long tests: comparisons of runs, copies of the apps
