@@ -1,10 +1,13 @@
 """Fixtures that all tests share. Real data is looked for, never required; all else is drawn here."""
 
+import fcntl
+import gc
 import json
 import os
 import pathlib
 import signal
 import tempfile
+from collections.abc import Callable
 
 import numpy as np
 import PIL.Image
@@ -25,6 +28,7 @@ DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gc.freeze()  # all that is imported stays: the collector need not look through it again and again
     # First, for otherwise one process waits for them at the end.
     items.sort(key=lambda item: item.path.name not in LONGEST_FIRST)
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
@@ -57,15 +61,39 @@ def _real(name: str) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """once(name, make): a directory for tests that only read it, which make(directory) fills.
+
+    One of pytest's processes makes it, for all of them.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    def get(name: str, make: Callable[[pathlib.Path], object]) -> pathlib.Path:
+        with (shared / f"{name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not os.fstat(lock.fileno()).st_size:  # empty until all is made
+                make(shared / name)
+                lock.write("made")
+        return shared / name
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def drawn(once: Callable) -> pathlib.Path:
     """Twelve drawn images, images/ and instances.json, with everything that a data set may hold.
 
     Category ids with gaps (3, 17, 90), in no order; image ids with gaps, one above 2**31; no image square;
     the third without objects; the fifth with a crowd besides; the seventh with a box that reaches outside,
     one without area and one wholly outside; the last a PNG.
     """
-    directory = tmp_path_factory.mktemp("drawn")
-    (directory / "images").mkdir()
+    return once("drawn", _draw)
+
+
+def _draw(directory: pathlib.Path) -> None:
+    (directory / "images").mkdir(parents=True)
     random = np.random.default_rng(7)
     colors = {17: (220, 60, 40), 3: (40, 160, 70), 90: (50, 80, 220)}
     images, annotations = [], []
@@ -95,7 +123,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     categories = [{"id": i, "name": name} for i, name in ((17, "cat"), (3, "car"), (90, "toothbrush"))]
     document = {"images": images, "annotations": annotations, "categories": categories}
     (directory / "instances.json").write_text(json.dumps(document))
-    return directory
 
 
 def _annotation(image_id: int, category_id: int, box_ltwh_px: list[float]) -> dict:
@@ -104,13 +131,15 @@ def _annotation(image_id: int, category_id: int, box_ltwh_px: list[float]) -> di
 
 
 @pytest.fixture(scope="session")
-def drawn_records(drawn: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def drawn_records(drawn: pathlib.Path, once: Callable) -> pathlib.Path:
     """The drawn set as three TFRecord files, indexes and label map: the prefix of their names."""
     from common.datacheck.coco import load_coco
     from tools.conversion.coco_to_tfrecord import write_tfrecords
 
-    prefix = tmp_path_factory.mktemp("records") / "drawn"
-    write_tfrecords(
-        load_coco(drawn / "instances.json", drawn / "images"), drawn / "images", prefix, num_shards=3
-    )
-    return prefix
+    annotations = load_coco(drawn / "instances.json", drawn / "images")
+
+    def write(directory: pathlib.Path) -> None:
+        directory.mkdir()
+        write_tfrecords(annotations, drawn / "images", directory / "drawn", num_shards=3)
+
+    return once("records", write) / "drawn"

@@ -8,27 +8,22 @@ import sys
 import numpy as np
 import PIL.Image
 import pytest
+from absl import flags
 
 from common.errors import UserError
-from examples import preprocess_dlpack
+from examples import preprocess_dlpack, preprocess_tutorial
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
-def run(script, *arguments):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def test_the_tutorial_runs_from_top_to_bottom(tmp_path):
-    done = run("preprocess_tutorial.py", f"--output_dir={tmp_path / 'new'}")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert {line[0] for line in done.stdout.splitlines()} == set("1234567")
+def test_the_tutorial_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    fv = flags.FlagValues()
+    preprocess_tutorial.define_flags(fv)
+    fv(["preprocess_tutorial.py", f"--output_dir={tmp_path}/new"])
+    monkeypatch.setattr(flags, "FLAGS", fv)
+    preprocess_tutorial.main()
+    assert {line[0] for line in capsys.readouterr().out.splitlines()} == set("1234567")
     assert np.load(tmp_path / "new" / "images.npz")["images"].shape == (24, 64, 48, 3)
     assert PIL.Image.open(tmp_path / "new" / "sheet.png").width == 1280
     assert len(list((tmp_path / "new" / "records").glob("*.tfrecord.idx"))) == 2
@@ -42,7 +37,8 @@ def test_tensors_are_handed_over_where_they_lie(capsys):
 
 @pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed")
 def test_pytorch_gets_the_same_batches():
-    done = run("preprocess_pytorch.py")
+    script = [sys.executable, ROOT / "examples" / "preprocess_pytorch.py"]
+    done = subprocess.run(script, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "batches of [8, 8, 5]" in done.stdout and "all 21 images the same" in done.stdout
 

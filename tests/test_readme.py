@@ -178,7 +178,7 @@ def test_the_demos_flags_are_those_of_the_programs(tmp_path, app):
 # --- commands that run; the long tests run all of them --------------------------------------------
 
 
-@pytest.mark.parametrize("app", ["efficientdet", pytest.param("yolov4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("app", [pytest.param("efficientdet", marks=pytest.mark.slow), "yolov4"])
 def test_the_readmes_training_command_runs_with_both_apps(app, drawn, tmp_path):
     command = next(command for command in python_commands() if "/train.py" in command)
     words = shlex.split(command.replace("efficientdet", app))

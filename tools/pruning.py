@@ -57,6 +57,10 @@ class Lost(NamedTuple):
         """Whether it is the definition in this scope that is lost."""
         return name in self.names.get(scope, ())
 
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.names.values()))
+
     def add(self, name: str, scope: str) -> None:
         scope = scope.partition(".")[0] if name.startswith("self.") else scope
         self.names.setdefault(scope, set()).add(name)
@@ -78,11 +82,14 @@ class Place(NamedTuple):
 
     def walk(self) -> Iterator["Place"]:
         """This and all places inside, in the order of the text."""
-        yield self
-        for field, value in ast.iter_fields(self.node):
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield from Place(child, (*self.above, (self.node, field))).walk()
+        left = [self]
+        while left:
+            place = left.pop()
+            yield place
+            for field, value in reversed(list(ast.iter_fields(place.node))):
+                for child in reversed(value if isinstance(value, list) else [value]):
+                    if isinstance(child, ast.AST):
+                        left.append(Place(child, (*place.above, (place.node, field))))
 
 
 def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], bool]) -> None:
@@ -94,7 +101,8 @@ def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], 
         has: whether the copy has a file of this project.
     """
     known = -1
-    while known != (known := sum(len(names) for found in lost.values() for names in found.names.values())):
+    sound: dict[str, int] = {}  # path -> how many lost names the file is free of
+    while known != (known := sum(lost_here.size for lost_here in lost.values())):
         for path, text in texts.items():
             for name, file, attribute in imported_files(text):
                 gone = lost[file].names.get("", ()) if file in lost else ()
@@ -102,14 +110,23 @@ def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], 
                     lost[path].add(name, "")
                 elif attribute is None:
                     lost[path].names.setdefault("", set()).update(f"{name}.{other}" for other in gone)
+            if sound.get(path) == lost[path].size:
+                continue
             try:
                 texts[path] = pruned(text, lost[path])
             except UnsoundError as error:
                 raise UnsoundError(f"{path}, {error}") from None
+            sound[path] = lost[path].size
 
 
 def pruned(text: str, lost: Lost) -> str:
     """The text without what uses lost names; adds to `lost.names` what is lost with it."""
+    names = {name.rpartition(".")[2] for found in lost.names.values() for name in found}
+    used = set(re.findall(r"\w+", text))
+    if not any(
+        word in (used if word.isidentifier() else text) for word in (*names, *lost.flags, *lost.words)
+    ):
+        return text  # without parsing it
     while place := next((p for p in Place(ast.parse(text)).walk() if _is_lost(p, lost)), None):
         edit = _Edit(text, lost)
         try:

@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +148,10 @@ class Watchdog:
         if isinstance(error, UserError):
             _end(f"error: {error}")
         if error and is_lost_rank(error):
+            deadline = time.monotonic() + 1
+            while not lost and time.monotonic() < deadline:
+                time.sleep(0.05)  # a process that is killed loses its connections before it counts as dead
+                lost, _ = self._kill_stopped()
             lost = lost or "another rank"
             _end(f"error: {lost} is stopped or dead; {self._name}, {self._at}: {CONTINUE}")
         _end("".join(traceback.format_exception(error)).rstrip())

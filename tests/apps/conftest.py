@@ -191,16 +191,6 @@ def tiny_train(app, command):
 
 
 @pytest.fixture(scope="session")
-def trained_runs() -> dict[str, pathlib.Path]:
-    """By app, as pytest forgets a fixture's value when it goes on with the other app."""
-    return {}
-
-
-@pytest.fixture(scope="session")
-def trained(app, tiny_train, drawn, trained_runs, tmp_path_factory) -> pathlib.Path:
+def trained(app, tiny_train, drawn, once) -> pathlib.Path:
     """The run directory of two epochs on the drawn images: trained once, for tests that only read it."""
-    if app.name not in trained_runs:
-        directory = tmp_path_factory.mktemp("trained") / "run"
-        tiny_train(drawn, directory)
-        trained_runs[app.name] = directory
-    return trained_runs[app.name]
+    return once(f"trained-{app.name}", lambda directory: tiny_train(drawn, directory))

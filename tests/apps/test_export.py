@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.labels import LabelMap
 from common.training import model_metadata
 from common.training import weights as weight_files
-from tests.apps.conftest import coco_flags, slow_for
+from tests.apps.conftest import coco_flags, eagerly, slow_for
 from tools.exporting import export_graph, verify
 
 
@@ -88,7 +88,8 @@ def by_weights(app, decided, command, drawn, tmp_path_factory):
     directory = tmp_path_factory.mktemp("by_weights")
     name = "hard" if app.name == "efficientdet" else "greedy"
     flags = [f"--weights={decided}", f"--output_dir={directory}", f"--hparams=nms_method={name}"]
-    metrics = command("eval", *flags, "--pipeline_type=tensorflow", *_data(drawn))
+    with eagerly():
+        metrics = command("eval", *flags, "--pipeline_type=tensorflow", *_data(drawn))
     return metrics, json.loads((directory / "detections.json").read_text())
 
 

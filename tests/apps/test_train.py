@@ -107,6 +107,7 @@ def test_float16_and_no_averages_train_from_coco(app, take_steps, drawn):
     assert take_steps(0, drawn) == 0
 
 
+@slow_for("efficientdet")
 def test_bfloat16_and_accumulated_gradients_train_from_tfrecords(take_steps, drawn_records):
     """The averages move once an update, which is every second step."""
     assert take_steps(1, drawn_records) == 2

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from common.errors import UserError
+from tests.apps.conftest import eagerly
 from tests.distributed.small_apps import TINY, parsed, training_flags
 from tools import dry_run, dry_run_process
 
@@ -71,7 +72,8 @@ def one_process(drawn_records, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dry_run, "_run_processes", in_this_process)
-        return run_yolov4(drawn_records, tmp_path_factory.mktemp("dry-run"), patch, 1)
+        with eagerly():
+            return run_yolov4(drawn_records, tmp_path_factory.mktemp("dry-run"), patch, 1)
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def check(tmp_path_factory):
     return run_checks
 
 
-@pytest.fixture(scope="module", params=["efficientdet", pytest.param("yolov4", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[pytest.param("efficientdet", marks=pytest.mark.slow), "yolov4"])
 def minimal(request, tmp_path_factory) -> tuple[str, pathlib.Path, list[str]]:
     """The app, its minimal copy, and the files of the product in it."""
     directory = tmp_path_factory.mktemp(request.param) / "project"
