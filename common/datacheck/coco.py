@@ -15,15 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from common.annotations import (
-    NONE,
-    Annotations,
-    CocoImage,
-    find_rows,
-    sizes_of,
-    table_of,
-    to_annotations,
-)
+from common.annotations import NONE, Annotations, CocoImage, find_rows, sizes_of, table_of, to_annotations
 from common.args import ImagePolicy
 from common.datacheck import coco_parse
 from common.datacheck.images import check_files

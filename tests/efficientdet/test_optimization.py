@@ -9,6 +9,7 @@ import pytest
 
 from efficientdet.config import get_config
 from efficientdet.optimization import Warmup, make_optimizer, make_schedule, num_epochs
+from tests.common.training.optimizer_steps import updates
 
 CONFIG = get_config("efficientdet-d0")
 RETINANET = get_config("retinanet-rn50fpn")
@@ -74,16 +75,10 @@ def test_schedule_survives_serialisation(config):
     assert [float(again(step)) for step in steps] == [float(schedule(step)) for step in steps]
 
 
-def updates(gradients, *, clip_norm=0.0, **options):
-    """The variable after each of the gradients, by SGD with a rate of 1 and without momentum."""
+def plain_updates(gradients, *, clip_norm=0.0, **options):
+    """By SGD with a rate of 1 and without momentum."""
     config = dataclasses.replace(CONFIG, clip_norm=clip_norm, momentum=0.0)
-    optimizer, variable = make_optimizer(config, 1.0, **options), keras.Variable(np.zeros(2, np.float32))
-    optimizer.build([variable])
-    seen = []
-    for gradient in gradients:
-        optimizer.apply([optimizer.scale_loss(np.array(gradient, np.float32))], [variable])
-        seen.append(np.array(variable))
-    return seen
+    return updates(make_optimizer(config, 1.0, **options), gradients)
 
 
 def test_the_optimizer_is_sgd_with_momentum_or_adam():
@@ -96,14 +91,14 @@ def test_the_optimizer_is_sgd_with_momentum_or_adam():
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_the_global_norm_of_unscaled_gradients_is_clipped(precision):
     for gradient, expected in (([300.0, 400.0], [-6, -8]), ([3.0, 4.0], [-3, -4])):
-        (after,) = updates([gradient], clip_norm=10.0, precision=precision)
+        (after,) = plain_updates([gradient], clip_norm=10.0, precision=precision)
         np.testing.assert_allclose(after, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_accumulated_batches_equal_their_mean(precision):
     gradients = [[1.0, 0.0], [3.0, 2.0], [1.0, 1.0]]
-    seen = updates(gradients, precision=precision, accumulate_steps=2)
+    seen = plain_updates(gradients, precision=precision, accumulate_steps=2)
     np.testing.assert_allclose(seen, [[0, 0], [-2, -1], [-2, -1]], rtol=1e-4)
 
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.common.training.optimizer_steps import updates
 from yolov4.config import get_config
 from yolov4.optimization import BurnIn, make_optimizer, make_schedule
 
@@ -86,16 +87,6 @@ def test_schedule_survives_serialisation(lr_schedule):
     schedule = make_schedule(dataclasses.replace(CONFIG, lr_schedule=lr_schedule), 64, 7, 3)
     again = BurnIn.from_config(schedule.get_config())
     assert [float(again(s)) for s in range(0, 1750, 50)] == [float(schedule(s)) for s in range(0, 1750, 50)]
-
-
-def updates(optimizer, gradients):
-    variable = keras.Variable(np.zeros(2, np.float32))
-    optimizer.build([variable])
-    seen = []
-    for gradient in gradients:
-        optimizer.apply([optimizer.scale_loss(np.array(gradient, np.float32))], [variable])
-        seen.append(np.array(variable))
-    return seen
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])

@@ -1,0 +1,15 @@
+"""What an optimizer does to two numbers that begin at zero."""
+
+import keras
+import numpy as np
+
+
+def updates(optimizer: keras.optimizers.Optimizer, gradients: list[list[float]]) -> list[np.ndarray]:
+    """The variable, float32 (2,), after each of the gradients."""
+    variable = keras.Variable(np.zeros(2, np.float32))
+    optimizer.build([variable])
+    seen = []
+    for gradient in gradients:
+        optimizer.apply([optimizer.scale_loss(np.array(gradient, np.float32))], [variable])
+        seen.append(np.array(variable))
+    return seen
