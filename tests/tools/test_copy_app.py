@@ -1,4 +1,4 @@
-"""Copies of both apps, full and minimal, train, evaluate and pass their own tests in an empty directory."""
+"""Copies of both apps fit together; the minimal ones train, evaluate and pass their own tests, too."""
 
 import contextlib
 import importlib
@@ -132,13 +132,10 @@ def test_the_minimal_copy_is_a_project(minimal, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("app", "has_demo"), [("efficientdet", True), ("yolov4", False)])
-def test_a_full_copy_is_a_project(tmp_path, check, app, has_demo):
-    """Nothing but unused code is missing in it: one demo stands for both apps."""
+@pytest.mark.parametrize("app", copy_app.APPS)
+def test_a_full_copy_lacks_unused_code_alone(tmp_path, check, app):
     project = tmp_path / "project"
     check(app, project, copy_app.copy(app, project))
-    if has_demo:
-        try_demo(project, tmp_path / "venv")
 
 
 @pytest.mark.parametrize("number", [1, *LONG])
