@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import pathlib
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable
@@ -28,7 +29,7 @@ DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gc.freeze()  # all that is imported stays: the collector need not look through it again and again
+    gc.freeze()  # imported modules stay: garbage collection need not look through them again and again
     # First, for otherwise one process waits for them at the end.
     items.sort(key=lambda item: item.path.name not in LONGEST_FIRST)
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
@@ -61,19 +62,20 @@ def _real(name: str) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Callable:
-    """once(name, make): a directory for tests that only read it, which make(directory) fills.
+def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """once(name, make) -> a directory that make(directory) has filled.
 
-    One of pytest's processes makes it, for all of them.
+    The first test process that asks makes it, and the others wait for it. Tests must not write into it.
     """
     shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if hasattr(request.config, "workerinput"):  # one process of several, each with a directory of its own
         shared = shared.parent
 
     def get(name: str, make: Callable[[pathlib.Path], object]) -> pathlib.Path:
         with (shared / f"{name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.fstat(lock.fileno()).st_size:  # empty until all is made
+                shutil.rmtree(shared / name, ignore_errors=True)  # of a process that failed in the middle
                 make(shared / name)
                 lock.write("made")
         return shared / name
@@ -133,13 +135,13 @@ def _annotation(image_id: int, category_id: int, box_ltwh_px: list[float]) -> di
 @pytest.fixture(scope="session")
 def drawn_records(drawn: pathlib.Path, once: Callable) -> pathlib.Path:
     """The drawn set as three TFRecord files, indexes and label map: the prefix of their names."""
-    from common.datacheck.coco import load_coco
-    from tools.conversion.coco_to_tfrecord import write_tfrecords
-
-    annotations = load_coco(drawn / "instances.json", drawn / "images")
 
     def write(directory: pathlib.Path) -> None:
+        from common.datacheck.coco import load_coco
+        from tools.conversion.coco_to_tfrecord import write_tfrecords
+
         directory.mkdir()
+        annotations = load_coco(drawn / "instances.json", drawn / "images")
         write_tfrecords(annotations, drawn / "images", directory / "drawn", num_shards=3)
 
     return once("records", write) / "drawn"

@@ -59,6 +59,7 @@ class Lost(NamedTuple):
 
     @property
     def size(self) -> int:
+        """How many names are lost."""
         return sum(map(len, self.names.values()))
 
     def add(self, name: str, scope: str) -> None:
@@ -101,7 +102,7 @@ def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], 
         has: whether the copy has a file of this project.
     """
     known = -1
-    sound: dict[str, int] = {}  # path -> how many lost names the file is free of
+    sound: dict[str, int] = {}  # path -> how many names were lost in it when it was last pruned
     while known != (known := sum(lost_here.size for lost_here in lost.values())):
         for path, text in texts.items():
             for name, file, attribute in imported_files(text):
@@ -126,7 +127,7 @@ def pruned(text: str, lost: Lost) -> str:
     if not any(
         word in (used if word.isidentifier() else text) for word in (*names, *lost.flags, *lost.words)
     ):
-        return text  # without parsing it
+        return text  # most files name nothing that is lost: no need to parse them
     while place := next((p for p in Place(ast.parse(text)).walk() if _is_lost(p, lost)), None):
         edit = _Edit(text, lost)
         try:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from common.distributed.ranks import Ranks  # imports TensorFlow, which is not needed here
 
 TICK = 0.5  # seconds
+NAMING_SECONDS = 1.0  # to find out which rank of this host is gone
 CONTINUE = "run the same command to continue from the last checkpoint"
 _LOST = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
@@ -148,9 +149,10 @@ class Watchdog:
         if isinstance(error, UserError):
             _end(f"error: {error}")
         if error and is_lost_rank(error):
-            deadline = time.monotonic() + 1
-            while not lost and time.monotonic() < deadline:
-                time.sleep(0.05)  # a process that is killed loses its connections before it counts as dead
+            # The connections of a killed process close a moment before its status changes.
+            deadline = time.monotonic() + NAMING_SECONDS
+            while self._neighbours and not lost and time.monotonic() < deadline:
+                time.sleep(0.05)
                 lost, _ = self._kill_stopped()
             lost = lost or "another rank"
             _end(f"error: {lost} is stopped or dead; {self._name}, {self._at}: {CONTINUE}")

@@ -1,4 +1,4 @@
-"""Bad data stop each entry point at its door, all of it listed, before anything is built or written."""
+"""Every command refuses bad data before it builds or writes anything, and lists all faults."""
 
 import json
 import pathlib

@@ -78,10 +78,6 @@ def _last_layers(app, model, raw):
         yield weights[f"{layer}/kernel"], weights[f"{layer}/bias"], [output], is_score
 
 
-def _data(drawn):
-    return coco_flags(drawn, "eval")
-
-
 @pytest.fixture(scope="module")
 def by_weights(app, decided, command, drawn, tmp_path_factory):
     """detections.json of the weights, with the suppression that is exported, in image id and score order."""
@@ -89,7 +85,7 @@ def by_weights(app, decided, command, drawn, tmp_path_factory):
     name = "hard" if app.name == "efficientdet" else "greedy"
     flags = [f"--weights={decided}", f"--output_dir={directory}", f"--hparams=nms_method={name}"]
     with eagerly():
-        metrics = command("eval", *flags, "--pipeline_type=tensorflow", *_data(drawn))
+        metrics = command("eval", *flags, "--pipeline_type=tensorflow", *coco_flags(drawn, "eval"))
     return metrics, json.loads((directory / "detections.json").read_text())
 
 
@@ -118,7 +114,7 @@ def _check_a_cut_file_is_refused(command, drawn, weights, file):
     for content in (whole[:-5000], whole[:5000]):
         file.write_bytes(content)
         with pytest.raises(UserError, match=rf"{weights.name} .*(damaged|cannot be opened)") as caught:
-            command("eval", f"--weights={weights}", *_data(drawn))
+            command("eval", f"--weights={weights}", *coco_flags(drawn, "eval"))
         assert "\n" not in str(caught.value)
     images = [f"--images={drawn}/images", f"--output_dir={weights.parent}/found"]
     with pytest.raises(UserError, match=rf"{weights.name} .*(damaged|cannot be opened)"):
@@ -138,13 +134,13 @@ def test_onnx(app, decided, command, drawn, by_weights, tmp_path, capsys):
     assert about["export"]["nms"] == "standard"
     # eval.py takes it in place of weights; five images a batch, so that the last batch is not full
     flags = [f"--weights={file}", "--pipeline_type=tensorflow", "--batch_size=5"]
-    metrics = command("eval", *flags, *_data(drawn))
+    metrics = command("eval", *flags, *coco_flags(drawn, "eval"))
     detections = json.loads((tmp_path / "detector.onnx.eval" / "detections.json").read_text())
     assert metrics["AP"] == pytest.approx(by_weights[0]["AP"], abs=1e-3)
     _check_same(detections, by_weights[1])
 
     with pytest.raises(UserError, match="--image_size=128 cannot change"):
-        command("eval", f"--weights={file}", "--image_size=128", *_data(drawn))
+        command("eval", f"--weights={file}", "--image_size=128", *coco_flags(drawn, "eval"))
     _check_a_cut_file_is_refused(command, drawn, file, file)
 
 
@@ -189,7 +185,7 @@ def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"is written, but differs from the weights by") as caught:
         command("export", f"--weights={decided}", *flags)
     assert "\n" not in str(caught.value)
-    command("eval", f"--weights={file}", "--pipeline_type=tensorflow", *_data(drawn))
+    command("eval", f"--weights={file}", "--pipeline_type=tensorflow", *coco_flags(drawn, "eval"))
     detections = json.loads((tmp_path / "detector.tflite.eval" / "detections.json").read_text())
     _check_same(detections, by_weights[1])
     _check_a_cut_file_is_refused(command, drawn, file, file)
@@ -198,6 +194,6 @@ def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
 def test_a_file_without_metadata_is_refused(app, command, drawn, tmp_path):
     (tmp_path / "x.tflite").write_bytes(b"no model")
     with pytest.raises(UserError, match="has no metadata"):
-        command("eval", f"--weights={tmp_path}/x.tflite", *_data(drawn))
+        command("eval", f"--weights={tmp_path}/x.tflite", *coco_flags(drawn, "eval"))
     with pytest.raises(UserError, match="--weights is missing"):
         command("export", "--format=onnx", f"--output={tmp_path}/x.onnx")

@@ -1,4 +1,7 @@
-"""Fine-tuning: class rows follow names, what is frozen stays still to the last bit, nothing else is lost."""
+"""Fine-tuning: class rows follow names, what is frozen stays still to the last bit, nothing else is lost.
+
+Also tests init_from.py of each app.
+"""
 
 import contextlib
 import dataclasses

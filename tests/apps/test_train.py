@@ -2,6 +2,8 @@
 
 That a stopped run goes on as if it never was is tested in tests/common/training/test_run.py, too; --init_from
 and --freeze in test_finetune.py.
+
+Also tests show_batch.py of each app.
 """
 
 import csv
@@ -62,10 +64,12 @@ def test_what_a_run_leaves_behind(app, trained):
         assert config == expected and hash(config) == hash(expected)  # lists became tuples again
 
 
-def test_the_flag_file_of_a_run_repeats_it(trained, command, capfd):
+def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
     """The same command on the finished directory has nothing left to do and says what it had found."""
-    metrics = command("train", f"--flagfile={trained}/flags.txt", "--init_from=gone.weights.h5")
-    assert metrics == json.loads((trained / "metrics.json").read_text())
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    more = [f"--output_dir={copy}", "--init_from=gone.weights.h5"]
+    metrics = command("train", f"--flagfile={copy}/flags.txt", *more)
+    assert metrics == json.loads((copy / "metrics.json").read_text())
     assert "--init_from=gone.weights.h5 is not read again" in capfd.readouterr().err
 
 

@@ -64,7 +64,7 @@ def run_yolov4(records: pathlib.Path, directory: pathlib.Path, patch: pytest.Mon
 
 @pytest.fixture(scope="module")
 def one_process(drawn_records, tmp_path_factory):
-    """(the DryRun of one process, its lines), with that process in this one."""
+    """(the DryRun of one process, its lines): here, and without graphs, which test_two_processes has."""
 
     def in_this_process(command, environment, log_file):
         dry_run_process.main(command[-1])

@@ -16,7 +16,6 @@ def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, 
     (line,) = soak_kills.stop_and_resume(
         app, ranks, rounds=1, directory=tmp_path, seed=ranks, flags=FLAGS[ranks]
     )
-    print(line)
     assert line.count("SIGKILL to rank") == 2
     assert "bit-equal" in line
 

@@ -1,4 +1,4 @@
-"""Two files of --json side by side."""
+"""tools/bench.py compares two files that --json of the apps' bench.py wrote."""
 
 import copy
 import json

@@ -1,4 +1,7 @@
-"""The command: every direction there and back, flags that do nothing, and outputs that are in the way."""
+"""tools/convert.py: every direction there and back, flags that do nothing, and outputs that exist already.
+
+Also tests conversion/convert.py; conversion/options.py.
+"""
 
 import os
 import pathlib

@@ -1,6 +1,6 @@
 """Hue, saturation and brightness against colorsys.
 
-What is drawn for each image is compared with NumPy's in tests/oracle.
+What is drawn for each image is compared with NumPy's in tests/oracle/test_yolov4_oracle.py.
 """
 
 import colorsys

@@ -1,6 +1,7 @@
 """The crops against a plain transcription of Darknet's rule, axis by axis, and against the letterbox.
 
-What is drawn for them, and for the size of a training batch, is compared with NumPy's in tests/oracle.
+What is drawn for them, and for the size of a training batch, is compared with NumPy's in
+tests/oracle/test_yolov4_oracle.py.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Which images of a batch are mixed, and batches without boxes.
 
 The pixels and boxes of MixUp, CutMix and mosaic, and how often each comes, are compared with NumPy's in
-tests/oracle.
+tests/oracle/test_yolov4_oracle.py.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Mosaics against Darknet's copying loop in NumPy: equal bytes and equal boxes.
 
-What is drawn for them is compared with NumPy's in tests/oracle.
+What is drawn for them is compared with NumPy's in tests/oracle/test_yolov4_oracle.py.
 """
 
 import numpy as np

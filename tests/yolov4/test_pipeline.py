@@ -1,6 +1,7 @@
 """Resizing in the DALI pipeline against Pillow, and what the graph holds.
 
-All stages are compared with NumPy's in tests/oracle, and pixels with boxes in test_loaders.py.
+All stages are compared with NumPy's in tests/oracle/test_yolov4_oracle.py, and pixels with boxes in
+test_loaders.py.
 """
 
 import dataclasses

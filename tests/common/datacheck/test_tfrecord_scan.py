@@ -1,4 +1,4 @@
-"""One record: what it says, and every way in which it can be wrong, with its place, key and value."""
+"""One TFRecord record: the fields that are read, and each error with its place, key and value."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""What files say about themselves: made, read back from every kind of file, compared, printed; the commit.
+"""Metadata of weights files: written, read from every kind of file, compared and printed; the commit.
 
-Also tests tools/describe_weights.py.
+Also tests model_metadata.py of each app; tools/describe_weights.py.
 """
 
 import dataclasses

@@ -132,15 +132,16 @@ def test_a_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path, on_los
 
 
 @pytest.mark.parametrize(
-    ("act", "last", "traceback"),
+    ("act", "other", "last", "traceback"),
     [
-        ("user error", "error: the disk is full", False),
-        ("bug", "KeyError: 'a typo'", True),
-        ("lost", "another rank is stopped or dead; rank 0 (", False),
+        ("user error", "brief", "error: the disk is full", False),
+        ("bug", "brief", "KeyError: 'a typo'", True),
+        ("lost", "slow", "error: another rank is stopped or dead; rank 0 (", False),
+        ("lost", "brief", "error: rank 1 (", False),  # which ends a moment later
     ],
 )
-def test_a_rank_that_fails_alone_ends_at_once(tmp_path, act, last, traceback):
-    with Ranks(tmp_path, act, "slow" if act == "lost" else "brief") as ranks:
+def test_a_rank_that_fails_alone_ends_and_leaves_the_others(tmp_path, act, other, last, traceback):
+    with Ranks(tmp_path, act, other) as ranks:
         code, stderr = ranks.end(0)
         assert ranks.end(1) == (0, "")
     assert code == 1

@@ -1,4 +1,4 @@
-"""Candidates here are small Python programs that keep to the protocol, as a baseline's would.
+"""Rounds of a benchmark, with small Python programs as candidates, which keep to the protocol.
 
 Also tests protocol.py; worker.py.
 """

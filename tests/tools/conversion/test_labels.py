@@ -1,4 +1,4 @@
-"""Ids of images that have names only."""
+"""Image ids that are made from file names."""
 
 import pytest
 
