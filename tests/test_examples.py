@@ -4,6 +4,7 @@ import importlib.util
 import pathlib
 import subprocess
 import sys
+import types
 
 import numpy as np
 import PIL.Image
@@ -18,10 +19,7 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 def test_the_tutorial_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
-    fv = flags.FlagValues()
-    preprocess_tutorial.define_flags(fv)
-    fv(["preprocess_tutorial.py", f"--output_dir={tmp_path}/new"])
-    monkeypatch.setattr(flags, "FLAGS", fv)
+    monkeypatch.setattr(flags, "FLAGS", types.SimpleNamespace(output_dir=f"{tmp_path}/new"))
     preprocess_tutorial.main()
     assert {line[0] for line in capsys.readouterr().out.splitlines()} == set("1234567")
     assert np.load(tmp_path / "new" / "images.npz")["images"].shape == (24, 64, 48, 3)

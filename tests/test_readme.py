@@ -31,7 +31,7 @@ RUN_HERE = (
 )
 # Other hosts, Docker, whole copies; no commands.
 NOT_RUN_HERE = ("many_gpus", "docker", "copy_this", "licences")
-# What a test adds to a training command so that it takes seconds: a small network, few steps.
+# What a test adds to a command so that it takes seconds: a small network, few steps; of bench.py one loader.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
 BENCH = ["--image_size=64", "--batch_size=2", "--rounds=2", "--seconds=0.2", "--pipeline_types=dali_cpu"]
 DARKNET_FILE = "yolov4-tiny.weights"  # of random numbers here, and of a model that cannot be made smaller

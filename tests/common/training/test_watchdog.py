@@ -21,12 +21,13 @@ from common import errors
 from common.training import watchdog as module
 
 assert "tensorflow" not in sys.modules
-module.TICK = 0.2
 directory, rank, world_size, act, on_loss, timeout = sys.argv[1:]
+module.TICK, module.NAMING_SECONDS = 0.2, 20 if act == "lost, named late" else 0.2
 raised = {
     "user error": errors.UserError("the disk is full"),
     "bug": KeyError("a typo"),
     "lost": RuntimeError("Horovod has been shut down"),
+    "lost, named late": RuntimeError("Horovod has been shut down"),
     "all stop": errors.StoppedError("saved"),
 }
 
@@ -137,7 +138,7 @@ def test_a_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path, on_los
         ("user error", "brief", "error: the disk is full", False),
         ("bug", "brief", "KeyError: 'a typo'", True),
         ("lost", "slow", "error: another rank is stopped or dead; rank 0 (", False),
-        ("lost", "brief", "error: rank 1 (", False),  # which ends a moment later
+        ("lost, named late", "brief", "error: rank 1 (", False),  # which ends a moment later
     ],
 )
 def test_a_rank_that_fails_alone_ends_and_leaves_the_others(tmp_path, act, other, last, traceback):
