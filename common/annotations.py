@@ -92,8 +92,7 @@ class Annotations:
     @functools.cached_property
     def target_boxes(self) -> TargetBoxes:
         """The boxes for training."""
-        boxes, clipped = self.clipped_boxes
-        has_area = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+        boxes, clipped, has_area = self.clipped_boxes
         kept = has_area & ~self.is_crowd
         return TargetBoxes(
             boxes=boxes[kept],
@@ -105,10 +104,17 @@ class Annotations:
         )
 
     @functools.cached_property
-    def clipped_boxes(self) -> tuple[np.ndarray, np.ndarray]:
-        """All boxes float32 (N, 4) ltrb normalised and clipped to [0, 1], and bool (N,) whether that
-        changed them."""
-        return clip_boxes(self.boxes_ltwh_px, self.image_sizes[self.box_image])
+    def clipped_boxes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All boxes float32 (N, 4) ltrb normalised and clipped to [0, 1]; bool (N,), whether that changed
+        them; bool (N,), whether they then have an area."""
+        left_top, size = np.split(self.boxes_ltwh_px, 2, axis=1)
+        # (N, 4) width, height, width, height
+        limits = self.image_sizes[self.box_image][:, [1, 0, 1, 0]].astype(np.float64)
+        with np.errstate(over="ignore"):  # huge numbers become infinite, and then 0 or 1
+            boxes = (np.concatenate([left_top, left_top + size], axis=1) / limits).astype(np.float32)
+        clipped = np.clip(boxes, 0.0, 1.0)
+        has_area = np.all(clipped[:, 2:] > clipped[:, :2], axis=1)
+        return clipped, np.any(boxes != clipped, axis=1), has_area
 
     def ground_truth(self) -> dict[str, Any]:
         """A COCO dict that pycocotools accepts: original boxes, image ids and category ids, crowds included.
@@ -172,24 +178,6 @@ def without_objects(file_names: Sequence[str], origin: str) -> Annotations:
 def _records(keys: str, *columns: np.ndarray) -> list[dict[str, Any]]:
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [dict(zip(keys.split(), row, strict=True)) for row in rows]
-
-
-def clip_boxes(boxes_ltwh_px: np.ndarray, image_sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Boxes as a network gets them.
-
-    Args:
-        boxes_ltwh_px: float64 (N, 4), finite, no side negative.
-        image_sizes: (N, 2) height and width in pixels of the image of each box.
-
-    Returns:
-        float32 (N, 4) ltrb normalised and clipped to [0, 1], and bool (N,) whether clipping changed them.
-    """
-    left_top, size = boxes_ltwh_px[:, :2], boxes_ltwh_px[:, 2:]
-    limits = image_sizes[:, [1, 0, 1, 0]].astype(np.float64)  # (N, 4) width, height, width, height
-    with np.errstate(over="ignore"):  # huge numbers become infinite, and then 0 or 1
-        boxes = (np.concatenate([left_top, left_top + size], axis=1) / limits).astype(np.float32)
-    clipped = np.clip(boxes, 0.0, 1.0)
-    return clipped, np.any(boxes != clipped, axis=1)
 
 
 # --- COCO json (https://cocodataset.org/#format-data): strictly typed, unused keys are skipped ---

@@ -146,7 +146,7 @@ class Opener:
         if offenders:
             raise UserError(f"{origin}: {kind.replace('-', ' ')}: {offenders[0]}")
 
-    def check_sizes(self, source: Source, *, batch_size: int, num_replicas: int, max_instances: int) -> None:
+    def check_sizes(self, source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
         """UserError for fewer images than ranks or than one batch of all, which would repeat images."""
         found, origin = f"{source.size} images", source.annotations.origin
         if source.size < num_replicas:
@@ -251,8 +251,7 @@ class Opener:
         train = DataFlags(a.train_images, a.train_annotations, file_pattern=a.train_file_pattern)
         sources = self.open_pair(train, _evaluation_flags(a), **_options(a))
         log_source("training", sources[0])
-        options = {"num_replicas": num_replicas, "max_instances": max_instances}
-        self.check_sizes(sources[0], batch_size=a.batch_size, **options)
+        self.check_sizes(sources[0], a.batch_size, num_replicas, max_instances)
         if sources[1]:
             log_source("evaluation", sources[1])
         return sources

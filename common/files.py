@@ -134,17 +134,17 @@ def file_type(mode: int) -> str:
 
 
 @contextlib.contextmanager
-def writing(directory: str | os.PathLike) -> Iterator[None]:
-    """Around the writing of results: UserError where it fails, for example because the disk is full."""
+def user_errors(what: str) -> Iterator[None]:
+    """Around reading and writing: UserError that begins with `what` for any OSError, as of a full disk."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"--output_dir={directory}: {error.strerror or error}") from error
+        raise UserError(f"{what}: {error.strerror or error}") from error
 
 
 def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
     """Makes the directory of --output_dir, before the work for its files; UserError where that fails."""
-    with writing(path):
+    with user_errors(f"--output_dir={path}"):
         pathlib.Path(path).mkdir(parents=True, exist_ok=True)
     return pathlib.Path(path)
 
@@ -190,10 +190,8 @@ def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
     """
     path = cache_directory() / name
     if not path.exists():
-        try:
+        with user_errors(f"cannot write {path} (XDG_CACHE_HOME moves it)"):
             write_bytes(path, make())
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}; XDG_CACHE_HOME moves it") from error
     return path
 
 

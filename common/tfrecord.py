@@ -13,11 +13,13 @@ and `image/source_id` the image id in decimal digits. Optional: `image/filename`
 """
 
 import dataclasses
+import errno
 import hashlib
 import os
 import pathlib
 import stat
 from collections.abc import Sequence
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -102,12 +104,11 @@ def walk(file: str | os.PathLike) -> RecordFile:
     size = mtime_ns = 0
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            fault = ("record-file-unreadable", f"{path} is not a regular file")
-        else:
-            with open(path, "rb", buffering=0) as stream:
-                status = os.fstat(stream.fileno())
-                size, mtime_ns = status.st_size, status.st_mtime_ns
-                fault = _walk(path, stream.fileno(), size, records)
+            raise OSError(errno.EINVAL, "not a regular file")
+        with open(path, "rb", buffering=0) as stream:
+            status = os.fstat(stream.fileno())
+            size, mtime_ns = status.st_size, status.st_mtime_ns
+            fault = _walk(path, stream.fileno(), size, records)
     except OSError as error:
         fault = ("record-file-unreadable", f"{path}: {error.strerror}")
     found = np.array(records, np.int64).reshape(-1, 3)
@@ -266,15 +267,10 @@ def tfrecord_reader(
         records = index_records(records)
     check_shards(len(records.spans), num_shards)
     text = dali_tfrecord.FixedLenFeature([], dali_tfrecord.string, "")
-    floats = dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0)
-    integers = dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0)
-    features = {
-        "image/encoded": text,
-        "image/source_id": text,
-        **dict.fromkeys(BOX_KEYS, floats),
-        LABEL_KEY: integers,
-        **({CROWD_KEY: integers} if records.has_crowds else {}),
-    }
+    features: dict[str, Any] = dict.fromkeys(("image/encoded", "image/source_id"), text)
+    features |= dict.fromkeys(BOX_KEYS, dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0))
+    whole_numbers = (LABEL_KEY, CROWD_KEY) if records.has_crowds else (LABEL_KEY,)
+    features |= dict.fromkeys(whole_numbers, dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0))
     # DALI's stubs do not know the dict that this reader returns.
     record: dict[str, DataNode] = fn.readers.tfrecord(  # type: ignore[assignment]
         path=list(records.files),
@@ -297,24 +293,20 @@ def tfrecord_reader(
 
 def parse_integer(digits: DataNode) -> DataNode:
     """ASCII digits uint8 (n,), n up to 19 -> int64 ()."""
-    exponents = np.arange(18, -1, -1)
-    # DALI's constants are 32-bit: each power of ten is a product of two.
-    large = types.Constant(10 ** np.maximum(exponents - 9, 0).astype(np.int32), device="cpu")
-    small = types.Constant(10 ** np.minimum(exponents, 9).astype(np.int32), device="cpu")
-    powers = fn.cast(large, dtype=types.INT64) * fn.cast(small, dtype=types.INT64)
+    powers = _constant(10 ** np.arange(18, -1, -1))
     values = fn.cast(digits, dtype=types.INT64) - ord("0")
     return fn.reductions.sum(values * powers[19 - digits.shape()[0] :], dtype=types.INT64)
 
 
 def _labels(category_ids: DataNode, label_map: LabelMap) -> DataNode:
     """int64 (N,) category ids -> int32 (N,) labels. fn.lookup_table would do, but refuses ids above 65535."""
-    known = np.array([label_map.category_ids], np.int64)  # (1, C)
-    if known.max() < 2**31:
-        keys = types.Constant(known.astype(np.int32), device="cpu")
-    else:  # DALI's constants are 32-bit: each id travels as two halves
-        halves = types.Constant(known.view(np.int32).reshape(1, -1, 2), device="cpu")
-        keys = fn.squeeze(fn.reinterpret(halves, dtype=types.INT64), axes=[2])
-    labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32)[np.newaxis], device="cpu")
-    is_same = fn.expand_dims(category_ids, axes=[1]) == keys  # (N, C)
+    labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32), device="cpu")
+    is_same = fn.expand_dims(category_ids, axes=[1]) == _constant(np.array(label_map.category_ids))  # (N, C)
     found = fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * labels, axes=[1])
     return fn.cast(found, dtype=types.INT32)
+
+
+def _constant(numbers: np.ndarray) -> DataNode:
+    """int64 (n,). DALI's constants are 32-bit: each number travels as two halves."""
+    halves = types.Constant(numbers.view(np.int32).reshape(-1, 2), device="cpu")
+    return fn.squeeze(fn.reinterpret(halves, dtype=types.INT64), axes=[1])

@@ -26,7 +26,7 @@ from absl import flags
 from PIL import Image, ImageDraw, ImageFilter
 
 from common import errors
-from common.files import write_bytes, writing
+from common.files import user_errors, write_bytes
 
 CATEGORIES = {2: "disk", 3: "ring", 5: "triangle", 8: "cross", 13: "star"}  # ids with gaps, as in COCO
 MIN_OBJECT, MAX_OBJECT = 12, 250  # sides of an object, pixels
@@ -85,7 +85,7 @@ def draw_dataset(
     output_dir = pathlib.Path(output_dir)
     images: list[dict] = []
     annotations: list[dict] = []
-    with writing(output_dir):
+    with user_errors(f"--output_dir={output_dir}"):
         (output_dir / "images").mkdir(parents=True, exist_ok=True)
         for index in range(num_images):
             picture = draw_picture(seed, index, STYLES[style])

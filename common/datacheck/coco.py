@@ -50,7 +50,7 @@ def load_coco(
     Raises:
         DataError: everything that would make training wrong, in the json and in the image files.
     """
-    issues = Issues(os.fspath(json_path))
+    issues = Issues(os.fspath(json_path), policy)
     lists = coco_parse.parse(issues.origin, issues)
     images = lists["images"] or []
     table = _Objects(table_of(lists["annotations"] or []), images)
@@ -60,8 +60,6 @@ def load_coco(
         issues.add("no-image-directory", os.fspath(images_dir))
     elif images_dir is not None:
         usable, _ = check_files(images_dir, images, lambda row: _image_name(images, row), policy, issues)
-    if policy.on_bad_image == "skip":
-        issues.skip_images()
     issues.raise_if_stopping()
     label_map = LabelMap.from_categories(lists["categories"] or [])
     annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin).select(usable)
@@ -203,8 +201,7 @@ def finish(
     Raises:
         DataError: there is nothing to read or to train on.
     """
-    boxes, is_clipped = annotations.clipped_boxes
-    has_area = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
+    boxes, is_clipped, has_area = annotations.clipped_boxes
     is_crowd = annotations.is_crowd
     is_target = has_area & ~is_crowd
     if not annotations.num_images:

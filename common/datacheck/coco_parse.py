@@ -8,6 +8,7 @@ Decoding is strict: "12" and true are not numbers, and 1.5 is not an id.
 """
 
 import codecs
+import contextlib
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from common.labels import is_text
 
 _REPR = reprlib.Repr()
 _REPR.maxlist, _REPR.maxdict, _REPR.maxstring = 8, 4, 80
+_shown = _REPR.repr  # a value in a message, not too long
 _NEAR = 20  # characters shown before and after the place of a fault
 _DIGITS = 4000  # of an integer that are read: Python refuses many more, and no value has so many
 _NO_JSON = (
@@ -59,23 +61,14 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
     """
     try:
         content = _read(path)
-        if (lists := _decode_sound(content)) is not None:
-            return lists
+        if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):  # it would keep the last of two
+            with contextlib.suppress(ValueError, RecursionError):  # msgspec's errors are ValueErrors
+                return msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
         document = _load(content, issues)
     except Fault as fault:
         issues.add(*fault.args)
         return dict.fromkeys(LISTS)
     return {key: _list(document, key, struct, issues) for key, struct in LISTS.items()}
-
-
-def _decode_sound(content: bytes) -> dict[str, list | None] | None:
-    """What msgspec decodes, in one go; None where that fails, or may hide a list that is given twice."""
-    if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):
-        try:
-            return msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
-        except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-            pass
-    return None
 
 
 def _read(path: str) -> bytes:
@@ -92,11 +85,6 @@ def _read(path: str) -> bytes:
         if re.match(pattern, text):
             raise Fault(kind, f"it has {len(content)} bytes and begins with {text[:4].hex(' ')}")
     return text
-
-
-def shown(value: Any) -> str:
-    """A value in a message, not too long."""
-    return _REPR.repr(value)
 
 
 def _load(content: bytes, issues: Issues) -> dict[str, Any]:
@@ -137,7 +125,7 @@ def _list(document: dict[str, Any], key: str, struct: Any, issues: Issues) -> li
     if key not in document:
         issues.add("missing-key", f"the file has no list `{key}`")
     elif not isinstance(records, list | types.EllipsisType):
-        issues.add("wrong-type", f"`{key}` is {shown(records)}: a list is needed")
+        issues.add("wrong-type", f"`{key}` is {_shown(records)}: a list is needed")
     elif records is not ...:
         if struct is Any:
             return records
@@ -149,7 +137,7 @@ def _salvaged(record: Any, struct: type[msgspec.Struct], key: str, number: int, 
     """What is good in a record, with an issue for each value that is not."""
     good = dict(_NOTHING[struct])
     if not isinstance(record, dict):
-        issues.add("wrong-type", f"{key}[{number}] is {shown(record)}: an object is needed")
+        issues.add("wrong-type", f"{key}[{number}] is {_shown(record)}: an object is needed")
         return struct(**good)
     for field in _FIELDS[struct]:
         try:
@@ -170,18 +158,18 @@ def record_name(record: dict[str, Any], key: str, number: int) -> str:
     """`annotation 3 (image 7)`, or where there is no id `annotations[2] (no id, image 7)`."""
     record_id = record.get("id")
     has_id = type(record_id) is int and record_id >= 0
-    about = [] if has_id else [f"id {shown(record_id)}" if "id" in record else "no id"]
+    about = [] if has_id else [f"id {_shown(record_id)}" if "id" in record else "no id"]
     if "image_id" in record:
-        about.append(f"image {shown(record['image_id'])}")
+        about.append(f"image {_shown(record['image_id'])}")
     if "file_name" in record:
-        about.append(shown(record["file_name"]))
-    name = f"{key[:-1]} {shown(record_id)}" if has_id else f"{key}[{number}]"
+        about.append(_shown(record["file_name"]))
+    name = f"{key[:-1]} {_shown(record_id)}" if has_id else f"{key}[{number}]"
     return f"{name} ({', '.join(about)})" if about else name
 
 
 def _checked(value: Any, field: msgspec.structs.FieldInfo) -> Any:
     """A good value; Fault with the value and what was expected."""
-    has = f"has {field.name} {shown(value)}"
+    has = f"has {field.name} {_shown(value)}"
     if field.name == "bbox" and isinstance(value, list):
         if len(value) != 4:
             raise Fault("box-length", has)

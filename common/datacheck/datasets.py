@@ -50,13 +50,11 @@ class CheckedOpener(plain.Opener):
 
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
         """The images that --images means, checked, for inference; UserError where none can be used."""
-        files, issues = plain.list_images(images), Issues(f"--images={images}")
-        facts = inspect_files(os.curdir, files, decode=policy.decode, max_megapixels=policy.max_megapixels)
+        files, issues = plain.list_images(images), Issues(f"--images={images}", policy)
+        facts = inspect_files(os.curdir, files, policy)
         usable = [
             file for file, fact in zip(files, facts, strict=True) if not add_fault(fact, repr(file), issues)
         ]
-        if policy.on_bad_image == "skip":
-            issues.skip_images()
         if not usable:
             issues.add("no-images", f"none of {len(facts)} can be read")
         issues.raise_if_stopping()
@@ -75,13 +73,13 @@ class CheckedOpener(plain.Opener):
         issues.add_each(kind, offenders, str)
         issues.raise_if_stopping()
 
-    def check_sizes(self, source: Source, *, max_instances: int, **options: int) -> None:
+    def check_sizes(self, source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
         """Compares a training set with the run that wants it, and logs which images have too many boxes.
 
         Raises:
             DataError: fewer images than ranks, or than one batch of all ranks, which would repeat images.
         """
-        super().check_sizes(source, max_instances=max_instances, **options)
+        super().check_sizes(source, batch_size, num_replicas, max_instances)
         annotations = source.annotations
         issues, counts = Issues(annotations.origin), np.diff(annotations.target_boxes.row_splits)
         issues.add_each(
@@ -93,7 +91,6 @@ class CheckedOpener(plain.Opener):
 
 
 # The functions and types of common/datasets.py, by the same names.
-DataFlags, list_images, log_source = plain.DataFlags, plain.list_images, plain.log_source
 _CHECKED = CheckedOpener()
 open_coco, open_images = _CHECKED.open_coco, _CHECKED.open_images
 open_tfrecords = _CHECKED.open_tfrecords
@@ -143,7 +140,7 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
 
 def _decode(source: Source, row: int) -> ImageFacts:
     try:
-        return inspect(source.encoded(row), decode=True, max_megapixels=math.inf)
+        return inspect(source.encoded(row), ImagePolicy(decode=True, max_megapixels=math.inf))
     except FileNotFoundError:
         return ImageFacts(fault="image-missing")
     except Exception as error:  # a file or a record that changed after the start

@@ -26,7 +26,7 @@ import PIL.Image
 import simplejpeg
 
 from common.annotations import CocoImage
-from common.args import MAX_MEGAPIXELS, ImagePolicy
+from common.args import ImagePolicy
 from common.datacheck import image_headers
 from common.datacheck.image_headers import PILLOW_ERRORS, Encoded, ImageFacts, damaged
 from common.datacheck.issues import Fault, Issues
@@ -46,23 +46,21 @@ _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP",
 # --- one image ---
 
 
-def inspect(
-    encoded: bytes | memoryview, *, decode: bool = False, max_megapixels: float = MAX_MEGAPIXELS
-) -> ImageFacts:
-    """Inspects an image in memory, and every pixel if `decode`; a larger one is at fault, and not decoded."""
-    return _inspect(io.BytesIO(encoded), decode, max_megapixels)
+def inspect(encoded: bytes | memoryview, policy: ImagePolicy = ImagePolicy()) -> ImageFacts:
+    """Inspects an image in memory, as deep as `policy` says; one that is too large is never decoded."""
+    return _inspect(io.BytesIO(encoded), policy)
 
 
-def _inspect(stream: BinaryIO, decode: bool, max_megapixels: float) -> ImageFacts:
+def _inspect(stream: BinaryIO, policy: ImagePolicy) -> ImageFacts:
     image = Encoded(stream)
     facts = image.facts
     try:
         image_headers.read_header(image)
-        if (decode or image.is_16_bit) and facts.height * facts.width <= max_megapixels * 1e6:
-            check_pixels(image, decode)
+        if facts.height * facts.width <= policy.max_megapixels * 1e6:
+            _check_pixels(image, policy.decode)
     except Fault as fault:
         facts.fault, facts.detail = fault.args
-    return limited(facts, max_megapixels)
+    return limited(facts, policy.max_megapixels)
 
 
 def limited(facts: ImageFacts, max_megapixels: float) -> ImageFacts:
@@ -79,7 +77,7 @@ _UNKNOWN_TO_TURBOJPEG = re.compile(".*(subsampling|color conversion)")  # libjpe
 _EXTRANEOUS = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0xd9")
 
 
-def check_pixels(image: Encoded, decode: bool) -> None:
+def _check_pixels(image: Encoded, decode: bool) -> None:
     """Decodes an image whose header is sound: every image if `decode`, otherwise only those of 16 bits.
 
     Raises:
@@ -178,9 +176,7 @@ class _Entry(msgspec.Struct, gc=False, array_like=True):
 def inspect_files(
     images_dir: str | os.PathLike,
     names: Sequence[str],
-    *,
-    decode: bool = False,
-    max_megapixels: float = MAX_MEGAPIXELS,
+    policy: ImagePolicy = ImagePolicy(),
 ) -> list[ImageFacts]:
     """Inspects image files in parallel, and keeps the results in the cache.
 
@@ -190,8 +186,7 @@ def inspect_files(
         images_dir: the directory of the images; the cache keeps a file for each.
         names: paths below it, for none of which `path_fault` holds, or absolute ones; links may lead
             elsewhere.
-        decode: decode every pixel of every image, except of files that were decoded before and are unchanged.
-        max_megapixels: larger images are at fault, and not decoded.
+        policy: how deep to look. Files that were decoded before and are unchanged are not decoded again.
 
     Returns:
         One for each name, in order.
@@ -206,43 +201,42 @@ def inspect_files(
     except msgspec.MsgspecError:
         known = {}
 
-    def look(name: str) -> _Entry:
-        path = os.path.join(images_dir, name)
-        return _look(path, known.get(os.fsencode(name)), decode, max_megapixels)
+    def look(part: Sequence[str]) -> dict[str, _Entry]:
+        paths = {name: os.path.join(images_dir, name) for name in part}
+        return {name: _look(path, known.get(os.fsencode(name)), policy) for name, path in paths.items()}
 
     found: dict[str, _Entry] = {}
     unique = list(dict.fromkeys(names))
     chunks = [unique[i : i + _CHUNK] for i in range(0, len(unique), _CHUNK)]
-    title = "Checking images" if len(unique) > _SLOW[decode] else None
-    threads = DECODERS if decode else _READERS
+    title = "Checking images" if len(unique) > _SLOW[policy.decode] else None
     try:
-        for entries in in_threads(lambda chunk: {name: look(name) for name in chunk}, chunks, threads, title):
+        for entries in in_threads(look, chunks, DECODERS if policy.decode else _READERS, title):
             found |= entries
     finally:  # an interrupted check is not lost
         kept = {os.fsencode(name): entry for name, entry in found.items() if entry.state}
         if any(known.get(name) is not entry for name, entry in kept.items()):
             save_cached(cache, msgspec.msgpack.encode(known | kept))
-    return [limited(found[name].facts, max_megapixels) for name in names]
+    return [limited(found[name].facts, policy.max_megapixels) for name in names]
 
 
-def _look(path: str, known: _Entry | None, decode: bool, max_megapixels: float) -> _Entry:
+def _look(path: str, known: _Entry | None, policy: ImagePolicy) -> _Entry:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             return _Entry(None, False, ImageFacts(fault="image-not-a-file", detail=file_type(status.st_mode)))
         state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        if known and known.state == state and known.decoded >= decode:
+        if known and known.state == state and known.decoded >= policy.decode:
             return known
         # Should a pipe have taken the file's place just now, it does not block.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            facts = _inspect(stream, decode, max_megapixels)
+            facts = _inspect(stream, policy)
     except OSError as error:
         fault, detail = "image-unreadable", error.strerror or str(error)
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             fault, detail = "image-missing", "a symbolic link to nothing" if os.path.islink(path) else ""
         return _Entry(None, False, ImageFacts(fault=fault, detail=detail))
     is_kept = facts.fault != "image-too-large"
-    return _Entry(state if is_kept else None, decode or facts.fault != "", facts)
+    return _Entry(state if is_kept else None, policy.decode or facts.fault != "", facts)
 
 
 # --- against annotations ---
@@ -284,8 +278,7 @@ def check_files(
     outside = ImageFacts(fault="path-leaves-directory", detail=f"it is not below {os.fspath(images_dir)}")
     facts = {name: outside for name in names if path_fault(name)}
     inside = [name for name in names if name and name not in facts]
-    found = inspect_files(images_dir, inside, decode=policy.decode, max_megapixels=policy.max_megapixels)
-    facts |= zip(inside, found, strict=True)
+    facts |= zip(inside, inspect_files(images_dir, inside, policy), strict=True)
     usable = check_images([facts.get(name) for name in names], images, describe, issues)
     return usable, [facts.get(name, ImageFacts()) for name in names]
 

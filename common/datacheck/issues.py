@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from common.args import ImagePolicy
 from common.errors import UserError
 
 SHOWN = 5  # offenders that a message names before it counts the rest
@@ -201,10 +202,11 @@ class Issues:
 
     Args:
         origin: the file or the pattern, for messages.
+        policy: about images that cannot be used: skipped, their issues are no errors.
     """
 
-    def __init__(self, origin: str):
-        self.origin = origin
+    def __init__(self, origin: str, policy: ImagePolicy = ImagePolicy()):
+        self.origin, self._policy = origin, policy
         self._of_kind: dict[str, Issue] = {}
 
     def add(self, kind: str, offender: str) -> None:
@@ -213,11 +215,10 @@ class Issues:
 
     def add_many(self, kind: str, count: int, offenders: Iterable[str]) -> None:
         """`count` offenders, of which `offenders` names all or the first KEPT; nothing where count is 0."""
-        if kind not in KINDS:
-            raise KeyError(kind)
+        skipped = KINDS[kind].severity is Severity.IMAGE and self._policy.on_bad_image == "skip"
         if not count:
             return
-        issue = self._of_kind.setdefault(kind, Issue(kind))
+        issue = self._of_kind.setdefault(kind, Issue(kind, skipped=skipped))
         issue.count += count
         room = KEPT - len(issue.offenders)
         issue.offenders += [text for text, _ in zip(offenders, range(room), strict=False)]
@@ -242,11 +243,6 @@ class Issues:
             if len(rows) > 1 and key not in ("", -1):
                 named = [*map(name, rows[:_REPEATS]), *(["..."] if len(rows) > _REPEATS else [])]
                 self.add(kind, f"{what} {key!r} is given {len(rows)} times: {', '.join(named)}")
-
-    def skip_images(self) -> None:
-        """Unreadable images were left out: their issues are no longer errors."""
-        for issue in self._of_kind.values():
-            issue.skipped = KINDS[issue.kind].severity is Severity.IMAGE
 
     def extend(self, other: Iterable[Issue]) -> None:
         """Adds what was found elsewhere in the same data set."""

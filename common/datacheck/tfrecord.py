@@ -174,12 +174,10 @@ def open_records(
         DataError: everything that would make training wrong, in all files: file, record, image id, key and
             value.
     """
-    issues = Issues(name_files(files))
+    issues = Issues(name_files(files), policy)
     walked = walk_files(files, issues)
     examples = _read(walked, label_map, policy, issues)
     annotations, is_usable = tfrecord_scan.check(examples, label_map, issues)
-    if policy.on_bad_image == "skip":
-        issues.skip_images()
     issues.raise_if_stopping()
     kept = list(itertools.compress(examples, is_usable))
     names = [example.name for example in kept]

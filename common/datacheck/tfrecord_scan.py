@@ -227,7 +227,6 @@ def _scan_part(
 ) -> tuple[list[Example], Issues]:
     """_PART records of a file from `begin` on, and what is wrong with them."""
     issues, examples = Issues(file.path), []
-    options: dict[str, Any] = {"decode": policy.decode, "max_megapixels": policy.max_megapixels}
     try:
         for number in range(begin, min(begin + _PART, len(file.spans))):
             example, encoded = Example(file.name(number)), None
@@ -235,7 +234,7 @@ def _scan_part(
             if record is not None:
                 example, encoded = parse(record, example.name, known, issues)
             if encoded is not None:
-                example.facts = images.inspect(encoded, **options)
+                example.facts = images.inspect(encoded, policy)
             examples.append(example)
     except OSError as error:  # the file has gone
         issues.add("record-file-unreadable", f"{file.path}: {error.strerror}")

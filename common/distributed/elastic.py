@@ -73,17 +73,13 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
             return train(again, Hooks(on_epoch=on_epoch, expected_epochs=state.epochs, lost_ranks="report"))
         except (HorovodInternalError, HostsUpdatedInterrupt, StoppedError, OtherRankError):
             raise  # known to all ranks
-        except (tf.errors.OpError, RuntimeError) as error:
-            if not is_lost_rank(error):
+        except Exception as error:
+            if not isinstance(error, tf.errors.OpError | RuntimeError) or not is_lost_rank(error):
                 _tell_failure(hvd.rank(), error)
                 raise
-            failure = _failure_of_another()
-            if failure:
+            if failure := _failure_of_another():
                 raise OtherRankError(failure) from error
             raise HorovodInternalError(str(error)) from error
-        except Exception as error:
-            _tell_failure(hvd.rank(), error)
-            raise
 
     return attempt(state)
 

@@ -215,15 +215,8 @@ def _index(rows: list[dict[str, Any]], image_ids: list[int], category_ids: list[
     categories = {category_id: number for number, category_id in enumerate(category_ids, start=1)}
     known = [row for row in rows if row["category_id"] in categories]
     annotations = [
-        {
-            "id": number,
-            "image_id": images[row["image_id"]],
-            "category_id": categories[row["category_id"]],
-            "bbox": row["bbox"],
-            "area": row.get("area", row["bbox"][2] * row["bbox"][3]),
-            "iscrowd": int(row.get("iscrowd", 0)),
-            "score": row.get("score", 0.0),
-        }
+        {"area": row["bbox"][2] * row["bbox"][3], "iscrowd": 0, "score": 0.0, **row}
+        | {"id": number, "image_id": images[row["image_id"]], "category_id": categories[row["category_id"]]}
         for number, row in enumerate(known, start=1)
     ]
     coco = COCO()

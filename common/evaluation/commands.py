@@ -17,7 +17,7 @@ from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, submission, video
 from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write_evaluation
-from common.files import make_output_directory, write_file, writing
+from common.files import make_output_directory, user_errors, write_file
 from common.labels import LabelMap
 from common.loader import BaseLoader, refuse_synthetic
 from common.progress import Bar, log
@@ -60,7 +60,7 @@ def evaluate_weights(
     found = evaluate(detect, loader, label_map, explain=explain, coco_backend=a.coco_backend)
     print(coco_metrics.format_table(found.metrics))
     print(f"{source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
-    with writing(directory):
+    with user_errors(f"--output_dir={directory}"):
         write_evaluation(directory, *found)
     print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
     return found.metrics
@@ -192,7 +192,7 @@ class Job:
             count = submission.write(a.submission, results)
             print(f"{a.submission}: {count} detections in {len(self._about)} images")
         results = [result for result in results if result["score"] >= a.score_threshold]
-        with writing(self._directory):
+        with user_errors(f"--output_dir={self._directory}"):
             if a.draw:
                 self._save_pictures(self._draw(results, label_map))
             coco_metrics.write_detections(results, self._directory / "detections.json")
@@ -211,9 +211,8 @@ class Job:
             picture = drawing.draw_results(image, detections[image_id], label_map)
             if self._truth:
                 ground_truth = drawing.draw_results(image, boxes[image_id], self._truth.label_map)
-                gap = 6
-                width = 2 * image.shape[1] + gap
-                picture = drawing.contact_sheet([ground_truth, picture], columns=2, width=width, gap=gap)
+                gap = np.full((len(image), drawing.GAP, 3), drawing.BACKGROUND, np.uint8)
+                picture = np.concatenate([ground_truth, gap, picture], axis=1)
             yield picture
             bar.step()
 

@@ -5,7 +5,6 @@ Images are uint8 (H, W, 3) RGB NumPy arrays. Without pyplot it works without a d
 
 import colorsys
 import functools
-import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -14,13 +13,14 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from common import boxes as box_ops
 from common.files import write_file
 from common.labels import LabelMap
 
 BACKGROUND = (255, 255, 255)
+GAP = 6  # pixels between images
 _new_figure = functools.partial(Figure, figsize=(8.0, 5.0), dpi=120, layout="tight")
 
 
@@ -99,37 +99,28 @@ def save_batch(
     save_png(contact_sheet([draw_boxes(*image, names) for image in batch], columns=4), path)
 
 
-def contact_sheet(
-    images: Sequence[np.ndarray], columns: int = 4, width: int = 1280, gap: int = 6
-) -> np.ndarray:
-    """Puts images of any sizes on one sheet: every row fills the width, its images share one height.
+def contact_sheet(images: Sequence[np.ndarray], columns: int = 4, width: int = 1280) -> np.ndarray:
+    """Puts images of any sizes on one sheet of equal tiles, each as large as its tile allows.
 
     Args:
-        images: uint8 (H, W, 3) each; at least one.
-        columns: images in a row; the last row may have fewer, at the height of the row above it.
+        images: uint8 (H, W, 3) each; at least one. A tile has their mean aspect ratio.
+        columns: images in a row; the last row may have fewer.
         width: of the sheet in pixels.
-        gap: pixels between images.
 
     Returns:
         uint8 (H, `width`, 3).
     """
     columns = min(columns, len(images))
-    rows = [images[start : start + columns] for start in range(0, len(images), columns)]
-    strips, row_height = [], math.inf
-    for row in rows:
-        aspects = [image.shape[1] / image.shape[0] for image in row]
-        filling = (width - gap * (len(row) - 1)) / sum(aspects)
-        row_height = filling if len(row) == columns else min(filling, row_height)
-        strip = Image.new("RGB", (width, max(round(row_height), 1)), BACKGROUND)
-        left = 0.0
-        for image, aspect in zip(row, aspects, strict=True):
-            right = left + row_height * aspect
-            size = max(round(right) - round(left), 1), strip.height
-            strip.paste(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS), (round(left), 0))
-            left = right + gap
-        strips.append(np.asarray(strip))
-    space = np.full((gap, width, 3), BACKGROUND, np.uint8)
-    return np.concatenate([part for strip in strips for part in (strip, space)][:-1])
+    aspect = np.mean([image.shape[0] / image.shape[1] for image in images])
+    tile_width = (width - GAP * (columns - 1)) // columns
+    tile_height = max(round(tile_width * aspect), 1)
+    height = -(-len(images) // columns) * (tile_height + GAP) - GAP
+    sheet = Image.new("RGB", (width, height), BACKGROUND)
+    for number, image in enumerate(images):
+        row, column = divmod(number, columns)
+        shown = ImageOps.contain(Image.fromarray(image), (tile_width, tile_height), Image.Resampling.LANCZOS)
+        sheet.paste(shown, (column * (tile_width + GAP), row * (tile_height + GAP)))
+    return np.asarray(sheet)
 
 
 def read_image(path: str | os.PathLike) -> np.ndarray:

@@ -21,7 +21,7 @@ import msgspec
 
 from common.errors import UserError
 from common.evaluation import coco_metrics
-from common.files import write_bytes
+from common.files import user_errors, write_bytes
 from common.labels import LabelMap
 
 MAX_DETECTIONS = 100  # an image: pycocotools cocoeval.py, Params.setDetParams: the last of maxDets
@@ -112,8 +112,6 @@ def write(path: str, results: Iterable[dict[str, Any]]) -> int:
         with zipfile.ZipFile(archived, "w") as archive:  # ZipInfo without a date: the same bytes
             archive.writestr(zipfile.ZipInfo(f"{file.stem}.json"), content, zipfile.ZIP_DEFLATED)
         content = archived.getvalue()
-    try:
+    with user_errors(f"--submission={path}"):
         write_bytes(file, content)
-    except OSError as error:
-        raise UserError(f"--submission={path}: {error.strerror}") from error
     return len(kept)

@@ -83,7 +83,7 @@ class Checkpoints:
         with ranks.raise_on_any_rank():
             if directory is not None:
                 self._directory = pathlib.Path(directory, "checkpoints")
-                with files.writing(directory):
+                with files.user_errors(f"--output_dir={directory}"):
                     self._directory.mkdir(parents=True, exist_ok=True)
                     files.remove_unfinished(self._directory)
 
@@ -102,7 +102,7 @@ class Checkpoints:
         found = None
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
-                with files.writing(self._directory.parent):
+                with files.user_errors(f"--output_dir={self._directory.parent}"):
                     found = self._newest(boundary=False)
                     if found and self._changed(found):
                         found = self._newest(boundary=True)
@@ -136,7 +136,7 @@ class Checkpoints:
                         progress.log(f"warning: {library} was {was} and is now {now}: last digits may differ")
                 path = self._directory / name
                 self._read(self._shared, path / _SHARED)
-                with files.writing(self._directory.parent):
+                with files.user_errors(f"--output_dir={self._directory.parent}"):
                     run_directory.remove_newer(path)
                 parts = [
                     {file.suffix: file.read_bytes() for file in path.glob(f"{_OWN}_{rank}.*")}

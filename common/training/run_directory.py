@@ -137,7 +137,7 @@ def check(a: Args, ranks: Ranks, identity: Identity) -> bool:
 
 def _check_directory(a: Args, identity: Identity) -> bool:
     directory = files.make_output_directory(a.output_dir)
-    with files.writing(directory):
+    with files.user_errors(f"--output_dir={directory}"):
         if not (directory / RUN).exists():
             _check_free(directory, a.overwrite)
         elif not a.overwrite:
@@ -154,7 +154,7 @@ def claim(a: Args, identity: Identity) -> pathlib.Path:
         The directory.
     """
     directory = pathlib.Path(a.output_dir)
-    with files.writing(directory):
+    with files.user_errors(f"--output_dir={directory}"):
         files.remove_unfinished(directory)
         if a.overwrite and (directory / RUN).exists():
             for path in (directory / name for name in RUN_FILES):

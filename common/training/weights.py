@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from common.errors import UserError
-from common.files import write_file
+from common.files import user_errors, write_file
 
 BEST = "best.weights.h5"
 LAST = "last.weights.h5"
@@ -114,10 +114,8 @@ def _manifest(model: keras.Model) -> list[list[Any]]:
 
 
 def _read_header(path: str | os.PathLike) -> dict[str, Any]:
-    try:
+    with user_errors(f"weights {path}"):
         content = pathlib.Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"weights {path}: {error.strerror}") from error
     body, seal = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
     if not seal.startswith(_SEAL):
         raise UserError(f"weights {path}: the file is cut short, or was not written by this project")

@@ -12,7 +12,8 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from common.annotations import Annotations, clip_boxes, read_coco
+from common.annotations import Annotations, read_coco
+from common.args import ImagePolicy
 from common.datacheck.coco import load_coco
 from common.datacheck.issues import Issues
 from common.errors import UserError
@@ -24,10 +25,9 @@ from tests.common.made_annotations import annotations as made
 @pytest.fixture
 def small():
     """Three images, the second without boxes; a crowd; two issues."""
-    issues = Issues("small")
+    issues = Issues("small", ImagePolicy("skip"))
     issues.add("box-outside", "annotation 1 (image 7) has bbox [1.0]")
     issues.add("image-missing", "image 8")
-    issues.skip_images()
     rows = [(0, 0, 0, 0, 20, 10), (0, 1, 1, 2, 3.5, 4), (2, 0, 0.25, 0, 2, 2), (2, 1, 0.1, 0, 2, 2)]
     found = made([(10, 20), (40, 30), (5, 6)], rows, ("two", "neun 'ä\""), [0], [99, 12.5, 4, 1 / 3])
     names = ["a.jpg", "sub/b\0 .jpg", ""]
@@ -86,7 +86,7 @@ def test_huge_boxes_are_clipped_without_a_warning_and_rounding_is_no_clipping():
     boxes = [[1, 2, 1e308, 1e308], [-1e308, -1e300, 1e308, 1e308], [0, 0, beyond, 10], [0, 0, 20.01, 10]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        clipped, changed = clip_boxes(np.array(boxes), np.array([[10, 20]] * 4))
+        clipped, changed, _ = made([(10, 20)], [(0, 0, *box) for box in boxes], areas=[0] * 4).clipped_boxes
     np.testing.assert_allclose(clipped, [[0.05, 0.2, 1, 1], [0, 0, 0, 1], *[[0, 0, 1, 1]] * 2], rtol=1e-6)
     assert changed.tolist() == [True, True, False, True]
 

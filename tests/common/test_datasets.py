@@ -8,9 +8,9 @@ from common import datasets, tf_readers
 from common.args import Args
 from common.datacheck import datasets as checked
 from common.datacheck.coco import load_coco
-from common.datacheck.datasets import list_images, log_source, open_images, open_source
+from common.datacheck.datasets import open_images, open_source
 from common.datacheck.tfrecord import TFRecordSource
-from common.datasets import CocoSource, ImageListSource
+from common.datasets import CocoSource, ImageListSource, list_images, log_source
 from common.errors import UserError
 from common.labels import LabelMap
 from tools.conversion.coco_to_tfrecord import write_tfrecords

@@ -8,8 +8,8 @@ import tensorflow as tf
 from nvidia.dali.types import Constant
 
 from common import dali_ops, tf_readers
-from common.datacheck.datasets import list_images, open_source
-from common.datasets import ImageListSource
+from common.datacheck.datasets import open_source
+from common.datasets import ImageListSource, list_images
 from common.errors import UserError
 from common.labels import LabelMap
 from common.tf_readers import Random

@@ -168,8 +168,8 @@ def test_what_is_no_file_is_named_and_never_waited_for(tmp_path, monkeypatch):
     write(tmp_path / "x", b"abc")
     monkeypatch.setattr("builtins.open", forbidden)  # root may read everything
     for name, words in (
-        ("pipe", " is not a regular file"),
-        (".", " is not a regular file"),
+        ("pipe", ": not a regular file"),
+        (".", ": not a regular file"),
         ("absent", ": No such file or directory"),
         ("x", ": Permission denied"),
     ):

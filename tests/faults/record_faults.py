@@ -120,7 +120,7 @@ def a_shard_too_few(data):
 def pipe_among_the_shards(data):
     data.file.unlink()
     os.mkfifo(data.file)
-    return [f"{data.file} is not a regular file"]
+    return [f"{data.file}: not a regular file"]
 
 
 def rewritten(name: str, kind: str, change: Callable[[bytes], bytes]) -> None:

@@ -5,9 +5,10 @@ import pathlib
 import pytest
 
 from common.annotations import Annotations
-from common.datacheck.datasets import DataFlags, check_sizes, open_pair, open_source
+from common.datacheck.datasets import check_sizes, open_pair, open_source
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import KINDS, DataError, Issues, Severity
+from common.datasets import DataFlags
 from tests.faults import image_faults, json_faults, record_faults
 from tests.faults.data_set import DataSet
 from tests.faults.record_faults import RecordSet

@@ -12,7 +12,7 @@ import psutil
 import tensorflow as tf
 
 from common.errors import UserError
-from common.files import write_bytes
+from common.files import user_errors, write_bytes
 from common.progress import log
 from common.training import model_metadata, run_directory
 from tools.benchmark import summary
@@ -55,11 +55,9 @@ def publish(record: Record, text: str, path: str | None) -> None:
     """
     print(text, flush=True)
     if path:
-        try:
+        with user_errors(f"--json={path}"):
             pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, json.dumps(record, indent=1).encode())
-        except OSError as error:
-            raise UserError(f"--json={path}: {error.strerror}") from error
         log(f"wrote {path}")
     results = [each for part in ("candidates", "stages", "inference") for each in record[part].values()]
     if all("error" in each for each in results):

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from common import progress
 from common.annotations import Annotations
+from common.args import ImagePolicy
 from common.datacheck import images
 from common.errors import UserError
 from common.files import write_into
@@ -118,7 +119,7 @@ def _serialize(annotations: Annotations, row: int, images_dir: str) -> bytes:
     """The record of one image: its bytes as they are, its boxes clipped; boxes without area are left out."""
     path = pathlib.Path(images_dir, annotations.file_names[row])
     encoded = path.read_bytes()
-    facts = images.inspect(encoded, max_megapixels=math.inf)
+    facts = images.inspect(encoded, ImagePolicy(max_megapixels=math.inf))
     height, width = annotations.image_sizes[row].tolist()
     if facts.image_format not in _FORMATS:
         raise UserError(f"{path} is {facts.image_format}: TFRecords hold JPEG and PNG, convert it")

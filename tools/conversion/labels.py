@@ -116,8 +116,6 @@ def make_annotations(
     found = [CocoImage(NONE, name, *image.size[::-1]) for image, name in zip(images, names, strict=True)]
     usable, facts = check_files(images_dir, found, lambda row: str(images[row]), policy, issues)
     objects = [list(read_objects(image, fact)) for image, fact in zip(images, facts, strict=True)]
-    if policy.on_bad_image == "skip":
-        issues.skip_images()
     if not issues.stopping and not any(compress(objects, usable)):
         kind = "no-boxes" if usable.any() else "no-images"
         issues.add(kind, f"{np.count_nonzero(usable)} images, none with an object")

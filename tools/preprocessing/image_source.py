@@ -62,7 +62,7 @@ def open_image_source(
         raise unknown("source", kind, KINDS)
     if kind != "coco" and (annotations or images):
         raise UserError(f"--annotations and --images are for --source=coco, not for --source={kind}")
-    opening = Opening(path, policy, annotations, images, Issues(path), {})
+    opening = Opening(path, policy, annotations, images, Issues(path, policy), {})
     try:
         content = KINDS[kind](opening)
         found = [(image, name, _inspect(encoded, policy)) for image, name, encoded in content.images]
@@ -70,8 +70,6 @@ def open_image_source(
         raise UserError(f"{error.filename or path}: {error.strerror}") from error
     issues = opening.issues
     kept = [image for image, name, facts in found if not images_lib.add_fault(facts, name, issues)]
-    if policy.on_bad_image == "skip":
-        issues.skip_images()
     if not kept and not issues.stopping:
         issues.add("no-images", f"none of {len(found)} can be read")
     issues.raise_if_stopping()
@@ -93,7 +91,7 @@ def _inspect(content: Any, policy: ImagePolicy) -> ImageFacts:
         return content
     if isinstance(content, np.ndarray) and content.ndim == 3:
         return images_lib.limited(ImageFacts("array", *content.shape[:2]), policy.max_megapixels)
-    return images_lib.inspect(memoryview(content), decode=policy.decode, max_megapixels=policy.max_megapixels)
+    return images_lib.inspect(memoryview(content), policy)
 
 
 def image_reader(

@@ -74,5 +74,5 @@ def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
         return source.formats
     assert isinstance(source, CocoSource)
     names = source.annotations.file_names
-    facts = inspect_files(source.images_dir, names, max_megapixels=policy.max_megapixels)
+    facts = inspect_files(source.images_dir, names, policy)
     return collections.Counter(fact.image_format for fact in facts)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from common.errors import UserError
 from common.evaluation.drawing import BACKGROUND
-from common.files import write_bytes
+from common.files import user_errors, write_bytes
 from tools.report import figures, pictures
 from tools.report.tables import SHOWN, Section, Table, printable
 
@@ -64,10 +64,8 @@ def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
         UserError: another suffix, or the file cannot be written.
     """
     content = _page(sections) if check_suffix(path) == ".html" else _picture(sections)
-    try:
+    with user_errors(f"cannot write the report {os.fspath(path)}"):
         write_bytes(path, content)
-    except OSError as error:
-        raise UserError(f"cannot write the report {os.fspath(path)}: {error.strerror}") from error
 
 
 def check_suffix(path: str | os.PathLike) -> str:

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from common.errors import UserError
-from common.files import write_file
+from common.files import user_errors, write_file
 from common.labels import LabelMap
 from common.training.fine_tuning import NUM_COCO_CLASSES, VOC_SPELLINGS, coco_label_map
 
@@ -58,10 +58,8 @@ def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
         UserError: the file is missing; its size is neither that of the whole network with any class count
             nor that of its first convolutions; it holds NaN, infinity or negative variances.
     """
-    try:
+    with user_errors(f"weights {path}"):
         content = pathlib.Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"weights {path}: {error.strerror}") from error
     blocks = blocks_of(model)
     *_, anchors, numbers = model.outputs[0].shape
     header, seen = _read_header(content)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def, types
 
+from common.args import ImagePolicy
 from common.datacheck.image_headers import Encoded, ImageFacts
 from common.datacheck.images import inspect
 from common.datacheck.issues import KINDS, Fault, Severity
@@ -26,6 +27,7 @@ RARE = (
 )
 VARIANTS = {name: encoded for name, encoded in DECODED.items() if name not in RARE}
 SOUND_JPEG = VARIANTS["jpeg"]
+EVERY_PIXEL = ImagePolicy(decode=True)
 
 
 def decode_by_dali(*encoded: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -58,9 +60,9 @@ def test_what_passes_is_decoded_by_dali_into_what_it_means():
 @pytest.mark.parametrize("name", VARIANTS)
 def test_no_variant_is_a_false_alarm_when_decoded_or_in_a_part_of_the_memory(name):
     encoded = VARIANTS[name]
-    facts = inspect(encoded, decode=True)
+    facts = inspect(encoded, EVERY_PIXEL)
     assert not facts.fault
-    assert inspect(memoryview(b"before" + encoded)[6:], decode=True) == facts
+    assert inspect(memoryview(b"before" + encoded)[6:], EVERY_PIXEL) == facts
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -79,7 +81,7 @@ def test_what_dali_refuses_or_changes_is_unsupported(name):
 def test_rare_variants_are_unsupported(name):
     facts = inspect(DECODED[name])
     assert facts.fault == "unsupported-format" and facts.detail
-    assert inspect(DECODED[name], decode=True) == facts
+    assert inspect(DECODED[name], EVERY_PIXEL) == facts
 
 
 def test_dali_makes_floats_from_0_to_255_white():
@@ -124,7 +126,7 @@ def test_every_cut_is_found_without_decoding(name):
 @pytest.mark.parametrize("garbage", [bytes(33), b"\xff\xd8\xff\xe0 more", b"text\n"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_bytes_behind_an_image_do_no_harm(name, garbage):
-    facts = inspect(VARIANTS[name] + garbage, decode=True)
+    facts = inspect(VARIANTS[name] + garbage, EVERY_PIXEL)
     assert not facts.fault and inspect(VARIANTS[name] + garbage) == facts
 
 
@@ -165,7 +167,7 @@ def _with_exif(jpeg: bytes, block: bytes) -> bytes:
 def test_the_end_of_a_thumbnail_is_not_that_of_the_image():
     whole = _with_exif(SOUND_JPEG, exif(1) + VARIANTS["jpeg-grey"])
     assert whole.count(b"\xff\xd9") == 2
-    assert inspect(whole, decode=True) == ImageFacts("JPEG", HEIGHT, WIDTH)
+    assert inspect(whole, EVERY_PIXEL) == ImageFacts("JPEG", HEIGHT, WIDTH)
     scan, first_end = whole.rindex(b"\xff\xda") + 30, whole.index(b"\xff\xd9") + 2
     for cut in (whole[:-1], whole[:-1] + bytes(50), whole[:scan], whole[:first_end]):
         assert inspect(cut).fault == "image-truncated"
@@ -298,7 +300,7 @@ def _lossless() -> bytes:
 def test_faults_of_headers(encoded, kind, capfd):
     facts = inspect(encoded)
     assert facts.fault == kind and facts.detail, facts
-    assert inspect(encoded, decode=True) == facts
+    assert inspect(encoded, EVERY_PIXEL) == facts
     assert not capfd.readouterr().err  # nvImageCodec's own words
 
 
@@ -335,6 +337,6 @@ def test_no_bytes_lead_to_an_exception(data):
         # Most headers are short.
         position = data.draw(st.integers(0, min(len(encoded) - 1, data.draw(st.sampled_from([150, 5000])))))
         encoded[position] = data.draw(st.integers(0, 255))
-    facts = inspect(bytes(encoded), decode=True, max_megapixels=1)
+    facts = inspect(bytes(encoded), ImagePolicy(decode=True, max_megapixels=1))
     assert not facts.fault or KINDS[facts.fault].severity is Severity.IMAGE
     assert 0 <= facts.height < 2**31 and 0 <= facts.width < 2**31 and 1 <= facts.orientation <= 8

@@ -15,12 +15,14 @@ import pytest
 import simplejpeg
 
 from common.annotations import CocoImage
+from common.args import ImagePolicy
 from common.datacheck import images
 from common.datacheck.images import ImageFacts, check_images, inspect, inspect_files, path_fault
 from common.datacheck.issues import Issues
 from common.files import cache_directory
 from tests.common.image_variants import GREY, HEIGHT, RGB, VARIANTS, WIDTH, chunk, opencv, pillow, png, tiff
 
+EVERY_PIXEL = ImagePolicy(decode=True)
 JPEG = ImageFacts("JPEG", HEIGHT, WIDTH)
 PNG = ImageFacts("PNG", HEIGHT, WIDTH)
 DAMAGED = VARIANTS["jpeg"][:-60] + b"\xff\xd9" + bytes(56) + b"\xff\xd9"  # shows in decoding only
@@ -45,10 +47,10 @@ FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")  # a 
 def test_damage_in_the_scan_of_a_jpeg(name, piece):
     """An early end, zeros, a lost piece, or a foreign one, as after a broken copy."""
     sound = NOISY_JPEGS[name]
-    assert not inspect(sound, decode=True).fault
+    assert not inspect(sound, EVERY_PIXEL).fault
     at, size = (sound.index(b"\xff\xda") + 14 + len(sound)) // 2, len(sound) // 4
     damaged = sound[:at] + piece[:size] + sound[at + (len(piece[:size]) or size) :]
-    facts = inspect(damaged, decode=True)
+    facts = inspect(damaged, EVERY_PIXEL)
     assert facts.fault == "image-damaged" and facts.detail
     assert (facts.height, facts.width) == NOISE.shape[:2]
     assert not inspect(damaged).fault or name == "progressive"  # whose tables may have been hit
@@ -58,15 +60,15 @@ def test_damage_in_the_scan_of_a_jpeg(name, piece):
 def test_equal_bytes_between_a_picture_and_its_end_are_no_damage(name):
     body, end = VARIANTS[name][:-2], VARIANTS[name][-2:]
     for padding in (bytes(500), b"\x55" * 3):
-        assert not inspect(body + padding + end, decode=True).fault
-        assert not inspect(body + padding + end + b"behind it", decode=True).fault
-    assert inspect(body + b"other bytes" + end, decode=True).fault == "image-damaged"
+        assert not inspect(body + padding + end, EVERY_PIXEL).fault
+        assert not inspect(body + padding + end + b"behind it", EVERY_PIXEL).fault
+    assert inspect(body + b"other bytes" + end, EVERY_PIXEL).fault == "image-damaged"
 
 
 def test_what_does_not_touch_the_pixels_is_no_damage():
     jfif = VARIANTS["jpeg"].index(b"JFIF\0") + 5
-    assert not inspect(VARIANTS["jpeg"][:jfif] + b"\x09" + VARIANTS["jpeg"][jfif + 1 :], decode=True).fault
-    assert not inspect(VARIANTS["jpeg-rgb"].replace(b"JFIF", b"ABCD"), decode=True).fault
+    assert not inspect(VARIANTS["jpeg"][:jfif] + b"\x09" + VARIANTS["jpeg"][jfif + 1 :], EVERY_PIXEL).fault
+    assert not inspect(VARIANTS["jpeg-rgb"].replace(b"JFIF", b"ABCD"), EVERY_PIXEL).fault
 
 
 # --- every pixel: the others ---
@@ -77,7 +79,7 @@ def test_a_flipped_bit_anywhere_in_a_png():
         for position in range(8, len(VARIANTS[name]), step):
             damaged = bytearray(VARIANTS[name])
             damaged[position] ^= 4
-            assert inspect(bytes(damaged), decode=True).fault, (name, position)
+            assert inspect(bytes(damaged), EVERY_PIXEL).fault, (name, position)
 
 
 BLACK = bytes(HEIGHT * (1 + 3 * WIDTH))  # the rows of a PNG
@@ -124,9 +126,9 @@ DAMAGED_INSIDE = {
 @pytest.mark.parametrize("name", DAMAGED_INSIDE)
 def test_damage_that_only_decoding_shows(name):
     """Also where the checksums of a PNG are right, and its data too short or none."""
-    assert not inspect(_png_of(zlib.compress(BLACK)), decode=True).fault
+    assert not inspect(_png_of(zlib.compress(BLACK)), EVERY_PIXEL).fault
     assert not inspect(DAMAGED_INSIDE[name]).fault
-    facts = inspect(DAMAGED_INSIDE[name], decode=True)
+    facts = inspect(DAMAGED_INSIDE[name], EVERY_PIXEL)
     assert facts.fault == "image-damaged" and facts.detail
     assert {"png": "IDAT", "png-short": "truncated"}.get(name, "") in facts.detail
 
@@ -134,7 +136,7 @@ def test_damage_that_only_decoding_shows(name):
 def test_the_limit_of_pillow_does_not_count(monkeypatch, recwarn):
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 10)
     for name in ("webp", "tiff-lzw", "jpeg2000", "png-grey-16", "jpeg-sampled-4-2"):
-        assert not inspect(VARIANTS[name], decode=True).fault
+        assert not inspect(VARIANTS[name], EVERY_PIXEL).fault
     assert not [warning for warning in recwarn if "bomb" in str(warning.message)]
     assert PIL.Image.MAX_IMAGE_PIXELS == 10
 
@@ -143,14 +145,14 @@ def test_another_size_in_the_data_than_in_the_header_is_not_decoded(monkeypatch)
     """Pillow believes the box, the codestream is what was checked against the limit."""
     real = PIL.Image.Image.height
     monkeypatch.setattr(PIL.Image.Image, "height", property(lambda image: 10_000 * real.fget(image)))
-    facts = inspect(VARIANTS["jpeg2000"], decode=True)
+    facts = inspect(VARIANTS["jpeg2000"], EVERY_PIXEL)
     assert facts.fault == "image-damaged" and f"has {WIDTH} x {HEIGHT}" in facts.detail
 
 
 def test_nothing_above_the_limit_is_decoded(monkeypatch):
-    monkeypatch.setattr(images, "check_pixels", None)
+    monkeypatch.setattr(images, "_check_pixels", None)
     for name in ("png", "png-grey-16"):
-        facts = inspect(VARIANTS[name], decode=True, max_megapixels=0.001)
+        facts = inspect(VARIANTS[name], ImagePolicy(decode=True, max_megapixels=0.001))
         assert facts.fault == "image-too-large"
         assert facts.detail == f"{WIDTH} x {HEIGHT} pixels are 0.001872 megapixels, the limit is 0.001"
 
@@ -178,12 +180,12 @@ def _deep(largest: int) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", _deep(4095))
 def test_12_bit_data_in_16_bits(name, decode):
     for largest in (255, 4095):
-        facts = inspect(_deep(largest)[name], decode=decode)
+        facts = inspect(_deep(largest)[name], ImagePolicy(decode=decode))
         assert facts.fault == "image-12-bit"
         in_color = "rgb" in name or name == "png-grey-alpha"
         assert f"is {'about ' if in_color else ''}{largest} of 65535" in facts.detail
         assert (facts.height, facts.width) == RGB.shape[:2]
-    assert not inspect(_deep(4096)[name], decode=decode).fault
+    assert not inspect(_deep(4096)[name], ImagePolicy(decode=decode)).fault
 
 
 def test_an_image_without_light():
@@ -249,7 +251,7 @@ def test_one_answer_per_name_in_order(tmp_path):
     missing = ImageFacts(fault="image-missing")
     expected = [JPEG, PNG, PNG, JPEG, PNG, JPEG, PNG, missing, missing, missing]
     for decode in (False, True, False):
-        assert inspect_files(tmp_path, names, decode=decode) == expected
+        assert inspect_files(tmp_path, names, ImagePolicy(decode=decode)) == expected
     assert inspect_files(tmp_path / "no/such", ["a"]) == [missing]
     assert inspect_files(tmp_path, []) == []
 
@@ -266,7 +268,7 @@ def test_headers_beyond_what_is_read_at_once(tmp_path):
     names = write(tmp_path, whole=long, cut=long[:-300], far=long[:100_000])
     facts = inspect_files(tmp_path, names)
     assert facts[0] == JPEG and [fact.fault for fact in facts[1:]] == ["image-truncated"] * 2
-    assert inspect_files(tmp_path, names, decode=True) == facts
+    assert inspect_files(tmp_path, names, EVERY_PIXEL) == facts
 
 
 def test_what_is_no_regular_file_is_never_opened(tmp_path, looks):
@@ -279,7 +281,7 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path, looks):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         names = ["pipe", "directory", "device", "socket", "dangling", "a/b", "circle"]
-        *facts, circle = inspect_files(tmp_path, names, decode=True)
+        *facts, circle = inspect_files(tmp_path, names, EVERY_PIXEL)
     assert [(fact.fault, fact.detail) for fact in facts] == [
         *(("image-not-a-file", what) for what in ("a pipe", "a directory", "a device", "a socket")),
         *(("image-missing", what) for what in ("a symbolic link to nothing", "")),
@@ -349,10 +351,10 @@ def test_only_changed_and_new_files_are_looked_at_again(tmp_path, looks):
 def test_what_decoding_found_answers_later_questions(tmp_path, looks):
     names = write(tmp_path, good=VARIANTS["jpeg"], bad=DAMAGED)
     assert faults(tmp_path, names) == ["", ""]
-    assert faults(tmp_path, names, decode=True) == ["", "image-damaged"]
+    assert faults(tmp_path, names, EVERY_PIXEL) == ["", "image-damaged"]
     assert sorted(looks) == ["bad", "bad", "good", "good"]
     for decode in (False, True):
-        assert faults(tmp_path, names, decode=decode) == ["", "image-damaged"]
+        assert faults(tmp_path, names, ImagePolicy(decode=decode)) == ["", "image-damaged"]
     assert len(looks) == 4
     touch(tmp_path / "bad")
     assert faults(tmp_path, names) == ["", ""]
@@ -360,27 +362,27 @@ def test_what_decoding_found_answers_later_questions(tmp_path, looks):
 
 def test_a_fault_of_the_header_is_final_and_worse_than_the_size(tmp_path, looks):
     names = write(tmp_path, cut=VARIANTS["jpeg"][:-9])
-    (fact,) = inspect_files(tmp_path, names, max_megapixels=0.001)
+    (fact,) = inspect_files(tmp_path, names, ImagePolicy(max_megapixels=0.001))
     assert fact.fault == "image-truncated" and (fact.height, fact.width) == (HEIGHT, WIDTH)
-    assert inspect_files(tmp_path, names, decode=True) == [fact]
+    assert inspect_files(tmp_path, names, EVERY_PIXEL) == [fact]
     assert looks == names
 
 
 def test_a_higher_limit_checks_again(tmp_path, looks):
     names = write(tmp_path, a=VARIANTS["jpeg"])
-    (fact,) = inspect_files(tmp_path, names, max_megapixels=0.001)
+    (fact,) = inspect_files(tmp_path, names, ImagePolicy(max_megapixels=0.001))
     assert fact.fault == "image-too-large" and (fact.height, fact.width) == (HEIGHT, WIDTH)
-    assert inspect_files(tmp_path, names, max_megapixels=0.001872) == [JPEG]
-    assert faults(tmp_path, names, max_megapixels=0.001) == ["image-too-large"]
+    assert inspect_files(tmp_path, names, ImagePolicy(max_megapixels=0.001872)) == [JPEG]
+    assert faults(tmp_path, names, ImagePolicy(max_megapixels=0.001)) == ["image-too-large"]
     assert len(looks) == 2
 
 
 def test_what_was_too_large_to_decode_is_decoded_under_a_higher_limit(tmp_path, looks):
     dark = opencv(".png", np.full((HEIGHT, WIDTH, 3), 900, np.uint16))
     names = write(tmp_path, bad=DAMAGED, dark=dark)
-    assert faults(tmp_path, names, decode=True, max_megapixels=0.001) == ["image-too-large"] * 2
+    assert faults(tmp_path, names, ImagePolicy(decode=True, max_megapixels=0.001)) == ["image-too-large"] * 2
     assert faults(tmp_path, names) == ["", "image-12-bit"]
-    assert faults(tmp_path, names, decode=True) == ["image-damaged", "image-12-bit"]
+    assert faults(tmp_path, names, EVERY_PIXEL) == ["image-damaged", "image-12-bit"]
     assert sorted(looks) == ["bad", "bad", "bad", "dark", "dark"]
 
 
@@ -421,7 +423,7 @@ def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(images, "_SLOW", (200, 199))
     inspect_files(tmp_path, names)
     assert capsys.readouterr().err == ""
-    inspect_files(tmp_path, names, decode=True)
+    inspect_files(tmp_path, names, EVERY_PIXEL)
     shown = capsys.readouterr()
     assert "Checking images: 4 steps" in shown.err and "4/4" in shown.err and shown.out == ""
 

@@ -5,16 +5,17 @@ import re
 
 import pytest
 
+from common.args import ImagePolicy
 from common.datacheck.issues import KEPT, KINDS, SHOWN, DataError, Issue, Issues, Severity
 from common.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture
-def issues():
+@pytest.fixture(params=["stop"])
+def issues(request):
     """One of each severity, added in another order than KINDS has."""
-    issues = Issues("x.json")
+    issues = Issues("x.json", ImagePolicy(request.param))
     issues.add("crowd", "annotation 4 (image 1) is a crowd")
     issues.add("image-missing", "image 1 ('a.jpg')")
     issues.add("box-outside", "annotation 5 (image 1) has bbox [1, 2, 3, 4]")
@@ -119,8 +120,8 @@ def test_repeated_keys_name_the_first_rows():
     ]
 
 
+@pytest.mark.parametrize("issues", ["skip"], indirect=True)
 def test_skipped_images_stop_nothing(issues):
-    issues.skip_images()
     assert [issue.kind for issue in issues.stopping] == ["box-negative"]
     missing = issues["image-missing"]
     assert missing.severity is Severity.SKIPPED and not missing.stops
@@ -129,19 +130,17 @@ def test_skipped_images_stop_nothing(issues):
 
 
 def test_a_fault_of_all_images_is_never_skipped():
-    issues = Issues("x")
+    issues = Issues("x", ImagePolicy("skip"))
     for kind in KINDS:
         issues.add(kind, "image 1")
-    issues.skip_images()
     errors = [kind for kind, row in KINDS.items() if row.severity is Severity.ERROR]
     assert [issue.kind for issue in issues.stopping] == errors
 
 
 def test_extend(issues):
-    other = Issues("elsewhere")
+    other = Issues("elsewhere", ImagePolicy("skip"))
     other.add("box-negative", "annotation 99")
     other.add("image-empty", "image 5")
-    other.skip_images()
     issues.extend(other)
     assert issues["box-negative"].count == 13
     assert issues["box-negative"].offenders[-1] == "annotation 99"

@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -55,8 +54,7 @@ def open_numpy(opening: Opening) -> Content:
 
 
 def _checked(opening: Opening, images: Sequence[Image]) -> Content:
-    options: dict[str, Any] = {name: getattr(opening.policy, name) for name in ("decode", "max_megapixels")}
-    facts = image_checks.inspect_files(os.curdir, [image.file for image in images], **options)
+    facts = image_checks.inspect_files(os.curdir, [image.file for image in images], opening.policy)
     return Content(zip(images, (repr(i.name) for i in images), facts, strict=True), _load, _file_reader)
 
 
