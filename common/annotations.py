@@ -127,8 +127,8 @@ class Annotations:
         boxes = (self.boxes_ltwh_px, self.areas, self.is_crowd.astype(int))
         return {
             "info": {},
-            "images": _records("id file_name height width", *images),
-            "annotations": _records("id image_id category_id bbox area iscrowd", *objects, *boxes),
+            "images": records("id file_name height width", *images),
+            "annotations": records("id image_id category_id bbox area iscrowd", *objects, *boxes),
             "categories": self.label_map.categories(),
         }
 
@@ -175,7 +175,8 @@ def without_objects(file_names: Sequence[str], origin: str) -> Annotations:
     return to_annotations(images, table_of([]), np.zeros(0, np.int64), LabelMap((), ()), origin)
 
 
-def _records(keys: str, *columns: np.ndarray) -> list[dict[str, Any]]:
+def records(keys: str, *columns: np.ndarray) -> list[dict[str, Any]]:
+    """Plain dicts, one for each row of the columns, which have the names in `keys`."""
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [dict(zip(keys.split(), row, strict=True)) for row in rows]
 
@@ -238,9 +239,7 @@ def read_coco(json_path: str | os.PathLike) -> Annotations:
     category_row = find_rows(objects["category_id"], np.array(label_map.category_ids))
     for key, rows in (("image_id", image_row), ("category_id", category_row)):
         for row in np.flatnonzero(rows == NONE)[:1]:
-            raise UserError(
-                f"{path}: annotations[{row}] has {key} {objects[key][row]}, which is not in the file"
-            )
+            raise UserError(f"{path}: annotations[{row}] has an unknown {key}: {objects[key][row]}")
     return to_annotations(file.images, objects, image_row, label_map, path)
 
 

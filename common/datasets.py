@@ -6,7 +6,6 @@ A copy without the data check imports this module in its place: tools/copy_app.p
 """
 
 import abc
-import dataclasses
 import functools
 import glob
 import os
@@ -70,33 +69,26 @@ class Source(abc.ABC):
         """
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class CocoSource(Source):
     """A directory of images and the annotations of a COCO json, whose file names refer to it."""
 
-    images_dir: str
-    annotations: Annotations
-    files: Sequence[str] = dataclasses.field(init=False)
     name = "coco"
 
-    def __post_init__(self) -> None:
-        paths = [os.path.join(self.images_dir, name) for name in self.annotations.file_names]
-        object.__setattr__(self, "files", paths)
+    def __init__(self, images_dir: str, annotations: Annotations) -> None:
+        self.images_dir, self.annotations = images_dir, annotations
+        self.files = [os.path.join(images_dir, name) for name in annotations.file_names]
 
     def read(self, *, training: bool, **options: Any) -> Nodes:
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 
 
-@dataclasses.dataclass(frozen=True)
 class ImageListSource(Source):
     """Image files without annotations, for inference; image ids are positions in `files`, from 0."""
 
-    files: tuple[str, ...]
-    annotations: Annotations = dataclasses.field(init=False, compare=False)
     name = "images"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "annotations", without_objects(self.files, "images"))
+    def __init__(self, files: Sequence[str]) -> None:
+        self.files, self.annotations = files, without_objects(files, "images")
 
     def image_name(self, row: int) -> str:
         return repr(self.files[row])
@@ -189,9 +181,7 @@ class Opener:
         coco = {f"{prefix}images": images, f"{prefix}annotations": annotations}
         named = [flag for flag, value in coco.items() if value]
         if file_pattern and named and input_type is None:
-            raise UserError(
-                f"{prefix}file_pattern (TFRecords) and {named[0]} (COCO) are both given: choose one"
-            )
+            raise UserError(f"{prefix}file_pattern (TFRecords) and {named[0]} (COCO) are given: choose one")
         if input_type == "tfrecord" and not file_pattern:
             raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
         if file_pattern and input_type != "coco":

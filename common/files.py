@@ -168,9 +168,7 @@ def cache_directory() -> pathlib.Path:
             is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
             if is_private and os.access(place, os.W_OK | os.X_OK):
                 return place
-    raise UserError(
-        f"neither {places[0]} nor {places[1]} can be written: set XDG_CACHE_HOME to a private directory"
-    )
+    raise UserError(f"neither {places[0]} nor {places[1]} is private and writable: set XDG_CACHE_HOME")
 
 
 def store_cached(content: bytes, suffix: str) -> pathlib.Path:

@@ -160,9 +160,8 @@ def _parse_pbtxt(text: str) -> list[dict[str, Any]]:
             end = tokens.index("}")
             fields = dict(zip(tokens[2:end:2], tokens[3:end:2], strict=True))
             category_id, name = fields.get("id", ""), fields.get("display_name", fields.get("name", ""))
-            categories.append(
-                {"id": int(category_id) if category_id.isdecimal() else category_id, "name": name}
-            )
+            key = int(category_id) if category_id.isdecimal() else category_id
+            categories.append({"id": key, "name": name})
             del tokens[: end + 1]
     except ValueError as error:
         number = len(categories) + 1

@@ -31,9 +31,8 @@ class Bar:
 
     def __init__(self, title: str, total: int, done: int = 0):
         log(f"{title}: {total} steps")
-        self._bar = keras.utils.Progbar(
-            total, verbose=0 if _quiet else 1, interval=1.0 if sys.stderr.isatty() else 15.0
-        )
+        interval = 1.0 if sys.stderr.isatty() else 15.0  # seconds
+        self._bar = keras.utils.Progbar(total, verbose=0 if _quiet else 1, interval=interval)
         self._done = done
 
     def step(self, values: dict[str, float] | None = None) -> None:

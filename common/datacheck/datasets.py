@@ -52,14 +52,13 @@ class CheckedOpener(plain.Opener):
         """The images that --images means, checked, for inference; UserError where none can be used."""
         files, issues = plain.list_images(images), Issues(f"--images={images}", policy)
         facts = inspect_files(os.curdir, files, policy)
-        usable = [
-            file for file, fact in zip(files, facts, strict=True) if not add_fault(fact, repr(file), issues)
-        ]
+        pairs = zip(files, facts, strict=True)
+        usable = [file for file, fact in pairs if not add_fault(fact, repr(file), issues)]
         if not usable:
             issues.add("no-images", f"none of {len(facts)} can be read")
         issues.raise_if_stopping()
         log_issues(issues)
-        return ImageListSource(tuple(usable))
+        return ImageListSource(usable)
 
     def join(self, errors: Sequence[UserError]) -> UserError:
         """One error with the faults of all data sets; one of the flags comes first."""

@@ -22,6 +22,7 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from common.annotations import records
 from common.errors import UserError
 from common.files import write_bytes
 from common.labels import LabelMap
@@ -77,16 +78,8 @@ def to_results(
     left, top, right, bottom = (np.clip(boxes, 0, 1) * image_sizes[image][:, [1, 0, 1, 0]]).T
     boxes_ltwh_px = np.round(np.stack([left, top, right - left, bottom - top], axis=-1), 2)
     shown = (boxes_ltwh_px[:, 2:] > 0).all(axis=1)
-    return [
-        {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
-        for image_id, category_id, box, score in zip(
-            image_ids[image[shown]].tolist(),
-            np.array(label_map.category_ids, np.int64)[classes[shown]].tolist(),
-            boxes_ltwh_px[shown].tolist(),
-            np.round(scores[shown], 6).tolist(),
-            strict=True,
-        )
-    ]
+    ids = image_ids[image[shown]], np.array(label_map.category_ids, np.int64)[classes[shown]]
+    return records("image_id category_id bbox score", *ids, boxes_ltwh_px[shown], np.round(scores[shown], 6))
 
 
 class Evaluation(NamedTuple):
@@ -144,9 +137,7 @@ def score(
     image_ids = sorted(image["id"] for image in ground_truth["images"])
     num_boxes = collections.Counter(a["category_id"] for a in annotations if not a.get("iscrowd", 0))
     if not num_boxes:
-        raise UserError(
-            "the evaluation data hold no box (crowds do not count): give other --eval_annotations"
-        )
+        raise UserError("the evaluation data hold no box but crowds: give other --eval_annotations")
     ids = image_ids, [category["id"] for category in categories]
     with contextlib.redirect_stdout(io.StringIO()):  # both packages print their progress
         evaluator = evaluator_class(_index(annotations, *ids), _index(_sorted(detections), *ids), "bbox")

@@ -1,7 +1,6 @@
 """What eval.py and infer.py of both apps do; each app gives its `open_detector` and `make_loader`."""
 
 import collections
-import dataclasses
 import os
 import pathlib
 import time
@@ -176,8 +175,7 @@ class Job:
             if image_id in about:
                 raise UserError(f"{about[image_id]['file_name']!r} and {name!r} are both image {image_id}")
             about[image_id] = {"image_id": image_id, "file_name": name}
-        files = tuple(file for *_, file in found)
-        return dataclasses.replace(source, files=files), list(about.values())
+        return ImageListSource([file for *_, file in found]), list(about.values())
 
     def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
         """Writes all files, prints where, and returns the content of detections.json.

@@ -121,10 +121,9 @@ def evaluate(
     loader: BaseLoader,
     label_map: LabelMap,
     *,
-    explain: Explain,
     ranks: Ranks = ALONE,
-    on_batch: OnBatch | None = None,
     coco_backend: str = "pycocotools",
+    **options: Any,
 ) -> Evaluation:
     """Detects in the loader's images and scores the detections. All ranks call it together.
 
@@ -133,8 +132,8 @@ def evaluate(
         loader: an evaluation loader of this rank's shard, whose source has annotations.
         label_map: of the trained classes.
         ranks: all that detect together; by default this process alone.
-        on_batch, explain: see `predict`.
         coco_backend: see coco_metrics.score.
+        options: explain and on_batch of `predict`.
 
     Returns:
         The same on every rank. Rank 0 scores; meanwhile the others wait.
@@ -142,9 +141,7 @@ def evaluate(
     Raises:
         UserError: see `predict`; or the data hold no box, or rank 0 lacks the backend. On all ranks.
     """
-    results = predict(
-        detect, loader, label_map, title="evaluating", explain=explain, ranks=ranks, on_batch=on_batch
-    )
+    results = predict(detect, loader, label_map, title="evaluating", ranks=ranks, **options)
     scores: tuple[Any, ...] = ()
     with ranks.raise_on_any_rank():
         if ranks.rank == 0:

@@ -4,16 +4,15 @@ OpenCV decodes. Frames reach the network through the tf.data loader, which resiz
 images.
 """
 
-import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from common.annotations import Annotations, without_objects
+from common.annotations import without_objects
 from common.dali_ops import Nodes
 from common.datasets import Source
 from common.errors import UserError
@@ -25,30 +24,22 @@ _CODEC = "mp4v"  # MPEG-4 part 2: every build of OpenCV writes it
 _FALLBACK_RATE = 25.0  # frames a second, where the file names none
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class VideoSource(Source):
     """The frames of one video, in order, for the tf.data loader.
 
-    Attributes:
+    Args:
         path: the file.
         num_frames: number of frames that can be decoded.
         frame_rate: frames a second.
         height, width: of the frames in pixels, as they are shown.
     """
 
-    path: str
-    num_frames: int
-    frame_rate: float
-    height: int
-    width: int
-    annotations: Annotations = dataclasses.field(init=False)
-    files: Sequence[str] = dataclasses.field(init=False)
     name = "video"
 
-    def __post_init__(self) -> None:
-        names = [os.path.basename(self.path)] * self.num_frames
-        object.__setattr__(self, "annotations", without_objects(names, self.path))
-        object.__setattr__(self, "files", [self.path])
+    def __init__(self, path: str, num_frames: int, frame_rate: float, height: int, width: int) -> None:
+        self.path, self.frame_rate, self.height, self.width = path, frame_rate, height, width
+        self.annotations = without_objects([os.path.basename(path)] * num_frames, path)
+        self.files = [path]
 
     def read(self, *, training: bool, **options: Any) -> Nodes:
         raise UserError(f"--images={self.path}: DALI reads no videos, --pipeline_type=tensorflow does")
@@ -72,9 +63,8 @@ class VideoSource(Source):
 
     def examples(self, **_: Any) -> tf.data.Dataset:
         """The frames for tf_readers.examples, in one shard."""
-        frames = tf.data.Dataset.from_generator(
-            self.frames, output_signature=tf.TensorSpec((self.height, self.width, 3), tf.uint8)
-        )
+        frame_spec = tf.TensorSpec((self.height, self.width, 3), tf.uint8)
+        frames = tf.data.Dataset.from_generator(self.frames, output_signature=frame_spec)
         boxes, labels = tf.zeros((0, 4)), tf.zeros((0,), tf.int32)
 
         def example(number: tf.Tensor, frame: tf.Tensor) -> dict[str, tf.Tensor]:

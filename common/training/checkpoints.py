@@ -209,10 +209,8 @@ class Checkpoints:
         try:
             checkpoint.read(os.fspath(prefix)).assert_consumed()
         except (AssertionError, ValueError, tf.errors.OpError) as error:
-            step = self._found[1]["state"]["step"]
-            raise UserError(
-                f"the checkpoint of step {step} does not fit this model: {weight_files.reason(error)}"
-            ) from error
+            step, reason = self._found[1]["state"]["step"], weight_files.reason(error)
+            raise UserError(f"the checkpoint of step {step} does not fit this model: {reason}") from error
 
 
 @contextlib.contextmanager

@@ -88,11 +88,10 @@ class EpochLog:
         if len(self._times) > 1:
             (start, first), (end, last) = self._times[0], self._times[-1]
             rate = (last - first) * batch_size * num_replicas / (end - start)
-        row = self._means() | {"learning_rate": learning_rate, "images_per_second": rate}
-        for name, total in self.totals().items():
-            if name.startswith(_COUNTED):
-                row[name] = total * num_replicas
-        return row | {_SKIPPED: float(self._sums[_SKIPPED])}
+        totals = self.totals()
+        counts = {name: total * num_replicas for name, total in totals.items() if name.startswith(_COUNTED)}
+        measured = {"learning_rate": learning_rate, "images_per_second": rate}
+        return self._means() | measured | counts | {_SKIPPED: totals[_SKIPPED]}
 
     def totals(self) -> dict[str, float]:
         """What a checkpoint within the epoch holds."""
@@ -197,10 +196,8 @@ class Results:
         content = None
         if images is not None:
             arrays: dict[str, Any] = {f"target/{k}": np.asarray(v) for k, v in targets.items()}
-            arrays |= {
-                f"weight/{i:05d}": tf.convert_to_tensor(v.value).numpy()
-                for i, v in enumerate(self._model.variables)
-            }
+            variables = enumerate(self._model.variables)
+            arrays |= {f"weight/{i:05d}": tf.convert_to_tensor(v.value).numpy() for i, v in variables}
             text = json.dumps({**self._metadata, "step": step, "rank": ranks.rank})
             stream = io.BytesIO()
             np.savez(stream, metadata=text, images=np.asarray(images), **arrays)

@@ -74,10 +74,8 @@ def load(model: keras.Model, path: str | os.PathLike) -> dict[str, Any]:
     header = _read_header(path)
     for in_file, in_model in itertools.zip_longest(header["weights"], _manifest(model), fillvalue=()):
         if in_file[1:] != in_model[1:]:
-            raise UserError(
-                f"weights {path} do not fit the model: {in_file[::2] or 'nothing'} where the model has "
-                f"{in_model[::2] or 'nothing'}"
-            )
+            found, wanted = (weight[::2] or "nothing" for weight in (in_file, in_model))
+            raise UserError(f"weights {path} do not fit the model: {found} where the model has {wanted}")
     model.load_weights(path)
     return header["metadata"]
 

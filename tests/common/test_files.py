@@ -160,7 +160,7 @@ def test_the_temporary_directory_is_second_choice_unless_others_may_write_it(hom
     home.write_text("a file where the directory should be")
     second = tmp_path / f"dali-detection-{os.getuid()}"
     assert files.cache_directory() == second
-    message = f"neither {home}/dali.* nor {second} can be written: set XDG_CACHE"
+    message = f"neither {home}/dali.* nor {second} is private and writable: set XDG_CACHE"
     for mode in (0o770, 0o707):
         second.chmod(mode)
         with pytest.raises(UserError, match=message):

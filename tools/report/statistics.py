@@ -109,6 +109,5 @@ def _classes(annotations: Annotations, image: np.ndarray) -> tuple[ClassCount, .
 
 def _target_areas(annotations: Annotations) -> np.ndarray:
     """The areas of the boxes that `target_boxes` keeps."""
-    boxes, _ = annotations.clipped_boxes
-    has_area = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    *_, has_area = annotations.clipped_boxes
     return annotations.areas[has_area & ~annotations.is_crowd]

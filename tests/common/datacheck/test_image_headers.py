@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def, types
 
-from common.args import ImagePolicy
 from common.datacheck.image_headers import Encoded, ImageFacts
-from common.datacheck.images import inspect
+from common.datacheck.images import ImagePolicy, inspect
 from common.datacheck.issues import KINDS, Fault, Severity
 from tests.common.image_variants import HEIGHT, REFUSED, RGB, WIDTH, bmp, chunk, exif, expected, pillow, tiff
 from tests.common.image_variants import VARIANTS as DECODED

@@ -15,9 +15,8 @@ import pytest
 import simplejpeg
 
 from common.annotations import CocoImage
-from common.args import ImagePolicy
 from common.datacheck import images
-from common.datacheck.images import ImageFacts, check_images, inspect, inspect_files, path_fault
+from common.datacheck.images import ImageFacts, ImagePolicy, check_images, inspect, inspect_files, path_fault
 from common.datacheck.issues import Issues
 from common.files import cache_directory
 from tests.common.image_variants import GREY, HEIGHT, RGB, VARIANTS, WIDTH, chunk, opencv, pillow, png, tiff

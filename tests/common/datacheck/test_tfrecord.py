@@ -72,7 +72,7 @@ def test_patterns_give_sorted_files_on_all_ranks(tmp_path):
 
 def objects(annotations):
     """Boxes with an area by image id: ids, clipped boxes, categories, crowds; and their areas."""
-    boxes, _ = annotations.clipped_boxes
+    boxes, *_ = annotations.clipped_boxes
     image_ids = annotations.image_ids[annotations.box_image]
     order = np.argsort(image_ids, kind="stable")
     order = order[np.all(boxes[order, 2:] > boxes[order, :2], axis=1)]
