@@ -139,13 +139,11 @@ class Opener:
             raise UserError(f"{origin}: {kind.replace('-', ' ')}: {offenders[0]}")
 
     def check_sizes(self, source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
-        """UserError for fewer images than ranks or than one batch of all, which would repeat images."""
-        found, origin = f"{source.size} images", source.annotations.origin
-        if source.size < num_replicas:
-            self.refuse(origin, "fewer-than-ranks", [f"{found}, {num_replicas} ranks"])
+        """UserError for fewer images than one batch of all ranks, which would repeat images."""
         if source.size < batch_size * num_replicas:
             ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
-            self.refuse(origin, "fewer-than-batch", [f"{found}, --batch_size={batch_size}{ranks}"])
+            found = f"{source.size} images, --batch_size={batch_size}{ranks}"
+            self.refuse(source.annotations.origin, "fewer-than-batch", [found])
 
     # --- flags -> sources ---
 

@@ -42,7 +42,7 @@ DALI_KEYS = (*BOX_KEYS, LABEL_KEY, CROWD_KEY)  # without which DALI does not rea
 
 FRAME = 16  # bytes of a record that are not data: 8 + 4 before, 4 after
 HEADER = 12
-_MAGIC = ((b"\x1f\x8b", "record-gzip"), (b"version http", "record-lfs-pointer"))
+_MAGIC = ((b"\x1f\x8b", "file-gzip"), (b"version http", "file-lfs-pointer"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def walk(file: str | os.PathLike) -> RecordFile:
             size, mtime_ns = status.st_size, status.st_mtime_ns
             fault = _walk(path, stream.fileno(), size, records)
     except OSError as error:
-        fault = ("record-file-unreadable", f"{path}: {error.strerror}")
+        fault = ("file-unreadable", f"{path}: {error.strerror}")
     found = np.array(records, np.int64).reshape(-1, 3)
     spans, checksums = found[:, :2].copy(), found[:, 2].astype(np.uint32)
     digest = hashlib.sha256(spans.tobytes() + checksums.tobytes()).hexdigest()
@@ -131,14 +131,14 @@ def _walk(
                 if not records and header.startswith(beginning):
                     return kind, f"{path} ({end} bytes)"
             if len(header) < HEADER:
-                return "record-truncated", f"{where} has {left} of the {HEADER} bytes of its header"
+                return "file-truncated", f"{where} has {left} of the {HEADER} bytes of its header"
             return "not-a-record", f"{where} has the length {length} with the checksum {checksum:#010x}"
         if length + FRAME > left:
-            return "record-truncated", f"{where} needs {length + FRAME} bytes, {left} are left"
+            return "file-truncated", f"{where} needs {length + FRAME} bytes, {left} are left"
         data_checksum = os.pread(descriptor, 4, offset + HEADER + length)
         records.append((offset, length + FRAME, int.from_bytes(data_checksum, "little")))
         offset += length + FRAME
-    return None if end else ("record-file-empty", f"{path} (0 bytes)")
+    return None if end else ("file-empty", f"{path} (0 bytes)")
 
 
 def masked_crc32c(data: bytes) -> int:

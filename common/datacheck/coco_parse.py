@@ -33,9 +33,9 @@ _shown = _REPR.repr  # a value in a message, not too long
 _NEAR = 20  # characters shown before and after the place of a fault
 _DIGITS = 4000  # of an integer that are read: Python refuses many more, and no value has so many
 _NO_JSON = (
-    ("json-empty", rb"\s*\Z"),
-    ("json-lfs-pointer", rb"version https://git-lfs"),
-    ("json-gzip", rb"\x1f\x8b"),
+    ("file-empty", rb"\s*\Z"),
+    ("file-lfs-pointer", rb"version https://git-lfs"),
+    ("file-gzip", rb"\x1f\x8b"),
     # With a byte order mark or the bracket of an object; a UTF-32 mark begins like that of UTF-16.
     ("json-utf-16", rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]"),
 )
@@ -53,7 +53,7 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
 
     Args:
         path: of the json.
-        issues: gets json-*, repeated-key, missing-key, wrong-type, box-length and box-not-finite.
+        issues: gets file-*, json-*, repeated-key, missing-key, wrong-type, box-length and box-not-finite.
 
     Returns:
         The records of `images` and `annotations` as structs, those of `categories` as they are; values that
@@ -76,10 +76,10 @@ def _read(path: str) -> bytes:
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
-            raise Fault("json-not-a-file", f"it is {file_type(mode)}")
+            raise Fault("file-unreadable", f"it is {file_type(mode)}")
         content = pathlib.Path(path).read_bytes()
     except OSError as error:
-        raise Fault("json-unreadable", error.strerror or str(error)) from error
+        raise Fault("file-unreadable", error.strerror or str(error)) from error
     text = content.removeprefix(codecs.BOM_UTF8)
     for kind, pattern in _NO_JSON:
         if re.match(pattern, text):
@@ -109,7 +109,7 @@ def _load(content: bytes, issues: Issues) -> dict[str, Any]:
         is_cut = error.msg.startswith("Unterminated") or _PART.fullmatch(text, error.pos)
         if is_cut and error.msg != "Extra data":
             tail = text.rstrip()[-2 * _NEAR :]
-            raise Fault("json-truncated", f"it ends after {len(content)} bytes with {tail!r}") from error
+            raise Fault("file-truncated", f"it ends after {len(content)} bytes with {tail!r}") from error
         near = text[max(error.pos - _NEAR, 0) : error.pos + _NEAR]
         position = len(text[: error.pos].encode("utf-8", "surrogateescape"))
         raise Fault("json-malformed", f"{error.msg} at byte {position}, near {near!r}") from error

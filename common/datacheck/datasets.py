@@ -76,7 +76,7 @@ class CheckedOpener(plain.Opener):
         """Compares a training set with the run that wants it, and logs which images have too many boxes.
 
         Raises:
-            DataError: fewer images than ranks, or than one batch of all ranks, which would repeat images.
+            DataError: fewer images than one batch of all ranks, which would repeat images.
         """
         super().check_sizes(source, batch_size, num_replicas, max_instances)
         annotations = source.annotations

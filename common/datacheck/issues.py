@@ -45,13 +45,12 @@ class Kind(NamedTuple):
 
 # Each row: `what` and `remedy` of a Kind.
 _ERRORS = {
-    "json-unreadable": ("annotations file cannot be read", "correct the path or its permissions"),
-    "json-not-a-file": ("annotations are not a regular file", "name a json file"),
-    "json-empty": ("annotations file is empty", "copy or export it again"),
-    "json-truncated": ("annotations file is cut off", "copy or export it again"),
+    "file-unreadable": ("file that cannot be read", "correct the path or its permissions"),
+    "file-empty": ("empty file", "copy or write it again, or remove it"),
+    "file-truncated": ("file that is cut off", "copy or write it again"),
+    "file-lfs-pointer": ("git-lfs pointer in place of a file", "run git lfs pull"),
+    "file-gzip": ("gzip-compressed file", "gunzip it"),
     "json-malformed": ("annotations file is not valid JSON", "copy or export it again"),
-    "json-lfs-pointer": ("git-lfs pointer in place of the annotations", "run git lfs pull"),
-    "json-gzip": ("annotations file is gzip-compressed", "gunzip it"),
     "json-utf-16": ("annotations file is UTF-16", "save it as UTF-8"),
     "repeated-key": ("key given more than once", "merge the lists: readers of JSON keep only the last"),
     "missing-key": ("missing key", "export the annotations in COCO's format, with this key"),
@@ -73,11 +72,6 @@ _ERRORS = {
     "image-size-differs": ("image of another size than in the annotations", "correct width and height there"),
     "image-turned": ("image with the size of its EXIF turn in the annotations", "turn pixels or boxes"),
     "no-record-file": ("no file matches", "check the path, and quote the pattern in the shell"),
-    "record-file-unreadable": ("record file that cannot be read", "correct the path or its permissions"),
-    "record-file-empty": ("record file without any record", "remove it or write it again"),
-    "record-gzip": ("gzip-compressed record file", "gunzip it: DALI reads plain TFRecords"),
-    "record-lfs-pointer": ("git-lfs pointer in place of a record file", "run git lfs pull"),
-    "record-truncated": ("record file that is cut off", "copy or write it again"),
     "not-a-record": ("not a TFRecord: the checksum of a length is wrong", "copy or write the file again"),
     "record-damaged": ("record whose checksum is wrong", "copy or write the file again"),
     "not-an-example": ("record that is not a tf.train.Example", "write the file again (tools/convert.py)"),
@@ -92,7 +86,6 @@ _ERRORS = {
     "label-turned": ("labelled image with an EXIF turn", "give --yolo_pixels=stored or --yolo_pixels=turned"),
     "eval-categories": ("category that training does not know by this id and name", "make ids mean the same"),
     "fewer-than-batch": ("fewer images than one batch of all ranks", "lower --batch_size or use fewer ranks"),
-    "fewer-than-ranks": ("fewer images than ranks", "use fewer ranks"),
 }
 _BAD_IMAGES = {
     "image-missing": ("missing image file", "correct the image directory, copy it there"),

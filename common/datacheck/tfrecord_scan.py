@@ -237,7 +237,7 @@ def _scan_part(
                 example.facts = images.inspect(encoded, policy)
             examples.append(example)
     except OSError as error:  # the file has gone
-        issues.add("record-file-unreadable", f"{file.path}: {error.strerror}")
+        issues.add("file-unreadable", f"{file.path}: {error.strerror}")
     return examples, issues
 
 

@@ -27,7 +27,7 @@ from common import progress
 from common.distributed.ranks import Hooks, initialize
 from common.errors import OtherRankError, StoppedError, UserError, is_lost_rank
 
-_SCOPE, _KEY = "training", "failure"  # where a rank's failure is told, in the launcher's key-value store
+_PLACE = "training", "failure"  # scope and key of a rank's failure in the launcher's key-value store
 
 
 def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
@@ -53,6 +53,7 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
         return train(a, Hooks())
     hvd = initialize()  # before the state below runs anything on a GPU
     from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+    from horovod.runner.http import http_client
 
     state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epochs=0, begun=False)
 
@@ -74,33 +75,15 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
         except (HorovodInternalError, HostsUpdatedInterrupt, StoppedError, OtherRankError):
             raise  # known to all ranks
         except Exception as error:
+            # The launcher's store is emptied when the ring is formed anew: only after every process is gone or
+            # has come back for it. Who sees that another is gone still finds there what that one has told.
+            server = [os.environ[f"HOROVOD_GLOO_RENDEZVOUS_{part}"] for part in ("ADDR", "PORT")]
             if not isinstance(error, tf.errors.OpError | RuntimeError) or not is_lost_rank(error):
-                _tell_failure(hvd.rank(), error)
+                with contextlib.suppress(RuntimeError, OSError):  # without a launcher nobody goes on
+                    http_client.put_data_into_kvstore(*server, *_PLACE, f"rank {hvd.rank()}: {error}")
                 raise
-            if failure := _failure_of_another():
-                raise OtherRankError(failure) from error
+            with contextlib.suppress(RuntimeError, OSError):  # nothing was told
+                raise OtherRankError(http_client.read_data_from_kvstore(*server, *_PLACE)) from error
             raise HorovodInternalError(str(error)) from error
 
     return attempt(state)
-
-
-# Horovod's key-value store is emptied when the ring is formed anew, which happens only after every process is
-# gone or has come back for it: whoever sees that another is gone still finds here what that one has told.
-def _store() -> tuple[str, str]:
-    return os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
-
-
-def _tell_failure(rank: int, error: Exception) -> None:
-    from horovod.runner.http import http_client
-
-    with contextlib.suppress(RuntimeError, OSError):  # without a launcher nobody goes on
-        http_client.put_data_into_kvstore(*_store(), _SCOPE, _KEY, f"rank {rank}: {error}")
-
-
-def _failure_of_another() -> str | None:
-    from horovod.runner.http import http_client
-
-    try:
-        return http_client.read_data_from_kvstore(*_store(), _SCOPE, _KEY)
-    except (RuntimeError, OSError):  # nothing was told
-        return None

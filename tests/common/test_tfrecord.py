@@ -110,12 +110,12 @@ def flipped(byte):
 @pytest.mark.parametrize(
     ("tail", "kind", "text"),
     [
-        (header(300)[:1], "record-truncated", "has 1 of the 12 bytes of its header"),
-        (header(300)[:11], "record-truncated", "has 11 of the 12 bytes of its header"),
-        (header(300), "record-truncated", "needs 316 bytes, 12 are left"),
-        (header(300) + bytes(303), "record-truncated", "needs 316 bytes, 315 are left"),
-        (header(2**31) + b"only this", "record-truncated", f"needs {2**31 + 16} bytes, 21 are left"),
-        (header(2**64 - 1) + b"only this", "record-truncated", f"needs {2**64 + 15} bytes, 21 are left"),
+        (header(300)[:1], "file-truncated", "has 1 of the 12 bytes of its header"),
+        (header(300)[:11], "file-truncated", "has 11 of the 12 bytes of its header"),
+        (header(300), "file-truncated", "needs 316 bytes, 12 are left"),
+        (header(300) + bytes(303), "file-truncated", "needs 316 bytes, 315 are left"),
+        (header(2**31) + b"only this", "file-truncated", f"needs {2**31 + 16} bytes, 21 are left"),
+        (header(2**64 - 1) + b"only this", "file-truncated", f"needs {2**64 + 15} bytes, 21 are left"),
         (bytes(50), "not-a-record", "has the length 0 with the checksum 0x00000000"),  # of a crash, perhaps
         (b"\x1f\x8b" + bytes(48), "not-a-record", f"has the length {0x8B1F} with"),  # gzip's magic number
         *((flipped(i) + bytes(21), "not-a-record", f"has the length {17 ^ 16 << 8 * i}") for i in range(8)),
@@ -134,11 +134,11 @@ def test_a_bad_end_is_named_with_its_place(tmp_path, tail, kind, text):
 
 
 NO_RECORDS = {
-    b"": "record-file-empty",
+    b"": "file-empty",
     b"no records here, only text": "not-a-record",
-    gzip.compress(bytes(1000), mtime=0): "record-gzip",
-    b"\x1f\x8b\x08": "record-gzip",
-    b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 8\n": "record-lfs-pointer",
+    gzip.compress(bytes(1000), mtime=0): "file-gzip",
+    b"\x1f\x8b\x08": "file-gzip",
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 8\n": "file-lfs-pointer",
 }
 
 
@@ -156,7 +156,7 @@ def test_records_that_begin_like_gzip_are_records(tmp_path, missing):
     path = write(tmp_path / "x", bytes(0x088B1F))  # this length begins with gzip's magic number
     os.truncate(path, os.path.getsize(path) - missing)
     walked, issues = walk(path)
-    assert [issue.kind for issue in issues] == ["record-truncated"] * missing
+    assert [issue.kind for issue in issues] == ["file-truncated"] * missing
     assert len(walked.spans) == 1 - missing
 
 
@@ -174,7 +174,7 @@ def test_what_is_no_file_is_named_and_never_waited_for(tmp_path, monkeypatch):
         ("x", ": Permission denied"),
     ):
         path = os.path.join(tmp_path, name)
-        assert only(walk(path)[1]) == ("record-file-unreadable", f"{path}{words}")
+        assert only(walk(path)[1]) == ("file-unreadable", f"{path}{words}")
 
 
 def test_many_files_are_walked_in_their_order(tmp_path):
@@ -185,8 +185,8 @@ def test_many_files_are_walked_in_their_order(tmp_path):
     assert [file.path for file in walked] == paths
     assert [len(file.spans) for file in walked] == [*range(5), 0, *range(6, 30)]
     assert {issue.kind: issue.offenders for issue in issues} == {
-        "record-file-empty": [f"{paths[0]} (0 bytes)"],
-        "record-truncated": [f"{paths[5]} record 0 at byte 0 has 3 of the 12 bytes of its header"],
+        "file-empty": [f"{paths[0]} (0 bytes)"],
+        "file-truncated": [f"{paths[5]} record 0 at byte 0 has 3 of the 12 bytes of its header"],
     }
 
 

@@ -14,13 +14,13 @@ fault = registry(FAULTS)
 # --- the file ---
 
 
-@fault("json-unreadable")
+@fault("file-unreadable")
 def no_json(data):
     data.json_path.symlink_to("nowhere.json")
     return ["No such file"]
 
 
-@fault("json-not-a-file")
+@fault("file-unreadable")
 def pipe_in_place_of_the_json(data):
     os.mkfifo(data.json_path)
     return ["it is a pipe"]
@@ -36,12 +36,12 @@ def written(name: str, kind: str, change: Callable[[bytes], bytes], *words: str)
     fault(kind, name)(spoil)
 
 
-written("truncated_json", "json-truncated", lambda sound: sound[:-300], "it ends after {} bytes")
-written("empty_json", "json-empty", lambda sound: b"", "it has 0 bytes")
+written("truncated_json", "file-truncated", lambda sound: sound[:-300], "it ends after {} bytes")
+written("empty_json", "file-empty", lambda sound: b"", "it has 0 bytes")
 written("json_with_a_comma_too_many", "json-malformed", lambda sound: sound.replace(b"}", b",}", 1), ",}")
 written("json_that_is_a_picture", "json-malformed", lambda sound: b"\xff\xd8" + bytes(99), "at byte 0")
-written("lfs_pointer_in_place_of_the_json", "json-lfs-pointer", lambda sound: LFS_POINTER)
-written("gzipped_json", "json-gzip", gzip.compress, "it has {} bytes and begins with 1f 8b")
+written("lfs_pointer_in_place_of_the_json", "file-lfs-pointer", lambda sound: LFS_POINTER)
+written("gzipped_json", "file-gzip", gzip.compress, "it has {} bytes and begins with 1f 8b")
 written("json_in_utf_16", "json-utf-16", lambda sound: sound.decode().encode("utf-16"), "UTF-8", "ff fe")
 written("json_that_is_a_list", "wrong-type", lambda sound: b"[%s]" % sound, "file begins with '[{")
 written("jsons_merged", "repeated-key", lambda sound: b'{"images": [], ' + sound[1:], "2 lists `images`")

@@ -116,7 +116,7 @@ def a_shard_too_few(data):
     return [str(data.file)]
 
 
-@fault("record-file-unreadable")
+@fault("file-unreadable")
 def pipe_among_the_shards(data):
     data.file.unlink()
     os.mkfifo(data.file)
@@ -132,13 +132,13 @@ def rewritten(name: str, kind: str, change: Callable[[bytes], bytes]) -> None:
         return [str(data.file)]
 
 
-rewritten("empty_shard", "record-file-empty", lambda sound: b"")
-rewritten("gzipped_records", "record-gzip", gzip.compress)
-rewritten("lfs_pointer_in_place_of_records", "record-lfs-pointer", lambda sound: LFS_POINTER)
+rewritten("empty_shard", "file-empty", lambda sound: b"")
+rewritten("gzipped_records", "file-gzip", gzip.compress)
+rewritten("lfs_pointer_in_place_of_records", "file-lfs-pointer", lambda sound: LFS_POINTER)
 rewritten("bytes_of_another_kind", "not-a-record", lambda sound: b"PK\x03\x04" + bytes(range(256)) * 9)
 
 
-@fault("record-truncated")
+@fault("file-truncated")
 def truncated_tail(data):
     data.number = 2
     os.truncate(data.file, data.file.stat().st_size - 100)

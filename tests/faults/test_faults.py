@@ -144,7 +144,7 @@ def test_faults_of_both_splits_are_listed_together(two):
     [
         ("fewer-than-batch", 7, 1, ["6 images", "--batch_size=7"]),
         ("fewer-than-batch", 4, 2, ["6 images", "--batch_size=4 x 2 ranks"]),
-        ("fewer-than-ranks", 1, 7, ["6 images", "7 ranks"]),
+        ("fewer-than-batch", 1, 7, ["6 images", "7 ranks"]),
     ],
 )
 def test_too_few_images(two, kind, batch_size, num_replicas, words):
@@ -206,7 +206,7 @@ def snapshot(directory: pathlib.Path) -> dict[str, tuple]:
 def test_the_corpus_is_large_and_complete():
     faults = [*FAULTS, *record_faults.FAULTS]
     assert len({fault.name for fault in faults}) == len(faults) >= 60
-    below = {"eval-categories", "fewer-than-batch", "fewer-than-ranks", "too-many-boxes"}
+    below = {"eval-categories", "fewer-than-batch", "too-many-boxes"}
     permissions = {"image-unreadable"}  # tests may run as root, whom nothing is forbidden
     of_converters = {"label-file", "label-line", "label-turned", "label-missing"}  # test_voc.py, test_yolo.py
     of_converters |= {"polygon", "difficult", "voc-zero"}

@@ -162,22 +162,22 @@ def test_a_json_cut_anywhere_is_an_error(small):
         for end in range(0, len(text), 3):
             (kind,) = refused(small(text[:end]))
             kinds.append(kind)
-        assert kinds[0] == "json-empty" and set(kinds[1:]) <= {"json-truncated", "json-malformed"}
-        assert kinds.count("json-truncated") > 0.98 * len(kinds)
+        assert kinds[0] == "file-empty" and set(kinds[1:]) <= {"file-truncated", "json-malformed"}
+        assert kinds.count("file-truncated") > 0.98 * len(kinds)
 
 
 @pytest.mark.parametrize(
     ("content", "kind", "words"),
     [
-        (b"", "json-empty", "0 bytes"),
-        (b" \n\t", "json-empty", "3 bytes"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "json-lfs-pointer", "bytes"),
-        (b"\x1f\x8b\x08\x00abc", "json-gzip", "7 bytes"),
+        (b"", "file-empty", "0 bytes"),
+        (b" \n\t", "file-empty", "3 bytes"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "file-lfs-pointer", "bytes"),
+        (b"\x1f\x8b\x08\x00abc", "file-gzip", "7 bytes"),
         (b"no json at all", "json-malformed", "at byte 0, near 'no json at all'"),
         (b'{"images": [}', "json-malformed", """at byte 12, near '{"images": [}'"""),
         (b'{"images": []} {}', "json-malformed", "Extra data at byte 15"),
         (b'{"images": [NaN, Nan]}', "json-malformed", """at byte 17, near '{"images": [NaN, """),
-        ("\ufeff".encode(), "json-empty", "3 bytes"),
+        ("\ufeff".encode(), "file-empty", "3 bytes"),
         ("\ufeff\ufeff{}".encode(), "json-malformed", "BOM"),
         ('{"ä": }'.encode(), "json-malformed", "at byte 7, near"),
         ("{}".encode("utf-16"), "json-utf-16", "6 bytes and begins with ff fe 7b 00"),
@@ -186,8 +186,8 @@ def test_a_json_cut_anywhere_is_an_error(small):
         (json.dumps(SMALL).encode("utf-16-be"), "json-utf-16", "begins with 00 7b 00 22"),
         (json.dumps(SMALL).encode("utf-32"), "json-malformed", "at byte 0"),
         (b'{"a": 1, "\xff": 2}', "missing-key", "the file has no list `images`"),
-        (b'{"x": NaN, "a": [1, "b', "json-truncated", 'it ends after 22 bytes with \'{"x": NaN, '),
-        (json.dumps(SMALL)[:300], "json-truncated", f"after 300 bytes with {json.dumps(SMALL)[260:300]!r}"),
+        (b'{"x": NaN, "a": [1, "b', "file-truncated", 'it ends after 22 bytes with \'{"x": NaN, '),
+        (json.dumps(SMALL)[:300], "file-truncated", f"after 300 bytes with {json.dumps(SMALL)[260:300]!r}"),
         (b'{"x": ' + b"[" * 100_000, "json-malformed", "nested too deeply"),
         (b"[]", "wrong-type", "the file begins with '[]': an object of three lists is needed"),
     ],
@@ -342,19 +342,19 @@ def test_boxes_of_corners(small, num_corners, num_inside, last, is_refused):
 
 
 def test_a_missing_json(tmp_path):
-    (offender,) = refused(tmp_path / "nowhere.json")["json-unreadable"].offenders
+    (offender,) = refused(tmp_path / "nowhere.json")["file-unreadable"].offenders
     assert offender == "No such file or directory"
     (tmp_path / "link.json").symlink_to("link.json")
-    assert list(refused(tmp_path / "link.json")) == ["json-unreadable"]
+    assert list(refused(tmp_path / "link.json")) == ["file-unreadable"]
     stopping = refused(tmp_path / "nowhere.json", tmp_path / "nowhere")
-    assert set(stopping) == {"json-unreadable", "no-image-directory"}
+    assert set(stopping) == {"file-unreadable", "no-image-directory"}
 
 
 @pytest.mark.timeout(20)
 def test_what_is_no_regular_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", pathlib.Path("/dev/null")):
-        (offender,) = refused(path)["json-not-a-file"].offenders
+        (offender,) = refused(path)["file-unreadable"].offenders
         kind = {"pipe": "pipe", "null": "device"}.get(path.name, "directory")
         assert offender == f"it is a {kind}"
 

@@ -169,11 +169,11 @@ def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
         f"image {i} is given 2 times: {sound} record {i} (image {i}), {other} (image {i})"
         for i, other in ((0, f"{flipped} record 2"), (2, f"{many} record 3"))
     ]
-    assert found.pop("record-file-unreadable") == [f"{pipe}: not a regular file"]
-    assert found.pop("record-file-empty") == [f"{empty} (0 bytes)"]
+    assert found.pop("file-unreadable") == [f"{pipe}: not a regular file"]
+    assert found.pop("file-empty") == [f"{empty} (0 bytes)"]
     places = {kind: re.match("(.*) record (\\d+) ", text).groups() for kind, (text,) in found.items()}
     assert places == {
-        "record-truncated": (cut, "2"),
+        "file-truncated": (cut, "2"),
         "not-a-record": (length, "1"),
         "record-damaged": (flipped, "1"),
         "record-value": (cut, "1"),

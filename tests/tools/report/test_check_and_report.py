@@ -39,7 +39,7 @@ def test_faults_alone_make_a_page(tmp_path):
         check_and_report.check(*data, ANCHORS, ImagePolicy(), report=f"{tmp_path}/report.html")
     text = (tmp_path / "report.html").read_text()
     assert "<img " not in text
-    for name, kind in (("a.json", "json-malformed"), ("b.json", "json-empty")):
+    for name, kind in (("a.json", "json-malformed"), ("b.json", "file-empty")):
         assert name in text and KINDS[kind].what in text and KINDS[kind].remedy[1:] in text
 
 

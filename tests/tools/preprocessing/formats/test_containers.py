@@ -43,7 +43,7 @@ def test_record_files_that_are_refused(tmp_path):
     flip(damaged, 100)
     refused("tfrecord", damaged, "checksum is wrong: .*x record 0 at byte 0", DataError)
     os.truncate(cut, os.path.getsize(cut) - 3)
-    refused("tfrecord", cut, "record file that is cut off: .*y record 6", DataError)
+    refused("tfrecord", cut, "file that is cut off: .*y record 6", DataError)
 
 
 def test_a_missing_shard_is_reported(tmp_path):
