@@ -73,18 +73,13 @@ class Random:
     numbers in every iteration.
 
     Args:
-        seed: int32 or int64 (2,), of the item that the numbers are for: fold its index into a seed.
+        index: of the image or the batch that the numbers are for.
+        seeds: of the loader.
     """
 
-    def __init__(self, seed: tf.Tensor) -> None:
-        self._seed = seed
-        self._drawn = 0
-
-    @classmethod
-    def of_item(cls, index: tf.Tensor, *seeds: int) -> "Random":
-        """The numbers for one image or batch of a loader."""
+    def __init__(self, index: tf.Tensor, *seeds: int) -> None:
         state = np.random.SeedSequence(seeds).generate_state(2).astype(np.int32)
-        return cls(tf.random.fold_in(tf.constant(state), index))
+        self._seed, self._drawn = tf.random.fold_in(tf.constant(state), index), 0
 
     def uniform(
         self, low: float | tf.Tensor, high: float | tf.Tensor, shape: tuple[int, ...] = ()

@@ -139,7 +139,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
         config = self.config
         encoded, boxes, labels = example["encoded"], example["boxes"], example["labels"]
         size = tf.cast(tf_readers.image_size_tf(encoded), tf.float32)
-        random = Random.of_item(index, self.seed, self.shard_id)
+        random = Random(index, self.seed, self.shard_id)
         if self.training:
             crop = random_crop(config, size, random)
         else:

@@ -187,7 +187,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         encoded, boxes = example["encoded"], example["boxes"]
         size = tf_readers.image_size_tf(encoded)
         image_size = self._input_size(index // self.batch_size)
-        random = Random.of_item(index, self.seed, self.shard_id, 2)
+        random = Random(index, self.seed, self.shard_id, 2)
         if self.training and config.jitter:
             crop = jittered_crop(size, image_size, config.jitter, config.letterbox, random)
         else:
@@ -218,7 +218,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         images, boxes_px, labels = batch["images"], batch["boxes_px"], batch["labels"]
         mosaic_prob = self.mixed_config.mosaic_prob
         if mosaic_prob:
-            random = Random.of_item(index, self.seed, self.shard_id, 3)
+            random = Random(index, self.seed, self.shard_id, 3)
             canvases = tf_mosaic.Canvases(images, boxes_px, labels, batch["places"])
             images, boxes_px, labels = tf_mosaic.mix(canvases, mosaic_prob, random)
         image_size = self._input_size(index)
@@ -241,5 +241,5 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
 
     def _input_size(self, batch_index: tf.Tensor) -> tf.Tensor:
         # The size of a batch is the same on all ranks: they wait for each other.
-        random = Random.of_item(batch_index, self.seed, 0, 1)
+        random = Random(batch_index, self.seed, 0, 1)
         return input_size(self.config, self.training, random)

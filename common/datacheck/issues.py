@@ -122,13 +122,10 @@ _WARNINGS = {
     "difficult": ("object marked difficult", "see --difficult"),
     "voc-zero": ("box that begins before pixel 1, the first of VOC", "perhaps --voc_pixels=zero_based"),
 }
-_ROWS = {
-    Severity.ERROR: _ERRORS,
-    Severity.FIXED: _FIXES,
-    Severity.IMAGE: _BAD_IMAGES,
-    Severity.WARNING: _WARNINGS,
-}
-KINDS = {kind: Kind(severity, *row) for severity, rows in _ROWS.items() for kind, row in rows.items()}
+KINDS = {kind: Kind(Severity.ERROR, *row) for kind, row in _ERRORS.items()}
+KINDS |= {kind: Kind(Severity.FIXED, *row) for kind, row in _FIXES.items()}
+KINDS |= {kind: Kind(Severity.IMAGE, *row) for kind, row in _BAD_IMAGES.items()}
+KINDS |= {kind: Kind(Severity.WARNING, *row) for kind, row in _WARNINGS.items()}
 
 
 @dataclasses.dataclass

@@ -75,8 +75,8 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
         except (HorovodInternalError, HostsUpdatedInterrupt, StoppedError, OtherRankError):
             raise  # known to all ranks
         except Exception as error:
-            # The launcher's store is emptied when the ring is formed anew: only after every process is gone or
-            # has come back for it. Who sees that another is gone still finds there what that one has told.
+            # The launcher empties its store when it forms the ring anew: after every process is gone or has
+            # come back. Who sees that another is gone still finds there what that one has told.
             server = [os.environ[f"HOROVOD_GLOO_RENDEZVOUS_{part}"] for part in ("ADDR", "PORT")]
             if not isinstance(error, tf.errors.OpError | RuntimeError) or not is_lost_rank(error):
                 with contextlib.suppress(RuntimeError, OSError):  # without a launcher nobody goes on

@@ -138,10 +138,8 @@ class Checkpoints:
                 self._read(self._shared, path / _SHARED)
                 with files.user_errors(f"--output_dir={self._directory.parent}"):
                     run_directory.remove_newer(path)
-                parts = [
-                    {file.suffix: file.read_bytes() for file in path.glob(f"{_OWN}_{rank}.*")}
-                    for rank in range(manifest["world_size"])
-                ]
+                files_of = [path.glob(f"{_OWN}_{rank}.*") for rank in range(manifest["world_size"])]
+                parts = [{file.suffix: file.read_bytes() for file in own} for own in files_of]
         self._ranks.broadcast(self._variables)
         parts = self._ranks.broadcast_object(parts)
         if self.resharded:

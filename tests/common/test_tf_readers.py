@@ -175,7 +175,7 @@ def test_fewer_images_than_ranks_are_refused(source):
 
 def draws(seed, global_seed=1):
     tf.random.set_seed(global_seed)
-    random = Random(tf.constant(seed))
+    random = Random(*seed)
     drawn = [random.uniform(-1.0, 3.0, (500,)), random.uniform(-1.0, 3.0, (500,)), random.permutation(50)]
     return [tensor.numpy() for tensor in drawn]
 
