@@ -154,9 +154,11 @@ def _from_files(positions: tf.data.Dataset, *table: np.ndarray | Sequence[str]) 
 
 
 def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
-    kinds = dict.fromkeys(("image/encoded", "image/source_id"), tf.io.FixedLenFeature((), tf.string))
-    kinds |= dict.fromkeys(BOX_KEYS, tf.io.RaggedFeature(tf.float32, row_splits_dtype=tf.int64))
-    kinds |= dict.fromkeys((LABEL_KEY, CROWD_KEY), tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64))
+    kinds = {
+        **dict.fromkeys(("image/encoded", "image/source_id"), tf.io.FixedLenFeature((), tf.string)),
+        **dict.fromkeys(BOX_KEYS, tf.io.RaggedFeature(tf.float32, row_splits_dtype=tf.int64)),
+        **dict.fromkeys((LABEL_KEY, CROWD_KEY), tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)),
+    }
     features = tf.io.parse_single_example(record, kinds)
     boxes = tf.stack([features[key] for key in BOX_KEYS], axis=-1)  # (N, 4)
     boxes = tf.clip_by_value(boxes, 0.0, 1.0)

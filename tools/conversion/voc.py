@@ -49,7 +49,7 @@ def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Ann
     images_dir = options.images or os.path.join(directory, "JPEGImages")
     if not os.path.isdir(images_dir):
         raise UserError(f"{images_dir} is not a directory: give that of the images as --images=DIR")
-    issues = Issues(directory)
+    issues = Issues(directory, policy)
     stems = sorted(name.removesuffix(".xml") for name in os.listdir(xml_dir) if name.endswith(".xml"))
     if not stems:
         raise UserError(f"--input={directory}: no xml file there")

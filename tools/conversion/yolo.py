@@ -52,7 +52,7 @@ def read_yolo(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[An
         DataError: everything that is wrong, with file and line.
         UserError, OSError: files or directories that are not there, or no class names.
     """
-    issues = Issues(options.input)
+    issues = Issues(options.input, policy)
     files, images_dir = find_files(options.input, options.split, issues)
     names_file = options.names or find_names(options.input)
     names = read_names(names_file)
