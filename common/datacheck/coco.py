@@ -59,7 +59,7 @@ def load_coco(
     if images_dir is not None and not os.path.isdir(images_dir):
         issues.add("no-image-directory", os.fspath(images_dir))
     elif images_dir is not None:
-        usable, _ = check_files(images_dir, images, lambda row: _image_name(images, row), policy, issues)
+        usable, _ = check_files(images_dir, images, lambda row: _image_name(images, row), issues)
     issues.raise_if_stopping()
     label_map = LabelMap.from_categories(lists["categories"] or [])
     annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin).select(usable)

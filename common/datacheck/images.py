@@ -259,7 +259,6 @@ def check_files(
     images_dir: str | os.PathLike,
     images: Sequence[CocoImage],
     describe: Callable[[int], str],
-    policy: ImagePolicy,
     issues: Issues,
 ) -> tuple[np.ndarray, list[ImageFacts]]:
     """Inspects image files and compares them with what annotations contain (`inspect_files`, `check_images`).
@@ -268,8 +267,7 @@ def check_files(
         images_dir: the directory of the images.
         images: I, by the annotations; a file name "" where there is none.
         describe: gives the name of image i in messages.
-        policy: about images that cannot be used.
-        issues: gets what is at fault or remarkable.
+        issues: gets what is at fault or remarkable, by its policy.
 
     Returns:
         bool (I,), which images can be decoded; and what is known of each.
@@ -278,7 +276,7 @@ def check_files(
     outside = ImageFacts(fault="path-leaves-directory", detail=f"it is not below {os.fspath(images_dir)}")
     facts = {name: outside for name in names if path_fault(name)}
     inside = [name for name in names if name and name not in facts]
-    facts |= zip(inside, inspect_files(images_dir, inside, policy), strict=True)
+    facts |= zip(inside, inspect_files(images_dir, inside, issues.policy), strict=True)
     usable = check_images([facts.get(name) for name in names], images, describe, issues)
     return usable, [facts.get(name, ImageFacts()) for name in names]
 

@@ -192,11 +192,11 @@ class Issues:
 
     Args:
         origin: the file or the pattern, for messages.
-        policy: about images that cannot be used: skipped, their issues are no errors.
+        policy: how images are checked. Skipped ones are no errors.
     """
 
     def __init__(self, origin: str, policy: ImagePolicy = ImagePolicy()):
-        self.origin, self._policy = origin, policy
+        self.origin, self.policy = origin, policy
         self._of_kind: dict[str, Issue] = {}
 
     def add(self, kind: str, offender: str) -> None:
@@ -205,7 +205,7 @@ class Issues:
 
     def add_many(self, kind: str, count: int, offenders: Iterable[str]) -> None:
         """`count` offenders, of which `offenders` names all or the first KEPT; nothing where count is 0."""
-        skipped = KINDS[kind].severity is Severity.IMAGE and self._policy.on_bad_image == "skip"
+        skipped = KINDS[kind].severity is Severity.IMAGE and self.policy.on_bad_image == "skip"
         if not count:
             return
         issue = self._of_kind.setdefault(kind, Issue(kind, skipped=skipped))

@@ -176,7 +176,7 @@ def open_records(
     """
     issues = Issues(name_files(files), policy)
     walked = walk_files(files, issues)
-    examples = _read(walked, label_map, policy, issues)
+    examples = _read(walked, label_map, issues)
     annotations, is_usable = tfrecord_scan.check(examples, label_map, issues)
     issues.raise_if_stopping()
     kept = list(itertools.compress(examples, is_usable))
@@ -202,17 +202,15 @@ def open_records(
     return TFRecordSource(records, annotations, rows, names, dict(formats.most_common()))
 
 
-def _read(
-    walked: Sequence[RecordFile], label_map: LabelMap, policy: ImagePolicy, issues: Issues
-) -> list[Example]:
+def _read(walked: Sequence[RecordFile], label_map: LabelMap, issues: Issues) -> list[Example]:
     """`tfrecord_scan.scan`, or what it found before."""
     state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
-    of_policy = (policy.decode, policy.max_megapixels)
+    of_policy = (issues.policy.decode, issues.policy.max_megapixels)
     key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), of_policy, state))
     name = f"{hashlib.sha256(key).hexdigest()[:32]}.records"
     with contextlib.suppress(msgspec.MsgspecError):  # there is none, or it is damaged
         return msgspec.msgpack.decode(load_cached(name) or b"", type=list[Example])
-    examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), policy, issues)
+    examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), issues)
     if not issues.stopping:
         save_cached(name, msgspec.msgpack.encode(examples))
     return examples

@@ -174,22 +174,20 @@ def box_name(box: Sequence[float]) -> str:
     return f"the box xmin, ymin, xmax, ymax = {[round(float(edge), 6) for edge in box]}"
 
 
-def scan(
-    files: Sequence[RecordFile], known: frozenset[int], policy: ImagePolicy, issues: Issues
-) -> list[Example]:
+def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> list[Example]:
     """Reads record files.
 
     Args:
         files: what `walk` found; of damaged files, the records before the damage are read.
         known: the category ids that labels may have.
-        policy: how deep images are checked.
-        issues: gets what is wrong with single records, but not with their images.
+        issues: gets what is wrong with single records, but not with their images; its policy says how deep
+            images are checked.
     """
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
     title = "Checking records" if sum(file.size for file in files) > _SLOW_BYTES else None
     examples: list[Example] = []
     for of_part, found in images.in_threads(
-        lambda part: _scan_part(part[0], part[1], known, policy), parts, _THREADS, title
+        lambda part: _scan_part(part[0], part[1], known, issues.policy), parts, _THREADS, title
     ):
         examples += of_part
         issues.extend(found)

@@ -128,8 +128,7 @@ def test_without_a_data_check_the_same_functions_open_the_same(drawn, coco_flags
     assert [source.fingerprint for source in found] == [source.fingerprint for source in expected]
     assert "training data: 12 images" in capsys.readouterr().err
     assert datasets.open_evaluation(Args(**given), found[0].label_map).size == 12
-    opened = [module.open_images(str(drawn / "images")).fingerprint for module in (datasets, checked)]
-    assert opened[0] == opened[1]
+    assert len({module.open_images(str(drawn / "images")).fingerprint for module in (datasets, checked)}) == 1
     for module in (datasets, checked):
         with pytest.raises(UserError, match=r"12 images.*--batch_size=7 x 2 ranks"):
             module.open_datasets(Args(batch_size=7, **given), **options)

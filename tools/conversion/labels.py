@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from common.annotations import NONE, Annotations, CocoImage, CocoObject, table_of, to_annotations
-from common.args import ImagePolicy
 from common.datacheck.image_headers import ImageFacts
 from common.datacheck.images import check_files
 from common.datacheck.issues import Issues
@@ -93,7 +92,6 @@ def make_annotations(
     images_dir: str,
     label_map: LabelMap,
     read_objects: Callable[[LabelledImage, ImageFacts], Iterable[Object]],
-    policy: ImagePolicy,
     issues: Issues,
 ) -> Annotations:
     """Checks the image files, reads the objects, and keeps the images that can be used.
@@ -103,18 +101,17 @@ def make_annotations(
         images_dir: what their names are relative to.
         label_map: the categories.
         read_objects: the objects of an image. It adds what is wrong with them to `issues`.
-        policy: about images that cannot be used.
-        issues: what was found before.
+        issues: what was found before; its policy is about images that cannot be used.
 
     Raises:
-        DataError: everything in `issues` that stops, by `policy`; or that there is no image or no box.
+        DataError: everything in `issues` that stops; or that there is no image or no box.
     """
     names = [image.file_name if is_text(image.file_name) else "" for image in images]
     for image, name in zip(images, names, strict=True):
         if not name:
             issues.add("image-unreadable", f"{image}: its name is not UTF-8, which json requires")
     found = [CocoImage(NONE, name, *image.size[::-1]) for image, name in zip(images, names, strict=True)]
-    usable, facts = check_files(images_dir, found, lambda row: str(images[row]), policy, issues)
+    usable, facts = check_files(images_dir, found, lambda row: str(images[row]), issues)
     objects = [list(read_objects(image, fact)) for image, fact in zip(images, facts, strict=True)]
     if not issues.stopping and not any(compress(objects, usable)):
         kind = "no-boxes" if usable.any() else "no-images"

@@ -69,7 +69,6 @@ def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Ann
         images_dir,
         label_map,
         lambda image, _: _read_objects(image, images[image], category_ids, options, issues),
-        policy,
         issues,
     )
     return annotations, images_dir

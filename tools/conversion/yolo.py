@@ -79,7 +79,6 @@ def read_yolo(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[An
         images_dir,
         label_map,
         lambda image, facts: _read_objects(image, facts, category_ids, options.yolo_pixels, issues),
-        policy,
         issues,
     )
     return annotations, images_dir
