@@ -25,7 +25,8 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".j
 
 # Names of fields of Args that several commands take.
 IMAGE_FLAGS = ("on_bad_image", "max_megapixels")
-BATCH_FLAGS = ("num_threads", "prefetch", "batch_size", *IMAGE_FLAGS)
+DECODER_FLAGS = ("hw_decoder_load", "roi_decoding")
+BATCH_FLAGS = ("num_threads", "prefetch", "batch_size", *DECODER_FLAGS, *IMAGE_FLAGS)
 
 
 def flag(
@@ -72,10 +73,18 @@ class LoaderArgs:
         choices=PIPELINE_TYPES,
     )
     batch_size: int = flag(8, "Images per replica.", low=1)
-    num_threads: int = flag(2, "DALI CPU threads per rank.", low=1)
+    num_threads: int | None = flag(
+        None, "DALI CPU threads per loader. Default: its share of the cores.", low=1
+    )
     prefetch: int = flag(2, "Depth of the loader's queue in batches.", low=1)
     on_bad_image: str = flag("stop", "Unreadable images: stop, or skip and report.", choices=("stop", "skip"))
     max_megapixels: float = flag(MAX_MEGAPIXELS, "Megapixels of the largest image that is read.", low=0.0)
+    hw_decoder_load: float = flag(
+        0.65, "Share of the JPEGs that a GPU's JPEG engines decode (A100 and later).", low=0.0, high=1.0
+    )
+    roi_decoding: bool = flag(
+        False, "Decode only the used part of an image on a GPU, too; may crash DALI 2.4."
+    )
 
 
 @dataclasses.dataclass(frozen=True)

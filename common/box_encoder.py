@@ -18,7 +18,7 @@ from nvidia.dali.data_node import DataNode
 
 from common import grid_matching
 from common.anchors import Anchors
-from common.dali_ops import drop_small_boxes, keep_largest, pad_boxes
+from common.dali_ops import pad_boxes, select_boxes
 
 MATCH_IOU = 0.5  # google/automl efficientdet/tf2/anchors.py AnchorLabeler: match_threshold
 MAX_INSTANCES = 100  # google/automl efficientdet/hparams_config.py: max_instances_per_image
@@ -71,8 +71,16 @@ def encode_boxes(
         device: "cpu" or "gpu", where to encode and where the results are; by default where `boxes` are. The
             choice of boxes is always made on the CPU, so boxes read there need no copy before.
     """
-    device = device or boxes.device
-    boxes, labels = keep_largest(*drop_small_boxes(boxes.cpu(), labels.cpu()), max_instances)
+    selected = select_boxes(boxes.cpu(), labels.cpu(), max_instances=max_instances)
+    return encode_selected(
+        selected.boxes, selected.labels, anchors, max_instances, device=device or boxes.device
+    )
+
+
+def encode_selected(
+    boxes: DataNode, labels: DataNode, anchors: Anchors, max_instances: int, *, device: str
+) -> EncodedBoxes:
+    """`encode_boxes` of boxes that all have an area, at most `max_instances`, on the CPU."""
     padded_boxes, padded_classes = pad_boxes(boxes, labels, max_instances)
     if device == "gpu":
         boxes, labels = boxes.gpu(), labels.gpu()
@@ -92,8 +100,9 @@ def encode_boxes(
     class_targets, box_targets = [], []
     for start, size, (height, width) in _level_slices(anchors):
         k = anchors.anchors_per_location
-        level_targets = fn.slice(targets, start, size, axes=[0])
-        level_deltas = fn.slice(deltas, start, size, axes=[0])
+        # By name: as inputs, start and shape would be GPU constants, each copied and waited for.
+        part: dict[str, Any] = {"start": [start], "shape": [size], "axes": [0]}
+        level_targets, level_deltas = fn.slice(targets, **part), fn.slice(deltas, **part)
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))
         box_targets.append(fn.reshape(level_deltas, shape=[height, width, k * 4]))
     return EncodedBoxes(num_positives, padded_boxes, padded_classes, tuple(class_targets), tuple(box_targets))

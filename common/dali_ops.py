@@ -4,12 +4,12 @@ Those with an `api` run in both of DALI's APIs: operators have the same names an
 differs are the methods of `Api`; tools/preprocessing/apis.py has the Dynamic API.
 """
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from nvidia.dali import fn, types
-from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common.errors import UserError
@@ -20,6 +20,8 @@ IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MAX_ROWS = 2**14  # more boxes than this in one image are an error: choosing among N takes N x N numbers
+_NUMBERS = np.arange(1, _MAX_ROWS + 1, dtype=np.int32)[np.newaxis]
+YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # a matrix for fn.coord_transform, row by row
 
 SHUFFLE_BUFFER = 1024  # encoded images that each rank holds while it trains from containers
 
@@ -83,26 +85,49 @@ def buffer_order(seed: int) -> dict[str, Any]:
 # --- images ---
 
 
-def decode_crop(jpegs: DataNode, window: DataNode, device: str) -> DataNode:
-    """Decodes a part of an image, and no more than its format demands.
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """How images are decoded.
 
-    Args:
-        jpegs: the file's bytes.
-        window: int32 (4,), top, left, height, width in pixels of the stored image.
-        device: "cpu" or "gpu".
-
-    Returns:
-        uint8 (height, width, 3) RGB, as stored (EXIF does not turn it).
+    Attributes:
+        device: where the pixels are, "cpu" or "gpu".
+        hw_load: share of a batch's JPEGs that the GPU's JPEG engines decode, 0 to 1; the others are decoded
+            by CPU threads and CUDA together. GPUs without engines (before A100) ignore it.
+        largest: (height, width) that the engines reserve memory for; (0, 0): by what comes.
+        roi: on a GPU, decode no more than the window, as always on a CPU. Off by default: DALI 2.4 needs
+            nvImageCodec 0.9, which can crash there (github.com/NVIDIA/nvImageCodec/issues/55).
     """
-    return fn.decoders.image_slice(
-        jpegs,
-        start=window[0:2],
-        shape=window[2:4],
-        axes=[0, 1],
-        device="mixed" if device == "gpu" else "cpu",
-        output_type=types.RGB,
-        adjust_orientation=False,
-    )
+
+    device: str = "cpu"
+    hw_load: float = 0.65
+    largest: tuple[int, int] = (0, 0)
+    roi: bool = False
+
+    def crop(self, jpegs: DataNode, window: DataNode) -> DataNode:
+        """Decodes a part of an image.
+
+        Args:
+            jpegs: the file's bytes.
+            window: int32 (4,), top, left, height, width in pixels of the stored image.
+
+        Returns:
+            uint8 (height, width, 3) RGB, as stored (EXIF does not turn it).
+        """
+        part: dict[str, Any] = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
+        options: dict[str, Any] = {"output_type": types.RGB, "adjust_orientation": False}
+        if self.device == "cpu":
+            return fn.decoders.image_slice(jpegs, **part, **options)
+        height, width = self.largest
+        options |= {
+            "device": "mixed",
+            "hw_decoder_load": self.hw_load,
+            "preallocate_height_hint": height,
+            "preallocate_width_hint": width,
+            "jpeg_fancy_upsampling": True,  # as on a CPU, where nobody can turn it off
+        }
+        if self.roi:
+            return fn.decoders.image_slice(jpegs, **part, **options)
+        return fn.slice(fn.decoders.image(jpegs, **options), **part)
 
 
 def resize(
@@ -194,10 +219,9 @@ def normalize(
 # --- boxes ---
 
 
-def count_visible(boxes: DataNode) -> DataNode:
-    """Number of boxes (N, 4) ltrb with any area left, int32 scalar."""
-    visible = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    return fn.reductions.sum(int32(visible), dtype=types.INT32)
+def xyxy(yx: DataNode) -> DataNode:
+    """(2,), y and x of any number type -> float32 (1, 4): x, y, x, y."""
+    return fn.coord_transform(fn.expand_dims(yx, axes=[0]), M=YX_TO_XYXY)
 
 
 def pad_boxes(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[DataNode, DataNode]:
@@ -215,76 +239,64 @@ def pad_boxes(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[Da
     return padded_boxes, fn.pad(labels - 1, axes=[0], shape=[max_instances], fill_value=-1)
 
 
-def drop_small_boxes(
-    boxes: DataNode, labels: DataNode, min_size: tuple[float, float] = (0.0, 0.0)
-) -> tuple[DataNode, DataNode]:
-    """Drops boxes smaller than `min_size`; runs in a DALI graph, on the CPU.
+class Selected(NamedTuple):
+    """What `select_boxes` keeps."""
 
-    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates are always dropped.
+    boxes: DataNode  # float32 (M, 4)
+    labels: DataNode  # int32 (M,)
+    lost: DataNode  # int32 (2,): boxes with an area that are too small; large ones above max_instances
+
+
+def select_boxes(
+    boxes: DataNode,
+    labels: DataNode,
+    min_size: tuple[float, float] = (0.0, 0.0),
+    max_instances: int | None = None,
+) -> Selected:
+    """Drops small boxes and keeps the largest of the others; runs in a DALI graph, on the CPU.
+
+    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates are always dropped. What
+    costs time is the number of operators, because each one handles a few numbers only.
 
     Args:
-        boxes: float32 (N, 4), ltrb normalised.
-        labels: int (N,).
-        min_size: (height, width), normalised like the boxes.
+        boxes: float32 (N, 4), ltrb.
+        labels: int32 (N,).
+        min_size: (height, width), in the unit of the boxes.
+        max_instances: how many to keep at most, those with the largest areas; of equal boxes the first stay.
+            None: all.
 
     Returns:
-        The boxes that stay, float32 (M, 4), in their order, and their labels, int32 (M,).
+        The boxes that stay, in their order, with their labels.
     """
-    min_height, min_width = min_size
-    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    sides = boxes[:, 2:4] - boxes[:, 0:2]  # (N, 2) width, height
+    smallest = np.maximum(np.array(min_size[::-1], np.float32), np.finfo(np.float32).tiny)
     # A coordinate that is not finite makes its side NaN or infinite, and a comparison with NaN is false.
-    keep_width = (width > 0) & (width >= float(min_width)) & (width <= _FLOAT32_MAX)
-    keep_height = (height > 0) & (height >= float(min_height)) & (height <= _FLOAT32_MAX)
-    return _select(boxes, labels, keep_width & keep_height)
+    is_large = (sides >= types.Constant(smallest, device="cpu")) & (sides <= _FLOAT32_MAX)
+    large = kept = fn.reductions.min(int32(is_large), axes=[1])  # (N,)
+    count = boxes.shape()[0]
+    number = types.Constant(_NUMBERS, device="cpu")[:, :count]  # (1, N): 1, 2, 3, ...
+    column = types.Constant(_NUMBERS.T, device="cpu")  # (rows, 1)
+    is_before = column[:count] <= number  # (N, N)
+    if max_instances is not None:
+        # Positive floats are ordered like their bits: one integer compares the area, then the position.
+        area_bits = fn.reinterpret(sides[:, 0] * sides[:, 1], dtype=types.INT32)
+        key = fn.cast(area_bits, dtype=types.INT64) * _MAX_ROWS - number
+        is_larger = (fn.transpose(key, perm=[1, 0]) > key) * fn.expand_dims(large, axes=[1])
+        kept = large * (fn.reductions.sum(is_larger, axes=[0]) < max_instances)
 
+    num_kept = fn.reductions.sum(kept, dtype=types.INT32)
+    # DALI's graph has no boxes[kept]. Instead the rows are multiplied by a matrix with one 1 in each line.
+    place = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[1]), axes=[0], dtype=types.INT32) * kept
+    is_source = fn.expand_dims(place, axes=[0]) == column[:num_kept]  # (M, N)
+    # The factors are integers, the bits of the coordinates: products are exact, and 0 x NaN is 0.
+    bits = fn.expand_dims(is_source, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32)  # (M, N, 4)
+    bits = fn.reductions.sum(bits, axes=[1], dtype=types.INT32)
+    labels = fn.reductions.sum(is_source * labels, axes=[1], dtype=types.INT32)  # (M,)
 
-def keep_largest(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[DataNode, DataNode]:
-    """Keeps the boxes with the largest areas; runs in a DALI graph, on the CPU.
-
-    Args:
-        boxes: float32 (N, 4), ltrb normalised, finite.
-        labels: int (N,).
-        max_instances: how many to keep at most; of equal boxes the first stay.
-
-    Returns:
-        The boxes that stay, float32 (M, 4), in their order, and their labels, int32 (M,).
-    """
-    width = dali_math.max(boxes[:, 2] - boxes[:, 0], 0.0)
-    height = dali_math.max(boxes[:, 3] - boxes[:, 1], 0.0)
-    # Positive floats are ordered like their bits: one integer compares the area, then the position.
-    area_bits = fn.cast(fn.reinterpret(width * height, dtype=types.INT32), dtype=types.INT64)
-    key = area_bits * _MAX_ROWS - _arange(boxes.shape()[0])
-    is_larger = fn.expand_dims(key, axes=[0]) > fn.expand_dims(key, axes=[1])  # (N, N)
-    rank = fn.reductions.sum(fn.cast(is_larger, dtype=types.INT32), axes=[1])
-    return _select(boxes, labels, rank < max_instances)
-
-
-def _select(boxes: DataNode, labels: DataNode, keep: DataNode) -> tuple[DataNode, DataNode]:
-    """boxes[keep], labels[keep] for a boolean (N,) `keep`: DALI's graph has no such indexing.
-
-    Instead the rows are multiplied by a matrix with a single 1 in each line. The factors are integers, the
-    bits of the coordinates: the products are exact, and 0 times a NaN that is to be dropped is 0.
-    """
-    kept = fn.cast(keep, dtype=types.INT32)
-    index = _arange(boxes.shape()[0])
-    is_before = fn.expand_dims(index, axes=[0]) < fn.expand_dims(index, axes=[1])  # (N, N)
-    target = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[0]), axes=[1])  # row of each kept box
-    target = (target + 1) * kept - 1  # -1 for the others
-
-    wanted = fn.expand_dims(_arange(fn.reductions.sum(kept)), axes=[1])  # (M, 1)
-    is_source = fn.expand_dims(target, axes=[0]) == wanted  # (M, N)
-    labels = fn.expand_dims(fn.cast(labels, dtype=types.INT32), axes=[0])
-    bits = fn.expand_dims(fn.reinterpret(boxes, dtype=types.INT32), axes=[0])
-    labels = is_source * labels  # (M, N)
-    bits = fn.expand_dims(is_source, axes=[2]) * bits  # (M, N, 4)
-    labels = fn.reductions.sum(labels, axes=[1], dtype=types.INT32)  # (M,)
-    bits = fn.reductions.sum(bits, axes=[1], dtype=types.INT32)  # (M, 4)
-    return fn.reinterpret(bits, dtype=types.FLOAT), labels
-
-
-def _arange(count: DataNode) -> DataNode:
-    """int32 (count,): 0, 1, 2, ..."""
-    return types.Constant(np.arange(_MAX_ROWS, dtype=np.int32), device="cpu")[:count]
+    visible = fn.reductions.sum(fn.reductions.min(int32(sides > 0), axes=[1]), dtype=types.INT32)
+    num_large = fn.reductions.sum(large, dtype=types.INT32)
+    lost = fn.stack(visible - num_large, num_large - num_kept)
+    return Selected(fn.reinterpret(bits, dtype=types.FLOAT), labels, lost)
 
 
 # --- numbers ---

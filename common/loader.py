@@ -1,4 +1,4 @@
-"""What the loaders of both apps share: their options, the layout of a batch, `--pipeline_type`, placement.
+"""What the loaders of both apps share: their options, the layout of a batch, `--pipeline_type`, devices.
 
 auto         dali_gpu where TensorFlow and DALI both see a GPU, else dali_cpu
 dali_gpu     DALI, JPEGs decoded and everything after on the GPU
@@ -10,10 +10,11 @@ An app's loaders are subclasses of `BaseLoader`. Every loader yields `(images, t
 the batch first, so the training code, `fit` included, is the same for all.
 """
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,9 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import backend
 
+from common.dali_ops import Decoder
 from common.errors import UserError
+from common.progress import log
 
 if TYPE_CHECKING:
     from common.datasets import Source
@@ -30,6 +33,12 @@ if TYPE_CHECKING:
 SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
 SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3
 
+MAX_THREADS = (
+    16  # that a loader takes by itself: an A100's JPEG engines and 12 threads feed D0 at 512 (FACTS)
+)
+DALI_GRAPH = 2  # counts the changes after which DALI refuses to restore an iterator of the graph before
+
+Batch = tuple[Any, dict[str, Any]]  # images, targets
 ElementSpec = tuple[tf.TensorSpec, dict[str, tf.TensorSpec]]
 Shapes = dict[str, tuple[tuple[int | None, ...], tf.DType]]  # name -> shape of one image's tensor, dtype
 
@@ -48,6 +57,7 @@ class BaseLoader:
         training: shuffled and augmented; otherwise in order and whole.
         shard_id, num_shards: this rank's share of the data.
         num_threads, prefetch: CPU threads; batches made ahead.
+        device_id: the GPU, as CUDA and DALI number them, that gets the batches; None: they stay on the CPU.
         seed: of the order, the same on all ranks, and of the augmentation, another on each. 0 is a seed.
         with_targets: False leaves images, image_ids, image_sizes and letterbox only.
         count_lost: adds `lost`, int32 (B, 2): visible boxes below min_box_size; boxes above max_instances.
@@ -62,6 +72,7 @@ class BaseLoader:
     num_shards: int = 1
     num_threads: int = 2
     prefetch: int = 2
+    device_id: int | None = None
     seed: int = 0
     with_targets: bool = True
     count_lost: bool = False
@@ -74,8 +85,16 @@ class BaseLoader:
 
     @property
     def saveable(self) -> bool:
-        """Whether tf.train.Checkpoint can save the dataset's iterator."""
-        return True
+        """Whether tf.train.Checkpoint can save `iterator()`."""
+        return self.device_id is None
+
+    def limit_boxes(self, max_instances: int, images: int = 1) -> int | None:
+        """`max_instances`, or None where `images` of this source together never have more objects.
+
+        Choosing the largest takes a quarter of the time that DALI spends on boxes.
+        """
+        rows = self.opened_source.annotations.target_boxes.row_splits
+        return max_instances if images * np.diff(rows).max(initial=0) > max_instances else None
 
     @property
     def opened_source(self) -> "Source":
@@ -102,6 +121,18 @@ class BaseLoader:
     def dataset(self) -> tf.data.Dataset:
         """(images, targets) without end."""
         raise NotImplementedError
+
+    def iterator(self) -> Iterator[Batch]:
+        """Batches without end for a training step: on the loader's GPU, if it has one, without int32.
+
+        TensorFlow takes the int32 arguments of a compiled function to the host, wherever they are, and back
+        (tensorflow/core/common_runtime/eager/execute.cc GetDeviceForInput).
+        """
+        with tf.device(tensorflow_device(self.device_id)):
+            batches = iter(self.dataset())
+            if self.pipeline_type == "synthetic" and self.device_id is not None:  # once, not at every step
+                batches = itertools.repeat(tf.nest.map_structure(tf.identity, next(batches)))
+        return batches if self.device_id is None else map(_without_int32, batches)
 
     def target_shapes(self) -> Shapes:
         """What the app's loss compares to."""
@@ -130,17 +161,18 @@ class BaseLoader:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class DaliOptions:
+class DaliOptions(BaseLoader):
     """What a loader by DALI takes besides.
 
     Attributes:
         device: "cpu", or "gpu": pixels are decoded there, as is all that follows. Default: by device_id.
-        device_id: the GPU; None on a CPU.
+        hw_decoder_load, roi_decoding: see dali_ops.Decoder; on a CPU they change nothing.
         checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
     """
 
     device: str = ""
-    device_id: int | None = None
+    hw_decoder_load: float = Decoder.hw_load
+    roi_decoding: bool = Decoder.roi
     checkpointing: bool = True
 
     def __post_init__(self) -> None:
@@ -157,6 +189,12 @@ class DaliOptions:
     @property
     def saveable(self) -> bool:
         return self.checkpointing and self.device == "cpu"
+
+    @property
+    def decoder(self) -> Decoder:
+        """That of these options, for the images of the source."""
+        height, width = self.opened_source.annotations.image_sizes.max(axis=0, initial=0).tolist()
+        return Decoder(self.device, self.hw_decoder_load, (height, width), self.roi_decoding)
 
 
 def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) -> int:
@@ -180,6 +218,8 @@ def resolve_type(pipeline_type: str) -> str:
         UserError: dali_gpu without a GPU.
     """
     if pipeline_type == "auto":
+        if not gpu_visible():
+            _warn_of_unused_gpus()
         return "dali_gpu" if gpu_visible() else "dali_cpu"
     if pipeline_type == "dali_gpu" and not gpu_visible():
         raise UserError(
@@ -194,7 +234,10 @@ def make_loader(
     pipeline_type: str,
     *,
     device_id: int = 0,
+    num_threads: int | None = None,
     num_classes: int = 80,
+    hw_decoder_load: float = Decoder.hw_load,
+    roi_decoding: bool = Decoder.roi,
     **options: Any,
 ) -> BaseLoader:
     """The loader that `--pipeline_type` names.
@@ -203,7 +246,9 @@ def make_loader(
         classes: of an app: dali, tensorflow and synthetic.
         pipeline_type: one of args.PIPELINE_TYPES.
         device_id: the GPU of this rank, where there is one.
+        num_threads: None: `default_threads()`.
         num_classes: of synthetic data.
+        hw_decoder_load, roi_decoding: of dali_gpu.
         options: source, config, batch_size, training and the others of the app's loaders.
 
     Raises:
@@ -213,8 +258,19 @@ def make_loader(
     if pipeline_type == "synthetic":
         options["num_classes"] = num_classes
     if pipeline_type == "dali_gpu":
+        options |= {"hw_decoder_load": hw_decoder_load, "roi_decoding": roi_decoding}
+    if pipeline_type == "dali_gpu" or (pipeline_type == "synthetic" and gpu_visible()):
         options["device_id"] = device_id
-    return classes[pipeline_type.removesuffix("_gpu").removesuffix("_cpu")](**options)
+    kind = pipeline_type.removesuffix("_gpu").removesuffix("_cpu")
+    return classes[kind](num_threads=num_threads or default_threads(), **options)
+
+
+def default_threads(loaders: int = 1) -> int:
+    """CPU threads of each of this host's `loaders`: its share of the cores, at most MAX_THREADS."""
+    cores = len(os.sched_getaffinity(0))
+    if cores == os.cpu_count():  # else a launcher has given this rank cores of its own
+        cores //= loaders
+    return min(max(cores, 1), MAX_THREADS)
 
 
 def gpu_visible() -> bool:
@@ -222,11 +278,35 @@ def gpu_visible() -> bool:
     return bool(tf.config.list_physical_devices("GPU")) and backend.GetCUDADeviceCount() > 0
 
 
-def placement(loader: BaseLoader, device_index: int = 0) -> contextlib.AbstractContextManager:
-    """The scope in which to make a loader's dataset: DALI's GPU pipeline belongs on TensorFlow's GPU."""
-    if loader.pipeline_type != "dali_gpu":
-        return tf.device("/cpu:0")
-    return tf.device(f"/gpu:{device_index}")
+@functools.cache  # once
+def _warn_of_unused_gpus() -> None:
+    count = backend.GetCUDADeviceCount()
+    if count and not tf.config.list_physical_devices("GPU"):
+        log(
+            f"warning: DALI sees {count} GPUs and TensorFlow none, so all work is done on the CPU: install "
+            "TensorFlow with its CUDA libraries, pip install 'tensorflow[and-cuda]'"
+        )
+
+
+def tensorflow_device(device_id: int | None) -> str:
+    """What TensorFlow calls a GPU that CUDA and DALI know by this number, or the CPU for None.
+
+    Under Horovod each process sees one GPU, which TensorFlow then counts as its first.
+    """
+    if device_id is None:
+        return "/cpu:0"
+    visible = [int(gpu.name.rpartition(":")[2]) for gpu in tf.config.get_visible_devices("GPU")]
+    return f"/gpu:{visible.index(device_id)}"
+
+
+def _without_int32(batch: Batch) -> Batch:
+    """The batch with int64 in place of int32, on the same device."""
+
+    def without(x: tf.Tensor) -> tf.Tensor:
+        with tf.device(x.device):  # else it is the first GPU's work
+            return tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
+
+    return tf.nest.map_structure(without, batch)
 
 
 def refuse_synthetic(pipeline_type: str) -> None:
@@ -244,16 +324,16 @@ def from_pipeline(
     """A DALI pipeline as tf.data. It never ends: count steps (`steps_per_epoch`).
 
     Its iterator can be saved by tf.train.Checkpoint on a CPU, if the pipeline was made with checkpointing; on
-    a GPU the plugin cannot. A GPU pipeline's dataset is placed where the caller's `tf.device` scope says.
+    a GPU the plugin cannot.
 
     Args:
-        pipeline: not run by anyone else: DALIDataset makes its own copy.
+        pipeline: not built, and not run by anyone else: DALIDataset builds its own copy.
         element_spec: of a batch, (images, targets). The pipeline's outputs must come in the order in which
             tf.nest flattens it: the images, then the targets sorted by their names. Axes of size one that
             DALI gives and the spec lacks are removed.
         device_id: GPU of the pipeline; None for one without a GPU.
     """
-    with tf.device("/cpu:0") if device_id is None else contextlib.nullcontext():
+    with tf.device(tensorflow_device(device_id)):
         flat = dali_tf.DALIDataset(
             pipeline=pipeline,
             batch_size=pipeline.max_batch_size,
@@ -264,16 +344,18 @@ def from_pipeline(
             prefetch_queue_depth=pipeline.prefetch_queue_depth,
         )
         if device_id is not None:
-            return _Structured(flat, element_spec)
+            return _OnGPU(flat, element_spec, tensorflow_device(device_id))
         return flat.map(lambda *tensors: tf.nest.pack_sequence_as(element_spec, tensors))
 
 
-class _Structured(tf.data.Dataset):
-    """The same tensors under another structure, for datasets on a GPU, where `map` has no kernel."""
+class _OnGPU(tf.data.Dataset):
+    """The same tensors under another structure, for datasets on a GPU, where `map` has no kernel.
 
-    def __init__(self, flat: tf.data.Dataset, element_spec: ElementSpec) -> None:
-        self._flat = flat
-        self._element_spec = element_spec
+    Iterators are made on that GPU, too, whatever device the caller is on.
+    """
+
+    def __init__(self, flat: tf.data.Dataset, element_spec: ElementSpec, device: str) -> None:
+        self._flat, self._element_spec, self._device = flat, element_spec, device
         super().__init__(flat._variant_tensor)
 
     def _inputs(self) -> list[tf.data.Dataset]:
@@ -282,6 +364,10 @@ class _Structured(tf.data.Dataset):
     @property
     def element_spec(self) -> ElementSpec:
         return self._element_spec
+
+    def __iter__(self) -> Iterator[Batch]:
+        with tf.device(self._device):
+            return super().__iter__()
 
 
 def synthetic_dataset(

@@ -208,36 +208,18 @@ def xyxy(yx: tf.Tensor) -> tf.Tensor:
 def select_boxes(
     boxes: tf.Tensor, labels: tf.Tensor, min_size: tuple[float, float], max_instances: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Drops boxes below `min_size` (height, width), keeps the largest of the others.
-
-    Returns:
-        The boxes and labels that stay; `lost`, int32 (2,): visible but too small; above `max_instances`.
-    """
-    visible = tf.math.count_nonzero(tf.reduce_all(boxes[:, 2:] > boxes[:, :2], 1), dtype=tf.int32)
-    boxes, labels = drop_small_boxes_tf(boxes, labels, min_size)
-    large = tf.shape(labels)[0]
-    boxes, labels = keep_largest_tf(boxes, labels, max_instances)
-    return boxes, labels, tf.stack([visible - large, large - tf.shape(labels)[0]])
-
-
-def drop_small_boxes_tf(
-    boxes: tf.Tensor, labels: tf.Tensor, min_size: tuple[float, float] = (0.0, 0.0)
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """`drop_small_boxes` by TensorFlow operations."""
-    sizes = boxes[:, 2:] - boxes[:, :2]  # (N, 2) width, height
-    keep = (sizes > 0) & (sizes >= tf.constant(min_size[::-1], tf.float32)) & (sizes <= tf.float32.max)
-    keep = tf.reduce_all(keep, axis=1)
-    return tf.boolean_mask(boxes, keep), tf.boolean_mask(tf.cast(labels, tf.int32), keep)
-
-
-def keep_largest_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """`keep_largest` by TensorFlow operations."""
-    sizes = tf.maximum(boxes[:, 2:] - boxes[:, :2], 0.0)
-    areas = sizes[:, 0] * sizes[:, 1]
+    """`dali_ops.select_boxes` by TensorFlow operations: boxes, labels, `lost`."""
+    sides = boxes[:, 2:] - boxes[:, :2]  # (N, 2) width, height
+    visible = tf.math.count_nonzero(tf.reduce_all(sides > 0, 1), dtype=tf.int32)
+    is_large = (sides > 0) & (sides >= tf.constant(min_size[::-1], tf.float32)) & (sides <= tf.float32.max)
+    large = tf.where(tf.reduce_all(is_large, axis=1))[:, 0]
+    areas = tf.gather(sides[:, 0] * sides[:, 1], large)
+    num_large = tf.shape(areas)[0]
     # top_k puts the lower index first among equal values
-    largest = tf.math.top_k(areas, k=tf.minimum(tf.shape(areas)[0], max_instances)).indices
-    kept = tf.sort(largest)
-    return tf.gather(boxes, kept), tf.gather(tf.cast(labels, tf.int32), kept)
+    largest = tf.math.top_k(areas, k=tf.minimum(num_large, max_instances)).indices
+    kept = tf.gather(large, tf.sort(largest))
+    lost = tf.stack([visible - num_large, num_large - tf.shape(kept)[0]])
+    return tf.gather(boxes, kept), tf.gather(tf.cast(labels, tf.int32), kept), lost
 
 
 def pad_boxes_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tuple[tf.Tensor, tf.Tensor]:

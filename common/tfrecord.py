@@ -29,7 +29,7 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common.dali_ops import Nodes, check_shards, drop_small_boxes, order
+from common.dali_ops import Nodes, check_shards, order, select_boxes
 from common.errors import UserError
 from common.files import store_cached, write_bytes
 from common.labels import LabelMap
@@ -287,7 +287,7 @@ def tfrecord_reader(
         no_crowd = fn.cast(record[CROWD_KEY] == 0, dtype=types.FLOAT)
         boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
     if records.has_crowds or records.has_empty_boxes:
-        boxes, labels = drop_small_boxes(boxes, labels)
+        boxes, labels, _ = select_boxes(boxes, labels)
     return record["image/encoded"], boxes, labels, parse_integer(record["image/source_id"])
 
 

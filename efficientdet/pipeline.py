@@ -28,15 +28,13 @@ from common.anchors import Anchors
 from common.dali_ops import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    count_visible,
-    decode_crop,
-    drop_small_boxes,
     int32,
-    keep_largest,
     normalize,
     pad_boxes,
     resize,
+    select_boxes,
     uniform,
+    xyxy,
 )
 from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from efficientdet.config import EfficientDetConfig
@@ -59,13 +57,10 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
     """Boxes normalised by the image -> normalised by the window and clipped to it.
 
     As in google/automl a box stays as long as any of it shows, wherever its centre is. What is left of it
-    may be nothing: `drop_small_boxes` comes later.
+    may be nothing: `select_boxes` comes later.
     """
-    window = fn.cast(window, dtype=types.FLOAT)
-    height, width = size[0], size[1]
-    boxes_px = boxes * fn.stack(width, height, width, height)
-    boxes_px = boxes_px - fn.stack(window[1], window[0], window[1], window[0])
-    return dali_math.clamp(boxes_px / fn.stack(window[3], window[2], window[3], window[2]), 0.0, 1.0)
+    boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
+    return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
 
 
 # --- 2. flip, GridMask, colour ---
@@ -124,8 +119,7 @@ def preprocess_ops(config: EfficientDetConfig) -> str:
 
 def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int]) -> DataNode:
     """Boxes normalised by the crop -> normalised by the network input, whose top left the crop fills."""
-    height, width = size[0] / float(image_size[0]), size[1] / float(image_size[1])
-    return boxes * fn.stack(width, height, width, height)
+    return boxes * xyxy(size / types.Constant(np.array(image_size, np.float32), device="cpu"))
 
 
 # --- 4. the whole graph of one sample ---
@@ -177,7 +171,9 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
         """The DALI pipeline, built; its outputs are named and ordered as in `element_spec`."""
-        return self._build(list(self.element_spec), encode_boxes=True)
+        pipeline = self._define(list(self.element_spec), encode_boxes=True)
+        pipeline.build()
+        return pipeline
 
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends.
@@ -190,7 +186,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         if encode_after:
             encoded = ("num_positives", "class_targets", "box_targets")
             targets_spec = {k: spec for k, spec in targets_spec.items() if not k.startswith(encoded)}
-        pipeline = self._build(["images", *sorted(targets_spec)], encode_boxes=not encode_after)
+        pipeline = self._define(["images", *sorted(targets_spec)], encode_boxes=not encode_after)
         batches = from_pipeline(
             pipeline, (self.element_spec["images"], targets_spec), device_id=self.device_id
         )
@@ -198,7 +194,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             batches = batches.map(functools.partial(add_targets, anchors=self.config.anchors))
         return batches
 
-    def _build(self, names: list[str], *, encode_boxes: bool) -> dali.Pipeline:
+    def _define(self, names: list[str], *, encode_boxes: bool) -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
             num_threads=self.num_threads,
@@ -213,7 +209,6 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             outputs = self._define_graph(encode_boxes)
             nodes = [outputs[name] for name in names]
             pipeline.set_outputs(*(node.gpu() if self.device == "gpu" else node for node in nodes))
-        pipeline.build()
         return pipeline
 
     def _define_graph(self, encode_boxes: bool) -> dict[str, DataNode]:
@@ -230,7 +225,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         else:
             crop = whole_image(size, config.image_size)
 
-        images = decode_crop(jpegs, crop.window, self.device)
+        images = self.decoder.crop(jpegs, crop.window)
         images = resize(images, crop.size, antialias=config.antialias)
         boxes = boxes_to_window(boxes, size, crop.window)
         if self.training:
@@ -238,17 +233,13 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         images = pad_and_normalize(images, config.image_size)
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
-        visible = count_visible(boxes)
-        boxes, labels = drop_small_boxes(boxes, labels, min_box_size(config))
-        large = labels.shape(dtype=types.INT32)[0]
+        rows = config.max_instances
+        boxes, labels, lost = select_boxes(boxes, labels, min_box_size(config), self.limit_boxes(rows))
         if encode_boxes:
-            encoded = box_encoder.encode_boxes(
-                boxes, labels, config.anchors, config.max_instances, device=self.device
-            )
+            encoded = box_encoder.encode_selected(boxes, labels, config.anchors, rows, device=self.device)
             targets = target_dict(encoded, config.anchors)
         else:
-            boxes, labels = keep_largest(boxes, labels, config.max_instances)
-            padded = pad_boxes(boxes, labels, config.max_instances)
+            padded = pad_boxes(boxes, labels, rows)
             targets = dict(zip(("boxes", "classes"), padded, strict=True))
         return {
             "images": images,
@@ -256,7 +247,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             "image_ids": image_ids,
             "image_sizes": int32(size),
             "letterbox": fn.cast(fn.cat([0, 0], crop.size), dtype=types.FLOAT),
-            "lost": fn.stack(visible - large, dali_math.max(large - config.max_instances, 0)),
+            "lost": lost,
         }
 
 

@@ -183,8 +183,9 @@ def make_train_step(
         # Neither an accumulated batch nor an overflow under float16 is an update.
         ema.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 
+    updated = [v.value for v in [*model.trainable_variables, *optimizer.variables]] + [*ema.variables]
     return step_guard.guarded_step(
-        ranks, gradients_of, update, model, every_gradient=precision != "mixed_float16"
+        ranks, gradients_of, update, model, updated=updated, every_gradient=precision != "mixed_float16"
     )
 
 

@@ -76,12 +76,33 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
-def test_a_run_that_was_stopped_in_an_epoch_goes_on(app, copy, monkeypatch):
+def test_a_run_that_was_stopped_in_an_epoch_goes_on_from_the_epoch_before(app, copy, monkeypatch, capfd):
+    """Since then the graphs of DALI have changed, and a position in one means nothing in another."""
     monkeypatch.chdir(copy)
     module, a = small_apps.parsed(app, f"--flagfile=runs/{app}/flags.txt")
     module.start(a)
-    directory, expected = copy / "runs" / app, EXPECTED[app]["run"]
-    rows = list(csv.DictReader((directory / "results.csv").read_text().splitlines()))
+    said = capfd.readouterr().err
+    assert "resumed after epoch 1 (step 8)\n" in said
+    assert said.count("with another dali_graph: from a whole epoch, not as if it had never stopped\n") == 1
+    rows = rows_of(copy / "runs" / app)
+    header, *wanted_rows = EXPECTED[app]["run"]["results.csv"]
+    for name in ("epoch", "step", "learning_rate"):
+        assert [row[name] for row in rows] == [values[header.index(name)] for values in wanted_rows]
+    assert all(float(row["loss"]) > 0 and row["skipped_steps"] == "0" for row in rows)
+
+
+def rows_of(directory: pathlib.Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((directory / "results.csv").read_text().splitlines()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
+def test_a_run_of_today_ends_as_one_of_then(app, copy, monkeypatch):
+    monkeypatch.chdir(copy)
+    directory, expected = copy / "runs" / f"{app}-today", EXPECTED[app]["run"]
+    module, a = small_apps.parsed(app, f"--flagfile=runs/{app}/flags.txt", f"--output_dir={directory}")
+    module.start(a)
+    rows = rows_of(directory)
     header, *wanted_rows = expected["results.csv"]
     assert len(rows) == len(wanted_rows) == 3
     for row, values in zip(rows, wanted_rows, strict=True):
@@ -101,7 +122,7 @@ def test_a_run_that_was_stopped_in_an_epoch_goes_on(app, copy, monkeypatch):
         largest = max(largest, difference)
         assert difference <= WEIGHT_ATOL, name
     hashes = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in weights.items()}
-    _print_equality(f"{app}, resumed", hashes == expected["sha256"], largest)
+    _print_equality(f"{app}, trained", hashes == expected["sha256"], largest)
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)

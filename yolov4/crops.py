@@ -110,12 +110,6 @@ def training_crop(
     return whole_image(size, image_size, config.letterbox)
 
 
-def xyxy(yx: DataNode) -> DataNode:
-    """(2,), y and x -> float32 (4,): x, y, x, y."""
-    y, x = yx[0], yx[1]
-    return fn.cast(fn.stack(x, y, x, y), dtype=types.FLOAT)
-
-
 def _jitter(limit: float, count: int | None) -> DataNode:
     return fn.random.uniform(range=(-limit, limit), shape=[2] if count is None else [2, count])
 

@@ -27,7 +27,7 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common.dali_ops import decode_crop, int32
+from common.dali_ops import Decoder, int32
 from yolov4.config import YOLOv4Config
 from yolov4.crops import CropResize, source_sizes, training_crop
 from yolov4.mosaic import IS_FIRST, TILES, Objects, random_cut, tile_starts
@@ -76,7 +76,7 @@ def make(
     image_size: DataNode,
     *,
     augment: Callable[[list[DataNode]], list[DataNode]],
-    device: str,
+    decoder: Decoder,
     fill: float,
 ) -> tuple[DataNode, Objects, DataNode]:
     """Mosaics of the samples that chance chooses, plain canvases of the first reader's images otherwise.
@@ -86,7 +86,7 @@ def make(
         config: decides how often, and how an image is cropped and flipped.
         image_size: int32 (2,), (H, W) of the network input.
         augment: uint8 crops, float32 in [0, 1] out: pipeline.augment_pixels.
-        device: where pixels are, "cpu" or "gpu".
+        decoder: of the images.
         fill: the level around the images.
 
     Returns:
@@ -107,7 +107,7 @@ def make(
         flips = fn.stack(0 * coins, coins)  # (2, 4)
     tiles = tiles_of(sizes, crop, flips, fn.expand_dims(cut, axes=[1]), image_sizes, chosen)
 
-    windows = [decode_crop(image, tiles.window[:, i], device) for i, image in enumerate(jpegs)]
+    windows = [decoder.crop(image, tiles.window[:, i]) for i, image in enumerate(jpegs)]
     images = [_resize(window, tiles, i, config.antialias) for i, window in enumerate(windows)]
     images = augment(images)
     boxes_px = []

@@ -15,15 +15,13 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common.dali_ops import uniform
+from common.dali_ops import YX_TO_XYXY, uniform
 from yolov4 import mosaic
 from yolov4.config import YOLOv4Config
 from yolov4.crops import round_half_up
 from yolov4.mosaic import Objects, Pieces
 
 COVERED = 0.5  # own boxes of which CutMix hides a larger share are no longer there
-
-_YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # the matrix, row by row
 
 
 def mix(
@@ -75,6 +73,15 @@ def mix(
     return images, Objects(*(fn.cat(*nodes, axis=0) for nodes in zip(*parts, strict=True)))
 
 
+def images_of_one(config: YOLOv4Config) -> int:
+    """How many images at most have objects in one mixed image."""
+    images = mosaic.TILES if config.mosaic_prob else 1
+    if not (config.mixup_prob or config.cutmix_prob):
+        return images
+    # A mosaic of a batch is not mixed; a freshly read one may come into the image of another sample.
+    return 2 * images if config.mosaic_tiles == "fresh" else max(images, 2)
+
+
 def draw_sources(count: int) -> list[DataNode]:
     """Canvases for an image made of up to `count`: indices into the batch, int32 () nodes.
 
@@ -119,26 +126,21 @@ def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
 def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
     """The objects of each piece: its canvas' boxes, clipped to it and moved with it.
 
-    A box outside its piece comes back without area; a piece that is not there has no rows.
+    A box outside its piece comes back without area, and so do all boxes of a piece that is not there.
     """
+    # The tiles of a mosaic that are not there have no area anyway.
+    sizes = pieces.sizes if len(pieces.sources) > 1 else pieces.sizes * pieces.count
     starts, ends, shifts = (
-        fn.coord_transform(corners, M=_YX_TO_XYXY)  # float32 (R, 4), x, y, x, y
-        for corners in (pieces.starts, pieces.starts + pieces.sizes, pieces.targets - pieces.starts)
+        fn.coord_transform(corners, M=YX_TO_XYXY)  # float32 (R, 4)
+        for corners in (pieces.starts, pieces.starts + sizes, pieces.targets - pieces.starts)
     )
     result = []
     for row, source in enumerate(pieces.sources):
-        boxes_px, labels = _objects_from(canvas, source, pieces.count > row)
+        boxes_px, labels = (fn.permute_batch(node, indices=source) for node in canvas)
         # Borders are whole pixels: no box reaches a hair into the next piece.
         clipped_px = dali_math.clamp(boxes_px, starts[row], ends[row])
         result.append(Objects(clipped_px + shifts[row], labels))
     return result
-
-
-def _objects_from(canvas: Objects, source: DataNode, chosen: DataNode | bool) -> Objects:
-    """The objects of a canvas of the batch where `chosen` is 1, none where it is 0."""
-    boxes_px, labels = (fn.permute_batch(node, indices=source) for node in canvas)
-    count = labels.shape(dtype=types.INT32)[0] * chosen
-    return Objects(boxes_px[:count], labels[:count])
 
 
 def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -> Pieces:

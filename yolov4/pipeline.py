@@ -24,13 +24,13 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common import dali_ops
-from common.dali_ops import count_visible, decode_crop, drop_small_boxes, keep_largest, resize
+from common.dali_ops import resize, select_boxes, xyxy
 from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from yolov4 import fresh_mosaic
 from yolov4.color import random_hsv, to_unit
 from yolov4.config import FILL, YOLOv4Config
-from yolov4.crops import input_size, source_size, training_crop, whole_image, xyxy
-from yolov4.mixing import mix
+from yolov4.crops import input_size, source_size, training_crop, whole_image
+from yolov4.mixing import images_of_one, mix
 from yolov4.mosaic import Objects
 
 # --- 1. crop ---
@@ -40,7 +40,7 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
     """Boxes normalised by the image -> normalised by the window and clipped to it.
 
     A box stays as long as any of it shows, wherever its centre is. What is left of it may be nothing:
-    `select_objects` comes later.
+    `select_boxes` comes later.
     """
     boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
     return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
@@ -77,21 +77,7 @@ def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[Dat
     return coin, fn.stack(place[0], left, place[2], place[3])
 
 
-# --- 3. the network input ---
-
-
-def select_objects(objects: Objects, config: YOLOv4Config) -> tuple[Objects, DataNode]:
-    """Drops boxes below min_box_size pixels on either side, keeps the max_instances largest of the others.
-
-    Returns:
-        The objects that stay; how many were large enough, int32 ().
-    """
-    large = drop_small_boxes(*objects, (config.min_box_size,) * 2)
-    largest = keep_largest(*large, config.max_instances)
-    return Objects(*largest), large[1].shape(dtype=types.INT32)[0]
-
-
-# --- 4. the whole graph ---
+# --- 3. the whole graph ---
 
 
 def augment(
@@ -167,15 +153,17 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
         """The DALI pipeline, built; its outputs are named and ordered as in `element_spec`."""
-        return self._build(list(self.element_spec))
+        pipeline = self._define(list(self.element_spec))
+        pipeline.build()
+        return pipeline
 
     def dataset(self) -> tf.data.Dataset:
         """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends."""
         spec = self.element_spec["images"], self.target_spec
-        pipeline = self._build(["images", *sorted(self.target_spec)])
+        pipeline = self._define(["images", *sorted(self.target_spec)])
         return from_pipeline(pipeline, spec, device_id=self.device_id)
 
-    def _build(self, names: list[str]) -> dali.Pipeline:
+    def _define(self, names: list[str]) -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
             num_threads=self.num_threads,
@@ -190,7 +178,6 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
             outputs = self._define_graph()
             nodes = [outputs[name] for name in names]
             pipeline.set_outputs(*(node.gpu() if self.device == "gpu" else node for node in nodes))
-        pipeline.build()
         return pipeline
 
     def _define_graph(self) -> dict[str, DataNode]:
@@ -202,15 +189,15 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         else:
             images, objects, facts = self._canvases(mixed, image_size)
 
-        visible = count_visible(objects.boxes_px)
-        (boxes_px, labels), large = select_objects(objects, config)
+        limit = self.limit_boxes(config.max_instances, images_of_one(mixed))
+        boxes_px, labels, lost = select_boxes(*objects, (config.min_box_size,) * 2, limit)
         rows = [config.max_instances]
         return {
             "images": images,
             "boxes": fn.pad(boxes_px / xyxy(image_size), axes=[0], shape=rows, fill_value=-1),
             "classes": fn.pad(labels - 1, axes=[0], shape=rows, fill_value=-1),
             "num_boxes": labels.shape(dtype=types.INT32)[0],
-            "lost": fn.stack(visible - large, dali_math.max(large - config.max_instances, 0)),
+            "lost": lost,
             **facts,
         }
 
@@ -229,7 +216,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         place, mirrored = crop.place, None
         if self.training and config.flip_prob:
             mirrored, place = random_flip(place, image_size, config.flip_prob)
-        images = decode_crop(jpegs, crop.window, self.device)
+        images = self.decoder.crop(jpegs, crop.window)
         images = resize(images, place[2:4], mirrored, config.antialias)
         boxes = boxes_to_window(boxes, size, crop.window)
         if mirrored is not None:
@@ -265,7 +252,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
             mixed,
             image_size,
             augment=functools.partial(augment_pixels, self.config),
-            device=self.device,
+            decoder=self.decoder,
             fill=FILL / 255,
         )
         if mixed.mixup_prob or mixed.cutmix_prob:

@@ -40,17 +40,21 @@ class Ranks:
         strategy: the value of --strategy.
         rank: index of this process; rank 0 writes.
         local_rank: index of this process among those of its host: which GPU is its own.
+        local_size: number of processes of this host.
         world_size: number of processes.
         num_replicas: devices that train, of all processes together.
         local_replicas: indexes of this process' replicas among all: the shards of the data that it feeds.
+        can_compile_updates: by XLA. Not under tf.distribute, where a loss-scale optimizer meets the others.
     """
 
     strategy = "none"
     rank = 0
     local_rank = 0
+    local_size = 1
     world_size = 1
     num_replicas = 1
     local_replicas: Sequence[int] = (0,)
+    can_compile_updates = True
 
     # --- where things are made, and run ---
 
@@ -205,7 +209,7 @@ class HorovodRanks(Ranks):
     def __init__(self, compression: str = "none") -> None:
         self._hvd = hvd = initialize()
         self.rank = hvd.rank()
-        self.local_rank = hvd.local_rank()
+        self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         self.world_size = self.num_replicas = hvd.size()
         self.local_replicas = (self.rank,)
         self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
@@ -315,8 +319,10 @@ def reproducible() -> None:
 
     Another number of threads, another kind of CPU and --xla can still change the last digits from one run to
     another. On a GPU other kernels, too, add in any order: tf.config.experimental.enable_op_determinism is
-    TensorFlow's remedy, which costs time and has no kernel for some operations.
+    TensorFlow's remedy, which costs time and has no kernel for some operations. There this does nothing.
     """
+    if tf.config.list_physical_devices("GPU"):
+        return
     gen_math_ops.add_n = _add_in_pairs  # GradientTape and tf.add_n both look it up there
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
 

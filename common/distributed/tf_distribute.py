@@ -59,6 +59,8 @@ class StrategyRanks(Ranks):
         RuntimeError: TensorFlow was already at work before multi_worker.
     """
 
+    can_compile_updates = False
+
     def __init__(self, strategy: str) -> None:
         self.strategy = strategy
         if strategy == "multi_worker":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from common.annotations import read_coco
-from common.args import EvalArgs, ImagePolicy, InferArgs
+from common.args import DECODER_FLAGS, EvalArgs, ImagePolicy, InferArgs
 from common.datasets import ImageListSource, Source
 from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
@@ -96,8 +96,8 @@ def infer(
 
 
 def _loader_options(a: EvalArgs | InferArgs) -> dict[str, Any]:
-    options = {"batch_size": a.batch_size, "num_threads": a.num_threads, "prefetch": a.prefetch}
-    return options | {"training": False, "with_targets": False}
+    names = ("batch_size", "num_threads", "prefetch", *DECODER_FLAGS)
+    return {name: getattr(a, name) for name in names} | {"training": False, "with_targets": False}
 
 
 class Job:

@@ -22,7 +22,7 @@ from common.errors import UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
 from common.labels import LabelMap
-from common.loader import BaseLoader, placement
+from common.loader import BaseLoader
 
 if TYPE_CHECKING:
     from common.datasets import Source
@@ -99,8 +99,7 @@ def _detect_batches(
     detect: Detect, loader: BaseLoader, explain: Explain
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """(boxes, scores, classes, image ids, image sizes) of each batch; what can be wrong is a UserError."""
-    with placement(loader):
-        batches = iter(loader.dataset())
+    batches = loader.iterator()
     while True:
         try:
             images, extra = next(batches)

@@ -52,6 +52,8 @@ class Checkpoints:
             "epoch" (epochs done), "step_in_epoch" (0 between two epochs), ...
         iterators: of the data; their positions are saved. Empty where that is impossible.
         resharded: whether `find` found what another number of ranks saved.
+        data_anew: whether the data start anew with the epoch: the positions that `find` found are of other
+            ranks, or of another graph of DALI's.
 
     Raises:
         UserError: the directory cannot be written to.
@@ -70,7 +72,7 @@ class Checkpoints:
     ) -> None:
         self.state: dict[str, Any] = {"epoch": 0, "step": 0, "step_in_epoch": 0, "totals": {}}
         self.iterators: Sequence[tf.data.Iterator] = ()
-        self.resharded = False
+        self.resharded = self.data_anew = False
         self._ranks, self._optimizer, self._identity = ranks, optimizer, identity
         self._metadata = {**metadata, "identity": dict(identity.values)}
         self._metadata |= {"world_size": ranks.world_size, "versions": run_directory.versions()}
@@ -112,6 +114,7 @@ class Checkpoints:
         self._found = found  # the checkpoint's name and its manifest
         changed = self._changed(found)
         self.resharded = "num_ranks" in changed
+        self.data_anew = self.resharded or "dali_graph" in changed
         self.state.clear()
         self.state.update(found[1]["state"])
         return changed
@@ -150,7 +153,7 @@ class Checkpoints:
         with self._ranks.raise_on_any_rank(), _in_memory() as prefix:
             for suffix, content in parts[self._ranks.rank].items():
                 tf.io.write_file(prefix + suffix, content)
-            self._read(self._own(), prefix)
+            self._read(self._own(self.data_anew), prefix, all_of_it=not self.data_anew)
 
     def save(self) -> bool:
         """Writes the checkpoint of `state["step"]`.
@@ -177,8 +180,8 @@ class Checkpoints:
                 )
         return self._ranks.broadcast_object(problem) is None
 
-    def _own(self) -> tf.train.Checkpoint:
-        iterators = list(self.iterators)
+    def _own(self, without_data: bool = False) -> tf.train.Checkpoint:
+        iterators = [] if without_data else list(self.iterators)
         return tf.train.Checkpoint(iterators=iterators, seeds=self._seeds, statistics=self._statistics)
 
     def _changed(self, found: tuple[str, dict[str, Any]]) -> list[str]:
@@ -203,9 +206,15 @@ class Checkpoints:
         except OSError as error:
             progress.log(f"warning: an old checkpoint cannot be removed: {weight_files.reason(error)}")
 
-    def _read(self, checkpoint: tf.train.Checkpoint, prefix: str | os.PathLike) -> None:
+    def _read(
+        self, checkpoint: tf.train.Checkpoint, prefix: str | os.PathLike, all_of_it: bool = True
+    ) -> None:
         try:
-            checkpoint.read(os.fspath(prefix)).assert_consumed()
+            status = checkpoint.read(os.fspath(prefix))
+            if all_of_it:
+                status.assert_consumed()
+            else:
+                status.assert_existing_objects_matched().expect_partial()
         except (AssertionError, ValueError, tf.errors.OpError) as error:
             step, reason = self._found[1]["state"]["step"], weight_files.reason(error)
             raise UserError(f"the checkpoint of step {step} does not fit this model: {reason}") from error

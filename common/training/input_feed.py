@@ -9,25 +9,29 @@ tf.train.Checkpoint can save the iterators of DALI on a CPU and of tf.data. It c
 GPU: there every epoch opens its loaders anew, with another seed, and a run that was stopped within an epoch
 reads the batches that it had trained on again and drops them. The result is as exact; it costs part of an
 epoch's loading, and the images that do not fill an epoch's last batch.
+
+There a thread fetches the next batch while the device trains, and opens the loaders of the next epoch. A
+place is a number of steps, so that batch is not part of it: a run that is resumed fetches it again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
-from common.args import Args
+from common.args import DECODER_FLAGS, Args
 from common.dali_ops import check_shards
 from common.datasets import Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
-from common.loader import BaseLoader, make_loader, placement
+from common.loader import DALI_GRAPH, BaseLoader, Batch, default_threads, make_loader
 from common.progress import log
 from common.training.checkpoints import Checkpoints
 
-LOADER_FLAGS = ("pipeline_type", "batch_size", "num_threads", "prefetch")
+Opened = tuple[list[Iterator[Batch]], list[Batch]]  # the loader of each replica, and its first batch
+
+LOADER_FLAGS = ("pipeline_type", "batch_size", "prefetch", *DECODER_FLAGS)
 
 
 class Data(NamedTuple):
@@ -119,6 +123,7 @@ def open_loader(
         num_shards=num_shards,
         num_classes=data.num_classes,
         device_id=ranks.gpu_number(device_index),
+        num_threads=a.num_threads or default_threads(ranks.local_size * len(ranks.local_replicas)),
         **{name: getattr(a, name) for name in LOADER_FLAGS},
         **options,
         **of_epoch,
@@ -140,6 +145,7 @@ class InputFeed:
         pipeline_type: of the loaders.
         steps_per_epoch: as given, or by the size.
         identity: what must be equal for a run to resume.
+        num_epochs: after which no further loaders are opened; None: not known.
     """
 
     def __init__(
@@ -154,6 +160,14 @@ class InputFeed:
         self.size, self.pipeline_type = loader.size, loader.pipeline_type
         self.steps_per_epoch = steps_per_epoch or loader.steps_per_epoch
         self.identity = {"pipeline_type": self.pipeline_type, "steps_per_epoch": self.steps_per_epoch}
+        if self.pipeline_type.startswith("dali"):
+            self.identity["dali_graph"] = DALI_GRAPH
+        self._saveable, self._taken = loader.saveable, 0  # batches of the loaders that are open
+        self.num_epochs: int | None = None
+        self._thread = ThreadPoolExecutor(1, "input_feed")
+        self._iterators: list[Iterator[Batch]] = []
+        self._ahead: Future[list[Batch]] | None = None
+        self._next_epoch: tuple[Any, Future[Opened]] | None = None
 
     def resume(self, checkpoints: Checkpoints) -> None:
         """Restores the newest checkpoint, if there is one, and opens the data at the place that is next.
@@ -164,13 +178,13 @@ class InputFeed:
         self._checkpoints, state, changed = checkpoints, checkpoints.state, checkpoints.find()
         if checkpoints.resharded:  # other ranks under --elastic
             state["step"] = state["epoch"] * self.steps_per_epoch
-        if changed is None or checkpoints.resharded:
+        if changed is None or checkpoints.data_anew:
             state["loader"] = dict(self._loader_kwargs(state["epoch"]))
         self._open()
         if changed is None:
             return
         checkpoints.restore()
-        if not checkpoints.iterators:
+        if not self._saveable:
             for _ in range(state["step_in_epoch"]):
                 next(self)
         within = f" and {state['step_in_epoch']} steps" if state["step_in_epoch"] else ""
@@ -185,40 +199,56 @@ class InputFeed:
         changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]
         if changed:
             log(f"from epoch {state['epoch'] + 1} on: {', '.join(changed)}")
-        if changed or not self._checkpoints.iterators:
+        if changed or not (self._saveable or self._taken == 0):
             state["loader"] = new
             self._open()
 
-    def __next__(self) -> tuple[Any, dict[str, Any]]:
+    def __next__(self) -> Batch:
         """(images, targets), one batch for each local replica.
 
         Raises:
             tf.errors.OpError: the loader stopped, for example at a damaged image.
         """
-        batches = [next(iterator) for iterator in self._iterators]
-        if self.pipeline_type == "dali_gpu":
-            batches = [_without_int32(batch) for batch in batches]
+        batches = self._ahead.result() if self._ahead else self._fetch(self._iterators)
+        self._taken += 1
+        if not self._saveable and self._taken < self.steps_per_epoch:
+            self._ahead = self._thread.submit(self._fetch, self._iterators)
+        elif not self._saveable:
+            self._open_next_epoch()
         return self._ranks.feed(batches)
+
+    def close(self) -> None:
+        """Ends the thread; what it still does is lost."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _open(self) -> None:
         """Opens the loaders that the state names; checkpoints hold their places, where that is possible."""
-        self._iterators = []
-        for index in range(len(self._ranks.local_replicas)):
-            loader = self._open_loader(device_index=index, **self._checkpoints.state["loader"])
-            with placement(loader, index):
-                self._iterators.append(iter(loader.dataset()))
-        self._checkpoints.iterators = self._iterators if loader.saveable else ()
+        kwargs, opening = self._checkpoints.state["loader"], self._next_epoch
+        self._taken, self._ahead, self._next_epoch = 0, None, None
+        if opening and opening[0] == kwargs:
+            self._iterators, first = opening[1].result()
+            self._ahead = Future()
+            self._ahead.set_result(first)
+        else:
+            self._iterators = self._open_iterators(kwargs)
+        self._checkpoints.iterators = self._iterators if self._saveable else ()
 
+    def _open_next_epoch(self) -> None:
+        epochs_done = self._checkpoints.state["epoch"] + 1
+        if epochs_done == self.num_epochs:
+            return
+        kwargs = dict(self._loader_kwargs(epochs_done))
 
-def _without_int32(batch: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-    """The batch with int64 in place of int32, on the same device.
+        def open_and_fetch() -> Opened:
+            iterators = self._open_iterators(kwargs)
+            return iterators, self._fetch(iterators)
 
-    TensorFlow takes the int32 arguments of a compiled function to the host, wherever they are, and back
-    (tensorflow/core/common_runtime/eager/execute.cc GetDeviceForInput); an eager cast works where they are.
-    """
+        self._next_epoch = kwargs, self._thread.submit(open_and_fetch)
 
-    def without(x: tf.Tensor) -> tf.Tensor:
-        with tf.device(x.device):  # else it is the first GPU's work
-            return tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
+    def _open_iterators(self, kwargs: Mapping[str, Any]) -> list[Iterator[Batch]]:
+        replicas = range(len(self._ranks.local_replicas))
+        return [self._open_loader(device_index=index, **kwargs).iterator() for index in replicas]
 
-    return tf.nest.map_structure(without, batch)
+    @staticmethod
+    def _fetch(iterators: list[Iterator[Batch]]) -> list[Batch]:
+        return [next(iterator) for iterator in iterators]

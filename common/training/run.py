@@ -149,6 +149,7 @@ class Run:
             UserError: training is done, but its last checkpoint could not be written.
         """
         self._exit_stack.__exit__(kind, error, trace)
+        self._feed.close()
         if error is None:
             if self.ranks.rank == 0:
                 if self.metrics is not None:
@@ -164,7 +165,7 @@ class Run:
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """The numbers (from 1) of the epochs that are left, until --patience ends them."""
-        self._num_epochs = num_epochs
+        self._num_epochs = self._feed.num_epochs = num_epochs
         state, patience = self.state, self._a.patience
         end = None if state["step_in_epoch"] else results.out_of_patience(state, patience)
         if end or state["epoch"] >= num_epochs:

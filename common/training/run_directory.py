@@ -38,7 +38,7 @@ _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
 _PICTURES = ("first_batch.png", "loss_curves.png", "pr_curves.png")
 RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in this order: an interrupted removal can be repeated
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
-MAY_CHANGE = ("freeze",)
+MAY_CHANGE = ("freeze", "dali_graph")
 MAY_CHANGE_IF_ELASTIC = (*MAY_CHANGE, "num_replicas", "num_ranks", "steps_per_epoch")
 _SHOWN_CHARACTERS = 60
 

@@ -1,6 +1,6 @@
 """Steps that are not finite do not reach the weights.
 
-    step = guarded_step(ranks, gradients_of, update, model, every_gradient=True)
+    step = guarded_step(ranks, gradients_of, update, model, updated=variables, every_gradient=True)
     guard = StepGuard(ranks, limit=10, save_batch=save_batch)
     for ...:
         result = step(images, targets, stop_requested)
@@ -25,6 +25,7 @@ from common.layers import is_cpu_only, moving_statistics
 
 MIN_LOSS_SCALE = 2.0**-8  # lowering the scale further does not help
 SHOWN_IDS = 16
+LAG = 2  # steps that a GPU is behind; their batches stay in memory
 
 
 class StepResult(NamedTuple):
@@ -50,6 +51,7 @@ def guarded_step(
     update: Callable[[list[tf.Tensor]], None],
     model: keras.Model,
     *,
+    updated: Sequence[tf.Variable],
     every_gradient: bool,
 ) -> Callable[[Any, Any, tf.Tensor], StepResult]:
     """The compiled training step: gradients of a batch, then the update if everything is finite.
@@ -60,6 +62,7 @@ def guarded_step(
             this replica, "loss" among them. It runs on every replica.
         update: applies the gradients, on every replica.
         model: whose moving statistics a skipped step leaves as they were.
+        updated: all variables that `update` changes.
         every_gradient: look at the gradients' norm too. Not under float16: its loss scale wants to see
             overflows.
 
@@ -67,6 +70,7 @@ def guarded_step(
         step(images, targets, asked) -> StepResult; `asked` is Run.stop_requested.
     """
     statistics = moving_statistics(model)
+    with_branch = is_cpu_only() or not ranks.can_compile_updates
 
     def forward(images: Any, targets: Any, asked: tf.Tensor) -> tuple[list, dict, tf.Tensor]:
         gradients, values = gradients_of(images, targets)
@@ -77,6 +81,20 @@ def guarded_step(
     def put_back(before: list[tf.Tensor]) -> None:
         for variable, value in zip(statistics, before, strict=True):
             variable.assign(value)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def update_or_restore(
+        gradients: list[tf.Tensor], finite: tf.Tensor, before: list[tf.Tensor]
+    ) -> tf.Tensor:
+        """For GPUs: there the host waits for a branch to be chosen, and each kernel takes time to start."""
+        if every_gradient:
+            finite &= _is_finite(gradients)
+        old = [_read(variable) for variable in updated]
+        update(gradients)
+        for variable, value in zip([*updated, *statistics], [*old, *before], strict=True):
+            new = tf.where(finite, _read(variable), value)
+            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=new)
+        return finite
 
     def on_replicas(function: Callable[[Any], None], argument: Any) -> tf.Tensor:
         ranks.run(function, argument)
@@ -89,10 +107,12 @@ def guarded_step(
         # Averages over the replicas: the same on all of them, and not finite where one of them is not.
         values = ranks.first(values)
         finite = tf.math.is_finite(values["loss"])
-        if every_gradient:
-            # Their norm, by which they are clipped, overflows before they do, and makes NaN of all of them.
-            finite &= tf.math.is_finite(tf.linalg.global_norm(ranks.first(gradients)))
-        tf.cond(finite, lambda: on_replicas(update, gradients), lambda: on_replicas(put_back, before))
+        if not with_branch:
+            finite = update_or_restore(gradients, finite, before)
+        else:
+            if every_gradient:
+                finite &= _is_finite(ranks.first(gradients))
+            tf.cond(finite, lambda: on_replicas(update, gradients), lambda: on_replicas(put_back, before))
         stop = values.pop("stop") > 0.0
         values = {name: tf.where(finite, value, tf.zeros_like(value)) for name, value in values.items()}
         return StepResult(values, finite, tf.stack(ranks.local(own_finite)), stop)
@@ -100,10 +120,20 @@ def guarded_step(
     return step
 
 
+def _is_finite(gradients: list[tf.Tensor]) -> tf.Tensor:
+    # Their norm, by which they are clipped, overflows before they do, and makes NaN of all of them.
+    return tf.math.is_finite(tf.linalg.global_norm(gradients))
+
+
+def _read(variable: tf.Variable) -> tf.Tensor:
+    """Its value as it is now: a `tf.Variable` that is read twice need not be."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
 class StepGuard:
     """Looks at each step's result on the host, and counts the steps that were skipped.
 
-    Looking waits for the device. On a GPU it therefore looks one step late, so that the device always has
+    Looking waits for the device. On a GPU it therefore looks some steps late, so that the device always has
     work; all ranks are late alike.
 
     Args:
@@ -121,11 +151,11 @@ class StepGuard:
         self._ranks, self._limit, self._save_batch = ranks, limit, save_batch
         self._in_a_row = 0  # steps that were skipped
         self._batch_file: str | None = None
-        self._lag = 0 if is_cpu_only() else 1
+        self._lag = 0 if is_cpu_only() else LAG
         self._waiting: deque[tuple[int, StepResult, Any, Any]] = deque()
 
     def check(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
-        """Looks at the result of a step (or, on a GPU, of the one before).
+        """Looks at the result of a step (or, on a GPU, of the one LAG steps before).
 
         Raises:
             UserError: more than `limit` steps in a row were skipped.

@@ -6,11 +6,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tensorflow as tf
+from nvidia import dali
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager import context
 
 import efficientdet.train
-from common import hparams
+from common import hparams, loader
 from common.datacheck.datasets import open_source
 from common.distributed.ranks import Ranks
 from common.training import input_feed
@@ -99,7 +100,7 @@ def sent_to_host(graph: graph_pb2.GraphDef) -> list[str]:
 
 def test_the_loss_is_the_same_for_the_types_of_a_gpu_loader(app, feed, config):
     images, targets = next(feed("dali_cpu"))
-    _, as_on_gpu = input_feed._without_int32((images, targets))
+    _, as_on_gpu = loader._without_int32((images, targets))
     assert tf.int32 in {x.dtype for x in targets.values()}
     assert {x.dtype for x in as_on_gpu.values()} == {tf.float32, tf.int64}
     model = app.package.train.build_model(app.model_name, NUM_CLASSES, config=config)
@@ -107,13 +108,72 @@ def test_the_loss_is_the_same_for_the_types_of_a_gpu_loader(app, feed, config):
     np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-6)
 
 
-def test_only_a_gpu_loader_s_batches_lose_their_int32(monkeypatch):
-    batch = tf.zeros([2, 4, 4, 3]), {"classes": tf.constant([3, -1]), "boxes": tf.zeros([2, 4])}
-    monkeypatch.setattr(input_feed, "placement", lambda *_: tf.device("/cpu:0"))
-    for pipeline_type, expected in (("dali_gpu", tf.int64), ("dali_cpu", tf.int32)):
-        about = {"pipeline_type": pipeline_type, "saveable": False, "size": 2, "steps_per_epoch": 1}
-        loader = types.SimpleNamespace(**about, dataset=lambda: tf.data.Dataset.from_tensors(batch))
-        _, targets = next(opened(lambda device_index=0, loader=loader: loader))
-        assert targets["classes"].dtype == expected
-        assert targets["classes"].numpy().tolist() == [3, -1]
-        assert targets["boxes"].dtype == tf.float32
+@pytest.mark.parametrize("device_id, expected", [(0, tf.int64), (None, tf.int32)])
+def test_only_a_gpu_loader_s_batches_lose_their_int32(app, config, monkeypatch, device_id, expected):
+    """Synthetic data are there once, and not copied at each step."""
+    monkeypatch.setattr(loader, "tensorflow_device", lambda _: "/cpu:0")
+    options = {"source": None, "config": config, "batch_size": 2, "training": True, "num_classes": 3}
+    batches = app.package.loaders.SyntheticLoader(device_id=device_id, **options).iterator()
+    (images, targets), (again, _) = next(batches), next(batches)
+    assert targets["classes"].dtype == expected
+    assert targets["boxes"].dtype == tf.float32
+    assert (images is again) == (device_id == 0)
+
+
+# --- the graph for a GPU, which can be defined without one ---
+
+
+@pytest.fixture
+def operators(app, config, drawn):
+    """operators(**options) -> (name, device, arguments, devices of the inputs) of each operator."""
+
+    def define(**options):
+        source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
+        of_all = {"source": source, "config": config, "batch_size": 2, "training": True, "device_id": 0}
+        pipeline = app.package.loaders.LOADERS["dali"](**of_all, **options)
+        names = list(pipeline.element_spec)
+        encoding = {"encode_boxes": True} if app.name == "efficientdet" else {}
+        waiting, found = list(pipeline._define(names, **encoding)._graph_out), {}
+        assert {node.device for node in waiting} == {"gpu"}
+        while waiting:
+            made = waiting.pop().source
+            if made.id not in found:
+                inputs, operator = made._inputs or [], made._op
+                arguments = operator._init_args | operator._call_args
+                found[made.id] = (
+                    type(operator).__name__,
+                    operator._device,
+                    arguments,
+                    [node.device for node in inputs],
+                )
+                waiting += inputs
+        return list(found.values())
+
+    return define
+
+
+def test_on_a_gpu_images_are_decoded_whole_with_the_sizes_of_the_data(operators):
+    decoders = [x for x in operators(hw_decoder_load=0.3) if x[0] in ("Image", "ImageSlice")]
+    assert [(name, device) for name, device, *_ in decoders] == [("Image", "mixed")] * len(decoders) != []
+    for _, _, arguments, _ in decoders:
+        assert arguments["hw_decoder_load"] == 0.3
+        assert arguments["jpeg_fancy_upsampling"] and not arguments["adjust_orientation"]
+        size = arguments["preallocate_height_hint"], arguments["preallocate_width_hint"]
+        assert size == (137, 151)
+    assert {x[0] for x in operators(roi_decoding=True) if "Image" in x[0]} >= {"ImageSlice"}
+
+
+def test_no_argument_of_a_gpu_operator_is_a_constant_on_the_gpu(operators):
+    """Each would be copied and waited for in every batch; its first input is the data."""
+    for name, device, _, inputs in operators():
+        if device == "gpu" and name == "Slice":
+            assert "gpu" not in inputs[1:], name
+
+
+def test_a_dataset_builds_no_pipeline_of_its_own(app, config, drawn, monkeypatch):
+    """DALIDataset builds the one that it runs."""
+    monkeypatch.setattr(dali.Pipeline, "build", lambda self: pytest.fail("built"))
+    source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
+    loader = app.make_loader("dali_cpu", source=source, config=config, batch_size=2, training=True)
+    images, _ = next(loader.iterator())
+    assert images.shape == (2, *INPUT, 3)

@@ -101,7 +101,7 @@ def encode(images, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
 
 def encode_boxes_tf(boxes, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
     """`encode_boxes` for one image, as the loader without DALI does it."""
-    boxes, labels = tf_readers.keep_largest_tf(*tf_readers.drop_small_boxes_tf(boxes, labels), max_instances)
+    boxes, labels, _ = tf_readers.select_boxes(boxes, labels, (0.0, 0.0), max_instances)
     boxes, classes = tf_readers.pad_boxes_tf(boxes, labels, max_instances)
     batch = box_encoder.encode_batch_tf(boxes[tf.newaxis], classes[tf.newaxis], anchors)
     return tf.nest.map_structure(lambda tensor: tensor[0], batch)

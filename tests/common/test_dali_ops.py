@@ -90,18 +90,17 @@ def run_tf(function, images, labels):
     return [[np.asarray(output) for output in function(*pair)] for pair in pairs]
 
 
-FILTERS = pytest.mark.parametrize(
-    ("run", "drop", "keep"),
-    [
-        (run_graph, dali_ops.drop_small_boxes, dali_ops.keep_largest),
-        (run_tf, tf_readers.drop_small_boxes_tf, tf_readers.keep_largest_tf),
-    ],
+ALL = 10_000  # more boxes than any image here has
+
+SELECT = pytest.mark.parametrize(
+    ("run", "select"),
+    [(run_graph, dali_ops.select_boxes), (run_tf, tf_readers.select_boxes)],
     ids=["dali", "tensorflow"],
 )
 
 
-@FILTERS
-def test_drop_small_boxes_drops_what_is_not_a_box(run, drop, keep):
+@SELECT
+def test_what_is_not_a_box_is_dropped(run, select):
     sound = [0.2, 0.2, 0.8, 0.8]
     bad = [np.where(place, value, sound) for value in (NAN, INF, -INF) for place in np.eye(4, dtype=bool)]
     bad += [[0.2, 0.2, 0.2, 0.8], [0.2, 0.2, 0.8, 0.2], [0, 0, 0, 0]]  # no width, no height, neither
@@ -111,31 +110,42 @@ def test_drop_small_boxes_drops_what_is_not_a_box(run, drop, keep):
     good = [[-0.0, 0.0, 1.0, 1.0], [0.5, 0.5, np.nextafter(np.float32(0.5), 1), 0.6], [-2, -2, 3, 3]]
     images = [np.float32(bad[:7] + good[:1] + bad[7:] + good[1:]), np.float32(bad), NO_BOXES]
     labels = [np.arange(len(boxes), dtype=np.int32) for boxes in images]
-    for (boxes, kept), expected in zip(run(drop, images, labels), (good, [], []), strict=True):
+    results = run(lambda b, n: select(b, n, (0.0, 0.0), ALL), images, labels)
+    for (boxes, kept, _), expected in zip(results, (good, [], []), strict=True):
         expected = np.float32(expected).reshape(-1, 4)
         np.testing.assert_array_equal(boxes.view(np.int32), expected.view(np.int32))  # -0.0 stays -0.0
         assert kept.tolist() == [7, len(bad) + 1, len(bad) + 2][: len(expected)]
         assert (boxes.dtype, kept.dtype) == (np.float32, np.int32)
 
 
-@FILTERS
-def test_drop_small_boxes_measures_height_and_width_apart(run, drop, keep):
+@SELECT
+def test_height_and_width_are_measured_apart(run, select):
     boxes = np.float32([[0, 0, 0.25, 0.5], [0, 0, 0.125, 0.5], [0, 0, 0.25, 0.25], [0.5, 0.5, 0.75, 1]])
     min_size = (0.5, 0.25)  # height, width
-    ((kept, labels),) = run(lambda b, n: drop(b, n, min_size), [boxes], [np.int32([1, 2, 3, 4])])
+    ((kept, labels, lost),) = run(lambda b, n: select(b, n, min_size, ALL), [boxes], [np.int32([1, 2, 3, 4])])
     np.testing.assert_array_equal(labels, [1, 4])  # what is just large enough stays
     np.testing.assert_array_equal(kept, boxes[[0, 3]])
+    assert lost.tolist() == [2, 0] and lost.dtype == np.int32
 
 
-@FILTERS
+@SELECT
 @pytest.mark.parametrize("count", [1, 100])
-def test_keep_largest_is_stable(run, drop, keep, count):
+def test_the_largest_are_kept_in_their_order_and_of_equal_ones_the_first(run, select, count):
     rng = np.random.default_rng(3)
     images = [random_boxes(rng, n) for n in (500, 101, 100, 99, 1)]
     images += [NO_BOXES, np.repeat(random_boxes(rng, 1), 150, axis=0), grid_boxes(rng, 300)]
+    images[0][::2, 2] = images[0][::2, 0]  # without area: they do not count
     labels = random_labels(rng, images)
-    results = run(lambda b, n: keep(b, n, count), images, labels)
-    for boxes, boxes_labels, (kept, kept_labels) in zip(images, labels, results, strict=True):
-        expected = largest(boxes, count)
+    results = run(lambda b, n: select(b, n, (0.0, 0.0), count), images, labels)
+    for boxes, boxes_labels, (kept, kept_labels, lost) in zip(images, labels, results, strict=True):
+        has_area = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))
+        expected = has_area[largest(boxes[has_area], count)]
         np.testing.assert_array_equal(kept, boxes[expected])
         np.testing.assert_array_equal(kept_labels, boxes_labels[expected])
+        assert lost.tolist() == [0, len(has_area) - len(expected)]
+
+
+def test_without_a_limit_dali_keeps_all():
+    boxes = random_boxes(np.random.default_rng(3), 300)
+    ((kept, *_),) = run_graph(dali_ops.select_boxes, [boxes], [np.ones(300, np.int32)])
+    np.testing.assert_array_equal(kept, boxes)

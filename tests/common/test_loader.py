@@ -33,10 +33,28 @@ def test_types_that_cannot_be(monkeypatch):
     loaders.refuse_synthetic("auto")
 
 
-def test_placement_of_a_gpu_loader(monkeypatch):
-    monkeypatch.setattr(loaders.tf, "device", lambda name: name)
-    assert loaders.placement(types.SimpleNamespace(pipeline_type="dali_gpu"), 1) == "/gpu:1"
-    assert loaders.placement(types.SimpleNamespace(pipeline_type="tensorflow"), 1) == "/cpu:0"
+def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):
+    """Under Horovod each rank sees one GPU, which TensorFlow calls its first and DALI by CUDA's number."""
+    for visible, device_id, expected in (([0, 1], 1, "/gpu:1"), ([3], 3, "/gpu:0"), ([], None, "/cpu:0")):
+        gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in visible]
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind, gpus=gpus: gpus)
+        assert loaders.tensorflow_device(device_id) == expected
+
+
+@pytest.mark.parametrize("cores, loaders_here, expected", [(8, 2, 4), (2, 4, 1), (64, 2, 16), (6, 2, 6)])
+def test_a_loader_takes_its_share_of_the_cores(monkeypatch, cores, loaders_here, expected):
+    monkeypatch.setattr(loaders.os, "sched_getaffinity", lambda _: range(cores))
+    monkeypatch.setattr(loaders.os, "cpu_count", lambda: 64 if cores == 6 else cores)  # 6: its own already
+    assert loaders.default_threads(loaders_here) == expected
+
+
+def test_gpus_that_tensorflow_cannot_use_are_named_once(monkeypatch, capsys):
+    monkeypatch.setattr(loaders.backend, "GetCUDADeviceCount", lambda: 2)
+    loaders._warn_of_unused_gpus.cache_clear()
+    assert [loaders.resolve_type("auto") for _ in range(2)] == ["dali_cpu"] * 2
+    loaders._warn_of_unused_gpus.cache_clear()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "DALI sees 2 GPUs and TensorFlow none" in line and "tensorflow[and-cuda]" in line
 
 
 def test_synthetic_boxes_are_boxes():

@@ -206,7 +206,7 @@ def test_tensorflow_decodes_bit_for_bit_as_dali_does(name):
 
     def decoded():
         file, window = (Constant(x, device="cpu") for x in (np.frombuffer(STORED[name], np.uint8), whole))
-        return [dali_ops.decode_crop(file, window, "cpu")]
+        return [dali_ops.Decoder().crop(file, window)]
 
     expected = np.array(build(decoded).run()[0][0])
     for top, left, height, width in [whole, (5, 7, 20, 30), (HEIGHT - 1, WIDTH - 1, 1, 1)]:

@@ -38,6 +38,8 @@ CASES = {  # name: (the optimizer, whether batch normalisation is frozen)
     "overflow": (lambda: scaled(sgd(0.1, momentum=0.9), initial_scale=3e38), True),
     "statistics": (lambda: sgd(0.02, momentum=0.9), False),  # with a step that is skipped
 }
+AS_ON_GPU = "accumulated_on_gpu", "statistics_on_gpu"  # the same with updates that are compiled
+CASES |= {name: CASES[name.removesuffix("_on_gpu")] for name in AS_ON_GPU}
 
 
 def copies(variables):
@@ -58,7 +60,7 @@ def make_batches(ranks, step, case):
     random = np.random.RandomState(100 + step)
     images = random.randn(GLOBAL_BATCH, 8, 8, 3).astype(np.float32)
     images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # unlike on purpose
-    if case == "statistics" and step == BAD_STEP:
+    if case.startswith("statistics") and step == BAD_STEP:
         images[-1, 0, 0, 0] = np.inf
     truth = random.randn(GLOBAL_BATCH, 3).astype(np.float32)
     share = random.randint(1, 5, GLOBAL_BATCH).astype(np.float32)
@@ -101,7 +103,9 @@ def run_case(ranks, case):
         optimizer.apply(gradients, model.trainable_variables)
         averaged.update(moved=tf.convert_to_tensor(optimizer.iterations) > before)
 
-    step = step_guard.guarded_step(ranks, gradients_of, update, model, every_gradient=case != "overflow")
+    options = {"updated": [*weights, *slots, *averaged.variables], "every_gradient": case != "overflow"}
+    with mock.patch.object(step_guard, "is_cpu_only", lambda: case not in AS_ON_GPU):
+        step = step_guard.guarded_step(ranks, gradients_of, update, model, **options)
     seen = {"losses": [], "finite": []}
     for number in range(1 if case == "overflow" else STEPS):
         if number == BAD_STEP:

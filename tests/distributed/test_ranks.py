@@ -14,7 +14,7 @@ from common.errors import UserError
 from tests.distributed import launching, steps_on_ranks
 
 TIMEOUT = 200  # seconds, for one strategy on a busy machine
-FROZEN = ("adam", "accumulated")  # batch normalisation is: one batch or two alike
+FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # batch normalisation is: one batch or two alike
 TF_DISTRIBUTE = ("mirrored", "multi_worker")
 STRATEGIES = (*TF_DISTRIBUTE, "horovod")
 
@@ -61,7 +61,7 @@ def test_ten_steps_on_two_replicas_give_the_weights_of_one_process_on_both_batch
 
 def test_two_steps_are_an_update_where_gradients_are_accumulated(results):
     (alone,) = results("none")
-    assert [alone[case]["updates"] for case in FROZEN] == [10, 5]
+    assert [alone[case]["updates"] for case in FROZEN] == [10, 5, 5]
     assert alone["accumulated"]["loss_scale"] == [2**15]
 
 
@@ -77,17 +77,18 @@ def test_an_overflow_halves_the_loss_scale_on_all_replicas_and_moves_nothing(res
             assert all(np.array_equal(copy, theirs[0]) for copy in mine)
 
 
+@pytest.mark.parametrize("case", ["statistics", "statistics_on_gpu"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_step_that_is_not_finite_on_one_replica_changes_nothing_on_any(results, strategy):
+def test_a_step_that_is_not_finite_on_one_replica_changes_nothing_on_any(results, strategy, case):
     ranks = results(strategy)
     for rank in ranks:
-        seen = rank["statistics"]
+        seen = rank[case]
         assert seen["finite"] == [True] * 5 + [False] + [True] * 4
         assert seen["updates"] == 9
         assert seen["before"] == seen["after"]
         for values in seen["before"].values():
             assert values and all(np.isfinite(value).all() for value in values)
-    for values in replicas(ranks, "statistics", "weights"):
+    for values in replicas(ranks, case, "weights"):
         assert np.array_equal(values[0], values[1])
         assert np.isfinite(values).all()
 

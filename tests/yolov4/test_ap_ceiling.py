@@ -94,10 +94,9 @@ def test_what_is_kept_is_what_the_encoder_keeps(max_instances):
     assert not (shown.too_small & shown.over_limit).any()
     for i in range(12):
         mine = np.flatnonzero(shown.image == i)
-        boxes, numbers = tf_readers.drop_small_boxes_tf(
-            shown.boxes[mine], mine.astype(np.int32), (1.5 / 128, 1.5 / 64)
+        _, numbers, _ = tf_readers.select_boxes(
+            shown.boxes[mine], mine.astype(np.int32), (1.5 / 128, 1.5 / 64), max_instances
         )
-        _, numbers = tf_readers.keep_largest_tf(boxes, numbers, max_instances)
         np.testing.assert_array_equal(shown.kept[np.isin(shown.kept, mine)], numbers)
 
 

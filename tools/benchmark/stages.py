@@ -17,7 +17,7 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali.data_node import DataNode
 
-from common.loader import BaseLoader, placement
+from common.loader import BaseLoader
 from tools.benchmark.protocol import WARM_UP
 from tools.benchmark.summary import Record, spread
 
@@ -36,8 +36,7 @@ class Cost(NamedTuple):
 
 def load(loader: BaseLoader) -> Advance:
     """A function that takes a batch from the loader's dataset."""
-    with placement(loader):
-        batches = iter(loader.dataset())
+    batches = loader.iterator()
 
     def advance() -> object:
         batch = next(batches)

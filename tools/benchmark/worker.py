@@ -15,7 +15,7 @@ from common import args, hparams
 from common.datacheck.datasets import open_datasets
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
-from common.loader import BaseLoader, placement
+from common.loader import BaseLoader
 from common.training import step_guard
 from common.training.input_feed import open_splits
 from common.training.optimizers import AveragedWeights
@@ -106,8 +106,7 @@ def _make_step(
     )
     guard = step_guard.StepGuard(ranks, limit=0, save_batch=lambda *_: None)
     stop_requested = tf.constant(0.0)
-    with placement(loader):
-        batches = enumerate(loader.dataset(), start=1)
+    batches = enumerate(loader.iterator(), start=1)
 
     def advance() -> None:
         number, (images, targets) = next(batches)

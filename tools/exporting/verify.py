@@ -1,5 +1,6 @@
 """Does the exported file find what the weights find? The same images through both, and AP beside AP."""
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -7,7 +8,7 @@ import tensorflow as tf
 
 from common.evaluation.evaluate import Detect
 from common.evaluation.exported import Run, make_detect
-from common.loader import BaseLoader, placement
+from common.loader import BaseLoader
 from tools.exporting.export_graph import Exportable, detect_raw
 
 FLOAT_LIMIT = 1e-4  # for boxes as shares of the image, and for scores
@@ -76,8 +77,7 @@ def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loa
 
 def batches(loader: BaseLoader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
     """One epoch of the loader."""
-    with placement(loader):
-        yield from loader.dataset().take(loader.steps_per_epoch)
+    return itertools.islice(loader.iterator(), loader.steps_per_epoch)  # tf.data's take has no GPU kernel
 
 
 def _by_image(found: tuple[tf.Tensor, ...]) -> Iterator[Detections]:

@@ -146,12 +146,8 @@ class Preprocessor:
         spec = images, tf.TensorSpec((self.batch_size,), tf.int32)
         if self.source.reader is None:
             return tf.data.Dataset.from_generator(self._arrays, output_signature=spec)
-        pipeline = self._build(checkpointing=self.device == "cpu")
-        if self.device == "cpu":
-            return loader.from_pipeline(pipeline, spec, device_id=None)
-        with tf.device(f"/gpu:{self.device_id}"):
-            dataset = loader.from_pipeline(pipeline, spec, device_id=self.device_id)
-        return _Placed(dataset, f"/gpu:{self.device_id}")
+        pipeline = self._define(checkpointing=self.device == "cpu")
+        return loader.from_pipeline(pipeline, spec, device_id=self.device_id)
 
     def _arrays(self) -> Iterator[tuple[np.ndarray, ...]]:
         pipeline = self._build(checkpointing=False)
@@ -160,7 +156,12 @@ class Preprocessor:
 
     # --- inside ---
 
-    def _build(self, *, checkpointing: bool = True, checkpoint: str | None = None) -> dali.Pipeline:
+    def _build(self, **options: Any) -> dali.Pipeline:
+        pipeline = self._define(**options)
+        pipeline.build()
+        return pipeline
+
+    def _define(self, *, checkpointing: bool = True, checkpoint: str | None = None) -> dali.Pipeline:
         pipeline = dali.Pipeline(
             batch_size=self.batch_size,
             num_threads=self.num_threads,
@@ -175,7 +176,6 @@ class Preprocessor:
             encoded, labels = self._part.in_graph()
             images = self._apply(GRAPH, encoded)
             pipeline.set_outputs(images, labels.gpu() if self.device == "gpu" else labels)
-        pipeline.build()
         return pipeline
 
     def _apply(self, api: Api, encoded: Data) -> Data:
@@ -195,25 +195,6 @@ class Preprocessor:
             except _FAILURES as found:
                 return UserError(f"image {suspect} ({self.source.images[suspect].name!r}): {_reason(found)}")
         return UserError(f"one of the images from {position} on, or what was drawn for it: {_reason(error)}")
-
-
-class _Placed(tf.data.Dataset):
-    """A dataset on a GPU whose iterators are made on that GPU, whatever device the caller is on."""
-
-    def __init__(self, dataset: tf.data.Dataset, device: str) -> None:
-        self._dataset, self._device = dataset, device
-        super().__init__(dataset._variant_tensor)
-
-    def _inputs(self) -> list[tf.data.Dataset]:
-        return [self._dataset]
-
-    @property
-    def element_spec(self) -> Any:
-        return self._dataset.element_spec
-
-    def __iter__(self) -> Iterator[Any]:
-        with tf.device(self._device):
-            return super().__iter__()
 
 
 def _reason(error: Exception) -> str:

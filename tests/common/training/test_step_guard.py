@@ -38,8 +38,14 @@ class Training:
             self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer, initial_scale=loss_scale)
         self.optimizer.build(self.model.trainable_variables)
         self.averaged = AveragedWeights(self.model, 0.9)
+        trained = [*self.model.trainable_variables, *self.optimizer.variables]
         self.step = step_guard.guarded_step(
-            self.ranks, self.gradients_of, self.update, self.model, every_gradient=every_gradient
+            self.ranks,
+            self.gradients_of,
+            self.update,
+            self.model,
+            updated=[*(v.value for v in trained), *self.averaged.variables],
+            every_gradient=every_gradient,
         )
 
     def gradients_of(self, images, targets):
@@ -81,6 +87,12 @@ def alone():
     return training, step_guard.StepGuard(training.ranks, limit=2, save_batch=lambda *_: None)
 
 
+@pytest.fixture(params=[True, False], ids=["with a branch", "without, as on a GPU"])
+def branch(request, monkeypatch):
+    monkeypatch.setattr(step_guard, "is_cpu_only", lambda: request.param)
+
+
+@pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize(
     ("bad", "accumulate_steps"),
     [
@@ -107,6 +119,7 @@ def test_a_step_that_is_not_finite_changes_nothing(bad, accumulate_steps):
     assert sum(changed) > len(changed) // 2
 
 
+@pytest.mark.usefixtures("branch")
 def test_a_finite_step_is_the_plain_one():
     training, plain = Training(), Training()
     for _ in range(4):
@@ -119,6 +132,7 @@ def test_a_finite_step_is_the_plain_one():
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("branch")
 def test_float16_leaves_overflowing_gradients_to_the_loss_scale():
     training = Training(loss_scale=4.0, every_gradient=False)
     assert training.step(*batch(gradient=np.inf), GO_ON).finite
@@ -146,6 +160,7 @@ def test_weights_that_are_not_finite_are_named(alone):
         guard.check_weights(training.model, training.optimizer, 7)
 
 
+@pytest.mark.usefixtures("branch")
 def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
     training, saved = Training(), []
 
