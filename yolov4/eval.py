@@ -3,7 +3,7 @@ r"""Evaluates a trained YOLOv4 with pycocotools: the 12 COCO numbers and a table
     python yolov4/eval.py --weights=runs/demo-yolov4 \
         --eval_images=runs/demo-data/eval/images --eval_annotations=runs/demo-data/eval/instances.json
 
---weights takes what export.py writes, too: a saved_model directory, an .onnx or a .tflite file. Writes
+--weights takes what export.py writes, too: a saved_model directory, an .onnx, .tflite or .plan file. Writes
 metrics.json, detections.json (COCO results: original pixels, original category ids) and pr_curves.png.
 """
 

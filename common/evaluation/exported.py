@@ -1,37 +1,43 @@
-"""Runs exported files: saved_model by TensorFlow, .onnx by ONNX Runtime, .tflite by LiteRT.
+"""Runs exported files: saved_model by TensorFlow, .onnx by ONNX Runtime, .tflite by LiteRT, .plan by
+TensorRT. Engines have never run: that code is written against TensorRT 10.16 and tested with stand-ins.
 
 run = open_runner(pathlib.Path("detector.onnx"))
 found = run(images, image_sizes)  # boxes, scores, classes, count: tools/exporting/export_graph.py, detect
 """
 
+import functools
 import os
 import pathlib
 from collections.abc import Callable
+from ctypes import CDLL, byref, c_char_p, c_size_t, c_void_p
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError
+from common.progress import log
 
 Found = dict[str, np.ndarray]
 Run = Callable[[np.ndarray, np.ndarray], Found]  # images uint8 (B, H, W, 3), image_sizes int32 (B, 2)
 
 RESIZED = "resized"  # the signature of a saved_model for images at their places in the network input
+TENSORRT = "'tensorrt-cu12==10.16.*'"  # for CUDA 12, as TensorFlow's wheels are; quoted for the shell
+_log_once = functools.cache(log)
 
 
 def open_runner(path: pathlib.Path) -> Run:
     """A function that runs the exported detector.
 
     Raises:
-        UserError: the file is damaged, or the package that runs it is missing.
+        UserError: the file is damaged, does not fit this GPU, or the package that runs it is missing.
     """
+    openers = {".onnx": _open_onnx, ".tflite": _open_litert, ".plan": _open_engine}
     try:
-        if path.is_dir():
-            return _open_saved_model(path)
-        return _open_onnx(path) if path.suffix == ".onnx" else _open_litert(path)
+        return (_open_saved_model if path.is_dir() else openers[path.suffix])(path)
     except ImportError as error:
         package = (error.name or "").partition(".")[0].replace("_", "-")
+        package = TENSORRT if package.startswith("tensorrt") else package
         missing = f"the package {package}: pip install {package}" if package else f"a package: {error}"
         raise UserError(f"running {path} needs {missing}") from error
     except Exception as error:  # the packages raise many classes for damaged files
@@ -75,7 +81,15 @@ def _open_saved_model(path: pathlib.Path) -> Run:
 def _open_onnx(path: pathlib.Path) -> Run:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=onnxruntime.get_available_providers())
+    onnxruntime.preload_dlls()  # CUDA's libraries from TensorFlow's wheels
+    cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+    # TF32 rounds to 10 bits, and a float32 file would differ from its weights by more than export.py allows.
+    on_gpu = [(cuda, {"use_tf32": "0"})] if cuda in onnxruntime.get_available_providers() else []
+    session = onnxruntime.InferenceSession(path, providers=[*on_gpu, cpu])
+    if cuda not in session.get_providers() and tf.config.list_physical_devices("GPU"):
+        # From 1.27 on, the metadata of onnxruntime-gpu ask for CUDA 13; TensorFlow's wheels bring CUDA 12.
+        instead = "pip uninstall onnxruntime; pip install 'onnxruntime-gpu==1.26.*'"
+        _log_once(f"ONNX Runtime runs on the CPU here. To use the GPU: {instead}")
     names = [output.name for output in session.get_outputs()]
 
     def run(images: np.ndarray, image_sizes: np.ndarray) -> Found:
@@ -99,3 +113,78 @@ def _open_litert(path: pathlib.Path) -> Run:
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
     return run
+
+
+def _open_engine(path: pathlib.Path) -> Run:
+    """Never run. The order of calls is that of NVIDIA's samples:
+    https://github.com/NVIDIA/TensorRT/blob/release/10.16/samples/python/common_runtime.py
+    """
+    import tensorrt as trt
+
+    gpu = _Gpu()
+    logger = trt.Logger(trt.Logger.ERROR)
+    trt.init_libnvinfer_plugins(logger, "")  # EfficientNMS_TRT is one
+    engine = trt.Runtime(logger).deserialize_cuda_engine(path.read_bytes())
+    context = engine and engine.create_execution_context()
+    if context is None:  # TensorRT has written its reason to stderr
+        raise ValueError(f"TensorRT {trt.__version__} takes engines of this version and kind of GPU only")
+    inputs = ("images", "image_sizes")
+    for name in inputs:
+        context.set_input_shape(name, engine.get_tensor_profile_shape(name, 0)[2])  # the largest
+    # Memory for the largest batch serves smaller ones, too. No shape depends on what is detected.
+    on_host: Found = {}
+    on_gpu: dict[str, int] = {}
+    for number in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(number)
+        shape, dtype = context.get_tensor_shape(name), trt.nptype(engine.get_tensor_dtype(name))
+        on_host[name] = np.empty(tuple(shape), dtype)
+        on_gpu[name] = gpu.allocate(on_host[name].nbytes)
+        context.set_tensor_address(name, on_gpu[name])
+
+    def run(images: np.ndarray, image_sizes: np.ndarray) -> Found:
+        if len(images) > len(on_host["images"]):
+            halves = zip(np.array_split(images, 2), np.array_split(image_sizes, 2), strict=True)
+            parts = [run(*half) for half in halves]
+            return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        batch = {name: whole[: len(images)] for name, whole in on_host.items()}
+        for name, given in zip(inputs, (images, image_sizes), strict=True):
+            if not context.set_input_shape(name, given.shape):
+                raise UserError(f"{path} does not take {name} of shape {given.shape}: export it again")
+            batch[name][:] = given
+            gpu.copy(on_gpu[name], batch[name].ctypes.data, batch[name].nbytes)
+        if not context.execute_async_v3(gpu.stream.value):
+            raise RuntimeError(f"TensorRT could not run {path}")
+        found = {name: value for name, value in batch.items() if name not in inputs}
+        for name, value in found.items():
+            gpu.copy(value.ctypes.data, on_gpu[name], value.nbytes)
+        gpu.call("cudaStreamSynchronize", gpu.stream)
+        return {name: value.copy() for name, value in found.items()}
+
+    return run
+
+
+class _Gpu:
+    """Memory and a stream of the GPU by CUDA's runtime.
+
+    TensorFlow's and TensorRT's wheels bring it and load it; ctypes needs no other package.
+    """
+
+    def __init__(self) -> None:
+        self.library = CDLL("libcudart.so.12")
+        self.library.cudaGetErrorString.restype = c_char_p
+        self.stream = c_void_p()
+        self.call("cudaStreamCreate", byref(self.stream))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self.library, name)(*arguments)
+        if code:
+            raise RuntimeError(f"{name}: {self.library.cudaGetErrorString(code).decode()}")
+
+    def allocate(self, size: int) -> int:
+        address = c_void_p()
+        self.call("cudaMalloc", byref(address), c_size_t(size))
+        return int(address.value or 0)
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        """Between host and GPU, in the order of the stream; CUDA finds the direction (cudaMemcpyDefault)."""
+        self.call("cudaMemcpyAsync", c_void_p(to), c_void_p(source), c_size_t(size), 4, self.stream)

@@ -10,6 +10,7 @@ saved_model directory    assets.extra/passport.json
 *.onnx                   metadata_props["passport"]
 *.tflite                 passport.json in the zip archive at the file's end, TensorFlow Lite's own place
                          for such files (https://www.tensorflow.org/lite/models/convert/metadata)
+*.plan                   those of the *.onnx file beside it, from which it was built
 
 Weights and checkpoints with a wrong checksum are refused. Exported files have no checksum.
 """
@@ -108,7 +109,8 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
 
     Args:
         path: a weights file, a run directory (its best weights, else the last, else the newest checkpoint), a
-            checkpoint or a directory of them, or an exported model: a saved_model directory, .onnx, .tflite.
+            checkpoint or a directory of them, or an exported model: a saved_model directory, .onnx,
+            .tflite, .plan.
 
     Raises:
         UserError: there is nothing there, it is damaged, or it has no metadata of this project.
@@ -133,10 +135,14 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
 
 def is_exported(path: pathlib.Path) -> bool:
     """Whether a path names a file of an exported format, or a saved_model directory."""
-    return path.suffix in (".onnx", ".tflite") or (path / "saved_model.pb").is_file()
+    return path.suffix in (".onnx", ".tflite", ".plan") or (path / "saved_model.pb").is_file()
 
 
 def _read_exported(path: pathlib.Path) -> dict[str, Any]:
+    if path.suffix == ".plan":
+        path = path.with_suffix(".onnx")
+        if not path.exists():
+            raise UserError(f"{path} is missing: it holds the classes of the .plan file beside it")
     try:
         if path.is_dir():
             text = (path / SAVED_MODEL_FOLDER / FILE).read_bytes()

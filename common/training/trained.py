@@ -120,8 +120,8 @@ class App:
     ) -> "Opened":
         """Opens a detector for the evaluation loader; arguments and errors are those of `load`.
 
-        `path` may also be an exported saved_model directory, .onnx or .tflite file, whose size, config and
-        suppression cannot change any more: `defaults` do not concern it.
+        `path` may also be an exported saved_model directory, .onnx, .tflite or .plan file, whose size, config
+        and suppression cannot change any more: `defaults` do not concern it.
 
         Returns:
             The function that detects, its config, the trained classes, and the file that was read.
@@ -139,7 +139,7 @@ class App:
             if value:
                 raise UserError(f"--{flag}={value} cannot change {file}: export the weights again with it")
         nms = metadata.get("export", {}).get("nms")
-        if nms != "standard":
+        if nms != "standard" and (nms, file.suffix) != ("efficientnms_trt", ".plan"):
             raise UserError(f"{file} was exported with --nms={nms}: export it with --nms=standard")
         detect = exported.make_detect(exported.open_runner(file), self.to_pixels)
         return detect, config, LabelMap.from_json(metadata["label_map"]), file

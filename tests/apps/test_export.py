@@ -17,10 +17,12 @@ import tensorflow as tf
 from common import hparams
 from common.datacheck.datasets import open_coco
 from common.errors import UserError
+from common.evaluation import exported
 from common.labels import LabelMap
 from common.training import model_metadata
 from common.training import weights as weight_files
 from tests.apps.conftest import coco_flags, eagerly, slow_for
+from tests.tools.exporting import tensorrt_stand_in
 from tools.exporting import export_graph, verify
 
 
@@ -171,6 +173,41 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
         command("export", f"--weights={decided}", "--format=saved_model", f"--output={tmp_path}")
     (variables,) = (directory / "variables").glob("*.data-*")
     _check_a_cut_file_is_refused(command, drawn, directory, variables)
+
+
+@slow_for("efficientdet")
+def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, capsys):
+    """On stand-ins for TensorRT and CUDA; what does not fit is one line."""
+    tensorrt_stand_in.install(monkeypatch)
+    plan, onnx = tmp_path / "detector.plan", tmp_path / "detector.onnx"
+    flags = ["--format=tensorrt", "--nms=standard", f"--verify_images={drawn}/images/0[01].jpg"]
+    command("export", f"--weights={decided}", f"--output={plan}", *flags)
+    assert "detector.plan: largest difference" in capsys.readouterr().out
+    command("eval", f"--weights={plan}", "--pipeline_type=tensorflow", *coco_flags(drawn, "eval"))
+    _check_same(json.loads((tmp_path / "detector.plan.eval" / "detections.json").read_text()), by_weights[1])
+
+    random = np.random.default_rng(5)
+    images = random.integers(256, size=(40, 64, 96, 3), dtype=np.uint8)
+    sizes = random.integers(20, 200, size=(40, 2), dtype=np.int32)
+    run, run_onnx = exported.open_runner(plan), exported.open_runner(onnx)
+    for part in (slice(3), slice(40)):  # the largest batch of the engine is 16
+        found, expected = run(images[part], sizes[part]), run_onnx(images[part], sizes[part])
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], expected[name]) for name in found)
+
+    with pytest.raises(UserError, match=r"does not take images of shape \(2, 96, 64, 3\): export it again"):
+        run(images[:2].transpose(0, 2, 1, 3), sizes[:2])
+    _check_a_cut_file_is_refused(command, drawn, plan, plan)
+    for name, value, message in [
+        ("tensorrt_stand_in.__version__", "10.16.0.72", "TensorRT 10.16.0.72 takes engines of this version"),
+        ("tensorrt_stand_in.cuda.problem", 100, "cudaStreamCreate: no CUDA-capable device is detected"),
+    ]:
+        monkeypatch.setattr(f"tests.tools.exporting.{name}", value)
+        with pytest.raises(UserError, match=f"detector.plan cannot be opened, export it again: {message}"):
+            exported.open_runner(plan)
+    onnx.unlink()
+    with pytest.raises(UserError, match=r"detector\.onnx is missing: it holds the classes"):
+        command("infer", f"--weights={plan}", f"--images={drawn}/images", f"--output_dir={tmp_path}/found")
 
 
 @slow_for("yolov4")

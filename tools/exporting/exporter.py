@@ -45,8 +45,7 @@ def export(
     Args:
         app: of predict.py.
         options: the flags.
-        make_exportable: of export_parts.py.
-        make_loader: of loaders.py.
+        make_exportable, make_loader: of export_parts.py and loaders.py.
         nms_method: the app's name of the NMS that is exported.
 
     Returns:
@@ -74,7 +73,7 @@ def export(
     metadata |= app.make_metadata(config, label_map, metadata["num_classes"])
     _write(parts, options, metadata, open_loader)
     hard = app.make_detect(model, config)
-    largest = _compare(parts, options, hard, app.to_pixels, open_loader)
+    largest = _compare(parts, options, options.verified_file, hard, app.to_pixels, open_loader)
     if evaluation:
         detectors = {"weights, hard suppression": hard}
         if config != trained_config:
@@ -89,7 +88,8 @@ def export(
             "--verify_annotations shows the same AP"
         )
     if options.format == "tensorrt":
-        tensorrt.build(options.verified_file, options.file, parts.image_size, options.quantize)
+        tensorrt.build(options.verified_file, options.file, parts.image_size)
+        _compare(parts, options, options.file, hard, app.to_pixels, open_loader)
     size = sum(file.stat().st_size for file in [options.file, *options.file.rglob("*")] if file.is_file())
     print(f"wrote {options.file} ({size / 2**20:.1f} MiB)")
     return options.file
@@ -101,6 +101,8 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
     may_replace = (output / "saved_model.pb").is_file() if is_saved_model else not output.is_dir()
     if output.exists() and not may_replace:
         raise UserError(f"--output={output} exists and is not a {options.format} that may be replaced")
+    if options.format == "tensorrt":
+        output.unlink(missing_ok=True)  # an older engine would be read with the metadata of the new ONNX file
     log(f"writing {options.verified_file}")
     about = {
         "format": options.format,
@@ -136,23 +138,27 @@ def _quantizer(options: Options, open_loader: OpenLoader) -> Callable | None:
     """A function from the network in float32, an ONNX model, to the quantised one; None for no change."""
     from tools.exporting import quantization
 
-    if options.quantize == "fp16" and options.format == "onnx":
+    if options.quantize == "fp16":
         return quantization.to_fp16
     if not options.calibration_images:
-        return None  # TensorRT itself makes FP16
+        return None
     source = open_images(options.calibration_images)
     loader = open_loader("auto", source=source, batch_size=_CALIBRATION_BATCH)
     log(f"measuring ranges on {loader.size} images")
     batches = (np.asarray(images) for images, _ in verify.batches(loader))
-    return functools.partial(quantization.to_int8, batches=batches, symmetric=options.format == "tensorrt")
+    return functools.partial(quantization.to_int8, batches=batches, tensorrt=options.format == "tensorrt")
 
 
 def _compare(
-    parts: Exportable, options: Options, detect: Detect, to_pixels: verify.ToPixels, open_loader: OpenLoader
+    parts: Exportable,
+    options: Options,
+    file: pathlib.Path,
+    detect: Detect,
+    to_pixels: verify.ToPixels,
+    open_loader: OpenLoader,
 ) -> float:
     """Prints and returns the largest difference from the weights; 0 where nothing here runs the file."""
-    file = options.verified_file
-    if options.suppression == "efficientnms_trt":
+    if options.suppression == "efficientnms_trt" and file.suffix == ".onnx":
         print(f"{file} is not compared with the weights: only TensorRT runs its plugin")
         return 0.0
     run = runtimes.open_runner(file)
@@ -166,7 +172,7 @@ def _compare(
         else:
             largest = verify.largest_difference(parts, detect, run, to_pixels, loader)
     what = "largest difference from the weights, of scores and of boxes as shares of the image"
-    print(f"{what}: {largest:.1e} ({source.size} images)")
+    print(f"{file.name}: {what}: {largest:.1e} ({source.size} images)")
     return largest
 
 

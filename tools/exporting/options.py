@@ -30,7 +30,7 @@ FORMATS = {
     "saved_model": Format("", ("none",), ("standard", "none"), calibrates=False),
     "onnx": Format(".onnx", QUANTIZE, NMS, calibrates=True),
     "litert": Format(".tflite", QUANTIZE, ("standard", "none"), calibrates=False),
-    "tensorrt": Format(".engine", QUANTIZE, ("efficientnms_trt", "standard", "none"), calibrates=True),
+    "tensorrt": Format(".plan", QUANTIZE, ("efficientnms_trt", "standard", "none"), calibrates=True),
 }
 
 

@@ -25,13 +25,15 @@ def to_fp16(network: onnx.ModelProto) -> onnx.ModelProto:
     return convert_float_to_float16(network, keep_io_types=True)
 
 
-def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, symmetric: bool) -> onnx.ModelProto:
+def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt: bool) -> onnx.ModelProto:
     """INT8 by ranges that are measured.
 
     Args:
         network: in float32; its input is NETWORK_INPUT.
         batches: of network input, float32 (B, H, W, 3).
-        symmetric: activations around 0, which TensorRT wants; it wastes range where they are mostly positive.
+        tensorrt: as TensorRT wants it. Activations around 0, which wastes range where most are positive.
+            Biases in float32: its DequantizeLinear takes no INT32 (microsoft/onnxruntime issue 17738). What
+            convolutions give to activation functions in float32.
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -58,7 +60,12 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, symmetri
             per_channel=True,
             activation_type=QuantType.QInt8,
             weight_type=QuantType.QInt8,
-            extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": True},
+            extra_options={
+                "ActivationSymmetric": tensorrt,
+                "WeightSymmetric": True,
+                "QuantizeBias": not tensorrt,
+                "OpTypesToExcludeOutputQuantization": _QUANTIZED if tensorrt else [],
+            },
         )
         return onnx.load(after)
 

@@ -1,32 +1,36 @@
-"""TensorRT: an engine for the GPU of this machine, built from the ONNX file that is written beside it.
+"""TensorRT (never run): an engine for the GPU of this machine, built from the ONNX file beside it.
 
-INT8 comes from the Q and DQ nodes of that file (explicit quantisation), so TensorRT calibrates nothing:
-https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/work-quantized-types.html
+Written against TensorRT 10.16, tested with a stand-in. The network is strongly typed: every tensor has the
+type that the ONNX file gives it. So FP16 is what quantization.py wrote as FP16, INT8 are Q and DQ nodes
+(explicit quantisation), and boxes in pixels stay in float32. TensorRT 11 knows only such networks, and its
+BuilderFlag has no FP16 and INT8 any more:
+https://docs.nvidia.com/deeplearning/tensorrt/11.4.0/api/migration/tensorrt-10x-to-11x-python-api-reference.html
+Convolutions in float32 run as TF32, TensorRT's default, which has 10 bits after the point.
 """
 
 import pathlib
 
 from common.errors import UserError
+from common.evaluation.exported import TENSORRT
 from common.files import write_bytes
 from common.progress import log
 
 
-def trtexec(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, int], quantize: str) -> str:
+def trtexec(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, int]) -> str:
     """The command that builds the same engine by TensorRT's own tool."""
     height, width = image_size
     shapes = [
         f"--{bound}Shapes=images:{batch}x{height}x{width}x3,image_sizes:{batch}x2"
         for bound, batch in zip(("min", "opt", "max"), _BATCHES, strict=True)
     ]
-    words = ["trtexec", f"--onnx={onnx_file}", f"--saveEngine={engine}", *_FLAGS[quantize], *shapes]
-    return " ".join(words)
+    words = ["trtexec", f"--onnx={onnx_file}", f"--saveEngine={engine}", "--stronglyTyped", "--skipInference"]
+    return " ".join(words + shapes)
 
 
 _BATCHES = (1, 1, 16)  # the smallest, the one to be fast at, the largest
-_FLAGS = {"none": [], "fp16": ["--fp16"], "int8": ["--int8", "--fp16"]}
 
 
-def build(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, int], quantize: str) -> None:
+def build(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, int]) -> None:
     """Builds the engine.
 
     Raises:
@@ -36,22 +40,19 @@ def build(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, 
         import tensorrt as trt
     except ImportError as error:
         raise UserError(
-            "TensorRT is not installed, so there is no engine yet: pip install tensorrt and run this command "
-            "again, or build it from the ONNX file, which is written: "
-            f"{trtexec(onnx_file, engine, image_size, quantize)}"
+            f"TensorRT is not installed, so there is no engine yet: pip install {TENSORRT} and run this "
+            "command again, or build it from the ONNX file, which is written: "
+            f"{trtexec(onnx_file, engine, image_size)}"
         ) from error
     logger = trt.Logger(trt.Logger.WARNING)
     trt.init_libnvinfer_plugins(logger, "")  # EfficientNMS_TRT is one
     builder = trt.Builder(logger)
-    network = builder.create_network(0)
+    # TensorRT 10 needs the flag, 11 ignores it.
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(onnx_file.read_bytes()):
         raise UserError(f"TensorRT {trt.__version__} does not take {onnx_file}: {parser.get_error(0).desc()}")
     config = builder.create_builder_config()
-    if quantize != "none":
-        config.set_flag(trt.BuilderFlag.FP16)
-    if quantize == "int8":
-        config.set_flag(trt.BuilderFlag.INT8)
     profile = builder.create_optimization_profile()
     profile.set_shape("images", *[(batch, *image_size, 3) for batch in _BATCHES])
     profile.set_shape("image_sizes", *[(batch, 2) for batch in _BATCHES])

@@ -1,21 +1,26 @@
 """Which flags of export.py go together, and how two sets of detections are compared.
 
-Also tests tensorrt.py.
+Also tests tensorrt.py without TensorRT, and how common/evaluation/exported.py chooses the GPU for ONNX files.
 """
 
+import pathlib
 import sys
+import types
 
 import numpy as np
+import onnxruntime
 import pytest
+import tensorflow as tf
 
 from common.errors import UserError
+from common.evaluation import exported
 from tools.exporting import tensorrt, verify
 from tools.exporting.options import Options
 
 ONNX = {"weights": "w", "format": "onnx", "output": "a.onnx"}
 SAVED_MODEL = {"format": "saved_model", "output": "a"}
 LITERT = {"format": "litert", "output": "a.tflite"}
-TENSORRT = {"format": "tensorrt", "output": "a.engine"}
+TENSORRT = {"format": "tensorrt", "output": "a.plan"}
 TRUTH = {"verify_annotations": "x", "verify_images": "y"}
 
 
@@ -52,17 +57,32 @@ def test_defaults_follow_from_the_format():
     Options(**ONNX | TRUTH).check()
 
 
-@pytest.mark.parametrize(
-    ("quantize", "flags"), [("none", ""), ("fp16", "--fp16 "), ("int8", "--int8 --fp16 ")]
-)
-def test_without_tensorrt_the_command_for_it_is_said(tmp_path, monkeypatch, quantize, flags):
+def test_without_tensorrt_the_command_for_it_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(UserError, match="TensorRT is not installed") as caught:
-        tensorrt.build(tmp_path / "a.onnx", tmp_path / "a.engine", (64, 96), quantize)
+    with pytest.raises(
+        UserError, match=r"there is no engine yet: pip install 'tensorrt-cu12==10\.16\.\*' "
+    ) as caught:
+        tensorrt.build(pathlib.Path("a.onnx"), pathlib.Path("a.plan"), (64, 96))
     shapes = "images:{0}x64x96x3,image_sizes:{0}x2"
     bounds = f"--minShapes={shapes} --optShapes={shapes} --maxShapes=".format(1) + shapes.format(16)
-    command = f"trtexec --onnx={tmp_path}/a.onnx --saveEngine={tmp_path}/a.engine {flags}{bounds}"
-    assert str(caught.value).endswith(f": {command}") and "\n" not in str(caught.value)
+    command = "trtexec --onnx=a.onnx --saveEngine=a.plan --stronglyTyped --skipInference"
+    assert str(caught.value).endswith(f": {command} {bounds}") and "\n" not in str(caught.value)
+
+
+def test_onnx_runtime_uses_the_gpu_or_says_why_not(monkeypatch, capsys):
+    def open_session(_, providers):
+        opened.append(providers)
+        return types.SimpleNamespace(get_outputs=list, get_providers=lambda: ["CPUExecutionProvider"])
+
+    opened = []
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", open_session)
+    exported.open_runner(pathlib.Path("a.onnx"))
+    known = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: known)
+    exported.open_runner(pathlib.Path("a.onnx"))
+    assert opened == [known[2:], [("CUDAExecutionProvider", {"use_tf32": "0"}), known[2]]]
+    assert capsys.readouterr().err.count("onnxruntime-gpu==1.26.*") == 1
 
 
 def _detections(*rows):

@@ -43,7 +43,7 @@ def _relative_error(network, other):
 
 
 def test_int8_is_near(network):
-    int8 = quantization.to_int8(network, iter([_images(0), _images(1)]), symmetric=False)
+    int8 = quantization.to_int8(network, iter([_images(0), _images(1)]), tensorrt=False)
     assert 1e-4 < _relative_error(network, int8).max() < 0.05  # INT8, and near
     nodes = int8.graph.node
     quantized = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
@@ -74,16 +74,17 @@ def test_convolutions_may_share_a_bias():
     model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
     images = random.standard_normal((2, 3, 4, 4)).astype(np.float32)
     exact = _run(model, images)
-    found = _run(quantization.to_int8(model, iter([images]), symmetric=False), images)
+    found = _run(quantization.to_int8(model, iter([images]), tensorrt=False), images)
     assert np.abs(exact - found).mean() < 0.1 * np.abs(exact).mean()
 
 
-def test_tensorrt_wants_no_zero_points(network):
-    graph = quantization.to_int8(network, iter([_images(0)]), symmetric=True).graph
+def test_tensorrt_wants_neither_zero_points_nor_int32(network):
+    """Nor output ranges of convolutions that an activation function follows."""
+    graph = quantization.to_int8(network, iter([_images(0)]), tensorrt=True).graph
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    points = [values[node.input[2]] for node in graph.node if node.op_type == "QuantizeLinear"]
-    assert points
-    assert all((point == 0).all() for point in points)
+    points = [values[node.input[2]] for node in graph.node if node.op_type.endswith("quantizeLinear")]
+    assert len(points) == 2  # input and weights of the first convolution
+    assert all((point == 0).all() and point.dtype == np.int8 for point in points)
 
 
 def test_fp16_keeps_the_ports(network):
