@@ -5,7 +5,7 @@ Also tests tensorrt.py without TensorRT, and how common/evaluation/exported.py c
 
 import pathlib
 import sys
-import types
+from unittest import mock
 
 import numpy as np
 import onnxruntime
@@ -70,18 +70,14 @@ def test_without_tensorrt_the_command_for_it_is_said(monkeypatch):
 
 
 def test_onnx_runtime_uses_the_gpu_or_says_why_not(monkeypatch, capsys):
-    def open_session(_, providers):
-        opened.append(providers)
-        return types.SimpleNamespace(get_outputs=list, get_providers=lambda: ["CPUExecutionProvider"])
-
-    opened = []
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
-    monkeypatch.setattr(onnxruntime, "InferenceSession", open_session)
-    exported.open_runner(pathlib.Path("a.onnx"))
     known = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: known)
-    exported.open_runner(pathlib.Path("a.onnx"))
-    assert opened == [known[2:], [("CUDAExecutionProvider", {"use_tf32": "0"}), known[2]]]
+    session = mock.Mock(**{"return_value.get_outputs.return_value": [], "return_value.get_providers": list})
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    for providers, expected in (known[2:], known[2:]), (known, [(known[1], {"use_tf32": "0"}), known[2]]):
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda given=providers: given)
+        exported.open_runner(pathlib.Path("a.onnx"))
+        assert session.call_args.kwargs["providers"] == expected
     assert capsys.readouterr().err.count("onnxruntime-gpu==1.26.*") == 1
 
 
