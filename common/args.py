@@ -131,6 +131,7 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
     accumulate_steps: int = flag(0, "Batches per weight update; 0: off.", low=0)
     init_from: str | None = flag(None, "Weights to start from. Heads for other classes are made anew.")
     freeze: str | None = flag(None, "Regular expression of layer names that do not train.")
+    freeze_batch_norm: bool = flag(False, "All batch norms keep their statistics, scales and offsets.")
     eval_every: int = flag(1, "Epochs between evaluations; 0: only at the end.", low=0)
     eval_every_steps: int = flag(0, "Steps between more evaluations within an epoch; 0: none.", low=0)
     patience: int = flag(0, "Evaluations without a better AP until the run ends; 0: never.", low=0)

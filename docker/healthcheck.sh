@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
+# Runs on CPUs; with --gpu it was never run on a GPU.
+#
 # Is this environment fit to train? Two steps of a small network on drawn images, from files to a checkpoint.
 #
 #   docker run --rm dali-detection:cpu docker/healthcheck.sh                        one process
 #   docker run --rm --gpus all dali-detection docker/healthcheck.sh --gpu           and it has to be a GPU
 #   docker run --rm dali-detection:cpu docker/healthcheck.sh --ranks=2              two, by horovodrun
 #
-# Half a minute; exits with 0 and one line, or with 1 and what training said. Run it before a job, not beside one: it
-# takes a GPU's memory. So it is no HEALTHCHECK of the image, which Docker would run again and again while training.
+# Half a minute; exits with 0 and one line, or with 1 and what training said. With --gpu it warns where JPEGs would be
+# decoded without the GPU's JPEG engines. Run it before a job, not beside one: it takes a GPU's memory. So it is no
+# HEALTHCHECK of the image, which Docker would run again and again while training.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -35,12 +38,18 @@ unhealthy() {
 
 if [ "$gpu" ]; then
   "$python" - >"$work/log" 2>&1 <<'PYTHON' || unhealthy "no GPU that TensorFlow and DALI can both use"
+import ctypes
 import sys
 import tensorflow as tf
 from nvidia.dali import backend
 print("TensorFlow:", tf.config.list_physical_devices("GPU"), "DALI:", backend.GetCUDADeviceCount())
+try:
+    ctypes.CDLL("libnvcuvid.so.1")  # nvJPEG loads it for the JPEG engines, and says nothing where it is missing
+except OSError:
+    print("warning: no libnvcuvid.so.1, so no JPEG engines: set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video")
 sys.exit(not (tf.config.list_physical_devices("GPU") and backend.GetCUDADeviceCount()))
 PYTHON
+  grep '^warning: ' "$work/log" >&2 || true
 fi
 
 "$python" tools/synthetic.py --output_dir="$work/data" --num_images=$((8 * ranks)) --seed=1 >"$work/log" 2>&1 ||

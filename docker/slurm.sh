@@ -1,8 +1,15 @@
 #!/usr/bin/env bash
-# Trains on the nodes of a Slurm job, one rank per GPU, and goes on by itself when the time limit cuts it.
+# Never run on a cluster or a GPU: its tests have stand-ins for Slurm's commands.
 #
-#   sbatch --nodes=4 docker/slurm.sh efficientdet/train.py --flagfile=efficientdet/flags/d0_coco.txt \
-#       --train_images=coco/train2017 --train_annotations=coco/annotations/instances_train2017.json --output_dir=runs/d0
+# Trains on the nodes of a Slurm job, one rank per GPU, and goes on by itself when the time limit cuts it. Two nodes with
+# eight GPUs each:
+#
+#   sbatch --nodes=2 docker/slurm.sh efficientdet/train.py --flagfile=efficientdet/flags/d0_coco_16gpu.txt \
+#       --train_images=coco/train2017 --train_annotations=coco/annotations/instances_train2017.json \
+#       --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json --output_dir=runs/d0
+#
+# A recipe is for one number of GPUs; with another --nodes or --gpus-per-node take the one that fits (docs/many_gpus.md).
+# Compute nodes often have no internet: the recipes' --init_from=imagenet then needs the file (docs/weights.md).
 #
 # Submit it from this project's root, on a disk that all nodes share, after `make horovod` on a node with GPUs. horovodrun
 # starts the ranks: on the first node itself, on the others by ssh, which the site must allow between the nodes of a job.

@@ -9,13 +9,13 @@ from common.labels import LabelMap
 from common.training import weights as weight_files
 from common.training.fine_tuning import ClassRows, Report, transfer
 from efficientdet.import_weights.automl import Contents, class_names, is_automl, read_automl
-from efficientdet.import_weights.imagenet import is_backbone, read_backbone
+from efficientdet.import_weights.imagenet import download, is_backbone, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.model import CLASS_WEIGHTS, anchors_of
 from efficientdet.predict import load_trained
 
 
-def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
+def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: str = "") -> Report:
     """Copies every weight whose name and shape agree; of the class head, the rows of classes of equal names.
 
     Args:
@@ -23,7 +23,9 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
         label_map: its classes.
         weights: a weights file of this project (.weights.h5) or a run directory; or published weights, as a
             .h5 file, a checkpoint of TensorFlow or a directory with one: google/automl's EfficientDet of the
-            same size, or an EfficientNet trained on ImageNet, for the backbone alone.
+            same size, or an EfficientNet trained on ImageNet, for the backbone alone. "imagenet": the public
+            file of such an EfficientNet, downloaded.
+        backbone: of the model, one of backbone.NAMES; for "imagenet".
 
     Returns:
         What became of every weight.
@@ -37,7 +39,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str) -> Report:
         values = {weight.path: weight.value for weight in trained.weights}
         rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), source.anchors_per_location)
         return transfer(model, values, rows, label_map, source_map.names, origin)
-    file = open_weights(weights)
+    file = open_weights(download(backbone) if weights == "imagenet" else weights)
     if is_automl(file):
         contents = read_automl(file, model)
         return assign(model, contents, label_map, class_names(contents.num_classes), origin)

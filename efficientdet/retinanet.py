@@ -12,7 +12,7 @@ constants; config.py has them, and what differs from odtk in effect is this:
 - The loss is divided by the number of positive anchors plus one; in odtk by that number, 1 for a level
   without any.
 - odtk starts from ImageNet weights and keeps all batch norms as they are. From nothing they have to train;
-  --init_from with `--freeze=backbone.*bn` keeps them.
+  --init_from with --freeze_batch_norm keeps them.
 - Weight decay is for kernels; in odtk for biases, too.
 - Training images are resized whole and linearly; odtk's DALI loader crops them first and resizes cubically.
 """

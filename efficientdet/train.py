@@ -106,8 +106,9 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
-    load = functools.partial(init_from, model, data.label_map)
-    report = set_initial_weights(a, ranks, resumed, model, load) if a.init_from or a.freeze else None
+    load = functools.partial(init_from, model, data.label_map, backbone=config.backbone)
+    is_tuned = a.init_from or a.freeze or a.freeze_batch_norm
+    report = set_initial_weights(a, ranks, resumed, model, load) if is_tuned else None
     run = Run(
         a,
         ranks,

@@ -14,6 +14,7 @@ import yaml
 
 from tests.test_launch_files import LAUNCHER, SPEC, WORKER
 from tests.test_readme import PAGES
+from tools.imports import PRODUCT
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCKER = ROOT / "docker"
@@ -96,12 +97,12 @@ def test_what_is_copied_is_there_and_no_more(path):
 
 
 def test_the_context_is_what_the_apps_need():
-    """All is out, then a few names are in: no data, no run, no key, no history."""
+    """All is out, then a few names are in: no data, no run, no key, no history. Folders are those of code."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
     files = {"Makefile", "README.md", "pyproject.toml", "LICENSE"}
-    assert allowed == files | {"common", "docker", "efficientdet", "yolov4"}
+    assert allowed == files | {"docker"} | set(PRODUCT)
     assert lines[-1] == "**/__pycache__"
 
 
@@ -112,9 +113,16 @@ def test_the_two_images_are_twins():
         assert of(gpu, name) == of(cpu, name), name
     assert of(gpu, "RUN")[0] == of(cpu, "RUN")[0]  # the same packages
     assert of(cpu, "RUN")[1] in of(gpu, "RUN")[1] and of(gpu, "RUN")[2:] == of(cpu, "RUN")[2:]
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in of(gpu, "ENV")[0]  # video: JPEG engines
     (entry,) = of(cpu, "ENTRYPOINT")
     assert yaml.safe_load(entry)[-1] == "/workspace/docker/entrypoint.sh"
     assert os.access(DOCKER / "entrypoint.sh", os.X_OK)
+
+
+def test_a_file_that_never_ran_says_so():
+    for name in ("Dockerfile", "compose.yaml", "mpijob.yaml", "slurm.sh", "healthcheck.sh"):
+        first = (DOCKER / name).read_text().removeprefix("#!/usr/bin/env bash\n").partition("\n")[0]
+        assert re.search("never run", first, re.IGNORECASE), name
 
 
 @every_dockerfile

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -46,8 +45,20 @@ def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, argumen
     assert done.stderr == f"the reason\nunhealthy: {said}\n"
 
 
-def test_training_that_leaves_nothing_is_unhealthy(tmp_path):
-    assert healthcheck(python=shutil.which("true")).stderr == "unhealthy: training left no results\n"
+@pytest.mark.parametrize("engines", [1, 0])
+def test_a_run_that_leaves_nothing_is_unhealthy_and_missing_jpeg_engines_are_a_warning(tmp_path, engines):
+    """Stand-ins for TensorFlow and DALI see a GPU; the driver's library is there or not."""
+    stand_ins = (
+        "import ctypes, sys; from unittest import mock; "
+        f"ctypes.CDLL = mock.Mock(side_effect={None if engines else 'OSError'}); sys.modules |= "
+        "dict.fromkeys(['tensorflow', 'nvidia', 'nvidia.dali'], mock.MagicMock()); exec(sys.stdin.read())"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$1" != - ] || exec {sys.executable} -c "{stand_ins}"\n')
+    python.chmod(0o755)
+    *warnings, end = healthcheck("--gpu", python=python).stderr.splitlines()
+    assert end == "unhealthy: training left no results" and len(warnings) == 1 - engines
+    assert engines or warnings[0].startswith("warning: no libnvcuvid.so.1, so no JPEG engines: set NVIDIA_")
 
 
 @pytest.mark.parametrize("argument", ["--ranks=0", "--ranks=two", "--ranks=", "--help"])

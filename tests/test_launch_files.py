@@ -33,6 +33,8 @@ def test_their_training_commands_have_flags_that_exist():
     (words,) = [shlex.split(line) for line in comments if line.startswith("#   sbatch")]
     assert program_of(words)[0] == "efficientdet/train.py"
     check_flags(words)
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", SLURM.read_text(), re.MULTILINE))
+    assert (options["nodes"], options["gpus-per-node"]) == ("2", "8")  # of ranks_of
 
 
 def test_mpijob_is_what_the_operator_reads():

@@ -61,12 +61,36 @@ def known_flags(program: str) -> flags.FlagValues:
     return fv
 
 
+def ranks_of(words: list[str]) -> int:
+    """GPUs of a command: horovodrun's processes; eight on each node of Slurm; one."""
+    count = re.search(r"(-np|--nodes=) ?(\d+)", " ".join(words))
+    return int(count[2]) * (8 if count[1] == "--nodes=" else 1) if count else 1
+
+
+def gpus_of(recipe: str) -> int:
+    """For how many GPUs a recipe is: d0_coco_16gpu.txt, d0_coco_8xv100.txt."""
+    number = re.search(r"_(\d+)(gpu|xv100)\.txt$", recipe)
+    return int(number[1]) if number else 8 if "retinanet_coco" in recipe else 1
+
+
+def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
+    """A recipe for COCO runs on its number of GPUs; it, and many ranks, train and evaluate on other data."""
+    recipes = [file for file in fv.flagfile if "_coco" in file]
+    if fv.strategy not in ("mirrored", "multi_worker"):  # one process for many GPUs
+        assert all(gpus_of(recipe) == ranks_of(words) for recipe in recipes), recipes
+    if recipes or ranks_of(words) > 1 or fv.strategy != "none":
+        names = [f"{split}_{kind}" for split in ("train", "eval") for kind in ("images", "annotations")]
+        assert len({fv[name].value for name in names} - {None}) == 4, words
+
+
 def check_flags(words: list[str]) -> None:
     """The program exists and knows all flags; so it does those of a file of flags, which exists, too."""
     program, arguments = program_of(words)
     fv = known_flags(program)
     left = fv([program, *arguments])[1:]
     assert not left or program == "tools/describe_weights.py", left  # whose arguments are files
+    if program.endswith("/train.py") and not fv.help:
+        check_recipe(words, fv)
     for file in fv.flagfile:
         lines = (ROOT / file).read_text().splitlines()
         fv([program, *(line for line in lines if line.startswith("--"))])
@@ -79,7 +103,7 @@ def check_horovodrun(words: list[str]) -> None:
     assert args.num_proc >= 2
     assert pathlib.Path(args.command[0]).name == "python"
     assert args.command[1].endswith("/train.py")
-    assert "--strategy=horovod" in args.command
+    assert "--strategy=horovod" in args.command or any(word.endswith("gpu.txt") for word in args.command)
     if args.hosts:
         assert sum(int(host.rpartition(":")[2]) for host in args.hosts.split(",")) == args.num_proc
 
@@ -121,6 +145,7 @@ def test_flags_in_the_text_exist(name, capsys):
     with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
         parse_args()
     known |= set(re.findall(r"--([\w-]+)", capsys.readouterr().out)) | {"nodes", "shm-size"}
+    known |= {"tf_xla_persistent_cache_directory"}  # TensorFlow's, in TF_XLA_FLAGS
     text = "" if name == "docker" else PAGES[name]  # that page has Docker's, too
     assert set(re.findall(r"(?<![\w-])--([a-z][\w-]+)(?==)", text)) <= known
 
@@ -184,6 +209,7 @@ def project(tmp_path_factory, drawn) -> pathlib.Path:
     for name in (*DEMOS, "common", "examples", "tools"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(drawn, directory / "my")
+    shutil.copytree(drawn, directory / "my" / "val")
     (directory / "my" / "records").mkdir()
     _write_voc_and_yolo(drawn, directory / "my")
     save_darknet(build_model("yolov4-tiny", 80), directory / DARKNET_FILE)

@@ -65,7 +65,7 @@ PART_FLAGS = {
     "horovod": ("compression",),
     "horovod tf_distribute": ("strategy",),
     "elastic": ("elastic",),
-    "fine_tuning": ("init_from", "freeze"),
+    "fine_tuning": ("init_from", "freeze", "freeze_batch_norm"),
     "dry_run": ("dry_run",),
     "submission": ("submission", "image_info"),
     "watchdog": ("step_timeout",),
@@ -113,7 +113,7 @@ OWN_FLAG = re.compile(r"^    (\w+): .* = (?:\w+\.)?flag\(", re.MULTILINE)
 RECIPES = {
     "retinanet": ["retinanet*.txt"],
     "fine_tuning": ["finetune*.txt"],
-    "horovod": ["*_8x*.txt", "retinanet_coco.txt"],
+    "horovod": ["*_8x*.txt", "*_coco_*gpu.txt", "retinanet_coco.txt"],
 }
 # Programs that no import leads to: started as processes, or by the user.
 TOOLS = (

@@ -27,7 +27,7 @@ import tensorflow as tf
 from common import errors, hparams
 from common.errors import UserError
 from common.progress import log
-from common.training.fine_tuning import freeze
+from common.training.fine_tuning import freeze, freeze_batch_norms
 
 APPS = ("efficientdet", "yolov4")
 SHOWN = 8  # lines of a kind
@@ -134,6 +134,8 @@ def main(*files: str) -> None:
     config = hparams.from_json(type(row), metadata["config"])
     keras.mixed_precision.set_global_policy(metadata["recipe"]["precision"])
     model = train.make_model(config, metadata["num_classes"])
+    if metadata["recipe"].get("freeze_batch_norm"):
+        log(freeze_batch_norms(model))
     if metadata["recipe"].get("freeze"):
         log(freeze(model, metadata["recipe"]["freeze"]))
     print(replay(skipped, model, functools.partial(train.loss_values, model, config)))

@@ -115,7 +115,8 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         f"/ {config.reference_batch}{ranks.describe()}"
     )
     load = functools.partial(init_from, model, data.label_map, config=config)
-    report = set_initial_weights(a, ranks, resumed, model, load) if a.init_from or a.freeze else None
+    is_tuned = a.init_from or a.freeze or a.freeze_batch_norm
+    report = set_initial_weights(a, ranks, resumed, model, load) if is_tuned else None
     run = Run(
         a,
         ranks,

@@ -1,4 +1,7 @@
-"""--init_from: weights of one model as the start of another, with any classes. --freeze: untrained layers."""
+"""--init_from: weights of one model as the start of another, with any classes.
+
+--freeze and --freeze_batch_norm: layers that do not train.
+"""
 
 import dataclasses
 import os
@@ -125,7 +128,7 @@ def transfer(
 def set_initial_weights(
     a: Args, ranks: Ranks, resumed: bool, model: keras.Model, init_from: Callable[[str], Report]
 ) -> Report | None:
-    """Loads --init_from on rank 0 of a new run, whose weights `Run` broadcasts, and freezes --freeze.
+    """Loads --init_from on rank 0 of a new run, whose weights `Run` broadcasts, and freezes layers.
 
     Args:
         a: the flags.
@@ -138,18 +141,38 @@ def set_initial_weights(
         What was taken from the file; None where nothing was.
 
     Raises:
-        UserError: on every rank: the file cannot be used, or the pattern matches no layer, or all.
+        UserError: on every rank: the file cannot be used; the pattern of --freeze matches no layer, or all;
+            --freeze_batch_norm without weights to start from.
     """
     report = None
     with ranks.raise_on_any_rank():
+        if a.freeze_batch_norm and not (a.init_from or resumed):
+            raise UserError("--freeze_batch_norm keeps the statistics of trained weights: name --init_from")
         if a.init_from and resumed:
             log(f"--init_from={a.init_from} is not read again: this run continues from its checkpoint")
         elif a.init_from and ranks.rank == 0:
             report = init_from(a.init_from)
             log(str(report))
+        if a.freeze_batch_norm:
+            log(freeze_batch_norms(model))
         if a.freeze:
             log(freeze(model, a.freeze))
     return report
+
+
+def freeze_batch_norms(model: keras.Model) -> str:
+    """Stops all batch norms: they normalise with the statistics that they have, and nothing of them trains.
+
+    NVIDIA/retinanet-examples trains so, from ImageNet weights and with small batches
+    (odtk/backbones/layers.py, FixedBatchNorm2d).
+
+    Returns:
+        One line that tells how many.
+    """
+    norms = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    for layer in norms:
+        layer.trainable = False
+    return f"frozen: {len(norms)} batch norms"
 
 
 def freeze(model: keras.Model, pattern: str) -> str:

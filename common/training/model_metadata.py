@@ -36,7 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Flags of train.py that decide what a run computes and that no field of the config holds.
 RECIPE_FLAGS: tuple[str, ...] = ("batch_size", "accumulate_steps", "precision", "strategy", "pipeline_type")
-RECIPE_FLAGS += ("init_from", "freeze", "seed")
+RECIPE_FLAGS += ("init_from", "freeze", "freeze_batch_norm", "seed")
 # How the names of the `fields` begin that `differences` compares. The anchors follow from the config.
 COMPARED: tuple[str, ...] = ("app", "num_classes", "train_data", "eval_data", "class ")
 COMPARED += ("config.", "preprocessing.", "versions.", "export.")

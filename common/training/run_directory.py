@@ -37,8 +37,8 @@ _DATA = ("checkpoints", "skipped", "tensorboard", "best.weights.h5", "last.weigh
 _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
 _PICTURES = ("first_batch.png", "loss_curves.png", "pr_curves.png")
 RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in this order: an interrupted removal can be repeated
-IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "seed")
-MAY_CHANGE = ("freeze", "dali_graph")
+IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "freeze_batch_norm", "seed")
+MAY_CHANGE = ("freeze", "freeze_batch_norm", "dali_graph")
 MAY_CHANGE_IF_ELASTIC = (*MAY_CHANGE, "num_replicas", "num_ranks", "steps_per_epoch")
 _SHOWN_CHARACTERS = 60
 
@@ -56,8 +56,8 @@ class Identity:
 
     Attributes:
         values: name -> value, in JSON's types; those of a mapping are compared name by name.
-        defaults: "config.name" -> the value of runs that were saved before the config had this field, so that
-            a new field with its default does not invalidate them.
+        defaults: "config.name", or the name of a flag -> the value of runs that were saved before there was
+            this field or flag, so that a new one with its default does not invalidate them.
     """
 
     values: Mapping[str, Any]
@@ -89,7 +89,7 @@ class Identity:
             **others,
         }
         defaults = {f"config.{f.name}": f.default for f in fields if f.default is not dataclasses.MISSING}
-        return cls(values, json.loads(json.dumps(defaults)))
+        return cls(values, json.loads(json.dumps(defaults | {"freeze_batch_norm": False})))
 
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Name -> (what it was in `saved`, what it is now); names inside a mapping have dots."""

@@ -9,6 +9,7 @@ import io
 import pathlib
 import re
 import shutil
+from unittest import mock
 
 import keras
 import numpy as np
@@ -19,7 +20,8 @@ from common.datacheck.datasets import open_coco
 from common.labels import LabelMap
 from common.layers import BatchNormalization
 from common.training import fine_tuning, model_metadata, weights
-from tests.apps.conftest import either_app
+from common.training.results import Results
+from tests.apps.conftest import either_app, slow_for
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LABELS = LabelMap((5, 7, 8, 9), ("toothbrush", "cow", "car", "emu"))  # of the earlier model; no "cat"
@@ -151,6 +153,31 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
     for layer in layers:
         moved = not np.array_equal(before[layer], np.asarray(layer.moving_mean))
         assert moved == (layer in free), layer.name
+    said = fine_tuning.freeze_batch_norms(model)
+    assert said == f"frozen: {len(layers)} batch norms" and len(layers) > len(frozen)
+    used = inner([pixels], training=False)
+    for trained, expected in zip(inner([pixels], training=True), used, strict=True):
+        np.testing.assert_allclose(trained, expected, rtol=1e-4, atol=1e-5)
+
+
+@slow_for("efficientdet")
+def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune, tmp_path, monkeypatch):
+    """Statistics, scales, offsets and their averages; all else trains."""
+    flags = ("--epochs=2", "--freeze_batch_norm", "--ema_decay=0.9")
+    whole = tune(tmp_path / "whole", *flags)
+    model = app.load_trained(whole.run)[0]
+    norms = (layer for layer in model.layers if isinstance(layer, BatchNormalization))
+    still = {weight.path for layer in norms for weight in layer.weights}
+    after = values_of(model)
+    changed = {name for name in after if not np.array_equal(whole.begun[name], after[name])}
+    assert still and not changed & still and len(changed) > 0.9 * len(after.keys() - still)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Results, "save_row", mock.Mock(side_effect=[None, KeyboardInterrupt]))
+        tune(tmp_path / "parts", *flags)
+    parts = tune(tmp_path / "parts", *flags)
+    assert parts.updates == 3
+    for name, values in values_of(app.load_trained(parts.run)[0]).items():
+        np.testing.assert_array_equal(values, after[name], err_msg=name)
 
 
 @either_app

@@ -40,7 +40,8 @@ def test_the_flags_of_the_interface_exist(app):
         "input_type train_images train_annotations eval_images eval_annotations train_file_pattern "
         "eval_file_pattern label_map pipeline_type model_name image_size num_classes hparams batch_size "
         "epochs steps_per_epoch learning_rate strategy precision xla ema_decay clip_norm accumulate_steps "
-        "init_from freeze output_dir overwrite eval_every eval_every_steps dry_run seed num_threads prefetch"
+        "init_from freeze freeze_batch_norm output_dir overwrite eval_every eval_every_steps dry_run seed "
+        "num_threads prefetch"
     )
     assert set(promised.split()) <= set(fv)
 

@@ -87,6 +87,9 @@ def identity_of(config):
 
 def test_a_new_field_with_its_default_does_not_make_another_run(tmp_path):
     claim(tmp_path, identity_of(Config(8)))
+    older = json.loads((tmp_path / "run.json").read_text())
+    assert older.pop("freeze_batch_norm") is False
+    assert not identity_of(Config(8)).differences(older)  # a flag that there was not
     for config in (LaterConfig(8), LaterConfig(8, epochs=3), Config(8, epochs=3)):
         check(tmp_path, identity_of(config))
     for config, message in (

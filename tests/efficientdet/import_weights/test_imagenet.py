@@ -1,5 +1,7 @@
 """EfficientNets trained on ImageNet: against keras.applications' own network, and the authors' names."""
 
+from unittest import mock
+
 import h5py
 import keras
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from common.errors import UserError
 from common.labels import LabelMap
-from efficientdet.import_weights.imagenet import read_backbone
+from efficientdet.import_weights.imagenet import KERAS_MD5, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.init_from import init_from
 from tests.efficientdet.automl_files import SMALL_D0, number, values_of, write_h5, write_tensors
@@ -67,6 +69,19 @@ def test_features_are_those_of_keras_own_network(fresh, b0, notop):
     for found, expected in zip(ours, theirs, strict=True):
         assert np.std(expected) > 0.1  # or there would be little to compare
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_imagenet_is_the_file_that_keras_applications_download(fresh, notop, monkeypatch):
+    theirs, name = keras.src.applications.efficientnet, "efficientnetb0_notop.h5"
+    assert {f"efficientnet-{of}": md5 for of, (_, md5) in theirs.WEIGHTS_HASHES.items()} == KERAS_MD5
+    get_file = mock.Mock(return_value=str(notop))
+    monkeypatch.setattr(keras.utils, "get_file", get_file)
+    assert len(init_from(fresh, CLASSES, "imagenet", "efficientnet-b0").taken) > 200
+    assert get_file.call_args.args == (name, theirs.BASE_WEIGHTS_PATH + name)
+    get_file.side_effect = Exception("URL fetch failure:\nno network")
+    for backbone, problem in (("efficientnet-b0", "cannot be downloaded"), ("resnet-50", "no weights of")):
+        with pytest.raises(UserError, match=f"^--init_from=imagenet.* {problem}[^\n]*$"):
+            init_from(fresh, CLASSES, "imagenet", backbone)
 
 
 @pytest.mark.parametrize("form", ["whole model", "keras 3"])
