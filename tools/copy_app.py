@@ -163,9 +163,11 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
         for beside in (ROOT / folder).glob("*.txt"):  # numbers that tests compare with
             _write(directory / folder / beside.name, beside.read_text())
     needing = _left_out_of(RECIPES, without)
+    flag_names, choices = (_left_out_of(parts, without) for parts in (PART_FLAGS, PART_CHOICES))
+    lost_line = re.compile(rf"(?m)^--(({'|'.join(flag_names)})(=.*)?|.*=({'|'.join(choices)}))\n")
     for recipe in sorted((ROOT / app / "flags").glob("*.txt")):
         if not any(recipe.match(pattern) for pattern in needing):
-            _write(directory / app / "flags" / recipe.name, recipe.read_text())
+            _write(directory / app / "flags" / recipe.name, lost_line.sub("", recipe.read_text()))
     for path in SETUP:
         source, target = ROOT / path, directory / path
         target.parent.mkdir(parents=True, exist_ok=True)

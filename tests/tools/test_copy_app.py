@@ -102,7 +102,7 @@ def test_help_of_the_minimal_copy_has_no_lost_flag(minimal):
     lost = [*copy_app.PART_FLAGS.values(), *copy_app.PART_CHOICES.values()]
     assert words.isdisjoint(name for names in lost for name in names)
     recipes = "".join(path.read_text() for path in (directory / app / "flags").glob("*.txt"))
-    assert set(re.findall(r"^--(\w+)", recipes, re.MULTILINE)) <= words
+    assert set(re.findall(r"^--(\w+)", recipes, re.MULTILINE)) <= words and "=fresh\n" not in recipes
 
 
 def test_a_copy_without_the_data_check_opens_data_plainly(minimal):
