@@ -10,12 +10,14 @@ DEMO_EVAL_IMAGES := 100
 DEMO_FLAGS :=
 BENCH := runs/bench
 BENCH_FLAGS := --rounds=3
+GPU_CHECK := runs/gpu-check
+GPU_CHECK_FLAGS :=
 JOBS := 2
 CHECKS := tests/test_older_versions.py tests/apps/test_determinism.py tests/distributed/test_stop_and_resume.py \
   tests/test_structure.py
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod demo demo-yolov4 demo-clean check test test-long test-all test-gpu bench soak docker docker-test lint format clean
+.PHONY: help setup horovod demo demo-yolov4 demo-clean check test test-long test-all test-gpu gpu-check bench soak docker docker-test lint format clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -68,6 +70,9 @@ test-all: test test-long  ## all tests
 
 test-gpu: horovod  ## only the tests that need a GPU
 	$(RUN) -m pytest -m gpu
+
+gpu-check: horovod  ## tries everything that needs a GPU and says which flags to change; goes on after a stop (hours; never ran)
+	$(RUN) tools/gpu_check.py --output_dir=$(GPU_CHECK) $(GPU_CHECK_FLAGS)
 
 bench: setup  ## how fast loaders, training steps and both together are, and each stage of a loader (15 minutes on two cores)
 	$(RUN) efficientdet/bench.py --batch_size=8 --json=$(BENCH)/efficientdet.json $(BENCH_FLAGS)

@@ -1,0 +1,218 @@
+"""tools/gpu_check.py, and its cases.py, running.py and verdict.py, with stand-in cases and without a GPU."""
+
+import inspect
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from common.errors import UserError
+from tests.conftest import ROOT
+from tests.test_readme import check_flags, program_of
+from tools import gpu_check
+from tools.gpu_checks import cases, parts, running, verdict
+from tools.gpu_checks.running import Case
+
+GOOD = "print('noise'); print('{\"images_per_second\": 7}')"
+
+
+def case(name: str, code: str, **more) -> Case:
+    return Case("tests", {"what": name}, [sys.executable, "-c", code], **more)
+
+
+def run_all(path: pathlib.Path, *made: Case, retry: bool = False) -> dict:
+    return running.run_all(made, path / "gpu_check.json", retry=retry)
+
+
+FAILURES = {  # code -> status, message
+    "import sys; sys.exit('error: no such weights')": ("failed", "exit code 1: no such weights"),
+    "import os; os.kill(os.getpid(), 11)": ("crashed", "SIGSEGV: no output"),
+    "import os; os.write(2, b'E0 a\\nF0000 check\\nb'); os.abort()": ("crashed", "SIGABRT: F0000 check"),
+    "print('{')": ("failed", "no result: JSONDecodeError"),
+    "print('[1, 2]')": ("failed", "no result: TypeError"),
+    "import no_such": ("failed", "exit code 1: ModuleNotFoundError: No module named 'no_such'"),
+    'print(\'{"error": "boxes differ"}\')': ("failed", "boxes differ"),
+}
+
+
+def test_every_failure_is_a_row_and_the_others_stay(tmp_path):
+    bad = [case(f"bad{number}", code) for number, code in enumerate(FAILURES)]
+    absent = Case("tests", {"what": "absent"}, ["/no/such/program"])
+    rows = run_all(tmp_path, case("first", GOOD), *bad, absent, case("last", GOOD))
+    assert rows == json.loads((tmp_path / "gpu_check.json").read_bytes())
+    for number, (status, message) in enumerate(FAILURES.values()):
+        row = rows[f"tests bad{number}"]
+        assert row["status"] == status and row["message"].startswith(message), row
+    row = rows["tests absent"]
+    assert row["status"] == "failed" and "/no/such/program" in row["message"]
+    for name in ("tests first", "tests last"):
+        assert rows[name]["status"] == "ok" and rows[name]["result"] == {"images_per_second": 7}
+
+
+def test_a_case_that_hangs_ends_with_its_children(tmp_path):
+    write = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))"
+    code = f"import subprocess; child = subprocess.Popen(['sleep', '600']); {write}; child.wait()"
+    rows = run_all(tmp_path, case("hangs", code, limit=2.0), case("absent", GOOD, left_out="one GPU"))
+    assert rows["tests hangs"]["status"] == "timed out" and rows["tests hangs"]["message"] == "after 2 s"
+    assert rows["tests absent"]["status"] == "left out"
+    stat = pathlib.Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    time.sleep(0.2)
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+STOPPED = """
+import pathlib, sys
+from common import errors
+from tools.gpu_checks import running
+codes, path = {codes!r}, pathlib.Path({path!r})
+cases = [running.Case("tests", {{"what": code}}, [sys.executable, "-c", code]) for code in codes]
+errors.run(lambda: running.run_all(cases, path, retry=False) and None)
+"""
+
+
+def test_after_an_interrupt_only_what_is_left_runs(tmp_path):
+    files = [tmp_path / f"count{number}" for number in range(3)]
+    codes = [f"open({str(file)!r}, 'a').write('x'); print('{{}}')" for file in files]
+    # The second case hangs the first time; its file shows which time it is.
+    codes[1] = (
+        f"import os, time; again = os.path.exists({str(files[1])!r}); {codes[1]}; again or time.sleep(600)"
+    )
+    path = tmp_path / "gpu_check.json"
+    command = [sys.executable, "-c", STOPPED.format(codes=codes, path=str(path))]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not files[1].exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and "interrupted" in said and "Traceback" not in said
+    assert len(json.loads(path.read_bytes())) == 1
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert [file.read_text() for file in files] == ["x", "xx", "x"]
+    assert len(json.loads(path.read_bytes())) == 3
+
+
+def test_a_failure_is_repeated_on_demand(tmp_path):
+    bad = case("bad", f"open({str(tmp_path / 'count')!r}, 'a').write('x'); 1 / 0")
+    for retry, times in ((False, 1), (False, 1), (True, 2)):
+        run_all(tmp_path, bad, retry=retry)
+        assert len((tmp_path / "count").read_text()) == times
+    assert run_all(tmp_path, case("bad", GOOD))["tests bad"]["status"] == "ok"  # another command
+    (tmp_path / "gpu_check.json").write_text("{")
+    with pytest.raises(UserError, match=r"gpu_check.json is not JSON .*: remove it"):
+        run_all(tmp_path, bad)
+
+
+def test_bad_flags_and_no_gpu_are_one_line(tmp_path):
+    with pytest.raises(UserError, match="unknown stage 'decode': did you mean 'decoding'"):
+        gpu_check.check(gpu_check.Args(stages="facts,decode"))
+    with pytest.raises(UserError, match="--images and --annotations belong together"):
+        gpu_check.check(gpu_check.Args(images="my/images"))
+    command = [sys.executable, ROOT / "tools" / "gpu_check.py", f"--output_dir={tmp_path}/out"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and done.stdout == "" and not (tmp_path / "out").exists()
+    assert done.stderr.startswith("error: no GPU: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_the_command_with_stand_in_cases(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check, "count_gpus", lambda: 1)
+    monkeypatch.setattr(gpu_check, "draw", lambda *_, **__: None)
+    decode = Case("decoding", {"load": 0.3, "roi": False}, [sys.executable, "-c", GOOD])
+    monkeypatch.setattr(cases, "all_cases", lambda *_: [decode, case("not by DALI alone", GOOD)])
+    _, words = gpu_check.check(gpu_check.Args(output_dir=str(tmp_path), dali_only=True))
+    assert words == "Decoding alone makes 7 images/s: --hw_decoder_load=0.3."
+    assert "| decoding load=0.3 roi=False | ok | 7 |" in (tmp_path / "rows.md").read_text().splitlines()
+
+
+def test_all_cases_are_commands_of_this_project():
+    made = cases.all_cases(pathlib.Path("/out"), "/my/images", "/my/instances.json", gpus=1, cores=16)
+    assert len({each.name for each in made}) == len(made) > 90
+    assert list(dict.fromkeys(each.stage for each in made)) == list(cases.STAGES)
+    assert {each.about["run"] for each in made if each.left_out} == {"two-gpus"}
+    for words in (list(each.command) for each in made if each.stage != "tests"):
+        if program_of(words):
+            check_flags(words)
+        else:
+            inspect.signature(getattr(parts, words[3])).bind(**json.loads(words[4]))
+    assert "tests/yolov4/test_pipeline.py" in {each.about.get("file") for each in made}
+
+
+def test_numbers_are_read_from_what_programs_leave(tmp_path):
+    assert cases._passed("==\n3 passed, 1 skipped in 9s") == {"passed": 3, "skipped": 1}
+    assert "error" in cases._passed("2 skipped in 9s")
+    (tmp_path / "results.csv").write_text("epoch,images_per_second,loss,AP\n1,5,4,\n2,7.5,3.5,\n")
+    assert cases._last_epoch(tmp_path, "") == {"images_per_second": 7.5, "loss": 3.5}
+    (tmp_path / "metrics.json").write_text('{"AP": 0.123456, "AP50": 1, "APs": -1}')
+    assert cases._metrics(tmp_path, "") == {"AP": 0.1235, "AP50": 1}
+    candidates = {"model": {"error": "killed"}, "data dali_gpu": {"images_per_second": {"median": 5.04}}}
+    (tmp_path / "bench.json").write_text(json.dumps({"candidates": candidates, "verdict": ["a", "b"]}))
+    expected = {"data": 5.0, "verdict": "a b", "error": "killed"}
+    assert cases._rates(tmp_path / "bench.json", "") == expected
+
+
+# --- the words ---
+
+
+def row(stage: str, result: dict | float, status: str = "ok", message: str = "", **about) -> dict:
+    result = result if isinstance(result, dict) else {"images_per_second": result}
+    return {"stage": stage, "about": about, "status": status, "message": message, "result": result}
+
+
+def step(rate: float, precision: str = "float32", xla: bool = False, batch: int = 64, **more) -> dict:
+    about = {"app": "net", "what": "model", "precision": precision, "xla": xla, "batch_size": batch}
+    return row("training", {"model": rate, **more}, **(about | ({"what": "data,model,both"} if more else {})))
+
+
+WHOLE = [row("decoding", rate, load=load, roi=False) for load, rate in ((0.45, 5000), (0.65, 4000))]
+ALIKE = [row("decoding", rate, load=load, roi=False) for load, rate in ((0.45, 4100), (0.65, 4000))]
+WINDOWS = row("decoding", 6250, load=0.65, roi=True)
+LOADING = [row("loading", n, app="net", num_threads=n, batch_size=64) for n in (2, 8)]
+BFLOAT16 = step(180, "mixed_bfloat16")
+BOTH = step(1000, data=3000, both=700, verdict="The model limits.")
+GONE = row("tests", {}, "failed", "exit code 1: No module named 'tensorflow'")
+WORDS = [  # rows -> the last line
+    ([row("facts", {"libnvcuvid": False, "jpeg_engines": 0})], "No libnvcuvid, so no JPEG engine works:"),
+    ([row("facts", {"libnvcuvid": True, "jpeg_engines": 0})], "No JPEG engine on this GPU:"),
+    (WHOLE, "Decoding alone makes 5000 images/s: --hw_decoder_load=0.45."),
+    (ALIKE, "Decoding alone makes 4000 images/s: --hw_decoder_load=0.65."),
+    ([*WHOLE, WINDOWS], "--roi_decoding is 1.25 times as fast as without: use it."),
+    ([*WHOLE, WINDOWS | {"status": "crashed"}], "Decoding windows does not work (crashed): leave --roi"),
+    (
+        LOADING,
+        "net: the loader makes 8 images/s with --num_threads=8 --batch_size=64, 2 with --num_threads=2",
+    ),
+    (
+        [step(100), BFLOAT16],
+        "net: --precision=mixed_bfloat16 is 1.80 times as fast as float32, batch 64: use it.",
+    ),
+    (
+        [BFLOAT16, step(185, "mixed_bfloat16", True)],
+        "net: --xla is 1.03 times as fast as mixed_bfloat16, batch 64: leave",
+    ),
+    (
+        [step(100, xla=True), step(120, xla=True, batch=128)],
+        "net: --batch_size=128 is 1.20 times as fast as float32, XLA",
+    ),
+    ([BOTH], "net: float32: The model limits. Together they reach 70% of the slower one."),
+    (
+        [row("nccl", 190, app="net", what="train.py", run="two-gpus")],
+        "net: train.py two-gpus: images_per_second 190.",
+    ),
+    ([row("exports", {"AP": 0.25}, app="net", what="AP", file="a.plan")], "net: AP a.plan: AP 0.25."),
+    ([GONE], "A package is missing: install it, or give --dali_only."),
+    ([row("graphs", {}, "timed out", "after 3 s")], "row 0: timed out: after 3 s"),
+    ([row("facts", {"libnvcuvid": True, "jpeg_engines": 7})], "1 of 1 cases passed or were left out."),
+]
+
+
+@pytest.mark.parametrize(("rows", "last"), WORDS)
+def test_words_follow_from_the_rows(rows, last):
+    words = verdict.words({f"row {number}": each for number, each in enumerate(rows)})
+    passed = sum(each["status"] == "ok" for each in rows)
+    assert words[0] == f"{passed} of {len(rows)} cases passed or were left out."
+    assert words[-1].startswith(last)

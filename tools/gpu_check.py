@@ -1,0 +1,104 @@
+r"""Tries everything that needs a GPU: one command for the first host that has one. It never ran on a GPU.
+
+    python tools/gpu_check.py --output_dir=runs/gpu-check
+    python tools/gpu_check.py --dali_only                         # without TensorFlow
+    python tools/gpu_check.py --stages=decoding,loading --images=my/images --annotations=my/instances.json
+
+Each case runs in a process of its own, with a time limit: a crash is one line, and the next case runs. After
+a stop the same command goes on where it was. It writes gpu_check.json, logs/ and rows.md, tables for
+docs/performance.md, and says at the end what works, what is slow and which flag to change.
+"""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+from absl import flags
+
+from common import args, errors
+from common.args import flag
+from common.errors import UserError
+from common.files import write_bytes, writing
+from tools.gpu_checks import cases, images, parts, running, verdict
+
+_COUNT = "from nvidia.dali import backend; print(backend.GetCUDADeviceCount())"
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """The flags."""
+
+    output_dir: str = flag("runs/gpu-check", "Directory of all that is written.")
+    stages: str = flag(",".join(cases.STAGES), "Stages to run, with commas.")
+    dali_only: bool = flag(False, "Only the stages that need no TensorFlow.")
+    retry: bool = flag(False, "Run those again that did not pass.")
+    images: str | None = flag(None, "Directory of photographs, for rates. Default: drawn ones.")
+    annotations: str | None = flag(None, "COCO json of --images.")
+
+
+def check(a: Args) -> list[str]:
+    """Runs what has no row yet, writes the files, and returns the words.
+
+    Raises:
+        UserError: no GPU, or flags or files that cannot be used.
+    """
+    stages = cases.DALI_ALONE if a.dali_only else tuple(filter(None, a.stages.split(",")))
+    for name in stages:
+        if name not in cases.STAGES:
+            raise errors.unknown("stage", name, cases.STAGES)
+    if bool(a.images) != bool(a.annotations):
+        raise UserError("--images and --annotations belong together: give both or neither")
+    gpus = count_gpus()
+    output = pathlib.Path(a.output_dir).absolute()
+    photos = a.images or f"{output}/photos/images", a.annotations or f"{output}/photos/instances.json"
+    with writing(output):
+        draw(output, photos=not a.images)
+        every = cases.all_cases(output, *photos, gpus, parts.cores())
+        chosen = [case for case in every if case.stage in stages]
+        rows = running.run_all(chosen, output / "gpu_check.json", retry=a.retry)
+        write_bytes(output / "rows.md", verdict.tables(rows).encode())
+    return verdict.words(rows)
+
+
+def count_gpus() -> int:
+    """The GPUs that DALI sees, in a process of its own.
+
+    Raises:
+        UserError: none, or DALI is not installed.
+    """
+    done = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"DALI does not start ({done.stderr.strip().rpartition(chr(10))[2]}): make setup")
+    if not (gpus := int(done.stdout)):
+        raise UserError(
+            "no GPU: this command needs one that DALI sees (nvidia-smi lists those of the driver)"
+        )
+    return gpus
+
+
+def draw(output: pathlib.Path, *, photos: bool) -> None:
+    """The data that do not stand yet, and the script that names the hosts of elastic training."""
+    images.draw_kinds(output / "kinds")
+    images.draw(output / "train", 600, seed=1)
+    images.draw(output / "eval", 100, seed=2)
+    if photos:
+        images.draw(output / "photos", 1024, seed=0, style="photo")
+    (output / "hosts.sh").write_text("#!/bin/sh\necho localhost:1\n")
+    (output / "hosts.sh").chmod(0o755)
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    args.define(fv, Args)
+
+
+def main() -> None:
+    print("\n".join(check(Args(**args.values(flags.FLAGS, define_flags)))))
+
+
+if __name__ == "__main__":
+    args.install(define_flags)
+    errors.run(main)

@@ -1,0 +1,219 @@
+"""The measurements of tools/gpu_check.py that no other command makes. They never ran on a GPU.
+
+    python -m tools.gpu_checks.parts decode '{"images": "my/images", "load": 0.65, "roi": false}'
+
+Prints what the function of that name returns, as JSON in the last line. The key "error" in it means that the
+case did not pass. With "device": "cpu" those by DALI run without a GPU.
+"""
+
+import collections
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from tools.gpu_checks import dali_alone
+from tools.gpu_checks.images import BATCHES, KINDS, kind_of
+
+# Mean difference of a batch's pixels that passes, in levels of 0 to 255. A GPU resizes with other rounding;
+# nvJPEG rounds the inverse DCT in its own way and may repeat chroma samples, where libjpeg-turbo interpolates
+# them: 0.1 to 0.3 levels on drawn photographs. CMYK has several conversions to RGB.
+TOLERANCE = {"PNG": 0.5, "grey PNG": 0.5, "CMYK": 3.0}
+OTHERS = 1.5  # of the kinds that TOLERANCE does not name, and of training batches
+BOXES = 1e-5  # largest difference of all other tensors
+_HARDWARE = 3  # NVJPEG_BACKEND_HARDWARE of nvjpeg.h
+
+Result = dict[str, Any]
+
+
+# --- the host ---
+
+
+def facts() -> Result:
+    """GPUs, driver, the newest CUDA that it knows, cores, libraries, JPEG engines (None: no libnvjpeg)."""
+    query = "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader"
+    return {
+        "gpus": subprocess.getoutput(query).splitlines(),
+        "cuda": re.findall(r"CUDA Version: ([\d.]+)", subprocess.getoutput("nvidia-smi")),
+        "cores": cores(),
+        "libnvcuvid": _library("libnvcuvid.so.1") is not None,
+        "jpeg_engines": _jpeg_engines(),
+    }
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _library(name: str) -> Any:
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(name)
+    return None
+
+
+def _jpeg_engines() -> int | None:
+    """The first GPU's; 0 where nvJPEG refuses its hardware backend, as nvImageCodec asks (hw_decoder.cpp)."""
+    from nvidia import dali
+
+    package = pathlib.Path(dali.__file__).parents[1] / "nvjpeg"
+    nvjpeg = _library(next(map(str, package.glob("lib/libnvjpeg.so.*")), "libnvjpeg.so.12"))
+    if nvjpeg is None:
+        return None
+    handle, engines, each = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
+    if nvjpeg.nvjpegCreateEx(_HARDWARE, None, None, 0, ctypes.byref(handle)):
+        return 0
+    nvjpeg.nvjpegGetHardwareDecoderInfo(handle, ctypes.byref(engines), ctypes.byref(each))
+    return engines.value
+
+
+# --- DALI alone ---
+
+
+def decode(images: str, load: float, roi: bool, device: str = "mixed", seconds: float = 5.0) -> Result:
+    """Decodes JPEGs, whole or the middle 3/4 of each side. nvImageCodec 0.9 may crash there (its issue 55).
+
+    Args:
+        images: their directory.
+        load: hw_decoder_load, the share of the images that the JPEG engines get.
+        roi: whether only the middle is decoded.
+        device: mixed or cpu.
+        seconds: of the measurement, at least.
+    """
+    from nvidia import dali
+    from nvidia.dali import fn, types
+
+    device_id = None if device == "cpu" else 0
+    pipeline = dali.Pipeline(64, cores(), device_id, exec_dynamic=True)
+    window = {"rel_start": [0.125, 0.125], "rel_shape": [0.75, 0.75], "axes": [0, 1]} if roi else {}
+    with pipeline:
+        jpegs, _ = fn.readers.file(files=sorted(map(str, pathlib.Path(images).iterdir())))
+        decoder = fn.decoders.image_slice if roi else fn.decoders.image
+        options = {"output_type": types.RGB, "hw_decoder_load": load, **window}
+        pipeline.set_outputs(decoder(jpegs, device=device, **options))
+    pipeline.build()
+    return _rate(pipeline, 64, seconds)
+
+
+def compare(
+    app: str, images: str, annotations: str, training: bool, device: str = "gpu", **more: Any
+) -> Result:
+    """Three batches of the GPU's graph and the CPU's: boxes and targets equal, pixels within TOLERANCE.
+
+    Args:
+        app: efficientdet or yolov4.
+        images, annotations: of images.draw_kinds.
+        training: the graph of training, or of evaluation.
+        device: of the second graph.
+        more: options of the second loader.
+
+    Returns:
+        Mean difference in levels by kind of file; "batch" for training, where images mix.
+        error: what differs too much.
+    """
+    options = {"training": training, "batch_size": len(KINDS), "name_images": True}
+    cpu = _loader(app, images, annotations, device="cpu", **options)
+    gpu = _loader(app, images, annotations, device=device, **options, **more)
+    from common.dali_ops import IMAGENET_STD
+
+    unit = 255.0 if app == "yolov4" else np.array(IMAGENET_STD, np.float32)  # of the pixels, in levels
+    off, wrong = collections.defaultdict(list), {}
+    for _ in range(BATCHES):
+        one, other = _batch(cpu), _batch(gpu)
+        levels = np.abs(one.pop("images") - other.pop("images")) * unit
+        for image_id, difference in zip(one["image_ids"].ravel(), levels, strict=True):
+            off["batch" if training else kind_of(int(image_id))].append(difference.mean())
+        for name, expected in one.items():
+            if not (largest := np.abs(expected - other[name]).max(initial=0)) <= BOXES:
+                wrong[name] = f"{name} differs by up to {largest:.3g}"
+    means = {kind: round(float(np.mean(each)), 3) for kind, each in off.items()}
+    for kind, mean in means.items():
+        if not mean <= (limit := TOLERANCE.get(kind, OTHERS)):
+            wrong[kind] = f"{kind} is {mean:g} levels off, more than {limit:g}"
+    return means | ({"error": "; ".join(wrong.values())} if wrong else {})
+
+
+def rate(app: str, images: str, annotations: str, seconds: float = 5.0, **options: Any) -> Result:
+    """How fast the training graph is, without the hand-over to TensorFlow; `options`: of the loader."""
+    loader = _loader(app, images, annotations, training=True, **options)
+    return _rate(loader.pipeline, loader.batch_size, seconds)
+
+
+def _loader(app: str, images: str, annotations: str, device: str = "gpu", **options: Any) -> Any:
+    """The loader by DALI of the app's default model, without TensorFlow."""
+    dali_alone.install()
+    from common.datasets import open_source
+    from efficientdet.config import get_config as efficientdet_config
+    from efficientdet.pipeline import EfficientDetPipeline
+    from yolov4.config import get_config as yolov4_config
+    from yolov4.pipeline import YOLOv4Pipeline
+
+    source = open_source(images, annotations, split="")
+    options = {"num_threads": cores(), "device_id": None if device == "cpu" else 0, **options}
+    if app == "yolov4":
+        return YOLOv4Pipeline(source=source, config=yolov4_config(app), **options)
+    return EfficientDetPipeline(source=source, config=efficientdet_config(f"{app}-d0"), **options)
+
+
+def _batch(loader: Any) -> dict[str, np.ndarray]:
+    """The next batch by the names of its tensors."""
+    outputs = [np.asarray(output.as_cpu().as_tensor()) for output in loader.pipeline.run()]
+    return dict(zip(loader.element_spec, outputs, strict=True))
+
+
+def _rate(pipeline: Any, batch_size: int, seconds: float) -> Result:
+    """Runs a built dali.Pipeline for so long, after five batches that allocate and fill its queue."""
+    for _ in range(5):
+        pipeline.run()
+    start, cpu, images = time.monotonic(), time.process_time(), 0
+    while time.monotonic() - start < seconds:
+        outputs = pipeline.run()
+        images += batch_size
+    for output in outputs:
+        output.as_cpu()  # waits for the GPU
+    elapsed, cpu = time.monotonic() - start, time.process_time() - cpu
+    return {
+        "images_per_second": round(images / elapsed, 1),
+        "cpu_ms_per_image": round(1000 * cpu / images, 3),
+    }
+
+
+# --- exported files ---
+
+
+def latency(file: str, side: int) -> Result:
+    """Milliseconds from host memory to host memory: the median of 50 batches, after five to warm up.
+
+    Args:
+        file: what export.py wrote, .onnx or .plan.
+        side: of its square input, pixels.
+    """
+    import onnxruntime
+
+    from common.evaluation.exported import open_runner
+
+    run, found = open_runner(pathlib.Path(file)), Result()
+    for batch in (1, 8):
+        images = np.random.default_rng(0).integers(0, 256, (batch, side, side, 3), np.uint8)
+        times = [time.perf_counter()]
+        for _ in range(55):
+            run(images, np.full((batch, 2), side, np.int32))
+            times.append(time.perf_counter())
+        found[f"ms_batch_{batch}"] = round(1000 * statistics.median(np.diff(times)[5:].tolist()), 2)
+    if file.endswith(".onnx") and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        found["error"] = "it ran on the CPU: install onnxruntime-gpu in place of onnxruntime"
+    return found
+
+
+if __name__ == "__main__":
+    PARTS = {each.__name__: each for each in (facts, decode, compare, rate, latency)}
+    print("\n" + json.dumps(PARTS[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)

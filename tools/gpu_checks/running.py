@@ -1,0 +1,137 @@
+"""Runs cases one after another, each in a process of its own; their rows are kept in gpu_check.json."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from common.errors import UserError
+from common.files import write_bytes
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Lines that tell why a program ended: our own, Python's, TensorFlow's, pytest's.
+_REASON = re.compile(r"^error: |\b\w*(Error|Exception|Aborted)\b|^FAILED |^F\d{4} ")
+
+_tell = functools.partial(print, file=sys.stderr, flush=True)
+Row = dict[str, Any]  # the fields of a case, and: status, message, seconds, result
+Read = Callable[[str], dict[str, Any]]  # stdout -> result, with "error" where the case did not pass
+
+
+def last_json(output: str) -> dict[str, Any]:
+    """The object that a part of this folder prints in its last line."""
+    return dict(json.loads(output.strip().rpartition("\n")[2]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One thing to try.
+
+    Attributes:
+        stage: what --stages selects.
+        about: what distinguishes it within its stage.
+        command: program and arguments; it runs in the project's folder.
+        read: of its output. Whatever it raises is the case's failure.
+        limit: seconds.
+        left_out: why it cannot run on this machine; "" for one that can.
+    """
+
+    stage: str
+    about: dict[str, Any]
+    command: Sequence[str]
+    read: Read = last_json
+    limit: float = 900.0
+    left_out: str = ""
+
+    @property
+    def name(self) -> str:
+        """Unlike the others'."""
+        words = (
+            f"{key}={value}" if isinstance(value, bool | int | float) else value
+            for key, value in self.about.items()
+        )
+        return " ".join([self.stage, *words])
+
+
+def run_all(cases: Sequence[Case], path: pathlib.Path, *, retry: bool) -> dict[str, Row]:
+    """Runs the cases that have no row of the same command yet; after each it writes the file, and tells it.
+
+    Args:
+        cases: their names differ.
+        path: gpu_check.json.
+        retry: runs those again that did not pass.
+
+    Returns:
+        The rows of all cases of the file, by name.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        rows = json.loads(path.read_bytes()) if path.exists() else {}
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): remove it") from error
+    for number, case in enumerate(cases, start=1):
+        old = rows.get(case.name, {})
+        if old.get("command") == [*case.command] and not (retry and old["status"] != "ok"):
+            continue
+        _tell(f"{number} of {len(cases)}: {case.name}")
+        row = run(case, path.with_name("logs"))
+        rows[case.name] = {"stage": case.stage, "about": case.about, "command": [*case.command], **row}
+        write_bytes(path, json.dumps(rows, indent=1).encode())
+        _tell(f"  {row['status']} in {row['seconds']:g} s {row['message'] or row['result']}")
+    return rows
+
+
+def run(case: Case, logs: pathlib.Path) -> Row:
+    """Runs one case to its end, its failure or its limit; its output stays in `logs`."""
+    row: Row = {"status": "left out", "message": case.left_out, "seconds": 0.0, "result": {}}
+    if case.left_out:
+        return row
+    logs.mkdir(parents=True, exist_ok=True)
+    out, err = (logs / f"{re.sub(r'[^A-Za-z0-9.=]+', '-', case.name)}.{end}" for end in ("out", "err"))
+    start = time.monotonic()
+    try:
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            code = _wait(case, stdout, stderr)
+        output, errors = (path.read_text(errors="replace") for path in (out, err))
+        if code:
+            status = "crashed" if code < 0 else "failed"
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            message = f"{how}: {_reason(output + errors)}"
+        else:
+            row["result"] = case.read(output)
+            message = row["result"].pop("error", "")
+            status = "failed" if message else "ok"
+    except subprocess.TimeoutExpired:
+        status, message = "timed out", f"after {case.limit:g} s"
+    except Exception as error:  # a program that is not there; whatever one that went wrong may leave
+        status, message = "failed", f"no result: {type(error).__name__}: {error}"
+    return row | {"status": status, "message": message, "seconds": round(time.monotonic() - start, 1)}
+
+
+def _wait(case: Case, stdout: Any, stderr: Any) -> int:
+    """Its exit code. All that it started ends with it, with its limit (TimeoutExpired) and an interrupt."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+    process = subprocess.Popen(case.command, cwd=ROOT, env=environment, start_new_session=True, **streams)
+    try:
+        return process.wait(case.limit)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _reason(text: str) -> str:
+    """The last line that tells one, else the last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
+    return ([line for line in lines if _REASON.search(line)] or lines)[-1].removeprefix("error: ")[:300]
