@@ -86,7 +86,7 @@ def draw(output: pathlib.Path, *, photos: bool) -> None:
     images.draw(output / "train", 600, seed=1)
     images.draw(output / "eval", 100, seed=2)
     if photos:
-        images.draw(output / "photos", 1024, seed=0, style="photo")
+        images.draw(output / "photos", 512, seed=0, style="photo")
     (output / "hosts.sh").write_text("#!/bin/sh\necho localhost:1\n")
     (output / "hosts.sh").chmod(0o755)
 

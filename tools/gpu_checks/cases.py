@@ -160,11 +160,7 @@ def _trained(app: str, output: pathlib.Path) -> Iterator[Case]:
         directory = output / f"{app}-pictures"
         command = python(program, weights=weights, output_dir=directory, **files)
         stage = "examples" if "examples" in program else "evaluation"
-        yield Case(stage, {"program": program}, command, _nothing)
-
-
-def _nothing(_: str) -> dict[str, Any]:
-    return {}
+        yield Case(stage, {"program": program}, command, lambda _: {})
 
 
 def _evaluate(stage: str, app: str, output: pathlib.Path, weights: str, **flags: str) -> Case:
@@ -188,7 +184,7 @@ def _exports(app: str, output: pathlib.Path) -> Iterator[Case]:
         if quantize == "int8":
             flags["calibration_images"] = f"{output}/train/images"
         about = {"app": app, "what": "write", "file": pathlib.Path(file).name}
-        yield Case("exports", about, python(f"{app}/export.py", **flags), _nothing, COMPILING)
+        yield Case("exports", about, python(f"{app}/export.py", **flags), lambda _: {}, COMPILING)
         if run == "demo":
             yield _evaluate("exports", app, output, file)
         else:

@@ -54,11 +54,8 @@ class Case:
     @property
     def name(self) -> str:
         """Unlike the others'."""
-        words = (
-            f"{key}={value}" if isinstance(value, bool | int | float) else value
-            for key, value in self.about.items()
-        )
-        return " ".join([self.stage, *words])
+        about = self.about.items()
+        return " ".join([self.stage, *(v if isinstance(v, str) else f"{k}={v}" for k, v in about)])
 
 
 def run_all(cases: Sequence[Case], path: pathlib.Path, *, retry: bool) -> dict[str, Row]:
