@@ -61,10 +61,10 @@ check: horovod  ## what a change must not break: older runs, equal bits, resumin
 	$(RUN) -m pytest $(CHECKS) -k 'not three_times or yolov4'
 
 test: lint horovod  ## lint, then all tests but the long ones, in JOBS=2 processes of up to 3 GB each
-	$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m 'not slow'
+	CUDA_VISIBLE_DEVICES= $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m 'not slow'
 
 test-long: horovod  ## only the long tests: the pages' commands, comparisons of runs, copies of the apps
-	$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m slow
+	CUDA_VISIBLE_DEVICES= $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m slow
 
 test-all: test test-long  ## all tests
 

@@ -1,5 +1,7 @@
 """Fixtures that all tests share. Real data is looked for, never required; all else is drawn here."""
 
+import contextlib
+import ctypes
 import fcntl
 import gc
 import json
@@ -22,6 +24,14 @@ os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background; children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+with contextlib.suppress(OSError):  # no driver
+    ctypes.CDLL("libcuda.so.1")
+    import tensorflow as tf
+
+    # TensorFlow refuses it once it has run anything, and some test modules do when they are imported.
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
 
 LONGEST_FIRST = ("test_readme.py", "test_copy_app.py", "test_dry_run.py", "test_ranks.py")
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -83,13 +83,13 @@ def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
         assert len({fv[name].value for name in names} - {None}) == 4, words
 
 
-def check_flags(words: list[str]) -> None:
+def check_flags(words: list[str], on_a_page: bool = True) -> None:
     """The program exists and knows all flags; so it does those of a file of flags, which exists, too."""
     program, arguments = program_of(words)
     fv = known_flags(program)
     left = fv([program, *arguments])[1:]
     assert not left or program == "tools/describe_weights.py", left  # whose arguments are files
-    if program.endswith("/train.py") and not fv.help:
+    if on_a_page and program.endswith("/train.py") and not fv.help:
         check_recipe(words, fv)
     for file in fv.flagfile:
         lines = (ROOT / file).read_text().splitlines()

@@ -22,7 +22,7 @@ from absl import flags
 from common import args, errors
 from common.args import flag
 from common.errors import UserError
-from common.files import write_bytes, writing
+from common.files import user_errors, write_bytes
 from tools.gpu_checks import cases, images, parts, running, verdict
 
 _COUNT = "from nvidia.dali import backend; print(backend.GetCUDADeviceCount())"
@@ -55,7 +55,7 @@ def check(a: Args) -> list[str]:
     gpus = count_gpus()
     output = pathlib.Path(a.output_dir).absolute()
     photos = a.images or f"{output}/photos/images", a.annotations or f"{output}/photos/instances.json"
-    with writing(output):
+    with user_errors(f"--output_dir={output}"):
         draw(output, photos=not a.images)
         every = cases.all_cases(output, *photos, gpus, parts.cores())
         chosen = [case for case in every if case.stage in stages]

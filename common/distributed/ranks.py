@@ -215,8 +215,9 @@ class HorovodRanks(Ranks):
         self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
 
     def gpu_number(self, replica: int) -> int:
-        count = len(tf.config.list_physical_devices("GPU"))  # a launcher (Slurm) can have given each its own
-        return self.local_rank % max(count, 1)
+        # Not by the local rank: Slurm can have given each its own, and in an elastic run ranks change.
+        visible = tf.config.get_visible_devices("GPU")
+        return int(visible[0].name.rpartition(":")[2]) if visible else 0
 
     def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         return self._hvd.grouped_allreduce(gradients, op=self._hvd.Average, compression=self._compression)

@@ -4,10 +4,13 @@ import functools
 import re
 import signal
 import sys
+import types
 
+import horovod
 import msgspec
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from common.distributed import ranks as distributed
 from common.errors import UserError
@@ -174,3 +177,33 @@ def test_without_horovod_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     with pytest.raises(UserError, match=r"^--strategy=horovod needs Horovod, .*run `make horovod`$"):
         distributed.start("horovod")
+
+
+def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
+    """Twice, as in an elastic run, where the local rank may change: a process keeps its GPU."""
+    calls = []
+    gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(4)]
+    seen = list(gpus)
+    hvd = types.SimpleNamespace(
+        init=lambda: calls.append("init"),
+        **dict.fromkeys(("rank", "local_size"), lambda: 0),
+        size=lambda: calls.append("size") or 4,
+        Compression=types.SimpleNamespace(none=None),
+    )
+
+    def choose(gpu, kind):
+        calls.append(f"only {gpu.name[-1]}")
+        seen[:] = [gpu]
+
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", hvd)
+    monkeypatch.setattr(horovod, "tensorflow", hvd, raising=False)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: seen)
+    monkeypatch.setattr(tf.config, "set_visible_devices", choose)
+    growth = tf.config.experimental, "set_memory_growth"
+    monkeypatch.setattr(*growth, lambda gpu, on: calls.append(f"growth {gpu.name[-1]}"))
+    hvd.local_rank = lambda: 2
+    assert distributed.HorovodRanks().gpu_number(0) == 2
+    assert calls == ["init", *(f"growth {i}" for i in range(4)), "only 2", "size"]
+    hvd.local_rank = lambda: 0
+    assert distributed.HorovodRanks().gpu_number(0) == 2

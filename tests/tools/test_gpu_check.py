@@ -136,7 +136,7 @@ def test_all_cases_are_commands_of_this_project():
     assert {each.about["run"] for each in made if each.left_out} == {"two-gpus"}
     for words in (list(each.command) for each in made if each.stage != "tests"):
         if program_of(words):
-            check_flags(words)
+            check_flags(words, on_a_page=False)
         else:
             inspect.signature(getattr(parts, words[3])).bind(**json.loads(words[4]))
     assert "tests/yolov4/test_pipeline.py" in {each.about.get("file") for each in made}
