@@ -116,6 +116,11 @@ class Annotations:
         has_area = np.all(clipped[:, 2:] > clipped[:, :2], axis=1)
         return clipped, np.any(boxes != clipped, axis=1), has_area
 
+    def limit(self, max_instances: int, images: int = 1) -> int | None:
+        """`max_instances`, or None where `images` of these together never have more boxes."""
+        most = int(np.diff(self.target_boxes.row_splits).max(initial=0))
+        return max_instances if images * most > max_instances else None
+
     def ground_truth(self) -> dict[str, Any]:
         """A COCO dict that pycocotools accepts: original boxes, image ids and category ids, crowds included.
 

@@ -11,6 +11,7 @@ Importing this module defines no flag. An entry point calls `install(define_flag
 """
 
 import dataclasses
+import os
 import sys
 import typing
 from collections.abc import Callable, Collection, Sequence
@@ -20,6 +21,7 @@ from absl import flags
 
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
 MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose their upper bits
+MAX_THREADS = 16  # of a loader, by default
 MAX_MEGAPIXELS = 100.0  # decoded, that is 300 MB
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
 
@@ -194,6 +196,14 @@ class ImagePolicy:
     on_bad_image: str = "stop"
     max_megapixels: float = MAX_MEGAPIXELS
     decode: bool = False
+
+
+def default_threads(loaders: int = 1) -> int:
+    """--num_threads of each of this host's `loaders` by default: its share of the cores."""
+    cores = len(os.sched_getaffinity(0))
+    if cores == os.cpu_count():  # else a launcher has given this rank cores of its own
+        cores //= loaders
+    return min(max(cores, 1), MAX_THREADS)
 
 
 def define(fv: flags.FlagValues, args_class: type, names: Collection[str] | None = None) -> None:

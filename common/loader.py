@@ -13,7 +13,6 @@ the batch first, so the training code, `fit` included, is the same for all.
 import dataclasses
 import functools
 import itertools
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import backend
 
+from common.args import default_threads
 from common.dali_ops import Decoder
 from common.errors import UserError
 from common.progress import log
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
 SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3
-
-MAX_THREADS = (
-    16  # that a loader takes by itself: an A100's JPEG engines and 12 threads feed D0 at 512 (FACTS)
-)
 DALI_GRAPH = 2  # counts the changes after which DALI refuses to restore an iterator of the graph before
 
 Batch = tuple[Any, dict[str, Any]]  # images, targets
@@ -58,6 +54,8 @@ class BaseLoader:
         shard_id, num_shards: this rank's share of the data.
         num_threads, prefetch: CPU threads; batches made ahead.
         device_id: the GPU, as CUDA and DALI number them, that gets the batches; None: they stay on the CPU.
+        hw_decoder_load, roi_decoding: of DALI on a GPU, see dali_ops.Decoder.
+        num_classes: of synthetic data.
         seed: of the order, the same on all ranks, and of the augmentation, another on each. 0 is a seed.
         with_targets: False leaves images, image_ids, image_sizes and letterbox only.
         count_lost: adds `lost`, int32 (B, 2): visible boxes below min_box_size; boxes above max_instances.
@@ -73,6 +71,9 @@ class BaseLoader:
     num_threads: int = 2
     prefetch: int = 2
     device_id: int | None = None
+    hw_decoder_load: float = Decoder.hw_load
+    roi_decoding: bool = Decoder.roi
+    num_classes: int = 80
     seed: int = 0
     with_targets: bool = True
     count_lost: bool = False
@@ -87,14 +88,6 @@ class BaseLoader:
     def saveable(self) -> bool:
         """Whether tf.train.Checkpoint can save `iterator()`."""
         return self.device_id is None
-
-    def limit_boxes(self, max_instances: int, images: int = 1) -> int | None:
-        """`max_instances`, or None where `images` of this source together never have more objects.
-
-        Choosing the largest takes a quarter of the time that DALI spends on boxes.
-        """
-        rows = self.opened_source.annotations.target_boxes.row_splits
-        return max_instances if images * np.diff(rows).max(initial=0) > max_instances else None
 
     @property
     def opened_source(self) -> "Source":
@@ -166,13 +159,10 @@ class DaliOptions(BaseLoader):
 
     Attributes:
         device: "cpu", or "gpu": pixels are decoded there, as is all that follows. Default: by device_id.
-        hw_decoder_load, roi_decoding: see dali_ops.Decoder; on a CPU they change nothing.
         checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
     """
 
     device: str = ""
-    hw_decoder_load: float = Decoder.hw_load
-    roi_decoding: bool = Decoder.roi
     checkpointing: bool = True
 
     def __post_init__(self) -> None:
@@ -212,14 +202,9 @@ def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) 
 
 
 def resolve_type(pipeline_type: str) -> str:
-    """The loader that `--pipeline_type` means on this machine: auto becomes dali_gpu or dali_cpu.
-
-    Raises:
-        UserError: dali_gpu without a GPU.
-    """
+    """What `--pipeline_type` means on this machine: auto becomes dali_gpu or dali_cpu."""
     if pipeline_type == "auto":
-        if not gpu_visible():
-            _warn_of_unused_gpus()
+        _warn_of_unused_gpus()
         return "dali_gpu" if gpu_visible() else "dali_cpu"
     if pipeline_type == "dali_gpu" and not gpu_visible():
         raise UserError(
@@ -235,42 +220,21 @@ def make_loader(
     *,
     device_id: int = 0,
     num_threads: int | None = None,
-    num_classes: int = 80,
-    hw_decoder_load: float = Decoder.hw_load,
-    roi_decoding: bool = Decoder.roi,
     **options: Any,
 ) -> BaseLoader:
     """The loader that `--pipeline_type` names.
 
     Args:
         classes: of an app: dali, tensorflow and synthetic.
-        pipeline_type: one of args.PIPELINE_TYPES.
+        pipeline_type: one of args.PIPELINE_TYPES; UserError for dali_gpu without a GPU.
         device_id: the GPU of this rank, where there is one.
-        num_threads: None: `default_threads()`.
-        num_classes: of synthetic data.
-        hw_decoder_load, roi_decoding: of dali_gpu.
-        options: source, config, batch_size, training and the others of the app's loaders.
-
-    Raises:
-        UserError: dali_gpu without a GPU.
+        num_threads, options: of the app's loaders.
     """
     pipeline_type = resolve_type(pipeline_type)
-    if pipeline_type == "synthetic":
-        options["num_classes"] = num_classes
-    if pipeline_type == "dali_gpu":
-        options |= {"hw_decoder_load": hw_decoder_load, "roi_decoding": roi_decoding}
     if pipeline_type == "dali_gpu" or (pipeline_type == "synthetic" and gpu_visible()):
         options["device_id"] = device_id
     kind = pipeline_type.removesuffix("_gpu").removesuffix("_cpu")
     return classes[kind](num_threads=num_threads or default_threads(), **options)
-
-
-def default_threads(loaders: int = 1) -> int:
-    """CPU threads of each of this host's `loaders`: its share of the cores, at most MAX_THREADS."""
-    cores = len(os.sched_getaffinity(0))
-    if cores == os.cpu_count():  # else a launcher has given this rank cores of its own
-        cores //= loaders
-    return min(max(cores, 1), MAX_THREADS)
 
 
 def gpu_visible() -> bool:
@@ -309,12 +273,6 @@ def _without_int32(batch: Batch) -> Batch:
     return tf.nest.map_structure(without, batch)
 
 
-def refuse_synthetic(pipeline_type: str) -> None:
-    """Noise can be trained on for speed's sake, but there is nothing to find in it."""
-    if pipeline_type == "synthetic":
-        raise UserError("--pipeline_type=synthetic is for training speed only: use auto")
-
-
 # --- tf.data ---
 
 
@@ -323,8 +281,7 @@ def from_pipeline(
 ) -> tf.data.Dataset:
     """A DALI pipeline as tf.data. It never ends: count steps (`steps_per_epoch`).
 
-    Its iterator can be saved by tf.train.Checkpoint on a CPU, if the pipeline was made with checkpointing; on
-    a GPU the plugin cannot.
+    Its iterator can be saved on a CPU, if the pipeline was made with checkpointing.
 
     Args:
         pipeline: not built, and not run by anyone else: DALIDataset builds its own copy.
@@ -390,13 +347,8 @@ def synthetic_dataset(
 
 def synthetic_boxes(
     random: np.random.Generator, num_classes: int, max_instances: int
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Boxes of one image of noise.
-
-    Returns:
-        float32 (max_instances, 4) ltrb normalised, int32 (max_instances,) 0-based, both padded with -1; how
-        many are not padding.
-    """
+) -> tuple[np.ndarray, np.ndarray]:
+    """Boxes and classes of one image of noise, as a loader gives them: padded with -1."""
     centers = random.uniform(0.2, 0.8, (SYNTHETIC_BOXES, 2))
     half_sizes = random.uniform(0.02, 0.2, (SYNTHETIC_BOXES, 2))
     boxes = np.concatenate([centers - half_sizes, centers + half_sizes], 1).astype(np.float32)
@@ -404,4 +356,4 @@ def synthetic_boxes(
     count = min(SYNTHETIC_BOXES, max_instances)
     padding = [0, max_instances - count]
     boxes = np.pad(boxes[:count], [padding, [0, 0]], constant_values=-1)
-    return boxes, np.pad(classes[:count], [padding], constant_values=-1), count
+    return boxes, np.pad(classes[:count], [padding], constant_values=-1)

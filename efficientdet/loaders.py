@@ -28,8 +28,6 @@ def epoch_kwargs(config: EfficientDetConfig, seed: int, epochs_done: int) -> dic
 class SyntheticLoader(EfficientDetLoader):
     """One batch of noise with random boxes, repeated. Needs no files."""
 
-    num_classes: int
-
     pipeline_type = "synthetic"
     size = SYNTHETIC_IMAGES
 
@@ -38,7 +36,7 @@ class SyntheticLoader(EfficientDetLoader):
         return synthetic_dataset(self, self._example)
 
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:
-        boxes, classes, _ = synthetic_boxes(random, self.num_classes, self.config.max_instances)
+        boxes, classes = synthetic_boxes(random, self.num_classes, self.config.max_instances)
         padded = {"boxes": tf.constant(boxes[np.newaxis]), "classes": tf.constant(classes[np.newaxis])}
         images = random.standard_normal((1, *self.config.image_size, 3), np.float32)
         images, targets = add_targets(images, padded, self.config.anchors)

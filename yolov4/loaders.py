@@ -33,8 +33,6 @@ def epoch_kwargs(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str,
 class SyntheticLoader(YOLOv4Loader):
     """One batch of noise with random boxes, repeated, always of config.image_size. Needs no files."""
 
-    num_classes: int
-
     pipeline_type = "synthetic"
     size = SYNTHETIC_IMAGES
 
@@ -47,9 +45,10 @@ class SyntheticLoader(YOLOv4Loader):
         return synthetic_dataset(self, self._example)
 
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:
-        boxes, classes, count = synthetic_boxes(random, self.num_classes, self.config.max_instances)
+        boxes, classes = synthetic_boxes(random, self.num_classes, self.config.max_instances)
         images = random.random((*self.image_size, 3), np.float32)
-        return {"images": images, "boxes": boxes, "classes": classes, "num_boxes": np.array(count, np.int32)}
+        count = np.array(np.sum(classes >= 0), np.int32)
+        return {"images": images, "boxes": boxes, "classes": classes, "num_boxes": count}
 
 
 LOADERS = {"dali": YOLOv4Pipeline, "tensorflow": YOLOv4TFPipeline, "synthetic": SyntheticLoader}

@@ -189,7 +189,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         else:
             images, objects, facts = self._canvases(mixed, image_size)
 
-        limit = self.limit_boxes(config.max_instances, images_of_one(mixed))
+        limit = self.opened_source.annotations.limit(config.max_instances, images_of_one(mixed))
         boxes_px, labels, lost = select_boxes(*objects, (config.min_box_size,) * 2, limit)
         rows = [config.max_instances]
         return {

@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from common.args import DECODER_FLAGS, Args
+from common.args import DECODER_FLAGS, Args, default_threads
 from common.dali_ops import check_shards
 from common.datasets import Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
-from common.loader import DALI_GRAPH, BaseLoader, Batch, default_threads, make_loader
+from common.loader import DALI_GRAPH, BaseLoader, Batch, make_loader
 from common.progress import log
 from common.training.checkpoints import Checkpoints
 
