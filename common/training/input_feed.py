@@ -29,8 +29,6 @@ from common.loader import DALI_GRAPH, BaseLoader, Batch, make_loader
 from common.progress import log
 from common.training.checkpoints import Checkpoints
 
-Opened = tuple[list[Iterator[Batch]], list[Batch]]  # the loader of each replica, and its first batch
-
 LOADER_FLAGS = ("pipeline_type", "batch_size", "prefetch", *DECODER_FLAGS)
 
 
@@ -167,7 +165,6 @@ class InputFeed:
         self._thread = ThreadPoolExecutor(1, "input_feed")
         self._iterators: list[Iterator[Batch]] = []
         self._ahead: Future[list[Batch]] | None = None
-        self._next_epoch: tuple[Any, Future[Opened]] | None = None
 
     def resume(self, checkpoints: Checkpoints) -> None:
         """Restores the newest checkpoint, if there is one, and opens the data at the place that is next.
@@ -178,7 +175,7 @@ class InputFeed:
         self._checkpoints, state, changed = checkpoints, checkpoints.state, checkpoints.find()
         if checkpoints.resharded:  # other ranks under --elastic
             state["step"] = state["epoch"] * self.steps_per_epoch
-        if changed is None or checkpoints.data_anew:
+        if changed is None or checkpoints.data_anew or not (self._saveable or state["step_in_epoch"]):
             state["loader"] = dict(self._loader_kwargs(state["epoch"]))
         self._open()
         if changed is None:
@@ -199,7 +196,7 @@ class InputFeed:
         changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]
         if changed:
             log(f"from epoch {state['epoch'] + 1} on: {', '.join(changed)}")
-        if changed or not (self._saveable or self._taken == 0):
+        if changed or (not self._saveable and (self._taken or new != old)):
             state["loader"] = new
             self._open()
 
@@ -209,12 +206,12 @@ class InputFeed:
         Raises:
             tf.errors.OpError: the loader stopped, for example at a damaged image.
         """
-        batches = self._ahead.result() if self._ahead else self._fetch(self._iterators)
+        batches = self._ahead.result() if self._ahead else self._fetch()
         self._taken += 1
         if not self._saveable and self._taken < self.steps_per_epoch:
-            self._ahead = self._thread.submit(self._fetch, self._iterators)
+            self._ahead = self._thread.submit(self._fetch)
         elif not self._saveable:
-            self._open_next_epoch()
+            self._ahead = self._thread.submit(self._open_and_fetch, self._checkpoints.state["epoch"] + 1)
         return self._ranks.feed(batches)
 
     def close(self) -> None:
@@ -223,32 +220,21 @@ class InputFeed:
 
     def _open(self) -> None:
         """Opens the loaders that the state names; checkpoints hold their places, where that is possible."""
-        kwargs, opening = self._checkpoints.state["loader"], self._next_epoch
-        self._taken, self._ahead, self._next_epoch = 0, None, None
-        if opening and opening[0] == kwargs:
-            self._iterators, first = opening[1].result()
-            self._ahead = Future()
-            self._ahead.set_result(first)
-        else:
-            self._iterators = self._open_iterators(kwargs)
+        kwargs, self._taken = self._checkpoints.state["loader"], 0
+        if self._ahead is None:  # else the thread opens them
+            self._open_loaders(kwargs)
         self._checkpoints.iterators = self._iterators if self._saveable else ()
 
-    def _open_next_epoch(self) -> None:
-        epochs_done = self._checkpoints.state["epoch"] + 1
-        if epochs_done == self.num_epochs:
-            return
-        kwargs = dict(self._loader_kwargs(epochs_done))
-
-        def open_and_fetch() -> Opened:
-            iterators = self._open_iterators(kwargs)
-            return iterators, self._fetch(iterators)
-
-        self._next_epoch = kwargs, self._thread.submit(open_and_fetch)
-
-    def _open_iterators(self, kwargs: Mapping[str, Any]) -> list[Iterator[Batch]]:
+    def _open_loaders(self, kwargs: Mapping[str, Any]) -> None:
         replicas = range(len(self._ranks.local_replicas))
-        return [self._open_loader(device_index=index, **kwargs).iterator() for index in replicas]
+        loaders = [self._open_loader(device_index=index, **kwargs) for index in replicas]
+        self._iterators = [loader.iterator() for loader in loaders]
 
-    @staticmethod
-    def _fetch(iterators: list[Iterator[Batch]]) -> list[Batch]:
-        return [next(iterator) for iterator in iterators]
+    def _fetch(self) -> list[Batch]:
+        return [next(iterator) for iterator in self._iterators]
+
+    def _open_and_fetch(self, epochs_done: int) -> list[Batch]:
+        if epochs_done == self.num_epochs:
+            return []
+        self._open_loaders(self._loader_kwargs(epochs_done))
+        return self._fetch()
