@@ -87,11 +87,7 @@ def encode_selected(
         padded_boxes, padded_classes = padded_boxes.gpu(), padded_classes.gpu()
 
     deltas, targets = fn.box_encoder(
-        boxes,
-        labels,
-        anchors=anchors.boxes_normalized.ravel().tolist(),
-        criteria=MATCH_IOU,
-        offset=True,
+        boxes, labels, anchors=anchors.boxes_normalized.ravel().tolist(), criteria=MATCH_IOU, offset=True
     )  # (A, 4) dx dy dw dh, (A,) 1-based with 0 for background
     num_positives = fn.reductions.sum(fn.cast(targets != 0, dtype=types.FLOAT))
     targets -= 1

@@ -4,6 +4,7 @@ Anything else that goes wrong is our bug and keeps its traceback (INTERFACE: exi
 """
 
 import difflib
+import re
 import sys
 from collections.abc import Callable, Iterable
 
@@ -25,19 +26,14 @@ class StoppedError(Exception):
 # What a collective operation raises when another rank is gone: Horovod's SHUT_DOWN_ERROR (common/common.h),
 # errors of Gloo's transport (gloo/transport/tcp/pair.cc), the names of Horovod's operations, and TensorFlow's
 # CollectiveExecutor. Horovod's own wrapper (tensorflow/elastic.py) does not know the grouped operations.
-_SIGNS_OF_LOSS = (
-    "Horovod has been shut down",
-    "gloo/transport",
-    "{{node Horovod",
-    "/Horovod",
-    "_Horovod",
-    "Collective ops is aborted",
+_LOSS = re.compile(
+    r"Horovod has been shut down|gloo/transport|({{node |/|_)Horovod|Collective ops is aborted"
 )
 
 
 def is_lost_rank(error: BaseException) -> bool:
     """Whether an error of a collective operation means that another rank is gone."""
-    return any(sign in str(error) for sign in _SIGNS_OF_LOSS)
+    return bool(_LOSS.search(str(error)))
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -45,9 +45,7 @@ def templates(anchors: Anchors) -> Templates:
     first = (starts[:, None] + np.arange(k)).ravel()
     prior = anchors.boxes_normalized[first].astype(np.float64)
     return Templates(
-        sizes=prior[:, 2:] - prior[:, :2],
-        cells=np.repeat(cells[:, ::-1], k, axis=0),
-        first=first,
+        sizes=prior[:, 2:] - prior[:, :2], cells=np.repeat(cells[:, ::-1], k, axis=0), first=first
     )
 
 

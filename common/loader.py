@@ -1,10 +1,4 @@
-"""What the loaders of both apps share: their options, the layout of a batch, `--pipeline_type`, devices.
-
-auto         dali_gpu where TensorFlow and DALI both see a GPU, else dali_cpu
-dali_gpu     DALI, JPEGs decoded and everything after on the GPU
-dali_cpu     DALI without any GPU
-tensorflow   the plain tf.data twin
-synthetic    one random batch, repeated: the cost of a step without a loader
+"""What the loaders of both apps share: options, the layout of a batch, devices, `--pipeline_type`.
 
 An app's loaders are subclasses of `BaseLoader`. Every loader yields `(images, targets)` with static shapes,
 the batch first, so the training code, `fit` included, is the same for all.
@@ -25,7 +19,7 @@ from nvidia.dali import backend
 from common.args import default_threads
 from common.dali_ops import Decoder
 from common.errors import UserError
-from common.progress import log
+from common.progress import log_once
 
 if TYPE_CHECKING:
     from common.datasets import Source
@@ -204,7 +198,11 @@ def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) 
 def resolve_type(pipeline_type: str) -> str:
     """What `--pipeline_type` means on this machine: auto becomes dali_gpu or dali_cpu."""
     if pipeline_type == "auto":
-        _warn_of_unused_gpus()
+        if not gpu_visible() and backend.GetCUDADeviceCount():
+            log_once(
+                "warning: DALI sees a GPU and TensorFlow none, so all work is done on the CPU: install "
+                "TensorFlow with its CUDA libraries, pip install 'tensorflow[and-cuda]'"
+            )
         return "dali_gpu" if gpu_visible() else "dali_cpu"
     if pipeline_type == "dali_gpu" and not gpu_visible():
         raise UserError(
@@ -226,11 +224,14 @@ def make_loader(
 
     Args:
         classes: of an app: dali, tensorflow and synthetic.
-        pipeline_type: one of args.PIPELINE_TYPES; UserError for dali_gpu without a GPU.
+        pipeline_type: one of args.PIPELINE_TYPES; UserError for dali_gpu without a GPU, and for synthetic
+            where nothing is trained: there is nothing to find in noise.
         device_id: the GPU of this rank, where there is one.
         num_threads, options: of the app's loaders.
     """
     pipeline_type = resolve_type(pipeline_type)
+    if pipeline_type == "synthetic" and not options["training"]:
+        raise UserError("--pipeline_type=synthetic is for training speed only: use auto")
     if pipeline_type == "dali_gpu" or (pipeline_type == "synthetic" and gpu_visible()):
         options["device_id"] = device_id
     kind = pipeline_type.removesuffix("_gpu").removesuffix("_cpu")
@@ -240,16 +241,6 @@ def make_loader(
 def gpu_visible() -> bool:
     """Whether both TensorFlow and DALI see a GPU."""
     return bool(tf.config.list_physical_devices("GPU")) and backend.GetCUDADeviceCount() > 0
-
-
-@functools.cache  # once
-def _warn_of_unused_gpus() -> None:
-    count = backend.GetCUDADeviceCount()
-    if count and not tf.config.list_physical_devices("GPU"):
-        log(
-            f"warning: DALI sees {count} GPUs and TensorFlow none, so all work is done on the CPU: install "
-            "TensorFlow with its CUDA libraries, pip install 'tensorflow[and-cuda]'"
-        )
 
 
 def tensorflow_device(device_id: int | None) -> str:

@@ -1,6 +1,7 @@
 """What is told while work goes on, on stderr: stdout is for results."""
 
 import contextlib
+import functools
 import sys
 
 import keras
@@ -18,6 +19,9 @@ def log(text: str) -> None:
     """One line for whoever watches."""
     if not _quiet:
         print(text, file=sys.stderr, flush=True)
+
+
+log_once = functools.cache(log)
 
 
 class Bar:

@@ -135,7 +135,7 @@ def main(*files: str) -> None:
     keras.mixed_precision.set_global_policy(metadata["recipe"]["precision"])
     model = train.make_model(config, metadata["num_classes"])
     if metadata["recipe"].get("freeze_batch_norm"):
-        log(freeze_batch_norms(model))
+        freeze_batch_norms(model)
     if metadata["recipe"].get("freeze"):
         log(freeze(model, metadata["recipe"]["freeze"]))
     print(replay(skipped, model, functools.partial(train.loss_values, model, config)))

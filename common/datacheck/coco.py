@@ -182,10 +182,7 @@ def _check_unit(objects: _Objects, issues: Issues) -> None:
 
 
 def finish(
-    annotations: Annotations,
-    name_image: Callable[[int], str],
-    name_box: Callable[[int], str],
-    issues: Issues,
+    annotations: Annotations, name_image: Callable[[int], str], name_box: Callable[[int], str], issues: Issues
 ) -> Annotations:
     """Adds what is fixed and what is remarkable, or that no image or box can be used.
 

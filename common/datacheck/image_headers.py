@@ -17,12 +17,8 @@ from typing import BinaryIO, TypeVar
 import msgspec
 import nvidia.nvimgcodec as nvimgcodec
 import PIL.Image
-from PIL.BmpImagePlugin import BmpImageFile
+from PIL import BmpImagePlugin, Jpeg2KImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin
 from PIL.ImageFile import ImageFile
-from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
-from PIL.TiffImagePlugin import TiffImageFile
 
 from common.datacheck.issues import Fault
 
@@ -115,7 +111,7 @@ def _open(image: Encoded, plugin: type[Plugin]) -> Plugin:
     except PILLOW_ERRORS as error:
         if image.stream.tell() >= image.size:
             raise truncated(f"its header does not end within its {image.size} bytes") from error
-        is_rare = plugin is TiffImageFile or re.match("cannot handle|Unsupported", str(error))
+        is_rare = plugin is TiffImagePlugin.TiffImageFile or re.match("cannot handle|Unsupported", str(error))
         fault = unsupported if is_rare else damaged
         raise fault(f"a {image.facts.image_format} whose header Pillow does not read ({error})") from error
     if max(picture.size) >= 2**31:
@@ -155,7 +151,7 @@ END = b"\xff\xd9"  # also of JPEG 2000; data of a scan do not contain it
 
 
 def _jpeg(image: Encoded) -> None:
-    picture = _open(image, JpegImageFile)
+    picture = _open(image, JpegImagePlugin.JpegImageFile)
     # Pillow stops behind the header of the first scan. The end of a thumbnail in EXIF lies before it, ends of
     # further pictures behind it.
     scan = image.pixels_at = image.stream.tell()
@@ -177,7 +173,7 @@ def _png(image: Encoded) -> None:
     is_whole = image.size > 45 and image.at(image.size - 12, 12) == _IEND
     if not is_whole and _IEND not in image.whole():  # something may follow it
         raise truncated(f"a PNG without its last chunk, {image.size} bytes")
-    if not _open(image, PngImageFile).tile:
+    if not _open(image, PngImagePlugin.PngImageFile).tile:
         raise damaged("a PNG without a picture")
     image.is_16_bit = image.head[24] == 16
 
@@ -205,7 +201,7 @@ _BMP_LAYOUTS = ("1", "L", "P", "P;1", "P;4", "BGR", "BGRX", "BGRA")  # Pillow's 
 
 
 def _bmp(image: Encoded) -> None:
-    decoder, _, start, arguments = _open(image, BmpImageFile).tile[0]
+    decoder, _, start, arguments = _open(image, BmpImagePlugin.BmpImageFile).tile[0]
     layout, *options = arguments if isinstance(arguments, tuple) else (arguments,)
     if decoder != "raw" or layout not in _BMP_LAYOUTS:
         raise unsupported(f"BMP with the layout {layout}, decoder {decoder}")
@@ -222,7 +218,7 @@ _LAYOUTS = ((1, 1, 8), (1, 1, 16), (2, 3, 8), (2, 3, 16), (2, 4, 8), (3, 1, 8))
 
 
 def _tiff(image: Encoded) -> None:
-    tags = _open(image, TiffImageFile).tag_v2
+    tags = _open(image, TiffImagePlugin.TiffImageFile).tag_v2
     layout = (tags.get(262), tags.get(277, 1), *set(tags.get(258, (1,))))
     compression, sample_formats, planar = tags.get(259, 1), set(tags.get(339, (1,))), tags.get(284, 1)
     is_plain = compression in _PLAIN and layout in _LAYOUTS and sample_formats == {1} and planar == 1
@@ -248,7 +244,7 @@ _CODESTREAM = b"\xff\x4f\xff\x51"
 
 
 def _jpeg2000(image: Encoded) -> None:
-    _open(image, Jpeg2KImageFile)
+    _open(image, Jpeg2KImagePlugin.Jpeg2KImageFile)
     content = image.whole()
     boxes, _, stream = content.partition(_CODESTREAM)
     if not any(stream[20:24]) or not any(stream[24:28]):  # nvImageCodec would divide by zero

@@ -174,9 +174,7 @@ class _Entry(msgspec.Struct, gc=False, array_like=True):
 
 
 def inspect_files(
-    images_dir: str | os.PathLike,
-    names: Sequence[str],
-    policy: ImagePolicy = ImagePolicy(),
+    images_dir: str | os.PathLike, names: Sequence[str], policy: ImagePolicy = ImagePolicy()
 ) -> list[ImageFacts]:
     """Inspects image files in parallel, and keeps the results in the cache.
 
@@ -256,10 +254,7 @@ def add_fault(facts: ImageFacts, name: str, issues: Issues) -> bool:
 
 
 def check_files(
-    images_dir: str | os.PathLike,
-    images: Sequence[CocoImage],
-    describe: Callable[[int], str],
-    issues: Issues,
+    images_dir: str | os.PathLike, images: Sequence[CocoImage], describe: Callable[[int], str], issues: Issues
 ) -> tuple[np.ndarray, list[ImageFacts]]:
     """Inspects image files and compares them with what annotations contain (`inspect_files`, `check_images`).
 

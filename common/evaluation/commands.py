@@ -48,7 +48,6 @@ def evaluate_weights(
         COCO's numbers: see coco_metrics.Evaluation.
     """
     share_gpu_memory()
-    refuse_synthetic(a.pipeline_type)
     coco_metrics.check_backend(a.coco_backend)
     detect, config, label_map, file = open_detector(a.weights, a.image_size, a.hparams)
     beside = file.parent if file.suffix == ".h5" else file.with_name(f"{file.name}.eval")
@@ -93,12 +92,6 @@ def infer(
     found = predict(detect, loader, label_map, title="detecting", explain=explain)
     print(f"{job.source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
     return job.write(found, label_map)
-
-
-def refuse_synthetic(pipeline_type: str) -> None:
-    """Noise can be trained on for speed's sake, but there is nothing to find in it."""
-    if pipeline_type == "synthetic":
-        raise UserError("--pipeline_type=synthetic is for training speed only: use auto")
 
 
 def _loader_options(a: EvalArgs | InferArgs) -> dict[str, Any]:
@@ -151,7 +144,6 @@ class Job:
             raise UserError("--images is missing: name an image, a directory, a glob or a video")
         if not a.output_dir:
             raise UserError("--output_dir is missing: name a directory for the pictures")
-        refuse_synthetic(a.pipeline_type)
         if a.annotations and a.image_info:
             raise UserError("--annotations and --image_info both give the ids of images: give one of them")
         for name in ("annotations", "image_info", "submission"):

@@ -5,7 +5,6 @@ run = open_runner(pathlib.Path("detector.onnx"))
 found = run(images, image_sizes)  # boxes, scores, classes, count: tools/exporting/export_graph.py, detect
 """
 
-import functools
 import os
 import pathlib
 from collections.abc import Callable
@@ -16,14 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError
-from common.progress import log
+from common.progress import log_once
 
 Found = dict[str, np.ndarray]
 Run = Callable[[np.ndarray, np.ndarray], Found]  # images uint8 (B, H, W, 3), image_sizes int32 (B, 2)
 
 RESIZED = "resized"  # the signature of a saved_model for images at their places in the network input
 TENSORRT = "'tensorrt-cu12==10.16.*'"  # for CUDA 12, as TensorFlow's wheels are; quoted for the shell
-_log_once = functools.cache(log)
 
 
 def open_runner(path: pathlib.Path) -> Run:
@@ -89,7 +87,7 @@ def _open_onnx(path: pathlib.Path) -> Run:
     if cuda not in session.get_providers() and tf.config.list_physical_devices("GPU"):
         # From 1.27 on, the metadata of onnxruntime-gpu ask for CUDA 13; TensorFlow's wheels bring CUDA 12.
         instead = "pip uninstall onnxruntime; pip install 'onnxruntime-gpu==1.26.*'"
-        _log_once(f"ONNX Runtime runs on the CPU here. To use the GPU: {instead}")
+        log_once(f"ONNX Runtime runs on the CPU here. To use the GPU: {instead}")
     names = [output.name for output in session.get_outputs()]
 
     def run(images: np.ndarray, image_sizes: np.ndarray) -> Found:
@@ -137,8 +135,9 @@ def _open_engine(path: pathlib.Path) -> Run:
     for number in range(engine.num_io_tensors):
         name = engine.get_tensor_name(number)
         shape, dtype = context.get_tensor_shape(name), trt.nptype(engine.get_tensor_dtype(name))
-        on_host[name] = np.empty(tuple(shape), dtype)
-        on_gpu[name] = gpu.allocate(on_host[name].nbytes)
+        on_host[name], address = np.empty(tuple(shape), dtype), c_void_p()
+        gpu.call("cudaMalloc", byref(address), c_size_t(on_host[name].nbytes))
+        on_gpu[name] = int(address.value or 0)
         context.set_tensor_address(name, on_gpu[name])
 
     def run(images: np.ndarray, image_sizes: np.ndarray) -> Found:
@@ -179,11 +178,6 @@ class _Gpu:
         code = getattr(self.library, name)(*arguments)
         if code:
             raise RuntimeError(f"{name}: {self.library.cudaGetErrorString(code).decode()}")
-
-    def allocate(self, size: int) -> int:
-        address = c_void_p()
-        self.call("cudaMalloc", byref(address), c_size_t(size))
-        return int(address.value or 0)
 
     def copy(self, to: int, source: int, size: int) -> None:
         """Between host and GPU, in the order of the stream; CUDA finds the direction (cudaMemcpyDefault)."""

@@ -154,25 +154,21 @@ def set_initial_weights(
             report = init_from(a.init_from)
             log(str(report))
         if a.freeze_batch_norm:
-            log(freeze_batch_norms(model))
+            freeze_batch_norms(model)
         if a.freeze:
             log(freeze(model, a.freeze))
     return report
 
 
-def freeze_batch_norms(model: keras.Model) -> str:
+def freeze_batch_norms(model: keras.Model) -> None:
     """Stops all batch norms: they normalise with the statistics that they have, and nothing of them trains.
 
     NVIDIA/retinanet-examples trains so, from ImageNet weights and with small batches
     (odtk/backbones/layers.py, FixedBatchNorm2d).
-
-    Returns:
-        One line that tells how many.
     """
-    norms = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
-    for layer in norms:
-        layer.trainable = False
-    return f"frozen: {len(norms)} batch norms"
+    for layer in model.layers:
+        layer.trainable &= not isinstance(layer, keras.layers.BatchNormalization)
+    log("frozen: all batch norms")
 
 
 def freeze(model: keras.Model, pattern: str) -> str:

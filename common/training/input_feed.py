@@ -227,8 +227,7 @@ class InputFeed:
 
     def _open_loaders(self, kwargs: Mapping[str, Any]) -> None:
         replicas = range(len(self._ranks.local_replicas))
-        loaders = [self._open_loader(device_index=index, **kwargs) for index in replicas]
-        self._iterators = [loader.iterator() for loader in loaders]
+        self._iterators = [self._open_loader(device_index=i, **kwargs).iterator() for i in replicas]
 
     def _fetch(self) -> list[Batch]:
         return [next(iterator) for iterator in self._iterators]

@@ -83,17 +83,14 @@ def guarded_step(
             variable.assign(value)
 
     @tf.function(jit_compile=True, autograph=False)
-    def update_or_restore(
-        gradients: list[tf.Tensor], finite: tf.Tensor, before: list[tf.Tensor]
-    ) -> tf.Tensor:
+    def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
         """For GPUs: there the host waits for a branch to be chosen, and each kernel takes time to start."""
         if every_gradient:
             finite &= _is_finite(gradients)
-        old = [_read(variable) for variable in updated]
+        old = [variable.read_value() for variable in updated]
         update(gradients)
         for variable, value in zip([*updated, *statistics], [*old, *before], strict=True):
-            new = tf.where(finite, _read(variable), value)
-            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=new)
+            variable.assign(tf.where(finite, variable.read_value(), value))
         return finite
 
     def on_replicas(function: Callable[[Any], None], argument: Any) -> tf.Tensor:
@@ -123,11 +120,6 @@ def guarded_step(
 def _is_finite(gradients: list[tf.Tensor]) -> tf.Tensor:
     # Their norm, by which they are clipped, overflows before they do, and makes NaN of all of them.
     return tf.math.is_finite(tf.linalg.global_norm(gradients))
-
-
-def _read(variable: tf.Variable) -> tf.Tensor:
-    """Its value as it is now: a `tf.Variable` that is read twice need not be."""
-    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 class StepGuard:

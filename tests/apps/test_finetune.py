@@ -153,8 +153,7 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
     for layer in layers:
         moved = not np.array_equal(before[layer], np.asarray(layer.moving_mean))
         assert moved == (layer in free), layer.name
-    said = fine_tuning.freeze_batch_norms(model)
-    assert said == f"frozen: {len(layers)} batch norms" and len(layers) > len(frozen)
+    fine_tuning.freeze_batch_norms(model)
     used = inner([pixels], training=False)
     for trained, expected in zip(inner([pixels], training=True), used, strict=True):
         np.testing.assert_allclose(trained, expected, rtol=1e-4, atol=1e-5)

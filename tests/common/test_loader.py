@@ -11,7 +11,7 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn
 
-from common import args
+from common import args, progress
 from common import loader as loaders
 from common.errors import UserError
 
@@ -28,6 +28,8 @@ def test_types_that_cannot_be(monkeypatch):
     monkeypatch.setattr(loaders, "gpu_visible", lambda: False)
     with pytest.raises(UserError, match=r"=dali_gpu needs a GPU .*use --pipeline_type=dali_cpu"):
         loaders.resolve_type("dali_gpu")
+    with pytest.raises(UserError, match="for training speed only"):
+        loaders.make_loader({}, "synthetic", training=False)
 
 
 def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):
@@ -47,11 +49,10 @@ def test_a_loader_takes_its_share_of_the_cores(monkeypatch, cores, loaders_here,
 
 def test_gpus_that_tensorflow_cannot_use_are_named_once(monkeypatch, capsys):
     monkeypatch.setattr(loaders.backend, "GetCUDADeviceCount", lambda: 2)
-    loaders._warn_of_unused_gpus.cache_clear()
+    progress.log_once.cache_clear()
     assert [loaders.resolve_type("auto") for _ in range(2)] == ["dali_cpu"] * 2
-    loaders._warn_of_unused_gpus.cache_clear()
     (line,) = capsys.readouterr().err.splitlines()
-    assert "DALI sees 2 GPUs and TensorFlow none" in line and "tensorflow[and-cuda]" in line
+    assert "DALI sees a GPU and TensorFlow none" in line and "tensorflow[and-cuda]" in line
 
 
 def test_synthetic_boxes_are_boxes():
