@@ -39,18 +39,13 @@ def written(name: str, kind: str, change: Callable[[bytes], bytes], *words: str)
 written("truncated_json", "file-truncated", lambda sound: sound[:-300], "it ends after {} bytes")
 written("empty_json", "file-empty", lambda sound: b"", "it has 0 bytes")
 written("json_with_a_comma_too_many", "json-malformed", lambda sound: sound.replace(b"}", b",}", 1), ",}")
-written("json_that_is_a_picture", "json-malformed", lambda sound: b"\xff\xd8" + bytes(99), "at byte 0")
 written("lfs_pointer_in_place_of_the_json", "file-lfs-pointer", lambda sound: LFS_POINTER)
 written("gzipped_json", "file-gzip", gzip.compress, "it has {} bytes and begins with 1f 8b")
 written("json_in_utf_16", "json-utf-16", lambda sound: sound.decode().encode("utf-16"), "UTF-8", "ff fe")
-written("json_that_is_a_list", "wrong-type", lambda sound: b"[%s]" % sound, "file begins with '[{")
 written("jsons_merged", "repeated-key", lambda sound: b'{"images": [], ' + sound[1:], "2 lists `images`")
-for _name, _before, _after in (("image", 18, 5_000_000_000), ("category", 9, 6_000_000_000)):
-
-    def renumbered(sound: bytes, before=_before, after=_after) -> bytes:
-        return sound.replace(b'id": %d,' % before, b'id": %d,' % after)
-
-    written(f"{_name}_id_above_2_to_the_31", "large-id", renumbered, f"{_name} {_after}")
+written(
+    "large_image_id", "large-id", lambda sound: sound.replace(b'd": 18,', b'd": 5000000000,'), "5000000000"
+)
 
 
 # --- one value ---
@@ -72,17 +67,14 @@ def valued(name: str, kind: str, record: str, key: str, value, *words: str) -> N
     fault(kind, name)(spoil)
 
 
-for _key in ("id", "file_name", "width", "height"):
-    valued(f"image_without_{_key}", "missing-key", "image", _key, ..., f"has no {_key}")
-for _key in ("image_id", "category_id", "bbox"):
-    valued(f"annotation_without_{_key}", "missing-key", "annotation", _key, ..., f"has no {_key}")
+valued("image_without_height", "missing-key", "image", "height", ..., "has no height")
+valued("annotation_without_category_id", "missing-key", "annotation", "category_id", ..., "no category_id")
 
 valued("image_id_twice", "repeated-image-id", "image", "id", 11, "image 11 is given 2 times: '000.jpg', ")
 valued("height_that_is_true", "wrong-type", "image", "height", True, "has height True")
 valued("file_name_that_is_a_number", "wrong-type", "image", "file_name", 7, "has file_name 7")
 
 valued("annotation_id_twice", "repeated-annotation-id", "annotation", "id", 101, "annotation 101 is given 2 ")
-valued("image_id_as_text", "wrong-type", "annotation", "image_id", "11", "has image_id '11'")
 valued("category_by_name", "wrong-type", "annotation", "category_id", "cat", "has category_id 'cat'")
 valued("unknown_image", "unknown-image", "annotation", "image_id", 4711, "has image_id 4711, which no image")
 valued("unknown_category", "unknown-category", "annotation", "category_id", 77, "has category_id 77, which")
@@ -94,18 +86,13 @@ def boxed(name: str, kind: str, box: list, *words: str) -> None:
     valued(name, kind, "annotation", "bbox", box, "(image ", *words)
 
 
-boxed("box_with_null", "wrong-type", [1, None, 3, 4], "has bbox [1, None")
 boxed("box_of_three_numbers", "box-length", [1, 2, 3], "has bbox [1, 2, 3]")
 boxed("box_with_nan", "box-not-finite", [1, float("nan"), 3, 4], "[1, nan, 3, 4]")
 boxed("box_of_negative_width", "box-negative", [20, 10, -8, 5], "-8.0, 5.0]")
 boxed("box_of_width_0", "box-empty", [20, 10, 0, 5], "[20.0, 10.0, 0.0, 5.0] in ")
 boxed("box_over_the_right_edge", "box-outside", [30, 1, 60, 9], " 60.0, 9.0]")
-boxed("box_before_the_left_edge", "box-outside", [-0.25, 1, 9, 9], "has bbox [-0.25, ")
 
 valued("category_id_twice", "bad-category", "category", "id", 2, "category id 2 is given twice: 'cat'")
-valued("category_name_twice", "bad-category", "category", "name", "cat", "2 and 5 have the same name 'cat'")
-valued("category_without_a_name", "bad-category", "category", "name", ..., "category 5 has the name None")
-valued("category_id_as_a_string", "bad-category", "category", "id", "5", "category 'dog' has id '5'")
 valued("category_order", "category-order", "json", "categories", CATEGORIES[::-1], "category 9 ('cow')")
 
 

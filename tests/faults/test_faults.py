@@ -74,23 +74,6 @@ def test_unreadable_images_are_skipped_on_demand(fault, tmp_path):
     assert annotations.issues[fault.kind].line().endswith(". Left out by --on_bad_image=skip")
 
 
-def test_faults_together_are_all_listed(tmp_path):
-    data = DataSet(tmp_path / "data", 3)
-    images, annotations = data.document["images"], data.document["annotations"]
-    words = {}
-    for i, name in enumerate(
-        ("text_file", "image_id_as_text", "box_of_negative_width", "category_name_twice")
-    ):
-        data.image, data.annotation = images[i], annotations[2 * i]  # each on a victim of its own
-        words[BY_NAME[name].kind] = BY_NAME[name].words(data)
-    with pytest.raises(DataError) as raised:
-        open_data(data)
-    first, *lines = str(raised.value).splitlines()
-    assert {issue.kind for issue in raised.value.issues[0].stopping} == set(words)
-    assert first == "4 kinds of faults in the data:" and len(lines) == 4
-    assert all(word in str(raised.value) for of_kind in words.values() for word in of_kind)
-
-
 # --- training against evaluation, data against the run ---
 
 

@@ -107,6 +107,18 @@ def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: n
     return np.where(masked[..., np.newaxis], np.uint8(0), image)
 
 
+def assert_small(difference: np.ndarray, config, where: str, has_halves: bool = False) -> None:
+    """Of levels: the resize may round one the other way, which the colour's factors multiply.
+
+    `has_halves`: means of two images are not whole.
+    """
+    highest, mean = (4.001, 0.5) if config.hue else (1.001, 0.1)
+    if has_halves:
+        highest, mean = highest + 0.5, 0.6
+    said = f"{where}: {difference.max(initial=0):.3f}, {difference.mean():.3f}"
+    assert difference.max(initial=0) <= highest and difference.mean() <= mean, said
+
+
 def put(image: np.ndarray, top_left: tuple[int, int], canvas_size: tuple[int, int], fill: int) -> np.ndarray:
     """A canvas of `fill` with the image at its place."""
     canvas = np.full((*canvas_size, 3), fill, np.uint8)

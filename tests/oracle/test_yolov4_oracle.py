@@ -11,14 +11,13 @@ import pytest
 from tests.oracle import numpy_boxes, numpy_images
 from tests.oracle.fuzzed import Annotated
 from tests.oracle.numpy_images import nearest
-from tests.oracle.watched import Batch, Draws, run_epoch
+from tests.oracle.watched import BATCH, Batch, Draws, run_epoch
 from tests.yolov4.rectangles import ALL, INPUT, PLAIN
 from tests.yolov4.test_crops import darknet_axis
 from tests.yolov4.test_mosaic import darknet_mosaic
 from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Pipeline
 
-BATCH = 25
 FILL = 127  # Darknet's 0.5
 TRAININGS = {
     "not antialiased": {"antialias": False, "jitter": 0.3},
@@ -209,12 +208,7 @@ def check(batch: Batch, row: int, canvas: Canvas, config: YOLOv4Config) -> None:
     got = outputs["images"][row]
     assert got.shape == canvas.pixels.shape, where
     difference = np.abs(got.astype(np.float64) * 255 - canvas.pixels)
-    highest, mean = (4.001, 0.5) if config.hue else (1.001, 0.1)
-    if config.mixup_prob:  # halves of odd levels
-        highest, mean = highest + 0.5, 0.6
-    assert difference.max() <= highest and difference.mean() <= mean, (
-        f"{where}: {difference.max():.3f}, {difference.mean():.3f}"
-    )
+    numpy_images.assert_small(difference, config, where, has_halves=config.mixup_prob > 0)
     assert outputs["num_boxes"].reshape(-1)[row] == (outputs["classes"][row] >= 0).sum(), where
     numpy_boxes.assert_boxes(outputs, row, canvas.boxes_px, canvas.classes, config, where)
 
@@ -222,11 +216,8 @@ def check(batch: Batch, row: int, canvas: Canvas, config: YOLOv4Config) -> None:
 @pytest.mark.parametrize("name", TRAININGS)
 def test_training(fuzzed, name):
     config = dataclasses.replace(PLAIN, **TRAININGS[name])
-    loader = YOLOv4Pipeline(
-        source=fuzzed.source, config=config, batch_size=BATCH, training=True, count_lost=True, seed=7
-    )
     sizes = set()
-    for batch, own_images in run_epoch(loader, fuzzed):
+    for batch, own_images in run_epoch(YOLOv4Pipeline, fuzzed, config=config, training=True):
         others = [[fuzzed.images[image_id] for image_id in ids] for ids in batch.other_image_ids]
         image_size = batch_size(config, batch.draws)
         mosaics, after = np.zeros(BATCH), config
@@ -253,10 +244,7 @@ def test_training(fuzzed, name):
 def test_evaluation(fuzzed, keep_aspect):
     augmented = dataclasses.replace(PLAIN, **TRAININGS["all"] | {"letterbox": keep_aspect})
     plain = dataclasses.replace(PLAIN, min_box_size=augmented.min_box_size)
-    loader = YOLOv4Pipeline(
-        source=fuzzed.source, config=augmented, batch_size=BATCH, training=False, count_lost=True
-    )
-    for batch, images in run_epoch(loader, fuzzed):
+    for batch, images in run_epoch(YOLOv4Pipeline, fuzzed, config=augmented, training=False):
         for row, image in enumerate(images):
             window, place = whole_image(image.size, INPUT, keep_aspect)
             assert tuple(batch.outputs["letterbox"][row]) == place

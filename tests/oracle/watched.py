@@ -15,6 +15,7 @@ from nvidia.dali import fn
 from common.datasets import CocoSource
 from tests.oracle.fuzzed import Annotated, FuzzedSet
 
+BATCH = 25
 # Where each operator lives, its name, and which of its outputs are noted.
 _OPERATORS = [
     (fn.random, "uniform", slice(1)),
@@ -92,8 +93,15 @@ class Watched:
         return Batch(outputs, image_ids[0], Draws([x for x in noted if x[0] != "read"]), image_ids[1:])
 
 
-def run_epoch(loader: Any, fuzzed: FuzzedSet) -> Iterator[tuple[Batch, list[Annotated]]]:
-    """The batches of one epoch with their images; each image comes once, in evaluation in order."""
+def run_epoch(make: type, fuzzed: FuzzedSet, **options: Any) -> Iterator[tuple[Batch, list[Annotated]]]:
+    """The batches of one epoch with their images; each image comes once, in evaluation in order.
+
+    Args:
+        make: EfficientDetPipeline or YOLOv4Pipeline.
+        fuzzed: the images.
+        options: of `make`.
+    """
+    loader = make(source=fuzzed.source, batch_size=BATCH, count_lost=True, seed=7, **options)
     watched, seen = Watched(loader), []
     for _ in range(loader.steps_per_epoch):
         batch = watched.run()

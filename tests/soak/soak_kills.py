@@ -34,6 +34,8 @@ from tests.fixtures.calculations import weights_of
 from tools import synthetic
 
 EPOCHS, STEPS, SAVE_EVERY = 2, 8, 2
+SETTINGS = {"epochs": EPOCHS, "steps_per_epoch": STEPS, "save_every": SAVE_EVERY, "eval_every": 0}
+SETTINGS |= {"ema_decay": 0.9, "step_timeout": 120}
 OWN = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the loader changes between the epochs
 
 
@@ -45,12 +47,7 @@ def command(app: str, ranks: int, data: pathlib.Path, output_dir: pathlib.Path, 
         *training_flags(app, data, output_dir, strategy, batch_size=2),
         f"--eval_images={data}/images",
         f"--eval_annotations={data}/instances.json",
-        f"--epochs={EPOCHS}",
-        f"--steps_per_epoch={STEPS}",
-        f"--save_every={SAVE_EVERY}",
-        "--eval_every=0",
-        "--ema_decay=0.9",
-        "--step_timeout=120",
+        *(f"--{name}={value}" for name, value in SETTINGS.items()),
         *OWN[app],
         *flags,
     ]
@@ -65,11 +62,6 @@ def run(ranks: int, arguments: list[str]) -> None:
     with start(ranks, arguments) as job:
         result = job.finish(300)
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-def processes(job: launching.Job, ranks: int) -> dict[int, int]:
-    """The processes of the ranks that run by now."""
-    return launching.rank_pids(job) if ranks > 1 else {0: job.pid}
 
 
 def saved_steps(output_dir: pathlib.Path) -> list[int]:
@@ -131,9 +123,8 @@ def stop_and_resume(
                 places.append(_stop_somewhere(job, broken, ranks, how, draw))
         run(ranks, arguments)
         found = what_it_ends_with(broken)
-        different = sorted(
-            name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)
-        )
+        names = sorted(wanted.keys() | found.keys())
+        different = [name for name in names if wanted.get(name) != found.get(name)]
         assert not different, f"{places}: {len(different)} of {len(wanted)} differ: {different[:5]}"
         shutil.rmtree(broken)
         lines.append(f"{app}, {ranks} ranks, round {number}: {'; '.join(places)}: bit-equal")
@@ -150,7 +141,7 @@ def _stop_somewhere(
     victims: dict[int, int] = {}
     while job.poll() is None and (saved_steps(output_dir) or [-1])[-1] < awaited:
         if len(victims) < ranks:  # looked for before the moment comes: looking takes longer than a step
-            victims = processes(job, ranks)
+            victims = launching.rank_pids(job) if ranks > 1 else {0: job.pid}
         time.sleep(0.005)
     time.sleep(draw.random() * 0.1)
     if ranks > 1 and victims and draw.random() < 0.7:  # one of them; the others have to notice

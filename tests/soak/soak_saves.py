@@ -40,25 +40,15 @@ class Subject:
     """A run in small whose every number is its step."""
 
     def __init__(self, directory: pathlib.Path, units: int = UNITS) -> None:
-        self.model = keras.Sequential(
-            [keras.Input((4,)), keras.layers.Dense(units), keras.layers.BatchNormalization()]
-        )
+        layers = [keras.Input((4,)), keras.layers.Dense(units), keras.layers.BatchNormalization()]
+        self.model = keras.Sequential(layers)
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
         optimizer.build(self.model.trainable_variables)
         averaged = AveragedWeights(self.model, 0.9)
-        self._variables = [
-            *(variable.value for variable in [*self.model.weights, *optimizer.variables]),
-            *averaged.variables,
-        ]
-        self.saved = Checkpoints(
-            directory,
-            ranks=Ranks(),
-            model=self.model,
-            optimizer=optimizer,
-            averaged=averaged,
-            metadata={},
-            identity=Identity({}),
-        )
+        of_keras = [*self.model.weights, *optimizer.variables]
+        self._variables = [*(variable.value for variable in of_keras), *averaged.variables]
+        parts = {"model": self.model, "optimizer": optimizer, "averaged": averaged}
+        self.saved = Checkpoints(directory, ranks=Ranks(), metadata={}, identity=Identity({}), **parts)
         self.iterator = iter(tf.data.Dataset.range(2**40))
         self.saved.iterators = [self.iterator]
 
@@ -159,22 +149,10 @@ def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     if not shutil.which("unshare") or subprocess.run([*namespace, mount], capture_output=True).returncode:
         return None
-    done = subprocess.run(
-        [
-            *namespace,
-            f'{mount} && exec "$@"',
-            "sh",
-            sys.executable,
-            __file__,
-            f"--disk={directory}",
-            f"--rounds={rounds}",
-            f"--seed={seed}",
-        ],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script = [sys.executable, __file__, f"--disk={directory}", f"--rounds={rounds}", f"--seed={seed}"]
+    command = [*namespace, f'{mount} && exec "$@"', "sh", *script]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
