@@ -1,31 +1,35 @@
 """Promises about the repository itself: pins, and what must never be in it."""
 
-import pathlib
 import re
 import tomllib
 
 import pytest
 import yaml
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests.conftest import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 FOLDERS = ("common", "docker", "efficientdet", "examples", "tests", "tools", "yolov4")
 
 
+def pins(extras):
+    return [*PROJECT["dependencies"], *(pin for extra in extras for pin in EXTRAS[extra])]
+
+
 def test_every_package_of_the_design_is_declared_and_pinned():
-    extras = PROJECT["optional-dependencies"]
-    everything = [*PROJECT["dependencies"], *(r for requirements in extras.values() for r in requirements)]
+    everything = pins(EXTRAS)
     assert all(re.fullmatch(r"[\w-]+(\[[\w-]+\])?==[\w.]+", requirement) for requirement in everything)
     names = {re.split(r"[\[=]", requirement)[0] for requirement in everything}
     assert {"nvidia-dali-cuda120", "tensorflow", "horovod", "pycocotools", "absl-py"} <= names
-    assert any(requirement.startswith("horovod==") for requirement in extras["horovod"])
-    assert any(requirement.startswith("tensorflow[and-cuda]==") for requirement in extras["gpu"])
+    assert any(requirement.startswith("horovod==") for requirement in EXTRAS["horovod"])
+    assert any(requirement.startswith("tensorflow[and-cuda]==") for requirement in EXTRAS["gpu"])
 
 
 def test_no_unsafe_loading():
     forbidden = re.compile(r"pickle\.|allow_pickle=True|unsafe_load|safe_mode=False|yaml\.load\((?!.*Loader)")
     for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
-        if path != pathlib.Path(__file__):
+        if path.name != "test_project.py":
             assert not forbidden.search(path.read_text()), path
 
 
@@ -35,9 +39,7 @@ def test_licences_of_dependencies_are_listed():
         r"^\| ([\w-]+) \| ([\w.+]+) \| (.+) \|$", (ROOT / "docs/licences.md").read_text(), re.MULTILINE
     )
     listed = {name: version for name, version, _ in rows}
-    extras = PROJECT["optional-dependencies"]
-    installed = ("dali-tf", "horovod", "faster-coco", "export", "dev")  # by `make test`
-    for requirement in [*PROJECT["dependencies"], *(r for extra in installed for r in extras[extra])]:
+    for requirement in pins(("dali-tf", "horovod", "faster-coco", "export", "dev")):  # as `make test` has it
         name, _, version = requirement.partition("==")
         assert listed.get(re.split(r"\[", name)[0]) == version, requirement
     assert "Apache License" in (ROOT / "LICENSE").read_text()[:400]
@@ -61,9 +63,6 @@ def test_the_default_set_up_is_locked_with_hashes(extras):
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
     assert not re.search(r"https?://|--(extra-)?index", lock)
     locked = {entry.split(" ")[0].split(";")[0].strip() for entry in entries}
-    for pin in [
-        *PROJECT["dependencies"],
-        *(p for extra in extras for p in PROJECT["optional-dependencies"][extra]),
-    ]:
+    for pin in pins(extras):
         assert re.sub(r"\[.*\]", "", pin) in locked, pin  # the lock lists what tensorflow[and-cuda] brings
     assert f"setup_env.sh $(VENV) {' '.join(extras[:3])}" in (ROOT / "Makefile").read_text()

@@ -15,7 +15,7 @@ import pytest
 from absl import flags
 
 from common import args as shared_flags
-from common.errors import UserError
+from tests.refusal import refusal
 from tests.tools.preprocessing import pictures_on_disk
 from tests.tools.preprocessing.source_writing import COUNT, IMAGES, WRITERS, labels_of, pixels, write_case
 from tools import preprocess
@@ -35,11 +35,6 @@ def parse(*arguments):
 def run(*arguments):
     values = shared_flags.values(parse(*arguments), preprocess.define_flags)
     preprocess.preprocess(types.SimpleNamespace(**values))
-
-
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def given(case, directory, images=IMAGES):
@@ -76,7 +71,8 @@ def test_pixels_names_and_labels_of_every_source(tmp_path, case):
     run(*source, f"--api={api}", OPS, f"--output={out}", "--batch_size=3")
     found = np.load(out)
     np.testing.assert_array_equal(found["images"] if suffix == "npz" else found, padded())
-    found = [(row["name"], int(row["label"] or -1)) for row in rows_of(f"{out}.csv")]
+    with open(f"{out}.csv", newline="") as table:
+        found = [(row["name"], int(row["label"] or -1)) for row in csv.DictReader(table)]
     assert found == list(zip(names, labels_of(case), strict=True))
 
 
@@ -91,17 +87,14 @@ def test_a_damaged_image_is_left_out_when_told(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_there_is_one_line(tmp_path, kind):
-    with pytest.raises(UserError, match="nowhere") as caught:
-        run(f"--source={kind}", f"--input={tmp_path}/nowhere", f"--output={tmp_path}/x.npz")
-    assert "\n" not in str(caught.value)
+    arguments = [f"--source={kind}", f"--input={tmp_path}/nowhere", f"--output={tmp_path}/x.npz"]
+    assert "nowhere" in refusal(run, *arguments)
 
 
 IMPOSSIBLE = [
     ([], "--input is missing"),
     (["--input={0}"], "--output is missing"),
     (["--input={0}", "--output={1}/x.npz", "--ops=resise:3"], "did you mean 'resize'"),
-    (["--input={0}", "--output={1}/x.npz", "--output_shards=2"], "--output_shards does nothing for"),
-    (["--input={0}", "--output={1}/x.npz", "--image_format=png"], "--image_format"),
     (["--input={0}", "--output={1}/x.png", "--ops=layout:chw"], "CHW"),
     (["--input={0}", "--output={1}/x.tfrecord", "--output_shards=6"], "--output_shards=6"),
 ]
@@ -109,16 +102,14 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize(("arguments", "said"), IMPOSSIBLE)
 def test_what_cannot_be_done_is_said_and_leaves_nothing(tree, tmp_path, arguments, said):
-    with pytest.raises(UserError) as caught:
-        run(*(argument.format(tree, tmp_path) for argument in arguments))
-    assert said in str(caught.value)
+    assert said in refusal(run, *(argument.format(tree, tmp_path) for argument in arguments))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_gpu_that_is_not_there_is_one_line(tree, tmp_path, monkeypatch):
     monkeypatch.setattr(preprocess.backend, "GetCUDADeviceCount", lambda: 0)
-    with pytest.raises(UserError, match="--device=gpu: DALI sees no GPU here; use --device=cpu"):
-        run(f"--input={tree}", f"--output={tmp_path}/x.png", "--device=gpu")
+    said = refusal(run, f"--input={tree}", f"--output={tmp_path}/x.png", "--device=gpu")
+    assert said == "--device=gpu: DALI sees no GPU here; use --device=cpu"
 
 
 def test_the_list_of_operators(capsys):
@@ -147,25 +138,16 @@ def test_jpegs_of_a_quality(tree, tmp_path, flags_, quality):
     assert (tmp_path / "out/two dogs/1.jpg").read_bytes() == stream.getvalue()
 
 
-def test_records_and_from_them_the_same_again(tree, tmp_path):
-    arguments = f"--input={tree}", "--ops=crop:30x40"
-    run(*arguments, f"--output={tmp_path}/r.tfrecord", "--output_shards=2")
-    run(*arguments, f"--output={tmp_path}/direct.npy")
-    run("--source=tfrecord", f"--input={tmp_path}/r-*-of-00002.tfrecord", f"--output={tmp_path}/x.npy")
-    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), np.load(tmp_path / "direct.npy"))
-    assert [row["label"] for row in rows_of(tmp_path / "x.npy.csv")] == ["0", "0", "0", "1", "1"]
-
-
 def test_images_that_a_list_names_are_not_replaced(tree, tmp_path):
     (tmp_path / "list.txt").write_text(f"{tree}/cats/0.png")
     for target in (tree / "cats", tree / "cats/0.png"):
-        with pytest.raises(UserError, match="the input"):
-            run("--source=list", f"--input={tmp_path}/list.txt", f"--output={target}", "--overwrite")
+        flags_ = [f"--input={tmp_path}/list.txt", f"--output={target}", "--overwrite"]
+        assert "the input" in refusal(run, "--source=list", *flags_)
 
 
 def test_a_complaint_after_half_a_progress_bar_has_a_line_of_its_own(tree, tmp_path, capsys):
-    with pytest.raises(UserError, match=r"^image 0 \('cats/0\.png'\) is uint8 48 x 64 x 3"):
-        run(f"--input={tree}", f"--output={tmp_path}/x.npz")
+    said = refusal(run, f"--input={tree}", f"--output={tmp_path}/x.npz")
+    assert said.startswith("image 0 ('cats/0.png') is uint8 48 x 64 x 3")
     progress = capsys.readouterr().err
     assert "1/5" in progress and progress.endswith("\n")
 

@@ -4,10 +4,8 @@ import os
 import pathlib
 
 import PIL.Image
-import pytest
 
 from common.args import ImagePolicy
-from common.datacheck.issues import DataError
 from tools.conversion.options import Options
 
 SKIP = ImagePolicy(on_bad_image="skip")
@@ -30,10 +28,3 @@ def picture():
 
 def options_of(**options):
     return Options(**{k: os.fspath(v) if isinstance(v, pathlib.Path) else v for k, v in options.items()})
-
-
-def refusal(read, path, error=DataError, **options):
-    """What `read` says about a set that it refuses."""
-    with pytest.raises(error) as refused:
-        read(path, **options)
-    return str(refused.value)

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from common import tfrecord
 from common.datacheck.coco import load_coco
-from common.errors import UserError
 from common.labels import LabelMap
 from tests.common.record_writing import record
+from tests.refusal import refusal
 from tools.conversion import coco_to_tfrecord
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
@@ -49,14 +49,11 @@ def test_every_image_with_its_objects(data, tmp_path):
     document = json.loads((data / "instances.json").read_text())
     label_map = LabelMap.load(tmp_path / "sub" / "t.label_map.json")
     assert label_map == LabelMap.from_categories(document["categories"])
-    assert [os.path.basename(file) for file in files] == [f"t-0000{i}-of-00003.tfrecord" for i in range(3)]
-    indexes = [f"{file}.idx" for file in files]
-    assert {path.name for path in (tmp_path / "sub").iterdir()} == {
-        "t.label_map.json",
-        *map(os.path.basename, [*files, *indexes]),
-    }
-    for file, index in zip(files, indexes, strict=True):
-        assert pathlib.Path(index).read_bytes() == tfrecord.format_index(tfrecord.record_spans(file))
+    assert files == [f"{tmp_path}/sub/t-0000{i}-of-00003.tfrecord" for i in range(3)]
+    beside = [tmp_path / "sub" / "t.label_map.json", *(pathlib.Path(f"{file}.idx") for file in files)]
+    assert {*(tmp_path / "sub").iterdir()} == {*beside, *map(pathlib.Path, files)}
+    for file, index in zip(files, beside[1:], strict=True):
+        assert index.read_bytes() == tfrecord.format_index(tfrecord.record_spans(file))
     assert [len(records([file])) for file in files] == [4, 4, 4]
     written = records(files)
     assert set(written) == {image["id"] for image in document["images"]}
@@ -104,20 +101,16 @@ def test_images_are_shuffled_by_the_seed_and_workers_change_nothing(drawn, tmp_p
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (
-            lambda file: PIL.Image.new("RGB", (33, 44)).save(file),
-            "is damaged, or is not of 143 x 67 pixels as its annotations say",
-        ),
+        (lambda file: PIL.Image.new("RGB", (33, 44)).save(file), "is damaged, or is not of 143 x 67 pixels"),
         (lambda file: file.write_bytes(file.read_bytes()[:-30]), "is damaged"),
         (lambda file: PIL.Image.open(file).save(file, "BMP"), "is BMP: TFRecords hold JPEG and PNG"),
     ],
 )
 def test_an_image_that_does_not_fit_is_named_and_nothing_is_touched(data, tmp_path, spoil, message):
     write(data, tmp_path / "out" / "t")
-    annotations, before = load_coco(data / "instances.json"), contents_of(tmp_path / "out")
+    before = contents_of(tmp_path / "out")
     spoil(data / "images" / "01.jpg")
-    with pytest.raises(UserError, match=rf"01\.jpg {message}"):
-        write_tfrecords(annotations, data / "images", tmp_path / "out" / "t", num_shards=3)
+    assert f"01.jpg {message}" in refusal(write, data, tmp_path / "out" / "t")
     assert contents_of(tmp_path / "out") == before
 
 
@@ -175,19 +168,17 @@ def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
 def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
     for name, num_shards in (("t", 2), ("t", 2), ("t-more", 3)):  # a new set, the same again, another prefix
         write(drawn, tmp_path / name, num_shards)
-    with pytest.raises(UserError, match=r"t-00000-of-00002.tfrecord belongs to another set"):
-        write(drawn, tmp_path / "t", 3)
+    assert "t-00000-of-00002.tfrecord belongs to another set" in refusal(write, drawn, tmp_path / "t", 3)
 
 
 @pytest.mark.parametrize(
     ("name", "num_shards", "message"),
     [
-        ("t", 0, r"--num_shards=0 is not in 1\.\.12"),
-        ("t", 13, r"--num_shards=13 is not in 1\.\.12"),
+        ("t", 0, "--num_shards=0 is not in 1..12"),
+        ("t", 13, "--num_shards=13 is not in 1..12"),
         ("", 1, "is a directory: add the beginning of the file names"),
     ],
 )
 def test_a_name_is_needed_and_as_many_files_as_images_at_most(drawn, tmp_path, name, num_shards, message):
-    with pytest.raises(UserError, match=message):
-        write(drawn, f"{tmp_path}/{name}", num_shards)
+    assert message in refusal(write, drawn, f"{tmp_path}/{name}", num_shards)
     write(drawn, tmp_path / "most", 12)

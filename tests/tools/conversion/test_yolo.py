@@ -13,9 +13,9 @@ import PIL.ImageOps
 import pytest
 
 from common.args import ImagePolicy
-from common.errors import UserError
+from common.datacheck.issues import DataError
 from common.labels import LabelMap
-from tests.tools.conversion import labelled_images
+from tests.refusal import refusal
 from tests.tools.conversion.labelled_images import HEIGHT, SKIP, WIDTH, options_of, picture, put
 from tools.conversion import yolo
 
@@ -34,7 +34,8 @@ def read_yolo(path, *, policy=ImagePolicy(), **options):
     return yolo.read_yolo(options_of(input=path, **options), policy)
 
 
-refusal = functools.partial(labelled_images.refusal, read_yolo)
+faults = functools.partial(refusal, read_yolo, error=DataError)
+refused = functools.partial(refusal, read_yolo)
 
 
 def test_a_label(made):
@@ -66,7 +67,7 @@ def test_a_label_map_gives_ids_by_name(made):
     LabelMap((7, 8, 9), ("bird", "dog", "cat")).save(made / "all")
     assert read_yolo(made, label_map=made / "all")[0].category_ids.tolist() == [9, 8]
     LabelMap((7,), ("dog",)).save(made / "dog")
-    message = refusal(made, label_map=made / "dog")
+    message = faults(made, label_map=made / "dog")
     assert "a.txt line 1 '0 0.5 0.5 0.25 0.5' has class 0 of 1" in message
 
 
@@ -86,7 +87,7 @@ def test_images_without_labels_stay_unless_all_are(made):
     (offender,) = found.issues["label-missing"].offenders
     assert offender.startswith("image 'c.png' (") and offender.endswith("labels/c.txt)")
     shutil.rmtree(made / "labels")
-    assert "no usable box: 3 images, none with an object" in refusal(made)
+    assert "no usable box: 3 images, none with an object" in faults(made)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -109,7 +110,7 @@ def test_exif_turns_must_be_decided(made):
     stored.getexif()[0x0112] = 6
     stored.save(made / "images" / "c.jpg", exif=stored.getexif())
     put(made, "labels/c.txt", "1 0.25 0.375 0.5 0.25\n")  # of the turned image, 20 x 40: 0, 10, 10, 10
-    message = refusal(made)
+    message = faults(made)
     assert "image 'c.jpg' (" in message and "has orientation 6" in message and "--yolo_pixels" in message
     for pixels, box in (("stored", [0, 5, 20, 5]), ("turned", [10, 10, 10, 10])):
         found, _ = read_yolo(made, yolo_pixels=pixels)
@@ -138,14 +139,14 @@ def test_exif_turns_must_be_decided(made):
 )
 def test_what_is_refused(made, text, message):
     put(made, "labels/a.txt", text)
-    assert message in refusal(made)
+    assert message in faults(made)
 
 
 def test_everything_is_listed_at_once(made):
     put(made, "labels/a.txt", "0 1 2\n0 0.5 0.5 -1 1\n5 0.5 0.5 0.2 0.2\n")
     put(made, "images/a.jpg", picture())
     put(made, "images/b.png", b"no image")
-    message = refusal(made)
+    message = faults(made)
     assert "a.txt is of both 'a.jpg' and 'a.png'" in message
     for expected in ("line 1 '0 1 2'", "line 2 ", "has class 5 of 2", "'b.png'"):
         assert expected in message, message
@@ -154,12 +155,12 @@ def test_everything_is_listed_at_once(made):
 def test_images_that_cannot_be_read_or_named_are_left_out_on_demand(made):
     put(made, "images/a.png", b"no image")
     shutil.copy(made / "images" / "b.png", made / "images" / os.fsdecode(b"\xff.png"))
-    message = refusal(made)
+    message = faults(made)
     assert "'a.png'" in message and "'\\udcff.png' (" in message and "its name is not UTF-8" in message
     found, _ = read_yolo(made, policy=SKIP)
     assert found.file_names == ["b.png"] and found.boxes_ltwh_px.tolist() == [[0, 0, 20, 20]]
     shutil.copy(made / "images" / "b.png", made / "images" / "c\nd.png")  # DALI would split it
-    assert "'c\\nd.png' (" in refusal(made, policy=SKIP)
+    assert "'c\\nd.png' (" in faults(made, policy=SKIP)
 
 
 @pytest.mark.parametrize("layout", ["images/{split}", "{split}/images"])
@@ -171,7 +172,7 @@ def test_splits_of_a_directory(made, layout):
     found, images_dir = read_yolo(made, split="val")
     assert found.file_names == ["x/val1.png"] and found.category_ids.tolist() == [2]
     assert images_dir == os.fspath(made / layout.format(split="val"))
-    message = refusal(made, UserError, split="test")
+    message = refused(made, split="test")
     assert "--split=test: neither " in message and "images/test nor " in message
 
 
@@ -179,7 +180,7 @@ def test_a_directory_of_several_splits_needs_a_choice(made):
     put(made, "images/train/1.png", picture())
     assert read_yolo(made)[0].file_names == ["a.png", "b.png", "train/1.png"]
     put(made, "images/val/1.png", picture())
-    message = refusal(made, UserError)
+    message = refused(made)
     assert "images holds train, val: choose one by --split, or all by --split=." in message
     found, _ = read_yolo(made, split=".")
     assert found.file_names == ["a.png", "b.png", "train/1.png", "val/1.png"]
@@ -228,7 +229,7 @@ def test_darknet_lists(made, monkeypatch):
         found, images_dir = read_yolo("lists/train.txt", names="classes.txt")
         assert found.file_names == ["b.png", "a.png"] and images_dir == os.fspath(made / "images")
     put(made, "lists/train.txt", "images/b.png\nimages/c.png\n")
-    assert "train.txt line 2: there is no 'images/c.png'" in refusal("lists/train.txt", names="classes.txt")
+    assert "train.txt line 2: there is no 'images/c.png'" in faults("lists/train.txt", names="classes.txt")
 
 
 @pytest.mark.parametrize(
@@ -248,21 +249,21 @@ def test_darknet_lists(made, monkeypatch):
 )
 def test_data_yaml_that_is_refused(made, text, message):
     put(made, "data.yaml", text)
-    found = refusal(made / "data.yaml", UserError)
+    found = refused(made / "data.yaml")
     assert message in found and "data.yaml" in found and "\n" not in found
 
 
 def test_names_and_input_that_are_refused(made):
     os.remove(made / "classes.txt")
-    assert "nothing names the classes of " in refusal(made, UserError)
+    assert "nothing names the classes of " in refused(made)
     for content, message in (
         ("cat\n\ndog\n\n", "category 2 has the name ''"),
         (b"\xff", "is not UTF-8 text"),
     ):
         put(made, "n.names", content)
-        found = refusal(made, UserError, names=made / "n.names")
+        found = refused(made, names=made / "n.names")
         assert "n.names" in found and message in found
-    assert "No such file" in refusal(made, OSError, names=made / "gone.names")
-    assert "is not a directory, a data.yaml" in refusal(made / "gone", UserError)
+    assert "No such file" in refused(made, error=OSError, names=made / "gone.names")
+    assert "is not a directory, a data.yaml" in refused(made / "gone")
     put(made, "list.txt", "images/a.png\n")
-    assert "without --split, a list of images" in refusal(made / "list.txt", UserError, split="val")
+    assert "without --split, a list of images" in refused(made / "list.txt", split="val")

@@ -7,7 +7,7 @@ import pytest
 from nvidia.dali import types
 
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
-from common.errors import UserError
+from tests.refusal import refusal
 from tools.preprocessing import chain
 from tools.preprocessing.arguments import Range
 
@@ -62,16 +62,12 @@ REFUSED = [
 
 @pytest.mark.parametrize(("ops", "said"), REFUSED)
 def test_what_cannot_be_read_is_refused_in_one_line(ops, said):
-    with pytest.raises(UserError) as caught:
-        chain.parse(ops)
-    assert said in str(caught.value)
-    assert str(caught.value).startswith("--ops")
-    assert "\n" not in str(caught.value)
+    found = refusal(chain.parse, ops)
+    assert said in found and found.startswith("--ops")
 
 
 def test_arrays_are_not_decoded():
-    with pytest.raises(UserError, match="nothing to decode"):
-        chain.parse("decode:bgr", is_decoded=True)
+    assert "nothing to decode" in refusal(chain.parse, "decode:bgr", is_decoded=True)
 
 
 def test_the_list_of_operators_names_all_with_their_arguments():

@@ -3,12 +3,10 @@
 Also tests tools/check_data.py.
 """
 
-import pytest
-
 from common.args import ImagePolicy
 from common.datacheck.issues import KINDS, DataError
 from common.datasets import DataFlags
-from common.errors import UserError
+from tests.refusal import refusal
 from tests.tools.report.made_reports import ANCHORS
 from tools.report import check_and_report
 
@@ -35,8 +33,8 @@ def test_faults_alone_make_a_page(tmp_path):
     (tmp_path / "a.json").write_text('{"images": [], "annotations": [], "categories": [}')
     (tmp_path / "b.json").write_text("")
     data = [DataFlags(str(tmp_path), str(tmp_path / f"{name}.json")) for name in "ab"]
-    with pytest.raises(DataError, match="2 kinds of faults"):
-        check_and_report.check(*data, ANCHORS, ImagePolicy(), report=f"{tmp_path}/report.html")
+    given = [check_and_report.check, *data, ANCHORS, ImagePolicy()]
+    assert "2 kinds of faults" in refusal(*given, report=f"{tmp_path}/report.html", error=DataError)
     text = (tmp_path / "report.html").read_text()
     assert "<img " not in text
     for name, kind in (("a.json", "json-malformed"), ("b.json", "file-empty")):
@@ -44,5 +42,5 @@ def test_faults_alone_make_a_page(tmp_path):
 
 
 def test_a_report_of_another_suffix_is_refused_before_data_are_read():
-    with pytest.raises(UserError, match=r"--report=x\.pdf: its name must end in"):
-        check_and_report.check(DataFlags(), DataFlags(), ANCHORS, ImagePolicy(), report="x.pdf")
+    given = [check_and_report.check, DataFlags(), DataFlags(), ANCHORS, ImagePolicy()]
+    assert "--report=x.pdf: its name must end in" in refusal(*given, report="x.pdf")

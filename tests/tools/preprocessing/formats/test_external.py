@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from common.errors import UserError
+from tests.refusal import refusal
 from tests.tools.preprocessing import reading
-from tests.tools.preprocessing.reading import build, by_dynamic, by_pipeline, flat, refused, run
+from tests.tools.preprocessing.reading import by_dynamic, by_pipeline, flat, refused
 from tests.tools.preprocessing.source_writing import IMAGES
 from tools.preprocessing.formats import external
 from tools.preprocessing.reading import Part
@@ -94,8 +94,8 @@ def test_names_that_are_none_of_python():
 
 def test_what_has_no_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(external, "_MOST", 20)
-    with pytest.raises(UserError, match="goes on after 20 steps: raise StopIteration at the end"):
-        opened(tmp_path, "def given(info):\n    return images[0]")
+    endless = path_of(tmp_path, "def given(info):\n    return images[0]")
+    refused("external", endless, "goes on after 20 steps: raise StopIteration at the end")
     assert opened(tmp_path, "given = images[:1] * 20").size == 20
 
 
@@ -110,8 +110,7 @@ def given(info):
 
 
 def test_samples_that_change_are_named_while_a_pipeline_runs(tmp_path):
-    source = opened(tmp_path, CHANGING)
-    with pytest.raises(UserError, match=r"code\.py:given: sample-1 was encoded before, and is not any more"):
-        flat(by_dynamic(Part(source)))
-    with pytest.raises(UserError, match=r"code\.py:given: sample-0 was encoded before, and is not any more"):
-        run(build(Part(source)))
+    part = Part(opened(tmp_path, CHANGING))
+    said = "code.py:given: sample-{} was encoded before, and is not any more"
+    assert said.format(1) in refusal(by_dynamic, part)
+    assert said.format(0) in refusal(by_pipeline, part, 1)
