@@ -15,9 +15,7 @@ SETTING = {"efficientdet": "antialias", "yolov4": "letterbox"}
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pictures")
-    pictures_on_disk.write(directory)
-    return directory
+    return pictures_on_disk.write(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.mark.parametrize("setting", [True, False])
@@ -25,7 +23,7 @@ def directory(tmp_path_factory):
 def test_evaluation_and_preprocess_give_the_same_pixels(app, directory, api, setting):
     config = app.package.config.get_config(app.model_name)
     config = dataclasses.replace(config, image_size=(64, 96), **{SETTING[app.name]: setting})
-    images = ImageListSource(tuple(str(path) for path in sorted(directory.iterdir())))
+    images = ImageListSource(tuple(str(path) for path in sorted(directory.rglob("*.png"))))
     options = {"batch_size": len(pictures_on_disk.SIZES), "training": False, "with_targets": False}
     loader = app.make_loader("dali_cpu", source=images, config=config, **options)
     expected = loader.pipeline.run()[0].as_array()

@@ -88,13 +88,13 @@ def open_both(two: tuple[DataSet, DataSet]):
     return open_pair(*(DataFlags(str(data.images_dir), str(data.json_path)) for data in two))
 
 
-@pytest.mark.parametrize(
-    ("category", "words"),
-    [
-        ({"id": 5, "name": "hound"}, ["category 5", "hound", "dog"]),
-        ({"id": 12, "name": "yak"}, ["category 12", "yak"]),
-    ],
-)
+OTHER_CATEGORIES = [
+    ({"id": 5, "name": "hound"}, ["category 5", "hound", "dog"]),
+    ({"id": 12, "name": "yak"}, ["category 12", "yak"]),
+]
+
+
+@pytest.mark.parametrize(("category", "words"), OTHER_CATEGORIES)
 def test_evaluation_of_other_categories_is_refused(two, category, words):
     categories = two[1].document["categories"]
     categories[:] = [c for c in categories if c["id"] != category["id"]] + [category]
@@ -122,14 +122,14 @@ def test_faults_of_both_splits_are_listed_together(two):
     assert all(word in str(raised.value) for of_one in words for word in of_one)
 
 
-@pytest.mark.parametrize(
-    ("kind", "batch_size", "num_replicas", "words"),
-    [
-        ("fewer-than-batch", 7, 1, ["6 images", "--batch_size=7"]),
-        ("fewer-than-batch", 4, 2, ["6 images", "--batch_size=4 x 2 ranks"]),
-        ("fewer-than-batch", 1, 7, ["6 images", "7 ranks"]),
-    ],
-)
+TOO_FEW = [
+    ("fewer-than-batch", 7, 1, ["6 images", "--batch_size=7"]),
+    ("fewer-than-batch", 4, 2, ["6 images", "--batch_size=4 x 2 ranks"]),
+    ("fewer-than-batch", 1, 7, ["6 images", "7 ranks"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "batch_size", "num_replicas", "words"), TOO_FEW)
 def test_too_few_images(two, kind, batch_size, num_replicas, words):
     source = open_data(two[0])
     check_sizes(source, batch_size=6, num_replicas=1, max_instances=100)

@@ -169,12 +169,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        began = time.monotonic()
         lines = stop_and_resume(
             given.app, given.ranks, rounds=given.rounds, directory=pathlib.Path(directory), seed=given.seed
         )
         print(*lines, sep="\n")
-        print(f"{len(lines)} of {given.rounds} in {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -114,39 +114,39 @@ def test_images_that_cannot_be_used(yolo, tmp_path):
     assert load_coco(tmp_path / "x.json", yolo / "images").file_names == ["1.png"]
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "options", "message"),
-    [
-        ("coco", "coco", {}, "--from=coco --to=coco: there is nothing to convert"),
-        ("coco", "tfrecord", {}, "--from=coco needs --images=DIR"),
-        ("voc", "coco", {}, "JPEGImages is not a directory: give that of the images as --images=DIR"),
-        ("voc", "coco", {"images": "."}, "no xml file there"),
-        ("tfrecord", "coco", {"input": "gone*"}, "no file matches"),
-        ("yolo", "coco", {"output": "."}, "--output=. is a directory: name the json file to write"),
-        ("yolo", "coco", {"output": "new/"}, "--output=new/ is a directory: name the json file to write"),
-        ("yolo", "tfrecord", {"output": "set/"}, "--output=set/ is a directory"),
-        ("yolo", "coco", {"output": "set/classes.txt/x.json"}, "set/classes.txt"),
-        ("yolo", "coco", {"label_map": "gone"}, "label map gone: No such file"),
-    ],
-)
+IMPOSSIBLE = [
+    ("coco", "coco", {}, "--from=coco --to=coco: there is nothing to convert"),
+    ("coco", "tfrecord", {}, "--from=coco needs --images=DIR"),
+    ("voc", "coco", {}, "JPEGImages is not a directory: give that of the images as --images=DIR"),
+    ("voc", "coco", {"images": "."}, "no xml file there"),
+    ("tfrecord", "coco", {"input": "gone*"}, "no file matches"),
+    ("yolo", "coco", {"output": "."}, "--output=. is a directory: name the json file to write"),
+    ("yolo", "coco", {"output": "new/"}, "--output=new/ is a directory: name the json file to write"),
+    ("yolo", "tfrecord", {"output": "set/"}, "--output=set/ is a directory"),
+    ("yolo", "coco", {"output": "set/classes.txt/x.json"}, "set/classes.txt"),
+    ("yolo", "coco", {"label_map": "gone"}, "label map gone: No such file"),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "options", "message"), IMPOSSIBLE)
 def test_what_cannot_be_converted(yolo, monkeypatch, source, target, options, message):
     monkeypatch.chdir(yolo.parent)
     assert message in refused(source, target, **{"input": "set", "output": "x.json", **options})
     assert os.listdir(".") == ["set"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        (["--from=voc", "--to=coco", "--names=x"], "names"),
-        (["--from=yolo", "--to=coco", "--voc_pixels=zero_based"], "voc_pixels"),
-        (["--from=yolo", "--to=coco", "--images=x"], "images"),
-        (["--from=coco", "--to=tfrecord", "--split=x"], "split"),
-        (["--from=voc", "--to=coco", "--num_shards=2"], "num_shards"),
-        (["--from=voc", "--to=tfrecord", "--num_shards=2", "--difficult=drop", "--images=x"], None),
-        (["--from=tfrecord", "--to=coco", "--label_map=x", "--images=x"], None),
-    ],
-)
+IDLE = [
+    (["--from=voc", "--to=coco", "--names=x"], "names"),
+    (["--from=yolo", "--to=coco", "--voc_pixels=zero_based"], "voc_pixels"),
+    (["--from=yolo", "--to=coco", "--images=x"], "images"),
+    (["--from=coco", "--to=tfrecord", "--split=x"], "split"),
+    (["--from=voc", "--to=coco", "--num_shards=2"], "num_shards"),
+    (["--from=voc", "--to=tfrecord", "--num_shards=2", "--difficult=drop", "--images=x"], None),
+    (["--from=tfrecord", "--to=coco", "--label_map=x", "--images=x"], None),
+]
+
+
+@pytest.mark.parametrize(("arguments", "name"), IDLE)
 def test_flags_that_do_nothing_are_refused(arguments, name, monkeypatch):
     fv = flags.FlagValues()
     command.define_flags(fv)

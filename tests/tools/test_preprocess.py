@@ -12,9 +12,8 @@ import types
 import numpy as np
 import PIL.Image
 import pytest
-from absl import flags
 
-from common import args as shared_flags
+from tests.distributed.small_apps import flag_values
 from tests.refusal import refusal
 from tests.tools.preprocessing import pictures_on_disk
 from tests.tools.preprocessing.source_writing import COUNT, IMAGES, WRITERS, labels_of, pixels, write_case
@@ -25,15 +24,8 @@ from tools.preprocessing.image_source import KINDS
 OPS = "--ops=pad:16x12,fill=9"  # all become 16 x 12
 
 
-def parse(*arguments):
-    fv = flags.FlagValues()
-    preprocess.define_flags(fv)
-    fv(["preprocess", *arguments])
-    return fv
-
-
 def run(*arguments):
-    values = shared_flags.values(parse(*arguments), preprocess.define_flags)
+    _, values = flag_values("tools.preprocess", *arguments)
     preprocess.preprocess(types.SimpleNamespace(**values))
 
 
@@ -54,10 +46,7 @@ def padded():
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """Five PNGs of different sizes in two directories."""
-    directory = tmp_path_factory.mktemp("tree")
-    pictures_on_disk.write(directory / "cats", pictures_on_disk.SIZES[:3])
-    pictures_on_disk.write(directory / "two dogs", pictures_on_disk.SIZES[3:])
-    return directory
+    return pictures_on_disk.write(tmp_path_factory.mktemp("tree"))
 
 
 # --- sources ---
@@ -134,8 +123,8 @@ def test_pictures_have_the_colours_of_their_sources_whatever_the_order_of_channe
 def test_jpegs_of_a_quality(tree, tmp_path, flags_, quality):
     run(f"--input={tree}", f"--output={tmp_path}/out", "--image_format=jpeg", *flags_)
     stream = io.BytesIO()
-    PIL.Image.open(tree / "two dogs/1.png").save(stream, "JPEG", quality=quality)
-    assert (tmp_path / "out/two dogs/1.jpg").read_bytes() == stream.getvalue()
+    PIL.Image.open(tree / "two dogs/4.png").save(stream, "JPEG", quality=quality)
+    assert (tmp_path / "out/two dogs/4.jpg").read_bytes() == stream.getvalue()
 
 
 def test_images_that_a_list_names_are_not_replaced(tree, tmp_path):
@@ -154,8 +143,8 @@ def test_a_complaint_after_half_a_progress_bar_has_a_line_of_its_own(tree, tmp_p
 
 def test_sigterm_in_the_middle_of_writing_leaves_nothing(tree, tmp_path, monkeypatch):
     """As a scheduler's time limit sends it."""
-    fv = parse(f"--input={tree}", f"--output={tmp_path}/new/")
-    monkeypatch.setattr(preprocess.flags, "FLAGS", fv)
+    _, values = flag_values("tools.preprocess", f"--input={tree}", f"--output={tmp_path}/new/")
+    monkeypatch.setattr(preprocess.shared_flags, "values", lambda *_: values)
     monkeypatch.setattr(outputs.Output, "encode", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     try:

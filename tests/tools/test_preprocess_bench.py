@@ -7,10 +7,9 @@ import types
 import numpy as np
 import PIL.Image
 import pytest
-from absl import flags
 
-from common import args as shared_flags
 from common.dali_ops import IMAGENET_STD
+from tests.distributed.small_apps import flag_values
 from tests.tools.preprocessing.pictures_on_disk import picture
 from tools import preprocess_bench
 from tools.preprocessing.image_source import open_image_source
@@ -31,10 +30,8 @@ def photos(tmp_path_factory):
 
 def bench(*arguments):
     """The lines of the table, without the first."""
-    fv = flags.FlagValues()
-    preprocess_bench.define_flags(fv)
-    fv(["bench", "--rounds=2", "--seconds=0.02", "--batch_size=3", *arguments])
-    values = shared_flags.values(fv, preprocess_bench.define_flags)
+    few = ["--rounds=2", "--seconds=0.02", "--batch_size=3"]
+    _, values = flag_values("tools.preprocess_bench", *few, *arguments)
     return preprocess_bench.bench(types.SimpleNamespace(**values)).splitlines()[1:]
 
 

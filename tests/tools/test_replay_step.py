@@ -73,14 +73,14 @@ def test_the_file_holds_the_batch_and_the_weights(model, tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("contents", "bias", "blamed", "not_blamed"),
-    [
-        ({"image": np.nan}, 0, ["input images: 96 of 96", "output of layer conv: 16 of 16"], "weight"),
-        ({"weight": np.inf}, 0, ["input weight: 1 of 1", "loss = nan"], "output of layer"),
-        ({}, np.inf, ["weight conv/bias: 1 of 2 numbers are not finite"], "input"),
-    ],
-)
+NOT_FINITE = [
+    ({"image": np.nan}, 0, ["input images: 96 of 96", "output of layer conv: 16 of 16"], "weight"),
+    ({"weight": np.inf}, 0, ["input weight: 1 of 1", "loss = nan"], "output of layer"),
+    ({}, np.inf, ["weight conv/bias: 1 of 2 numbers are not finite"], "input"),
+]
+
+
+@pytest.mark.parametrize(("contents", "bias", "blamed", "not_blamed"), NOT_FINITE)
 def test_it_says_where_numbers_stop_being_finite(model, tmp_path, contents, bias, blamed, not_blamed):
     model.get_layer("conv").bias.assign([bias, 0.0])
     path, other = save(tmp_path, model, 1, batch(**contents)), make_model()

@@ -11,6 +11,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from tests.conftest import ROOT
+from tests.distributed.small_apps import flag_values
 from tests.refusal import refusal
 from tools import synthetic
 
@@ -120,9 +121,10 @@ def test_the_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
         assert abs(p.areas[0] - len(rows)) <= 0.05 * len(rows) + 4
 
 
-@pytest.mark.parametrize(
-    ("name", "share"), [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
-)
+SHAPES = [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
+
+
+@pytest.mark.parametrize(("name", "share"), SHAPES)
 def test_the_shapes_are_told_apart_by_their_filling(name, share):
     """Share of its box that a shape fills: (pi/4, pi/4 (1 - .55^2), 1/2, ...) by elementary geometry."""
     rng = np.random.default_rng(0)
@@ -135,10 +137,8 @@ def test_the_shapes_are_told_apart_by_their_filling(name, share):
 
 @pytest.mark.parametrize("argument", ["--num_images=0", "--seed=-1"])
 def test_bad_arguments_are_named(argument):
-    fv = flags.FlagValues()
-    synthetic.define_flags(fv)
-    with pytest.raises(flags.IllegalFlagValueError, match=argument):
-        fv(["synthetic", "--output_dir=x", argument])
+    words = ["tools.synthetic", "--output_dir=x", argument]
+    assert argument in refusal(flag_values, *words, error=flags.IllegalFlagValueError)
 
 
 def test_an_output_directory_that_cannot_be_made_is_named(tmp_path):

@@ -1,11 +1,14 @@
 """Small sets of labelled images: their files, and a reader called with paths in place of strings."""
 
+import functools
 import os
 import pathlib
 
 import PIL.Image
 
 from common.args import ImagePolicy
+from common.datacheck.issues import DataError
+from tests.refusal import refusal
 from tools.conversion.options import Options
 
 SKIP = ImagePolicy(on_bad_image="skip")
@@ -24,6 +27,15 @@ def put(directory, name, content):
 
 def picture():
     return PIL.Image.new("RGB", (WIDTH, HEIGHT))
+
+
+def calls(read):
+    """(A reader of sets, what it says of flags and of faults that it refuses), each called with a path."""
+
+    def call(path, *, policy=ImagePolicy(), **options):
+        return read(options_of(input=path, **options), policy)
+
+    return call, functools.partial(refusal, call), functools.partial(refusal, call, error=DataError)
 
 
 def options_of(**options):

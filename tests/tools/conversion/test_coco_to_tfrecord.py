@@ -98,14 +98,14 @@ def test_images_are_shuffled_by_the_seed_and_workers_change_nothing(drawn, tmp_p
     assert len({tuple(sorted(order)) for order in orders}) == 1
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda file: PIL.Image.new("RGB", (33, 44)).save(file), "is damaged, or is not of 143 x 67 pixels"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-30]), "is damaged"),
-        (lambda file: PIL.Image.open(file).save(file, "BMP"), "is BMP: TFRecords hold JPEG and PNG"),
-    ],
-)
+SPOILT = [
+    (lambda file: PIL.Image.new("RGB", (33, 44)).save(file), "is damaged, or is not of 143 x 67 pixels"),
+    (lambda file: file.write_bytes(file.read_bytes()[:-30]), "is damaged"),
+    (lambda file: PIL.Image.open(file).save(file, "BMP"), "is BMP: TFRecords hold JPEG and PNG"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILT)
 def test_an_image_that_does_not_fit_is_named_and_nothing_is_touched(data, tmp_path, spoil, message):
     write(data, tmp_path / "out" / "t")
     before = contents_of(tmp_path / "out")
@@ -171,14 +171,14 @@ def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
     assert "t-00000-of-00002.tfrecord belongs to another set" in refusal(write, drawn, tmp_path / "t", 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_shards", "message"),
-    [
-        ("t", 0, "--num_shards=0 is not in 1..12"),
-        ("t", 13, "--num_shards=13 is not in 1..12"),
-        ("", 1, "is a directory: add the beginning of the file names"),
-    ],
-)
+IMPOSSIBLE = [
+    ("t", 0, "--num_shards=0 is not in 1..12"),
+    ("t", 13, "--num_shards=13 is not in 1..12"),
+    ("", 1, "is a directory: add the beginning of the file names"),
+]
+
+
+@pytest.mark.parametrize(("name", "num_shards", "message"), IMPOSSIBLE)
 def test_a_name_is_needed_and_as_many_files_as_images_at_most(drawn, tmp_path, name, num_shards, message):
     assert message in refusal(write, drawn, f"{tmp_path}/{name}", num_shards)
     write(drawn, tmp_path / "most", 12)

@@ -1,17 +1,13 @@
 """Pascal VOC: the devkit's arithmetic, the image of an xml file, and what is refused."""
 
-import functools
 import shutil
 
 import numpy as np
 import pytest
 from pycocotools import mask
 
-from common.args import ImagePolicy
-from common.datacheck.issues import DataError
 from common.labels import LabelMap
-from tests.refusal import refusal
-from tests.tools.conversion.labelled_images import HEIGHT, SKIP, WIDTH, options_of, picture, put
+from tests.tools.conversion.labelled_images import HEIGHT, SKIP, WIDTH, calls, picture, put
 from tools.conversion import voc
 
 CAT = ("cat", 3, 4, 10, 12, 0)
@@ -44,12 +40,7 @@ def made(tmp_path):
     return tmp_path
 
 
-def read_voc(directory, *, policy=ImagePolicy(), **options):
-    return voc.read_voc(options_of(input=directory, **options), policy)
-
-
-faults = functools.partial(refusal, read_voc, error=DataError)
-refused = functools.partial(refusal, read_voc)
+read_voc, refused, faults = calls(voc.read_voc)
 
 
 def test_overlaps_are_those_of_the_devkit(made):
@@ -109,13 +100,13 @@ def test_parts_other_keys_and_surrounding_blanks_are_left_out(made):
     assert found.boxes_ltwh_px.tolist() == [[2.25, 3.5, 8.5, 8.5], [2, 3, 8, 9]]
 
 
-@pytest.mark.parametrize(
-    ("image", "filename"),
-    [
-        *(("a.png", name) for name in ("a.png", "a", "", "C:\\data\\gone.jpg", "/tmp/../gone.jpg", "b.png")),
-        *(("photo.v2.png", name) for name in ("photo.v2.png", "..\\x\\photo.v2.png")),
-    ],
-)
+FILE_NAMES = [
+    *(("a.png", name) for name in ("a.png", "a", "", "C:\\data\\gone.jpg", "/tmp/../gone.jpg", "b.png")),
+    *(("photo.v2.png", name) for name in ("photo.v2.png", "..\\x\\photo.v2.png")),
+]
+
+
+@pytest.mark.parametrize(("image", "filename"), FILE_NAMES)
 def test_the_filename_counts_only_where_no_image_has_the_name_of_the_xml(made, image, filename):
     (made / "JPEGImages" / "a.png").rename(made / "JPEGImages" / image)
     write(made, "a", xml_of(filename, objects=[CAT]))
@@ -163,23 +154,23 @@ def spoilt_box(old, new):
     return xml_of(objects=[CAT]).replace(old, new)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("<annotation><object>\n<name></annotation>", "a.xml is not valid xml: mismatched tag: line 2"),
-        ("<html></html>", "a.xml is not valid xml: an annotation of Pascal VOC does not begin with <html>"),
-        ('<?xml version="1.0" encoding="klingon"?><annotation/>', "a.xml is not valid xml: "),
-        (WITH_DOCTYPE, "a.xml is not valid xml: declares a document type (annotation)"),
-        (xml_of(size=(21, WIDTH)), "image of another size than in the annotations: image 'a.png' ("),
-        (spoilt_box("bndbox>", "box>"), "object 1 'cat' has xmin, ymin, xmax, ymax = '', '', '', ''"),
-        (spoilt_box(">12<", ">twelve<"), "= '3', '4', '10', 'twelve'"),
-        (spoilt_box(">12<", ">nan<"), "= '3', '4', '10', 'nan'"),
-        (spoilt_box(">12<", ">inf<"), "= '3', '4', '10', 'inf'"),
-        (spoilt_box(">12<", ">2<"), "object 1 'cat' has xmin, ymin, xmax, ymax = '3', '4', '10', '2'"),
-        (spoilt_box(">10<", ">1<"), "object 1 'cat' has xmin, ymin, xmax, ymax = '3', '4', '1', '12'"),
-        (spoilt_box("<name>cat</name>", ""), "a.xml object 1 '' is none of"),
-    ],
-)
+REFUSED = [
+    ("<annotation><object>\n<name></annotation>", "a.xml is not valid xml: mismatched tag: line 2"),
+    ("<html></html>", "a.xml is not valid xml: an annotation of Pascal VOC does not begin with <html>"),
+    ('<?xml version="1.0" encoding="klingon"?><annotation/>', "a.xml is not valid xml: "),
+    (WITH_DOCTYPE, "a.xml is not valid xml: declares a document type (annotation)"),
+    (xml_of(size=(21, WIDTH)), "image of another size than in the annotations: image 'a.png' ("),
+    (spoilt_box("bndbox>", "box>"), "object 1 'cat' has xmin, ymin, xmax, ymax = '', '', '', ''"),
+    (spoilt_box(">12<", ">twelve<"), "= '3', '4', '10', 'twelve'"),
+    (spoilt_box(">12<", ">nan<"), "= '3', '4', '10', 'nan'"),
+    (spoilt_box(">12<", ">inf<"), "= '3', '4', '10', 'inf'"),
+    (spoilt_box(">12<", ">2<"), "object 1 'cat' has xmin, ymin, xmax, ymax = '3', '4', '10', '2'"),
+    (spoilt_box(">10<", ">1<"), "object 1 'cat' has xmin, ymin, xmax, ymax = '3', '4', '1', '12'"),
+    (spoilt_box("<name>cat</name>", ""), "a.xml object 1 '' is none of"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
 def test_what_is_refused(made, text, message):
     write(made, "a", text)
     assert message in faults(made)

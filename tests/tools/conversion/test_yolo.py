@@ -3,7 +3,6 @@
 Also tests yolo_layout.py.
 """
 
-import functools
 import os
 import shutil
 
@@ -12,11 +11,8 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
-from common.args import ImagePolicy
-from common.datacheck.issues import DataError
 from common.labels import LabelMap
-from tests.refusal import refusal
-from tests.tools.conversion.labelled_images import HEIGHT, SKIP, WIDTH, options_of, picture, put
+from tests.tools.conversion.labelled_images import HEIGHT, SKIP, WIDTH, calls, picture, put
 from tools.conversion import yolo
 
 
@@ -30,12 +26,7 @@ def made(tmp_path):
     return tmp_path
 
 
-def read_yolo(path, *, policy=ImagePolicy(), **options):
-    return yolo.read_yolo(options_of(input=path, **options), policy)
-
-
-faults = functools.partial(refusal, read_yolo, error=DataError)
-refused = functools.partial(refusal, read_yolo)
+read_yolo, refused, faults = calls(yolo.read_yolo)
 
 
 def test_a_label(made):
@@ -120,23 +111,23 @@ def test_exif_turns_must_be_decided(made):
     assert read_yolo(made)[0].num_images == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("0 0.5 0.5 0.2 0.2\n\n0 0.5 0.5 0.25", "a.txt line 3 '0 0.5 0.5 0.25' has 4 numbers"),
-        ("0 0.5 0.5 0.2 0.2 0.9", "'0 0.5 0.5 0.2 0.2 0.9' has 6 numbers: a box is class cx cy w h"),
-        ("cat 0.5 0.5 0.2 0.2", "a.txt line 1 'cat 0.5 0.5 0.2 0.2' holds something that is not a number"),
-        ("0 nan 0.5 0.2 0.2", "line 1 '0 nan 0.5 0.2 0.2' is not normalised"),
-        ("0 0.5 0.5 inf 0.2", "is not normalised"),
-        ("0 2.1 0.5 0.2 0.2", "line 1 '0 2.1 0.5 0.2 0.2' is not normalised"),
-        ("0 10 10 20 10 20 20", "is not normalised"),
-        ("0.5 0.5 0.5 0.2 0.2", "has class 0.5 of 2"),
-        ("2 0.5 0.5 0.2 0.2", "line 1 '2 0.5 0.5 0.2 0.2' has class 2 of 2"),
-        ("0 0.5 0.5 -0.2 0.2", "line 1 '0 0.5 0.5 -0.2 0.2' has a negative side"),
-        ("0 0.5 0.5 0.2 -0.2", "has a negative side"),
-        (b"\xff\xfe\x00", "a.txt is not UTF-8 text"),
-    ],
-)
+REFUSED = [
+    ("0 0.5 0.5 0.2 0.2\n\n0 0.5 0.5 0.25", "a.txt line 3 '0 0.5 0.5 0.25' has 4 numbers"),
+    ("0 0.5 0.5 0.2 0.2 0.9", "'0 0.5 0.5 0.2 0.2 0.9' has 6 numbers: a box is class cx cy w h"),
+    ("cat 0.5 0.5 0.2 0.2", "a.txt line 1 'cat 0.5 0.5 0.2 0.2' holds something that is not a number"),
+    ("0 nan 0.5 0.2 0.2", "line 1 '0 nan 0.5 0.2 0.2' is not normalised"),
+    ("0 0.5 0.5 inf 0.2", "is not normalised"),
+    ("0 2.1 0.5 0.2 0.2", "line 1 '0 2.1 0.5 0.2 0.2' is not normalised"),
+    ("0 10 10 20 10 20 20", "is not normalised"),
+    ("0.5 0.5 0.5 0.2 0.2", "has class 0.5 of 2"),
+    ("2 0.5 0.5 0.2 0.2", "line 1 '2 0.5 0.5 0.2 0.2' has class 2 of 2"),
+    ("0 0.5 0.5 -0.2 0.2", "line 1 '0 0.5 0.5 -0.2 0.2' has a negative side"),
+    ("0 0.5 0.5 0.2 -0.2", "has a negative side"),
+    (b"\xff\xfe\x00", "a.txt is not UTF-8 text"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
 def test_what_is_refused(made, text, message):
     put(made, "labels/a.txt", text)
     assert message in faults(made)
@@ -232,21 +223,21 @@ def test_darknet_lists(made, monkeypatch):
     assert "train.txt line 2: there is no 'images/c.png'" in faults("lists/train.txt", names="classes.txt")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("train: images\nnames: [yes, no]", "category 1 has the name True"),
-        ("train: images\nnames: [cat, cat]", "categories 1 and 2 have the same name 'cat'"),
-        ("train: images\nnames: {cat: 0}", "has names {'cat': 0}"),
-        ("train: images\nnames: []", "there are no categories"),
-        ("val: images\nnames: [cat]", "data.yaml has no 'train'"),
-        ("train: pictures\nnames: [cat]", "train is 'pictures', but "),
-        ("train: images\nkpt_shape: [17, 3]\nnames: [cat, dog]", "labels of poses are not read"),
-        ("- a", "is not a data.yaml: it holds no keys"),
-        ("a: [", "is not YAML that can be read"),
-        ("!!python/object/apply:os.system [true]", "is not YAML that can be read"),
-    ],
-)
+REFUSED_YAML = [
+    ("train: images\nnames: [yes, no]", "category 1 has the name True"),
+    ("train: images\nnames: [cat, cat]", "categories 1 and 2 have the same name 'cat'"),
+    ("train: images\nnames: {cat: 0}", "has names {'cat': 0}"),
+    ("train: images\nnames: []", "there are no categories"),
+    ("val: images\nnames: [cat]", "data.yaml has no 'train'"),
+    ("train: pictures\nnames: [cat]", "train is 'pictures', but "),
+    ("train: images\nkpt_shape: [17, 3]\nnames: [cat, dog]", "labels of poses are not read"),
+    ("- a", "is not a data.yaml: it holds no keys"),
+    ("a: [", "is not YAML that can be read"),
+    ("!!python/object/apply:os.system [true]", "is not YAML that can be read"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED_YAML)
 def test_data_yaml_that_is_refused(made, text, message):
     put(made, "data.yaml", text)
     found = refused(made / "data.yaml")

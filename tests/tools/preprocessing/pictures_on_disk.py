@@ -21,10 +21,13 @@ def picture(height: int, width: int, seed: int) -> np.ndarray:
     return image.astype(np.uint8)
 
 
-def write(directory: pathlib.Path, sizes=SIZES) -> list[np.ndarray]:
-    """Writes 0.png, 1.png, ... and returns their pixels."""
-    directory.mkdir(parents=True, exist_ok=True)
-    images = [picture(*size, seed) for seed, size in enumerate(sizes)]
-    for number, image in enumerate(images):
-        PIL.Image.fromarray(image).save(directory / f"{number}.png")
-    return images
+PICTURES = [picture(*size, seed) for seed, size in enumerate(SIZES)]
+
+
+def write(directory: pathlib.Path) -> pathlib.Path:
+    """Writes PICTURES as cats/0.png to cats/2.png, "two dogs/3.png" and "two dogs/4.png"."""
+    for number, image in enumerate(PICTURES):
+        path = directory / ("cats" if number < 3 else "two dogs") / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        PIL.Image.fromarray(image).save(path)
+    return directory

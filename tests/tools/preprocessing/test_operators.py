@@ -10,8 +10,9 @@ import pytest
 
 from common import letterbox as letterbox_lib
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
-from tests.tools.preprocessing.pictures_on_disk import SIZES, picture, write
-from tools.preprocessing.image_source import open_image_source
+from tests.tools.preprocessing import pictures_on_disk
+from tests.tools.preprocessing.pictures_on_disk import PICTURES
+from tests.tools.preprocessing.reading import opened
 from tools.preprocessing.preprocessor import APIS, Preprocessor
 
 # Calls without a random draw, beside those whose pixels are computed below.
@@ -44,14 +45,9 @@ DRAWN = (
 )
 
 
-ORIGINALS = [picture(*size, seed) for seed, size in enumerate(SIZES)]
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pictures")
-    write(directory)
-    return open_image_source("files", str(directory))
+    return opened("files", pictures_on_disk.write(tmp_path_factory.mktemp("pictures")))
 
 
 def by_api(source, ops, api, *, batch_size=2, seed=0):
@@ -62,7 +58,7 @@ def by_api(source, ops, api, *, batch_size=2, seed=0):
 def run(source, ops):
     """The images that come out of the pipeline; those of the Dynamic API are equal."""
     found, dynamic = (by_api(source, ops, api) for api in APIS)
-    for a, b, _ in zip(found, dynamic, ORIGINALS, strict=True):
+    for a, b, _ in zip(found, dynamic, PICTURES, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
     return found
@@ -92,13 +88,13 @@ def _pillow(image, size, filter_):
     return np.clip(np.stack([np.asarray(channel) for channel in channels], axis=-1), 0, 255)
 
 
-@pytest.mark.parametrize(
-    ("interp", "filter_"),
-    [("linear", "BILINEAR"), ("triangular", "BILINEAR"), ("cubic", "BICUBIC"), ("lanczos", "LANCZOS")],
-)
+FILTERS = [("linear", "BILINEAR"), ("triangular", "BILINEAR"), ("cubic", "BICUBIC"), ("lanczos", "LANCZOS")]
+
+
+@pytest.mark.parametrize(("interp", "filter_"), FILTERS)
 def test_resize_is_pillows(source, interp, filter_):
     """Pillow's filters average over what an output pixel covers, too."""
-    for found, image in zip(run(source, f"resize:20x30,interp={interp}"), ORIGINALS, strict=True):
+    for found, image in zip(run(source, f"resize:20x30,interp={interp}"), PICTURES, strict=True):
         error = np.abs(found - _pillow(image, (20, 30), PIL.Image.Resampling[filter_]))
         assert found.shape == (20, 30, 3)
         assert error.mean() < 0.5
@@ -109,7 +105,7 @@ def test_resize_is_pillows(source, interp, filter_):
 def test_letterbox(source, centered):
     fill, options = ((1, 2, 3), ",fill=1/2/3,centered=1") if centered else ((0, 0, 0), "")
     boxed = run(source, f"letterbox:33x50{options}")
-    for found, fitted, image in zip(boxed, run(source, "fit:33x50"), ORIGINALS, strict=True):
+    for found, fitted, image in zip(boxed, run(source, "fit:33x50"), PICTURES, strict=True):
         top, left, height, width = letterbox_lib.geometry(*image.shape[:2], (33, 50), centered)
         expected = np.full((33, 50, 3), fill, np.uint8)
         expected[top : top + height, left : left + width] = fitted
@@ -174,7 +170,7 @@ EXPECTED = [  # ops, what they make of an image, tolerance
 
 @pytest.mark.parametrize(("ops", "expected", "tolerance"), EXPECTED)
 def test_pixels_are_those_of_numpy_and_opencv(source, ops, expected, tolerance):
-    for found, image in zip(run(source, ops), ORIGINALS, strict=True):
+    for found, image in zip(run(source, ops), PICTURES, strict=True):
         np.testing.assert_allclose(found.astype(float), expected(image), rtol=0, atol=tolerance)
 
 
@@ -185,7 +181,7 @@ def test_warp_affine(source):
         run(source, "rotate:25,keep_size=1,fill=0"),
         run(source, "warp_affine:translate=5/3,fill=0"),
         run(source, "warp_affine:matrix=1/0.2/-3/0.1/1/2,fill=0"),
-        ORIGINALS,
+        PICTURES,
         strict=True,
     ):
         assert turned.any()
@@ -219,7 +215,7 @@ def many(tmp_path_factory):
     ramp = np.tile(np.arange(8, dtype=np.uint8)[:, None] * 20 + 30, (4, 1, 3))  # mean 100
     PIL.Image.fromarray(ramp).save(directory / "a.png")
     (directory / "list.txt").write_text("a.png\n" * 800)
-    source = open_image_source("list", str(directory / "list.txt"))
+    source = opened("list", directory / "list.txt")
     return lambda ops, api: by_api(source, ops, api, batch_size=50, seed=3)
 
 
