@@ -1,7 +1,6 @@
 """The examples run and assert what they claim; test_readme.py runs the tutorial by its command."""
 
 import importlib.util
-import subprocess
 import sys
 import types
 
@@ -11,7 +10,7 @@ import pytest
 from absl import flags
 
 from examples import preprocess_dlpack, preprocess_tutorial
-from tests.conftest import ROOT
+from tests.commands import run
 from tests.refusal import refusal
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -34,10 +33,8 @@ def test_tensors_are_handed_over_where_they_lie(capsys):
 
 @pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed")
 def test_pytorch_gets_the_same_batches():
-    script = [sys.executable, ROOT / "examples" / "preprocess_pytorch.py"]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "batches of [8, 8, 5]" in done.stdout and "all 21 images the same" in done.stdout
+    said = run(sys.executable, "examples/preprocess_pytorch.py").stdout
+    assert "batches of [8, 8, 5]" in said and "all 21 images the same" in said
 
 
 @pytest.mark.skipif(HAS_TORCH, reason="PyTorch is installed")

@@ -35,10 +35,8 @@ def test_no_unsafe_loading():
 
 def test_licences_of_dependencies_are_listed():
     """docs/licences.md is written by docker/list_licences.py; a new pin must be in it."""
-    rows = re.findall(
-        r"^\| ([\w-]+) \| ([\w.+]+) \| (.+) \|$", (ROOT / "docs/licences.md").read_text(), re.MULTILINE
-    )
-    listed = {name: version for name, version, _ in rows}
+    page = (ROOT / "docs/licences.md").read_text()
+    listed = dict(re.findall(r"^\| ([\w-]+) \| ([\w.+]+) \| .+ \|$", page, re.MULTILINE))
     for requirement in pins(("dali-tf", "horovod", "faster-coco", "export", "dev")):  # as `make test` has it
         name, _, version = requirement.partition("==")
         assert listed.get(re.split(r"\[", name)[0]) == version, requirement

@@ -43,9 +43,8 @@ written("lfs_pointer_in_place_of_the_json", "file-lfs-pointer", lambda sound: LF
 written("gzipped_json", "file-gzip", gzip.compress, "it has {} bytes and begins with 1f 8b")
 written("json_in_utf_16", "json-utf-16", lambda sound: sound.decode().encode("utf-16"), "UTF-8", "ff fe")
 written("jsons_merged", "repeated-key", lambda sound: b'{"images": [], ' + sound[1:], "2 lists `images`")
-written(
-    "large_image_id", "large-id", lambda sound: sound.replace(b'd": 18,', b'd": 5000000000,'), "5000000000"
-)
+LARGE = b'id": 5000000018,'
+written("large_image_id", "large-id", lambda sound: sound.replace(b'id": 18,', LARGE), "image 5000000018")
 
 
 # --- one value ---

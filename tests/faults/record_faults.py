@@ -1,11 +1,8 @@
 """Faults of TFRecords: two sound shards are written, and one thing in them goes wrong."""
 
-import functools
 import gzip
 import os
 import pathlib
-import shutil
-import tempfile
 from collections.abc import Callable
 
 import numpy as np
@@ -23,19 +20,8 @@ LABELS, ID, IMAGE = "image/object/class/label", "image/source_id", "image/encode
 WIDTH, YMAX = "image/width", "image/object/bbox/ymax"
 
 
-@functools.cache
-def sound_records() -> tempfile.TemporaryDirectory:
-    """A directory with two shards, their indexes and their label map."""
-    directory = tempfile.TemporaryDirectory()
-    data = DataSet(pathlib.Path(directory.name) / "data", 0)
-    data.write()
-    prefix = pathlib.Path(directory.name) / "records" / "train"
-    write_tfrecords(load_coco(data.json_path, data.images_dir), data.images_dir, prefix, num_shards=2)
-    return directory
-
-
 class RecordSet:
-    """A sound set of TFRecords to be spoilt.
+    """A sound set of TFRecords to be spoilt: two shards, their indexes and their label map.
 
     Attributes:
         file: the victim shard, of three records.
@@ -44,7 +30,9 @@ class RecordSet:
     """
 
     def __init__(self, directory: pathlib.Path, seed: int):
-        shutil.copytree(pathlib.Path(sound_records().name) / "records", directory)
+        data, prefix = DataSet(directory / "data", 0), directory / "train"
+        data.write()
+        write_tfrecords(load_coco(data.json_path), data.images_dir, prefix, num_shards=2)
         self.pattern = f"{directory}/train-*.tfrecord"
         random = np.random.default_rng(seed)
         self.file = sorted(directory.glob("*.tfrecord"))[int(random.integers(2))]

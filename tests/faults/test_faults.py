@@ -15,7 +15,7 @@ from tests.faults.record_faults import RecordSet
 from tools.synthetic import draw_dataset
 
 FAULTS = [*image_faults.FAULTS, *json_faults.FAULTS]
-BY_NAME = {fault.name: fault for fault in FAULTS}
+UNREADABLE = [fault for fault in FAULTS if KINDS[fault.kind].severity is Severity.IMAGE]
 PERMITTED = {"crowd", "image-without-boxes"}  # said of sound data, too
 
 
@@ -60,9 +60,7 @@ def test_faults_of_records(fault, tmp_path):
     check_report(fault.kind, what_is_found(DataFlags(file_pattern=data.pattern), data.options), words)
 
 
-@pytest.mark.parametrize(
-    "fault", [f for f in FAULTS if KINDS[f.kind].severity is Severity.IMAGE], ids=lambda fault: fault.name
-)
+@pytest.mark.parametrize("fault", UNREADABLE, ids=lambda fault: fault.name)
 def test_unreadable_images_are_skipped_on_demand(fault, tmp_path):
     data = DataSet(tmp_path / "data", fault.seed)
     fault.spoil(data)
@@ -112,14 +110,6 @@ def test_category_order_may_differ(two):
     line = evaluation.annotations.issues["category-order"].line()
     assert "category 5 ('dog') is listed after category 9 ('cow')" in line
     assert not train.annotations.issues["category-order"].count
-
-
-def test_faults_of_both_splits_are_listed_together(two):
-    words = [BY_NAME["missing_file"].words(two[0]), BY_NAME["box_of_three_numbers"].words(two[1])]
-    with pytest.raises(DataError) as raised:
-        open_both(two)
-    assert [issues.origin for issues in raised.value.issues] == [str(data.json_path) for data in two]
-    assert all(word in str(raised.value) for of_one in words for word in of_one)
 
 
 TOO_FEW = [

@@ -64,9 +64,8 @@ def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoi
     lost = outputs["lost"][row]
     small, over = (shown[0] - possible.sum(), shown[1] - certain.sum()), [certain.sum(), possible.sum()]
     over = np.maximum(np.subtract(over, max_instances), 0)
-    assert small[0] <= lost[0] <= small[1] and over[0] <= lost[1] <= over[1], (
-        f"{where}: {lost} {small} {over}"
-    )
+    said = f"{where}: {lost} {small} {over}"
+    assert small[0] <= lost[0] <= small[1] and over[0] <= lost[1] <= over[1], said
 
     assert min(max_instances, certain.sum()) <= count <= max_instances, where
     if possible.sum() > max_instances:

@@ -67,9 +67,8 @@ def whole_image(size, image_size, keep_aspect) -> tuple[tuple[int, ...], tuple[i
 def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Darknet's crop, moved by the drawn shares (y, x) at its first and at its last edges."""
     sides = zip(size, size[::-1], image_size, image_size[::-1], first.tolist(), last.tolist(), strict=True)
-    (top, height, to_top, to_height), (left, width, to_left, to_width) = (
-        darknet_axis(*of_axis, keep_aspect) for of_axis in sides
-    )
+    axes = [darknet_axis(*of_axis, keep_aspect) for of_axis in sides]
+    (top, height, to_top, to_height), (left, width, to_left, to_width) = axes
     return (top, left, height, width), (to_top, to_left, to_height, to_width)
 
 

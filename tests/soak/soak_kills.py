@@ -169,9 +169,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        lines = stop_and_resume(
-            given.app, given.ranks, rounds=given.rounds, directory=pathlib.Path(directory), seed=given.seed
-        )
+        options = {"rounds": given.rounds, "directory": pathlib.Path(directory), "seed": given.seed}
+        lines = stop_and_resume(given.app, given.ranks, **options)
         print(*lines, sep="\n")
 
 

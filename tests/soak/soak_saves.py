@@ -189,13 +189,8 @@ def main() -> None:
         return
     for cut in (kills, full_disks):
         with tempfile.TemporaryDirectory() as directory:
-            start = time.monotonic()
             lines = cut(pathlib.Path(directory), arguments.rounds, arguments.seed)
-        if lines is None:
-            print(f"{cut.__name__}: not run, this user may not mount a disk in memory")
-            continue
-        print("\n".join(lines))
-        print(f"{cut.__name__}: {len(lines)} of {arguments.rounds}, {time.monotonic() - start:.0f} s")
+        print(*(lines or [f"{cut.__name__}: not run, this user may not mount a disk in memory"]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
 import copy
 import json
-import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.commands import run
 from tests.refusal import refusal
 from tools import bench
 from tools.benchmark.summary import FORMAT
@@ -86,8 +85,7 @@ def test_files_that_are_none(write):
 
 
 def test_the_command(write):
-    command = [sys.executable, ROOT / "tools" / "bench.py", "compare", write("old.json", RECORD)]
-    done = subprocess.run([*command, command[-1]], capture_output=True, text=True)
-    assert done.returncode == 0 and "data dali_cpu" in done.stdout, done.stderr
+    old = write("old.json", RECORD)
+    assert "data dali_cpu" in run(sys.executable, "tools/bench.py", "compare", old, old).stdout
     for words in (["compare", "old.json"], ["show", "old.json", "new.json"]):
         assert "give two files: python tools/bench.py compare OLD" in refusal(bench.main, *words)

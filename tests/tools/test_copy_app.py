@@ -2,11 +2,9 @@
 
 import contextlib
 import importlib
-import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -14,6 +12,7 @@ import keras
 import pytest
 from absl import flags
 
+from tests.commands import run
 from tests.refusal import refusal
 from tools import copy_app
 from tools.imports import PRODUCT, ROOT, code_lines
@@ -24,13 +23,6 @@ COPIES = [(copy_app.APPS[i % 2], list(copy_app.PARTS)[i::NUM_COPIES]) for i in r
 COPIES += [(app, []) for app in copy_app.APPS]
 QUICK = COPIES.pop(1)  # what `make test` checks: YOLOv4 without TFRecords, elastic training and export
 LONG = [pytest.param(*copy, marks=pytest.mark.slow) for copy in COPIES]
-
-
-def run(*command: str, cwd: pathlib.Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
 
 
 @contextlib.contextmanager
@@ -126,7 +118,7 @@ def test_the_minimal_copy_is_a_project(minimal, tmp_path):
     run(sys.executable, "-m", "pytest", "-q", "--setup-plan", cwd=project)
     # To run all would take minutes.
     quick = ["tests/common/test_boxes.py", "tests/common/test_hparams.py"]
-    assert "passed" in run(sys.executable, "-m", "pytest", "-q", "-x", *quick, cwd=project)
+    assert "passed" in run(sys.executable, "-m", "pytest", "-q", "-x", *quick, cwd=project).stdout
 
 
 @pytest.mark.parametrize(("app", "parts"), [QUICK, *LONG])

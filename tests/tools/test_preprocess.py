@@ -4,7 +4,6 @@ Also tests common/progress.py.
 """
 
 import csv
-import io
 import os
 import signal
 import types
@@ -13,6 +12,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from tests.common.image_variants import pillow
 from tests.distributed.small_apps import flag_values
 from tests.refusal import refusal
 from tests.tools.preprocessing import pictures_on_disk
@@ -37,10 +37,8 @@ def given(case, directory, images=IMAGES):
 
 
 def padded():
-    array = np.full((COUNT, 16, 12, 3), 9, np.uint8)
-    for number in range(COUNT):
-        array[number, : 8 + number] = pixels(number)
-    return array
+    rows = [((0, 8 - number), (0, 0), (0, 0)) for number in range(COUNT)]
+    return np.stack([np.pad(pixels(i), rows[i], constant_values=9) for i in range(COUNT)])
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +120,8 @@ def test_pictures_have_the_colours_of_their_sources_whatever_the_order_of_channe
 @pytest.mark.parametrize(("flags_", "quality"), [([], 95), (["--jpeg_quality=30"], 30)])
 def test_jpegs_of_a_quality(tree, tmp_path, flags_, quality):
     run(f"--input={tree}", f"--output={tmp_path}/out", "--image_format=jpeg", *flags_)
-    stream = io.BytesIO()
-    PIL.Image.open(tree / "two dogs/4.png").save(stream, "JPEG", quality=quality)
-    assert (tmp_path / "out/two dogs/4.jpg").read_bytes() == stream.getvalue()
+    expected = pillow("JPEG", pictures_on_disk.PICTURES[4], quality=quality)
+    assert (tmp_path / "out/two dogs/4.jpg").read_bytes() == expected
 
 
 def test_images_that_a_list_names_are_not_replaced(tree, tmp_path):

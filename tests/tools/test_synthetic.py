@@ -1,7 +1,6 @@
 """Drawn data: valid COCO, true boxes and areas, all sizes and classes, the same bytes for the same seed."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -10,7 +9,7 @@ from absl import flags
 from PIL import Image
 from pycocotools.coco import COCO
 
-from tests.conftest import ROOT
+from tests.commands import run
 from tests.distributed.small_apps import flag_values
 from tests.refusal import refusal
 from tools import synthetic
@@ -36,10 +35,7 @@ def pictures(drawing):
     return drawing[0]
 
 
-def test_a_picture_depends_on_seed_and_index_alone(pictures):
-    again = synthetic.draw_picture(seed=7, index=3)
-    np.testing.assert_array_equal(again.image, pictures[3].image)
-    np.testing.assert_array_equal(again.boxes_ltwh_px, pictures[3].boxes_ltwh_px)
+def test_another_seed_gives_another_picture(pictures):
     other_seed = synthetic.draw_picture(seed=8, index=3)
     assert other_seed.image.shape != pictures[3].image.shape or (other_seed.image != pictures[3].image).any()
 
@@ -47,9 +43,7 @@ def test_a_picture_depends_on_seed_and_index_alone(pictures):
 def test_the_command_draws_valid_coco_and_the_beginning_of_what_it_draws_of_more_images(tmp_path):
     """In another process, to the same bytes."""
     command = f"tools/synthetic.py --output_dir={tmp_path}/a --num_images=2 --seed=3".split()
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"drew 2 images: {tmp_path}/a/instances.json" in done.stdout
+    assert f"drew 2 images: {tmp_path}/a/instances.json" in run(sys.executable, *command).stdout
     coco = COCO(synthetic.draw_dataset(tmp_path / "b", num_images=4, seed=3))
     names = [f"{i:06d}.jpg" for i in range(1, 5)]
     assert [image["file_name"] for image in coco.imgs.values()] == names

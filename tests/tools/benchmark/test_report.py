@@ -122,10 +122,8 @@ def test_verdict_says_that_other_work_ran_and_nothing_more_without_a_model():
 
 def test_the_table_of_inference():
     stages = {"network": {"wall_ms": 40.0}, "post-processing": {"wall_ms": 4.25}}
-    times = [
-        {"batch_size": size, "stages": stages, "latency_ms": 44.25, "images_per_second": 123.4}
-        for size in (1, 8)
-    ]
+    times = {"stages": stages, "latency_ms": 44.25, "images_per_second": 123.4}
+    times = [{"batch_size": size, **times} for size in (1, 8)]
     lines = [line.split() for line in report.inference_table("dali_cpu", times).splitlines()]
     assert lines[0][-4:] == ["batch", "1", "batch", "8"]
     assert lines[1] == ["network", "40.0", "40.0"] and lines[2] == ["post-processing", "4.2", "4.2"]

@@ -29,6 +29,15 @@ def picture():
     return PIL.Image.new("RGB", (WIDTH, HEIGHT))
 
 
+def put_yolo(directory):
+    """images/ and labels/ of a (a cat) and b (a dog), and classes.txt."""
+    for stem, label in (("a", "0 0.5 0.5 0.25 0.5"), ("b", "1 0.25 0.5 0.5 1")):
+        put(directory, f"images/{stem}.png", picture())
+        put(directory, f"labels/{stem}.txt", label + "\n")
+    put(directory, "classes.txt", "cat\ndog\n")
+    return directory
+
+
 def calls(read):
     """(A reader of sets, what it says of flags and of faults that it refuses), each called with a path."""
 

@@ -50,10 +50,8 @@ def test_overlaps_are_those_of_the_devkit(made):
     write(made, "a", xml_of(objects=[("cat", *box, 0) for box in boxes.tolist()]))
     found, _ = read_voc(made)
     ours = found.boxes_ltwh_px[found.box_image == 0]
-    overlap = (
-        np.minimum(boxes[:, None, 2:], boxes[None, :, 2:]) - np.maximum(boxes[:, None, :2], boxes[:, :2]) + 1
-    )
-    shared = np.prod(np.maximum(overlap, 0), axis=2)
+    first, last = np.maximum(boxes[:, None, :2], boxes[:, :2]), np.minimum(boxes[:, None, 2:], boxes[:, 2:])
+    shared = np.prod(np.maximum(last - first + 1, 0), axis=2)
     areas = np.prod(boxes[:, 2:] - boxes[:, :2] + 1, axis=1)
     expected = shared / (areas[:, None] + areas - shared)
     np.testing.assert_allclose(mask.iou(ours, ours, [0] * len(ours)), expected, atol=1e-12)

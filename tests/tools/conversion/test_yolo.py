@@ -12,18 +12,14 @@ import PIL.ImageOps
 import pytest
 
 from common.labels import LabelMap
-from tests.tools.conversion.labelled_images import HEIGHT, SKIP, WIDTH, calls, picture, put
+from tests.tools.conversion.labelled_images import HEIGHT, SKIP, WIDTH, calls, picture, put, put_yolo
 from tools.conversion import yolo
 
 
 @pytest.fixture
 def made(tmp_path):
     """images/ and labels/ of a (a cat) and b (a dog), and classes.txt."""
-    for stem, label in (("a", "0 0.5 0.5 0.25 0.5"), ("b", "1 0.25 0.5 0.5 1")):
-        put(tmp_path, f"images/{stem}.png", picture())
-        put(tmp_path, f"labels/{stem}.txt", label + "\n")
-    put(tmp_path, "classes.txt", "cat\ndog\n")
-    return tmp_path
+    return put_yolo(tmp_path)
 
 
 read_yolo, refused, faults = calls(yolo.read_yolo)

@@ -12,10 +12,10 @@ import tarfile
 
 import lmdb
 import numpy as np
-import PIL.Image
 import tensorflow as tf
 from PIL.PngImagePlugin import PngInfo
 
+from tests.common.image_variants import pillow
 from tests.common.record_writing import feature, write
 
 COUNT = 7
@@ -30,11 +30,10 @@ def pixels(number):
 
 def png(number, extra=b""):
     """`pixels` as PNG; `extra` stands in a chunk of its own, after which nothing else changes."""
-    stream, info = io.BytesIO(), PngInfo()
+    info = PngInfo()
     if extra:
         info.add(b"exTr", extra)
-    PIL.Image.fromarray(pixels(number)).save(stream, "PNG", pnginfo=info)
-    return stream.getvalue()
+    return pillow("PNG", pixels(number), pnginfo=info)
 
 
 IMAGES = [png(number) for number in range(COUNT)]

@@ -15,19 +15,13 @@ from tests.tools.preprocessing.pictures_on_disk import PICTURES
 from tests.tools.preprocessing.reading import opened
 from tools.preprocessing.preprocessor import APIS, Preprocessor
 
-# Calls without a random draw, beside those whose pixels are computed below.
+# Operators without a random draw, beside those whose pixels are computed below.
 FIXED = (
-    "decode_region:rel_start=0.1/0.2,rel_shape=0.5/0.3",
-    "resize:70x70,mode=not_smaller,interp=nearest",
-    "resize:90x130,interp=gaussian",
-    "letterbox:33x33,centered=1,fill=1/2/3,interp=cubic,antialias=0",
-    "rotate:30,fill=114",
-    "warp_affine:angle=20,scale=1.2,shear=5/0,translate=3/-4,fill=114",
-    "warp_affine:scale=0.5,size=50x60",
-    "brightness:1.0,brightness_shift=0.1",
-    "hsv:hue=10,saturation=0.5,value=1.1",
-    "jpeg_compression_distortion:20",
-    "crop_mirror_normalize:100x100,fill=5,dtype=float16",
+    "decode_region:rel_start=0.1/0.2,rel_shape=0.5/0.3 | resize:70x70,mode=not_smaller,interp=nearest",
+    "warp_affine:angle=20,scale=1.2,shear=5/0,translate=3/-4,fill=114 | warp_affine:scale=0.5,size=50x60",
+    "resize:90x130,interp=gaussian | brightness:1.0,brightness_shift=0.1 | hsv:hue=10,value=1.1",
+    "hsv:saturation=0.5 | letterbox:33x33,centered=1,fill=1/2/3,interp=cubic,antialias=0 | rotate:30,fill=9",
+    "jpeg_compression_distortion:20 | crop_mirror_normalize:100x100,fill=5,dtype=float16",
 )
 DRAWN = (
     "decode_random_crop:area=0.3..1 | resize:20x20",

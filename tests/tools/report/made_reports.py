@@ -8,7 +8,6 @@ from tests.common.made_annotations import random_annotations
 from tools.report import anchor_report, statistics, tables
 
 ANCHORS = Anchors(3, 7, 3, (1.0, 2.0, 0.5), 4.0, (128, 128))
-NOT_COUNTED: dict[str, int] = {}
 NASTY = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(2)>',
@@ -20,11 +19,11 @@ NASTY = (
 )
 
 
-def report_of(truth, formats=NOT_COUNTED):
-    return statistics.describe(truth, formats), anchor_report.examine(truth, ANCHORS)
+def report_of(truth, formats=None):
+    return statistics.describe(truth, formats or {}), anchor_report.examine(truth, ANCHORS)
 
 
-def sections_of(truth, issues=(), formats=NOT_COUNTED, shown=()):
+def sections_of(truth, issues=(), formats=None, shown=()):
     return tables.sections(*report_of(truth, formats), issues, shown)
 
 

@@ -1,19 +1,11 @@
 """The sheet of images with their boxes: which images, where the boxes are, and files that cannot be read."""
 
-import io
-
 import numpy as np
-import PIL.Image
 
 from common.evaluation import drawing
+from tests.common.image_variants import pillow
 from tests.common.made_annotations import annotations
 from tools.report import pictures
-
-
-def encoded(image):
-    stream = io.BytesIO()
-    PIL.Image.fromarray(image).save(stream, "PNG")
-    return stream.getvalue()
 
 
 def test_images_with_most_boxes_come_first_and_images_without_last():
@@ -31,7 +23,7 @@ def test_images_with_most_boxes_come_first_and_images_without_last():
 def test_boxes_are_drawn_where_they_are(monkeypatch):
     monkeypatch.setattr(drawing, "_draw_label", lambda *args: None)
     truth = annotations([(600, 920)], [(0, 1, 230, 150, 460, 300)])
-    black = encoded(np.zeros((600, 920, 3), np.uint8))
+    black = pillow("PNG", np.zeros((600, 920, 3), np.uint8))
     sheet = pictures.sheet(truth, lambda row: black)
     assert sheet.shape == (400, 3 * 466, 3)
     rows, columns = np.nonzero((sheet == np.array(drawing.class_colour(1))).all(axis=-1))
@@ -45,7 +37,7 @@ def test_classes_are_named_unless_there_are_too_many_boxes(monkeypatch):
     monkeypatch.setattr(
         pictures, "draw_boxes", lambda image, boxes, classes, names: named.append(names) or image
     )
-    black = encoded(np.zeros((60, 90, 3), np.uint8))
+    black = pillow("PNG", np.zeros((60, 90, 3), np.uint8))
     for count in (25, 26):
         truth = annotations([(60, 90)], [(0, 1, 5, 5, 9, 9)] * count, ["cat", "x" * 40])
         pictures.sheet(truth, lambda row: black)
@@ -55,7 +47,7 @@ def test_classes_are_named_unless_there_are_too_many_boxes(monkeypatch):
 def test_images_of_all_shapes_have_a_place_and_those_that_cannot_be_read_have_none():
     truth = annotations([(50, 60)] * 5, [(i, 0, 1, 1, 9, 9) for i in range(5)])
     grey = np.full((900, 1200), 77, np.uint8)
-    files = [encoded(image) for image in (grey, grey[:30, :20], grey[:10], grey[:, :10], grey[:1])]
+    files = [pillow("PNG", image) for image in (grey, grey[:30, :20], grey[:10], grey[:, :10], grey[:1])]
     assert pictures.sheet(truth, files.__getitem__).shape == (800, 3 * 466, 3)
     for file in files[:4]:
         assert pictures.sheet(truth, [file, b"no image", b"", file, file].__getitem__).shape[0] == 400

@@ -7,12 +7,12 @@ import pytest
 
 from common.datacheck.issues import KINDS, Issues
 from tests.common.made_annotations import annotations, random_annotations
-from tests.tools.report.made_reports import NOT_COUNTED, few, found, sections_of
+from tests.tools.report.made_reports import few, found, sections_of
 from tools.report import page, tables
 
 
-def text_of(truth, issues=(), formats=NOT_COUNTED):
-    return page.format_text(sections_of(truth, issues, formats))
+def text_of(*given):
+    return page.format_text(sections_of(*given))
 
 
 @pytest.mark.parametrize("num_classes", [1, 200])

@@ -1,0 +1,14 @@
+"""Commands as a user starts them, in processes of their own."""
+
+import os
+import subprocess
+
+from tests.conftest import ROOT
+
+
+def run(*command, cwd=ROOT) -> subprocess.CompletedProcess:
+    """Runs a command to a good end; without PYTHONPATH, which would hide what it cannot import."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done
