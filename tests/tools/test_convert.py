@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.labels import LabelMap
 from tests import commands
 from tests.refusal import refusal
-from tests.tools.conversion.labelled_images import options_of, put, put_yolo
+from tests.tools.conversion.labelled_images import contents_of, options_of, put, put_yolo
 from tools import convert as command
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.conversion.coco_writer import round_boxes
@@ -37,10 +37,6 @@ def run(source, target, **options):
 
 
 refused = functools.partial(refusal, run)
-
-
-def contents_of(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
 def test_coco_to_records_and_back(drawn, tmp_path):

@@ -43,9 +43,8 @@ def batch(*, image=1.0, weight=1.0):
 
 
 def save(directory, model, step, contents=None, metadata=METADATA):
-    return Results(directory, model, metadata, {"epoch": 0}).save_skipped(
-        Ranks(), step, *(contents or batch())
-    )
+    files = Results(directory, model, metadata, {"epoch": 0})
+    return files.save_skipped(Ranks(), step, *(contents or batch()))
 
 
 def test_the_file_holds_the_batch_and_the_weights(model, tmp_path):

@@ -25,6 +25,11 @@ def put(directory, name, content):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
+def contents_of(directory):
+    """Name -> bytes of the files in a directory."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
 def picture():
     return PIL.Image.new("RGB", (WIDTH, HEIGHT))
 

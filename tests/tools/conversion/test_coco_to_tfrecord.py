@@ -17,6 +17,7 @@ from common.datacheck.coco import load_coco
 from common.labels import LabelMap
 from tests.common.record_writing import record
 from tests.refusal import refusal
+from tests.tools.conversion.labelled_images import contents_of
 from tools.conversion import coco_to_tfrecord
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
@@ -36,10 +37,6 @@ def records(files):
     """{image id: its example} by TensorFlow's own reader."""
     examples = map(tf.train.Example.FromString, tf.data.TFRecordDataset(files).as_numpy_iterator())
     return {int(e.features.feature["image/source_id"].bytes_list.value[0]): e for e in examples}
-
-
-def contents_of(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def test_every_image_with_its_objects(data, tmp_path):
@@ -87,11 +84,8 @@ def test_every_image_with_its_objects(data, tmp_path):
 
 def test_images_are_shuffled_by_the_seed_and_workers_change_nothing(drawn, tmp_path):
     orders = [[image["id"] for image in json.loads((drawn / "instances.json").read_text())["images"]]]
-    for name, options in (
-        ("a", {"num_workers": 1}),
-        ("b", {"seed": 0, "num_workers": 7}),
-        ("c", {"seed": 1}),
-    ):
+    ways = {"a": {"num_workers": 1}, "b": {"seed": 0, "num_workers": 7}, "c": {"seed": 1}}
+    for name, options in ways.items():
         orders.append(list(records(write(drawn, tmp_path / name / "t", **options))))
     assert contents_of(tmp_path / "a") == contents_of(tmp_path / "b")
     assert len({tuple(order) for order in orders}) == 3

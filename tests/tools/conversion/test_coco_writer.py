@@ -10,10 +10,13 @@ import tensorflow as tf
 
 from common.datacheck.coco import load_coco
 from tests.common import record_writing
+from tests.common.image_variants import pillow
 from tests.common.made_annotations import annotations
 from tests.common.record_writing import PNG
 from tests.refusal import refusal
 from tools.conversion.coco_writer import extract_images, file_names, round_boxes, write_coco
+
+JPEG = pillow("JPEG")
 
 
 def named(*names):
@@ -28,14 +31,9 @@ def write_records(path, *images):
 
 
 @pytest.fixture
-def jpeg(drawn):
-    return (drawn / "images" / "00.jpg").read_bytes()
-
-
-@pytest.fixture
-def two(jpeg, tmp_path):
+def two(tmp_path):
     """A record file of two images."""
-    return write_records(tmp_path / "r", (101, "a.jpg", jpeg), (102, "b.jpg", jpeg))
+    return write_records(tmp_path / "r", (101, "a.jpg", JPEG), (102, "b.jpg", JPEG))
 
 
 def test_what_is_read_again_is_equal(drawn, tmp_path):
@@ -63,20 +61,20 @@ def test_names_stay_unless_one_leaves_the_directory_or_is_taken(name):
     assert file_names(named(*given, name)) is None
 
 
-def test_names_by_id_where_a_record_gives_none(jpeg, tmp_path):
-    file = write_records(tmp_path / "r", (101, "x.jpg", jpeg), (102, "", PNG), (103, "2.png", jpeg))
+def test_names_by_id_where_a_record_gives_none(tmp_path):
+    file = write_records(tmp_path / "r", (101, "x.jpg", JPEG), (102, "", PNG), (103, "2.png", JPEG))
     found = extract_images([file], named("x.jpg", "", "2.png"), tmp_path / "images")
     assert found.file_names == ["101.jpg", "102.png", "103.jpg"]
-    assert [(tmp_path / "images" / name).read_bytes() for name in found.file_names] == [jpeg, PNG, jpeg]
+    assert [(tmp_path / "images" / name).read_bytes() for name in found.file_names] == [JPEG, PNG, JPEG]
 
 
-def test_records_that_were_left_out_leave_no_image(jpeg, tmp_path):
-    file = write_records(tmp_path / "r", (101, "a.jpg", jpeg), (99, "b.jpg", b""), (102, "s/c.jpg", jpeg))
+def test_records_that_were_left_out_leave_no_image(tmp_path):
+    file = write_records(tmp_path / "r", (101, "a.jpg", JPEG), (99, "b.jpg", b""), (102, "s/c.jpg", JPEG))
     extract_images([file], named("a.jpg", "s/c.jpg"), tmp_path / "images")
     assert sorted(os.listdir(tmp_path / "images")) == ["a.jpg", "s"]
 
 
-def test_files_in_the_way(two, jpeg, tmp_path):
+def test_files_in_the_way(two, tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "mine.txt").write_text("mine")
     (tmp_path / "elsewhere.jpg").write_text("not to be touched")
@@ -86,7 +84,7 @@ def test_files_in_the_way(two, jpeg, tmp_path):
     assert sorted(os.listdir(tmp_path / "images")) == ["b.jpg", "mine.txt"]
     extract_images(*given, overwrite=True)
     assert sorted(os.listdir(tmp_path / "images")) == ["a.jpg", "b.jpg", "mine.txt"]
-    assert (tmp_path / "images" / "b.jpg").read_bytes() == jpeg
+    assert (tmp_path / "images" / "b.jpg").read_bytes() == JPEG
     assert (tmp_path / "elsewhere.jpg").read_text() == "not to be touched"
 
 

@@ -70,8 +70,7 @@ def test_a_label_map_fixes_ids_and_refuses_other_names(made):
     LabelMap((5, 9), ("dog", "cat")).save(made / "both")
     assert read_voc(made, label_map=made / "both")[0].category_ids.tolist() == [9, 5]
     LabelMap((5,), ("dog",)).save(made / "dog")
-    message = faults(made, label_map=made / "dog")
-    assert "Annotations/a.xml object 1 'cat' is none of 1 categories" in message
+    assert "a.xml object 1 'cat' is none of 1 categories" in faults(made, label_map=made / "dog")
     write(made, "a", "<annotation>")  # outside the split: it stops only where the ids depend on it
     assert read_voc(made, split="one", label_map=made / "dog")[0].file_names == ["b.png"]
     assert "a.xml is not valid xml: no element found: line 1" in faults(made, split="one")
@@ -83,8 +82,7 @@ def test_difficult_objects(made, difficult, boxes, crowds):
     found, _ = read_voc(made, difficult=difficult)
     assert (found.num_boxes, int(found.is_crowd.sum())) == (boxes, crowds)
     assert found.label_map.names == ("cat", "dog")  # whatever becomes of its objects
-    (offender,) = found.issues["difficult"].offenders
-    assert offender.endswith(f"a.xml object 1 'cat': {difficult}")
+    assert found.issues["difficult"].offenders == [f"{made}/Annotations/a.xml object 1 'cat': {difficult}"]
 
 
 def test_parts_other_keys_and_surrounding_blanks_are_left_out(made):
@@ -126,8 +124,8 @@ def test_a_missing_size_is_that_of_the_header(made, size):
 
 def test_coordinates_from_0_are_told(made):
     write(made, "a", xml_of(objects=[("cat", 0, 4, 10, 12, 0)]))
-    (offender,) = read_voc(made)[0].issues["voc-zero"].offenders
-    assert offender.endswith("a.xml object 1 'cat' begins at 0, 4")
+    offenders = read_voc(made)[0].issues["voc-zero"].offenders
+    assert offenders == [f"{made}/Annotations/a.xml object 1 'cat' begins at 0, 4"]
     write(made, "a", xml_of(objects=[("cat", -2, 4, 10, 12, 0)]))
     assert not read_voc(made, voc_pixels="zero_based")[0].issues["voc-zero"].count
 
@@ -181,7 +179,6 @@ def test_everything_is_listed_at_once(made):
     put(made, "JPEGImages/b.png", b"")
     message = faults(made)
     for expected in (
-        "a.xml object 1 'cat' has",
         "a.xml object 2 'dog' has xmin, ymin, xmax, ymax = '1', '2', 'x', '4'",
         "c.xml is not valid xml: no element found: line 1",
         f"z.xml: its image 'b.png' is that of {made}/Annotations/b.xml already",

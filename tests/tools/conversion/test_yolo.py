@@ -54,8 +54,7 @@ def test_a_label_map_gives_ids_by_name(made):
     LabelMap((7, 8, 9), ("bird", "dog", "cat")).save(made / "all")
     assert read_yolo(made, label_map=made / "all")[0].category_ids.tolist() == [9, 8]
     LabelMap((7,), ("dog",)).save(made / "dog")
-    message = faults(made, label_map=made / "dog")
-    assert "a.txt line 1 '0 0.5 0.5 0.25 0.5' has class 0 of 1" in message
+    assert "a.txt line 1 '0 0.5 0.5 0.25 0.5' has class 0 of 1" in faults(made, label_map=made / "dog")
 
 
 def test_polygons_give_their_bounding_box(made):
@@ -71,8 +70,7 @@ def test_images_without_labels_stay_unless_all_are(made):
     put(made, "images/c.png", picture())
     found, _ = read_yolo(made)
     assert found.file_names == ["a.png", "b.png", "c.png"] and found.box_image.tolist() == [1]
-    (offender,) = found.issues["label-missing"].offenders
-    assert offender.startswith("image 'c.png' (") and offender.endswith("labels/c.txt)")
+    assert found.issues["label-missing"].offenders == [f"image 'c.png' ({made}/labels/c.txt)"]
     shutil.rmtree(made / "labels")
     assert "no usable box: 3 images, none with an object" in faults(made)
 
@@ -159,16 +157,14 @@ def test_splits_of_a_directory(made, layout):
     found, images_dir = read_yolo(made, split="val")
     assert found.file_names == ["x/val1.png"] and found.category_ids.tolist() == [2]
     assert images_dir == os.fspath(made / layout.format(split="val"))
-    message = refused(made, split="test")
-    assert "--split=test: neither " in message and "images/test nor " in message
+    assert f"--split=test: neither {made}/images/test nor " in refused(made, split="test")
 
 
 def test_a_directory_of_several_splits_needs_a_choice(made):
     put(made, "images/train/1.png", picture())
     assert read_yolo(made)[0].file_names == ["a.png", "b.png", "train/1.png"]
     put(made, "images/val/1.png", picture())
-    message = refused(made)
-    assert "images holds train, val: choose one by --split, or all by --split=." in message
+    assert "images holds train, val: choose one by --split, or all by --split=." in refused(made)
     found, _ = read_yolo(made, split=".")
     assert found.file_names == ["a.png", "b.png", "train/1.png", "val/1.png"]
 
@@ -208,10 +204,8 @@ def test_data_yaml_with_several_places_and_gaps(made):
 def test_darknet_lists(made, monkeypatch):
     monkeypatch.chdir(made)
     put(made, "labels/other.txt", "0 0.5 0.5 1 1")  # of another list
-    for lines in (
-        "images/b.png\n../images/a.png\n",
-        f"images/b.png\n{made}/images/a.png\nimages/../images/b.png",
-    ):
+    absolute_and_repeated = f"images/b.png\n{made}/images/a.png\nimages/../images/b.png"
+    for lines in ("images/b.png\n../images/a.png\n", absolute_and_repeated):
         put(made, "lists/train.txt", lines)
         found, images_dir = read_yolo("lists/train.txt", names="classes.txt")
         assert found.file_names == ["b.png", "a.png"] and images_dir == os.fspath(made / "images")
@@ -237,19 +231,15 @@ REFUSED_YAML = [
 def test_data_yaml_that_is_refused(made, text, message):
     put(made, "data.yaml", text)
     found = refused(made / "data.yaml")
-    assert message in found and "data.yaml" in found and "\n" not in found
+    assert message in found and "data.yaml" in found
 
 
 def test_names_and_input_that_are_refused(made):
     os.remove(made / "classes.txt")
     assert "nothing names the classes of " in refused(made)
-    for content, message in (
-        ("cat\n\ndog\n\n", "category 2 has the name ''"),
-        (b"\xff", "is not UTF-8 text"),
-    ):
-        put(made, "n.names", content)
-        found = refused(made, names=made / "n.names")
-        assert "n.names" in found and message in found
+    for text, said in (("cat\n\ndog\n\n", ": category 2 has the name ''"), (b"\xff", " is not UTF-8 text")):
+        put(made, "n.names", text)
+        assert f"{made}/n.names{said}" in refused(made, names=made / "n.names")
     assert "No such file" in refused(made, error=OSError, names=made / "gone.names")
     assert "is not a directory, a data.yaml" in refused(made / "gone")
     put(made, "list.txt", "images/a.png\n")

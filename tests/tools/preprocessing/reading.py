@@ -39,9 +39,8 @@ def by_pipeline(call, batches, batch_size=3):
 
 
 def build(call, batch_size=3, checkpoint=None):
-    pipeline = dali.Pipeline(
-        batch_size, 1, None, prefetch_queue_depth=1, enable_checkpointing=True, checkpoint=checkpoint
-    )
+    options = {"prefetch_queue_depth": 1, "enable_checkpointing": True, "checkpoint": checkpoint}
+    pipeline = dali.Pipeline(batch_size, 1, None, **options)
     with pipeline:
         pipeline.set_outputs(*call.in_graph())
     pipeline.build()

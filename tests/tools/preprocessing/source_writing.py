@@ -88,10 +88,8 @@ def example(image, label=None, **more):
 def write_tfrecord(directory, images, labels):
     """Two files."""
     names = [f"n0{number}.JPEG" for number in range(len(images))]
-    records = [
-        example(image, label, **{"image/filename": name.encode()})
-        for image, label, name in zip(images, labels, names, strict=True)
-    ]
+    rows = zip(images, labels, names, strict=True)
+    records = [example(image, label, **{"image/filename": name.encode()}) for image, label, name in rows]
     write(directory / "a.tfrecord", *records[:4])
     write(directory / "b.tfrecord", *records[4:])
     return os.fspath(directory / "*.tfrecord"), names

@@ -10,8 +10,7 @@ import pytest
 
 from common import letterbox as letterbox_lib
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
-from tests.tools.preprocessing import pictures_on_disk
-from tests.tools.preprocessing.pictures_on_disk import PICTURES
+from tests.tools.preprocessing.pictures_on_disk import PICTURES, write
 from tests.tools.preprocessing.reading import opened
 from tools.preprocessing.preprocessor import APIS, Preprocessor
 
@@ -41,7 +40,7 @@ DRAWN = (
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    return opened("files", pictures_on_disk.write(tmp_path_factory.mktemp("pictures")))
+    return opened("files", write(tmp_path_factory.mktemp("pictures")))
 
 
 def by_api(source, ops, api, *, batch_size=2, seed=0):

@@ -286,11 +286,8 @@ def test_a_directory_may_have_a_dot_in_its_name(tmp_path):
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     """Not even root can make files in /proc, or in the place of a directory."""
     (tmp_path / "0.png").mkdir()
-    for path, where in (
-        ("/proc/self/x.npz", ""),
-        ("/proc/self/pictures", "pictures: "),
-        (tmp_path, r"0\.png: "),
-    ):
+    places = {"/proc/self/x.npz": "", "/proc/self/pictures": "pictures: ", tmp_path: r"0\.png: "}
+    for path, where in places.items():
         said = refusal(output(path, overwrite=True).write, samples(images(1)), 1)
         assert re.fullmatch(rf"--output={path}: {where}[\w ]+", said)
     assert left(tmp_path) == []

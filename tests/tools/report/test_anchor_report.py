@@ -105,9 +105,8 @@ def test_the_first_anchor_of_a_level_counts_there(level):
 def test_boxes_that_lose_to_an_identical_one_are_named_and_missed():
     rows = [(i, 0, 10, 20, 90, 80) for i in range(4)] + [(2, 0, 10, 20, 90, 80)]
     report = anchor_report.examine(annotations([(200, 200)] * 4, rows), SQUARE)
-    assert report.lost.offenders == (
-        "image 103 ('3.jpg') has 'cat' at [10.0, 20.0, 90.0, 80.0], 57.60 x 51.20 pixels in the network",
-    )
+    named = "image 103 ('3.jpg') has 'cat' at [10.0, 20.0, 90.0, 80.0], 57.60 x 51.20 pixels in the network"
+    assert report.lost.offenders == (named,)
     assert report.reasons == ("1 without an anchor",)
     # recall stops at 4 of 5, with no false detection before: 81 of COCO's 101 recalls
     assert report.ceiling["AP"] == pytest.approx(81 / 101)

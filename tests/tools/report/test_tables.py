@@ -38,10 +38,8 @@ def test_text_has_every_kind_of_fault():
 
 
 def test_text_of_known_data():
-    truth = annotations(
-        [(200, 100), (200, 100), (50, 60)],
-        [(0, 0, 10, 10, 40, 60), (0, 1, 5, 5, 30, 50), (1, 0, 10, 10, 4, 4), (1, 0, 10, 10, 4, 4)],
-    )
+    rows = [(0, 0, 10, 10, 40, 60), (0, 1, 5, 5, 30, 50), (1, 0, 10, 10, 4, 4), (1, 0, 10, 10, 4, 4)]
+    truth = annotations([(200, 100), (200, 100), (50, 60)], rows)
     issues = found("image-without-boxes", 1, ["image 103 ('3.jpg')"])
     words = re.sub(" +", " ", text_of(truth, issues, {"JPEG": 2, "PNG": 1}))
     for expected in (
