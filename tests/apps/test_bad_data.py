@@ -45,13 +45,9 @@ def test_training_can_skip_images(with_bad_images, tiny_train, tmp_path, capsys)
 
 
 @either_app
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [("--max_megapixels=0.005", "--max_megapixels"), ("--batch_size=13", "12 images, --batch_size=13")],
-)
-def test_limits_of_the_data(drawn, tiny_train, tmp_path, flag, message):
-    with pytest.raises(DataError, match=message):
-        tiny_train(drawn, tmp_path / "run", flag)
+def test_limits_of_the_data(drawn, tiny_train, tmp_path):
+    with pytest.raises(DataError, match="--max_megapixels"):
+        tiny_train(drawn, tmp_path / "run", "--max_megapixels=0.005")
 
 
 def test_evaluation_and_inference_stop_too(with_bad_images, trained, command, tmp_path):

@@ -104,13 +104,6 @@ def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained,
 
 
 @either_app
-def test_other_nms_and_another_size_by_flag(app, evaluation, tmp_path):
-    with eagerly():
-        metrics = evaluation(tmp_path, f"--hparams=nms_method={app.other_nms}", "--image_size=96x128")
-    assert 0.0 <= metrics["AP"] <= 1.0
-
-
-@either_app
 def test_other_categories_are_refused(trained, drawn, command, tmp_path):
     data = shutil.copytree(drawn, tmp_path / "renamed")
     document = read(data, "instances.json")
@@ -151,13 +144,3 @@ def test_a_full_disk_is_one_line_and_earlier_results_stand(evaluation, tmp_path,
     with pytest.raises(UserError, match=r"^--output_dir=.*: No space left on device$"):
         evaluation(tmp_path)
     assert (tmp_path / "detections.json").read_text() == "earlier"
-
-
-@either_app
-@pytest.mark.parametrize("content", [None, b"", b"no weights at all" * 99])
-def test_bad_weights_are_one_line(command, drawn, tmp_path, content):
-    weights = tmp_path / "x.weights.h5"
-    if content is not None:
-        weights.write_bytes(content)
-    with pytest.raises(UserError, match=r"x\.weights\.h5"):
-        command("eval", f"--weights={weights}", *coco_flags(drawn, "eval"))

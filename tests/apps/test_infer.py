@@ -164,16 +164,9 @@ REFUSED = {
     "no such glob": ("/nowhere/*.jpg", "", "nowhere"),
     "no flag": ("", "", "images"),
     "an empty directory": ("{tmp}/empty", "", r"empty: no image there \(\.jpg"),
-    "over the images": ("{tmp}", "--output_dir={tmp}", r"--output_dir=.* holds the images"),
     "no such video": ("{tmp}/none.mp4", "", r"none\.mp4: there is no such file"),
     "video over itself": ("{clip}/clip.avi", "--output_dir={clip}", "holds the images"),
     "video with ids": ("{clip}/clip.avi", "--submission=a.zip", "--submission is for images"),
-    "names without ids": (
-        "{clip}/frames",
-        "--submission={tmp}/a.zip --image_info={tmp}/info.json",
-        r"knows none of the 7 images, not even '0\.png'",
-    ),
-    "no ids at all": ("{tmp}/frog.png", "--submission={tmp}/a.zip", r"'frog\.png' is not a number"),
     "no results file": ("{clip}/frames", "--submission={tmp}/a.txt", r"must end in \.json or"),
     "two lists of ids": (
         "{tmp}/frog.png",

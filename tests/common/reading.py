@@ -1,4 +1,4 @@
-"""What a DALI graph gives, and numbered images as files and as records for it to read."""
+"""What a DALI graph gives; numbered images for it, as files and as records; scripted random numbers."""
 
 import json
 import pathlib
@@ -11,6 +11,7 @@ from nvidia.dali import fn
 
 from common.datacheck.datasets import open_coco, open_tfrecords
 from common.datasets import CocoSource, ImageListSource
+from common.tf_readers import Random
 from tests.common.record_writing import png
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
@@ -90,10 +91,24 @@ def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Pa
 def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None:
     """What `iterate` makes continues where another one was saved after `before` steps."""
     iterator = iterate()
-    begin = [next(iterator) for _ in range(before)]
+    for _ in range(before):
+        next(iterator)
     path = tf.train.Checkpoint(iterator=iterator).save(directory / "state")
     rest = [next(iterator) for _ in range(after)]
-    resumed, fresh = iterate(), iterate()
+    resumed = iterate()
     tf.train.Checkpoint(iterator=resumed).restore(path).assert_consumed()
-    np.testing.assert_array_equal([next(resumed) for _ in range(after)], rest)
-    np.testing.assert_array_equal([next(fresh) for _ in range(before)], begin)
+    again = [next(resumed) for _ in range(after)]
+    for one, other in zip(tf.nest.flatten(rest), tf.nest.flatten(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class Scripted(Random):
+    """Gives prepared numbers instead of random ones: of each draw the range, the shape and what it gives."""
+
+    def __init__(self, *draws) -> None:
+        self._draws = list(draws)
+
+    def uniform(self, low, high, shape=()):
+        *asked, number = self._draws.pop(0)
+        assert (low, high, shape) == tuple(asked)
+        return tf.constant(number, tf.float32)

@@ -15,7 +15,7 @@ from common.labels import LabelMap
 from common.tf_readers import Random
 from tests.common.image_variants import HEIGHT, VARIANTS, WIDTH, exif, pillow
 from tests.common.reading import Example, assert_iterator_resumes, build, ids, read
-from tests.common.record_writing import empty_record, png, record, write
+from tests.common.record_writing import empty_record, of_boxes, png, write
 
 COLORS = [(10 * i, 0, 0) for i in range(20)]  # of the images, by their ids
 
@@ -75,21 +75,16 @@ def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
 # --- records of other writers ---
 
 
-def google_example(image_id, num_objects, crowds=False, **changes):
-    """The keys of google/automl efficientdet/dataset/create_coco_tfrecord.py."""
-    image = {"encoded": png(64, 48, COLORS[image_id]), "height": 48, "width": 64, "format": b"png"}
-    rows = range(num_objects)
-    objects = {
-        "bbox__xmin": [0.1 * k for k in rows],
-        "bbox__xmax": [0.1 * k + 0.3 for k in rows],
-        "bbox__ymin": [0.2 for _ in rows],
-        "bbox__ymax": [0.9 for _ in rows],
-        "class__text": [b"person" for _ in rows],
-        "class__label": [(1, 18)[k % 2] for k in rows],
-        "is_crowd": [int(k == 1) for k in rows] if crowds else None,
-    }
-    keys = {f"object__{key}": value for key, value in (objects | changes).items()}
-    return record(source_id=b"%d" % image_id, **image, **keys) if rows else empty_record(image_id, **image)
+def google_example(image_id, num_objects, crowds=False):
+    """As google/automl efficientdet/dataset/create_coco_tfrecord.py writes it: no keys of no objects."""
+    image = {"encoded": png(64, 48, COLORS[image_id]), "height": 48, "width": 64}
+    if not num_objects:
+        return empty_record(image_id, **image)
+    boxes = [(0.1 * k, 0.2, 0.1 * k + 0.3, 0.9) for k in range(num_objects)]
+    labels = [(1, 18)[k % 2] for k in range(num_objects)]
+    is_crowd = [int(k == 1) for k in range(num_objects)] if crowds else None
+    changes = {"object__class__label": labels, "object__is_crowd": is_crowd}
+    return of_boxes(*boxes, source_id=b"%d" % image_id, **image, **changes)
 
 
 def both_readers(source, count, **options):
@@ -116,12 +111,9 @@ def test_records_of_googles_converter(tmp_path):
 
 
 def test_boxes_of_other_writers_are_clipped_and_those_without_area_dropped(tmp_path):
-    edges = {
-        "bbox__xmin": [-0.5, 0.25, 1.2, 0.9, 0.5],
-        "bbox__xmax": [0.3, 0.25, 1.5, 1.1, 0.6],
-        "bbox__ymin": [0.2, 0.2, 0.2, 0.2, 0.9],
-    }
-    write(tmp_path / "x.tfrecord", google_example(5, num_objects=5, **edges))
+    boxes = ((-0.5, 0.2, 0.3, 0.9), (0.25, 0.2, 0.25, 0.9), (1.2, 0.2, 1.5, 0.9), (0.9, 0.2, 1.1, 0.9))
+    labels = {"object__class__label": [1, 18, 1, 18, 1]}
+    write(tmp_path / "x.tfrecord", of_boxes(*boxes, (0.5, 0.9, 0.6, 0.9), **labels))
     LabelMap((1, 18), ("person", "dog")).save(tmp_path / "x.label_map.json")
     source = open_source(file_pattern=f"{tmp_path}/x*")
     for (found,) in both_readers(source, 1, training=False):

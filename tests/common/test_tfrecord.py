@@ -298,7 +298,7 @@ def test_patterns(tmp_path):
     def names(pattern):
         return [os.path.relpath(file, tmp_path) for file in expand_pattern(pattern)]
 
-    assert names(f"{tmp_path}/b*,{tmp_path}/a-?,{tmp_path}/b-0") == ["a-0", "b-0", "b-1"]
+    assert names(f"{tmp_path}/b*, {tmp_path}/a-?,{tmp_path}/b-0") == ["a-0", "b-0", "b-1"]
     assert names(f"{tmp_path}/**") == ["a-0", "b-0", "b-1", "deep/er/b-2"]
     # What is no file is not dropped.
     (tmp_path / "b-3").mkdir()

@@ -166,8 +166,6 @@ def test_a_failed_check_ends_in_one_line(result, capsys):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (["--model_name=efficientdet-nona"], "did you mean 'efficientdet-nano'"),
-        (["--hparams=learning_rat=1"], "did you mean 'learning_rate'"),
         (["--train_images=nowhere"], "does not exist"),
         (["--batch_size=7"], "12 images, --batch_size=7 x 2 ranks"),
         (["--num_classes=2"], "--num_classes=2: the data have 3 classes"),

@@ -2,23 +2,20 @@ import numpy as np
 import pytest
 
 from efficientdet.model import build_model
+from tests.common.drawn_sets import draw_rectangle, write_coco
 from tests.efficientdet.automl_files import SHAPES, SMALL_D0, number
-from tests.efficientdet.drawn_images import SIZES, draw_rectangle, write_coco
+from tests.efficientdet.drawn_images import RED, SIZES
 
 
 @pytest.fixture(scope="session")
 def rectangles(tmp_path_factory):
     """A source of 24 images of six shapes, JPEG and PNG in turn, with one red rectangle each."""
     random = np.random.default_rng(0)
-    pictures = [draw_rectangle(random, *SIZES[i % len(SIZES)]) for i in range(24)]
-    return write_coco(tmp_path_factory.mktemp("rectangles"), pictures)
-
-
-@pytest.fixture(scope="session")
-def twins(tmp_path_factory):
-    """A source of the same picture eight times, as PNG."""
-    picture = draw_rectangle(np.random.default_rng(1), 60, 90)
-    return write_coco(tmp_path_factory.mktemp("twins"), [picture] * 8, ("png",))
+    pictures = []
+    for i in range(24):
+        image, box = draw_rectangle(random, *SIZES[i % len(SIZES)], RED)
+        pictures.append((10 + 7 * i, image, [(2, box)]))
+    return write_coco(tmp_path_factory.mktemp("rectangles"), pictures, ("jpg", "png"))
 
 
 @pytest.fixture(scope="session")

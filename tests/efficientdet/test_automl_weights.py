@@ -9,9 +9,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from absl import flags
 
-from common import args as shared_flags
 from common.errors import UserError
 from common.labels import LabelMap
 from common.training import model_metadata, weights
@@ -23,6 +21,7 @@ from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.init_from import init_from
 from efficientdet.model import build_model
 from efficientdet.predict import load_trained
+from tests.distributed.small_apps import flag_values
 from tests.efficientdet import automl_files
 from tests.efficientdet.automl_files import SHAPES, SMALL_D0, values_of, write_h5
 
@@ -253,10 +252,8 @@ def test_other_files_are_one_line(fresh, tmp_path):
 
 
 def command(*arguments):
-    fv = flags.FlagValues()
-    automl_weights.define_flags(fv)
-    fv(["automl_weights", *arguments])
-    automl_weights.convert(automl_weights.Args(**shared_flags.values(fv, automl_weights.define_flags)))
+    module, values = flag_values("efficientdet.automl_weights", *arguments)
+    module.convert(module.Args(**values))
 
 
 D0 = "--model_name=efficientdet-d0"

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.errors import UserError
 from efficientdet import model as model_module
 from efficientdet.config import get_config
 from efficientdet.model import FastFusion, build_model
@@ -118,11 +117,6 @@ def test_each_family_takes_the_backbones_of_the_other(name, changes):
     model, count = build_model(name, config=config), len(config.anchors.levels)
     assert model.input_shape == (None, 64, 96, 3)
     assert [x.shape[-1] for x in model.outputs] == [9 * 90] * count + [9 * 4] * count
-
-
-def test_unknown_model_suggests_the_nearest():
-    with pytest.raises(UserError, match=r"efficientdet-do.*did you mean"):
-        build_model("efficientdet-do")
 
 
 def test_outputs_and_variables_are_float32_under_mixed_precision():

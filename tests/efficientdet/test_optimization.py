@@ -93,20 +93,3 @@ def test_the_global_norm_of_unscaled_gradients_is_clipped(precision):
     for gradient, expected in (([300.0, 400.0], [-6, -8]), ([3.0, 4.0], [-3, -4])):
         (after,) = plain_updates([gradient], clip_norm=10.0, precision=precision)
         np.testing.assert_allclose(after, expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-def test_accumulated_batches_equal_their_mean(precision):
-    gradients = [[1.0, 0.0], [3.0, 2.0], [1.0, 1.0]]
-    seen = plain_updates(gradients, precision=precision, accumulate_steps=2)
-    np.testing.assert_allclose(seen, [[0, 0], [-2, -1], [-2, -1]], rtol=1e-4)
-
-
-def test_float16_overflow_skips_the_step_and_halves_the_scale():
-    optimizer = make_optimizer(CONFIG, 1.0, precision="mixed_float16")
-    variable = keras.Variable(np.zeros(1, np.float32))
-    optimizer.build([variable])
-    before = float(optimizer.dynamic_scale)
-    optimizer.apply([np.array([np.inf], np.float32)], [variable])
-    assert float(variable[0]) == 0.0
-    assert float(optimizer.dynamic_scale) == before / 2

@@ -1,12 +1,10 @@
 """Images with one flat rectangle in the colour of its class; where these are found again in a batch."""
 
 import dataclasses
-import json
 
 import numpy as np
-from PIL import Image
 
-from common.datasets import open_source
+from tests.common.drawn_sets import GREY, draw_rectangle, write_coco
 from yolov4.config import get_config
 from yolov4.loaders import make_loader
 from yolov4.pipeline import FILL
@@ -16,7 +14,6 @@ OFF = {"jitter": 0.0, "flip_prob": 0.0, "hue": 0.0, "saturation": 1.0, "exposure
 PLAIN = dataclasses.replace(get_config("yolov4"), image_size=INPUT, multi_scale=1.0, **OFF)
 ALL = {"jitter": 0.3, "flip_prob": 0.5, "hue": 36.0, "saturation": 1.5, "exposure": 1.5}
 SIZES = [(300, 500), (420, 200), (97, 131), (640, 90), INPUT]
-GREY = (90, 110, 100)
 COLORS = [(230, 20, 30), (20, 200, 40), (30, 40, 240), (240, 230, 20), (230, 30, 240), (20, 220, 230)]
 BATCH = 6
 
@@ -26,30 +23,10 @@ def write_rectangles(directory):
     random = np.random.default_rng(0)
     pictures = []
     for i in range(24):
-        height, width = SIZES[i % len(SIZES)]
-        w, h = random.integers(width // 4, width // 2), random.integers(height // 4, height // 2)
-        x, y = random.integers(0, width - w + 1), random.integers(0, height - h + 1)
-        image = np.full((height, width, 3), GREY, np.uint8)
-        image[y : y + h, x : x + w] = COLORS[i % len(COLORS)]
-        pictures.append((1000 + 7 * i, image, [(i % len(COLORS), (x, y, w, h))]))
+        label = i % len(COLORS)
+        image, box = draw_rectangle(random, *SIZES[i % len(SIZES)], COLORS[label])
+        pictures.append((1000 + 7 * i, image, [(label, box)]))
     return write_coco(directory, pictures)
-
-
-def write_coco(directory, pictures, crowds=()):
-    """[(id, uint8 image, [(class, ltwh px)])] -> a source; `crowds` are numbers of boxes."""
-    images, annotations = [], []
-    for image_id, image, objects in pictures:
-        Image.fromarray(image).save(directory / f"{image_id}.png")
-        height, width, _ = image.shape
-        images.append({"id": image_id, "file_name": f"{image_id}.png", "height": height, "width": width})
-        for label, ltwh in objects:
-            box = {"image_id": image_id, "category_id": 3 + 7 * label, "bbox": [float(x) for x in ltwh]}
-            number = len(annotations)
-            annotations.append(box | {"id": number + 1, "iscrowd": int(number in crowds)})
-    categories = [{"id": 3 + 7 * i, "name": f"thing {i}"} for i in range(len(COLORS))]
-    document = {"images": images, "annotations": annotations, "categories": categories}
-    (directory / "instances.json").write_text(json.dumps(document))
-    return open_source(images=str(directory), annotations=str(directory / "instances.json"))
 
 
 def make(source, kind="dali_cpu", config=PLAIN, **options):

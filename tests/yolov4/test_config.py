@@ -4,8 +4,6 @@ import dataclasses
 
 import pytest
 
-from common.errors import UserError
-from common.hparams import override
 from yolov4.config import DETECTION_FIELDS, LOADER_FIELDS, MODEL_NAMES, get_config
 
 YOLOV4 = get_config("yolov4")
@@ -85,10 +83,3 @@ def test_what_cannot_be_is_refused(change, message):
 
 def test_what_is_just_possible():
     dataclasses.replace(YOLOV4, jitter=0.49, multi_scale=4.0, lr_steps=(0.5, 1.0), scale_xy=(1.0, 1.0, 1.0))
-
-
-def test_misspelt_names_suggest_the_nearest():
-    with pytest.raises(UserError, match=r"yolo4.*did you mean 'yolov4'"):
-        get_config("yolo4")
-    with pytest.raises(UserError, match="momentum"):
-        override(YOLOV4, "momentun=0.9")

@@ -10,12 +10,10 @@ import cv2
 import keras
 import numpy as np
 import pytest
-from absl import flags
 
-from common import args as shared_flags
 from common.errors import UserError
 from common.training.fine_tuning import coco_label_map
-from yolov4 import darknet_weights
+from tests.distributed.small_apps import flag_values
 from yolov4.config import YOLOv4Config, get_config
 from yolov4.darknet_weights import load_darknet, save_darknet
 from yolov4.decoding import decode_boxes
@@ -216,11 +214,8 @@ def test_missing_files_are_named(nano, tmp_path):
 
 
 def command(*arguments):
-    fv = flags.FlagValues()
-    darknet_weights.define_flags(fv)
-    fv(["darknet_weights", *arguments])
-    values = shared_flags.values(fv, darknet_weights.define_flags)
-    darknet_weights.convert(darknet_weights.Args(**values))
+    module, values = flag_values("yolov4.darknet_weights", *arguments)
+    module.convert(module.Args(**values))
 
 
 def test_command_from_darknet_and_back(tiny, tmp_path, capsys):

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from common.datacheck.datasets import open_source
+from tests.common.drawn_sets import write_coco
+from tests.common.reading import assert_iterator_resumes
 from tests.oracle.watched import Batch, Watched
-from tests.yolov4.rectangles import PLAIN, assert_equal, count_found, make, read, write_coco
+from tests.yolov4.rectangles import PLAIN, assert_equal, count_found, make, read
 from yolov4 import fresh_mosaic
 from yolov4.mosaic import TILES
 
@@ -88,6 +90,11 @@ def test_further_readers_are_there_only_for_mosaics_that_may_come(flat):
     for change in ({"mosaic_prob": 0.0}, {"mosaic_tiles": "batch"}):
         loader = make(flat, config=dataclasses.replace(FRESH, **change))
         assert b"reader_1" not in loader.pipeline.serialize()
+
+
+def test_a_saved_iterator_goes_on(rectangles, tmp_path):
+    config = dataclasses.replace(FRESH, mosaic_prob=0.5, mixup_prob=0.5, cutmix_prob=0.5, multi_scale=1.4)
+    assert_iterator_resumes(lambda: iter(make(rectangles, config=config).dataset()), tmp_path, 3, 2)
 
 
 def test_tfrecords_too(drawn_records):

@@ -55,17 +55,6 @@ def check(before, source, after, names, source_names):
             np.testing.assert_array_equal(now[..., 5 + index], expected, err_msg=f"{path} {name}")
 
 
-def test_our_own_weights(tmp_path):
-    names, source_names = ("dog", "new", "cat"), ("cat", "cow", "dog", "emu")
-    source, model = make_model(4, seed=1), make_model(3)
-    save(source, tmp_path / weight_files.BEST, source_names)
-    before = values_of(model)
-    report = str(init_from(model, label_map(*names), str(tmp_path), NANO))
-    check(before, values_of(source), values_of(model), names, source_names)
-    total = len(model.weights)
-    assert report == f"--init_from={tmp_path}: {total} of {total} weights taken, new classes: new"
-
-
 def test_darknets_other_classes_need_a_names_file(tmp_path):
     names, source_names = ("b", "a"), ("a", "b", "c")
     source, file = make_model(3, seed=1), tmp_path / "mine.weights"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.common.test_nms import suppress_numpy
 from tests.yolov4 import darknet_rules
 from yolov4.config import MODEL_NAMES, get_config
 from yolov4.postprocess import decode_heads, detect
@@ -62,31 +63,18 @@ def decode_numpy(heads, config, image):
     return np.array(boxes), np.array(scores)
 
 
-def overlap_numpy(box, boxes, config):
-    """IoU, for diou less Darknet's distance term (box_diounms)."""
-    sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
-    intersection = np.prod(np.maximum(sides, 0), axis=1)
-    union = np.prod(box[2:] - box[:2]) + np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) - intersection
-    if config.nms_method == "greedy":
-        return intersection / union
-    hull = np.maximum(box[2:], boxes[:, 2:]) - np.minimum(box[:2], boxes[:, :2])
-    centers = (box[:2] + box[2:]) / 2 - (boxes[:, :2] + boxes[:, 2:]) / 2
-    return intersection / union - (np.sum(centers**2, 1) / np.sum(hull**2, 1)) ** config.diou_beta
-
-
 def detect_numpy(heads, config, image):
-    """One image: list of (score, class, box) in descending order of score."""
+    """One image: scores, classes and boxes of the detections, the best first."""
     boxes, scores = decode_numpy(heads, config, image)
     if config.nms_candidates < scores.size:
         scores = np.where(scores >= np.sort(scores.ravel())[-config.nms_candidates], scores, 0)
-    detections = []
-    for class_ in range(scores.shape[1]):
-        left = scores[:, class_].copy()
-        while left.max() > config.score_threshold:
-            best = left.argmax()
-            detections.append((left[best], class_, boxes[best]))
-            left[overlap_numpy(boxes[best], boxes, config) > config.nms_iou] = 0
-    return sorted(detections, key=lambda detection: -detection[0])[: config.max_detections]
+    rows, classes = np.indices(scores.shape).reshape(2, -1)
+    limits = {"num_classes": scores.shape[1], "max_detections": config.max_detections}
+    limits |= {"score_threshold": config.score_threshold, "iou_threshold": config.nms_iou}
+    method = {"greedy": "hard", "diou": "diou"}[config.nms_method]
+    candidates = boxes[rows], scores.ravel(), classes
+    picked, best = suppress_numpy(*candidates, method, **limits, beta=config.diou_beta)
+    return best, classes[picked], boxes[rows[picked]]
 
 
 @pytest.mark.parametrize(
@@ -145,10 +133,9 @@ def test_detections_equal_brute_force(changes):
     config = dataclasses.replace(CONFIG, **changes)
     actual = run(heads := random_heads(objectness=-1), config)
     for i in range(2):
-        expected = detect_numpy(heads, config, i)
-        count = len(expected)
+        scores, classes, boxes = detect_numpy(heads, config, i)
+        count = len(scores)
         assert actual.count[i] == count >= 20
-        scores, classes, boxes = map(np.array, zip(*expected, strict=True))
         np.testing.assert_allclose(actual.scores[i, :count], scores, rtol=1e-5)
         np.testing.assert_array_equal(actual.classes[i, :count], classes)
         np.testing.assert_allclose(actual.boxes[i, :count], boxes.clip(0, 1), atol=1e-5)

