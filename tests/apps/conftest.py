@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
 
 import efficientdet.eval
 import efficientdet.export
@@ -28,8 +27,8 @@ import yolov4.infer
 import yolov4.loaders
 import yolov4.predict
 import yolov4.train
-from common import args as shared_flags
 from common.loader import BaseLoader
+from tests.distributed.small_apps import flag_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,12 +152,10 @@ def command(app):
     """command("train", "--batch_size=2", ...) -> what the entry function returns; errors stay UserErrors."""
 
     def run(entry: str, *arguments: str):
-        module, function = app.entry(entry)
-        fv = flags.FlagValues()
-        module.define_flags(fv)
-        fv([entry, *arguments])
+        _, function = app.entry(entry)
+        _, values = flag_values(f"{app.name}.{entry}", *arguments)
         try:
-            return function(**shared_flags.values(fv, module.define_flags))
+            return function(**values)
         finally:
             keras.mixed_precision.set_global_policy("float32")  # --precision must not reach the next test
 

@@ -3,7 +3,6 @@
 Also tests predict.py of each app; common/training/trained.py.
 """
 
-import csv
 import errno
 import json
 import os
@@ -16,7 +15,8 @@ from common.datacheck.datasets import explain, open_coco
 from common.errors import UserError
 from common.evaluation import coco_metrics, commands
 from common.evaluation.evaluate import Evaluation, evaluate
-from tests.apps.conftest import coco_flags, eagerly, either_app, slow_for
+from tests.apps.conftest import coco_flags, eagerly, either_app
+from tests.common.training.small_model import rows_of
 
 
 @pytest.fixture
@@ -43,8 +43,7 @@ def read(directory, name="detections.json"):
 
 
 def test_evaluation_is_that_of_training_and_in_original_pixels(trained, drawn, evaluated):
-    with (trained / "results.csv").open() as file:
-        best = max(float(row["AP"]) for row in csv.DictReader(file))
+    best = max(float(row["AP"]) for row in rows_of(trained))
     assert read(evaluated, "metrics.json")["AP"] == pytest.approx(best, abs=1e-5)
     images = read(drawn, "instances.json")["images"]
     sizes = {image["id"]: (image["width"], image["height"]) for image in images}
@@ -70,17 +69,6 @@ def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
     monkeypatch.setattr(coco_metrics, "FASTER_VERSION", "0.0")
     with pytest.raises(UserError, match=r"pip install faster-coco-eval==0\.0"):
         command("eval", "--weights=no such file", "--coco_backend=faster", *coco_flags(drawn, "eval"))
-
-
-@slow_for("efficientdet")
-def test_the_plain_loader_finds_the_same(evaluation, evaluated, tmp_path):
-    """Boxes may move by the one level that resizing differs by; they are the same detections."""
-    evaluation(tmp_path, "--pipeline_type=tensorflow", "--batch_size=5")
-    ours, theirs = read(evaluated), read(tmp_path)
-    assert {d["image_id"] for d in ours} == {d["image_id"] for d in theirs}
-    top = max(ours, key=lambda d: d["score"])
-    rival = [d for d in theirs if d["image_id"] == top["image_id"]]
-    assert min(np.abs(np.subtract(top["bbox"], d["bbox"])).max() for d in rival) < 2.0
 
 
 def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained, drawn):

@@ -1,6 +1,5 @@
 """Inference on a directory, a file, a glob and a video: pictures, detections.json, submissions, refusals."""
 
-import collections
 import json
 import re
 import zipfile
@@ -85,8 +84,7 @@ def test_order_seconds_and_a_submission(infer, drawn, tmp_path, capsys):
         (name,) = archive.namelist()
         sent = json.loads(archive.read(name))
     assert name == "detections_test-dev2017_tiny_results.json"
-    per_image = collections.Counter(result["image_id"] for result in sent)
-    assert set(per_image) <= set(numbers) and max(per_image.values()) <= 100
+    assert {result["image_id"] for result in sent} <= set(numbers)
     assert {result["category_id"] for result in sent} <= {3, 17, 90}
     assert set(sent[0]) == {"image_id", "category_id", "bbox", "score"}
     assert min(result["score"] for result in sent) < 0.2
@@ -161,7 +159,6 @@ def test_a_video_is_its_frames(infer, clip, tmp_path, capsys):
 BUS = r"category 3 is 'car', in .*other\.json it is 'bus'"
 REFUSED = {
     "no such directory": ("/nowhere", "", "nowhere"),
-    "no such glob": ("/nowhere/*.jpg", "", "nowhere"),
     "no flag": ("", "", "images"),
     "an empty directory": ("{tmp}/empty", "", r"empty: no image there \(\.jpg"),
     "no such video": ("{tmp}/none.mp4", "", r"none\.mp4: there is no such file"),

@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from common.datacheck.coco import load_coco
@@ -14,15 +15,11 @@ NUM_IMAGES = 4
 @pytest.fixture(scope="module")
 def photographs(coco128, tmp_path_factory) -> pathlib.Path:
     """A directory of the first photographs whose objects are all large enough for 192 pixels."""
-    document = json.loads((coco128 / "instances.json").read_text())
-    chosen = []
-    for image in document["images"]:
-        objects = [a for a in document["annotations"] if a["image_id"] == image["id"]]
-        smallest = min((a["bbox"][2] * a["bbox"][3] for a in objects), default=0)
-        if smallest > 0.02 * image["width"] * image["height"] and not any(a["iscrowd"] for a in objects):
-            chosen.append(image["id"])
-    document["images"] = [image for image in document["images"] if image["id"] in chosen[:NUM_IMAGES]]
-    document["annotations"] = [a for a in document["annotations"] if a["image_id"] in chosen[:NUM_IMAGES]]
+    found = load_coco(coco128 / "instances.json", None)
+    shares = found.boxes_ltwh_px[:, 2:].prod(1) / found.image_sizes.prod(1)[found.box_image]
+    unfit = found.box_image[(shares <= 0.02) | found.is_crowd]
+    chosen = np.setdiff1d(found.box_image, unfit)[:NUM_IMAGES]
+    document = found.select(np.isin(np.arange(found.num_images), chosen)).ground_truth()
     directory = tmp_path_factory.mktemp("photographs")
     (directory / "instances.json").write_text(json.dumps(document))
     (directory / "images").symlink_to(coco128 / "images")

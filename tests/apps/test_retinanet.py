@@ -1,13 +1,12 @@
 """A RetinaNet through the app's own commands: its length in iterations, its rates, its weights read again."""
 
-import csv
-
 import numpy as np
 import pytest
 
 from efficientdet.predict import load_trained
-from efficientdet.train import Args, train
-from tests.apps.conftest import eagerly
+from tests.apps.conftest import coco_flags, eagerly
+from tests.common.training.small_model import rows_of
+from tests.distributed.small_apps import parsed, training_flags
 
 # One update less than two epochs of the twelve drawn images have; small enough to trace quickly.
 RECIPE = (
@@ -20,26 +19,16 @@ RECIPE = (
 @pytest.fixture(scope="module")
 def run(drawn, tmp_path_factory):
     directory = tmp_path_factory.mktemp("retinanet") / "run"
-    a = Args(
-        model_name="retinanet-nano",
-        image_size="64x96",
-        hparams=RECIPE,
-        train_images=f"{drawn}/images",
-        train_annotations=f"{drawn}/instances.json",
-        eval_images=f"{drawn}/images",
-        eval_annotations=f"{drawn}/instances.json",
-        pipeline_type="dali_cpu",
-        batch_size=4,
-        eval_every=0,
-        output_dir=str(directory),
-    )
+    flags = training_flags("efficientdet", drawn, directory, "none", batch_size=4)
+    own = ["--model_name=retinanet-nano", f"--hparams={RECIPE}", "--eval_every=0"]
+    module, a = parsed("efficientdet", *flags, *coco_flags(drawn, "eval"), *own)
     with eagerly():
-        assert 0 <= train(a)["AP"] <= 1
+        assert 0 <= module.train(a)["AP"] <= 1
     return directory
 
 
 def test_iterations_decide_the_number_of_epochs_and_the_rates(run):
-    rows = list(csv.DictReader((run / "results.csv").open()))
+    rows = rows_of(run)
     assert [int(row["step"]) for row in rows] == [3, 6]
     # six steps for five iterations: milestones after steps 2 (of 2.4) and 5 (of 4.8)
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-4, 1e-5], rel=1e-4)

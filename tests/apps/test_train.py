@@ -6,7 +6,6 @@ and --freeze in test_finetune.py.
 Also tests show_batch.py of each app.
 """
 
-import csv
 import json
 import pathlib
 import re
@@ -25,6 +24,7 @@ from common.training.input_feed import InputFeed
 from common.training.optimizers import AveragedWeights
 from common.training.results import Results
 from tests.apps.conftest import coco_flags, slow_for
+from tests.common.training.small_model import rows_of
 from tools import replay_step
 
 
@@ -32,11 +32,6 @@ def assert_same_weights(app, one: pathlib.Path, other: pathlib.Path) -> None:
     first, second = (app.load_trained(path / weights.LAST)[0].weights for path in (one, other))
     for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=a.path)
-
-
-def rows_of(directory: pathlib.Path) -> list[dict]:
-    with (directory / "results.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def test_what_a_run_leaves_behind(app, trained):

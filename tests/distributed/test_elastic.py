@@ -1,12 +1,12 @@
 """A run under Horovod Elastic loses a host, and gains one: both are this machine, by two names."""
 
-import csv
 import json
 import pathlib
 import re
 
 import pytest
 
+from tests.common.training.small_model import rows_of
 from tests.distributed import elastic_on_ranks, launching
 from tests.distributed.elastic_on_ranks import APPS, HOSTS, write_hosts
 from tests.distributed.small_apps import IMAGES, training_flags
@@ -44,8 +44,7 @@ def test_a_run_goes_on_from_its_last_epoch_with_the_ranks_that_there_are(
     assert "with another num_ranks, num_replicas, steps_per_epoch" in said
     images = [int(n) for n in re.findall(r"learning rate \S+ = \S+ x (\d+) images", said)]
     assert images == [BATCH_SIZE * before, BATCH_SIZE * after]
-    with (run / "results.csv").open(newline="") as file:
-        rows = [(int(row["epoch"]), int(row["step"])) for row in csv.DictReader(file)]
+    rows = [(int(row["epoch"]), int(row["step"])) for row in rows_of(run)]
     assert rows == [(e, e * STEPS[before if e == 1 else after]) for e in range(1, EPOCHS + 1)]
     manifests = [json.loads(path.read_text()) for path in run.glob("checkpoints/*/manifest.json")]
     manifest = max(manifests, key=lambda m: (m["state"]["epoch"], m["state"]["step_in_epoch"]))

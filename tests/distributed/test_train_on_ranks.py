@@ -4,7 +4,6 @@ Each batch is the whole data set, so the order of images has no part in it; augm
 are frozen, because each rank normalises by its own images.
 """
 
-import csv
 import dataclasses
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 from common.distributed.ranks import Hooks
 from common.errors import UserError
+from tests.common.training.small_model import rows_of
 from tests.distributed import launching
 from tests.distributed.small_apps import IMAGES, TINY, parsed, training_flags
 from tests.fixtures.calculations import weights_of
@@ -68,16 +68,11 @@ def by_two(app, flags, tmp_path_factory):
     return train_by_two(app, flags, tmp_path_factory.mktemp("by-two") / "run", "horovod")
 
 
-def rows(run):
-    with (run / "results.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 def assert_same_training(run, alone):
-    losses, wanted = ([float(row["loss"]) for row in rows(directory)] for directory in (run, alone))
+    losses, wanted = ([float(row["loss"]) for row in rows_of(directory)] for directory in (run, alone))
     assert wanted[-1] < 0.97 * wanted[0]  # it moves
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
-    for row, other in zip(rows(run), rows(alone), strict=True):
+    for row, other in zip(rows_of(run), rows_of(alone), strict=True):
         for name in ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_over_limit"):
             assert row[name] == other[name]
     expected, found = (weights_of(directory / "last.weights.h5") for directory in (alone, run))

@@ -17,14 +17,6 @@ from tests.efficientdet.drawn_images import SIZES, find_rectangle
 from tests.oracle import efficientdet_crops
 
 INPUT = (192, 256)
-NANO = dataclasses.replace(
-    get_config("efficientdet-nano"), image_size=INPUT, augmentation="none", flip_prob=0.0
-)
-
-
-def make(source, config=NANO, **options) -> EfficientDetTFPipeline:
-    options = {"batch_size": 8, "training": True} | options
-    return EfficientDetTFPipeline(source=source, config=config, **options)
 
 
 @pytest.mark.parametrize(
@@ -35,9 +27,12 @@ def make(source, config=NANO, **options) -> EfficientDetTFPipeline:
     ],
 )
 def test_boxes_and_pixels_move_together(rectangles, changes):
-    config = dataclasses.replace(NANO, **changes, min_box_size=3.0)
+    config = dataclasses.replace(
+        get_config("efficientdet-nano"), image_size=INPUT, min_box_size=3.0, **changes
+    )
+    loader = EfficientDetTFPipeline(source=rectangles, config=config, batch_size=8, training=True)
     found = []
-    for images, targets in make(rectangles, config).dataset().take(6):
+    for images, targets in loader.dataset().take(6):
         boxes, classes = targets["boxes"].numpy()[:, 0], targets["classes"].numpy()[:, 0]
         for image, box, class_ in zip(images.numpy(), boxes, classes, strict=True):
             rectangle = find_rectangle(image)

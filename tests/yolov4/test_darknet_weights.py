@@ -2,19 +2,17 @@
 
 import dataclasses
 import itertools
-import pathlib
 import struct
-from typing import NamedTuple
+import types
 
 import cv2
-import keras
 import numpy as np
 import pytest
 
 from common.errors import UserError
 from common.training.fine_tuning import coco_label_map
 from tests.distributed.small_apps import flag_values
-from yolov4.config import YOLOv4Config, get_config
+from yolov4.config import get_config
 from yolov4.darknet_weights import load_darknet, save_darknet
 from yolov4.decoding import decode_boxes
 from yolov4.import_weights import darknet_files
@@ -32,16 +30,8 @@ SPREAD = {"gamma": (0.5, 1.5), "beta": (-0.5, 0.5), "moving_mean": (-0.5, 0.5)}
 SPREAD |= {"moving_variance": (0.3, 2.0), "bias": (-1.2, 1.2)}
 
 
-class Trained(NamedTuple):
-    """A model with numbers everywhere, and its file."""
-
-    name: str
-    model: keras.Model
-    file: pathlib.Path
-    config: YOLOv4Config
-
-
 def make_trained(name, num_classes, directory):
+    """A model with numbers everywhere, and its file."""
     # narrow: OpenCV's importer and the layout of a file are the same at any width
     config = dataclasses.replace(get_config(name), width=0.25 if name == "yolov4" else get_config(name).width)
     model = build_model(name, num_classes, config=config, any_size=True)
@@ -51,7 +41,7 @@ def make_trained(name, num_classes, directory):
             weight.assign(random.uniform(*SPREAD[weight.name], weight.shape))
     file = directory / f"{name}-{num_classes}.weights"
     save_darknet(model, file, seen=32_032_000)
-    return Trained(name, model, file, config)
+    return types.SimpleNamespace(name=name, model=model, file=file, config=config)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +59,14 @@ def trained(tmp_path_factory, tiny, nano):
     """All three by name."""
     yolov4 = make_trained("yolov4", 80, tmp_path_factory.mktemp("yolov4"))
     return {network.name: network for network in (yolov4, tiny, nano)}
+
+
+@pytest.fixture
+def partial(nano, tmp_path):
+    """The first 17 convolutions."""
+    path = tmp_path / "nano.conv.29"
+    path.write_bytes(nano.file.read_bytes()[: HEADER + 4 * sum(block_floats(nano.model)[:17])])
+    return path
 
 
 def snapshot(model):
@@ -146,12 +144,10 @@ def test_old_headers_count_images_in_32_bits(tiny, tmp_path, version):
 # --- parts, other class counts, wrong files --------------------------------------------------------
 
 
-def test_of_a_part_or_of_other_classes_all_that_fits_is_taken(nano, tmp_path):
-    part = tmp_path / "nano.conv.29"
-    part.write_bytes(nano.file.read_bytes()[: HEADER + 4 * sum(block_floats(nano.model)[:17])])
+def test_of_a_part_or_of_other_classes_all_that_fits_is_taken(nano, partial):
     wanted = snapshot(nano.model)
     for file, facts, kept in (
-        (part, (17, None), {29, 32, 35, 36}),
+        (partial, (17, None), {29, 32, 35, 36}),
         (nano.file, (21, 3), {29, 36}),  # the last convolutions of the heads
     ):
         model = build_model("yolov4-nano", 20, (64, 64))
@@ -245,10 +241,7 @@ def test_command_takes_names_from_the_file_beside_the_weights(nano, tmp_path):
         (tmp_path / "mine.names").write_text("cell\nplatelet\n\nwhite cell\n")
 
 
-def test_command_refuses_in_one_line(nano, tmp_path):
-    partial = tmp_path / "nano.conv.29"
-    size = HEADER + 4 * sum(block_floats(nano.model)[:17])
-    partial.write_bytes(nano.file.read_bytes()[:size])
+def test_command_refuses_in_one_line(nano, partial, tmp_path):
     (tmp_path / "there.weights.h5").write_bytes(b"")
     (tmp_path / "there.cfg").write_bytes(b"")
     weights, name = f"--weights={nano.file}", "--model_name=yolov4-nano"

@@ -9,6 +9,7 @@ import pytest
 from common.datacheck.coco import load_coco
 from common.errors import UserError
 from common.hparams import override
+from tests.common.made_annotations import annotations
 from yolov4 import anchor_report
 from yolov4.anchor_fit import fit_anchors, shape_iou
 from yolov4.config import get_config
@@ -17,15 +18,7 @@ from yolov4.fit_anchors import box_sizes, suggest, trained_iou
 
 def write(path, sizes, image_size=(480, 640)):
     """A json with one image and a box of each (width, height)."""
-    height, width = image_size
-    boxes = [
-        {"id": i, "image_id": 1, "category_id": 1, "bbox": [0, 0, *size]} for i, size in enumerate(sizes, 1)
-    ]
-    document = {
-        "images": [{"id": 1, "file_name": "1.jpg", "height": height, "width": width}],
-        "annotations": boxes,
-        "categories": [{"id": 1, "name": "thing"}],
-    }
+    document = annotations([image_size], [(0, 0, 0, 0, *size) for size in sizes]).ground_truth()
     path.write_text(json.dumps(document))
     return str(path)
 

@@ -1,6 +1,8 @@
-"""A small network with every kind of variable, and a disk that cuts files short."""
+"""A small network with every kind of variable; what a run has logged; a disk that cuts files short."""
 
 import contextlib
+import csv
+import pathlib
 import resource
 from collections.abc import Iterator
 
@@ -23,6 +25,12 @@ def values(*objects) -> list[np.ndarray]:
 def assert_same(left, right) -> None:
     for a, b in zip(left, right, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def rows_of(run: pathlib.Path) -> list[dict[str, str]]:
+    """results.csv."""
+    with (run / "results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """What a run leaves besides checkpoints: best weights, results.csv; when --patience ends it; a full disk."""
 
-import csv
 import errno
 import math
 import os
@@ -11,16 +10,12 @@ import tensorflow as tf
 
 from common.training import results, weights
 from common.training.results import EpochLog, Results, note_metric, out_of_patience
+from tests.common.training.small_model import rows_of
 
 
 def make_results(directory, **state):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     return Results(directory, model, {"app": "a"}, {"epoch": 0, "step": 5} | state)
-
-
-def rows_of(directory):
-    with (directory / "results.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def test_best_is_the_highest_finite_metric():
