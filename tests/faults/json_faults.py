@@ -71,10 +71,8 @@ valued("annotation_without_category_id", "missing-key", "annotation", "category_
 
 valued("image_id_twice", "repeated-image-id", "image", "id", 11, "image 11 is given 2 times: '000.jpg', ")
 valued("height_that_is_true", "wrong-type", "image", "height", True, "has height True")
-valued("file_name_that_is_a_number", "wrong-type", "image", "file_name", 7, "has file_name 7")
 
 valued("annotation_id_twice", "repeated-annotation-id", "annotation", "id", 101, "annotation 101 is given 2 ")
-valued("category_by_name", "wrong-type", "annotation", "category_id", "cat", "has category_id 'cat'")
 valued("unknown_image", "unknown-image", "annotation", "image_id", 4711, "has image_id 4711, which no image")
 valued("unknown_category", "unknown-category", "annotation", "category_id", 77, "has category_id 77, which")
 valued("crowd", "crowd", "annotation", "iscrowd", 1)

@@ -16,6 +16,7 @@ from tests.common.image_variants import pillow
 from tests.distributed.small_apps import flag_values
 from tests.refusal import refusal
 from tests.tools.preprocessing import pictures_on_disk
+from tests.tools.preprocessing.reading import opened
 from tests.tools.preprocessing.source_writing import COUNT, IMAGES, WRITERS, labels_of, pixels, write_case
 from tools import preprocess
 from tools.preprocessing import outputs
@@ -122,6 +123,11 @@ def test_jpegs_of_a_quality(tree, tmp_path, flags_, quality):
     run(f"--input={tree}", f"--output={tmp_path}/out", "--image_format=jpeg", *flags_)
     expected = pillow("JPEG", pictures_on_disk.PICTURES[4], quality=quality)
     assert (tmp_path / "out/two dogs/4.jpg").read_bytes() == expected
+
+
+def test_records_have_the_labels_of_their_sources(tree, tmp_path):
+    run(f"--input={tree}", f"--output={tmp_path}/r.tfrecord", "--output_shards=2")
+    assert opened("tfrecord", f"{tmp_path}/r-*-of-00002.tfrecord").labels.tolist() == [0, 0, 0, 1, 1]
 
 
 def test_images_that_a_list_names_are_not_replaced(tree, tmp_path):

@@ -113,11 +113,8 @@ def test_a_name_is_lost_for_the_files_that_import_it():
         "common/errors.py": "from common import boxes\n\nx = [boxes.f, 1]\n",
     }
     prune(texts, {path: Lost({}) for path in texts}, lambda path: path != "common/nms.py")
-    assert [text.split() for text in texts.values()] == [
-        [],
-        ["y", "=", "1"],
-        ["from", "common", "import", "boxes", "x", "=", "[1]"],
-    ]
+    after = [" ".join(text.split()) for text in texts.values()]
+    assert after == ["", "y = 1", "from common import boxes x = [1]"]
 
 
 def test_unused_is_what_the_project_refers_to_and_the_copy_does_not():

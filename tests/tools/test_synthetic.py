@@ -115,6 +115,15 @@ def test_the_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
         assert abs(p.areas[0] - len(rows)) <= 0.05 * len(rows) + 4
 
 
+def test_an_object_over_the_border_shows_the_promised_share():
+    solid = np.pad(np.ones((30, 10), bool), ((0, 0), (0, 20)))
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        top, left = synthetic._find_place(rng, solid, np.full((60, 60), -1), [])
+        shown = solid[max(-top, 0) : 60 - top, max(-left, 0) : 60 - left].sum()
+        assert shown >= synthetic.MIN_VISIBLE * solid.sum()
+
+
 SHAPES = [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
 
 

@@ -118,8 +118,7 @@ def test_one_that_fails_is_a_line_and_the_others_go_on(tmp_path, monkeypatch, fa
 
 def test_one_that_cannot_be_started_is_a_line(tmp_path):
     measured = measure(tmp_path, [Command("a", ["/no/such/program"])])
-    error = "cannot be started: No such file or directory: /no/such/program"
-    assert measured == {"a": {"error": error}}
+    assert measured["a"] == {"error": "cannot be started: No such file or directory: /no/such/program"}
 
 
 def test_a_result_is_one_line_of_json(tmp_path):

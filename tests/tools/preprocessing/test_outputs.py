@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from common import tfrecord
 from tests.refusal import refusal
+from tests.tools.preprocessing.source_writing import put
 from tools.preprocessing.outputs import check_output
 from tools.preprocessing.samples import Sample
 
@@ -246,9 +247,7 @@ def test_a_table_an_index_or_another_set_of_records_in_the_way_counts_too(tmp_pa
 def test_the_input_is_never_replaced(tmp_path, seen):
     inputs, seen = tmp_path / "in", tmp_path / seen
     files = [inputs / "cats" / "a.png", inputs / "all.npy"]
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(b"precious")
+    put(inputs, files, [b"precious"] * 2)
     (tmp_path / "link").symlink_to(inputs)
     for target in (seen, seen / "cats", seen / "all.npy", seen / "cats" / "a.png"):
         for given in (files, [seen], [inputs]):
