@@ -123,7 +123,7 @@ def test_heads_of_another_model_size_or_order_are_refused():
     "changes",
     [
         {},
-        {"nms_method": "diou", "diou_beta": 0.8, "max_detections": 100},
+        {"nms_method": "diou", "diou_beta": 2.0, "nms_iou": 0.3},
         {"nms_iou": 0.2},
         {"max_detections": 30},
         {"nms_candidates": 50},
