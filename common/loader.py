@@ -224,14 +224,11 @@ def make_loader(
 
     Args:
         classes: of an app: dali, tensorflow and synthetic.
-        pipeline_type: one of args.PIPELINE_TYPES; UserError for dali_gpu without a GPU, and for synthetic
-            where nothing is trained: there is nothing to find in noise.
+        pipeline_type: one of args.PIPELINE_TYPES; UserError for dali_gpu without a GPU.
         device_id: the GPU of this rank, where there is one.
         num_threads, options: of the app's loaders.
     """
     pipeline_type = resolve_type(pipeline_type)
-    if pipeline_type == "synthetic" and not options["training"]:
-        raise UserError("--pipeline_type=synthetic is for training speed only: use auto")
     if pipeline_type == "dali_gpu" or (pipeline_type == "synthetic" and gpu_visible()):
         options["device_id"] = device_id
     kind = pipeline_type.removesuffix("_gpu").removesuffix("_cpu")
@@ -292,18 +289,15 @@ def from_pipeline(
             prefetch_queue_depth=pipeline.prefetch_queue_depth,
         )
         if device_id is not None:
-            return _OnGPU(flat, element_spec, tensorflow_device(device_id))
+            return _OnGPU(flat, element_spec)  # TensorFlow makes iterators where the dataset is
         return flat.map(lambda *tensors: tf.nest.pack_sequence_as(element_spec, tensors))
 
 
 class _OnGPU(tf.data.Dataset):
-    """The same tensors under another structure, for datasets on a GPU, where `map` has no kernel.
+    """The same tensors under another structure, for datasets on a GPU, where `map` has no kernel."""
 
-    Iterators are made on that GPU, too, whatever device the caller is on.
-    """
-
-    def __init__(self, flat: tf.data.Dataset, element_spec: ElementSpec, device: str) -> None:
-        self._flat, self._element_spec, self._device = flat, element_spec, device
+    def __init__(self, flat: tf.data.Dataset, element_spec: ElementSpec) -> None:
+        self._flat, self._element_spec = flat, element_spec
         super().__init__(flat._variant_tensor)
 
     def _inputs(self) -> list[tf.data.Dataset]:
@@ -312,10 +306,6 @@ class _OnGPU(tf.data.Dataset):
     @property
     def element_spec(self) -> ElementSpec:
         return self._element_spec
-
-    def __iter__(self) -> Iterator[Batch]:
-        with tf.device(self._device):
-            return super().__iter__()
 
 
 def synthetic_dataset(

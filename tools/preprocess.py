@@ -28,7 +28,7 @@ from nvidia.dali import types as dali_types
 
 from common import args as shared_flags
 from common import errors
-from common.args import ImagePolicy, flag
+from common.args import ImagePolicy, default_threads, flag
 from common.errors import UserError
 from tools.preprocessing import chain
 from tools.preprocessing.image_source import KINDS, open_image_source
@@ -100,7 +100,8 @@ def preprocess(a: types.SimpleNamespace) -> None:
         source=source,
         batch_size=min(a.batch_size, source.size),
         device_id=0 if a.device == "gpu" else None,
-        **{name: getattr(a, name) for name in ("ops", "device", "num_threads", "prefetch", "seed")},
+        num_threads=a.num_threads or default_threads(),
+        **{name: getattr(a, name) for name in ("ops", "device", "prefetch", "seed")},
     )
     print(output.write(preprocessor.samples(a.api), preprocessor.size))
 

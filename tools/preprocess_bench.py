@@ -31,7 +31,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.args import ImagePolicy, flag
+from common.args import ImagePolicy, default_threads, flag
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.errors import UserError
 from common.progress import log
@@ -148,6 +148,7 @@ def bench(a: Any) -> str:
         UserError: flags that cannot be used.
         DataError: images that cannot be used.
     """
+    a.num_threads = a.num_threads or default_threads()
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         if not a.input:
             log(f"no images are given: drawing {DRAWN}")

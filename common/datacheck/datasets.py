@@ -91,7 +91,8 @@ class CheckedOpener(plain.Opener):
 
 # The functions and types of common/datasets.py, by the same names.
 _CHECKED = CheckedOpener()
-open_coco, open_tfrecords, open_images = _CHECKED.open_coco, _CHECKED.open_tfrecords, _CHECKED.open_images
+open_coco, open_images = _CHECKED.open_coco, _CHECKED.open_images
+open_tfrecords = _CHECKED.open_tfrecords
 open_source, open_pair = _CHECKED.open_source, _CHECKED.open_pair
 open_datasets, open_evaluation = _CHECKED.open_datasets, _CHECKED.open_evaluation
 check_labels, check_sizes = _CHECKED.check_labels, _CHECKED.check_sizes

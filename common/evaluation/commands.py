@@ -95,6 +95,8 @@ def infer(
 
 
 def _loader_options(a: EvalArgs | InferArgs) -> dict[str, Any]:
+    if a.pipeline_type == "synthetic":
+        raise UserError("--pipeline_type=synthetic is for training speed only: use auto")
     names = ("batch_size", "num_threads", "prefetch", *DECODER_FLAGS)
     return {name: getattr(a, name) for name in names} | {"training": False, "with_targets": False}
 

@@ -213,8 +213,7 @@ class Checkpoints:
             status = checkpoint.read(os.fspath(prefix))
             if all_of_it:
                 status.assert_consumed()
-            else:
-                status.assert_existing_objects_matched().expect_partial()
+            status.assert_existing_objects_matched().expect_partial()
         except (AssertionError, ValueError, tf.errors.OpError) as error:
             step, reason = self._found[1]["state"]["step"], weight_files.reason(error)
             raise UserError(f"the checkpoint of step {step} does not fit this model: {reason}") from error

@@ -28,8 +28,6 @@ def test_types_that_cannot_be(monkeypatch):
     monkeypatch.setattr(loaders, "gpu_visible", lambda: False)
     with pytest.raises(UserError, match=r"=dali_gpu needs a GPU .*use --pipeline_type=dali_cpu"):
         loaders.resolve_type("dali_gpu")
-    with pytest.raises(UserError, match="for training speed only"):
-        loaders.make_loader({}, "synthetic", training=False)
 
 
 def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):

@@ -18,7 +18,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.args import flag
+from common.args import default_threads, flag
 from common.datacheck.datasets import open_datasets
 from common.datasets import Source
 from common.distributed.ranks import Ranks
@@ -102,6 +102,7 @@ def start(app: App, a: BenchArgs) -> None:
     if a.role:
         worker.work(app, a, a.role)
         return
+    a = dataclasses.replace(a, num_threads=a.num_threads or default_threads())
     what = chosen("thing to measure", a.what, WHAT)
     runnable = TYPES if gpu_visible() else TYPES[1:]
     types = chosen("loader", a.pipeline_types or ",".join(runnable), TYPES)

@@ -66,13 +66,13 @@ class ShardLoader:
         self.steps_per_epoch = loaders.steps_per_epoch(source.size, batch_size * num_shards, training=False)
         self.source = self.opened_source = source
 
-    def dataset(self):
+    def iterator(self):
         def facts(example):
             size = tf_readers.image_size_tf(example["encoded"])
             extra = {"image_ids": example["image_id"], "image_sizes": size, "letterbox": tf.zeros(4)}
             return example["image_id"], extra
 
-        return tf_readers.loader_examples(self).map(facts).batch(self.batch_size)
+        return iter(tf_readers.loader_examples(self).map(facts).batch(self.batch_size))
 
 
 class Network:

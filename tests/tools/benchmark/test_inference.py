@@ -14,7 +14,7 @@ def test_every_stage_sees_what_the_one_before_gave(monkeypatch):
     class Loader:
         pipeline_type, batch_size = "dali_cpu", 1
 
-        def dataset(self):
+        def iterator(self):
             number = 0
             while True:
                 extra = {"image_ids": [number], "image_sizes": [[10, 20]], "letterbox": [[0.0, 0, 10, 20]]}
