@@ -28,7 +28,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".j
 # Names of fields of Args that several commands take.
 IMAGE_FLAGS = ("on_bad_image", "max_megapixels")
 DECODER_FLAGS = ("hw_decoder_load", "roi_decoding")
-BATCH_FLAGS = ("num_threads", "prefetch", "batch_size", *DECODER_FLAGS, *IMAGE_FLAGS)
+BATCH_FLAGS = ("num_threads", "prefetch", "batch_size", *IMAGE_FLAGS)
 
 
 def flag(
@@ -201,7 +201,7 @@ class ImagePolicy:
 def default_threads(loaders: int = 1) -> int:
     """--num_threads of each of this host's `loaders` by default: its share of the cores."""
     cores = len(os.sched_getaffinity(0))
-    if cores == os.cpu_count():  # else a launcher has given this rank cores of its own
+    if cores * loaders > (os.cpu_count() or 1):  # else a launcher has given each rank cores of its own
         cores //= loaders
     return min(max(cores, 1), MAX_THREADS)
 

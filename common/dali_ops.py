@@ -93,7 +93,7 @@ class Decoder:
         device: where the pixels are, "cpu" or "gpu".
         hw_load: share of a batch's JPEGs that the GPU's JPEG engines decode, 0 to 1; the others are decoded
             by CPU threads and CUDA together. GPUs without engines (before A100) ignore it.
-        largest: (height, width) that the engines reserve memory for; (0, 0): by what comes.
+        largest: (height, width) that the engines reserve memory for; (0, 0): memory grows as images need it.
         roi: on a GPU, decode no more than the window, as always on a CPU. Off by default: DALI 2.4 needs
             nvImageCodec 0.9, which can crash there (github.com/NVIDIA/nvImageCodec/issues/55).
     """
@@ -123,7 +123,8 @@ class Decoder:
             "hw_decoder_load": self.hw_load,
             "preallocate_height_hint": height,
             "preallocate_width_hint": width,
-            "jpeg_fancy_upsampling": True,  # as on a CPU, where nobody can turn it off
+            # As CPU decoders interpolate chroma; nvJPEG before 13.2 cannot for a window.
+            "jpeg_fancy_upsampling": not self.roi,
         }
         if self.roi:
             return fn.decoders.image_slice(jpegs, **part, **options)

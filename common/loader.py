@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
 SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3
+MAX_RESERVED = 2**30  # bytes for images of the largest size that JPEG engines decode at once
 DALI_GRAPH = 2  # counts the changes after which DALI refuses to restore an iterator of the graph before
 
 Batch = tuple[Any, dict[str, Any]]  # images, targets
@@ -50,6 +51,7 @@ class BaseLoader:
         device_id: the GPU, as CUDA and DALI number them, that gets the batches; None: they stay on the CPU.
         hw_decoder_load, roi_decoding: of DALI on a GPU, see dali_ops.Decoder.
         num_classes: of synthetic data.
+        checkpointing: lets tf.train.Checkpoint save `iterator()`, which it cannot on a GPU.
         seed: of the order, the same on all ranks, and of the augmentation, another on each. 0 is a seed.
         with_targets: False leaves images, image_ids, image_sizes and letterbox only.
         count_lost: adds `lost`, int32 (B, 2): visible boxes below min_box_size; boxes above max_instances.
@@ -68,6 +70,7 @@ class BaseLoader:
     hw_decoder_load: float = Decoder.hw_load
     roi_decoding: bool = Decoder.roi
     num_classes: int = 80
+    checkpointing: bool = True
     seed: int = 0
     with_targets: bool = True
     count_lost: bool = False
@@ -81,7 +84,7 @@ class BaseLoader:
     @property
     def saveable(self) -> bool:
         """Whether tf.train.Checkpoint can save `iterator()`."""
-        return self.device_id is None
+        return self.checkpointing and self.device_id is None
 
     @property
     def opened_source(self) -> "Source":
@@ -153,11 +156,9 @@ class DaliOptions(BaseLoader):
 
     Attributes:
         device: "cpu", or "gpu": pixels are decoded there, as is all that follows. Default: by device_id.
-        checkpointing: lets tf.train.Checkpoint save the dataset's iterator; DALI can on a CPU only.
     """
 
     device: str = ""
-    checkpointing: bool = True
 
     def __post_init__(self) -> None:
         device = "cpu" if self.device_id is None else "gpu"
@@ -171,14 +172,12 @@ class DaliOptions(BaseLoader):
         return f"dali_{self.device}"
 
     @property
-    def saveable(self) -> bool:
-        return self.checkpointing and self.device == "cpu"
-
-    @property
     def decoder(self) -> Decoder:
         """That of these options, for the images of the source."""
         height, width = self.opened_source.annotations.image_sizes.max(axis=0, initial=0).tolist()
-        return Decoder(self.device, self.hw_decoder_load, (height, width), self.roi_decoding)
+        fits = self.batch_size * self.hw_decoder_load * height * width * 3 <= MAX_RESERVED
+        largest = (height, width) if fits else (0, 0)
+        return Decoder(self.device, self.hw_decoder_load, largest, self.roi_decoding)
 
 
 def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) -> int:

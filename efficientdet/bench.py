@@ -24,7 +24,7 @@ APP = App(
     num_classes=90,
     stages={
         "read": "reader",
-        "decode": "ImageSlice",
+        "decode": "Image|ImageSlice",
         "resize": "Resize",
         "augment": "Flip|GridMask|ColorTwist",
         "normalize": "CropMirrorNormalize",

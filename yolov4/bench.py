@@ -24,7 +24,7 @@ APP = App(
     num_classes=80,
     stages={
         "read": "reader",
-        "decode": "ImageSlice",
+        "decode": "Image|ImageSlice",
         "resize": "Resize",
         "color": "Hsv",
         "place": "Slice",

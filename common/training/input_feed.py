@@ -215,8 +215,8 @@ class InputFeed:
         return self._ranks.feed(batches)
 
     def close(self) -> None:
-        """Ends the thread; what it still does is lost."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Waits for what the thread does, and ends it."""
+        self._thread.shutdown(cancel_futures=True)
 
     def _open(self) -> None:
         """Opens the loaders that the state names; checkpoints hold their places, where that is possible."""

@@ -182,7 +182,7 @@ class Results:
     def save_skipped(self, ranks: Ranks, step: int, images: Any, targets: Any) -> str | None:
         """The batch of a skipped step, and the weights that it met; all ranks call it together.
 
-        (On a GPU a step is looked at some steps late: the weights are the updates that were taken further.)
+        On a GPU a result is read some steps later, so the weights include the updates that were made since.
 
         Args:
             ranks: of the run.

@@ -140,6 +140,7 @@ class Run:
         self._watchdog = self._exit_stack.enter_context(
             Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
         )
+        self._exit_stack.callback(self._feed.close)  # while the watchdog still looks
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -149,7 +150,6 @@ class Run:
             UserError: training is done, but its last checkpoint could not be written.
         """
         self._exit_stack.__exit__(kind, error, trace)
-        self._feed.close()
         if error is None:
             if self.ranks.rank == 0:
                 if self.metrics is not None:

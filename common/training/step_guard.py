@@ -1,6 +1,6 @@
 """Steps that are not finite do not reach the weights.
 
-    step = guarded_step(ranks, gradients_of, update, model, updated=variables, every_gradient=True)
+    step = guarded_step(ranks, gradients_of, update, model, updated=variables, xla=False, every_gradient=True)
     guard = StepGuard(ranks, limit=10, save_batch=save_batch)
     for ...:
         result = step(images, targets, stop_requested)
@@ -11,7 +11,6 @@ moving statistics. It is logged with its image ids; too many in a row end the ru
 them intact and the first of their batches in a file (results.py, tools/replay_step.py).
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from common.layers import is_cpu_only, moving_statistics
 
 MIN_LOSS_SCALE = 2.0**-8  # lowering the scale further does not help
 SHOWN_IDS = 16
-LAG = 2  # steps that a GPU is behind; their batches stay in memory
+LOOK_EVERY = 5  # steps on a GPU; their batches stay in memory
 
 
 class StepResult(NamedTuple):
@@ -52,6 +51,7 @@ def guarded_step(
     model: keras.Model,
     *,
     updated: Sequence[tf.Variable],
+    xla: bool,
     every_gradient: bool,
 ) -> Callable[[Any, Any, tf.Tensor], StepResult]:
     """The compiled training step: gradients of a batch, then the update if everything is finite.
@@ -63,6 +63,7 @@ def guarded_step(
         update: applies the gradients, on every replica.
         model: whose moving statistics a skipped step leaves as they were.
         updated: all variables that `update` changes.
+        xla: compile the update, on a GPU.
         every_gradient: look at the gradients' norm too. Not under float16: its loss scale wants to see
             overflows.
 
@@ -82,9 +83,9 @@ def guarded_step(
         for variable, value in zip(statistics, before, strict=True):
             variable.assign(value)
 
-    @tf.function(jit_compile=True, autograph=False)
+    @tf.function(jit_compile=xla, autograph=False)
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
-        """For GPUs: there the host waits for a branch to be chosen, and each kernel takes time to start."""
+        """For GPUs: there the host would wait for a branch to be chosen."""
         if every_gradient:
             finite &= _is_finite(gradients)
         old = [variable.read_value() for variable in updated]
@@ -125,8 +126,8 @@ def _is_finite(gradients: list[tf.Tensor]) -> tf.Tensor:
 class StepGuard:
     """Looks at each step's result on the host, and counts the steps that were skipped.
 
-    Looking waits for the device. On a GPU it therefore looks some steps late, so that the device always has
-    work; all ranks are late alike.
+    Looking waits until the device has done all its work, so on a GPU it looks at LOOK_EVERY steps at once,
+    all ranks at the same ones.
 
     Args:
         ranks: of the run.
@@ -143,21 +144,22 @@ class StepGuard:
         self._ranks, self._limit, self._save_batch = ranks, limit, save_batch
         self._in_a_row = 0  # steps that were skipped
         self._batch_file: str | None = None
-        self._lag = 0 if is_cpu_only() else LAG
-        self._waiting: deque[tuple[int, StepResult, Any, Any]] = deque()
+        self._look_every = 1 if is_cpu_only() else LOOK_EVERY
+        self._waiting: list[tuple[int, StepResult, Any, Any]] = []
 
     def check(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
-        """Looks at the result of a step (or, on a GPU, of the one LAG steps before).
+        """Looks at the result of a step (on a GPU, at those of LOOK_EVERY steps after the last of them).
 
         Raises:
             UserError: more than `limit` steps in a row were skipped.
         """
         self._waiting.append((step, result, images, targets))
-        self._look_at_all_but(self._lag)
+        if len(self._waiting) == self._look_every:
+            self._look()
 
     def check_weights(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, step: int) -> None:
         """Before each save: UserError on all ranks if a weight of any is not finite, or float16 overflows."""
-        self._look_at_all_but(0)
+        self._look()
         with self._ranks.raise_on_any_rank():
             scale = getattr(optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
             if scale is not None and float(tf.convert_to_tensor(scale)) < MIN_LOSS_SCALE:
@@ -173,9 +175,9 @@ class StepGuard:
                         "the checkpoints before it are intact"
                     )
 
-    def _look_at_all_but(self, lag: int) -> None:
-        while len(self._waiting) > lag:
-            step, result, images, targets = self._waiting.popleft()
+    def _look(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for step, result, images, targets in waiting:
             self.stop = self.stop or bool(result.stop)
             if bool(result.finite):
                 self._in_a_row = 0

@@ -38,10 +38,13 @@ def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):
         assert loaders.tensorflow_device(device_id) == expected
 
 
-@pytest.mark.parametrize("cores, loaders_here, expected", [(8, 2, 4), (2, 4, 1), (64, 2, 16), (6, 2, 6)])
+@pytest.mark.parametrize(
+    "cores, loaders_here, expected", [(8, 2, 4), (2, 4, 1), (64, 2, 16), (6, 2, 6), (48, 8, 6)]
+)
 def test_a_loader_takes_its_share_of_the_cores(monkeypatch, cores, loaders_here, expected):
     monkeypatch.setattr(args.os, "sched_getaffinity", lambda _: range(cores))
-    monkeypatch.setattr(args.os, "cpu_count", lambda: 64 if cores == 6 else cores)  # 6: its own already
+    # 6 of 64 cores: the rank's own. 48 of 64: those of all ranks of a job.
+    monkeypatch.setattr(args.os, "cpu_count", lambda: 64 if cores in (6, 48) else cores)
     assert args.default_threads(loaders_here) == expected
 
 

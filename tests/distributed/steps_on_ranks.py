@@ -103,7 +103,11 @@ def run_case(ranks, case):
         optimizer.apply(gradients, model.trainable_variables)
         averaged.update(moved=tf.convert_to_tensor(optimizer.iterations) > before)
 
-    options = {"updated": [*weights, *slots, *averaged.variables], "every_gradient": case != "overflow"}
+    options = {
+        "updated": [*weights, *slots, *averaged.variables],
+        "every_gradient": case != "overflow",
+        "xla": True,
+    }
     with mock.patch.object(step_guard, "is_cpu_only", lambda: case not in AS_ON_GPU):
         step = step_guard.guarded_step(ranks, gradients_of, update, model, **options)
     seen = {"losses": [], "finite": []}

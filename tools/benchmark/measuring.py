@@ -41,6 +41,7 @@ _OF_TRAINING = (
     *("image_size", "num_classes", "hparams", "precision", "xla"),
     *("input_type", "label_map", "train_images", "train_annotations", "train_file_pattern"),
     *shared_flags.BATCH_FLAGS,
+    *shared_flags.DECODER_FLAGS,
 )  # flags of train.py that bench.py has, too
 _NOT_OF_CANDIDATES = ("what", "pipeline_types", "baseline", "json", "synthetic_images", "role")  # flags
 _SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")  # flags

@@ -4,8 +4,10 @@ It keeps to the protocol of rounds.py, as a baseline's script does.
 """
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import keras
@@ -106,10 +108,13 @@ def _make_step(
     )
     guard = step_guard.StepGuard(ranks, limit=0, save_batch=lambda *_: None)
     stop_requested = tf.constant(0.0)
-    batches = enumerate(loader.iterator(), start=1)
+    batches, numbers, thread = loader.iterator(), itertools.count(1), ThreadPoolExecutor(1)
+    ahead = [] if loader.saveable else [thread.submit(next, batches)]
 
     def advance() -> None:
-        number, (images, targets) = next(batches)
-        guard.check(number, step(images, targets, stop_requested), images, targets)
+        images, targets = ahead.pop().result() if ahead else next(batches)
+        if not loader.saveable:  # as training does: InputFeed
+            ahead.append(thread.submit(next, batches))
+        guard.check(next(numbers), step(images, targets, stop_requested), images, targets)
 
     return advance

@@ -98,7 +98,7 @@ class Session:
         )
         self.run = run
         step = step_guard.guarded_step(
-            self.ranks, self._gradients, self._update, self.model, updated=(), every_gradient=True
+            self.ranks, self._gradients, self._update, self.model, updated=(), xla=False, every_gradient=True
         )
         with run:
             for epoch in run.epochs(self._epochs):

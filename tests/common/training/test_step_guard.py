@@ -45,6 +45,7 @@ class Training:
             self.update,
             self.model,
             updated=[*(v.value for v in trained), *self.averaged.variables],
+            xla=True,
             every_gradient=every_gradient,
         )
 
