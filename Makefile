@@ -71,7 +71,8 @@ test-all: test test-long  ## all tests
 test-gpu: horovod  ## only the tests that need a GPU
 	$(RUN) -m pytest -m gpu
 
-gpu-check: horovod  ## tries everything that needs a GPU and says which flags to change; goes on after a stop (hours; never ran)
+gpu-check: setup  ## tries everything that needs a GPU and says which flags to change; goes on after a stop (hours; never ran)
+	-@$(MAKE) --no-print-directory horovod
 	$(RUN) tools/gpu_check.py --output_dir=$(GPU_CHECK) $(GPU_CHECK_FLAGS)
 
 bench: setup  ## how fast loaders, training steps and both together are, and each stage of a loader (15 minutes on two cores)

@@ -59,7 +59,8 @@ def check(a: Args) -> list[str]:
         draw(output, photos=not a.images)
         every = cases.all_cases(output, *photos, gpus, parts.cores())
         chosen = [case for case in every if case.stage in stages]
-        rows = running.run_all(chosen, output / "gpu_check.json", retry=a.retry)
+        host = f"{gpus} of {subprocess.getoutput('nvidia-smi --query-gpu=name --format=csv,noheader')}"
+        rows = running.run_all(chosen, output / "gpu_check.json", host=host, retry=a.retry)
         write_bytes(output / "rows.md", verdict.tables(rows).encode())
     return verdict.words(rows)
 

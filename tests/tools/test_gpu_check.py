@@ -25,8 +25,8 @@ def case(name: str, code: str, **more) -> Case:
     return Case("tests", {"what": name}, [sys.executable, "-c", code], **more)
 
 
-def run_all(path: pathlib.Path, *made: Case, retry: bool = False) -> dict:
-    return running.run_all(made, path / "gpu_check.json", retry=retry)
+def run_all(path: pathlib.Path, *made: Case, retry: bool = False, host: str = "A") -> dict:
+    return running.run_all(made, path / "gpu_check.json", host=host, retry=retry)
 
 
 FAILURES = {  # code -> status, message
@@ -54,9 +54,16 @@ def test_every_failure_is_a_row_and_the_others_stay(tmp_path):
         assert rows[name]["status"] == "ok" and rows[name]["result"] == {"images_per_second": 7}
 
 
-def test_a_case_that_hangs_ends_with_its_children(tmp_path):
+END = "signal.signal(15, lambda *_: (child.terminate(), child.wait(), sys.exit(1)))"
+STUBBORN = "signal.signal(15, signal.SIG_IGN)"
+
+
+@pytest.mark.parametrize(("on_term", "own_session"), [(END, True), (STUBBORN, False)])
+def test_a_case_that_hangs_ends_with_its_children(tmp_path, monkeypatch, on_term, own_session):
+    monkeypatch.setattr(running, "GRACE", 1.0)
     write = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))"
-    code = f"import subprocess; child = subprocess.Popen(['sleep', '600']); {write}; child.wait()"
+    start = f"{on_term}; child = subprocess.Popen(['sleep', '600'], start_new_session={own_session})"
+    code = f"import signal, subprocess, sys; {start}; {write}; child.wait()"
     rows = run_all(tmp_path, case("hangs", code, limit=2.0), case("absent", GOOD, left_out="one GPU"))
     assert rows["tests hangs"]["status"] == "timed out" and rows["tests hangs"]["message"] == "after 2 s"
     assert rows["tests absent"]["status"] == "left out"
@@ -71,7 +78,7 @@ from common import errors
 from tools.gpu_checks import running
 codes, path = {codes!r}, pathlib.Path({path!r})
 cases = [running.Case("tests", {{"what": code}}, [sys.executable, "-c", code]) for code in codes]
-errors.run(lambda: running.run_all(cases, path, retry=False) and None)
+errors.run(lambda: running.run_all(cases, path, host='', retry=False) and None)
 """
 
 
@@ -98,8 +105,8 @@ def test_after_an_interrupt_only_what_is_left_runs(tmp_path):
 
 def test_a_failure_is_repeated_on_demand(tmp_path):
     bad = case("bad", f"open({str(tmp_path / 'count')!r}, 'a').write('x'); 1 / 0")
-    for retry, times in ((False, 1), (False, 1), (True, 2)):
-        run_all(tmp_path, bad, retry=retry)
+    for retry, host, times in ((False, "B", 1), (False, "B", 1), (True, "B", 2), (False, "A", 3)):
+        run_all(tmp_path, bad, retry=retry, host=host)
         assert len((tmp_path / "count").read_text()) == times
     assert run_all(tmp_path, case("bad", GOOD))["tests bad"]["status"] == "ok"  # another command
     (tmp_path / "gpu_check.json").write_text("{")
@@ -142,11 +149,13 @@ def test_all_cases_are_commands_of_this_project():
     assert "tests/yolov4/test_pipeline.py" in {each.about.get("file") for each in made}
 
 
-def test_numbers_are_read_from_what_programs_leave(tmp_path):
+def test_numbers_are_read_from_what_programs_leave(tmp_path, monkeypatch):
     assert cases._passed("==\n3 passed, 1 skipped in 9s") == {"passed": 3, "skipped": 1}
     assert "error" in cases._passed("2 skipped in 9s")
     (tmp_path / "results.csv").write_text("epoch,images_per_second,loss,AP\n1,5,4,\n2,7.5,3.5,\n")
     assert cases._last_epoch(tmp_path, "") == {"images_per_second": 7.5, "loss": 3.5}
+    monkeypatch.setattr(parts, "nccl", lambda: {"error": "none"})
+    assert cases._with_nccl(tmp_path, "") == {"images_per_second": 7.5, "loss": 3.5, "error": "none"}
     candidates = {"model": {"error": "killed"}, "data dali_gpu": {"images_per_second": {"median": 5.04}}}
     (tmp_path / "bench.json").write_text(json.dumps({"candidates": candidates, "verdict": ["a", "b"]}))
     expected = {"data": 5.0, "verdict": "a b", "error": "killed"}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tools.benchmark import summary
+from tools.gpu_checks import parts
 from tools.gpu_checks.running import ROOT, Case
 
 DALI_ALONE = ("facts", "decoding", "graphs", "loading")
@@ -38,9 +39,9 @@ def all_cases(output: pathlib.Path, images: str, annotations: str, gpus: int, co
         cores: for the loaders' threads.
     """
     photos = {"images": images, "annotations": annotations}
-    cases = [part("facts", "facts"), *_gpu_tests()]
+    cases = [part("facts", "facts"), part("training", "tensorflow"), part("nccl", "nccl"), *_gpu_tests()]
     for load, roi in itertools.product(LOADS, (False, True)):
-        cases.append(part("decoding", "decode", load=load, roi=roi, images=images))
+        cases.append(part("decoding", "decode", load=load, roi=roi, **photos))
     for app in MODELS:
         cases += [*_dali_alone(app, output, photos, cores), *_bench(app, output, photos)]
         cases += [*_train(app, output, photos, gpus), *_trained(app, output), *_exports(app, output)]
@@ -80,7 +81,10 @@ def _dali_alone(app: str, output: pathlib.Path, photos: dict, cores: int) -> Ite
     sizes = [(threads, batch) for threads in sorted({2, max(cores // 2, 1), cores})]
     for threads, size in (*sizes, (cores, batch // 4), (cores, batch * 2)):
         yield part("loading", "rate", app=app, num_threads=threads, batch_size=size, **photos)
-    yield part("loading", "rate", app=app, num_threads=cores, batch_size=batch, roi_decoding=True, **photos)
+    # The recipe's loader, yolov4/flags/yolov4_coco.txt.
+    fresh: list[dict] = [{"hparams": "mosaic_tiles=fresh"}] if app == "yolov4" else []
+    for more in ({"roi_decoding": True}, *fresh):
+        yield part("loading", "rate", app=app, num_threads=cores, batch_size=batch, **more, **photos)
 
 
 def _bench(app: str, output: pathlib.Path, photos: dict) -> Iterator[Case]:
@@ -133,7 +137,8 @@ def _train(app: str, output: pathlib.Path, photos: dict, gpus: int) -> Iterator[
         if name in processes:
             horovodrun = pathlib.Path(sys.executable).with_name("horovodrun")
             command = [str(horovodrun), "-np", *processes[name], *command]
-        about, read = {"app": app, "what": "train.py", "run": name}, functools.partial(_last_epoch, directory)
+        about = {"app": app, "what": "train.py", "run": name}
+        read = functools.partial(_with_nccl if name == "two-gpus" else _last_epoch, directory)
         missing = "this host has one GPU" if name == "two-gpus" and gpus < 2 else ""
         yield Case("nccl" if name == "two-gpus" else "training", about, command, read, COMPILING, missing)
 
@@ -150,8 +155,12 @@ def _last_epoch(directory: pathlib.Path, _: str) -> dict[str, Any]:
     return {name: round(float(last[name]), 4) for name in names if last.get(name)}
 
 
+def _with_nccl(directory: pathlib.Path, output: str) -> dict[str, Any]:
+    return _last_epoch(directory, output) | parts.nccl()
+
+
 def _trained(app: str, output: pathlib.Path) -> Iterator[Case]:
-    """What takes the demo's weights."""
+    """eval.py, infer.py and the example, with the weights that the demo trained."""
     weights, drawn = f"{output}/{app}-demo", f"{output}/eval"
     for pipeline_type in ("dali_gpu", "dali_cpu"):
         yield _evaluate("evaluation", app, output, weights, pipeline_type=pipeline_type)

@@ -41,13 +41,32 @@ Result = dict[str, Any]
 def facts() -> Result:
     """GPUs, driver, the newest CUDA that it knows, cores, libraries, JPEG engines (None: no libnvjpeg)."""
     query = "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader"
+    code, said = subprocess.getstatusoutput(query)
     return {
-        "gpus": subprocess.getoutput(query).splitlines(),
+        **({"error": f"nvidia-smi failed: {said}"} if code else {"gpus": said.splitlines()}),
         "cuda": re.findall(r"CUDA Version: ([\d.]+)", subprocess.getoutput("nvidia-smi")),
         "cores": cores(),
         "libnvcuvid": _library("libnvcuvid.so.1") is not None,
         "jpeg_engines": _jpeg_engines(),
     }
+
+
+def tensorflow(device: str = "GPU") -> Result:
+    """What TensorFlow was built with; XLA compiles a function that needs CUDA's libdevice and assembler."""
+    import tensorflow as tf
+
+    if not tf.config.list_physical_devices(device):
+        return {"error": f"TensorFlow sees no {device}"}
+    with tf.device(device):
+        tf.function(lambda x: tf.atan2(x, x**x), jit_compile=True)(tf.ones(8))
+    return {name: tf.sysconfig.get_build_info().get(f"{name}_version") for name in ("cuda", "cudnn")}
+
+
+def nccl() -> Result:
+    """The NCCL that Horovod was built with, its NCCL_VERSION_CODE."""
+    from horovod.common.util import nccl_built  # asks in a process of its own
+
+    return {"nccl": nccl_built()} if nccl_built() else {"error": "Horovod has no NCCL"}
 
 
 def cores() -> int:
@@ -79,29 +98,25 @@ def _jpeg_engines() -> int | None:
 # --- DALI alone ---
 
 
-def decode(images: str, load: float, roi: bool, device: str = "mixed", seconds: float = 5.0) -> Result:
-    """Decodes JPEGs, whole or the middle 3/4 of each side. nvImageCodec 0.9 may crash there (its issue 55).
+def decode(images: str, annotations: str, load: float, roi: bool, device: str = "gpu") -> Result:
+    """Decodes the middle 3/4 of each side as training does. nvImageCodec 0.9 may crash there (its issue 55).
 
     Args:
-        images: their directory.
+        images, annotations: photographs, in COCO's format.
         load: hw_decoder_load, the share of the images that the JPEG engines get.
-        roi: whether only the middle is decoded.
-        device: mixed or cpu.
-        seconds: of the measurement, at least.
+        roi: whether a GPU decodes only the middle, and not all of the image before it cuts.
+        device: gpu or cpu.
     """
-    from nvidia import dali
-    from nvidia.dali import fn, types
+    options: Result = {"training": True, "batch_size": 64, "hw_decoder_load": load, "roi_decoding": roi}
+    decoder = _loader("yolov4", images, annotations, device, **options).decoder
+    from nvidia.dali import Pipeline, fn, types
 
-    device_id = None if device == "cpu" else 0
-    pipeline = dali.Pipeline(64, cores(), device_id, exec_dynamic=True)
-    window = {"rel_start": [0.125, 0.125], "rel_shape": [0.75, 0.75], "axes": [0, 1]} if roi else {}
-    with pipeline:
+    with Pipeline(64, cores(), None if device == "cpu" else 0, exec_dynamic=True) as pipeline:
         jpegs, _ = fn.readers.file(files=sorted(map(str, pathlib.Path(images).iterdir())))
-        decoder = fn.decoders.image_slice if roi else fn.decoders.image
-        options = {"output_type": types.RGB, "hw_decoder_load": load, **window}
-        pipeline.set_outputs(decoder(jpegs, device=device, **options))
+        size = fn.cast(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2], dtype=types.INT32)
+        pipeline.set_outputs(decoder.crop(jpegs, fn.cat(size // 8, size - size // 4)))
     pipeline.build()
-    return _rate(pipeline, 64, seconds)
+    return _rate(pipeline, 64)
 
 
 def compare(
@@ -120,7 +135,7 @@ def compare(
         Mean difference in levels by kind of file; "batch" for training, where images mix.
         error: what differs too much.
     """
-    options = {"training": training, "batch_size": len(KINDS), "name_images": True}
+    options: Result = {"training": training, "batch_size": len(KINDS), "name_images": True}
     cpu = _loader(app, images, annotations, device="cpu", **options)
     gpu = _loader(app, images, annotations, device=device, **options, **more)
     from common.dali_ops import IMAGENET_STD
@@ -149,9 +164,10 @@ def rate(app: str, images: str, annotations: str, seconds: float = 5.0, **option
 
 
 def _loader(app: str, images: str, annotations: str, device: str = "gpu", **options: Any) -> Any:
-    """The loader by DALI of the app's default model, without TensorFlow."""
+    """The loader by DALI of the app's default model, without TensorFlow; `options`: its own, and hparams."""
     dali_alone.install()
     from common.datasets import open_source
+    from common.hparams import override
     from efficientdet.config import get_config as efficientdet_config
     from efficientdet.pipeline import EfficientDetPipeline
     from yolov4.config import get_config as yolov4_config
@@ -159,9 +175,9 @@ def _loader(app: str, images: str, annotations: str, device: str = "gpu", **opti
 
     source = open_source(images, annotations, split="")
     options = {"num_threads": cores(), "device_id": None if device == "cpu" else 0, **options}
-    if app == "yolov4":
-        return YOLOv4Pipeline(source=source, config=yolov4_config(app), **options)
-    return EfficientDetPipeline(source=source, config=efficientdet_config(f"{app}-d0"), **options)
+    pipeline: Any = YOLOv4Pipeline if app == "yolov4" else EfficientDetPipeline
+    config: Any = yolov4_config(app) if app == "yolov4" else efficientdet_config(f"{app}-d0")
+    return pipeline(source=source, config=override(config, options.pop("hparams", None)), **options)
 
 
 def _batch(loader: Any) -> dict[str, np.ndarray]:
@@ -170,7 +186,7 @@ def _batch(loader: Any) -> dict[str, np.ndarray]:
     return dict(zip(loader.element_spec, outputs, strict=True))
 
 
-def _rate(pipeline: Any, batch_size: int, seconds: float) -> Result:
+def _rate(pipeline: Any, batch_size: int, seconds: float = 5.0) -> Result:
     """Runs a built dali.Pipeline for so long, after five batches that allocate and fill its queue."""
     for _ in range(5):
         pipeline.run()
@@ -215,5 +231,5 @@ def latency(file: str, side: int) -> Result:
 
 
 if __name__ == "__main__":
-    PARTS = {each.__name__: each for each in (facts, decode, compare, rate, latency)}
+    PARTS = {each.__name__: each for each in (facts, tensorflow, nccl, decode, compare, rate, latency)}
     print("\n" + json.dumps(PARTS[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)

@@ -21,6 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Lines that tell why a program ended: our own, Python's, TensorFlow's, pytest's.
 _REASON = re.compile(r"^error: |\b\w*(Error|Exception|Aborted)\b|^FAILED |^F\d{4} ")
 
+GRACE = 10.0  # seconds from SIGTERM to SIGKILL
+
 _tell = functools.partial(print, file=sys.stderr, flush=True)
 Row = dict[str, Any]  # the fields of a case, and: status, message, seconds, result
 Read = Callable[[str], dict[str, Any]]  # stdout -> result, with "error" where the case did not pass
@@ -53,21 +55,22 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Unlike the others'."""
+        """Unique among the cases."""
         about = self.about.items()
         return " ".join([self.stage, *(v if isinstance(v, str) else f"{k}={v}" for k, v in about)])
 
 
-def run_all(cases: Sequence[Case], path: pathlib.Path, *, retry: bool) -> dict[str, Row]:
-    """Runs the cases that have no row of the same command yet; after each it writes the file, and tells it.
+def run_all(cases: Sequence[Case], path: pathlib.Path, *, host: str, retry: bool) -> dict[str, Row]:
+    """Runs the cases without a row of the same command and host; after each it writes the file, and tells it.
 
     Args:
         cases: their names differ.
         path: gpu_check.json.
+        host: how many GPUs, and which.
         retry: runs those again that did not pass.
 
     Returns:
-        The rows of all cases of the file, by name.
+        The rows of this host in the file, by name.
 
     Raises:
         UserError: the file is damaged.
@@ -78,14 +81,15 @@ def run_all(cases: Sequence[Case], path: pathlib.Path, *, retry: bool) -> dict[s
         raise UserError(f"{path} is not JSON ({error}): remove it") from error
     for number, case in enumerate(cases, start=1):
         old = rows.get(case.name, {})
-        if old.get("command") == [*case.command] and not (retry and old["status"] != "ok"):
+        key = {"command": [*case.command], "host": host}
+        if key.items() <= old.items() and not (retry and old["status"] != "ok"):
             continue
         _tell(f"{number} of {len(cases)}: {case.name}")
         row = run(case, path.with_name("logs"))
-        rows[case.name] = {"stage": case.stage, "about": case.about, "command": [*case.command], **row}
+        rows[case.name] = {"stage": case.stage, "about": case.about, **key, **row}
         write_bytes(path, json.dumps(rows, indent=1).encode())
         _tell(f"  {row['status']} in {row['seconds']:g} s {row['message'] or row['result']}")
-    return rows
+    return {name: row for name, row in rows.items() if row.get("host") == host}
 
 
 def run(case: Case, logs: pathlib.Path) -> Row:
@@ -123,9 +127,13 @@ def _wait(case: Case, stdout: Any, stderr: Any) -> int:
     try:
         return process.wait(case.limit)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        # Horovod's launcher starts its ranks in another session, and ends them within 5 s of SIGTERM
+        # (GRACEFUL_TERMINATION_TIME_S in horovod/runner/common/util/safe_shell_exec.py).
+        # A second Ctrl-C cuts the wait short.
+        for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, None)):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired, KeyboardInterrupt):
+                os.killpg(process.pid, number)
+                process.wait(seconds)
 
 
 def _reason(text: str) -> str:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from common.args import LoaderArgs
 from tools.gpu_checks.running import Row
 
 PAYS = 1.05  # times as fast: less is noise
-DEFAULT_LOAD = 0.65  # DALI's hw_decoder_load
+DEFAULT_LOAD = LoaderArgs.hw_decoder_load
 _TOLD = ("training", "nccl", "evaluation", "exports")  # stages with numbers that need no comparison
 Rows = Mapping[str, Row]
 
@@ -82,7 +83,7 @@ def _loading(rows: Rows, app: str) -> Iterator[str]:
             "images_per_second"
         ]
         for about, result in _passed(rows, "loading", app=app)
-        if "roi_decoding" not in about
+        if not {"roi_decoding", "hparams"} & about.keys()
     }
     if rates:
         best, worst = (choose(rates, key=rates.__getitem__) for choose in (max, min))
