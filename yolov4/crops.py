@@ -88,16 +88,15 @@ def jittered_crop(
     longer: DataNode | float = 0.0
     if keep_aspect:
         longer = dali_math.max(_swap(size) * image_size / _swap(image_size) - size, 0.0)
-    start = round_half_up(_jitter(jitter, count) * size - longer / 2)
-    end = size - round_half_up(_jitter(jitter, count) * size - longer / 2)
-    length = dali_math.max(end - start, 1)
+    jitters = fn.stack(_jitter(jitter, count), _jitter(jitter, count))  # of the first edges, and of the last
+    moved = round_half_up(jitters * size - longer / 2)
+    start = moved[0]
+    length = dali_math.max(size - moved[1] - start, 1)
     first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # of the crop, in the image
-
-    def to_input(position: DataNode) -> DataNode:  # the nearest pixel, halves up, in whole numbers
-        return (2 * image_size * (position - start) + length) // (2 * length)
-
-    place = dali_math.min(to_input(first), image_size - 1)
-    place_size = dali_math.max(to_input(last) - place, 1)
+    # To the nearest pixel of the network input, halves up, in whole numbers.
+    ends = (2 * image_size * (fn.stack(first, last) - start) + length) // (2 * length)
+    place = dali_math.min(ends[0], image_size - 1)
+    place_size = dali_math.max(ends[1] - place, 1)
     return CropResize(fn.cat(first, last - first), fn.cat(place, place_size))
 
 

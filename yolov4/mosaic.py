@@ -96,7 +96,7 @@ def tiles(
         chosen: int32 (), 1 or 0.
     """
     # With the cut point at the lower right corner tile 0 is the whole canvas, and the others are not there.
-    cut = cut * chosen + image_size * (1 - chosen)
+    cut = image_size + (cut - image_size) * chosen
     rest = image_size - cut
     place = fn.stack(*(fn.permute_batch(places, indices=source) for source in sources))  # (4, 4)
     before = place[:, 0:2]  # (4, 2): the padding above and on the left
@@ -106,8 +106,8 @@ def tiles(
     return Pieces(
         sources,
         starts=tile_starts(is_first, cut, rest, before, after),
-        sizes=is_first * cut + (1 - is_first) * rest,
-        targets=(1 - is_first) * cut,
+        sizes=rest + is_first * (cut - rest),
+        targets=cut - is_first * cut,
         count=1 + (TILES - 1) * chosen,
     )
 
@@ -124,4 +124,4 @@ def tile_starts(
     """
     first_start = rest - dali_math.min(rest, after)
     second_start = dali_math.min(cut, before)
-    return is_first * first_start + (1 - is_first) * second_start
+    return second_start + is_first * (first_start - second_start)

@@ -73,8 +73,9 @@ def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:
 def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[DataNode, DataNode]:
     """Whether an image is mirrored left and right, int32 () 1 or 0; its place in the network input if so."""
     coin = fn.random.coin_flip(probability=prob)
-    left = place[1] + coin * (image_size[1] - place[3] - 2 * place[1])
-    return coin, fn.stack(place[0], left, place[2], place[3])
+    top, left, height, width = (place[i] for i in range(4))
+    left = left + coin * (image_size[1] - width - 2 * left)
+    return coin, fn.stack(top, left, height, width)
 
 
 # --- 3. the whole graph ---
