@@ -88,10 +88,10 @@ def jittered_crop(
     longer: DataNode | float = 0.0
     if keep_aspect:
         longer = dali_math.max(_swap(size) * image_size / _swap(image_size) - size, 0.0)
-    jitters = fn.stack(_jitter(jitter, count), _jitter(jitter, count))  # of the first edges, and of the last
-    moved = round_half_up(jitters * size - longer / 2)
-    start = moved[0]
-    length = dali_math.max(size - moved[1] - start, 1)
+    margin = longer / 2
+    start = round_half_up(_jitter(jitter, count) * size - margin)
+    end = size - round_half_up(_jitter(jitter, count) * size - margin)
+    length = dali_math.max(end - start, 1)
     first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # of the crop, in the image
     # To the nearest pixel of the network input, halves up, in whole numbers.
     ends = (2 * image_size * (fn.stack(first, last) - start) + length) // (2 * length)
