@@ -76,10 +76,7 @@ def mix(
 def images_of_one(config: YOLOv4Config) -> int:
     """How many images at most have objects in one mixed image."""
     images = mosaic.TILES if config.mosaic_prob else 1
-    if not (config.mixup_prob or config.cutmix_prob):
-        return images
-    # A mosaic of a batch is not mixed; a freshly read one may come into the image of another sample.
-    return 2 * images if config.mosaic_tiles == "fresh" else max(images, 2)
+    return images * 2 if config.mixup_prob or config.cutmix_prob else images
 
 
 def draw_sources(count: int) -> list[DataNode]:

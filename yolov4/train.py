@@ -191,13 +191,7 @@ def make_train_step(
 
     updated = [v.value for v in [*model.trainable_variables, *optimizer.variables]] + [*ema.variables]
     return step_guard.guarded_step(
-        ranks,
-        gradients_of,
-        update,
-        model,
-        updated=updated,
-        xla=xla,
-        every_gradient=precision != "mixed_float16",
+        ranks, gradients_of, update, model, updated, xla=xla, every_gradient=precision != "mixed_float16"
     )
 
 

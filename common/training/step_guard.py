@@ -1,6 +1,6 @@
 """Steps that are not finite do not reach the weights.
 
-    step = guarded_step(ranks, gradients_of, update, model, updated=variables, xla=False, every_gradient=True)
+    step = guarded_step(ranks, gradients_of, update, model, variables, xla=False, every_gradient=True)
     guard = StepGuard(ranks, limit=10, save_batch=save_batch)
     for ...:
         result = step(images, targets, stop_requested)
@@ -49,8 +49,8 @@ def guarded_step(
     gradients_of: Callable[[Any, Any], tuple[list[tf.Tensor], dict[str, tf.Tensor]]],
     update: Callable[[list[tf.Tensor]], None],
     model: keras.Model,
-    *,
     updated: Sequence[tf.Variable],
+    *,
     xla: bool,
     every_gradient: bool,
 ) -> Callable[[Any, Any, tf.Tensor], StepResult]:
