@@ -83,7 +83,12 @@ PART_NAMES = {
     ),
     "tfrecord import_weights": ("common/labels.py:LabelMap.load",),
     "elastic dry_run": ("common/distributed/ranks.py:Hooks",),
-    "export": ("common/training/model_metadata.py:is_exported",),
+    "export": (
+        "common/training/model_metadata.py:is_exported",
+        # Beside exported files it says what their users do to images before.
+        "efficientdet/pipeline.py:preprocess_ops",
+        "yolov4/pipeline.py:preprocess_ops",
+    ),
     "watchdog": ("common/training/watchdog.py:Watchdog",),
 }
 # The values of other flags and of fields of the configs that need them.

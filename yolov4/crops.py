@@ -88,9 +88,8 @@ def jittered_crop(
     longer: DataNode | float = 0.0
     if keep_aspect:
         longer = dali_math.max(_swap(size) * image_size / _swap(image_size) - size, 0.0)
-    margin = longer / 2
-    start = round_half_up(_jitter(jitter, count) * size - margin)
-    end = size - round_half_up(_jitter(jitter, count) * size - margin)
+    start = round_half_up(_jitter(jitter, count) * size - longer / 2)
+    end = size - round_half_up(_jitter(jitter, count) * size - longer / 2)
     length = dali_math.max(end - start, 1)
     first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # of the crop, in the image
     # To the nearest pixel of the network input, halves up, in whole numbers.

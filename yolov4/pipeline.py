@@ -74,8 +74,7 @@ def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[Dat
     """Whether an image is mirrored left and right, int32 () 1 or 0; its place in the network input if so."""
     coin = fn.random.coin_flip(probability=prob)
     top, left, height, width = (place[i] for i in range(4))
-    left = left + coin * (image_size[1] - width - 2 * left)
-    return coin, fn.stack(top, left, height, width)
+    return coin, fn.stack(top, left + coin * (image_size[1] - width - 2 * left), height, width)
 
 
 # --- 3. the whole graph ---

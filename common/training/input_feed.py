@@ -14,7 +14,7 @@ There a thread fetches the next batch while the device trains, and opens the loa
 place is a number of steps, so that batch is not part of it: a run that is resumed fetches it again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -163,7 +163,6 @@ class InputFeed:
         self._saveable, self._taken = loader.saveable, 0  # batches of the loaders that are open
         self.num_epochs: int | None = None
         self._thread = ThreadPoolExecutor(1, "input_feed")
-        self._iterators: list[Iterator[Batch]] = []
         self._ahead: Future[list[Batch]] | None = None
 
     def resume(self, checkpoints: Checkpoints) -> None:

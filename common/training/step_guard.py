@@ -87,7 +87,8 @@ def guarded_step(
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
         """For GPUs: there the host would wait for a branch to be chosen."""
         if every_gradient:
-            finite &= _is_finite(gradients)
+            # Their norm, by which they are clipped, overflows before they do, and makes NaN of all of them.
+            finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
         old = [variable.read_value() for variable in updated]
         update(gradients)
         for variable, value in zip([*updated, *statistics], [*old, *before], strict=True):
@@ -109,18 +110,13 @@ def guarded_step(
             finite = update_or_restore(gradients, finite, before)
         else:
             if every_gradient:
-                finite &= _is_finite(ranks.first(gradients))
+                finite &= tf.math.is_finite(tf.linalg.global_norm(ranks.first(gradients)))
             tf.cond(finite, lambda: on_replicas(update, gradients), lambda: on_replicas(put_back, before))
         stop = values.pop("stop") > 0.0
         values = {name: tf.where(finite, value, tf.zeros_like(value)) for name, value in values.items()}
         return StepResult(values, finite, tf.stack(ranks.local(own_finite)), stop)
 
     return step
-
-
-def _is_finite(gradients: list[tf.Tensor]) -> tf.Tensor:
-    # Their norm, by which they are clipped, overflows before they do, and makes NaN of all of them.
-    return tf.math.is_finite(tf.linalg.global_norm(gradients))
 
 
 class StepGuard:
