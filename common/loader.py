@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
 SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3
 MAX_RESERVED = 2**30  # bytes for images of the largest size that JPEG engines decode at once
-DALI_GRAPH = 2  # counts the changes after which DALI refuses to restore an iterator of the graph before
+DALI_GRAPH = 3  # counts the changes after which DALI refuses to restore an iterator of the graph before
 
 Batch = tuple[Any, dict[str, Any]]  # images, targets
 ElementSpec = tuple[tf.TensorSpec, dict[str, tf.TensorSpec]]

@@ -149,3 +149,17 @@ def test_without_a_limit_dali_keeps_all():
     boxes = random_boxes(np.random.default_rng(3), 300)
     ((kept, *_),) = run_graph(dali_ops.select_boxes, [boxes], [np.ones(300, np.int32)])
     np.testing.assert_array_equal(kept, boxes)
+
+
+@SELECT
+def test_batches_of_images_with_at_most_one_box_left(run, select):
+    """DALI 2.4 reads other memory where it compares (1, 1), (0, 1) and (1, N) with (1, N) in one batch."""
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        images = [random_boxes(random, n) for n in random.integers(0, 4, 4)]
+        for boxes in images:
+            boxes[1:, 2] = boxes[1:, 0]
+            boxes[: random.integers(2), 2] = 0.0
+        results = run(lambda b, n: select(b, n, (0.0, 0.0), ALL), images, random_labels(random, images))
+        for boxes, (kept, *_) in zip(images, results, strict=True):
+            np.testing.assert_array_equal(kept, boxes[(boxes[:, 2:] > boxes[:, :2]).all(1)])
