@@ -115,6 +115,9 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
     train_images: str | None = flag(None, "Directory of training images (COCO).")
     train_annotations: str | None = flag(None, "COCO json of the training images.")
     train_file_pattern: str | None = flag(None, "Glob of training TFRecords; missing indexes are made.")
+    augmentation_preset: str = flag(
+        "default", "Random changes of training images.", choices=("none", "light", "default", "strong")
+    )
 
     # --- the run ---
     output_dir: str = flag("", "Directory of the run. The same command resumes it.")

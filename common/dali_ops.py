@@ -288,8 +288,8 @@ def select_boxes(
     num_kept = fn.reductions.sum(kept, dtype=types.INT32)
     # DALI's graph has no boxes[kept]. Instead the rows are multiplied by a matrix with one 1 in each line.
     place = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[1]), axes=[0], dtype=types.INT32) * kept
-    # Cut to M rows after the comparison: DALI 2.4 compares (1, N) with (1, 1) wrongly, by reading other memory,
-    # where another image of the batch has (1, 1) and (0, 1).
+    # Cut to M rows after the comparison: DALI 2.4 reads other memory where it compares (1, N) with (1, 1)
+    # and, for another image of the batch, (1, 1) with (0, 1).
     is_source = (fn.expand_dims(place, axes=[0]) == column[:count])[:num_kept]  # (M, N)
     # The factors are integers, the bits of the coordinates: products are exact, and 0 x NaN is 0.
     bits = fn.expand_dims(is_source, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32)  # (M, N, 4)

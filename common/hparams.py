@@ -66,18 +66,19 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
     return replace(config, values, strict=False)
 
 
-def resolve(config: Config, a: Any) -> Config:
-    """The config of a run: the model's row in the table, then --hparams, then the flags of the same names.
+def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> Config:
+    """The config of a run: the model's row, a preset, --hparams, then the flags of the fields' names.
 
     Args:
         config: the row, a frozen dataclass.
         a: the flags' values as attributes, `hparams` among them; None and "" leave a field as it is.
+        preset: fields that replace those of the row.
 
     Raises:
         UserError: see `override`; or a value that the config refuses.
     """
     fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
-    config = override(config, a.hparams, only=fields)
+    config = override(replace(config, preset or {}), a.hparams, only=fields)
     given = {name: getattr(a, name, None) for name in fields}
     return replace(config, {name: value for name, value in given.items() if value not in (None, "")})
 

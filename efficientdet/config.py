@@ -53,6 +53,12 @@ class EfficientDetConfig:
     contrast: Share = 0.0
     saturation: Share = 0.0
     hue: NotNegative = 0.0  # degrees, drawn from -x .. x
+    rotation: NotNegative = 0.0  # degrees, drawn from -x .. x, about the centre of the crop
+    # RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without what moves pixels
+    auto_augment: Literal["none", "rand", "trivial"] = "none"
+    rand_augment_ops: Count = 2  # operations of each image; as the paper's ResNet-50 (section 4.3)
+    rand_augment_magnitude: CountOrZero = 9  # their strength, 0 to 30; likewise
+    cutout_prob: Share = 0.0  # of one filled square (arXiv 1708.04552)
     min_box_size: NotNegative = 1.0  # pixels of the network input; smaller boxes are dropped and counted
     max_instances: Count = 100  # boxes kept per image, the largest first; the rest are dropped and counted
 
@@ -102,6 +108,7 @@ class EfficientDetConfig:
             "epochs or iterations of at least 1": self.epochs or self.iterations,
             "milestones from 1 to iterations in order": right,
             "warmup_iterations <= iterations": self.warmup_iterations <= self.iterations,
+            "rand_augment_magnitude of at most 30": self.rand_augment_magnitude <= 30,
         }
         hparams.require(self, rules)
         _ = self.anchors  # Anchors checks its arguments
@@ -156,6 +163,21 @@ _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
 }
 
 MODEL_NAMES = tuple(_TABLE)
+
+# --augmentation_preset: what replaces fields of a model's row. Ours, from no paper; docs/training.md has their
+# cost, and their effect on a small data set.
+_NONE = {
+    "augmentation": "none",
+    "flip_prob": 0.0,
+    "grid_mask_prob": 0.0,
+    **dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0.0),
+}
+PRESETS: dict[str, dict] = {
+    "none": _NONE,
+    "light": _NONE | {"augmentation": "scale_jitter", "jitter_min": 0.9, "jitter_max": 1.1, "flip_prob": 0.5},
+    "default": {},
+    "strong": {"rotation": 5.0, "auto_augment": "rand", "cutout_prob": 0.5},
+}
 
 
 def get_config(model_name: str) -> EfficientDetConfig:

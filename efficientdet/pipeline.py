@@ -22,6 +22,7 @@ from nvidia import dali
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
 
 from common import box_encoder
 from common.anchors import Anchors
@@ -37,6 +38,7 @@ from common.dali_ops import (
     xyxy,
 )
 from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
+from efficientdet.augmentations import auto_augment, is_conditional, random_cutout, random_rotation
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import random_crop, source_size, whole_image
 
@@ -128,7 +130,7 @@ def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int])
 def augment(
     config: EfficientDetConfig, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Flip, GridMask and colour, each absent from the graph where it is off. A new stage goes here.
+    """The random changes, each absent from the graph where it is off. A new stage goes here.
 
     Args:
         config: has a field for each stage.
@@ -138,10 +140,16 @@ def augment(
     """
     if config.flip_prob:
         images, boxes = random_flip(images, boxes, config.flip_prob)
+    if config.rotation:
+        images, boxes, labels = random_rotation(images, boxes, labels, config.rotation, sum(MEAN_RGB) / 3)
+    if config.auto_augment != "none":
+        images = auto_augment(images, config)
     if config.grid_mask_prob:
         images = random_grid_mask(images, config.image_size, config.grid_mask_prob)
     if config.brightness or config.contrast or config.saturation or config.hue:
         images = random_color(images, config.brightness, config.contrast, config.saturation, config.hue)
+    if config.cutout_prob:
+        images = random_cutout(images, config.cutout_prob, MEAN_RGB)
     return images, boxes, labels
 
 
@@ -195,30 +203,29 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         return batches
 
     def _define(self, names: list[str], *, encode_boxes: bool) -> dali.Pipeline:
-        pipeline = dali.Pipeline(
-            batch_size=self.batch_size,
-            num_threads=self.num_threads,
-            device_id=self.device_id,
-            prefetch_queue_depth=self.prefetch,
+        options: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "num_threads": self.num_threads,
+            "device_id": self.device_id,
+            "prefetch_queue_depth": self.prefetch,
             # Another augmentation on every rank; the reader has the seed itself.
-            seed=int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),
-            exec_dynamic=True,
-            enable_checkpointing=self.saveable,
-        )
-        with pipeline:
+            "seed": int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),
+            "exec_dynamic": True,
+            "enable_checkpointing": self.saveable,
+            "enable_conditionals": is_conditional(self.config),
+        }
+
+        @dali.pipeline_def(**options)
+        def graph() -> tuple[DataNode, ...]:
             outputs = self._define_graph(encode_boxes)
             nodes = [outputs[name] for name in names]
-            pipeline.set_outputs(*(node.gpu() if self.device == "gpu" else node for node in nodes))
-        return pipeline
+            return tuple(node.gpu() if self.device == "gpu" else node for node in nodes)
+
+        return graph()
 
     def _define_graph(self, encode_boxes: bool) -> dict[str, DataNode]:
         config = self.config
-        jpegs, boxes, labels, image_ids = self.opened_source.read(
-            shard_id=self.shard_id,
-            num_shards=self.num_shards,
-            training=self.training,
-            seed=self.seed,
-        )
+        jpegs, boxes, labels, image_ids = self._read()
         size = source_size(jpegs)
         if self.training:
             crop, boxes, labels = random_crop(config, size, boxes, labels)
@@ -240,8 +247,8 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             encoded = box_encoder.encode_selected(boxes, labels, config.anchors, rows, device=self.device)
             targets = target_dict(encoded, config.anchors)
         else:
-            padded = pad_boxes(boxes, labels, rows)
-            targets = dict(zip(("boxes", "classes"), padded, strict=True))
+            boxes, classes = pad_boxes(boxes, labels, rows)
+            targets = {"boxes": boxes, "classes": classes}
         return {
             "images": images,
             **targets,
@@ -251,6 +258,15 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             "lost": lost,
         }
 
+    @do_not_convert
+    def _read(self) -> tuple[DataNode, ...]:
+        return self.opened_source.read(
+            shard_id=self.shard_id,
+            num_shards=self.num_shards,
+            training=self.training,
+            seed=self.seed,
+        )
+
 
 def min_box_size(config: EfficientDetConfig) -> tuple[float, float]:
     """Smallest (height, width) of a box to learn, relative to the network input."""
@@ -258,6 +274,7 @@ def min_box_size(config: EfficientDetConfig) -> tuple[float, float]:
     return config.min_box_size / height, config.min_box_size / width
 
 
+@do_not_convert  # DALI's AutoGraph, which auto_augment needs, does not know zip(..., strict=True)
 def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str, Any]:
     """Names for the encoder's tensors, class and box targets of each level interleaved."""
     targets = {"num_positives": encoded.num_positives, "boxes": encoded.boxes, "classes": encoded.classes}

@@ -36,7 +36,7 @@ from common.training.fine_tuning import set_initial_weights
 from common.training.optimizers import AveragedWeights
 from common.training.run import Run, start_process
 from efficientdet import losses, show_batch
-from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, EfficientDetConfig, get_config
+from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, EfficientDetConfig, get_config
 from efficientdet.init_from import init_from
 from efficientdet.loaders import epoch_kwargs, open_loader
 from efficientdet.model import build_model
@@ -68,7 +68,8 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         StoppedError: a signal came, and everything is saved.
     """
     ranks = start_process(a)
-    config = hparams.resolve(get_config(a.model_name), a)  # the model's row in the table < --hparams < flags
+    # The model's row in the table < --augmentation_preset < --hparams < flags.
+    config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
     data = input_feed.open_splits(
@@ -228,7 +229,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 def start(a: Args) -> dict | None:
     """A dry run, elastic training or training, as the flags ask. Returns the metrics of training."""
     if a.dry_run:
-        config = hparams.resolve(get_config(a.model_name), a)
+        config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
         dry_run.run("efficientdet.train", config, a, a.dry_run, datasets.open_datasets)
         return None
     return elastic.run(train, a) if a.elastic else train(a)

@@ -73,7 +73,7 @@ def test_the_rooms_import_in_one_direction():
 @pytest.mark.parametrize(
     ("what", "size", "limit"),
     [
-        ("product", lambda: lines(FILES), 17_500),
+        ("product", lambda: lines(FILES), 18_000),
         ("common", lambda: lines(COMMON), 6_200),
         ("files of common", lambda: len(COMMON), 55),
         ("files at common's root", lambda: sum(path.count("/") == 1 for path in COMMON), 22),
@@ -84,7 +84,7 @@ def test_the_whole_stays_small(what, size, limit):
 
 
 @pytest.mark.parametrize("app", APPS)
-@pytest.mark.parametrize(("entry", "limit"), [("train", 8_050), ("pipeline", 1_450), ("losses", 480)])
+@pytest.mark.parametrize(("entry", "limit"), [("train", 8_200), ("pipeline", 1_550), ("losses", 480)])
 def test_what_a_reader_must_read_stays_small(app, entry, limit):
     assert lines(closure([f"{app}/{entry}.py"])) <= limit
 

@@ -48,6 +48,7 @@ PARTS = {
     "import_weights": ("{app}/import_weights/*.py", "{app}/automl_weights.py", "{app}/darknet_weights.py"),
     "fit_model": ("{app}/fit_model.py",),
     "fresh_mosaic": ("{app}/fresh_mosaic.py",),
+    "augmentations": ("{app}/augmentations.py",),
     "fit_anchors": ("{app}/fit_anchors.py", "{app}/anchor_*.py", "{app}/ap_ceiling.py"),
     "export": (
         *("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
@@ -68,10 +69,12 @@ PART_FLAGS = {
     "fine_tuning": ("init_from", "freeze", "freeze_batch_norm"),
     "dry_run": ("dry_run",),
     "submission": ("submission", "image_info"),
+    "augmentations": ("augmentation_preset",),
     "watchdog": ("step_timeout",),
     "datacheck": ("on_bad_image", "max_megapixels"),
 }
-# Their functions, classes and methods in files that stay.
+AUGMENTATION_FIELDS = ("rotation", "auto_augment", "rand_augment_ops", "rand_augment_magnitude", "cutout_prob")
+# Their functions, classes, methods and fields in files that stay.
 PART_NAMES = {
     "datacheck": ("common/args.py:ImagePolicy",),
     "tfrecord": (
@@ -90,6 +93,11 @@ PART_NAMES = {
         "yolov4/pipeline.py:preprocess_ops",
     ),
     "watchdog": ("common/training/watchdog.py:Watchdog",),
+    "augmentations": tuple(
+        f"{app}/config.py:{name}"
+        for app, config in (("efficientdet", "EfficientDetConfig"), ("yolov4", "YOLOv4Config"))
+        for name in ("PRESETS", "_NONE", *(f"{config}.{field}" for field in AUGMENTATION_FIELDS))
+    ),
 }
 # The values of other flags and of fields of the configs that need them.
 PART_CHOICES = {

@@ -158,6 +158,8 @@ def _is_lost(place: Place, lost: Lost) -> bool:
         case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(func=maker)):
             is_flag = name in lost.flags and ast.unparse(maker).endswith("flag")
             return is_flag or (isinstance(parent, ast.Module) and lost.defines(name, ""))
+        case ast.AnnAssign(target=ast.Name(id=name)):  # of a module, or a field of a class
+            return lost.defines("self." * isinstance(parent, ast.ClassDef) + name, place.scope)
         case ast.arg() | ast.keyword() if lost.is_test:
             return node.arg in lost.words or (isinstance(node, ast.arg) and lost.has(node.arg, ""))
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
@@ -279,6 +281,8 @@ class _Edit(SourceText):
         node, (parent, field) = place.node, place.above[-1]
         around = [place.above[0][0], *(n for n, _ in place.above if isinstance(n, DEFINITIONS))]
         kept = _stored(around[-1], node) | {n for n in _stored(around[:2][-1], node) if "." in n}
+        if isinstance(around[-1], ast.FunctionDef):
+            kept |= {a.arg for a in ast.walk(around[-1].args) if isinstance(a, ast.arg)}
         if isinstance(node, DEFINITIONS):
             self._lost.add("self." * isinstance(parent, ast.ClassDef) + node.name, place.scope)
         else:

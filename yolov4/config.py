@@ -47,6 +47,12 @@ class YOLOv4Config:
     hue: NotNegative = 36.0  # degrees, drawn from -x .. x; Darknet's 0.1 of the circle
     saturation: AtLeastOne = 1.5  # factor drawn from 1 .. x, or one over it, each half of the time
     exposure: AtLeastOne = 1.5  # of the brightness, likewise
+    rotation: NotNegative = 0.0  # degrees, drawn from -x .. x, about the centre of the crop
+    # RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without what moves pixels
+    auto_augment: Literal["none", "rand", "trivial"] = "none"
+    rand_augment_ops: Count = 2  # operations of each image; as the paper's ResNet-50 (section 4.3)
+    rand_augment_magnitude: CountOrZero = 9  # their strength, 0 to 30; likewise
+    cutout_prob: Share = 0.0  # of one filled square (arXiv 1708.04552)
     mosaic_prob: Share = 0.5  # src/data.c, load_data_detection: every second batch; here every second image
     # batch: tiles are other images of the batch; fresh: three more images are read for each sample
     mosaic_tiles: Literal["batch", "fresh"] = "batch"
@@ -108,6 +114,8 @@ class YOLOv4Config:
             "scale_xy of at least 1": min(self.scale_xy, default=0) >= 1,
             f"multi_scale of at most {MAX_MULTI_SCALE}": self.multi_scale <= MAX_MULTI_SCALE,
             "lr_steps above 0 and up to 1 in order": shares == sorted(shares) and 0.0 not in self.lr_steps,
+            "rand_augment_magnitude of at most 30": self.rand_augment_magnitude <= 30,
+            "rotation 0 with mosaic_tiles=fresh": not self.rotation or self.mosaic_tiles == "batch",
             "jitter below 0.5 or nothing may be left of the image": self.jitter < 0.5,
         }
         hparams.require(self, rules)
@@ -208,6 +216,21 @@ _TABLE: dict[str, tuple[int, dict]] = {  # model: image side, and what differs f
 }
 
 MODEL_NAMES = tuple(_TABLE)
+
+# --augmentation_preset: what replaces fields of a model's row. Ours, from no paper; docs/training.md has their
+# cost, and their effect on a small data set.
+_NONE = {
+    "saturation": 1.0,
+    "exposure": 1.0,
+    "multi_scale": 1.0,
+    **dict.fromkeys(("jitter", "flip_prob", "hue", "mosaic_prob", "mixup_prob", "cutmix_prob"), 0.0),
+}
+PRESETS: dict[str, dict] = {
+    "none": _NONE,
+    "light": _NONE | {"jitter": 0.1, "flip_prob": 0.5, "hue": 10.0, "saturation": 1.2, "exposure": 1.2},
+    "default": {},
+    "strong": {"rotation": 5.0, "auto_augment": "rand", "cutout_prob": 0.5},
+}
 
 
 def get_config(model_name: str) -> YOLOv4Config:

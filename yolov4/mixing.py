@@ -14,6 +14,7 @@ import dataclasses
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
 
 from common.dali_ops import YX_TO_XYXY, uniform
 from yolov4 import mosaic
@@ -24,6 +25,7 @@ from yolov4.mosaic import Objects, Pieces
 COVERED = 0.5  # own boxes of which CutMix hides a larger share are no longer there
 
 
+@do_not_convert  # DALI's AutoGraph, which auto_augment needs, does not know zip(..., strict=True)
 def mix(
     config: YOLOv4Config,
     images: DataNode,

@@ -15,6 +15,7 @@ YOLOv4: arXiv 2004.10934. Darknet: github.com/AlexeyAB/darknet.
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,11 +23,13 @@ from nvidia import dali
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
 
 from common import dali_ops
 from common.dali_ops import resize, select_boxes, xyxy
 from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from yolov4 import fresh_mosaic
+from yolov4.augmentations import auto_augment, is_conditional, random_cutout, random_rotation
 from yolov4.color import random_hsv, to_unit
 from yolov4.config import FILL, YOLOv4Config
 from yolov4.crops import input_size, source_size, training_crop, whole_image
@@ -83,7 +86,7 @@ def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[Dat
 def augment(
     config: YOLOv4Config, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Colour. A new stage goes here. Mosaics are built afterwards.
+    """Rotation and what moves nothing. A new stage goes here. Mosaics are built afterwards.
 
     With `mosaic_tiles=fresh` this is not called: there all images have `augment_pixels` alone.
 
@@ -96,15 +99,23 @@ def augment(
     Returns:
         float32 (h, w, 3) in [0, 1]; the boxes; the labels.
     """
+    if config.rotation:
+        images, boxes, labels = random_rotation(images, boxes, labels, config.rotation, FILL)
     (images,) = augment_pixels(config, [images])
     return images, boxes, labels
 
 
 def augment_pixels(config: YOLOv4Config, images: list[DataNode]) -> list[DataNode]:
-    """The stages of `augment` that move nothing: colour; of one image, or the four of a fresh mosaic."""
+    """The stages of `augment` that move nothing, for one image or the four of a fresh mosaic."""
+    if config.auto_augment != "none":
+        images = auto_augment(images, config)
     if config.hue or config.saturation > 1 or config.exposure > 1:
-        return random_hsv(images, config.hue, config.saturation, config.exposure)
-    return [to_unit(image) for image in images]
+        images = random_hsv(images, config.hue, config.saturation, config.exposure)
+    else:
+        images = [to_unit(image) for image in images]
+    if config.cutout_prob:
+        images = [random_cutout(image, config.cutout_prob, (FILL / 255,) * 3) for image in images]
+    return images
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,21 +175,25 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         return from_pipeline(pipeline, spec, device_id=self.device_id)
 
     def _define(self, names: list[str]) -> dali.Pipeline:
-        pipeline = dali.Pipeline(
-            batch_size=self.batch_size,
-            num_threads=self.num_threads,
-            device_id=self.device_id,
-            prefetch_queue_depth=self.prefetch,
+        options: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "num_threads": self.num_threads,
+            "device_id": self.device_id,
+            "prefetch_queue_depth": self.prefetch,
             # Another augmentation on every rank; the reader has the seed itself.
-            seed=_mixed_seed(self.seed, self.shard_id, 1),
-            exec_dynamic=True,
-            enable_checkpointing=self.saveable,
-        )
-        with pipeline:
+            "seed": _mixed_seed(self.seed, self.shard_id, 1),
+            "exec_dynamic": True,
+            "enable_checkpointing": self.saveable,
+            "enable_conditionals": is_conditional(self.config),
+        }
+
+        @dali.pipeline_def(**options)
+        def graph() -> tuple[DataNode, ...]:
             outputs = self._define_graph()
             nodes = [outputs[name] for name in names]
-            pipeline.set_outputs(*(node.gpu() if self.device == "gpu" else node for node in nodes))
-        return pipeline
+            return tuple(node.gpu() if self.device == "gpu" else node for node in nodes)
+
+        return graph()
 
     def _define_graph(self) -> dict[str, DataNode]:
         config = self.config
@@ -260,6 +275,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
             images, objects = mix(without, images, objects, None, image_size, taken=mosaics)
         return images, objects, {"image_ids": image_ids[0]}
 
+    @do_not_convert
     def _read(self, seed: int, name: str = "reader") -> tuple[DataNode, ...]:
         return self.opened_source.read(
             shard_id=self.shard_id,

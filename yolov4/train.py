@@ -37,7 +37,7 @@ from common.training.optimizers import AveragedWeights
 from common.training.run import Run, start_process
 from tools import dry_run
 from yolov4 import losses, show_batch
-from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, YOLOv4Config, get_config
+from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, YOLOv4Config, get_config
 from yolov4.init_from import init_from
 from yolov4.loaders import epoch_kwargs, open_loader
 from yolov4.model import build_model
@@ -75,7 +75,8 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         StoppedError: a signal came, and everything is saved.
     """
     ranks = start_process(a)
-    config = hparams.resolve(get_config(a.model_name), a)  # the model's row in the table < --hparams < flags
+    # The model's row in the table < --augmentation_preset < --hparams < flags.
+    config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
     data = input_feed.open_splits(
@@ -228,7 +229,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 def start(a: Args) -> dict | None:
     """A dry run, elastic training or training, as the flags ask. Returns the metrics of training."""
     if a.dry_run:
-        config = hparams.resolve(get_config(a.model_name), a)
+        config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
         dry_run.run("yolov4.train", config, a, a.dry_run, datasets.open_datasets)
         return None
     return elastic.run(train, a) if a.elastic else train(a)

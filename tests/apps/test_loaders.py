@@ -37,9 +37,10 @@ BOTH = {  # what draws from the random numbers of an image or of a batch, one at
     "efficientdet": ("augmentation=scale_jitter", "flip_prob=0.5"),
     "yolov4": ("jitter=0.3", "hue=36", "mosaic_prob=0.5"),
 }
+AUGMENTATIONS = ("rotation=20.0", "auto_augment=rand", "cutout_prob=0.5")
 ONLY_DALI = {  # and what the tf.data twins refuse
-    "efficientdet": ("augmentation=min_iou_crop", "grid_mask_prob=0.5", "hue=60.0"),
-    "yolov4": ("mixup_prob=0.5", "cutmix_prob=0.5"),
+    "efficientdet": ("augmentation=min_iou_crop", "grid_mask_prob=0.5", "hue=60.0", *AUGMENTATIONS),
+    "yolov4": ("mixup_prob=0.5", "cutmix_prob=0.5", *AUGMENTATIONS),
 }
 MORE_OF_DALI = {  # that test_pipeline.py and test_fresh_mosaic.py of the apps test
     "efficientdet": ("brightness=0.5", "contrast=0.5", "saturation=0.5"),

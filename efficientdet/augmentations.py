@@ -1,0 +1,92 @@
+"""Augmentations that are off by default, in DALI: rotation, RandAugment and TrivialAugment, cutout.
+
+    --augmentation_preset=strong          all three
+    --hparams=rotation=5,cutout_prob=0.5  some of them
+
+Images may be on the GPU; boxes and labels are on the CPU. Every function sees one sample (DALI's convention).
+"""
+
+import warnings
+from typing import Any
+
+from nvidia.dali import fn, types
+from nvidia.dali.auto_aug import rand_augment, trivial_augment
+from nvidia.dali.data_node import DataNode
+
+from common.dali_ops import int32, uniform
+from efficientdet.config import EfficientDetConfig
+
+# These move pixels, and boxes would not follow. Rotation, crop and flip are stages with boxes.
+MOVES_PIXELS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+RAND_AUGMENT = [op for op in rand_augment.get_rand_augment_suite() if op.name not in MOVES_PIXELS]
+TRIVIAL_AUGMENT = [
+    op for op in trivial_augment.get_trivial_augment_wide_suite() if op.name not in MOVES_PIXELS
+]
+CUTOUT_SIDE = (0.1, 0.4)  # of the shorter side; the paper has 0.25 and 0.5 (arXiv 1708.04552 section 4.1)
+
+
+def random_rotation(
+    images: DataNode, boxes: DataNode, labels: DataNode, degrees: float, fill: float
+) -> tuple[DataNode, DataNode, DataNode]:
+    """Turns an image about its centre by -degrees .. degrees; its size stays.
+
+    Args:
+        images: uint8 (h, w, 3).
+        boxes: float32 (N, 4), ltrb normalised by the image; some may have no area.
+        labels: int32 (N,), 1-based.
+        degrees: the largest angle.
+        fill: the level of the corners that the image leaves.
+
+    Returns:
+        The image; the boxes that enclose the turned boxes, clipped to the image; their labels. Boxes without
+        area come out without area or not at all.
+    """
+    angle = uniform(-degrees, degrees)
+    sides = boxes[:, 2:4] - boxes[:, 0:2]
+    # fn.bbox_rotate gives an area to boxes that have only a width or a height. Label 0 marks these.
+    labels = labels * fn.reductions.min(int32(sides > 0), axes=[1])
+    rotated: Any = fn.bbox_rotate(
+        boxes, labels, angle=angle, input_shape=images.shape()[0:2], keep_size=True, remove_threshold=0.0
+    )
+    boxes, labels = rotated
+    images = fn.rotate(images, angle=angle, keep_size=True, fill_value=fill)
+    return images, boxes * fn.expand_dims(labels > 0, axes=[1]), labels
+
+
+def is_conditional(config: EfficientDetConfig) -> bool:
+    """Whether samples of a batch go through different operators, which a pipeline must be told."""
+    return config.auto_augment != "none"
+
+
+def auto_augment(images: DataNode, config: EfficientDetConfig) -> DataNode:
+    """RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158) without what moves pixels.
+
+    Args:
+        images: uint8 (h, w, 3).
+        config: `auto_augment` names the method.
+
+    Each sample goes through its own operations only: see `is_conditional`.
+    """
+    with warnings.catch_warnings(record=True):  # DALI 2.4 calls two of its own operators by deprecated names
+        if config.auto_augment == "trivial":
+            images = trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, images)
+        else:
+            ops, magnitude = config.rand_augment_ops, config.rand_augment_magnitude
+            images = rand_augment.apply_rand_augment(RAND_AUGMENT, images, ops, magnitude)
+    return images
+
+
+def random_cutout(images: DataNode, prob: float, fill: tuple[float, ...]) -> DataNode:
+    """Fills one square of an image, anywhere and partly outside at times; boxes stay (arXiv 1708.04552).
+
+    Args:
+        images: (h, w, 3), any dtype.
+        prob: share of the images that have a square.
+        fill: its colour.
+    """
+    chosen = fn.random.coin_flip(probability=prob)
+    size = fn.cast(images.shape()[0:2], dtype=types.FLOAT)
+    side = uniform(*CUTOUT_SIDE) * fn.reductions.min(size) * chosen
+    center = fn.random.uniform(range=(0.0, 1.0), shape=[2]) * size
+    square = fn.stack(side, side)
+    return fn.erase(images, anchor=center - square / 2, shape=square, axes=[0, 1], fill_value=list(fill))

@@ -1,0 +1,157 @@
+"""Rotation, RandAugment, TrivialAugment and cutout of both apps against pixels; --augmentation_preset.
+
+Also tests augmentations.py. tests/apps/test_loaders.py has their seeds, their resuming and the tf.data twin.
+"""
+
+import dataclasses
+import importlib
+import types
+
+import numpy as np
+import pytest
+from nvidia.dali import fn
+
+from common import hparams
+from common.datacheck.datasets import open_coco
+from common.errors import UserError
+from tests.common.reading import run_graph
+
+FILL = 7.0
+COLORS = [(250, 20, 20), (20, 250, 20), (20, 20, 250), (250, 250, 20)]
+
+
+@pytest.fixture
+def augmentations(app) -> types.ModuleType:
+    return importlib.import_module(f"{app.name}.augmentations")
+
+
+def rectangles(random, height, width, count):
+    """uint8 image with rectangles of different colours that do not overlap; their boxes in pixels, ltrb."""
+    image = np.full((height, width, 3), 128, np.uint8)
+    boxes = []
+    for color, left in zip(COLORS[:count], np.arange(count) * width // 4, strict=False):
+        x, y = left + random.integers(0, width // 16), random.integers(0, height // 2)
+        w, h = random.integers(width // 8, width // 6), random.integers(height // 8, height // 2)
+        image[y : y + h, x : x + w] = color
+        boxes.append([x, y, x + w, y + h])
+    return image, np.float32(boxes).reshape(-1, 4)
+
+
+def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
+    random = np.random.default_rng(0)
+    drawn = [rectangles(random, *(int(n) for n in random.integers(90, 260, 2)), i % 5) for i in range(30)]
+    images = [image for image, _ in drawn]
+    sizes = [np.float32(image.shape[1::-1] * 2) for image in images]
+    no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])  # as crops leave boxes outside of them
+    boxes = [np.concatenate([px / size, no_area]) for (_, px), size in zip(drawn, sizes, strict=True)]
+    labels = [np.arange(1, len(of_image) + 1, dtype=np.int32) for of_image in boxes]
+
+    def rotate(*nodes):
+        return augmentations.random_rotation(*nodes, 40.0, FILL)
+
+    turned = whole = 0
+    for image, before, size, (rotated, after, names) in zip(
+        images, boxes, sizes, run_graph(rotate, images, boxes, labels), strict=True
+    ):
+        assert rotated.shape == image.shape and after.dtype == np.float32
+        turned += (rotated == FILL).all(-1).any()
+        has_area = (after[:, 2:] > after[:, :2]).all(1)
+        found = dict(zip(names[has_area].tolist(), after[has_area] * size, strict=True))
+        assert not {len(before), len(before) - 1} & found.keys()
+        for label in range(1, len(before) - 1):
+            rows, columns = np.nonzero(np.abs(rotated - np.float32(COLORS[label - 1])).max(-1) < 60)
+            if len(rows):  # else it has left the image
+                expected = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+                outwards = (found[label] - expected) * (-1, -1, 1, 1)
+                assert (outwards > -1.5).all()
+                is_whole = min(expected[:2]) > 0 and (expected[2:] < size[2:]).all()
+                assert not is_whole or (outwards < 2.0).all()  # one that is cut can have less to show
+                whole += is_whole
+    assert turned > 25 and whole > 30
+
+
+@pytest.mark.filterwarnings("ignore")  # that drawing a sign for each operation, as here, is slow
+@pytest.mark.parametrize("suite", ["RAND_AUGMENT", "TRIVIAL_AUGMENT"])
+def test_no_operation_of_a_suite_moves_pixels(augmentations, suite):
+    image, _ = rectangles(np.random.default_rng(1), 120, 160, 4)
+    image[:, :, 1] //= 2  # no grey: saturation changes it
+    kinds = image.reshape(-1, 3)
+    operations = getattr(augmentations, suite)
+    assert len(operations) == 9 and len({operation.name for operation in operations}) == 9
+    inside = np.zeros(image.shape[:2], bool)  # sharpness looks one pixel further
+    inside[2:-2, 2:-2] = np.all(
+        [np.roll(image, (y, x), (0, 1)) == image for y in (-1, 0, 1) for x in (-1, 0, 1)], axis=(0, -1)
+    )[2:-2, 2:-2]
+    changed = 0
+    for operation in operations:
+
+        def change(node, operation=operation):
+            return [operation(fn.reshape(node, layout="HWC"), magnitude_bin=30, num_magnitude_bins=31)]
+
+        ((result,),) = run_graph(change, [image])
+        assert result.dtype == np.uint8
+        for kind in np.unique(kinds, axis=0):
+            of_kind = result[(image == kind).all(-1) & inside]
+            assert len(np.unique(of_kind, axis=0)) == 1, operation.name
+        changed += not np.array_equal(result, image)
+    assert changed >= 7  # the identity, and what is already stretched
+
+
+def test_cutout_is_one_square_of_the_fill(augmentations):
+    images = [np.full((80 + 10 * i, 200 - 10 * i, 3), 255, np.uint8) for i in range(12)] * 4
+    fill = (10.0, 20.0, 30.0)
+
+    def cut_out(node):
+        return [augmentations.random_cutout(fn.reshape(node, layout="HWC"), 0.5, fill)]
+
+    outputs = run_graph(cut_out, images)
+    count = 0
+    for image, (result,) in zip(images, outputs, strict=True):
+        hidden = (result == np.uint8(fill)).all(-1)
+        np.testing.assert_array_equal(result[~hidden], 255)
+        rows, columns = np.flatnonzero(hidden.any(1)), np.flatnonzero(hidden.any(0))
+        assert hidden.sum() == len(rows) * len(columns)  # a rectangle
+        at_border = {*rows[[0, -1]][: len(rows)], *columns[[0, -1]]} if len(rows) else set()
+        low, high = np.array(augmentations.CUTOUT_SIDE) * min(image.shape[:2])
+        if len(rows):
+            count += 1
+            assert len(rows) <= high + 1 and len(columns) <= high + 1
+            if not at_border & {0, image.shape[0] - 1, image.shape[1] - 1}:
+                assert abs(len(rows) - len(columns)) <= 1 and len(rows) >= low - 1
+    assert 12 <= count <= 36
+
+
+def test_presets_come_after_the_row_and_before_hparams(app):
+    config = app.package.config
+    row = config.get_config(app.model_name)
+
+    def resolve(preset, spec=None):
+        given = types.SimpleNamespace(hparams=spec)
+        return hparams.resolve(row, given, preset=config.PRESETS[preset])
+
+    assert [*config.PRESETS] == ["none", "light", "default", "strong"]
+    assert resolve("default") == row
+    assert (resolve("light").flip_prob, resolve("none").flip_prob) == (0.5, 0)
+    assert resolve("none", "flip_prob=0.25,rotation=3").flip_prob == 0.25
+    strong = resolve("strong")
+    changed = {name for name, value in dataclasses.asdict(row).items() if getattr(strong, name) != value}
+    assert changed == {"rotation", "auto_augment", "cutout_prob"}
+    with pytest.raises(UserError, match=r"rand_augment_magnitude=31: need .* at most 30"):
+        resolve("strong", "rand_augment_magnitude=31")
+
+
+def test_with_preset_none_training_sees_what_evaluation_sees(app, drawn):
+    config = app.package.config
+    row = hparams.override(config.get_config(app.model_name), "image_size=64x96,min_box_size=0")
+    plain = hparams.replace(row, config.PRESETS["none"])
+    source = open_coco(f"{drawn}/images", f"{drawn}/instances.json")
+    batches = []
+    for training in (True, False):
+        loader = app.make_loader(
+            "dali_cpu", source=source, config=plain, batch_size=12, training=training, name_images=True
+        )
+        images, targets = next(iter(loader.dataset()))
+        order = np.argsort(targets["image_ids"])
+        batches.append([images.numpy()[order], targets["boxes"].numpy()[order]])
+    for trained, evaluated in zip(*batches, strict=True):
+        np.testing.assert_array_equal(trained, evaluated)
