@@ -164,8 +164,8 @@ _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
 
 MODEL_NAMES = tuple(_TABLE)
 
-# --augmentation_preset: what replaces fields of a model's row. Ours, from no paper; docs/training.md has their
-# cost, and their effect on a small data set.
+# --augmentation_preset: what replaces fields of a model's row. Ours, from no paper; docs/training.md has
+# their cost and their effect on a small data set.
 _NONE = {
     "augmentation": "none",
     "flip_prob": 0.0,

@@ -73,7 +73,7 @@ PART_FLAGS = {
     "watchdog": ("step_timeout",),
     "datacheck": ("on_bad_image", "max_megapixels"),
 }
-AUGMENTATION_FIELDS = ("rotation", "auto_augment", "rand_augment_ops", "rand_augment_magnitude", "cutout_prob")
+AUGMENTING = ("rotation", "auto_augment", "cutout_prob", "rand_augment_ops", "rand_augment_magnitude")
 # Their functions, classes, methods and fields in files that stay.
 PART_NAMES = {
     "datacheck": ("common/args.py:ImagePolicy",),
@@ -96,7 +96,7 @@ PART_NAMES = {
     "augmentations": tuple(
         f"{app}/config.py:{name}"
         for app, config in (("efficientdet", "EfficientDetConfig"), ("yolov4", "YOLOv4Config"))
-        for name in ("PRESETS", "_NONE", *(f"{config}.{field}" for field in AUGMENTATION_FIELDS))
+        for name in ("PRESETS", "_NONE", *(f"{config}.{field}" for field in AUGMENTING))
     ),
 }
 # The values of other flags and of fields of the configs that need them.

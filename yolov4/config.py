@@ -217,8 +217,8 @@ _TABLE: dict[str, tuple[int, dict]] = {  # model: image side, and what differs f
 
 MODEL_NAMES = tuple(_TABLE)
 
-# --augmentation_preset: what replaces fields of a model's row. Ours, from no paper; docs/training.md has their
-# cost, and their effect on a small data set.
+# --augmentation_preset: what replaces fields of a model's row. Ours, from no paper; docs/training.md has
+# their cost and their effect on a small data set.
 _NONE = {
     "saturation": 1.0,
     "exposure": 1.0,
