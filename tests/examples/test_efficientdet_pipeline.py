@@ -1,0 +1,129 @@
+"""examples/efficientdet_pipeline.py has the app's batches, bit for bit, and runs where nothing else is."""
+
+import dataclasses
+import json
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from common.datacheck.datasets import open_coco, open_source
+from efficientdet.config import get_config
+from efficientdet.pipeline import EfficientDetPipeline
+from examples import efficientdet_pipeline as example
+from tests.conftest import ROOT
+from tests.examples.standalone import run_alone
+from tests.oracle.fuzzed import write_fuzzed_set
+from tools.conversion.coco_to_tfrecord import write_tfrecords
+
+NAME = "efficientdet_pipeline.py"
+BATCH = 10
+STEPS = 4  # of three shards of a hundred images: the fourth begins another epoch
+ALL_ON = {"grid_mask_prob": 0.7, "brightness": 0.3, "contrast": 0.2, "saturation": 0.5, "hue": 20.0}
+# (fields of the app's config, (shard_id, num_shards)), for one seed after the other.
+VARIANTS = (
+    (ALL_ON | {"image_size": (128, 192), "max_instances": 15}, (0, 1)),
+    (ALL_ON | {"image_size": (200, 136), "brightness": 0.0, "flip_prob": 0.0, "min_box_size": 3.0}, (1, 3)),
+    ({"image_size": (128, 128), "grid_mask_prob": 1.0, "jitter_min": 1.2, "jitter_max": 1.2}, (2, 3)),
+    (
+        {"image_size": (130, 257), "max_level": 8, "anchor_scale": 5.0, "hue": 5.0, "min_box_size": 0.0},
+        (0, 2),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> dict[str, tuple]:
+    """Reader -> (the app's source, the example's fields) of a hundred hard images.
+
+    Image ids are in no order and above 2**31.
+    """
+    directory = tmp_path_factory.mktemp("fuzzed")
+    write_fuzzed_set(directory)
+    annotations = directory / "instances.json"
+    document = json.loads(annotations.read_text())
+    ids = {image["id"]: 2**31 + image["id"] * 7919 % 1009 for image in document["images"]}
+    for key, entries in (("id", document["images"]), ("image_id", document["annotations"])):
+        for entry in entries:
+            entry[key] = ids[entry[key]]
+    annotations.write_text(json.dumps(document))
+    coco = open_coco(directory, annotations)
+    write_tfrecords(coco.annotations, directory, directory / "records", num_shards=3)
+    pattern = f"{directory}/records-*"
+    records = {"file_pattern": pattern, "annotations": f"{directory}/records.label_map.json"}
+    return {
+        "coco": (coco, {"images": str(directory), "annotations": str(annotations)}),
+        "tfrecord": (open_source(file_pattern=pattern), records),
+    }
+
+
+def of_app_and_example(data, reader: str, crop: str, seed: int) -> tuple:
+    """The app's loader, and the example's config and shard for the same batches."""
+    source, files = data[reader]
+    fields, shard = VARIANTS[seed % len(VARIANTS)]
+    fields = {"augmentation": crop, "resize_min": 60, "resize_max": 150} | fields
+    config = dataclasses.replace(get_config("efficientdet-d0"), **fields)
+    options = {"batch_size": BATCH, "seed": seed}
+    shards = dict(zip(("shard_id", "num_shards"), shard, strict=True))
+    loader = EfficientDetPipeline(source=source, config=config, training=True, **shards, **options)
+    same = {field.name for field in dataclasses.fields(example.Config)} & set(vars(config))
+    values = {name: getattr(config, name) for name in same} | {
+        "crop": crop,
+        "jitter": (config.jitter_min, config.jitter_max),
+        "resize": (config.resize_min, config.resize_max),
+        "color": (config.brightness, config.contrast, config.saturation),
+        "levels": tuple(config.anchors.levels),
+    }
+    return loader, example.Config(**files, **values, **options), shard
+
+
+def arrays(pipeline) -> list[np.ndarray]:
+    """One batch of a pipeline."""
+    return [np.asarray(output.as_tensor()) for output in pipeline.run()]
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(2), pytest.param(range(2, 52), marks=pytest.mark.slow)], ids=["2", "50"]
+)
+@pytest.mark.parametrize("crop", ["scale_jitter", "min_iou_crop", "resize_range", "none"])
+@pytest.mark.parametrize("reader", ["coco", "tfrecord"])
+def test_batches_are_those_of_the_app(data, reader, crop, seeds):
+    for seed in seeds:
+        loader, config, shard = of_app_and_example(data, reader, crop, seed)
+        pipeline = example.make_pipeline(config, *shard)
+        for step in range(STEPS):
+            batches = zip(loader.element_spec, arrays(loader.pipeline), arrays(pipeline), strict=True)
+            for name, expected, got in batches:
+                where = f"{name}, seed {seed}, step {step}"
+                assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
+                assert got.tobytes() == expected.tobytes(), where
+
+
+def test_the_dataset_has_the_batches_by_name(data):
+    loader, config, shard = of_app_and_example(data, "coco", "scale_jitter", 0)
+    batches, pipeline = iter(example.make_dataset(config, *shard)), example.make_pipeline(config, *shard)
+    for images, targets in [next(batches) for _ in range(2)]:
+        expected = dict(zip(loader.element_spec, arrays(pipeline), strict=True))
+        assert list(targets) == [name for name in expected if name != "images"]
+        for name, tensor in {"images": images, **targets}.items():
+            assert tensor.shape == loader.element_spec[name].shape
+            np.testing.assert_array_equal(tensor, expected[name].reshape(tensor.shape))
+
+
+def test_the_file_alone_draws_synthetic_images(tmp_path):
+    run_alone(NAME, tmp_path)
+    picture = np.asarray(PIL.Image.open(tmp_path / "alone" / "batch.png"))
+    assert picture.shape == (2 * 512, 4 * 512, 3)
+    for color in ((255, 0, 0), (0, 128, 128)):  # the boxes and the ellipses of the first class
+        assert (picture == color).all(-1).sum() > 1000
+
+
+@pytest.mark.parametrize("reader", ["coco", "tfrecord"])
+def test_the_file_alone_draws_given_images(data, reader, tmp_path):
+    flags = [f"--{name}={value}" for name, value in data[reader][1].items()]
+    run_alone(NAME, tmp_path, "--output=a.png", "--crop=none", *flags)
+    assert PIL.Image.open(tmp_path / "alone" / "a.png").size == (4 * 512, 2 * 512)
+
+
+def test_the_file_is_short():
+    assert len((ROOT / "examples" / NAME).read_text().splitlines()) <= 300
