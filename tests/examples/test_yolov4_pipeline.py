@@ -1,0 +1,105 @@
+"""examples/yolov4_pipeline.py and yolov4_fresh_mosaic.py: the app's batches bit for bit; each runs alone."""
+
+import dataclasses
+import json
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from common.datacheck.datasets import open_coco, open_source
+from examples import yolov4_fresh_mosaic, yolov4_pipeline
+from tests.conftest import ROOT
+from tests.examples.standalone import run_alone
+from tests.oracle.fuzzed import write_fuzzed_set
+from tools.conversion.coco_to_tfrecord import write_tfrecords
+from yolov4.config import get_config
+from yolov4.pipeline import YOLOv4Pipeline
+
+BATCH, STEPS = 10, 4  # a third of the hundred images ends within four batches: the next epoch begins
+MOSAICS = [
+    (yolov4_pipeline, 0.0),
+    (yolov4_pipeline, 0.6),
+    (yolov4_fresh_mosaic, 0.5),
+    (yolov4_fresh_mosaic, 1.0),
+]
+# One for each seed in turn: fields of both configs, (shard_id, num_shards), and how the images are stored.
+VARIANTS = (
+    ({"image_size": (128, 192), "letterbox": True, "max_instances": 15}, (0, 1), "coco"),
+    ({"image_size": (96, 96), "min_box_size": 3.0, "flip_prob": 0.0}, (1, 3), "tfrecord"),
+    ({"image_size": (160, 64), "letterbox": True, "jitter": 0.1, "hue": 90.0}, (2, 3), "tfrecord"),
+    ({"image_size": (64, 128), "max_instances": 1, "saturation": 3.0, "exposure": 1.1}, (0, 2), "coco"),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> dict[str, tuple]:
+    """A hundred hard images with ids in no order and above 2**31: the app's source, the fields of Config."""
+    directory = tmp_path_factory.mktemp("fuzzed")
+    write_fuzzed_set(directory)
+    annotations = directory / "instances.json"
+    document = json.loads(annotations.read_text())
+    for key, entries in (("id", document["images"]), ("image_id", document["annotations"])):
+        for entry in entries:
+            entry[key] = 2**31 + entry[key] * 7919 % 1009
+    annotations.write_text(json.dumps(document))
+    coco = open_coco(str(directory), str(annotations))
+    write_tfrecords(coco.annotations, directory, directory / "records", num_shards=3)
+    pattern, label_map = f"{directory}/records-*.tfrecord", f"{directory}/records.label_map.json"
+    return {
+        "coco": (coco, {"images": str(directory), "annotations": str(annotations)}),
+        "tfrecord": (open_source(file_pattern=pattern), {"file_pattern": pattern, "annotations": label_map}),
+    }
+
+
+def arrays(pipeline) -> list[np.ndarray]:
+    return [np.asarray(output.as_tensor()) for output in pipeline.run()]
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(2), pytest.param(range(2, 50), marks=pytest.mark.slow)], ids=["2", "50"]
+)
+@pytest.mark.parametrize(("example", "mosaic_prob"), MOSAICS)
+def test_batches_are_those_of_the_app(data, example, mosaic_prob, seeds):
+    for seed in seeds:
+        fields, shard, reader = VARIANTS[seed % len(VARIANTS)]
+        fields, tiles = fields | {"mosaic_prob": mosaic_prob}, "batch"
+        if example is yolov4_fresh_mosaic:
+            tiles, reader = "fresh", "coco"
+        source, files = data[reader]
+        config = dataclasses.replace(get_config("yolov4"), multi_scale=1.0, mosaic_tiles=tiles, **fields)
+        options = {"source": source, "config": config, "batch_size": BATCH, "training": True, "seed": seed}
+        app = YOLOv4Pipeline(**options, shard_id=shard[0], num_shards=shard[1])
+        pipeline = example.make_pipeline(
+            example.Config(**files, **fields, batch_size=BATCH, seed=seed), *shard
+        )
+        for step in range(STEPS):
+            for name, expected, got in zip(
+                app.element_spec, arrays(app.pipeline), arrays(pipeline), strict=True
+            ):
+                where = f"{name}, seed {seed}, step {step}"
+                assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
+                assert got.tobytes() == expected.tobytes(), where
+
+
+@pytest.mark.parametrize("example", [yolov4_pipeline, yolov4_fresh_mosaic])
+def test_the_dataset_has_the_batches_of_the_pipeline(data, example):
+    config = example.Config(**data["coco"][1], image_size=(64, 96), batch_size=4)
+    batches, pipeline = iter(example.make_dataset(config, 1, 2)), example.make_pipeline(config, 1, 2)
+    for batch in [next(batches) for _ in range(2)]:
+        for tensor, expected in zip(batch, arrays(pipeline), strict=True):
+            np.testing.assert_array_equal(tensor, expected.reshape(tensor.shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "reader"),
+    [("yolov4_pipeline.py", None), ("yolov4_pipeline.py", "tfrecord")]
+    + [("yolov4_fresh_mosaic.py", None), ("yolov4_fresh_mosaic.py", "coco")],
+)
+def test_the_file_alone_draws_a_batch(data, name, reader, tmp_path):
+    flags = [f"--{flag}={value}" for flag, value in data[reader][1].items()] if reader else []
+    run_alone(name, tmp_path, "--letterbox", "--image_size", 128, 192, *flags)
+    picture = np.asarray(PIL.Image.open(tmp_path / "alone" / "batch.png"))
+    assert picture.shape == (2 * 128, 4 * 192, 3)
+    assert (picture == (255, 0, 0)).all(-1).sum() > 500  # the boxes of the first class
+    assert len((ROOT / "examples" / name).read_text().splitlines()) <= 300
