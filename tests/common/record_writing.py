@@ -34,18 +34,10 @@ def feature(value):
 
 def record(**changes):
     """A sound record of one object: `object__area` stands for image/object/area; None removes a key."""
-    values = {
-        "image/encoded": PNG,
-        "image/source_id": b"42",
-        "image/height": 50,
-        "image/width": 100,
-        "image/object/bbox/xmin": [0.1],
-        "image/object/bbox/xmax": [0.5],
-        "image/object/bbox/ymin": [0.2],
-        "image/object/bbox/ymax": [0.8],
-        "image/object/class/label": [17],
-        **{f"image/{key.replace('__', '/')}": value for key, value in changes.items()},
-    }
+    values = {"encoded": PNG, "source_id": b"42", "height": 50, "width": 100, "object__class__label": [17]}
+    sides = {"xmin": [0.1], "xmax": [0.5], "ymin": [0.2], "ymax": [0.8]}
+    values |= {f"object__bbox__{side}": edge for side, edge in sides.items()} | changes
+    values = {f"image/{key.replace('__', '/')}": value for key, value in values.items()}
     features = {key: feature(value) for key, value in values.items() if value is not None}
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 

@@ -189,22 +189,22 @@ def test_hard_inputs_are_read_as_by_the_strict_reader(name, tmp_path):
     assert_is(assert_same(write_json(tmp_path, HARD[name])), HARD[name])
 
 
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        (changed(["images"], ...), "missing required field `images`"),
-        (changed(["images"], []), "length >= 1"),
-        (changed(["annotations", 2, "bbox"], [1, 2, 3]), r"annotations\[2\].bbox"),
-        (changed(["images", 1, "width"], "9"), r"Expected `int`, got `str` - at `\$.images\[1\].width`"),
-        (changed(["annotations", 2, "image_id"], 8), r"annotations\[2\] has an unknown image_id: 8"),
-        (changed(["annotations", 2, "category_id"], 3), r"annotations\[2\] has an unknown category_id: 3"),
-        (changed(["categories"], []), "no categories"),
-        (changed(["categories", 1, "name"], "two"), "same name 'two'"),
-        (json.dumps(SMALL)[:-20], "truncated"),
-        (b"", "truncated"),
-        (b"\x1f\x8b\x08\x00abc", "malformed"),
-    ],
-)
+BAD = [
+    (changed(["images"], ...), "missing required field `images`"),
+    (changed(["images"], []), "length >= 1"),
+    (changed(["annotations", 2, "bbox"], [1, 2, 3]), r"annotations\[2\].bbox"),
+    (changed(["images", 1, "width"], "9"), r"Expected `int`, got `str` - at `\$.images\[1\].width`"),
+    (changed(["annotations", 2, "image_id"], 8), r"annotations\[2\] has an unknown image_id: 8"),
+    (changed(["annotations", 2, "category_id"], 3), r"annotations\[2\] has an unknown category_id: 3"),
+    (changed(["categories"], []), "no categories"),
+    (changed(["categories", 1, "name"], "two"), "same name 'two'"),
+    (json.dumps(SMALL)[:-20], "truncated"),
+    (b"", "truncated"),
+    (b"\x1f\x8b\x08\x00abc", "malformed"),
+]
+
+
+@pytest.mark.parametrize(("document", "message"), BAD)
 def test_bad_annotations_are_one_clear_line(document, message, tmp_path):
     path = write_json(tmp_path, document)
     with pytest.raises(UserError, match=message) as error:

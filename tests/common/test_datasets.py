@@ -13,6 +13,7 @@ from common.datacheck.tfrecord import TFRecordSource
 from common.datasets import CocoSource, ImageListSource, list_images, log_source
 from common.errors import UserError
 from common.labels import LabelMap
+from tests.refusal import refusal
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 
@@ -56,20 +57,20 @@ def test_images_alone_are_nothing_to_train_on(drawn, read):
         read(source, shard_id=0, num_shards=1, training=True, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "no data: give --eval_images and --eval_annotations .COCO., or --eval_file_pattern"),
-        ({"images": "a"}, "--eval_images is given without --eval_annotations"),
-        ({"annotations": "a"}, "--eval_annotations is given without --eval_images"),
-        ({"images": "a", "annotations": "b", "file_pattern": "c"}, "--eval_file_pattern .* given"),
-        ({"annotations": "b", "file_pattern": "c"}, "and --eval_annotations .COCO. are given"),
-        ({"input_type": "tfrecord", "images": "a", "annotations": "b"}, "needs --eval_file_pattern"),
-        ({"input_type": "coco", "file_pattern": "c"}, "no data: give --eval_images"),
-        ({"file_pattern": "/nowhere/x*"}, r"^/nowhere/x\*: no file matches: '/nowhere/x\*'"),
-        ({"images": "/nowhere", "annotations": "/nowhere.json"}, "/nowhere.json: .*No such file"),
-    ],
-)
+WRONG_FLAGS = [
+    ({}, "no data: give --eval_images and --eval_annotations .COCO., or --eval_file_pattern"),
+    ({"images": "a"}, "--eval_images is given without --eval_annotations"),
+    ({"annotations": "a"}, "--eval_annotations is given without --eval_images"),
+    ({"images": "a", "annotations": "b", "file_pattern": "c"}, "--eval_file_pattern .* given"),
+    ({"annotations": "b", "file_pattern": "c"}, "and --eval_annotations .COCO. are given"),
+    ({"input_type": "tfrecord", "images": "a", "annotations": "b"}, "needs --eval_file_pattern"),
+    ({"input_type": "coco", "file_pattern": "c"}, "no data: give --eval_images"),
+    ({"file_pattern": "/nowhere/x*"}, r"^/nowhere/x\*: no file matches: '/nowhere/x\*'"),
+    ({"images": "/nowhere", "annotations": "/nowhere.json"}, "/nowhere.json: .*No such file"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), WRONG_FLAGS)
 def test_wrong_flags_are_named(given, message):
     with pytest.raises(UserError, match=message):
         open_source(**given, split="eval")
@@ -79,8 +80,7 @@ def test_the_label_map_is_found_or_asked_for_and_one_for_all_files(drawn_records
     for name in ("a", "b"):
         shutil.copytree(drawn_records.parent, tmp_path / name)
     LabelMap((3, 17, 90), ("bus", "cat", "toothbrush")).save(tmp_path / "b" / "drawn.label_map.json")
-    with pytest.raises(UserError, match="differ: give --label_map"):
-        open_source(file_pattern=f"{tmp_path}/[ab]/*.tfrecord")
+    assert "differ: give --label_map" in refusal(open_source, file_pattern=f"{tmp_path}/[ab]/*.tfrecord")
     pattern = f"{tmp_path}/a/*.tfrecord"
     (tmp_path / "a" / "drawn.label_map.json").rename(tmp_path / "labels.json")
     with pytest.raises(UserError, match=r"no label map beside .*drawn.label_map.json.*--label_map=FILE"):
@@ -99,10 +99,8 @@ def test_lists_of_images(tmp_path):
     images = (f"{tmp_path}/a.png", f"{tmp_path}/b.JPG")
     assert list_images(str(tmp_path)) == list_images(f"{tmp_path}/*.[Jp]*") == images
     assert list_images(images[1]) == images[1:]
-    with pytest.raises(UserError, match=r"nothing: there is no such file or directory"):
-        list_images(str(tmp_path / "nothing"))
-    with pytest.raises(UserError, match=r"d.jpg: no image there"):
-        list_images(str(tmp_path / "d.jpg"))
+    assert "nothing: there is no such file or directory" in refusal(list_images, str(tmp_path / "nothing"))
+    assert "d.jpg: no image there" in refusal(list_images, str(tmp_path / "d.jpg"))
 
 
 def test_images_of_the_working_directory(drawn, monkeypatch):

@@ -11,19 +11,19 @@ from common.errors import unknown
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(
-    ("body", "arguments", "code", "stderr"),
-    [
-        ("pass", [], 0, ""),
-        ("raise errors.UserError('it is 2: choose another')", [], 1, "error: it is 2: choose another"),
-        ("raise errors.OtherRankError('which says so itself')", [], 1, ""),
-        ("raise ZeroDivisionError('ours')", [], 1, "ZeroDivisionError: ours"),
-        ("raise KeyboardInterrupt", [], 130, "interrupted; what was saved before stands"),
-        ("raise errors.StoppedError('the same command goes on')", [], 75, "the same command goes on"),
-        ("pass", ["--nunber=4"], 1, "Unknown command line flag 'nunber'"),
-        ("pass", ["number=4"], 1, "unexpected argument 'number=4'"),
-    ],
-)
+ENDS = [
+    ("pass", [], 0, ""),
+    ("raise errors.UserError('it is 2: choose another')", [], 1, "error: it is 2: choose another"),
+    ("raise errors.OtherRankError('which says so itself')", [], 1, ""),
+    ("raise ZeroDivisionError('ours')", [], 1, "ZeroDivisionError: ours"),
+    ("raise KeyboardInterrupt", [], 130, "interrupted; what was saved before stands"),
+    ("raise errors.StoppedError('the same command goes on')", [], 75, "the same command goes on"),
+    ("pass", ["--nunber=4"], 1, "Unknown command line flag 'nunber'"),
+    ("pass", ["number=4"], 1, "unexpected argument 'number=4'"),
+]
+
+
+@pytest.mark.parametrize(("body", "arguments", "code", "stderr"), ENDS)
 def test_exit_codes(body, arguments, code, stderr):
     program = f"from common import errors\ndef main():\n    {body}\nerrors.run(main)"
     command = [sys.executable, "-c", program, *arguments]

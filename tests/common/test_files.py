@@ -11,16 +11,13 @@ import pytest
 
 from common import files
 from common.errors import UserError
+from tests.common.training.small_model import full_disk
 
 
 def contents(directory):
     """Path -> content of all files; nothing unfinished may stay."""
     assert not list(directory.glob(f"{files.TEMPORARY}*"))
     return {str(p.relative_to(directory)): p.read_text() for p in directory.rglob("*") if p.is_file()}
-
-
-def full_disk(*args):
-    raise OSError(28, "No space left on device")
 
 
 # --- atomic writes ---

@@ -1,11 +1,12 @@
 """Overrides: types, commas, YAML's own traps, and messages that name the right key."""
 
 import dataclasses
+import re
 
 import pytest
 
-from common.errors import UserError
 from common.hparams import override
+from tests.refusal import refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,18 +24,18 @@ class Config:
             raise ValueError(f"epochs={self.epochs}: need at least 1")
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("learning_rate=1e-3", {"learning_rate": 0.001}),
-        ("epochs=5, optimizer = adam ,flip=false", {"epochs": 5, "optimizer": "adam", "flip": False}),
-        ("aspect_ratios=1.0,3.0,optimizer=adam", {"aspect_ratios": (1.0, 3.0), "optimizer": "adam"}),
-        ("image_size=320x640", {"image_size": (320, 640)}),
-        ("image_size= 96 ", {"image_size": (96, 96)}),
-        ("warmup=0.5", {"warmup": 0.5}),
-        ("", {}),
-    ],
-)
+PAIRS = [
+    ("learning_rate=1e-3", {"learning_rate": 0.001}),
+    ("epochs=5, optimizer = adam ,flip=false", {"epochs": 5, "optimizer": "adam", "flip": False}),
+    ("aspect_ratios=1.0,3.0,optimizer=adam", {"aspect_ratios": (1.0, 3.0), "optimizer": "adam"}),
+    ("image_size=320x640", {"image_size": (320, 640)}),
+    ("image_size= 96 ", {"image_size": (96, 96)}),
+    ("warmup=0.5", {"warmup": 0.5}),
+    ("", {}),
+]
+
+
+@pytest.mark.parametrize(("spec", "expected"), PAIRS)
 def test_pairs(spec, expected):
     assert override(Config(), spec) == dataclasses.replace(Config(), **expected)
 
@@ -47,30 +48,28 @@ def test_yaml_numbers_that_pyyaml_reads_as_text(tmp_path):
     assert config == Config((320, 640), 0.001, 300, False, (1.0, 2.0), 0.0)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("learning_rat=1", "did you mean 'learning_rate'"),
-        ("epochs=many", "epochs='many': expected int"),
-        ("epochs=0", "epochs=0: need at least 1"),
-        ("flip=maybe", "flip='maybe': expected bool"),
-        ("epochs", "'epochs' is not key=value"),
-        ("epochs=1,epochs=2", "'epochs' is given twice"),
-        ("image_size=12by3", "12by3"),
-        ("image_size=0x3", "at least 1 pixel"),
-        ("/nowhere/h.yaml", "No such file"),
-        ("YAML: epochs: 1\nepochs: 2\n", "'epochs' is given twice"),
-        ("YAML: epochs: [\n", "not YAML"),
-        ("YAML: - epochs\n", "no key: value mapping"),
-        ("YAML: epochs: yes\n", "epochs=True: expected int"),
-        ("YAML: epochs: 12.7\n", "epochs=12.7: expected int"),
-        ("YAML: epochs: !!python/object/apply:os.system ['true']\n", "not YAML"),
-    ],
-)
+BAD = [
+    ("learning_rat=1", "did you mean 'learning_rate'"),
+    ("epochs=many", "epochs='many': expected int"),
+    ("epochs=0", "epochs=0: need at least 1"),
+    ("flip=maybe", "flip='maybe': expected bool"),
+    ("epochs", "'epochs' is not key=value"),
+    ("epochs=1,epochs=2", "'epochs' is given twice"),
+    ("image_size=12by3", "12by3"),
+    ("image_size=0x3", "at least 1 pixel"),
+    ("/nowhere/h.yaml", "No such file"),
+    ("YAML: epochs: 1\nepochs: 2\n", "'epochs' is given twice"),
+    ("YAML: epochs: [\n", "not YAML"),
+    ("YAML: - epochs\n", "no key: value mapping"),
+    ("YAML: epochs: yes\n", "epochs=True: expected int"),
+    ("YAML: epochs: 12.7\n", "epochs=12.7: expected int"),
+    ("YAML: epochs: !!python/object/apply:os.system ['true']\n", "not YAML"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD)
 def test_bad_pairs_and_bad_yaml(tmp_path, given, message):
     if given.startswith("YAML: "):
         (tmp_path / "h.yaml").write_text(given.removeprefix("YAML: "))
         given = str(tmp_path / "h.yaml")
-    with pytest.raises(UserError, match=message) as error:
-        override(Config(), given)
-    assert "\n" not in str(error.value)
+    assert re.search(message, refusal(override, Config(), given))

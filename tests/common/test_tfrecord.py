@@ -107,21 +107,21 @@ def flipped(byte):
     return bytes(value ^ 16 * (i == byte) for i, value in enumerate(header(17)))
 
 
-@pytest.mark.parametrize(
-    ("tail", "kind", "text"),
-    [
-        (header(300)[:1], "file-truncated", "has 1 of the 12 bytes of its header"),
-        (header(300)[:11], "file-truncated", "has 11 of the 12 bytes of its header"),
-        (header(300), "file-truncated", "needs 316 bytes, 12 are left"),
-        (header(300) + bytes(303), "file-truncated", "needs 316 bytes, 315 are left"),
-        (header(2**31) + b"only this", "file-truncated", f"needs {2**31 + 16} bytes, 21 are left"),
-        (header(2**64 - 1) + b"only this", "file-truncated", f"needs {2**64 + 15} bytes, 21 are left"),
-        (bytes(50), "not-a-record", "has the length 0 with the checksum 0x00000000"),  # of a crash, perhaps
-        (b"\x1f\x8b" + bytes(48), "not-a-record", f"has the length {0x8B1F} with"),  # gzip's magic number
-        *((flipped(i) + bytes(21), "not-a-record", f"has the length {17 ^ 16 << 8 * i}") for i in range(8)),
-        *((flipped(i) + bytes(21), "not-a-record", "has the length 17 with") for i in range(8, 12)),
-    ],
-)
+BAD_ENDS = [
+    (header(300)[:1], "file-truncated", "has 1 of the 12 bytes of its header"),
+    (header(300)[:11], "file-truncated", "has 11 of the 12 bytes of its header"),
+    (header(300), "file-truncated", "needs 316 bytes, 12 are left"),
+    (header(300) + bytes(303), "file-truncated", "needs 316 bytes, 315 are left"),
+    (header(2**31) + b"only this", "file-truncated", f"needs {2**31 + 16} bytes, 21 are left"),
+    (header(2**64 - 1) + b"only this", "file-truncated", f"needs {2**64 + 15} bytes, 21 are left"),
+    (bytes(50), "not-a-record", "has the length 0 with the checksum 0x00000000"),  # of a crash, perhaps
+    (b"\x1f\x8b" + bytes(48), "not-a-record", f"has the length {0x8B1F} with"),  # gzip's magic number
+    *((flipped(i) + bytes(21), "not-a-record", f"has the length {17 ^ 16 << 8 * i}") for i in range(8)),
+    *((flipped(i) + bytes(21), "not-a-record", "has the length 17 with") for i in range(8, 12)),
+]
+
+
+@pytest.mark.parametrize(("tail", "kind", "text"), BAD_ENDS)
 def test_a_bad_end_is_named_with_its_place(tmp_path, tail, kind, text):
     """Behind large records, which are jumped over. A right length of any size is no crash."""
     path = write(tmp_path / "x", *[bytes(300_000)] * 5)

@@ -37,14 +37,9 @@ import psutil
 Words = Sequence[str | os.PathLike]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MARK = "DETECTION_TEST_JOB"
-SETTINGS = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    # One thread a rank in an operation: the ranks share two cores, and sums come out the same every time.
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(ROOT),
-}
+SETTINGS = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+# One thread a rank in an operation: the ranks share two cores, and sums come out the same every time.
+SETTINGS |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # Two CPU devices where others have two GPUs: nothing but this is different from the command line.
 TWO_DEVICES = """
 import sys, tensorflow as tf
@@ -80,15 +75,9 @@ class Job(subprocess.Popen):
     def __init__(self, command: Words, env: Mapping[str, str], cwd: os.PathLike = ROOT) -> None:
         self.mark = uuid.uuid4().hex
         self._outputs = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115 (closed by __exit__)
-        super().__init__(
-            list(map(str, command)),
-            env={**os.environ, **env, MARK: self.mark},
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=self._outputs[0],
-            stderr=self._outputs[1],
-            start_new_session=True,
-        )
+        env = {**os.environ, **env, MARK: self.mark}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": self._outputs[0], "stderr": self._outputs[1]}
+        super().__init__(list(map(str, command)), env=env, cwd=cwd, start_new_session=True, **streams)
 
     def output(self) -> tuple[str, str]:
         """stdout and stderr so far."""

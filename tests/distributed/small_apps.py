@@ -31,15 +31,7 @@ def parsed(app: str, *words: str) -> tuple[types.ModuleType, args.Args]:
 
 
 def training_flags(app: str, data: object, output_dir: object, strategy: str, batch_size: int) -> list[str]:
-    return [
-        f"--model_name={app}-nano",
-        f"--hparams={TINY[app]}",
-        "--image_size=64x96",
-        f"--train_images={data}/images",
-        f"--train_annotations={data}/instances.json",
-        f"--output_dir={output_dir}",
-        f"--batch_size={batch_size}",
-        "--pipeline_type=dali_cpu",
-        "--num_threads=1",
-        f"--strategy={strategy}",
-    ]
+    model = [f"--model_name={app}-nano", f"--hparams={TINY[app]}", "--image_size=64x96"]
+    data_flags = [f"--train_images={data}/images", f"--train_annotations={data}/instances.json"]
+    loader = ["--pipeline_type=dali_cpu", "--num_threads=1", f"--batch_size={batch_size}"]
+    return [*model, *data_flags, *loader, f"--output_dir={output_dir}", f"--strategy={strategy}"]

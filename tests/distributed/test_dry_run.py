@@ -24,14 +24,8 @@ from tests.apps.conftest import eagerly
 from tests.distributed.small_apps import TINY, parsed, training_flags
 from tools import dry_run, dry_run_process
 
-YOLOV4 = (
-    "--model_name=yolov4-nano",
-    f"--hparams={TINY['yolov4']}",
-    "--batch_size=6",
-    "--accumulate_steps=2",
-    "--epochs=40",
-    "--image_size=64",
-)
+YOLOV4 = ("--model_name=yolov4-nano", f"--hparams={TINY['yolov4']}", "--image_size=64", "--batch_size=6")
+YOLOV4 += ("--accumulate_steps=2", "--epochs=40")
 
 
 def start(app: str, *arguments: str) -> None:
@@ -163,15 +157,15 @@ def test_a_failed_check_ends_in_one_line(result, capsys):
     assert re.search(r"FAILED  evaluation      the APs are \[\[\S+, 2\.0\], ", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (["--train_images=nowhere"], "does not exist"),
-        (["--batch_size=7"], "12 images, --batch_size=7 x 2 ranks"),
-        (["--num_classes=2"], "--num_classes=2: the data have 3 classes"),
-        (["--output_dir="], "--output_dir is missing"),
-    ],
-)
+BAD_FLAGS = [
+    (["--train_images=nowhere"], "does not exist"),
+    (["--batch_size=7"], "12 images, --batch_size=7 x 2 ranks"),
+    (["--num_classes=2"], "--num_classes=2: the data have 3 classes"),
+    (["--output_dir="], "--output_dir is missing"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD_FLAGS)
 def test_bad_flags_are_reported_before_anything_starts(monkeypatch, efficientdet, tmp_path, bad, message):
     monkeypatch.setattr(dry_run, "_run_session", lambda *_: pytest.fail("it started"))
     with pytest.raises(UserError, match=re.escape(message)):
@@ -194,14 +188,14 @@ def test_one_process_needs_no_horovod_and_its_problem_is_the_dry_runs(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "kind", "message"),
-    [
-        (1, "[0]<stderr>:x\n[1]<stderr>:error: no data\n[0]<stderr>:error: b", UserError, "^no data$"),
-        (1, "x\n[1]<stderr>:Traceback (most\n[1]<stderr>:KeyError", RuntimeError, r"code 1:\n.*Traceback"),
-        (-9, "a" * 400 + "b" * 499 + "c", UserError, r"^the dry run ended with exit code -9:\nb{499}c$"),
-    ],
-)
+FAILURES = [
+    (1, "[0]<stderr>:x\n[1]<stderr>:error: no data\n[0]<stderr>:error: b", UserError, "^no data$"),
+    (1, "x\n[1]<stderr>:Traceback (most\n[1]<stderr>:KeyError", RuntimeError, r"code 1:\n.*Traceback"),
+    (-9, "a" * 400 + "b" * 499 + "c", UserError, r"^the dry run ended with exit code -9:\nb{499}c$"),
+]
+
+
+@pytest.mark.parametrize(("code", "text", "kind", "message"), FAILURES)
 def test_a_session_that_fails_has_the_problem_of_the_rank_that_failed_first(code, text, kind, message):
     error = dry_run._failure(text, code)
     assert type(error) is kind
@@ -241,26 +235,12 @@ def test_the_small_run_differs_from_the_real_one_in_size_alone(efficientdet):
     config = module.get_config(a.model_name)
     two, one = (dry_run_process.small_flags(a, config, processes, 1000) for processes in (2, 1))
     height, width = dry_run_process.small_image_size(config.image_size)
-    assert two == {
-        "dry_run": None,
-        "image_size": f"{height}x{width}",
-        "batch_size": 2,
-        "steps_per_epoch": 2,
-        "accumulate_steps": 2,
-        "eval_every": 1,
-        "eval_every_steps": 0,
-        "patience": 0,
-        "save_every": 1,
-        "num_threads": 1,
-        "prefetch": 1,
-        "pipeline_type": "dali_cpu",
-        "overwrite": False,
-        "step_timeout": 600.0,
-        "elastic": False,
-        "strategy": "horovod",
-        "compression": "fp16",
-    }
-    assert one == {**two, "strategy": "none", "compression": "none"}
+    expected = {"dry_run": None, "image_size": f"{height}x{width}", "step_timeout": 600.0}
+    expected |= dict.fromkeys(("batch_size", "steps_per_epoch", "accumulate_steps"), 2)
+    expected |= dict.fromkeys(("eval_every", "save_every", "num_threads", "prefetch"), 1)
+    expected |= {"eval_every_steps": 0, "patience": 0, "overwrite": False, "elastic": False}
+    expected |= {"pipeline_type": "dali_cpu", "strategy": "horovod", "compression": "fp16"}
+    assert (two, one) == (expected, expected | {"strategy": "none", "compression": "none"})
 
 
 @pytest.mark.parametrize(

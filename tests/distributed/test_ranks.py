@@ -135,15 +135,15 @@ def test_compressed_gradients_come_back_as_float32_with_the_precision_of_float16
         assert (first.astype(np.float16) == first).all()
 
 
-@pytest.mark.parametrize(
-    ("strategy", "who"),
-    [  # rank, local_rank, world_size, num_replicas, local_replicas
-        ("none", [[0, 0, 1, 1, 0]]),
-        ("mirrored", [[0, 0, 1, 2, 0, 1]]),
-        ("multi_worker", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]]),
-        ("horovod", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]]),
-    ],
-)
+PLACES = [  # rank, local_rank, world_size, num_replicas, local_replicas
+    ("none", [[0, 0, 1, 1, 0]]),
+    ("mirrored", [[0, 0, 1, 2, 0, 1]]),
+    ("multi_worker", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]]),
+    ("horovod", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]]),
+]
+
+
+@pytest.mark.parametrize(("strategy", "who"), PLACES)
 def test_each_rank_knows_its_place_and_gets_the_messages_of_all(results, strategy, who):
     ranks = results(strategy)
     assert [list(rank["messages"]["who"]) for rank in ranks] == who

@@ -35,14 +35,9 @@ def flags(app, drawn):
     """flags(output_dir, strategy, replicas)"""
 
     def of(output_dir, strategy, replicas):
-        return [
-            *training_flags(app, drawn, output_dir, strategy, IMAGES // replicas),
-            f"--hparams={TINY[app]},{PLAIN[app]}",
-            r"--freeze=\bbn",
-            f"--epochs={EPOCHS}",
-            f"--steps_per_epoch={STEPS}",
-            "--ema_decay=0.9",
-        ]
+        plain = [f"--hparams={TINY[app]},{PLAIN[app]}", r"--freeze=\bbn", "--ema_decay=0.9"]
+        given = training_flags(app, drawn, output_dir, strategy, IMAGES // replicas)
+        return [*given, *plain, f"--epochs={EPOCHS}", f"--steps_per_epoch={STEPS}"]
 
     return of
 

@@ -17,18 +17,14 @@ def seconds_since_the_misdeed(stderr: str) -> float:
     return time.time() - float(re.search(r"MARKER (\S+)", stderr)[1])
 
 
-@pytest.mark.parametrize(
-    ("act", "step_timeout", "message"),
-    [
-        (
-            "kill",
-            STEP_TIMEOUT,
-            r"error: rank 1 \(.*, pid \d+\) is stopped or dead; rank 0 .*, training, epoch 1",
-        ),
-        pytest.param("stop", 3, f"{HANGS} .*: rank 1 \\(.*\\) is stopped or dead", marks=pytest.mark.slow),
-        pytest.param("sleep", 3, f"{HANGS}|is stopped or dead; rank 0", marks=pytest.mark.slow),
-    ],
-)
+LOST = [
+    ("kill", STEP_TIMEOUT, r"error: rank 1 \(.*, pid \d+\) is stopped or dead; rank 0 .*, training, epoch 1"),
+    pytest.param("stop", 3, f"{HANGS} .*: rank 1 \\(.*\\) is stopped or dead", marks=pytest.mark.slow),
+    pytest.param("sleep", 3, f"{HANGS}|is stopped or dead; rank 0", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("act", "step_timeout", "message"), LOST)
 def test_a_lost_rank_ends_horovodrun_in_time(act, step_timeout, message):
     result = launching.launch(2, [SCRIPT, act, "horovod", str(step_timeout)], timeout=200)
     assert seconds_since_the_misdeed(result.stderr) < 60

@@ -4,6 +4,7 @@ Also tests import_weights/automl.py; tf_files.py.
 """
 
 import pathlib
+import re
 import shutil
 
 import keras
@@ -24,6 +25,7 @@ from efficientdet.predict import load_trained
 from tests.distributed.small_apps import flag_values
 from tests.efficientdet import automl_files
 from tests.efficientdet.automl_files import SHAPES, SMALL_D0, values_of, write_h5
+from tests.refusal import refusal
 
 PREDICT = {f"class_net.predict/{x}": f"class_net/class-predict/{x}" for x in ("pointwise_kernel", "bias")}
 PETS = LabelMap((1, 2, 3), ("cat", "dog", "cow"))
@@ -101,14 +103,14 @@ def test_every_variable_belongs_to_one_weight(d0):
 # --- classes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("label_map", "rows"),
-    [
-        (LabelMap((3, 17, 90), ("car", "cat", "toothbrush")), (2, 16, 89)),  # a json with COCO's ids
-        (LabelMap((1, 2, 3), ("zebra", "tram", "motorbike")), (23, None, 3)),  # other ids, VOC's spelling
-        (LabelMap((24, 25, 26), ("person", "12", "traffic light")), (0, None, 9)),  # names go before ids
-    ],
-)
+LABEL_MAPS = [
+    (LabelMap((3, 17, 90), ("car", "cat", "toothbrush")), (2, 16, 89)),  # a json with COCO's ids
+    (LabelMap((1, 2, 3), ("zebra", "tram", "motorbike")), (23, None, 3)),  # other ids, VOC's spelling
+    (LabelMap((24, 25, 26), ("person", "12", "traffic light")), (0, None, 9)),  # names go before ids
+]
+
+
+@pytest.mark.parametrize(("label_map", "rows"), LABEL_MAPS)
 def test_rows_follow_names(fresh, files, variables, label_map, rows):
     before = values_of(fresh)
     report = init_from(fresh, label_map, str(files["h5"]))
@@ -177,8 +179,7 @@ def test_another_model_is_refused_by_its_first_difference(fresh, files):
         (fresh, narrow, r"resample_p6/conv2d/kernel is \(1, 1, 320, 32\) in it and \(1, 1, 320, 64\)"),
         (other, file.shapes, "other: automl's models have no other/dense/kernel"),
     ]:
-        with pytest.raises(UserError, match=f"do not fit .*{message}"):
-            read_automl(file._replace(shapes=shapes), model)
+        assert re.search(f"do not fit .*{message}", refusal(read_automl, file._replace(shapes=shapes), model))
 
 
 @pytest.mark.parametrize(("head", "size"), [("class", 811), ("class", 0), ("box", 37), ("box", 0)])
@@ -186,8 +187,7 @@ def test_class_and_box_outputs_must_go_together(files, head, size):
     file, sizes = open_weights(files["h5"]), {"class": 810, "box": 36} | {head: size}
     shapes = file.shapes | {f"{head}_net/{head}-predict/bias": (size,)}
     message = f"{sizes['class']} class outputs do not go with {sizes['box']} box outputs"
-    with pytest.raises(UserError, match=message):
-        count_outputs(file._replace(shapes=shapes))
+    assert re.search(message, refusal(count_outputs, file._replace(shapes=shapes)))
 
 
 def test_damaged_h5_files_are_one_line(fresh, files, tmp_path):
@@ -200,13 +200,13 @@ def test_damaged_h5_files_are_one_line(fresh, files, tmp_path):
         assert_refused(fresh, file, "damaged")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "problem"),
-    [
-        ("efficientnet-b0/stem/conv2d/kernel", np.nan, "is not finite"),
-        ("box_net/box-0-bn-3/moving_variance", -1, "is negative"),
-    ],
-)
+BAD_NUMBERS = [
+    ("efficientnet-b0/stem/conv2d/kernel", np.nan, "is not finite"),
+    ("box_net/box-0-bn-3/moving_variance", -1, "is negative"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "problem"), BAD_NUMBERS)
 def test_numbers_that_cannot_be_are_one_line(fresh, variables, tmp_path, name, value, problem):
     values = variables[name].copy()
     values.flat[3] = value
@@ -218,17 +218,17 @@ def flip_a_bit(content: bytes) -> bytes:
     return content[:200] + bytes([content[200] ^ 1]) + content[201:]
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "path", "message"),
-    [
-        ("model.data-00000-of-00001", None, "", "the checkpoint is not whole"),
-        ("model.data-00000-of-00001", lambda content: content[:1_000_000], "", "the checkpoint is not whole"),
-        ("model.data-00000-of-00001", flip_a_bit, "", "the checkpoint is not whole"),
-        ("model.index", lambda content: content[:1_000], "model", "the checkpoint is damaged"),
-        ("model.index", None, "", "neither a run directory of ours"),
-        ("model.index", None, "model", "no such file"),
-    ],
-)
+DAMAGE = [
+    ("model.data-00000-of-00001", None, "", "the checkpoint is not whole"),
+    ("model.data-00000-of-00001", lambda content: content[:1_000_000], "", "the checkpoint is not whole"),
+    ("model.data-00000-of-00001", flip_a_bit, "", "the checkpoint is not whole"),
+    ("model.index", lambda content: content[:1_000], "model", "the checkpoint is damaged"),
+    ("model.index", None, "", "neither a run directory of ours"),
+    ("model.index", None, "model", "no such file"),
+]
+
+
+@pytest.mark.parametrize(("file", "change", "path", "message"), DAMAGE)
 def test_checkpoints_that_are_not_whole_are_one_line(fresh, files, tmp_path, file, change, path, message):
     directory = shutil.copytree(files["directory"], tmp_path / "copy")
     if change:
@@ -271,8 +271,7 @@ def test_command_keeps_cocos_80(files, variables, tmp_path, capsys):
     bias = np.asarray(model.get_layer("class_net.predict").bias).reshape(9, 80)
     theirs = variables["class_net/class-predict/bias"].reshape(9, 90)
     np.testing.assert_array_equal(bias, theirs[:, np.array(label_map.category_ids) - 1])
-    with pytest.raises(UserError, match="exists"):
-        command(*arguments)
+    assert "exists" in refusal(command, *arguments)
 
 
 def test_command_takes_a_label_map(files, tmp_path, monkeypatch, small_d0):
@@ -296,6 +295,5 @@ def test_command_refuses_in_one_line(files, tmp_path):
         "no such file": [f"--weights={tmp_path}/no.h5", output, D0],
     }
     for message, arguments in cases.items():
-        with pytest.raises(UserError, match=message):
-            command(*arguments)
+        assert re.search(message, refusal(command, *arguments))
     assert not list(tmp_path.iterdir())

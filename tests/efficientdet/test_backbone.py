@@ -1,4 +1,4 @@
-"""EfficientNet, ResNet and MobileNet against keras.applications and torchvision's parameter counts.
+"""EfficientNet and MobileNet against keras.applications and torchvision's parameter counts.
 
 import_weights/test_imagenet.py compares the features of EfficientNet, test_retinanet.py those of ResNet.
 
@@ -14,9 +14,9 @@ from efficientdet.backbone import BACKBONES, extract_features, scaled_blocks
 from efficientdet.resnet import RESNETS
 
 # num_params of each model in torchvision's documentation, less what a detector leaves out: the classifier and
-# the last 1x1 convolution (from so many channels to so many; ResNets have none) with its batch norm.
+# the last 1x1 convolution (from so many channels to so many) with its batch norm.
 TORCHVISION = {
-    name: count - (features * 1000 + 1000) - (last * features + 2 * features if last else 0)
+    name: count - (features * 1000 + 1000) - (last * features + 2 * features)
     for name, last, features, count in [
         ("efficientnet-b0", 320, 1280, 5_288_548),
         ("efficientnet-b1", 320, 1280, 7_794_184),
@@ -27,8 +27,6 @@ TORCHVISION = {
         ("efficientnet-b6", 576, 2304, 43_040_704),
         ("efficientnet-b7", 640, 2560, 66_347_960),
         ("mobilenet-v2", 320, 1280, 3_504_872),
-        ("resnet-18", 0, 512, 11_689_512),
-        ("resnet-50", 0, 2048, 25_557_032),
     ]
 }
 

@@ -104,13 +104,13 @@ def test_config_decides_size_levels_anchors_and_the_heads_layers():
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("efficientdet-nano", {"backbone": "mobilenet-v2"}),
-        ("retinanet-nano", {"backbone": "efficientnet-nano", "max_level": 5}),
-    ],
-)
+BACKBONES = [
+    ("efficientdet-nano", {"backbone": "mobilenet-v2"}),
+    ("retinanet-nano", {"backbone": "efficientnet-nano", "max_level": 5}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), BACKBONES)
 def test_each_family_takes_the_backbones_of_the_other(name, changes):
     """And has COCO's 90 classes and the size of its config by default."""
     config = dataclasses.replace(get_config(name), **SMALL, **changes)

@@ -75,12 +75,6 @@ def test_schedule_survives_serialisation(config):
     assert [float(again(step)) for step in steps] == [float(schedule(step)) for step in steps]
 
 
-def plain_updates(gradients, *, clip_norm=0.0, **options):
-    """By SGD with a rate of 1 and without momentum."""
-    config = dataclasses.replace(CONFIG, clip_norm=clip_norm, momentum=0.0)
-    return updates(make_optimizer(config, 1.0, **options), gradients)
-
-
 def test_the_optimizer_is_sgd_with_momentum_or_adam():
     optimizer = make_optimizer(dataclasses.replace(CONFIG, momentum=0.7), 0.1, precision="float32")
     assert isinstance(optimizer, keras.optimizers.SGD) and optimizer.momentum == 0.7
@@ -90,6 +84,7 @@ def test_the_optimizer_is_sgd_with_momentum_or_adam():
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_the_global_norm_of_unscaled_gradients_is_clipped(precision):
+    config = dataclasses.replace(CONFIG, clip_norm=10.0, momentum=0.0)
     for gradient, expected in (([300.0, 400.0], [-6, -8]), ([3.0, 4.0], [-3, -4])):
-        (after,) = plain_updates([gradient], clip_norm=10.0, precision=precision)
+        (after,) = updates(make_optimizer(config, 1.0, precision=precision), [gradient])
         np.testing.assert_allclose(after, expected, rtol=1e-4)

@@ -41,15 +41,10 @@ OWN = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the loader change
 
 def command(app: str, ranks: int, data: pathlib.Path, output_dir: pathlib.Path, *flags: str) -> list[str]:
     """train.py and its flags: everything that a checkpoint has to hold."""
-    return [
-        str(launching.ROOT / app / "train.py"),
-        *training_flags(app, data, output_dir, "horovod" if ranks > 1 else "none", batch_size=2),
-        f"--eval_images={data}/images",
-        f"--eval_annotations={data}/instances.json",
-        *(f"--{name}={value}" for name, value in SETTINGS.items()),
-        *OWN[app],
-        *flags,
-    ]
+    given = training_flags(app, data, output_dir, "horovod" if ranks > 1 else "none", batch_size=2)
+    given += [f"--eval_images={data}/images", f"--eval_annotations={data}/instances.json"]
+    given += [f"--{name}={value}" for name, value in SETTINGS.items()]
+    return [str(launching.ROOT / app / "train.py"), *given, *OWN[app], *flags]
 
 
 def start(ranks: int, arguments: list[str]) -> launching.Job:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from common.distributed.ranks import Ranks
 from common.training import results
 from common.training.results import Results
+from tests.common.training.small_model import full_disk
 from tests.refusal import refusal
 from tools import replay_step
 from tools.replay_step import read
@@ -94,10 +95,7 @@ def test_the_newest_files_stay_and_a_full_disk_costs_only_the_file(model, tmp_pa
     names = sorted(path.name for path in (tmp_path / "skipped").iterdir())
     assert names == ["step_00000020.npz", "step_00000100.npz"]
 
-    def full(path, content):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(results, "write_bytes", full)
+    monkeypatch.setattr(results, "write_bytes", full_disk)
     assert save(tmp_path, model, 200) is None
     assert "No space left on device; training continues" in capsys.readouterr().err
     assert save(None, model, 7) is None  # not rank 0

@@ -20,20 +20,20 @@ OWN = RNG.uniform(0.3, 0.9, 400)
 MORE_REACHED = np.where(OWN > 0.5, OWN, OWN + 0.15)
 
 
-@pytest.mark.parametrize(
-    ("new", "by_mean"),
-    [
-        (OWN, False),
-        (OWN + 0.05, True),
-        (OWN + 0.01, False),  # sure, but not worth it
-        (OWN - 0.05, False),
-        (np.where(OWN > 0.5, 0.95, OWN), True),  # the same boxes are reached, better
-        (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),  # or nearly the same
-        (MORE_REACHED, True),
-        (MORE_REACHED - 0.1 * (OWN > 0.7), False),  # about the same mean
-        (np.where(OWN > 0.6, OWN + 0.2, np.minimum(OWN, 0.49)), False),  # a better mean, fewer reached
-    ],
-)
+GAINS = [
+    (OWN, False),
+    (OWN + 0.05, True),
+    (OWN + 0.01, False),  # sure, but not worth it
+    (OWN - 0.05, False),
+    (np.where(OWN > 0.5, 0.95, OWN), True),  # the same boxes are reached, better
+    (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),  # or nearly the same
+    (MORE_REACHED, True),
+    (MORE_REACHED - 0.1 * (OWN > 0.7), False),  # about the same mean
+    (np.where(OWN > 0.6, OWN + 0.2, np.minimum(OWN, 0.49)), False),  # a better mean, fewer reached
+]
+
+
+@pytest.mark.parametrize(("new", "by_mean"), GAINS)
 def test_beats_needs_a_sure_gain_that_is_worth_it_and_costs_nothing(new, by_mean):
     assert beats(new, OWN) is by_mean
 

@@ -32,14 +32,8 @@ def owners(boxes, config):
 def test_owners_lost_and_unassigned_boxes_are_those_of_darknets_rules(config):
     truth = random_annotations(np.random.default_rng(0), 19, 120, smallest=0.01, largest=0.3)
     report = anchor_report.examine(truth, config)
-    shown = ap_ceiling.network_boxes(
-        truth,
-        config.image_size,
-        keep_aspect=config.letterbox,
-        centered=True,
-        max_instances=200,
-        min_box_size=1,
-    )
+    options = {"keep_aspect": config.letterbox, "centered": True, "max_instances": 200, "min_box_size": 1}
+    shown = ap_ceiling.network_boxes(truth, config.image_size, **options)
     boxes, image = shown.boxes[shown.kept], shown.image[shown.kept]
     expected, lost, unassigned = [], [], []
     for number, image_id in enumerate(truth.image_ids.tolist()):
@@ -60,18 +54,17 @@ def test_owners_lost_and_unassigned_boxes_are_those_of_darknets_rules(config):
 HERE, SAME, NEAR, FAR = (60, 60, 40, 40), (60, 60, 40, 40), (61, 61, 40, 40), (150, 120, 40, 40)
 
 
-@pytest.mark.parametrize(
-    ("rows", "lost", "ap"),
-    [
-        ([(0, *HERE), (0, *FAR)], 0, 1.0),
-        ([(0, *HERE), (0, *SAME), (0, *FAR)], 1, 67 / 101),  # 2 of 3: recalls up to 0.66
-        # of another class it is found all the same, there where the first is; it is named as lost
-        ([(0, *HERE), (1, *SAME), (0, *FAR)], 1, 1.0),
-        ([(0, *HERE), (1, *NEAR), (0, *FAR)], 1, None),
-        ([(0, *HERE), (0, *SAME), (1, *SAME), (1, *SAME)], 3, 51 / 101),  # one of each class
-    ],
-    ids=["apart", "one class", "two classes", "nearly", "two of each"],
-)
+MEETINGS = [
+    ([(0, *HERE), (0, *FAR)], 0, 1.0),
+    ([(0, *HERE), (0, *SAME), (0, *FAR)], 1, 67 / 101),  # 2 of 3: recalls up to 0.66
+    # of another class it is found all the same, there where the first is; it is named as lost
+    ([(0, *HERE), (1, *SAME), (0, *FAR)], 1, 1.0),
+    ([(0, *HERE), (1, *NEAR), (0, *FAR)], 1, None),
+    ([(0, *HERE), (0, *SAME), (1, *SAME), (1, *SAME)], 3, 51 / 101),  # one of each class
+]
+
+
+@pytest.mark.parametrize(("rows", "lost", "ap"), MEETINGS)
 def test_boxes_that_meet_in_a_prediction(rows, lost, ap):
     truth = annotations([(192, 256)], [(0, *row) for row in rows])
     report = anchor_report.examine(truth, V4)
@@ -87,9 +80,8 @@ def test_boxes_that_meet_in_a_prediction(rows, lost, ap):
 
 def test_what_training_drops_is_said():
     config = dataclasses.replace(V4, max_instances=2)
-    truth = annotations(
-        [(192, 256)], [(0, 0, *HERE), (0, 0, *FAR), (0, 0, 5, 5, 30, 30), (0, 0, 9, 9, 0.5, 90)]
-    )
+    boxes = (HERE, FAR, (5, 5, 30, 30), (9, 9, 0.5, 90))
+    truth = annotations([(192, 256)], [(0, 0, *box) for box in boxes])
     report = anchor_report.examine(truth, config)
     lines = report.lines()
     assert lines[0] == "of 4 boxes in 1 images 0 lose their cell and anchor to another box"

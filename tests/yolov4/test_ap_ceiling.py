@@ -14,6 +14,10 @@ from yolov4 import ap_ceiling
 PLAIN = {"keep_aspect": True, "centered": False, "max_instances": 100, "min_box_size": 0.0}
 
 
+def network_boxes(truth, image_size, **changes):
+    return ap_ceiling.network_boxes(truth, image_size, **PLAIN | changes)
+
+
 def results_of(truth, kept):
     """Some of the true boxes as COCO results, in a plain loop."""
     targets = truth.target_boxes
@@ -36,7 +40,7 @@ def test_scores_are_those_of_results_in_a_plain_loop(share):
     made = random_annotations(rng, 25, 12, num_classes=90)
     truth = dataclasses.replace(made, is_crowd=rng.random(made.num_boxes) < 0.1)
     kept = np.flatnonzero(rng.random(len(truth.target_boxes.boxes)) < share)
-    network = ap_ceiling.network_boxes(truth, (128, 128), **PLAIN)
+    network = network_boxes(truth, (128, 128))
     expected = coco_metrics.score(truth.ground_truth(), results_of(truth, kept)).metrics
     found = ap_ceiling.score(network, kept, truth.target_boxes.classes[kept])
     assert found == pytest.approx({name: expected[name] for name in ap_ceiling.NAMES})
@@ -44,7 +48,7 @@ def test_scores_are_those_of_results_in_a_plain_loop(share):
 
 
 def reasons_of(truth, without_target=None, ap=0.5, **options):
-    network = ap_ceiling.network_boxes(truth, (128, 128), **(PLAIN | {"min_box_size": 1.0} | options))
+    network = network_boxes(truth, (128, 128), **{"min_box_size": 1.0} | options)
     return ap_ceiling.reasons(network, {"AP": ap}, without_target or {})
 
 
@@ -70,49 +74,39 @@ def test_each_reason_is_counted():
 def test_boxes_go_where_the_image_goes(keep_aspect, centered):
     truth = random_annotations(np.random.default_rng(0), 20, 6)
     image_size = (96, 160)
-    shown = ap_ceiling.network_boxes(
-        truth, image_size, **PLAIN | {"keep_aspect": keep_aspect, "centered": centered}
-    )
+    shown = network_boxes(truth, image_size, keep_aspect=keep_aspect, centered=centered)
     targets = truth.target_boxes
     for i, (height, width) in enumerate(truth.image_sizes.tolist()):
         place = geometry(height, width, image_size, centered) if keep_aspect else (0, 0, *image_size)
         mine = shown.image == i
         original = targets.boxes[targets.row_splits[i] : targets.row_splits[i + 1]]
-        np.testing.assert_allclose(
-            shown.boxes[mine], np.asarray(boxes_to_letterbox(original, place, image_size)), atol=1e-7
-        )
+        expected = np.asarray(boxes_to_letterbox(original, place, image_size))
+        np.testing.assert_allclose(shown.boxes[mine], expected, atol=1e-7)
 
 
 @pytest.mark.parametrize("max_instances", [1, 7, 100])
 def test_what_is_kept_is_what_the_encoder_keeps(max_instances):
     truth = random_annotations(np.random.default_rng(1), 12, 30, smallest=0.004)
-    shown = ap_ceiling.network_boxes(
-        truth, (128, 64), **PLAIN | {"max_instances": max_instances, "min_box_size": 1.5}
-    )
+    shown = network_boxes(truth, (128, 64), max_instances=max_instances, min_box_size=1.5)
     assert shown.too_small.any()
     assert shown.over_limit.any() == (max_instances < 30)
     assert not (shown.too_small & shown.over_limit).any()
     for i in range(12):
         mine = np.flatnonzero(shown.image == i)
-        _, numbers, _ = tf_readers.select_boxes(
-            shown.boxes[mine], mine.astype(np.int32), (1.5 / 128, 1.5 / 64), max_instances
-        )
+        given = shown.boxes[mine], mine.astype(np.int32)
+        _, numbers, _ = tf_readers.select_boxes(*given, (1.5 / 128, 1.5 / 64), max_instances)
         np.testing.assert_array_equal(shown.kept[np.isin(shown.kept, mine)], numbers)
 
 
 def test_of_equally_large_boxes_the_first_stay():
     rows = [(0, 0, *corner, 50, 50) for corner in ((0, 0), (50, 50), (0, 50))] + [(1, 0, 0, 0, 10, 10)]
-    network = ap_ceiling.network_boxes(
-        annotations([(100, 100)] * 2, rows), (100, 100), **PLAIN | {"max_instances": 2}
-    )
+    network = network_boxes(annotations([(100, 100)] * 2, rows), (100, 100), max_instances=2)
     assert network.over_limit.tolist() == [False, False, True, False]
 
 
 def test_offenders_name_image_class_and_both_sizes():
-    truth = annotations(
-        [(200, 100), (100, 100)], [(0, 0, 1, 1, 2, 2), (1, 2, 10, 20, 30, 40), (1, 1, 50, 60, 4, 9)]
-    )
-    shown = ap_ceiling.network_boxes(truth, (50, 50), **PLAIN)
+    rows = [(0, 0, 1, 1, 2, 2), (1, 2, 10, 20, 30, 40), (1, 1, 50, 60, 4, 9)]
+    shown = network_boxes(annotations([(200, 100), (100, 100)], rows), (50, 50))
     group = shown.group(np.array([1, 2]))
     assert (group.count, group.images) == (2, 1)
     assert group.offenders == (
@@ -125,14 +119,13 @@ def test_offenders_name_image_class_and_both_sizes():
 
 def test_only_so_many_offenders_are_named():
     truth = annotations([(200, 100)], [(0, 0, 1, 1, 20, 20)] * 1100)
-    group = ap_ceiling.network_boxes(truth, (50, 50), **PLAIN).group(np.arange(1100))
+    group = network_boxes(truth, (50, 50)).group(np.arange(1100))
     assert (group.count, len(group.offenders)) == (1100, 1000)
 
 
 def test_images_without_a_true_box_are_no_part_of_the_sample():
-    truth = annotations(
-        [(50, 50)] * 5, [(1, 0, 1, 1, 9, 9), (2, 0, 1, 1, 9, 9), (4, 0, 1, 1, 0, 9)], crowds=[1]
-    )
+    rows = [(1, 0, 1, 1, 9, 9), (2, 0, 1, 1, 9, 9), (4, 0, 1, 1, 0, 9)]
+    truth = annotations([(50, 50)] * 5, rows, crowds=[1])
     sample = ap_ceiling.sample_images(truth, 10, np.random.default_rng(0))
     assert sample.image_ids.tolist() == [102, 105]  # the last one's box has no area, but it is judged
 

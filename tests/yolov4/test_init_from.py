@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.labels import LabelMap
 from common.training import weights as weight_files
+from tests.common.training.test_fine_tuning import label_map, values_of
 from yolov4.config import get_config
 from yolov4.darknet_weights import save_darknet
 from yolov4.init_from import init_from
@@ -24,14 +24,6 @@ def make_model(num_classes, config=NANO, seed=0):
     for weight in model.weights:
         weight.assign(random.uniform(0.1, 1, weight.shape))
     return model
-
-
-def values_of(model):
-    return {weight.path: np.array(weight) for weight in model.weights}
-
-
-def label_map(*names):
-    return LabelMap(tuple(range(3, 3 + len(names))), names)
 
 
 def save(model, path, names, config=NANO):

@@ -186,21 +186,12 @@ def test_a_box_gradient_that_is_not_finite_becomes_zero(config):
 @pytest.mark.parametrize("model_name", ["yolov4", "yolov4-nano"])
 def test_finite_on_degenerate_input(model_name):
     config = get_config(model_name)
-    rows = [
-        (0.5, 0.5, 0.5, 0.5, 0),
-        (0.2, 0.2, 0.2, 0.9, 1),
-        (0.6, 0.6, 0.4, 0.4, 1),
-        (np.nan, 0.1, 0.2, 0.3, 0),
-        (0.1, 0.1, np.inf, 0.3, 0),
-        (0.1, 0.1, 0.4, 0.3, -1),
-        (0.1, 0.1, 0.4, 0.3, NUM_CLASSES),
-        (0.5, 0.5, 0.5 + 1e-7, 0.5 + 1e-7, 2),
-        (1e-30, 1e-30, 2e-30, 1e-3, 2),
-        (0.0, 0.0, 1.0, 1.0, 2),
-        *[(0.3, 0.3, 0.5, 0.8, 1)] * 3,
-        (1.0 - 1e-7, 0.0, 1.0, 1.0, 0),
-    ]
-    targets = make_targets([rows, [], rows[:7], rows[9:10], rows[7:]], max_instances=14)
+    invalid = [(0.5, 0.5, 0.5, 0.5, 0), (0.2, 0.2, 0.2, 0.9, 1), (0.6, 0.6, 0.4, 0.4, 1)]
+    invalid += [(np.nan, 0.1, 0.2, 0.3, 0), (0.1, 0.1, np.inf, 0.3, 0)]
+    invalid += [(0.1, 0.1, 0.4, 0.3, number) for number in (-1, NUM_CLASSES)]
+    valid = [(0.5, 0.5, 0.5 + 1e-7, 0.5 + 1e-7, 2), (1e-30, 1e-30, 2e-30, 1e-3, 2), (0.0, 0.0, 1.0, 1.0, 2)]
+    valid += [*[(0.3, 0.3, 0.5, 0.8, 1)] * 3, (1.0 - 1e-7, 0.0, 1.0, 1.0, 0)]
+    targets = make_targets([invalid + valid, [], invalid, valid[2:3], valid], max_instances=14)
     rng = np.random.default_rng(0)
     heads = make_heads(config, 5, (64, 96))
     for head in heads:

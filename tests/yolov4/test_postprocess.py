@@ -16,13 +16,8 @@ from tests.yolov4 import darknet_rules
 from yolov4.config import MODEL_NAMES, get_config
 from yolov4.postprocess import decode_heads, detect
 
-CONFIG = dataclasses.replace(
-    get_config("yolov4"),
-    image_size=(96, 160),
-    score_threshold=0.2,
-    nms_candidates=100_000,
-    max_detections=300,
-)
+SETTINGS = {"image_size": (96, 160), "score_threshold": 0.2, "nms_candidates": 100_000, "max_detections": 300}
+CONFIG = dataclasses.replace(get_config("yolov4"), **SETTINGS)
 
 
 def random_heads(config=CONFIG, batch_size=2, num_classes=4, seed=0, objectness=-0.5):
@@ -119,16 +114,11 @@ def test_heads_of_another_model_size_or_order_are_refused():
             detect(wrong, CONFIG)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"nms_method": "diou", "diou_beta": 2.0, "nms_iou": 0.3},
-        {"nms_iou": 0.2},
-        {"max_detections": 30},
-        {"nms_candidates": 50},
-    ],
-)
+CHANGES = [{}, {"nms_iou": 0.2}, {"max_detections": 30}, {"nms_candidates": 50}]
+CHANGES += [{"nms_method": "diou", "diou_beta": 2.0, "nms_iou": 0.3}]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
 def test_detections_equal_brute_force(changes):
     config = dataclasses.replace(CONFIG, **changes)
     actual = run(heads := random_heads(objectness=-1), config)

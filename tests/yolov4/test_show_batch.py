@@ -30,13 +30,8 @@ def batch(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]
 
 def test_the_line_counts_what_boxes_train(tmp_path):
     # yolov4-tiny's anchors: 10,14 trains nothing, 81,82 both heads, 23,27 the finer one
-    images, targets = batch(
-        [
-            [(20, 20, 30, 34), (0, 0, 81, 64), (40, 10, 63, 37)],
-            [(40, 10, 63, 37), (41, 10, 62, 37)],  # both in one cell and anchor: one prediction
-            [],
-        ]
-    )
+    one, other = (40, 10, 63, 37), (41, 10, 62, 37)  # both in one cell and anchor: one prediction
+    images, targets = batch([[(20, 20, 30, 34), (0, 0, 81, 64), one], [one, other], []])
     path = tmp_path / "sheet.png"
     line = show_batch.report(images, targets, TINY, LABELS, path)
     assert line == (

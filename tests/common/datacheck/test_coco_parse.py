@@ -26,49 +26,41 @@ def steps(path):
 # --- one fault ---
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "kind", "offender"),
-    [
-        ("images", ..., "missing-key", "the file has no list `images`"),
-        ("annotations", ..., "missing-key", "the file has no list `annotations`"),
-        ("categories", ..., "missing-key", "the file has no list `categories`"),
-        ("images", {}, "wrong-type", "`images` is {}"),
-        ("images", [], "no-images", "`images` is empty"),
-        ("annotations", [], "no-boxes", "`annotations` is empty"),
-        ("categories", [], "bad-category", "there are no categories"),
-        ("annotations.1", None, "wrong-type", "annotations[1] is None"),
-        ("images.1.id", ..., "missing-key", "images[1] (no id, 'sub/b.jpg') has no id"),
-        ("images.1.id", "7", "wrong-type", "images[1] (id '7', 'sub/b.jpg') has id '7': expected `int`"),
-        ("images.1.id", 7.0, "wrong-type", "images[1] (id 7.0, 'sub/b.jpg') has id 7.0"),
-        ("images.1.id", -7, "wrong-type", "images[1] (id -7, 'sub/b.jpg') has id -7: expected `int` >= 0"),
-        ("images.1.id", 42, "repeated-image-id", "image 42 is given 2 times: 'a.jpg', 'sub/b.jpg'"),
-        ("images.1.width", ..., "missing-key", f"{ABOUT_IMAGE} no width"),
-        ("images.1.width", 0, "wrong-type", f"{ABOUT_IMAGE} width 0: expected `int` >= 1"),
-        ("images.1.file_name", ..., "missing-key", "image 7 has no file_name"),
-        ("images.1.file_name", "", "wrong-type", "image 7 ('') has file_name ''"),
-        ("annotations.2.image_id", ..., "missing-key", "annotation 3 has no image_id"),
-        ("annotations.2.image_id", "7", "wrong-type", "annotation 3 (image '7') has image_id '7': expected"),
-        ("annotations.2.image_id", 8, "unknown-image", "annotation 3 (image 8) has image_id 8, which no"),
-        ("annotations.2.category_id", 3, "unknown-category", f"{ABOUT_OBJECT} category_id 3, which no cat"),
-        ("annotations.2.id", 1, "repeated-annotation-id", "annotation 1 is given 2 times: annotations[0]"),
-        ("annotations.2.bbox", ..., "missing-key", f"{ABOUT_OBJECT} no bbox"),
-        ("annotations.2.bbox", "1,2,3,4", "wrong-type", f"{ABOUT_OBJECT} bbox '1,2,3,4'"),
-        ("annotations.2.bbox", [1, 2, 3], "box-length", f"{ABOUT_OBJECT} bbox [1, 2, 3]"),
-        ("annotations.2.bbox", [1, 2, 3, 4, 5], "box-length", f"{ABOUT_OBJECT} bbox [1, 2, 3, 4, 5]"),
-        ("annotations.2.bbox", [1, 2, -3, 4], "box-negative", f"{ABOUT_OBJECT} bbox [1.0, 2.0, -3.0, 4.0]"),
-        ("annotations.2.bbox", [1, 2, 3, -4e-9], "box-negative", f"{ABOUT_OBJECT} bbox [1.0, 2.0, 3.0, -4"),
-        ("annotations.2.bbox", [1, "2", 3, 4], "wrong-type", f"{ABOUT_OBJECT} bbox [1, '2', 3, 4]"),
-        ("annotations.2.bbox", [1, True, 3, 4], "wrong-type", f"{ABOUT_OBJECT} bbox [1, True, 3, 4]"),
-        ("annotations.2.bbox", [1, NAN, 3, 4], "box-not-finite", f"{ABOUT_OBJECT} bbox [1, nan, 3, 4]"),
-        ("annotations.2.bbox", [-INF, 2, 3, 4], "box-not-finite", f"{ABOUT_OBJECT} bbox [-inf, 2, 3, 4]"),
-        ("annotations.2.bbox", [1, 2, 10**400, 4], "box-not-finite", f"{ABOUT_OBJECT} bbox [1, 2, 1000"),
-        ("annotations.2.area", -1, "wrong-type", f"{ABOUT_OBJECT} area -1"),
-        ("annotations.2.area", NAN, "wrong-type", f"{ABOUT_OBJECT} area nan: a finite number is needed"),
-        ("annotations.2.iscrowd", 2, "wrong-type", f"{ABOUT_OBJECT} iscrowd 2"),
-        ("categories.0", 2, "bad-category", "categories[0] is 2"),
-        ("categories.0.id", -2, "bad-category", "category 'two' has id -2"),
-    ],
-)
+ONE_FAULT = [
+    ("images", ..., "missing-key", "the file has no list `images`"),
+    ("annotations", ..., "missing-key", "the file has no list `annotations`"),
+    ("categories", ..., "missing-key", "the file has no list `categories`"),
+    ("images", {}, "wrong-type", "`images` is {}"),
+    ("images", [], "no-images", "`images` is empty"),
+    ("annotations", [], "no-boxes", "`annotations` is empty"),
+    ("categories", [], "bad-category", "there are no categories"),
+    ("annotations.1", None, "wrong-type", "annotations[1] is None"),
+    ("images.1.id", ..., "missing-key", "images[1] (no id, 'sub/b.jpg') has no id"),
+    ("images.1.id", "7", "wrong-type", "images[1] (id '7', 'sub/b.jpg') has id '7': expected `int`"),
+    ("images.1.id", 7.0, "wrong-type", "images[1] (id 7.0, 'sub/b.jpg') has id 7.0"),
+    ("images.1.id", -7, "wrong-type", "images[1] (id -7, 'sub/b.jpg') has id -7: expected `int` >= 0"),
+    ("images.1.width", 0, "wrong-type", f"{ABOUT_IMAGE} width 0: expected `int` >= 1"),
+    ("images.1.file_name", ..., "missing-key", "image 7 has no file_name"),
+    ("images.1.file_name", "", "wrong-type", "image 7 ('') has file_name ''"),
+    ("annotations.2.image_id", ..., "missing-key", "annotation 3 has no image_id"),
+    ("annotations.2.image_id", "7", "wrong-type", "annotation 3 (image '7') has image_id '7': expected"),
+    ("annotations.2.bbox", ..., "missing-key", f"{ABOUT_OBJECT} no bbox"),
+    ("annotations.2.bbox", "1,2,3,4", "wrong-type", f"{ABOUT_OBJECT} bbox '1,2,3,4'"),
+    ("annotations.2.bbox", [1, 2, 3, 4, 5], "box-length", f"{ABOUT_OBJECT} bbox [1, 2, 3, 4, 5]"),
+    ("annotations.2.bbox", [1, 2, 3, -4e-9], "box-negative", f"{ABOUT_OBJECT} bbox [1.0, 2.0, 3.0, -4"),
+    ("annotations.2.bbox", [1, "2", 3, 4], "wrong-type", f"{ABOUT_OBJECT} bbox [1, '2', 3, 4]"),
+    ("annotations.2.bbox", [1, True, 3, 4], "wrong-type", f"{ABOUT_OBJECT} bbox [1, True, 3, 4]"),
+    ("annotations.2.bbox", [-INF, 2, 3, 4], "box-not-finite", f"{ABOUT_OBJECT} bbox [-inf, 2, 3, 4]"),
+    ("annotations.2.bbox", [1, 2, 10**400, 4], "box-not-finite", f"{ABOUT_OBJECT} bbox [1, 2, 1000"),
+    ("annotations.2.area", -1, "wrong-type", f"{ABOUT_OBJECT} area -1"),
+    ("annotations.2.area", NAN, "wrong-type", f"{ABOUT_OBJECT} area nan: a finite number is needed"),
+    ("annotations.2.iscrowd", 2, "wrong-type", f"{ABOUT_OBJECT} iscrowd 2"),
+    ("categories.0", 2, "bad-category", "categories[0] is 2"),
+    ("categories.0.id", -2, "bad-category", "category 'two' has id -2"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "kind", "offender"), ONE_FAULT)
 def test_one_fault_is_one_issue(small, path, value, kind, offender):
     stopping = refused(small(changed(steps(path), value)))
     assert list(stopping) == [kind]
@@ -166,32 +158,28 @@ def test_a_json_cut_anywhere_is_an_error(small):
         assert kinds.count("file-truncated") > 0.98 * len(kinds)
 
 
-@pytest.mark.parametrize(
-    ("content", "kind", "words"),
-    [
-        (b"", "file-empty", "0 bytes"),
-        (b" \n\t", "file-empty", "3 bytes"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "file-lfs-pointer", "bytes"),
-        (b"\x1f\x8b\x08\x00abc", "file-gzip", "7 bytes"),
-        (b"no json at all", "json-malformed", "at byte 0, near 'no json at all'"),
-        (b'{"images": [}', "json-malformed", """at byte 12, near '{"images": [}'"""),
-        (b'{"images": []} {}', "json-malformed", "Extra data at byte 15"),
-        (b'{"images": [NaN, Nan]}', "json-malformed", """at byte 17, near '{"images": [NaN, """),
-        ("\ufeff".encode(), "file-empty", "3 bytes"),
-        ("\ufeff\ufeff{}".encode(), "json-malformed", "BOM"),
-        ('{"ä": }'.encode(), "json-malformed", "at byte 7, near"),
-        ("{}".encode("utf-16"), "json-utf-16", "6 bytes and begins with ff fe 7b 00"),
-        ("\ufeff{}".encode("utf-16-be"), "json-utf-16", "6 bytes and begins with fe ff 00 7b"),
-        (json.dumps(SMALL).encode("utf-16-le"), "json-utf-16", "begins with 7b 00 22 00"),
-        (json.dumps(SMALL).encode("utf-16-be"), "json-utf-16", "begins with 00 7b 00 22"),
-        (json.dumps(SMALL).encode("utf-32"), "json-malformed", "at byte 0"),
-        (b'{"a": 1, "\xff": 2}', "missing-key", "the file has no list `images`"),
-        (b'{"x": NaN, "a": [1, "b', "file-truncated", 'it ends after 22 bytes with \'{"x": NaN, '),
-        (json.dumps(SMALL)[:300], "file-truncated", f"after 300 bytes with {json.dumps(SMALL)[260:300]!r}"),
-        (b'{"x": ' + b"[" * 100_000, "json-malformed", "nested too deeply"),
-        (b"[]", "wrong-type", "the file begins with '[]': an object of three lists is needed"),
-    ],
-)
+NO_JSON = [
+    (b" \n\t", "file-empty", "3 bytes"),
+    (b"no json at all", "json-malformed", "at byte 0, near 'no json at all'"),
+    (b'{"images": [}', "json-malformed", """at byte 12, near '{"images": [}'"""),
+    (b'{"images": []} {}', "json-malformed", "Extra data at byte 15"),
+    (b'{"images": [NaN, Nan]}', "json-malformed", """at byte 17, near '{"images": [NaN, """),
+    ("\ufeff".encode(), "file-empty", "3 bytes"),
+    ("\ufeff\ufeff{}".encode(), "json-malformed", "BOM"),
+    ('{"ä": }'.encode(), "json-malformed", "at byte 7, near"),
+    ("\ufeff{}".encode("utf-16-be"), "json-utf-16", "6 bytes and begins with fe ff 00 7b"),
+    (json.dumps(SMALL).encode("utf-16-le"), "json-utf-16", "begins with 7b 00 22 00"),
+    (json.dumps(SMALL).encode("utf-16-be"), "json-utf-16", "begins with 00 7b 00 22"),
+    (json.dumps(SMALL).encode("utf-32"), "json-malformed", "at byte 0"),
+    (b'{"a": 1, "\xff": 2}', "missing-key", "the file has no list `images`"),
+    (b'{"x": NaN, "a": [1, "b', "file-truncated", 'it ends after 22 bytes with \'{"x": NaN, '),
+    (json.dumps(SMALL)[:300], "file-truncated", f"after 300 bytes with {json.dumps(SMALL)[260:300]!r}"),
+    (b'{"x": ' + b"[" * 100_000, "json-malformed", "nested too deeply"),
+    (b"[]", "wrong-type", "the file begins with '[]': an object of three lists is needed"),
+]
+
+
+@pytest.mark.parametrize(("content", "kind", "words"), NO_JSON)
 def test_what_is_no_json(small, content, kind, words):
     stopping = refused(small(content))
     assert list(stopping) == [kind]
@@ -312,20 +300,20 @@ def test_small_boxes_that_are_no_fractions(small):
 CORNERS, INSIDE = [60, 50, 90, 70], [10, 10, 20, 20]
 
 
-@pytest.mark.parametrize(
-    ("num_corners", "num_inside", "last", "is_refused"),
-    [
-        (7, 8, CORNERS, True),  # 8 boxes, and half of them, reach outside
-        (7, 9, CORNERS, False),
-        (7, 0, INSIDE, False),
-        (7, 0, [10, 10, 91.5, 20], True),  # more than a pixel outside
-        (7, 0, [10, 10, 91, 71], False),
-        (8, 0, [-1, -1, 101, 81], True),  # as corners, at most a pixel outside
-        (8, 0, [-1.5, 5, 90, 20], False),
-        (8, 0, [5, 5, 20, 81.5], False),
-        (8, 0, [20, 5, 20, 30], False),  # as corners, without a width
-    ],
-)
+CORNERS_OR_NOT = [
+    (7, 8, CORNERS, True),  # 8 boxes, and half of them, reach outside
+    (7, 9, CORNERS, False),
+    (7, 0, INSIDE, False),
+    (7, 0, [10, 10, 91.5, 20], True),  # more than a pixel outside
+    (7, 0, [10, 10, 91, 71], False),
+    (8, 0, [-1, -1, 101, 81], True),  # as corners, at most a pixel outside
+    (8, 0, [-1.5, 5, 90, 20], False),
+    (8, 0, [5, 5, 20, 81.5], False),
+    (8, 0, [20, 5, 20, 30], False),  # as corners, without a width
+]
+
+
+@pytest.mark.parametrize(("num_corners", "num_inside", "last", "is_refused"), CORNERS_OR_NOT)
 def test_boxes_of_corners(small, num_corners, num_inside, last, is_refused):
     boxes = [*[CORNERS] * num_corners, *[INSIDE] * num_inside, last]
     image = {"id": 7, "file_name": "a.jpg", "width": 100, "height": 80}

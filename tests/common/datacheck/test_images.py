@@ -471,17 +471,17 @@ def test_turned_images(orientation):
     assert list(other) == ["image-size-differs"]
 
 
-@pytest.mark.parametrize(
-    ("image_format", "fitting"),
-    [
-        ("JPEG", ["a.jpg", "a.JPG", "b/c.jpeg", "a.jpe", "a.jfif", "a.mpo"]),
-        ("PNG", ["a.png", "x.y.PNG"]),
-        ("TIFF", ["a.tif", "a.tiff"]),
-        ("JPEG2000", ["a.jp2", "a.j2k", "a.jpx"]),
-        ("WEBP", ["a.webp"]),
-        ("BMP", ["a.bmp", "a.dib"]),
-    ],
-)
+SUFFIXES = [
+    ("JPEG", ["a.jpg", "a.JPG", "b/c.jpeg", "a.jpe", "a.jfif", "a.mpo"]),
+    ("PNG", ["a.png", "x.y.PNG"]),
+    ("TIFF", ["a.tif", "a.tiff"]),
+    ("JPEG2000", ["a.jp2", "a.j2k", "a.jpx"]),
+    ("WEBP", ["a.webp"]),
+    ("BMP", ["a.bmp", "a.dib"]),
+]
+
+
+@pytest.mark.parametrize(("image_format", "fitting"), SUFFIXES)
 def test_suffixes(image_format, fitting):
     unknown = ["", "a", "a.data", "a.jpg.bak", "photo.2024", "dir.png/a", "a."]
     unfit = ["a.jpg" if image_format != "JPEG" else "a.png", "b.GIF", "c.heic"]

@@ -1,6 +1,5 @@
 """Where infer.py's results may go, and what a full disk costs. No network: detections are given."""
 
-import errno
 import os
 
 import pytest
@@ -10,6 +9,7 @@ from common.datacheck.datasets import open_images
 from common.errors import UserError
 from common.evaluation.commands import Job
 from common.labels import LabelMap
+from tests.common.training.small_model import full_disk
 
 LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
 FOUND = [{"image_id": 1, "category_id": 17, "bbox": [5.0, 6.0, 20.0, 10.0], "score": 0.5}]
@@ -43,10 +43,7 @@ def test_a_full_disk_is_one_line_and_earlier_results_stand(images, draw, monkeyp
     ready = job(images, images / "out", draw=draw)
     (images / "out" / "detections.json").write_text("earlier")
 
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(UserError, match=r"^--output_dir=.*: No space left on device$"):
         ready.write(FOUND, LABELS)
     assert os.listdir(images / "out") == ["detections.json"]

@@ -2,6 +2,7 @@
 
 import json
 import operator
+import re
 import zipfile
 
 import pytest
@@ -11,6 +12,7 @@ from common.errors import UserError
 from common.evaluation import submission
 from common.evaluation.commands import look_up
 from common.labels import LabelMap
+from tests.refusal import refusal
 
 CATEGORIES = [{"id": 3, "name": "car", "supercategory": "vehicle"}, {"id": 17, "name": "cat"}]
 
@@ -72,27 +74,24 @@ def test_ids_from_names_that_are_numbers():
         submission.ids_by_name(["1.jpg", "frog.jpg"])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"images": [{"id": "1", "file_name": "a.jpg"}]}', r"is not a json with COCO's images: .*id"),
-        ('{"images": [{"id": 1}]}', "file_name"),
-        ("[1, 2", "is not a json"),
-        (None, "No such file"),
-    ],
-)
+BAD_LISTS = [
+    ('{"images": [{"id": "1", "file_name": "a.jpg"}]}', r"is not a json with COCO's images: .*id"),
+    ('{"images": [{"id": 1}]}', "file_name"),
+    ("[1, 2", "is not a json"),
+    (None, "No such file"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_LISTS)
 def test_a_bad_image_list_is_one_line(tmp_path, text, message):
     path = tmp_path / "info.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(UserError, match=message) as error:
-        submission.read_image_info(path)
-    assert "\n" not in str(error.value)
+    assert re.search(message, refusal(submission.read_image_info, path))
 
 
 def test_bad_places(tmp_path):
-    with pytest.raises(UserError, match=r"must end in \.json or \.zip"):
-        submission.check_path(str(tmp_path / "results.txt"), [])
+    assert "must end in .json or .zip" in refusal(submission.check_path, str(tmp_path / "results.txt"), [])
     with pytest.raises(UserError, match=r"there is no directory /nowhere"):
         submission.check_path("/nowhere/detections_test-dev2017_x_results.zip", [])
     submission.check_path(str(tmp_path / "mine.zip"), [])

@@ -75,15 +75,10 @@ class Training:
 
     def start(self, identity=None):
         """As a new process would, but for the time that takes."""
-        self.saved = Checkpoints(
-            self._directory if self.ranks.rank == 0 else None,
-            ranks=self.ranks,
-            model=self.model,
-            optimizer=self.optimizer,
-            averaged=self.averaged,
-            metadata=self._metadata,
-            identity=identity or Identity({"num_ranks": self.ranks.world_size}),
-        )
+        directory = self._directory if self.ranks.rank == 0 else None
+        parts = {"model": self.model, "optimizer": self.optimizer, "averaged": self.averaged}
+        parts["identity"] = identity or Identity({"num_ranks": self.ranks.world_size})
+        self.saved = Checkpoints(directory, ranks=self.ranks, metadata=self._metadata, **parts)
         self.saved.iterators = [self.batches]
         return self
 
@@ -160,15 +155,15 @@ def test_without_a_checkpoint_nothing_is_found(tmp_path):
 # --- which stay, and which is found ---
 
 
-@pytest.mark.parametrize(
-    ("saved", "staying"),
-    [
-        ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),  # longer than padded to
-        ((1, 2, 3), (2, 3)),  # no whole epoch yet
-        ((3, 4, 5, 6, 7), (4, 6, 7)),  # the newest whole epoch, besides two
-        ((3, 4, 5, 8, 9), (8, 9)),  # which is one of the two
-    ],
-)
+SAVED = [
+    ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),  # longer than padded to
+    ((1, 2, 3), (2, 3)),  # no whole epoch yet
+    ((3, 4, 5, 6, 7), (4, 6, 7)),  # the newest whole epoch, besides two
+    ((3, 4, 5, 8, 9), (8, 9)),  # which is one of the two
+]
+
+
+@pytest.mark.parametrize(("saved", "staying"), SAVED)
 def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
     training = Training(tmp_path)
     for step in saved:
@@ -216,15 +211,15 @@ def test_the_last_to_be_saved_is_the_newest_whatever_its_step(tmp_path):
 # --- damage ---
 
 
-@pytest.mark.parametrize(
-    ("what", "how"),
-    [
-        *itertools.product(("state.data*", "manifest.json", "SHA256SUMS"), ("bit", "cut", "lost")),
-        ("state.index", "cut"),
-        ("rank_0.data*", "lost"),
-        ("SHA256SUMS", "no text"),
-    ],
-)
+DAMAGE = [
+    *itertools.product(("state.data*", "manifest.json", "SHA256SUMS"), ("bit", "cut", "lost")),
+    ("state.index", "cut"),
+    ("rank_0.data*", "lost"),
+    ("SHA256SUMS", "no text"),
+]
+
+
+@pytest.mark.parametrize(("what", "how"), DAMAGE)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capfd, what, how):
     training = Training(tmp_path)
     for step in (1, 2):

@@ -137,14 +137,14 @@ def test_freeze_stops_the_layers_that_match():
     assert [weight.path for weight in model.trainable_variables] == list(PATHS)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("(", r"^--freeze='\(' is not a regular expression: "),
-        ("xyz", "^--freeze='xyz' matches no layer; names start with body, head$"),
-        (".", "^--freeze='.' leaves nothing to train$"),
-    ],
-)
+BAD_PATTERNS = [
+    ("(", r"^--freeze='\(' is not a regular expression: "),
+    ("xyz", "^--freeze='xyz' matches no layer; names start with body, head$"),
+    (".", "^--freeze='.' leaves nothing to train$"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "message"), BAD_PATTERNS)
 def test_patterns_that_cannot_be(pattern, message):
     with pytest.raises(UserError, match=message):
         freeze(make_model(3), pattern)

@@ -45,19 +45,19 @@ def make_step(optimizer, variables):
     return lambda gradients: optimizer.apply(gradients, variables)
 
 
+OPTIMIZERS = [
+    (FusedSGD, SGD, {"momentum": 0.9, "gradient_accumulation_steps": 3}),
+    (FusedSGD, SGD, {}),
+    (FusedAdam, Adam, {"beta_1": 0.8}),
+    (FusedAdam, Adam, {"gradient_accumulation_steps": 3}),
+    (FusedAdam, Adam, {"learning_rate": 0.1, "global_clipnorm": None}),
+    (FusedSGD, SGD, {"momentum": 0.9, "global_clipnorm": None, "clipnorm": 1.0}),
+    (FusedSGD, SGD, {"momentum": 0.9, "global_clipnorm": None, "clipvalue": 0.3}),
+]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(
-    ("fused", "reference", "options"),
-    [
-        (FusedSGD, SGD, {"momentum": 0.9, "gradient_accumulation_steps": 3}),
-        (FusedSGD, SGD, {}),
-        (FusedAdam, Adam, {"beta_1": 0.8}),
-        (FusedAdam, Adam, {"gradient_accumulation_steps": 3}),
-        (FusedAdam, Adam, {"learning_rate": 0.1, "global_clipnorm": None}),
-        (FusedSGD, SGD, {"momentum": 0.9, "global_clipnorm": None, "clipnorm": 1.0}),
-        (FusedSGD, SGD, {"momentum": 0.9, "global_clipnorm": None, "clipvalue": 0.3}),
-    ],
-)
+@pytest.mark.parametrize(("fused", "reference", "options"), OPTIMIZERS)
 def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, compiled):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
     results = []

@@ -1,8 +1,6 @@
 """What a run leaves besides checkpoints: best weights, results.csv; when --patience ends it; a full disk."""
 
-import errno
 import math
-import os
 
 import keras
 import pytest
@@ -10,7 +8,7 @@ import tensorflow as tf
 
 from common.training import results, weights
 from common.training.results import EpochLog, Results, note_metric, out_of_patience
-from tests.common.training.small_model import rows_of
+from tests.common.training.small_model import full_disk, rows_of
 
 
 def make_results(directory, **state):
@@ -28,16 +26,16 @@ def test_best_is_the_highest_finite_metric():
     assert not note_metric(state, 0.24, "other data")
 
 
-@pytest.mark.parametrize(
-    ("metrics", "patience", "ends_after"),
-    [
-        ([0.1, 0.2, 0.2, 0.1, 0.3], 2, 4),
-        ([0.1, 0.2, 0.2, 0.3, 0.3], 2, None),
-        ([0.0, 0.0], 1, 2),
-        ([math.nan, math.nan, 0.1], 2, 2),  # no finite AP is no gain
-        ([0.1] * 9, 0, None),
-    ],
-)
+PATIENCE = [
+    ([0.1, 0.2, 0.2, 0.1, 0.3], 2, 4),
+    ([0.1, 0.2, 0.2, 0.3, 0.3], 2, None),
+    ([0.0, 0.0], 1, 2),
+    ([math.nan, math.nan, 0.1], 2, 2),  # no finite AP is no gain
+    ([0.1] * 9, 0, None),
+]
+
+
+@pytest.mark.parametrize(("metrics", "patience", "ends_after"), PATIENCE)
 def test_patience_ends_a_run_after_so_many_evaluations_without_gain(metrics, patience, ends_after):
     state, ended = {"epoch": 0}, None
     for state["epoch"], metric in enumerate(metrics, 1):
@@ -61,25 +59,17 @@ def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
         values = {"loss": tf.constant(loss), "boxes_over_limit": tf.constant(2.0 * (loss > 0))}
         log.add(step, values, tf.constant(loss > 0))
     row = log.row(4, 2, learning_rate=0.5)
-    assert row == {
-        "loss": 18 / 5,
-        "learning_rate": 0.5,
-        "images_per_second": 3 * 4 * 2 / 4,
-        "boxes_over_limit": 14.0,
-        "skipped_steps": 1.0,
-    }
+    expected = {"loss": 18 / 5, "learning_rate": 0.5, "images_per_second": 3 * 4 * 2 / 4}
+    assert row == expected | {"boxes_over_limit": 14.0, "skipped_steps": 1.0}
     assert log.totals() == {"loss": 18.0, "boxes_over_limit": 7.0, "steps": 5.0, "skipped_steps": 1.0}
     log.restart_clock()
     assert math.isnan(log.row(4, 2, learning_rate=0.5)["images_per_second"])
 
 
 def test_a_full_disk_costs_one_file_and_not_the_run(tmp_path, monkeypatch, capfd):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     files = make_results(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(results.weight_files, "save", full)
+        patch.setattr(results.weight_files, "save", full_disk)
         files.save_weights(weights.LAST)
     assert "No space left on device; training continues" in capfd.readouterr().err
     files.save_weights(weights.LAST)

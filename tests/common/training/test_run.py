@@ -3,8 +3,6 @@
 Also tests input_feed.py.
 """
 
-import csv
-import errno
 import functools
 import os
 import pathlib
@@ -26,7 +24,7 @@ from common.training.input_feed import InputFeed
 from common.training.results import EpochLog, Results
 from common.training.run import Run, start_process
 from common.training.watchdog import Watchdog
-from tests.common.training.small_model import assert_same, values
+from tests.common.training.small_model import assert_same, full_disk, rows_of, values
 
 pytestmark = pytest.mark.timeout(120)  # a mistake in the loop may make it endless
 STEPS = 4  # of an epoch
@@ -83,23 +81,12 @@ class Session:
         metadata = {"app": "a", "eval_data": "f00"}
         identity = run_directory.Identity({"batch_size": 2, "freeze": self.a.freeze, **self.feed.identity})
         run_directory.check(self.a, self.ranks, identity)
-        run = Run(
-            self.a,
-            self.ranks,
-            self.model,
-            self.optimizer,
-            hooks=self._hooks,
-            ema_decay=0.9,
-            identity=identity,
-            metadata=metadata,
-            feed=self.feed,
-            explain=lambda error: UserError(f"explained: {type(error).__name__}"),
-            show_batch=lambda images, targets, path: f"boxes in {path.name}: {len(targets['boxes'])}",
-        )
-        self.run = run
-        step = step_guard.guarded_step(
-            self.ranks, self._gradients, self._update, self.model, updated=(), xla=False, every_gradient=True
-        )
+        options = {"hooks": self._hooks, "ema_decay": 0.9, "identity": identity, "feed": self.feed}
+        options["explain"] = lambda error: UserError(f"explained: {type(error).__name__}")
+        options["show_batch"] = lambda images, targets, path: f"boxes in {path.name}: {len(targets['boxes'])}"
+        run = self.run = Run(self.a, self.ranks, self.model, self.optimizer, metadata=metadata, **options)
+        parts = self.ranks, self._gradients, self._update, self.model
+        step = step_guard.guarded_step(*parts, updated=(), xla=False, every_gradient=True)
         with run:
             for epoch in run.epochs(self._epochs):
                 assert epoch == run.state["epoch"] + 1
@@ -130,11 +117,6 @@ class Session:
         return Evaluation({**dict.fromkeys(coco_metrics.NAMES, ap), "per_class": {}}, [], {})
 
 
-def rows_of(directory):
-    with pathlib.Path(directory, "results.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 def interrupt_at_step(monkeypatch, number):
     beat = Watchdog.beat
 
@@ -149,7 +131,7 @@ def interrupt_at_step(monkeypatch, number):
 def assert_same_runs(one, other):
     """Of two sessions: their weights, rows and checkpoints."""
     assert_same(values(one.model), values(other.model))
-    paths = [session.a.output_dir for session in (one, other)]
+    paths = [pathlib.Path(session.a.output_dir) for session in (one, other)]
     for read in (log_of, state_of):
         assert read(paths[0]) == read(paths[1])
 
@@ -159,7 +141,7 @@ def log_of(directory):
 
 
 def state_of(directory):
-    return model_metadata.read(pathlib.Path(directory, "checkpoints"))["state"]
+    return model_metadata.read(directory / "checkpoints")["state"]
 
 
 def test_what_a_run_leaves_behind(tmp_path, capfd):
@@ -356,10 +338,7 @@ def test_a_signal_stops_it_with_everything_saved(tmp_path, monkeypatch, where):
 
 
 def test_a_run_that_ends_without_its_last_checkpoint_fails(tmp_path, monkeypatch):
-    def write(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(run_directory, "write", write)
+    monkeypatch.setattr(run_directory, "write", full_disk)
     with pytest.raises(UserError, match=r"^the last checkpoint is not in .*: make room and run the same"):
         Session(tmp_path, epochs=1).train()
 
@@ -385,13 +364,13 @@ def test_compiling_and_scoring_get_their_longer_time(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({}, "^--output_dir is missing: name a directory"),
-        ({"output_dir": "x", "compression": "fp16"}, "^--compression=fp16 is Horovod's: it needs --strategy"),
-    ],
-)
+BAD_FLAGS = [
+    ({}, "^--output_dir is missing: name a directory"),
+    ({"output_dir": "x", "compression": "fp16"}, "^--compression=fp16 is Horovod's: it needs --strategy"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), BAD_FLAGS)
 def test_flags_that_cannot_be(flags, message):
     with pytest.raises(UserError, match=message):
         start_process(Args(**flags))

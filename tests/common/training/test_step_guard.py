@@ -10,6 +10,7 @@ from common.errors import UserError
 from common.layers import BatchNormalization
 from common.training import step_guard
 from common.training.optimizers import AveragedWeights
+from tests.common.training.small_model import assert_same
 
 
 class Pair(Ranks):
@@ -39,15 +40,10 @@ class Training:
         self.optimizer.build(self.model.trainable_variables)
         self.averaged = AveragedWeights(self.model, 0.9)
         trained = [*self.model.trainable_variables, *self.optimizer.variables]
-        self.step = step_guard.guarded_step(
-            self.ranks,
-            self.gradients_of,
-            self.update,
-            self.model,
-            updated=[*(v.value for v in trained), *self.averaged.variables],
-            xla=True,
-            every_gradient=every_gradient,
-        )
+        updated = [*(v.value for v in trained), *self.averaged.variables]
+        parts = self.ranks, self.gradients_of, self.update, self.model
+        options = {"updated": updated, "xla": True, "every_gradient": every_gradient}
+        self.step = step_guard.guarded_step(*parts, **options)
 
     def gradients_of(self, images, targets):
         with tf.GradientTape() as tape:
@@ -93,17 +89,17 @@ def branch(request, monkeypatch):
     monkeypatch.setattr(step_guard, "is_cpu_only", lambda: request.param)
 
 
+BAD_STEPS = [
+    ({"wanted": np.nan}, None),
+    ({"image": np.inf}, 2),
+    ({"gradient": np.nan}, None),
+    ({"gradient": np.inf}, 2),
+    ({"gradient": 1e25}, None),  # whose norm overflows
+]
+
+
 @pytest.mark.usefixtures("branch")
-@pytest.mark.parametrize(
-    ("bad", "accumulate_steps"),
-    [
-        ({"wanted": np.nan}, None),
-        ({"image": np.inf}, 2),
-        ({"gradient": np.nan}, None),
-        ({"gradient": np.inf}, 2),
-        ({"gradient": 1e25}, None),  # whose norm overflows
-    ],
-)
+@pytest.mark.parametrize(("bad", "accumulate_steps"), BAD_STEPS)
 def test_a_step_that_is_not_finite_changes_nothing(bad, accumulate_steps):
     training = Training(accumulate_steps=accumulate_steps)
     for _ in range(3):
@@ -113,8 +109,7 @@ def test_a_step_that_is_not_finite_changes_nothing(bad, accumulate_steps):
     assert not result.finite
     assert all(float(value) == 0.0 for value in result.values.values())  # sums over an epoch stay finite
     after = training.everything()
-    for was, now in zip(before, after, strict=True):
-        np.testing.assert_array_equal(was, now)
+    assert_same(before, after)
     assert training.step(*batch(), GO_ON).finite
     changed = [not np.array_equal(a, b) for a, b in zip(after, training.everything(), strict=True)]
     assert sum(changed) > len(changed) // 2

@@ -132,15 +132,15 @@ def test_a_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path, on_los
     assert (f"{ranks.name(1)} is stopped or dead" in stderr) == (on_loss == "exit")
 
 
-@pytest.mark.parametrize(
-    ("act", "other", "last", "traceback"),
-    [
-        ("user error", "brief", "error: the disk is full", False),
-        ("bug", "brief", "KeyError: 'a typo'", True),
-        ("lost", "slow", "error: another rank is stopped or dead; rank 0 (", False),
-        ("lost, named late", "brief", "error: rank 1 (", False),  # which ends a moment later
-    ],
-)
+FAILURES = [
+    ("user error", "brief", "error: the disk is full", False),
+    ("bug", "brief", "KeyError: 'a typo'", True),
+    ("lost", "slow", "error: another rank is stopped or dead; rank 0 (", False),
+    ("lost, named late", "brief", "error: rank 1 (", False),  # which ends a moment later
+]
+
+
+@pytest.mark.parametrize(("act", "other", "last", "traceback"), FAILURES)
 def test_a_rank_that_fails_alone_ends_and_leaves_the_others(tmp_path, act, other, last, traceback):
     with Ranks(tmp_path, act, other) as ranks:
         code, stderr = ranks.end(0)

@@ -1,13 +1,15 @@
 """Weights files come back whole with their metadata; damage, other models and full disks are noticed."""
 
+import re
+
 import h5py
 import keras
 import numpy as np
 import pytest
 
-from common.errors import UserError
 from common.training import weights
 from tests.common.training.small_model import assert_same, files_end_at, make_model, values
+from tests.refusal import refusal
 
 
 @pytest.fixture
@@ -36,10 +38,8 @@ def test_any_flipped_bit_is_noticed(path):
         damaged = bytearray(content)
         damaged[place] ^= 1 << int(random.integers(8))
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"m\.weights\.h5: the file is"):
-            weights.load(model, path)
-        with pytest.raises(UserError, match=r"m\.weights\.h5"):
-            weights.read_metadata(path)
+        assert "m.weights.h5: the file is" in refusal(weights.load, model, path)
+        assert "m.weights.h5" in refusal(weights.read_metadata, path)
     assert_same(values(model), before)
 
 
@@ -48,29 +48,24 @@ def test_a_truncated_file_is_noticed(path):
     content = path.read_bytes()
     for length in (0, 1, 71, 72, 2000, -1, -72):
         path.write_bytes(content[:length])
-        with pytest.raises(UserError, match="cut short"):
-            weights.load(make_model(), path)
+        assert "cut short" in refusal(weights.load, make_model(), path)
 
 
 def test_files_of_others_are_refused(path, tmp_path):
     make_model().save_weights(path)
-    with pytest.raises(UserError, match="not written by this project"):
-        weights.load(make_model(), path)
+    assert "not written by this project" in refusal(weights.load, make_model(), path)
     for missing in (tmp_path / "no.weights.h5", tmp_path):
-        with pytest.raises(UserError, match=str(missing)):
-            weights.read_metadata(missing)
+        assert str(missing) in refusal(weights.read_metadata, missing)
 
 
 def test_weights_of_another_structure_are_refused_and_the_difference_is_named(path):
     weights.save(make_model(units=6), path, {})
     shapes = r"kernel', \[3, 3, 3, 6\]\] where the model has .*kernel', \[3, 3, 3, 7\]\]"
-    with pytest.raises(UserError, match=shapes):
-        weights.load(make_model(units=7), path)
+    assert re.search(shapes, refusal(weights.load, make_model(units=7), path))
     longer = keras.Sequential([*make_model().layers, keras.layers.Dense(2)])
     longer.build((None, 8, 8, 3))
     weights.save(longer, path, {})
-    with pytest.raises(UserError, match=r"dense_.* where the model has nothing"):  # Keras loads this one
-        weights.load(make_model(), path)
+    assert re.search(r"dense_.* where the model has nothing", refusal(weights.load, make_model(), path))
 
 
 @pytest.mark.parametrize("size", [0, 1000, 6000])
@@ -86,8 +81,7 @@ def test_a_full_disk_leaves_the_old_weights(path, size):
 
 def test_find_weights_prefers_the_best(tmp_path):
     for wrong, message in ((tmp_path, "neither best"), (tmp_path / "absent.weights.h5", "no such file")):
-        with pytest.raises(UserError, match=message):
-            weights.find(wrong)
+        assert message in refusal(weights.find, wrong)
     for name in ("last.weights.h5", "best.weights.h5"):
         (tmp_path / name).touch()
         assert weights.find(tmp_path).name == name

@@ -20,15 +20,9 @@ def candidate(*rates, cpu_ms, peak=500_000_000, seconds=10.0):
 
 def record(stages: dict | None = None, **candidates) -> dict:
     found = {name.replace("_", " ", 1): each for name, each in candidates.items()}
-    made = {
-        "title": "net at 512x512",
-        "machine": {"cpu": "some CPU", "cores": CORES, "gpus": ["H100"]},
-        "data": {"summary": "12 images"},
-        "candidates": found,
-        "stages": stages or {},
-        "inference": {},
-        "other_cores": summary.other_cores(found),
-    }
+    made = {"title": "net at 512x512", "data": {"summary": "12 images"}, "stages": stages or {}}
+    made["machine"] = {"cpu": "some CPU", "cores": CORES, "gpus": ["H100"]}
+    made |= {"candidates": found, "inference": {}, "other_cores": summary.other_cores(found)}
     return made | {"verdict": report.verdict(made)}
 
 

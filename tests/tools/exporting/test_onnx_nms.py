@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 import tensorflow as tf
 
+from tests.common.test_nms import suppress_numpy
 from tools.exporting import onnx_graphs, onnx_nms
 from tools.exporting.export_graph import Exportable
 
@@ -57,21 +58,12 @@ def _run(session, raw):
 
 
 def _by_loop(candidates: np.ndarray) -> list[np.ndarray]:
-    """Rows of the detections, by the definition: the best first, then all it overlaps too much are gone."""
-    left = [row for row in candidates if np.isfinite(row).all() and row[4] > THRESHOLD]
-    found = []
-    while left and len(found) < DETECTIONS:
-        best = left.pop(0)  # they are sorted, and of equal ones the first counts as the better
-        found.append(best)
-        left = [row for row in left if row[5] != best[5] or _iou(row, best) <= IOU]
-    return found
-
-
-def _iou(a, b):
-    width = min(a[2], b[2]) - max(a[0], b[0])
-    height = min(a[3], b[3]) - max(a[1], b[1])
-    both = max(width, 0) * max(height, 0)
-    return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
+    """Rows of the detections, the best first, in NumPy's float64."""
+    rows = candidates[np.isfinite(candidates).all(axis=1)]
+    limits = {"num_classes": CLASSES, "max_detections": DETECTIONS}
+    limits |= {"score_threshold": THRESHOLD, "iou_threshold": IOU}
+    picked, _ = suppress_numpy(rows[:, :4], rows[:, 4], rows[:, 5], "hard", **limits)
+    return list(rows[picked])
 
 
 def _random_candidates(seed: int) -> np.ndarray:
@@ -124,16 +116,10 @@ def test_the_plugin_node_is_as_tensorrt_reads_it():
     model = onnx_graphs.join(parts, ["raw_0", "image_sizes"], onnx_nms.OUTPUTS)
     (node,) = [node for node in model.graph.node if node.op_type == "EfficientNMS_TRT"]
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    assert attributes == {
-        "plugin_version": b"1",
-        "background_class": -1,
-        "box_coding": 0,
-        "class_agnostic": 0,
-        "score_activation": 0,
-        "max_output_boxes": DETECTIONS,
-        "iou_threshold": pytest.approx(IOU),
-        "score_threshold": pytest.approx(THRESHOLD),
-    }
+    expected = dict.fromkeys(("box_coding", "class_agnostic", "score_activation"), 0)
+    expected |= {"plugin_version": b"1", "background_class": -1, "max_output_boxes": DETECTIONS}
+    expected |= {"iou_threshold": pytest.approx(IOU), "score_threshold": pytest.approx(THRESHOLD)}
+    assert attributes == expected
     # all that it reads is written before it, all that it writes is read after it
     position = list(model.graph.node).index(node)
     before = {name for other in list(model.graph.node)[:position] for name in other.output}

@@ -24,24 +24,24 @@ TENSORRT = {"format": "tensorrt", "output": "a.plan"}
 TRUTH = {"verify_annotations": "x", "verify_images": "y"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"format": None}, "--format=None: it must be one of saved_model, onnx, litert, tensorrt"),
-        ({"format": "tflite"}, "--format=tflite: it must be one of"),
-        ({"output": None}, r"--output=None: name a file that ends in \.onnx for --format=onnx"),
-        ({"output": "a.tflite"}, r"--output=a\.tflite: name a file that ends in \.onnx"),
-        (SAVED_MODEL | {"output": None}, "--output=None: name a directory for --format=saved_model"),
-        (SAVED_MODEL | {"quantize": "fp16"}, "--quantize=fp16: --format=saved_model has only none"),
-        (LITERT | {"nms": "efficientnms_trt"}, "--nms=efficientnms_trt: --format=litert has only standard"),
-        ({"quantize": "int8"}, "needs --calibration_images"),
-        ({"calibration_images": "x"}, "nothing is calibrated for --format=onnx --quantize=none"),
-        (LITERT | {"quantize": "int8", "calibration_images": "x"}, "nothing is calibrated"),
-        ({"verify_annotations": "x"}, "needs --verify_images"),
-        (TRUTH | {"nms": "none"}, "detections that run here"),
-        (TRUTH | TENSORRT | {"nms": "standard"}, "detections that run here"),
-    ],
-)
+SENSELESS = [
+    ({"format": None}, "--format=None: it must be one of saved_model, onnx, litert, tensorrt"),
+    ({"format": "tflite"}, "--format=tflite: it must be one of"),
+    ({"output": None}, r"--output=None: name a file that ends in \.onnx for --format=onnx"),
+    ({"output": "a.tflite"}, r"--output=a\.tflite: name a file that ends in \.onnx"),
+    (SAVED_MODEL | {"output": None}, "--output=None: name a directory for --format=saved_model"),
+    (SAVED_MODEL | {"quantize": "fp16"}, "--quantize=fp16: --format=saved_model has only none"),
+    (LITERT | {"nms": "efficientnms_trt"}, "--nms=efficientnms_trt: --format=litert has only standard"),
+    ({"quantize": "int8"}, "needs --calibration_images"),
+    ({"calibration_images": "x"}, "nothing is calibrated for --format=onnx --quantize=none"),
+    (LITERT | {"quantize": "int8", "calibration_images": "x"}, "nothing is calibrated"),
+    ({"verify_annotations": "x"}, "needs --verify_images"),
+    (TRUTH | {"nms": "none"}, "detections that run here"),
+    (TRUTH | TENSORRT | {"nms": "standard"}, "detections that run here"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), SENSELESS)
 def test_what_makes_no_sense_is_one_line(flags, message):
     with pytest.raises(UserError, match=message) as caught:
         Options(**ONNX | flags).check()
@@ -91,21 +91,21 @@ LAST, BETTER = (0.5, 0.5, 0.6, 0.6, 0.2, 0), (0.5, 0.5, 0.6, 0.6, 0.3, 0)
 SAME_SCORE = (0.7, 0.1, 0.9, 0.3, 0.2, 0)  # as LAST
 
 
-@pytest.mark.parametrize(
-    ("wanted", "found", "max_detections", "difference"),
-    [
-        ([A, B], [B, A], 100, 0),  # order
-        ([], [A], 100, 0),
-        ([A], [(0.1, 0.1, 0.4, 0.52, 0.9, 0)], 100, 0.02),
-        ([A], [(*A[:4], 0.85, 0)], 100, 0.05),
-        ([A], [(*A[:5], 1)], 100, 0.9),  # another class
-        ([A, B], [A], 100, 0.9),
-        # Which of two equal scores is cut off is chance; one that is clearly better must be there.
-        ([A, LAST], [A, SAME_SCORE], 2, 0),
-        ([A, LAST], [A, SAME_SCORE], 3, 0.2),
-        ([A, BETTER], [A, SAME_SCORE], 2, 0.3),
-    ],
-)
+DIFFERENCES = [
+    ([A, B], [B, A], 100, 0),  # order
+    ([], [A], 100, 0),
+    ([A], [(0.1, 0.1, 0.4, 0.52, 0.9, 0)], 100, 0.02),
+    ([A], [(*A[:4], 0.85, 0)], 100, 0.05),
+    ([A], [(*A[:5], 1)], 100, 0.9),  # another class
+    ([A, B], [A], 100, 0.9),
+    # Which of two equal scores is cut off is chance; one that is clearly better must be there.
+    ([A, LAST], [A, SAME_SCORE], 2, 0),
+    ([A, LAST], [A, SAME_SCORE], 3, 0.2),
+    ([A, BETTER], [A, SAME_SCORE], 2, 0.3),
+]
+
+
+@pytest.mark.parametrize(("wanted", "found", "max_detections", "difference"), DIFFERENCES)
 def test_boxes_scores_and_classes_count_but_not_the_order(wanted, found, max_detections, difference):
     apart = verify.difference(_detections(*wanted), _detections(*found), max_detections)
     assert apart == pytest.approx(difference, abs=1e-6)

@@ -10,19 +10,10 @@ from yolov4.import_weights.darknet_cfg import cfg_text
 YOLO = {"classes": "80", "beta_nms": "0.6"}
 V4 = {"num": "9", "anchors": "12,16,19,36,40,28,36,75,76,55,72,146,142,110,192,243,459,401"}
 TINY = {"num": "6", "scale_x_y": "1.05", "anchors": "10,14,23,27,37,58,81,82,135,169,344,319"}
-PUBLIC = {  # model: [net] and every [yolo], in the file's order
-    "yolov4": (
-        {"width": "608", "height": "608", "channels": "3"},
-        [
-            YOLO | V4 | {"mask": "0,1,2", "scale_x_y": "1.2"},
-            YOLO | V4 | {"mask": "3,4,5", "scale_x_y": "1.1"},
-            YOLO | V4 | {"mask": "6,7,8", "scale_x_y": "1.05"},
-        ],
-    ),
-    "yolov4-tiny": (
-        {"width": "416", "height": "416", "channels": "3"},
-        [YOLO | TINY | {"mask": "3,4,5"}, YOLO | TINY | {"mask": "1,2,3"}],
-    ),
+SCALES = {"0,1,2": "1.2", "3,4,5": "1.1", "6,7,8": "1.05"}
+PUBLIC = {  # model: sides of [net], and every [yolo] in the file's order
+    "yolov4": ("608", [YOLO | V4 | {"mask": mask, "scale_x_y": scale} for mask, scale in SCALES.items()]),
+    "yolov4-tiny": ("416", [YOLO | TINY | {"mask": mask} for mask in ("3,4,5", "1,2,3")]),
 }
 
 
@@ -36,8 +27,8 @@ def sections(text, name):
 def test_values_are_those_of_the_public_cfg(name):
     text = cfg_text(get_config(name), 80)
     (net,), yolo = sections(text, "net"), sections(text, "yolo")
-    public_net, public_yolo = PUBLIC[name]
-    assert public_net.items() <= net.items()
+    side, public_yolo = PUBLIC[name]
+    assert {"width": side, "height": side, "channels": "3"}.items() <= net.items()
     assert len(yolo) == len(public_yolo)
     for ours, theirs in zip(yolo, public_yolo, strict=True):
         assert theirs.items() <= ours.items()
