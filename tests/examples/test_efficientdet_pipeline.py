@@ -1,20 +1,16 @@
 """examples/efficientdet_pipeline.py has the app's batches, bit for bit, and runs where nothing else is."""
 
 import dataclasses
-import json
 
 import numpy as np
 import PIL.Image
 import pytest
 
-from common.datacheck.datasets import open_coco, open_source
 from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline
 from examples import efficientdet_pipeline as example
 from tests.conftest import ROOT
 from tests.examples.standalone import run_alone
-from tests.oracle.fuzzed import write_fuzzed_set
-from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 NAME = "efficientdet_pipeline.py"
 BATCH = 10
@@ -30,31 +26,6 @@ VARIANTS = (
         (0, 2),
     ),
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> dict[str, tuple]:
-    """Reader -> (the app's source, the example's fields) of a hundred hard images.
-
-    Image ids are in no order and above 2**31.
-    """
-    directory = tmp_path_factory.mktemp("fuzzed")
-    write_fuzzed_set(directory)
-    annotations = directory / "instances.json"
-    document = json.loads(annotations.read_text())
-    ids = {image["id"]: 2**31 + image["id"] * 7919 % 1009 for image in document["images"]}
-    for key, entries in (("id", document["images"]), ("image_id", document["annotations"])):
-        for entry in entries:
-            entry[key] = ids[entry[key]]
-    annotations.write_text(json.dumps(document))
-    coco = open_coco(directory, annotations)
-    write_tfrecords(coco.annotations, directory, directory / "records", num_shards=3)
-    pattern = f"{directory}/records-*"
-    records = {"file_pattern": pattern, "annotations": f"{directory}/records.label_map.json"}
-    return {
-        "coco": (coco, {"images": str(directory), "annotations": str(annotations)}),
-        "tfrecord": (open_source(file_pattern=pattern), records),
-    }
 
 
 def of_app_and_example(data, reader: str, crop: str, seed: int) -> tuple:

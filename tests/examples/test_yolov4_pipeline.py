@@ -1,18 +1,14 @@
 """examples/yolov4_pipeline.py and yolov4_fresh_mosaic.py: the app's batches bit for bit; each runs alone."""
 
 import dataclasses
-import json
 
 import numpy as np
 import PIL.Image
 import pytest
 
-from common.datacheck.datasets import open_coco, open_source
 from examples import yolov4_fresh_mosaic, yolov4_pipeline
 from tests.conftest import ROOT
 from tests.examples.standalone import run_alone
-from tests.oracle.fuzzed import write_fuzzed_set
-from tools.conversion.coco_to_tfrecord import write_tfrecords
 from yolov4.config import get_config
 from yolov4.pipeline import YOLOv4Pipeline
 
@@ -30,26 +26,6 @@ VARIANTS = (
     ({"image_size": (160, 64), "letterbox": True, "jitter": 0.1, "hue": 90.0}, (2, 3), "tfrecord"),
     ({"image_size": (64, 128), "max_instances": 1, "saturation": 3.0, "exposure": 1.1}, (0, 2), "coco"),
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> dict[str, tuple]:
-    """A hundred hard images with ids in no order and above 2**31: the app's source, the fields of Config."""
-    directory = tmp_path_factory.mktemp("fuzzed")
-    write_fuzzed_set(directory)
-    annotations = directory / "instances.json"
-    document = json.loads(annotations.read_text())
-    for key, entries in (("id", document["images"]), ("image_id", document["annotations"])):
-        for entry in entries:
-            entry[key] = 2**31 + entry[key] * 7919 % 1009
-    annotations.write_text(json.dumps(document))
-    coco = open_coco(str(directory), str(annotations))
-    write_tfrecords(coco.annotations, directory, directory / "records", num_shards=3)
-    pattern, label_map = f"{directory}/records-*.tfrecord", f"{directory}/records.label_map.json"
-    return {
-        "coco": (coco, {"images": str(directory), "annotations": str(annotations)}),
-        "tfrecord": (open_source(file_pattern=pattern), {"file_pattern": pattern, "annotations": label_map}),
-    }
 
 
 def arrays(pipeline) -> list[np.ndarray]:

@@ -1,0 +1,32 @@
+"""What the tests of the examples read."""
+
+import json
+
+import pytest
+
+from common.datacheck.datasets import open_coco, open_source
+from tests.oracle.fuzzed import write_fuzzed_set
+from tools.conversion.coco_to_tfrecord import write_tfrecords
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> dict[str, tuple]:
+    """Reader -> (the app's source, the example's fields) of a hundred hard images.
+
+    Image ids are in no order and above 2**31.
+    """
+    directory = tmp_path_factory.mktemp("fuzzed")
+    write_fuzzed_set(directory)
+    annotations = directory / "instances.json"
+    document = json.loads(annotations.read_text())
+    for key, entries in (("id", document["images"]), ("image_id", document["annotations"])):
+        for entry in entries:
+            entry[key] = 2**31 + entry[key] * 7919 % 1009
+    annotations.write_text(json.dumps(document))
+    coco = open_coco(str(directory), str(annotations))
+    write_tfrecords(coco.annotations, directory, directory / "records", num_shards=3)
+    pattern, label_map = f"{directory}/records-*.tfrecord", f"{directory}/records.label_map.json"
+    return {
+        "coco": (coco, {"images": str(directory), "annotations": str(annotations)}),
+        "tfrecord": (open_source(file_pattern=pattern), {"file_pattern": pattern, "annotations": label_map}),
+    }
