@@ -7,11 +7,17 @@ r"""Converts data sets: Pascal VOC, YOLO txt, COCO and TFRecords to COCO json or
         --output=records/train --num_shards=4
     python tools/convert.py --from=tfrecord --to=coco --input='records/train*.tfrecord' \
         --output=my/instances.json
+    python tools/convert.py --from=coco --to=coco --input=my/instances.json --images=my/images \
+        --output=my/small/instances.json --max_side=1024 --holdout=0.2
 
 It lists everything that is wrong with the input, with its file, before it writes anything. voc.py, yolo.py
 and labels.py in tools/conversion/ describe what becomes of ids, difficult objects, polygons and so on. A COCO
 json goes with the images where they lie, and its file names are relative to the directory that is printed;
-only images in TFRecords are written anew, to `images` beside the json.
+only images in TFRecords are written anew, to `images` beside --output.
+
+--max_side=N makes larger images smaller (shrinking.py): in the records, or as files in `images_N` beside the
+json. --holdout=F writes two outputs in place of one, OUTPUT_train and OUTPUT_val. The second holds that share
+of the images. The split depends on file names and --seed alone.
 """
 
 import os
@@ -39,12 +45,14 @@ def main() -> None:
     from tools.conversion.convert import convert
 
     options = Options(**values)
-    annotations, images_dir = convert(source, target, options)
+    written, images_dir = convert(source, target, options)
+    annotations = next(iter(written.values()))  # each part has the issues of the whole
     issues = Issues(annotations.origin)
     issues.extend(annotations.issues)
     log_issues(issues)
-    print(annotations.summary())
-    print(f"{target}: {options.output}; images: {images_dir}")
+    for output, part in written.items():
+        print(part.summary())
+        print(f"{target}: {output}; images: {images_dir}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 Also tests conversion/convert.py; conversion/options.py.
 """
 
+import dataclasses
 import functools
+import hashlib
 import os
 import shutil
 import sys
@@ -18,12 +20,13 @@ from common.datacheck.issues import DataError
 from common.errors import UserError
 from common.labels import LabelMap
 from tests import commands
+from tests.common.made_annotations import annotations
 from tests.refusal import refusal
 from tests.tools.conversion.labelled_images import contents_of, options_of, put, put_yolo
 from tools import convert as command
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.conversion.coco_writer import round_boxes
-from tools.conversion.convert import convert
+from tools.conversion.convert import convert, split
 
 
 @pytest.fixture
@@ -44,7 +47,8 @@ def test_coco_to_records_and_back(drawn, tmp_path):
     names = {"input": drawn / "instances.json", "images": images, "output": tmp_path / "r" / "t"}
     run("coco", "tfrecord", **names, num_shards=3)
     records = tmp_path / "r" / "t-*-of-00003.tfrecord"
-    back, images_dir = run("tfrecord", "coco", input=records, output=output)
+    written, images_dir = run("tfrecord", "coco", input=records, output=output)
+    (back,) = written.values()
     assert images_dir == os.fspath(tmp_path / "images")
     expected = round_boxes(open_tfrecords(os.fspath(records)).annotations)
     assert load_coco(output, images_dir).fingerprint() == back.fingerprint() == expected.fingerprint()
@@ -97,15 +101,87 @@ def test_images_that_cannot_be_used(yolo, tmp_path):
     assert load_coco(tmp_path / "x.json", yolo / "images").file_names == ["a.png"]
 
 
+@pytest.mark.parametrize(("source", "target"), [("coco", "coco"), ("coco", "tfrecord"), ("tfrecord", "coco")])
+def test_two_parts_of_smaller_images(drawn, drawn_records, tmp_path, source, target):
+    """They hold each image once, all categories, ids and crowds. An image of at most 103 pixels is copied."""
+    before = contents_of(drawn / "images")
+    given = {"input": drawn / "instances.json", "images": drawn / "images"}
+    if source == "tfrecord":
+        given = {"input": f"{drawn_records}-*.tfrecord", "images": tmp_path / "images_103"}
+    run(source, target, **given, output=tmp_path / "x.json", max_side=103, holdout=0.2)
+    whole = load_coco(drawn / "instances.json")
+    parts = []
+    for name in ("train", "val"):
+        if target == "tfrecord":
+            parts.append(open_tfrecords(f"{tmp_path}/x.json_{name}-*.tfrecord").annotations)
+        else:
+            parts.append(load_coco(tmp_path / f"x_{name}.json", tmp_path / "images_103"))
+    assert [part.num_images for part in parts] == [10, 2]
+    assert set(parts[1].file_names) == {"06.jpg", "09.jpg"}
+    ids = np.concatenate([part.image_ids for part in parts]).tolist()
+    assert sorted(ids) == sorted(whole.image_ids.tolist())
+    for part in parts:
+        assert part.label_map == whole.label_map and part.image_sizes.max() == 103
+        of_part = whole.select(np.isin(whole.image_ids, part.image_ids))
+        boxes, _, has_area = of_part.clipped_boxes
+        kept = has_area | (target == source == "coco")
+        order = np.argsort(part.image_ids[part.box_image], kind="stable")
+        expected = np.argsort(of_part.image_ids[of_part.box_image[kept]], kind="stable")
+        np.testing.assert_allclose(part.clipped_boxes[0][order], boxes[kept][expected], atol=1e-5)
+        assert part.is_crowd[order].tolist() == of_part.is_crowd[kept][expected].tolist()
+    if target == "coco":
+        after = contents_of(tmp_path / "images_103")
+        assert {name for name in before if before[name] == after[name]} == {"06.jpg"}
+    assert contents_of(drawn / "images") == before
+
+
+def test_more_shards_than_a_part_has_images_write_nothing(drawn, tmp_path):
+    given = {"input": drawn / "instances.json", "images": drawn / "images", "output": tmp_path / "x"}
+    assert "--num_shards=5 is not in 1..2" in refused("coco", "tfrecord", **given, holdout=0.2, num_shards=5)
+    assert not os.listdir(tmp_path)
+
+
+def test_the_split_depends_on_names_seed_and_share_alone():
+    given = annotations([(20, 40)] * 40, [])
+    names = {seed: split(given, 0.3, seed)[1].file_names for seed in (0, 1)}
+    assert [len(held_out) for held_out in names.values()] == [12, 12] and names[0] != names[1]
+    backwards = dataclasses.replace(given, file_names=given.file_names[::-1])
+    assert split(backwards, 0.3, 0)[1].file_names == names[0][::-1]
+    first = min(given.file_names, key=lambda name: hashlib.sha256(f"0 {name}".encode()).hexdigest())
+    assert split(given, 0.03, 0)[1].file_names == [first]
+
+
+def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
+    """The boxes of YOLO's set become half as large. Then the small images are in the way, or the input."""
+    given = {"input": yolo, "output": tmp_path / "x.json", "max_side": 20}
+    run("yolo", "coco", **given)
+    small = load_coco(tmp_path / "x.json", tmp_path / "images_20")
+    assert sorted(small.boxes_ltwh_px.tolist()) == [[0, 0, 10, 10], [7.5, 2.5, 5, 5]]
+    (tmp_path / "x.json").rename(tmp_path / "y.json")
+    assert "images_20/a.png is there already" in refused("yolo", "coco", **given)
+    run("yolo", "coco", **given, overwrite=True)
+    again = {**given, "input": tmp_path / "y.json", "images": tmp_path / "set" / ".." / "images_20"}
+    assert "images_20 holds the original images" in refused("coco", "coco", **again, overwrite=True)
+
+
 IMPOSSIBLE = [
     ("coco", "coco", {}, "--from=coco --to=coco: there is nothing to convert"),
     ("coco", "tfrecord", {}, "--from=coco needs --images=DIR"),
     ("voc", "coco", {}, "JPEGImages is not a directory: give that of the images as --images=DIR"),
     ("voc", "coco", {"images": "."}, "no xml file there"),
     ("tfrecord", "coco", {"input": "gone*"}, "no file matches"),
-    ("yolo", "coco", {"output": "."}, "--output=. is a directory: name the json file to write"),
-    ("yolo", "coco", {"output": "new/"}, "--output=new/ is a directory: name the json file to write"),
-    ("yolo", "tfrecord", {"output": "set/"}, "--output=set/ is a directory"),
+    ("yolo", "coco", {"output": "."}, "--output=. is a directory: add the name of the json"),
+    ("yolo", "coco", {"output": "new/"}, "--output=new/ is a directory: add the name of the json"),
+    (
+        "yolo",
+        "tfrecord",
+        {"output": "set/", "holdout": 0.5},
+        "--output=set/ is a directory: add the beginning",
+    ),
+    ("tfrecord", "tfrecord", {"holdout": 0.5}, "--from=tfrecord --to=tfrecord: there is nothing to convert"),
+    ("yolo", "coco", {"holdout": 0.0}, "--holdout=0.0: give a share above 0 and below 1"),
+    ("yolo", "coco", {"holdout": float("nan")}, "--holdout=nan: give a share above 0 and below 1"),
+    ("yolo", "coco", {"holdout": 0.8, "max_side": 20}, "--holdout=0.8 holds out 2 of 2 images"),
     ("yolo", "coco", {"output": "set/classes.txt/x.json"}, "set/classes.txt"),
     ("yolo", "coco", {"label_map": "gone"}, "label map gone: No such file"),
 ]
@@ -126,6 +202,8 @@ IDLE = [
     (["--from=voc", "--to=coco", "--num_shards=2"], "num_shards"),
     (["--from=voc", "--to=tfrecord", "--num_shards=2", "--difficult=drop", "--images=x"], None),
     (["--from=tfrecord", "--to=coco", "--label_map=x", "--images=x"], None),
+    (["--from=coco", "--to=coco", "--max_side=9", "--seed=1"], "seed"),
+    (["--from=coco", "--to=coco", "--max_side=9", "--holdout=0.5", "--seed=1", "--images=x"], None),
 ]
 
 

@@ -27,6 +27,7 @@ from common.datacheck import images
 from common.errors import UserError
 from common.files import write_into
 from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, framed, write_index
+from tools.conversion.shrinking import shrink_image
 
 _FORMATS = {"JPEG": b"jpeg", "PNG": b"png"}  # as images.py calls it -> image/format
 
@@ -38,6 +39,7 @@ def write_tfrecords(
     *,
     num_shards: int,
     seed: int = 0,
+    max_side: int | None = None,
     num_workers: int = 4,
 ) -> list[str]:
     """Writes `<prefix>-00000-of-<num_shards>.tfrecord` ... with indexes, and `<prefix>.label_map.json`.
@@ -46,11 +48,12 @@ def write_tfrecords(
     unfinished set.
 
     Args:
-        annotations: what `load_coco` returned.
+        annotations: what `load_coco` returned; with `max_side`, what `shrink_annotations` made of it.
         images_dir: what their file names refer to.
         prefix: directory (made if missing) and beginning of the names.
         num_shards: number of files, at most one per image.
         seed: of the order of the images.
+        max_side: longest side in pixels; larger images are made smaller.
         num_workers: threads that read images, and shards that are written at once; no influence on the
             result.
 
@@ -77,7 +80,7 @@ def write_tfrecords(
 
     def write(staged: pathlib.Path) -> None:
         shards = {staged / name: order[shard::num_shards] for shard, name in enumerate(names)}
-        _write_shards(annotations, os.fspath(images_dir), shards, num_workers)
+        _write_shards(annotations, os.fspath(images_dir), shards, max_side, num_workers)
         annotations.label_map.save(staged / label_map.name)
         label_map.unlink(missing_ok=True)
 
@@ -91,6 +94,7 @@ def _write_shards(
     annotations: Annotations,
     images_dir: str,
     shards: Mapping[pathlib.Path, Sequence[int]],
+    max_side: int | None,
     num_workers: int,
 ) -> None:
     """Writes files of records with their indexes, `num_workers` at a time. A failure stops all of them."""
@@ -103,7 +107,7 @@ def _write_shards(
             for row in shards[file]:
                 if is_over.is_set():
                     return
-                stream.write(framed(_serialize(annotations, row, images_dir)))
+                stream.write(framed(_serialize(annotations, row, images_dir, max_side)))
                 with lock:
                     bar.step()
         write_index(file)
@@ -115,10 +119,11 @@ def _write_shards(
             is_over.set()  # after an interrupt, too
 
 
-def _serialize(annotations: Annotations, row: int, images_dir: str) -> bytes:
-    """The record of one image: its bytes as they are, its boxes clipped; boxes without area are left out."""
+def _serialize(annotations: Annotations, row: int, images_dir: str, max_side: int | None) -> bytes:
+    """The record of one image: its bytes as they are unless it is too large, its boxes clipped; boxes without
+    area are left out."""
     path = pathlib.Path(images_dir, annotations.file_names[row])
-    encoded = path.read_bytes()
+    encoded = shrink_image(path.read_bytes(), max_side, str(path))
     facts = images.inspect(encoded, ImagePolicy(max_megapixels=math.inf))
     height, width = annotations.image_sizes[row].tolist()
     if facts.image_format not in _FORMATS:

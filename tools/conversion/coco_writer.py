@@ -17,6 +17,7 @@ from common.annotations import Annotations
 from common.datacheck import images
 from common.errors import UserError
 from common.files import write_bytes, write_into
+from tools.conversion.shrinking import shrink_image
 
 _DECIMALS = 3  # of pixels: float32 fractions of an image of 10,000 pixels carry no more
 
@@ -39,9 +40,10 @@ def extract_images(
     annotations: Annotations,
     directory: str | os.PathLike,
     *,
+    max_side: int | None = None,
     overwrite: bool = False,
 ) -> Annotations:
-    """Writes the images in TFRecords as files, byte for byte, all or none.
+    """Writes the images in TFRecords as files, all or none: byte for byte, unless they are too large.
 
     A file has the name that its record gives it, sub-directories included. Where the name of any image is
     missing, would leave the directory, or is another image's, all are named `<image id>.<format>`.
@@ -50,6 +52,7 @@ def extract_images(
         files: record files that `open_records` has accepted.
         annotations: what it found in them.
         directory: where the images go; made if need be.
+        max_side: longest side in pixels; larger images are made smaller.
         overwrite: replace files that have these names.
 
     Returns:
@@ -80,7 +83,7 @@ def extract_images(
                 )
             file = staged / names[row]
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(encoded)
+            file.write_bytes(shrink_image(encoded, max_side, annotations.image_name(row)))
             bar.step()
 
     pathlib.Path(directory).mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,10 @@
-"""Reads a data set in one format and writes it in another."""
+"""Reads a data set in one format and writes it in another, with smaller images and in two parts if asked."""
 
 import glob
+import hashlib
 import os
+
+import numpy as np
 
 from common.annotations import Annotations
 from common.args import ImagePolicy
@@ -11,11 +14,12 @@ from common.errors import UserError
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.conversion.coco_writer import extract_images, round_boxes, write_coco
 from tools.conversion.options import Options
+from tools.conversion.shrinking import shrink_annotations, write_shrunk
 from tools.conversion.voc import read_voc
 from tools.conversion.yolo import read_yolo
 
 
-def convert(source: str, target: str, options: Options) -> tuple[Annotations, str]:
+def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annotations], str]:
     """Converts a data set.
 
     Args:
@@ -23,34 +27,72 @@ def convert(source: str, target: str, options: Options) -> tuple[Annotations, st
         options: the other flags.
 
     Returns:
-        The annotations, and the directory of the images.
+        The name of each output (two with --holdout) with its annotations; and the directory of the images.
 
     Raises:
         DataError: everything that is wrong with the input.
         UserError: flags that do not go together, files that are missing or in the way, the disk.
     """
-    output = options.output
-    if source == target:
-        raise UserError(f"--from={source} --to={target}: there is nothing to convert")
-    if target == "coco" and (os.path.isdir(output) or output.endswith("/")):
-        raise UserError(f"--output={output} is a directory: name the json file to write")
-    in_the_way = [output] if os.path.lexists(output) else []
-    if target == "tfrecord":
-        in_the_way = glob.glob(f"{glob.escape(output)}.label_map.json")
-        in_the_way += glob.glob(f"{glob.escape(output)}-[0-9]*-of-[0-9]*.tfrecord")
+    output, max_side, holdout = options.output, options.max_side, options.holdout
+    if source == target and (target == "tfrecord" or max_side is holdout is None):
+        hint = "coco to coco is for --max_side and --holdout"
+        raise UserError(f"--from={source} --to={target}: there is nothing to convert; {hint}")
+    if output.endswith("/") or (target == "coco" and os.path.isdir(output)):
+        raise UserError(f"--output={output} is a directory: add {_NAMES[target]}")
+    outputs = [output]
+    if holdout is not None:
+        if not 0 < holdout < 1:
+            raise UserError(f"--holdout={holdout}: give a share above 0 and below 1, such as 0.2")
+        stem, suffix = os.path.splitext(output) if target == "coco" else (output, "")
+        outputs = [f"{stem}_train{suffix}", f"{stem}_val{suffix}"]
+    endings = ("",) if target == "coco" else (".label_map.json", "-[0-9]*-of-[0-9]*.tfrecord")
+    in_the_way = [path for name in outputs for end in endings for path in glob.glob(glob.escape(name) + end)]
     if in_the_way and not options.overwrite:
         raise UserError(f"{in_the_way[0]} is there already: choose another --output, or --overwrite")
     policy = ImagePolicy(options.on_bad_image, options.max_megapixels)
     try:
         annotations, images_dir = _READERS[source](options, policy)
-        if target == "coco":
-            write_coco(annotations, output)
-        else:
-            shards = {"num_shards": options.num_shards, "seed": options.seed}
-            write_tfrecords(annotations, images_dir, output, **shards)
+        parts = [annotations] if holdout is None else split(annotations, holdout, options.seed)
+        if max_side is not None:
+            if target == "coco" and source != "tfrecord":  # whose images were written when they were read
+                original_dir, images_dir = images_dir, f"{os.path.dirname(output) or '.'}/images_{max_side}"
+                write_shrunk(annotations, original_dir, images_dir, max_side, overwrite=options.overwrite)
+            parts = [shrink_annotations(part, max_side) for part in parts]
+        written = dict(zip(outputs, parts, strict=True))
+        # The smaller part first: it may have fewer images than --num_shards.
+        for name, part in sorted(written.items(), key=lambda item: item[1].num_images):
+            if target == "coco":
+                write_coco(part, name)
+            else:
+                shards = {"num_shards": options.num_shards, "seed": options.seed}
+                write_tfrecords(part, images_dir, name, **shards, max_side=max_side)
     except OSError as error:
         raise UserError(f"{error.filename or output}: {error.strerror or error}") from error
-    return annotations, images_dir
+    return written, images_dir
+
+
+def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotations]:
+    """Splits a data set by image into one for training and one for evaluation, in this order.
+
+    Held out are the images whose hashes of seed and file name come first: neither the order of the images nor
+    the machine has an influence.
+
+    Args:
+        annotations: of images with file names.
+        holdout: share of the images for evaluation, above 0 and below 1; their number is rounded.
+        seed: another one gives another split.
+
+    Raises:
+        UserError: a part would have no image.
+    """
+    total = annotations.num_images
+    count = round(holdout * total)
+    if not 0 < count < total:
+        raise UserError(f"--holdout={holdout} holds out {count} of {total} images: each part needs one")
+    hashes = [hashlib.sha256(f"{seed} {name}".encode()).digest() for name in annotations.file_names]
+    held_out = np.zeros(total, np.bool_)
+    held_out[sorted(range(total), key=hashes.__getitem__)[:count]] = True
+    return [annotations.select(~held_out), annotations.select(held_out)]
 
 
 def _read_coco(options: Options, policy: ImagePolicy) -> tuple[Annotations, str]:
@@ -62,10 +104,11 @@ def _read_coco(options: Options, policy: ImagePolicy) -> tuple[Annotations, str]
 def _read_tfrecords(options: Options, policy: ImagePolicy) -> tuple[Annotations, str]:
     source = open_tfrecords(options.input, options.label_map, policy)
     directory = options.images or os.path.join(os.path.dirname(options.output), "images")
-    annotations = round_boxes(source.annotations)
-    files = source.records.files
-    return extract_images(files, annotations, directory, overwrite=options.overwrite), directory
+    annotations, files = round_boxes(source.annotations), source.records.files
+    max_side, overwrite = options.max_side, options.overwrite
+    return extract_images(files, annotations, directory, max_side=max_side, overwrite=overwrite), directory
 
 
+_NAMES = {"coco": "the name of the json", "tfrecord": "the beginning of the file names"}
 # Format -> a function of (options, policy) that gives the annotations and the directory of the images.
 _READERS = {"voc": read_voc, "yolo": read_yolo, "coco": _read_coco, "tfrecord": _read_tfrecords}

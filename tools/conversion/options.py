@@ -48,7 +48,9 @@ class Options:
         None, "yolo: pixels that labels of images with an EXIF turn refer to.", choices=("stored", "turned")
     )
     num_shards: int = flag(1, "tfrecord: number of files.", low=1)
-    seed: int = flag(0, "tfrecord: seed of the order of the images.", low=0)
+    seed: int = flag(0, "Seed of --holdout, and of the order of the images in tfrecord.", low=0)
+    max_side: int | None = flag(None, "Longest side in pixels; larger images are written smaller.", low=1)
+    holdout: float | None = flag(None, "Share of images for evaluation: writes OUTPUT_train and OUTPUT_val.")
     overwrite: bool = flag(False, "Replace files that are there already.")
     on_bad_image: str = "stop"
     max_megapixels: float = shared_flags.MAX_MEGAPIXELS
@@ -67,7 +69,8 @@ def define_flags(fv: flags.FlagValues) -> None:
 def refuse_idle_flags(fv: flags.FlagValues) -> None:
     """UserError for a flag that is given and does nothing in this direction."""
     source, target = str(fv["from"].value), str(fv["to"].value)
+    of_holdout = ("seed",) if fv["holdout"].present else ()
     special = {name for names in (*READ.values(), *WRITTEN.values()) for name in names}
-    for name in sorted(special - {*READ[source], *WRITTEN[target]}):
+    for name in sorted(special - {*READ[source], *WRITTEN[target], *of_holdout}):
         if fv[name].present:
             raise UserError(f"--{name} does nothing from {source} to {target}: leave it out")

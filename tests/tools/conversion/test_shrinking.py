@@ -1,0 +1,101 @@
+"""Smaller images: drawn rectangles are where their boxes are, colours stay, and what is not shrunk."""
+
+import io
+
+import cv2
+import numpy as np
+import PIL.Image
+import pytest
+
+from common.args import ImagePolicy
+from common.datacheck.images import inspect
+from tests.common import image_variants
+from tests.common.made_annotations import annotations
+from tests.refusal import refusal
+from tools.conversion.shrinking import shrink_annotations, shrink_image, shrunk_sizes, write_shrunk
+
+RECTANGLES = [  # size, box ltwh in pixels, longest side, size expected
+    ((3001, 4001), (3100, 2300, 850, 650), 500, (375, 500)),  # decoded at a quarter
+    ((301, 403), (50, 40, 200, 100), 150, (112, 150)),
+    ((403, 301), (50, 40, 200, 100), 400, (400, 299)),
+    ((900, 40), (10, 100, 20, 400), 300, (300, 13)),
+]
+
+
+def encoded(picture, image_format, **options):
+    stream = io.BytesIO()
+    picture.save(stream, image_format, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
+@pytest.mark.parametrize(("size", "box", "max_side", "expected"), RECTANGLES)
+def test_a_rectangle_is_where_its_box_is(image_format, size, box, max_side, expected):
+    """Its white pixels are as many as the box has, around the centre of the box."""
+    picture = PIL.Image.new("RGB", size[::-1])
+    picture.paste("white", (*box[:2], box[0] + box[2], box[1] + box[3]))
+    image = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, image_format), max_side, "x")))
+    assert (image.format, image.size) == (image_format, expected[::-1])
+    found = shrink_annotations(annotations([size], [(0, 0, *box)]), max_side)
+    assert found.image_sizes.tolist() == [list(expected)]
+    left, top, width, height = found.boxes_ltwh_px[0]
+    white = np.asarray(image.convert("L")) / 255.0
+    rows, columns = (np.arange(side) + 0.5 for side in expected)
+    assert white.sum() == pytest.approx(width * height, rel=0.02)
+    assert white.sum(0) @ columns / white.sum() == pytest.approx(left + width / 2, abs=0.1)
+    assert white.sum(1) @ rows / white.sum() == pytest.approx(top + height / 2, abs=0.1)
+    assert found.areas[0] == pytest.approx(width * height)
+
+
+VARIANTS = [name for name in image_variants.VARIANTS if name.startswith(("jpeg-", "png-"))]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_colours_are_those_that_training_sees(name):
+    """Without alpha, of 16 bits the upper ones; decoders differ in how they turn CMYK into RGB."""
+    half = shrink_image(image_variants.VARIANTS[name], image_variants.WIDTH // 2, name)
+    assert not inspect(half, ImagePolicy(decode=True)).fault
+    pixels = np.asarray(PIL.Image.open(io.BytesIO(half)).convert("RGB")).astype(int)
+    expected = cv2.resize(image_variants.expected(name), (26, 18), interpolation=cv2.INTER_AREA)
+    assert np.abs(pixels - expected).mean() < (12 if "cmyk" in name else 3)
+
+
+def test_colours_below_transparent_pixels_and_the_orientation_stay():
+    picture = PIL.Image.new("RGBA", (40, 20), (200, 100, 50, 0))
+    half = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, "PNG"), 20, "x")))
+    assert half.getpixel((10, 5)) == (200, 100, 50)
+    turned = encoded(
+        picture.convert("RGB"), "JPEG", exif=b"Exif\0\0" + image_variants.exif(6), icc_profile=b"p"
+    )
+    facts = inspect(small := shrink_image(turned, 20, "x"))
+    assert (facts.width, facts.height, facts.orientation) == (20, 10, 6)
+    assert PIL.Image.open(io.BytesIO(small)).info["icc_profile"] == b"p"
+    assert shrink_image(turned, 40, "x") == turned
+
+
+def test_boxes_scale_by_whole_pixels_and_other_images_stay():
+    boxes = [(0, 0, 1, 2, 3, 4), (1, 1, -10, 20, 300, 40), (1, 2, 5, 5, 0, 5), (3, 0, 1, 1, 1, 1)]
+    given = annotations([(30, 50), (101, 303), (400, 400), (1, 999)], boxes, crowds=[1], areas=[7, 99, 0, 1])
+    found = shrink_annotations(given, 100)
+    assert found.image_sizes.tolist() == [[30, 50], [33, 100], [100, 100], [1, 100]]
+    x, y = 100 / 303, 33 / 101
+    expected = [[1, 2, 3, 4], [-10 * x, 20 * y, 300 * x, 40 * y], [5 * x, 5 * y, 0, 5 * y]]
+    np.testing.assert_allclose(found.boxes_ltwh_px, [*expected, [100 / 999, 1, 100 / 999, 1]], rtol=1e-12)
+    np.testing.assert_allclose(found.areas, [7, 99 * x * y, 0, 100 / 999], rtol=1e-12)
+    assert found.is_crowd.tolist() == [False, True, False, False]
+    assert shrink_annotations(annotations([(400, 200)], []), 100).image_sizes.tolist() == [[100, 50]]
+    largest = 2**31 - 1
+    assert shrunk_sizes(np.array([[largest, 3]], np.int32), largest - 1).tolist() == [[largest - 1, 3]]
+
+
+def test_what_cannot_be_made_smaller_is_named_and_leaves_nothing(tmp_path):
+    bmp = image_variants.pillow("BMP")
+    assert shrink_image(bmp, 52, "a.bmp") == bmp
+    assert refusal(shrink_image, bmp, 51, "a.bmp").startswith("a.bmp is BMP: --max_side reads JPEG and PNG")
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
+    png = bytearray(image_variants.pillow("PNG", noise))
+    png[3000] ^= 255
+    (tmp_path / "1.jpg").write_bytes(png)
+    given = annotations([(40, 60)], []), f"{tmp_path}", f"{tmp_path}/new", 20
+    assert refusal(write_shrunk, *given).startswith(f"{tmp_path}/1.jpg cannot be decoded: ")
+    assert not list((tmp_path / "new").iterdir())

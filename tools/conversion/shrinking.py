@@ -1,0 +1,121 @@
+"""Smaller images and their annotations, as --max_side=N of tools/convert.py writes them.
+
+An image whose longer side exceeds N gets N pixels there and keeps its aspect ratio, up to whole pixels. All
+others keep their bytes. JPEGs become JPEGs of quality 95 without chroma subsampling, PNGs become PNGs. Pixels
+are those that training sees: never turned (the EXIF orientation stays), of 16 bits the upper eight, without
+alpha.
+"""
+
+import dataclasses
+import io
+import os
+import pathlib
+
+import numpy as np
+import PIL.Image
+
+from common.annotations import Annotations
+from common.datacheck.image_headers import PILLOW_ERRORS
+from common.datacheck.images import DECODERS, in_threads, inspect
+from common.errors import UserError
+from common.files import write_into
+
+_OPTIONS: dict[str, dict[str, int]] = {"JPEG": {"quality": 95, "subsampling": 0}, "PNG": {}}
+_ORIENTATION = 0x0112  # EXIF's tag
+
+
+def shrunk_sizes(sizes: np.ndarray, max_side: int) -> np.ndarray:
+    """Sizes (I, 2) in pixels -> int32 (I, 2), those of images whose longer side is at most `max_side`."""
+    longest = sizes.max(axis=1, keepdims=True)
+    smaller = np.maximum(np.rint(sizes.astype(np.float64) * max_side / longest), 1)
+    return np.where(longest > max_side, smaller, sizes).astype(np.int32)
+
+
+def shrink_annotations(annotations: Annotations, max_side: int) -> Annotations:
+    """The annotations of the smaller images: boxes and areas scale by the ratios of the whole pixels."""
+    sizes = shrunk_sizes(annotations.image_sizes, max_side)
+    before, after = (s[annotations.box_image].astype(np.float64) for s in (annotations.image_sizes, sizes))
+    xyxy = [1, 0, 1, 0]
+    return dataclasses.replace(
+        annotations,
+        image_sizes=sizes,
+        boxes_ltwh_px=annotations.boxes_ltwh_px * after[:, xyxy] / before[:, xyxy],
+        areas=annotations.areas * after.prod(axis=1) / before.prod(axis=1),
+    )
+
+
+def shrink_image(encoded: bytes, max_side: int | None, name: str) -> bytes:
+    """An encoded image whose longer side is at most `max_side`; the same bytes where it is so already.
+
+    Raises:
+        UserError: a larger image is damaged, or neither JPEG nor PNG; with `name`.
+    """
+    if max_side is None:
+        return encoded
+    facts = inspect(encoded)
+    if max(facts.height, facts.width) <= max_side:
+        return encoded
+    if facts.image_format not in _OPTIONS:
+        raise UserError(f"{name} is {facts.image_format}: --max_side reads JPEG and PNG, convert it")
+    height, width = shrunk_sizes(np.array([[facts.height, facts.width]]), max_side)[0].tolist()
+    # The function itself: PIL.Image.open refuses large images by a setting of the whole process.
+    open_picture, _ = PIL.Image.OPEN[facts.image_format]
+    try:
+        picture: PIL.Image.Image = open_picture(io.BytesIO(encoded), "")
+        profile = picture.info.get("icc_profile")
+        # libjpeg decodes to a half, a quarter or an eighth: the smallest that is twice as large as wanted.
+        drafted = picture.draft(None, (2 * width, 2 * height))
+        picture = _as_8_bit(picture)
+    except PILLOW_ERRORS as error:
+        raise UserError(f"{name} cannot be decoded: {error}") from error
+    box = drafted[1] if drafted else None
+    picture = picture.resize((width, height), PIL.Image.Resampling.LANCZOS, box)
+    exif, stream = PIL.Image.Exif(), io.BytesIO()
+    exif[_ORIENTATION] = facts.orientation
+    options = _OPTIONS[facts.image_format]
+    picture.save(stream, facts.image_format, exif=exif, icc_profile=profile, **options)
+    return stream.getvalue()
+
+
+def _as_8_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
+    """The picture as 8-bit grey, RGB or CMYK. Pillow filters no palettes, and weights colours by alpha."""
+    picture.load()
+    if picture.mode.startswith("I"):
+        return PIL.Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    if picture.mode in ("L", "RGB", "CMYK"):
+        return picture
+    return picture.convert("L" if picture.mode in ("1", "LA") else "RGB")
+
+
+def write_shrunk(
+    annotations: Annotations, images_dir: str, directory: str, max_side: int, *, overwrite: bool = False
+) -> None:
+    """Writes the images to another directory by the same names, all or none.
+
+    Args:
+        annotations: has the names.
+        images_dir: where the images are, and stay as they are.
+        directory: where they go; made if need be.
+        max_side: longest side in pixels.
+        overwrite: replace files that have these names.
+
+    Raises:
+        UserError: the directories are the same, a file is in the way, or `shrink_image` raises it.
+        OSError: the disk.
+    """
+    if os.path.realpath(directory) == os.path.realpath(images_dir):
+        raise UserError(f"{directory} holds the original images: choose --output in another directory")
+    for place in (os.path.join(directory, name) for name in annotations.file_names):
+        if os.path.lexists(place) and not overwrite:
+            raise UserError(f"{place} is there already: choose another --output, or --overwrite")
+
+    def write(staged: pathlib.Path) -> None:
+        def write_one(name: str) -> None:
+            original, file = pathlib.Path(images_dir, name), staged / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(shrink_image(original.read_bytes(), max_side, str(original)))
+
+        list(in_threads(write_one, annotations.file_names, DECODERS, "Writing images"))
+
+    os.makedirs(directory, exist_ok=True)
+    write_into(directory, write)
