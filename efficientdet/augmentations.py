@@ -1,7 +1,7 @@
 """Augmentations that are off by default, in DALI: rotation, RandAugment and TrivialAugment, cutout.
 
-    --augmentation_preset=strong          all three
-    --hparams=rotation=5,cutout_prob=0.5  some of them
+    --augmentation_preset=strong
+    --hparams=rotation=5,cutout_prob=0.5
 
 Images may be on the GPU; boxes and labels are on the CPU. Every function sees one sample (DALI's convention).
 """
@@ -67,7 +67,8 @@ def auto_augment(images: DataNode, config: EfficientDetConfig) -> DataNode:
 
     Each sample goes through its own operations only: see `is_conditional`.
     """
-    with warnings.catch_warnings(record=True):  # DALI 2.4 calls two of its own operators by deprecated names
+    # DALI 2.4 calls two of its own operators by deprecated names, and warns whatever the filters say.
+    with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
             images = trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, images)
         else:

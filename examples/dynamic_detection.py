@@ -9,8 +9,8 @@ from there, and makes the batches of a run without the stop, bit for bit.
 
 The Pipeline API builds a graph that runs later. Here every call computes at once, so NumPy can do the rest:
 the numbers of each image and the choice of boxes. All random numbers are arguments. From the same numbers
-efficientdet/pipeline.py makes the same batches, bit for bit. The file needs nvidia-dali 2.4, NumPy and
-Pillow, and nothing else of the repository.
+efficientdet/pipeline.py makes the same batches, bit for bit, if the json lists its categories by id. The file
+needs nvidia-dali 2.4, NumPy and Pillow, and nothing else of the repository.
 
 EfficientDet: arXiv 1911.09070. Scale jitter, anchors and constants are those of google/automl efficientdet:
 dataloader.py, tf2/anchors.py, hparams_config.py.

@@ -115,7 +115,7 @@ class YOLOv4Config:
             f"multi_scale of at most {MAX_MULTI_SCALE}": self.multi_scale <= MAX_MULTI_SCALE,
             "lr_steps above 0 and up to 1 in order": shares == sorted(shares) and 0.0 not in self.lr_steps,
             "rand_augment_magnitude of at most 30": self.rand_augment_magnitude <= 30,
-            "rotation 0 with mosaic_tiles=fresh": not self.rotation or self.mosaic_tiles == "batch",
+            "rotation of 0 where mosaic_tiles is fresh": not self.rotation or self.mosaic_tiles == "batch",
             "jitter below 0.5 or nothing may be left of the image": self.jitter < 0.5,
         }
         hparams.require(self, rules)
@@ -229,7 +229,7 @@ PRESETS: dict[str, dict] = {
     "none": _NONE,
     "light": _NONE | {"jitter": 0.1, "flip_prob": 0.5, "hue": 10.0, "saturation": 1.2, "exposure": 1.2},
     "default": {},
-    "strong": {"rotation": 5.0, "auto_augment": "rand", "cutout_prob": 0.5},
+    "strong": {"auto_augment": "rand", "cutout_prob": 0.5, "mixup_prob": 0.1},
 }
 
 

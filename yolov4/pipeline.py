@@ -86,7 +86,7 @@ def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[Dat
 def augment(
     config: YOLOv4Config, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Rotation and what moves nothing. A new stage goes here. Mosaics are built afterwards.
+    """Rotation, then the stages that keep pixels in place. A new stage goes here. Mosaics come afterwards.
 
     With `mosaic_tiles=fresh` this is not called: there all images have `augment_pixels` alone.
 

@@ -2,7 +2,7 @@
 
 An image whose longer side exceeds N gets N pixels there and keeps its aspect ratio, up to whole pixels. All
 others keep their bytes. JPEGs become JPEGs of quality 95 without chroma subsampling, PNGs become PNGs. Pixels
-are those that training sees: never turned (the EXIF orientation stays), of 16 bits the upper eight, without
+are those that training sees: never turned (the EXIF orientation stays), of 16 bits rounded to eight, without
 alpha.
 """
 
@@ -81,7 +81,7 @@ def _as_8_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
     """The picture as 8-bit grey, RGB or CMYK. Pillow filters no palettes, and weights colours by alpha."""
     picture.load()
     if picture.mode.startswith("I"):
-        return PIL.Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+        return PIL.Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
     if picture.mode in ("L", "RGB", "CMYK"):
         return picture
     return picture.convert("L" if picture.mode in ("1", "LA") else "RGB")

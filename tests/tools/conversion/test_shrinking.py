@@ -52,7 +52,7 @@ VARIANTS = [name for name in image_variants.VARIANTS if name.startswith(("jpeg-"
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_colours_are_those_that_training_sees(name):
-    """Without alpha, of 16 bits the upper ones; decoders differ in how they turn CMYK into RGB."""
+    """Without alpha, of 16 bits rounded to eight; decoders differ in how they turn CMYK into RGB."""
     half = shrink_image(image_variants.VARIANTS[name], image_variants.WIDTH // 2, name)
     assert not inspect(half, ImagePolicy(decode=True)).fault
     pixels = np.asarray(PIL.Image.open(io.BytesIO(half)).convert("RGB")).astype(int)
