@@ -2,6 +2,7 @@
 PYTHON ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
+TORCH := $(VENV)/torch
 DEMO := runs/demo-efficientdet
 DEMO_YOLOV4 := runs/demo-yolov4
 DEMO_DATA := runs/demo-data
@@ -17,7 +18,7 @@ CHECKS := tests/test_older_versions.py tests/apps/test_determinism.py tests/dist
   tests/test_structure.py
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod demo demo-yolov4 demo-clean check test test-long test-all test-gpu gpu-check bench soak docker docker-test lint format clean
+.PHONY: help setup horovod torch demo demo-yolov4 demo-clean check test test-long test-all test-gpu gpu-check bench soak docker docker-test lint format clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +33,16 @@ horovod: $(VENV)/.horovod  ## Horovod for many processes: compiled once (two min
 
 $(VENV)/.horovod: $(VENV)/.ready docker/build_horovod.sh
 	@docker/build_horovod.sh $(VENV)
+	@touch $@
+
+torch: $(TORCH)/.ready  ## PyTorch and DALI in an environment of their own, for examples/pytorch_loader.py (2 GB on CPUs, a minute)
+
+$(TORCH)/.ready: pyproject.toml | setup
+	$(RUN) -m venv $(TORCH)
+	$(RUN) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*p["dependencies"], *p["optional-dependencies"]["torch"], sep="\n")' >$(TORCH)/pins.txt
+	$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(TORCH)/pins.txt \
+	  nvidia-dali-cuda120 numpy pillow torch
 	@touch $@
 
 demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## trains EfficientDet on drawn images, evaluates it, draws what it finds (under 10 minutes on two cores)
@@ -63,7 +74,7 @@ check: horovod  ## what a change must not break: older runs, equal bits, resumin
 test: lint horovod  ## lint, then all tests but the long ones, in JOBS=2 processes of up to 3 GB each
 	CUDA_VISIBLE_DEVICES= $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m 'not slow'
 
-test-long: horovod  ## only the long tests: the pages' commands, comparisons of runs, copies of the apps
+test-long: horovod torch  ## only the long tests: the pages' commands, comparisons of runs, copies of the apps
 	CUDA_VISIBLE_DEVICES= $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m slow
 
 test-all: test test-long  ## all tests

@@ -1,4 +1,4 @@
-"""The network as a model for Keras' `fit`, without train.py's exact resuming.
+"""The network as a model for Keras' `fit`; examples/keras_fit.py trains by it as train.py does.
 
 model = FitModel(build_model("efficientdet-d0", num_classes, config=config), config)
 model.compile(optimizer)
@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from common.distributed.ranks import Ranks
 from efficientdet import losses
 from efficientdet.config import EfficientDetConfig
 
@@ -23,19 +24,23 @@ class FitModel(keras.Model):
     Args:
         network: what build_model returned.
         config: the constants of the loss.
+        ranks: those that train together. All replicas then divide by the same number of positives, as in
+            train.py; by default each replica divides by the positives of its own batch.
     """
 
-    def __init__(self, network: keras.Model, config: EfficientDetConfig):
+    def __init__(self, network: keras.Model, config: EfficientDetConfig, ranks: Ranks | None = None):
         super().__init__(inputs=network.inputs, outputs=network.outputs, name=network.name)
         self._num_levels = len(network.outputs) // 2
-        self._config = config
+        self._config, self._ranks = config, ranks or Ranks()
 
     def compute_loss(
         self, x: Any, y: dict, y_pred: list, sample_weight: Any = None, training: bool = True
     ) -> tf.Tensor:
         """The scalar loss of one replica's batch; `y` is the loader's dict of targets."""
         class_logits, box_deltas = y_pred[: self._num_levels], y_pred[self._num_levels :]
-        loss = losses.detection_loss(class_logits, box_deltas, y, self._config)["detection_loss"]
-        loss += losses.l2_loss(self.trainable_variables, self._config.weight_decay)
+        share = losses.num_positives_share(y, self._ranks.num_replicas)
+        num_positives = self._ranks.mean({"share": share})["share"]
+        parts = losses.detection_loss(class_logits, box_deltas, y, self._config, num_positives)
+        loss = parts["detection_loss"] + losses.l2_loss(self.trainable_variables, self._config.weight_decay)
         # Keras sums the gradients of the replicas of a tf.distribute strategy.
         return loss / tf.distribute.get_strategy().num_replicas_in_sync

@@ -86,7 +86,7 @@ class Stream:
             raise ValueError(f"{annotations}: {error}") from None
         self._data = f"{hashlib.sha256(content).hexdigest()[:16]}, batch size {batch_size}, seed {seed}"
         self.step, self._batch_size, self._rng = 0, batch_size, ndd.random.RNG(seed=seed)
-        self._reader = ndd.readers.COCO(
+        self._reader = ndd.readers.COCO(  # refuses image ids above 2**31
             file_root=images,
             annotations_file=annotations,
             ltrb=True,

@@ -3,7 +3,7 @@ r"""DALI's results in NumPy and TensorFlow without copying them, and arrays of t
     python examples/preprocess_dlpack.py
 
 DLPack (https://dmlc.github.io/dlpack) is how libraries hand each other a tensor as it lies in memory. All
-tensors of DALI offer it, to PyTorch (preprocess_pytorch.py), JAX and CuPy likewise; and on a GPU, with
+tensors of DALI offer it, to PyTorch (pytorch_loader.py), JAX and CuPy likewise; and on a GPU, with
 `Preprocessor(..., device="gpu", device_id=0)`, where only NumPy drops out.
 """
 

@@ -1,16 +1,32 @@
-"""The examples run and assert what they claim; test_readme.py runs the tutorial by its command."""
+"""The examples run and assert what they claim; docs/examples.md names them all, and its code runs.
 
-import importlib.util
+tests/examples has the tests of single files; test_readme.py runs the page's commands.
+"""
+
+import re
+import runpy
 import sys
+import textwrap
 import types
 
+import keras
 import numpy as np
 import PIL.Image
+import pytest
 from absl import flags
 
 from examples import preprocess_dlpack, preprocess_tutorial
 from tests.commands import run
-from tests.refusal import refusal
+from tests.conftest import ROOT
+from tools import synthetic
+
+TORCH = ROOT / ".venv/torch/bin/python"
+PAGE = (ROOT / "docs/examples.md").read_text()
+
+
+def test_the_page_names_every_file():
+    named = set(re.findall(r"\]\(\.\./examples/(\w+)\.py\)", PAGE))
+    assert named == {path.stem for path in ROOT.glob("examples/*.py")}
 
 
 def test_the_tutorial_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
@@ -28,12 +44,37 @@ def test_tensors_are_handed_over_where_they_lie(capsys):
     assert [line.partition(":")[0] for line in lines] == ["NumPy", "TensorFlow", "DALI"]
 
 
-def test_pytorch_gets_the_same_batches_or_is_missed_in_one_clear_line():
-    if importlib.util.find_spec("torch"):
-        said = run(sys.executable, "examples/preprocess_pytorch.py").stdout
-        assert "batches of [8, 8, 5]" in said and "all 21 images the same" in said
-    else:
-        from examples import preprocess_pytorch  # not above: PyTorch wants to be first to import Triton
+def test_missing_pytorch_is_one_clear_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit, match=r"^error: .*torch.*make torch.*$"):
+        runpy.run_path(str(ROOT / "examples/pytorch_loader.py"))
 
-        said = refusal(preprocess_pytorch.main)
-        assert "needs PyTorch" in said and "pip install torch" in said
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--nproc-per-node=2")])
+def test_pytorch_trains_on_every_rank(launcher, monkeypatch):
+    if not TORCH.exists():
+        pytest.skip("no PyTorch: make torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # DALI's threads use the other cores
+    printed = run(TORCH, *launcher, ROOT / "examples/pytorch_loader.py").stdout
+    batches = re.findall(r"rank (\d), epoch 12: (\d) batches", printed)
+    assert sorted(batches) == ([("0", "2"), ("1", "2")] if launcher else [("0", "4")])
+
+
+def test_the_current_code_beside_the_older_one_runs(tmp_path):
+    """The code of the tables' second column: first the body of a pipeline, then what runs it."""
+    annotations = synthetic.draw_dataset(tmp_path, num_images=8, seed=0)
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(2)])
+    model.compile(loss="mse")
+    names = {"annotations": str(annotations), "images_dir": f"{tmp_path}/images", "model": model}
+    names["anchors"] = [0.0, 0.0, 0.5, 0.5, 0.3, 0.3, 1.0, 1.0]
+    tables = PAGE.split("\n### ")[1:]
+    graph, around = (re.findall(r"^\|.*? \| `([^`]+)` \|", table, re.MULTILINE) for table in tables)
+    around.remove(around[-1])  # of PyTorch, in examples/pytorch_loader.py
+    body = textwrap.indent("\n".join(graph), "    ")
+    (imports,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code = [imports, "@pipeline_def", "def training_pipeline():", body, "    return outputs", *around]
+    exec("\n".join(code), names)
+    assert len(graph) == 11 and names["num_images"] == 8 and names["is_dense"]
+    assert names["images"].shape == (4, 64, 96, 3) and names["deltas"].shape == (4, 2, 4)
+    assert np.isfinite(names["history"].history["loss"]).all()

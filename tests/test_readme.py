@@ -4,6 +4,7 @@ Each command's flags are parsed by its own program. The long tests run every com
 page, because later commands use what earlier ones made. They also run the first training command with YOLOv4.
 """
 
+import functools
 import importlib
 import json
 import pathlib
@@ -27,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 RUN_HERE = (
     *("README", "data", "training", "weights", "yolov4", "preprocessing", "troubleshooting", "results"),
-    *("performance", "architecture"),
+    *("performance", "architecture", "examples"),
 )
 # Other hosts, Docker, whole copies; no commands.
 NOT_RUN_HERE = ("many_gpus", "docker", "copy_this", "licences")
@@ -48,6 +49,11 @@ def program_of(words: list[str]) -> tuple[str, list[str]] | None:
     return (words[places[0]], words[places[0] + 1 :]) if places else None
 
 
+@functools.cache
+def help_of(program: str) -> str:
+    return subprocess.check_output([sys.executable, program, "--help"], cwd=ROOT, text=True)
+
+
 def known_flags(program: str) -> flags.FlagValues:
     """Those of the program and of absl; without any for one that takes none."""
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
@@ -58,6 +64,9 @@ def known_flags(program: str) -> flags.FlagValues:
         module.define_flags(fv)
     elif hasattr(module, "APP"):
         measuring.flags_of(module.APP)(fv)
+    elif hasattr(module, "argparse"):
+        for name in set(re.findall(r"--(\w+)", help_of(program))) - {"help"}:
+            flags.DEFINE_string(name, None, "argparse's", flag_values=fv)
     return fv
 
 

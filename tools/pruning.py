@@ -281,8 +281,7 @@ class _Edit(SourceText):
         node, (parent, field) = place.node, place.above[-1]
         around = [place.above[0][0], *(n for n, _ in place.above if isinstance(n, DEFINITIONS))]
         kept = _stored(around[-1], node) | {n for n in _stored(around[:2][-1], node) if "." in n}
-        if isinstance(around[-1], ast.FunctionDef):
-            kept |= {a.arg for a in ast.walk(around[-1].args) if isinstance(a, ast.arg)}
+        kept |= {a.arg for a in ast.walk(getattr(around[-1], "args", node)) if isinstance(a, ast.arg)}
         if isinstance(node, DEFINITIONS):
             self._lost.add("self." * isinstance(parent, ast.ClassDef) + node.name, place.scope)
         else:

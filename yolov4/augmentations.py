@@ -7,14 +7,16 @@ Images may be on the GPU; boxes and labels are on the CPU. Every function sees o
 """
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvidia.dali import fn, types
 from nvidia.dali.auto_aug import rand_augment, trivial_augment
 from nvidia.dali.data_node import DataNode
 
 from common.dali_ops import int32, uniform
-from yolov4.config import YOLOv4Config
+
+if TYPE_CHECKING:
+    from yolov4.config import YOLOv4Config
 
 # These move pixels, and boxes would not follow. Rotation, crop and flip are stages with boxes.
 MOVES_PIXELS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
@@ -53,12 +55,12 @@ def random_rotation(
     return images, boxes * fn.expand_dims(labels > 0, axes=[1]), labels
 
 
-def is_conditional(config: YOLOv4Config) -> bool:
+def is_conditional(config: "YOLOv4Config") -> bool:
     """Whether samples of a batch go through different operators, which a pipeline must be told."""
     return config.auto_augment != "none"
 
 
-def auto_augment(images: list[DataNode], config: YOLOv4Config) -> list[DataNode]:
+def auto_augment(images: list[DataNode], config: "YOLOv4Config") -> list[DataNode]:
     """RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158) without what moves pixels.
 
     Args:

@@ -1,4 +1,4 @@
-"""The network as a model for Keras' `fit`, without train.py's exact resuming.
+"""The network as a model for Keras' `fit`; examples/keras_fit.py trains by it as train.py does.
 
 model = FitModel(build_model("yolov4-tiny", num_classes, config=config), config)
 model.compile(optimizer)

@@ -123,7 +123,7 @@ def _serialize(annotations: Annotations, row: int, images_dir: str, max_side: in
     """The record of one image: its bytes as they are unless it is too large, its boxes clipped; boxes without
     area are left out."""
     path = pathlib.Path(images_dir, annotations.file_names[row])
-    encoded = shrink_image(path.read_bytes(), max_side, str(path))
+    encoded = shrink_image(path.read_bytes(), str(path), max_side)
     facts = images.inspect(encoded, ImagePolicy(max_megapixels=math.inf))
     height, width = annotations.image_sizes[row].tolist()
     if facts.image_format not in _FORMATS:

@@ -6,7 +6,7 @@ Format: https://cocodataset.org/#format-data
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -17,7 +17,6 @@ from common.annotations import Annotations
 from common.datacheck import images
 from common.errors import UserError
 from common.files import write_bytes, write_into
-from tools.conversion.shrinking import shrink_image
 
 _DECIMALS = 3  # of pixels: float32 fractions of an image of 10,000 pixels carry no more
 
@@ -40,10 +39,10 @@ def extract_images(
     annotations: Annotations,
     directory: str | os.PathLike,
     *,
-    max_side: int | None = None,
+    change: Callable[[bytes, str], bytes] = lambda encoded, name: encoded,
     overwrite: bool = False,
 ) -> Annotations:
-    """Writes the images in TFRecords as files, all or none: byte for byte, unless they are too large.
+    """Writes the images in TFRecords as files, all or none; byte for byte, unless `change` changes them.
 
     A file has the name that its record gives it, sub-directories included. Where the name of any image is
     missing, would leave the directory, or is another image's, all are named `<image id>.<format>`.
@@ -52,7 +51,7 @@ def extract_images(
         files: record files that `open_records` has accepted.
         annotations: what it found in them.
         directory: where the images go; made if need be.
-        max_side: longest side in pixels; larger images are made smaller.
+        change: of an encoded image and its name, what to write in its place.
         overwrite: replace files that have these names.
 
     Returns:
@@ -83,7 +82,7 @@ def extract_images(
                 )
             file = staged / names[row]
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(shrink_image(encoded, max_side, annotations.image_name(row)))
+            file.write_bytes(change(encoded, annotations.image_name(row)))
             bar.step()
 
     pathlib.Path(directory).mkdir(parents=True, exist_ok=True)

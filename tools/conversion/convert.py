@@ -1,5 +1,6 @@
 """Reads a data set in one format and writes it in another, with smaller images and in two parts if asked."""
 
+import functools
 import glob
 import hashlib
 import os
@@ -14,7 +15,7 @@ from common.errors import UserError
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.conversion.coco_writer import extract_images, round_boxes, write_coco
 from tools.conversion.options import Options
-from tools.conversion.shrinking import shrink_annotations, write_shrunk
+from tools.conversion.shrinking import shrink_annotations, shrink_image, write_shrunk
 from tools.conversion.voc import read_voc
 from tools.conversion.yolo import read_yolo
 
@@ -105,8 +106,10 @@ def _read_tfrecords(options: Options, policy: ImagePolicy) -> tuple[Annotations,
     source = open_tfrecords(options.input, options.label_map, policy)
     directory = options.images or os.path.join(os.path.dirname(options.output), "images")
     annotations, files = round_boxes(source.annotations), source.records.files
-    max_side, overwrite = options.max_side, options.overwrite
-    return extract_images(files, annotations, directory, max_side=max_side, overwrite=overwrite), directory
+    change = functools.partial(shrink_image, max_side=options.max_side)
+    return extract_images(
+        files, annotations, directory, change=change, overwrite=options.overwrite
+    ), directory
 
 
 _NAMES = {"coco": "the name of the json", "tfrecord": "the beginning of the file names"}

@@ -44,7 +44,7 @@ def shrink_annotations(annotations: Annotations, max_side: int) -> Annotations:
     )
 
 
-def shrink_image(encoded: bytes, max_side: int | None, name: str) -> bytes:
+def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
     """An encoded image whose longer side is at most `max_side`; the same bytes where it is so already.
 
     Raises:
@@ -113,7 +113,7 @@ def write_shrunk(
         def write_one(name: str) -> None:
             original, file = pathlib.Path(images_dir, name), staged / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(shrink_image(original.read_bytes(), max_side, str(original)))
+            file.write_bytes(shrink_image(original.read_bytes(), str(original), max_side))
 
         list(in_threads(write_one, annotations.file_names, DECODERS, "Writing images"))
 

@@ -34,7 +34,7 @@ def test_a_rectangle_is_where_its_box_is(image_format, size, box, max_side, expe
     """Its white pixels are as many as the box has, around the centre of the box."""
     picture = PIL.Image.new("RGB", size[::-1])
     picture.paste("white", (*box[:2], box[0] + box[2], box[1] + box[3]))
-    image = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, image_format), max_side, "x")))
+    image = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, image_format), "x", max_side)))
     assert (image.format, image.size) == (image_format, expected[::-1])
     found = shrink_annotations(annotations([size], [(0, 0, *box)]), max_side)
     assert found.image_sizes.tolist() == [list(expected)]
@@ -53,7 +53,7 @@ VARIANTS = [name for name in image_variants.VARIANTS if name.startswith(("jpeg-"
 @pytest.mark.parametrize("name", VARIANTS)
 def test_colours_are_those_that_training_sees(name):
     """Without alpha, of 16 bits rounded to eight; decoders differ in how they turn CMYK into RGB."""
-    half = shrink_image(image_variants.VARIANTS[name], image_variants.WIDTH // 2, name)
+    half = shrink_image(image_variants.VARIANTS[name], name, image_variants.WIDTH // 2)
     assert not inspect(half, ImagePolicy(decode=True)).fault
     pixels = np.asarray(PIL.Image.open(io.BytesIO(half)).convert("RGB")).astype(int)
     expected = cv2.resize(image_variants.expected(name), (26, 18), interpolation=cv2.INTER_AREA)
@@ -62,15 +62,15 @@ def test_colours_are_those_that_training_sees(name):
 
 def test_colours_below_transparent_pixels_and_the_orientation_stay():
     picture = PIL.Image.new("RGBA", (40, 20), (200, 100, 50, 0))
-    half = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, "PNG"), 20, "x")))
+    half = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, "PNG"), "x", 20)))
     assert half.getpixel((10, 5)) == (200, 100, 50)
     turned = encoded(
         picture.convert("RGB"), "JPEG", exif=b"Exif\0\0" + image_variants.exif(6), icc_profile=b"p"
     )
-    facts = inspect(small := shrink_image(turned, 20, "x"))
+    facts = inspect(small := shrink_image(turned, "x", 20))
     assert (facts.width, facts.height, facts.orientation) == (20, 10, 6)
     assert PIL.Image.open(io.BytesIO(small)).info["icc_profile"] == b"p"
-    assert shrink_image(turned, 40, "x") == turned
+    assert shrink_image(turned, "x", 40) == turned
 
 
 def test_boxes_scale_by_whole_pixels_and_other_images_stay():
@@ -90,8 +90,8 @@ def test_boxes_scale_by_whole_pixels_and_other_images_stay():
 
 def test_what_cannot_be_made_smaller_is_named_and_leaves_nothing(tmp_path):
     bmp = image_variants.pillow("BMP")
-    assert shrink_image(bmp, 52, "a.bmp") == bmp
-    assert refusal(shrink_image, bmp, 51, "a.bmp").startswith("a.bmp is BMP: --max_side reads JPEG and PNG")
+    assert shrink_image(bmp, "a.bmp", 52) == bmp
+    assert refusal(shrink_image, bmp, "a.bmp", 51).startswith("a.bmp is BMP: --max_side reads JPEG and PNG")
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
     png = bytearray(image_variants.pillow("PNG", noise))
     png[3000] ^= 255

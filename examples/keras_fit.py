@@ -1,0 +1,199 @@
+r"""Trains EfficientDet by Keras' `fit` and callbacks on batches from DALI, with the losses of train.py.
+
+    python examples/keras_fit.py --flagfile=efficientdet/flags/demo.txt --output_dir=runs/demo-keras-fit
+    horovodrun -np 2 python examples/keras_fit.py --strategy=horovod ...  # or alone, --strategy=mirrored
+
+The flags are train.py's, except those in WITHOUT. The weights are train.py's: eval.py, infer.py and export.py
+read them. The same command on the same directory continues after the last whole epoch.
+
+What `fit` cannot do; use train.py for it:
+- Resume within an epoch: `fit` makes the iterator of the data, and no checkpoint can hold its position. The
+  next run repeats the whole epoch, with images in another order.
+- Skip a step that is not finite: callbacks come after the update. The run ends with that epoch, unsaved.
+- Save and stop at a signal, or end the ranks that wait for a lost one (the watchdog).
+- Change the data between epochs, such as YOLOv4's last ones without mosaic; train by multi_worker.
+
+For YOLOv4, import from `yolov4`, call `FitModel(network, config)`, and take the epochs from config.epochs.
+"""
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import sys
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import tensorflow as tf
+from absl import flags
+
+from common import args, errors, hparams
+from common.datacheck import datasets
+from common.distributed.ranks import Ranks, seed_per_rank
+from common.evaluation import coco_metrics
+from common.evaluation.evaluate import evaluate
+from common.training import input_feed, run_directory, weights
+from common.training.checkpoints import Checkpoints
+from common.training.optimizers import AveragedWeights
+from common.training.results import Results, note_metric
+from common.training.run import start_process
+from efficientdet.config import PRESETS, get_config
+from efficientdet.fit_model import FitModel
+from efficientdet.loaders import epoch_kwargs, open_loader
+from efficientdet.model_metadata import make_metadata
+from efficientdet.optimization import make_optimizer, make_schedule, num_epochs
+from efficientdet.predict import make_detect
+from efficientdet.train import Args, make_model
+
+WITHOUT = {"accumulate_steps", "coco_backend", "dry_run", "elastic", "eval_every_steps", "freeze", "xla"}
+WITHOUT |= {"freeze_batch_norm", "init_from", "max_skipped_steps", "patience", "save_every", "step_timeout"}
+NAMES = {field.name for field in dataclasses.fields(Args)} - WITHOUT
+define_flags = functools.partial(args.define, args_class=Args, names=NAMES)
+
+
+def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.optimizers.Optimizer:
+    """The optimizer, with gradients averaged over all replicas before it unscales and clips them.
+
+    Horovod's DistributedOptimizer does not work with Keras 3. Under tf.distribute, Keras would clip the
+    gradients of each replica, and then add them up.
+    """
+
+    class Averaging(type(optimizer)):
+        def apply(self, grads, trainable_variables=None):
+            in_sync = tf.distribute.get_strategy().num_replicas_in_sync  # FitModel divides the loss by it
+            means = ranks.average(grads)  # under Horovod: hvd.grouped_allreduce(grads, op=hvd.Average)
+            super().apply([gradient * in_sync for gradient in means], trainable_variables)
+
+    optimizer = ranks.wrap_optimizer(optimizer)
+    optimizer.__class__ = Averaging
+    return optimizer
+
+
+class RankCallback(keras.callbacks.Callback):
+    """All ranks call these in the same order, so they may communicate."""
+
+    def __init__(self, ranks: Ranks, ema: AveragedWeights, checkpoints: Checkpoints, results: Results):
+        super().__init__()
+        self.ranks, self.ema, self.checkpoints, self.results = ranks, ema, checkpoints, results
+
+
+class Synchronize(RankCallback):
+    """Ranks start alike and report their mean loss: for Horovod's callbacks, which fail with Keras 3."""
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        variables = [v.value for v in [*self.model.weights, *self.model.optimizer.variables]]
+        self.ranks.broadcast([*variables, *self.ema.variables])  # under Horovod: hvd.broadcast_variables
+        seed_per_rank(self.model, self.ranks.rank)
+
+    def on_epoch_end(self, epoch: int, logs: dict) -> None:
+        logs["loss"] = sum(self.ranks.gather(logs["loss"])) / self.ranks.world_size
+        if not math.isfinite(logs["loss"]):
+            raise errors.UserError(f"the loss of epoch {epoch + 1} is not finite: lower --learning_rate")
+        self.checkpoints.state["step"] = (epoch + 1) * self.params["steps"]
+
+
+class MovingAverage(RankCallback):
+    """Moves the averaged weights after each update. Keras' own `use_ema` lacks the moving statistics."""
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        self._update = tf.function(lambda moved: self.ranks.run(self.ema.update, moved))
+        self._updates = tf.convert_to_tensor(self.model.optimizer.iterations)
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        before, self._updates = self._updates, tf.convert_to_tensor(self.model.optimizer.iterations)
+        self._update(self._updates > before)  # a gradient that overflows float16 makes no update
+
+
+class CocoMetrics(RankCallback):
+    """COCO's metrics of the averaged weights, by pycocotools, in the logs and in train.py's files."""
+
+    def __init__(self, *run, score, eval_every: int):
+        super().__init__(*run)
+        self.score, self.eval_every = score, eval_every
+
+    def on_epoch_end(self, epoch: int, logs: dict) -> None:
+        if epoch + 1 < self.params["epochs"] and (not self.eval_every or (epoch + 1) % self.eval_every):
+            return
+        with self.ema.swapped_in(self.ranks):
+            evaluation = self.score()
+            is_best = note_metric(self.checkpoints.state, evaluation.metrics["AP"])
+            self.results.save_evaluation(evaluation, is_best)
+        logs.update({name: evaluation.metrics[name] for name in coco_metrics.NAMES})
+
+
+class Checkpoint(RankCallback):
+    """Saves after each epoch; continues from there. BackupAndRestore knows neither averages nor ranks."""
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        if self.checkpoints.state["epoch"]:
+            self.checkpoints.restore()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        with self.ema.swapped_in(self.ranks):
+            self.results.save_weights(weights.LAST)
+        self.checkpoints.state["epoch"] = epoch + 1
+        self.checkpoints.save()
+
+
+def fit(a: Args) -> None:
+    """Trains one model; see the flags of the same names."""
+    if a.strategy == "multi_worker":
+        raise errors.UserError("--strategy=multi_worker: Keras 3's fit cannot read its data; use horovod")
+    ranks = start_process(a)
+    config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
+    limits = {"max_instances": config.max_instances, "synthetic_classes": 90}
+    data = input_feed.open_splits(a, ranks, datasets.open_datasets, **limits)
+    open_train_loader = functools.partial(open_loader, a, ranks, config, data, training=True)
+    loader = open_train_loader(**epoch_kwargs(config, a.seed, 0))
+    steps, batch_size = a.steps_per_epoch or loader.steps_per_epoch, ranks.num_replicas * a.batch_size
+    config = hparams.replace(config, {"epochs": num_epochs(config, batch_size, steps)})
+
+    with ranks.scope():
+        network = make_model(config, data.num_classes)
+        schedule = make_schedule(config, batch_size, steps)  # the optimizer asks it at each step
+        optimizer = averaging(make_optimizer(config, schedule, precision=a.precision), ranks)
+        optimizer.build(network.trainable_variables)
+        model = FitModel(network, config, ranks)
+        model.compile(optimizer, jit_compile=False)  # XLA cannot compile the messages between ranks
+        ema = AveragedWeights(network, config.ema_decay)
+
+    # The directory is new or that of the same run, which continues.
+    about = data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
+    metadata = make_metadata(config, *about)
+    facts = {"loop": "keras_fit", "pipeline_type": loader.pipeline_type, "steps_per_epoch": steps}
+    identity = run_directory.Identity.of(a, ranks, config, metadata, may_change=("epochs",), **facts)
+    run_directory.check(a, ranks, identity)
+    directory = None if ranks.rank else run_directory.claim(a, identity)
+    state = {"model": network, "optimizer": optimizer, "averaged": ema}
+    checkpoints = Checkpoints(directory, ranks=ranks, metadata=metadata, identity=identity, **state)
+    checkpoints.find()
+
+    run = ranks, ema, checkpoints, Results(directory, network, metadata, checkpoints.state)
+    callbacks = [Synchronize(*run), Checkpoint(*run), MovingAverage(*run)]  # called in this order
+    if data.evaluation:
+        eval_loader = open_loader(a, ranks, config, data, training=False)
+        detect, explain = make_detect(network, config), datasets.explain
+        score = functools.partial(evaluate, detect, eval_loader, data.label_map, ranks=ranks, explain=explain)
+        callbacks.insert(1, CocoMetrics(*run, score=score, eval_every=a.eval_every))
+    if directory:
+        callbacks.append(keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False))
+
+    epochs_done = checkpoints.state["epoch"]
+    epoch = epoch_kwargs(config, a.seed, epochs_done)
+    mode = tf.distribute.InputReplicationMode.PER_REPLICA  # each has a DALI pipeline and a shard
+    setup = tf.distribute.InputOptions(experimental_fetch_to_device=False, experimental_replication_mode=mode)
+    batches = model.distribute_strategy.distribute_datasets_from_function(
+        lambda context: open_train_loader(device_index=context.input_pipeline_id, **epoch).dataset(), setup
+    )
+    counts = {"epochs": config.epochs, "initial_epoch": epochs_done, "steps_per_epoch": steps}
+    model.fit(batches, callbacks=callbacks, shuffle=False, verbose=0 if ranks.rank else 2, **counts)
+    ranks.close()
+
+
+if __name__ == "__main__":
+    args.install(define_flags)
+    errors.run(lambda: fit(Args(**args.values(flags.FLAGS, define_flags))))

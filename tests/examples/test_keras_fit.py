@@ -1,0 +1,134 @@
+"""examples/keras_fit.py, by each app's fit_model.py, trains as train.py: each step, and over two sessions.
+
+Run as a program, this file trains a few steps by both loops and writes the losses of each.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+import sys
+import types
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from common.distributed import ranks
+from common.training.checkpoints import Checkpoints
+from common.training.run import Run
+from tests.apps.conftest import coco_flags, eagerly
+from tests.common.training.small_model import rows_of
+from tests.conftest import ROOT
+from tests.distributed import launching
+from tests.distributed.small_apps import IMAGES, TINY, flag_values, parsed, training_flags
+from tests.distributed.test_train_on_ranks import PLAIN
+from tests.fixtures.calculations import weights_of
+from tests.refusal import refusal
+
+FOR_YOLOV4 = {  # what the example says to change
+    "efficientdet": "yolov4",
+    "FitModel(network, config, ranks)": "FitModel(network, config)",
+    ", num_epochs\n": "\n",
+    "num_epochs(config, batch_size, steps)": "config.epochs",
+}
+
+
+def example_of(app):
+    """The example as a module, changed for the app as its docstring says."""
+    source = (ROOT / "examples/keras_fit.py").read_text()
+    for old, new in FOR_YOLOV4.items() if app == "yolov4" else ():
+        assert old in source
+        source = source.replace(old, new)
+    example = types.ModuleType("examples.keras_fit")
+    example.__package__ = "examples"
+    exec(compile(source, "keras_fit.py", "exec"), example.__dict__)
+    return example
+
+
+@pytest.mark.parametrize("app", ["efficientdet", pytest.param("yolov4", marks=pytest.mark.slow)])
+def test_a_continued_run_ends_as_train_py_does(app, drawn, tmp_path, monkeypatch):
+    """Each batch is the whole data set without augmentation: the order of images has no part in it."""
+    plain = "--ema_decay=0.9", f"--hparams={TINY[app]},{PLAIN[app]}"
+    words = "--epochs=2", "--steps_per_epoch=1", "--eval_every=0", *coco_flags(drawn, "eval"), *plain
+    train, a = parsed(app, *training_flags(app, drawn, tmp_path / "train", "none", IMAGES), *words)
+    example, found = example_of(app), tmp_path / "fit"
+
+    def fit(**changes):
+        example.fit(example.Args(**dataclasses.asdict(a) | {"output_dir": str(found)} | changes))
+
+    save, left = Checkpoints.save, iter([1])
+    with eagerly():
+        train.start(a)
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoints, "save", lambda self: next(left) and save(self))
+            with pytest.raises(StopIteration):  # in place of the second checkpoint
+                fit()
+        fit()
+    losses = [float(row["loss"]) for row in rows_of(tmp_path / "train")]
+    assert losses[1] < 0.97 * losses[0]
+    files = sorted(found.glob("tensorboard/train/events*"), key=lambda path: path.stat().st_mtime)
+    events = [event for file in files for event in tf.compat.v1.train.summary_iterator(str(file))]
+    logged = [value for event in events for value in event.summary.value if value.tag == "epoch_loss"]
+    np.testing.assert_allclose([tf.make_ndarray(value.tensor) for value in logged], losses, rtol=1e-5)
+    weights = weights_of(found / "last.weights.h5")
+    for name, value in weights_of(tmp_path / "train" / "last.weights.h5").items():
+        np.testing.assert_allclose(weights[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    scores = [json.loads((tmp_path / run / "metrics.json").read_text())["AP50"] for run in ("fit", "train")]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+    assert "batch_size was 12 and is now 6" in refusal(fit, batch_size=6)
+    assert "use horovod" in refusal(fit, strategy="multi_worker")
+    _, values = flag_values("examples.keras_fit", "--flagfile=efficientdet/flags/demo.txt")
+    assert values["epochs"] == 20
+    assert "xla" not in values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "app, strategy",
+    [*itertools.product(["efficientdet"], ["none", "mirrored", "horovod"]), ("yolov4", "mirrored")],
+)
+def test_each_step_has_the_loss_of_train_py(app, strategy, drawn, tmp_path):
+    words = [__file__, app, *training_flags(app, drawn, tmp_path, strategy, 4), "--epochs=1"]
+    words += ["--clip_norm=0.5", f"--hparams={TINY[app]}" + ",multi_scale=2" * (app == "yolov4")]
+    launcher = "horovod" if strategy == "horovod" else "mirrored"  # two devices, of which "none" takes one
+    launching.run_two_replicas(launcher, [*words, "--steps_per_epoch=20"], timeout=500)
+    trained, fitted = json.loads((tmp_path / "losses.json").read_text())
+    assert len(trained) == 20
+    assert np.ptp(trained) > 0.01
+    # With every image size of YOLOv4 the two graphs differ in last digits, which its targets amplify.
+    np.testing.assert_allclose(fitted, trained, rtol=1e-5 if app == "efficientdet" else 1e-3)
+
+
+def losses_of_both(app, words):
+    """Writes the loss of each step, the mean over all replicas: by train.py, and by `fit`."""
+    example, after_step = example_of(app), Run.after_step
+    on_batch_end = example.MovingAverage.on_train_batch_end
+    trained, fitted = [], []
+
+    def note_trained(self, result, *batch):
+        trained.append(float(result.values["loss"]))
+        after_step(self, result, *batch)
+
+    def note_fitted(self, batch, logs):
+        fitted.append(float(np.mean(self.ranks.gather(logs["loss"]))))
+        self.model.reset_metrics()  # else it is the mean since the start of the epoch
+        on_batch_end(self, batch, logs)
+
+    module, a = parsed(app, *words)
+    with (
+        mock.patch.object(Run, "after_step", note_trained),
+        mock.patch.object(example.MovingAverage, "on_train_batch_end", note_fitted),
+        # One strategy for both: the collectives of a second one would take the keys of the first.
+        mock.patch.object(ranks, "start", functools.cache(ranks.start)),
+        mock.patch.object(ranks.HorovodRanks, "close"),
+    ):
+        module.start(dataclasses.replace(a, output_dir=f"{a.output_dir}/train"))
+        example.fit(example.Args(**dataclasses.asdict(a) | {"output_dir": f"{a.output_dir}/fit"}))
+    pathlib.Path(a.output_dir, "losses.json").write_text(json.dumps([trained, fitted]))
+
+
+if __name__ == "__main__":
+    losses_of_both(sys.argv[1], sys.argv[2:])
