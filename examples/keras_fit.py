@@ -181,6 +181,7 @@ def fit(a: Args) -> None:
         callbacks.insert(1, CocoMetrics(*run, score=score, eval_every=a.eval_every))
     if directory:
         callbacks.append(keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False))
+        print(f"epochs {checkpoints.state['epoch'] + 1} to {config.epochs}; results go to {directory}")
 
     epochs_done = checkpoints.state["epoch"]
     epoch = epoch_kwargs(config, a.seed, epochs_done)

@@ -25,7 +25,7 @@ try:
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
     from torch.nn import functional
 except ModuleNotFoundError as error:
-    raise SystemExit(f"error: {error}: run `make torch`, then .venv/torch/bin/python") from None
+    raise SystemExit(f"error: {error}: pip install torch, or make torch in the repository") from None
 
 from efficientdet_pipeline import Config, draw_synthetic, make_pipeline
 

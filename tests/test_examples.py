@@ -75,6 +75,6 @@ def test_the_current_code_beside_the_older_one_runs(tmp_path):
     (imports,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     code = [imports, "@pipeline_def", "def training_pipeline():", body, "    return outputs", *around]
     exec("\n".join(code), names)
-    assert len(graph) == 11 and names["num_images"] == 8 and names["is_dense"]
+    assert len(graph) == 12 and names["num_images"] == 8 and names["is_dense"]
     assert names["images"].shape == (4, 64, 96, 3) and names["deltas"].shape == (4, 2, 4)
     assert np.isfinite(names["history"].history["loss"]).all()

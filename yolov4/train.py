@@ -84,7 +84,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     )
     mixes = config.mosaic_prob or config.mixup_prob or config.cutmix_prob
     if mixes and config.epochs <= config.close_mosaic:
-        log(f"no mosaic, MixUp or CutMix: close_mosaic={config.close_mosaic} of {config.epochs} epochs")
+        log(f"no mosaic, MixUp or CutMix: off for the last {config.close_mosaic} epochs (close_mosaic)")
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_train_loader = functools.partial(open_loader, a, ranks, config, data, training=True)
     open_eval_loader = functools.cache(lambda: open_loader(a, ranks, config, data, training=False))
