@@ -4,8 +4,9 @@ r"""EfficientDet's training pipeline (arXiv 1911.09070) in DALI, in one file to 
     python efficientdet_pipeline.py --images=train2017 --annotations=instances_train2017.json
     python efficientdet_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
-It reads COCO json, or TFRecords of TensorFlow's Object Detection API. Run tools/check_data.py first, for DALI
-takes damaged data without an error. A batch has, in this order, with K = 9 anchors in a cell of each level l:
+For training only: images are shuffled and have no ids. Evaluation is in the app. Run tools/check_data.py
+first, for DALI takes damaged data without an error. On a CPU a batch equals that of efficientdet/pipeline.py
+bit for bit; the GPU branch was not run. It has, in this order, with K = 9 anchors in a cell of each level l:
 
     images           float32 (B, H, W, 3): RGB, normalised, at the top left; 0, the mean colour, elsewhere
     num_positives    float32 (B,): anchors that are matched to a box
@@ -28,13 +29,12 @@ from nvidia.dali import Pipeline, fn, math, tfrecord, types
 from PIL import Image, ImageDraw
 
 MEAN, STDDEV = (np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]) * 255).tolist()  # ImageNet's pixels
-SWAP_XY = [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]  # a matrix: (dx, dy, dw, dh) -> (dy, dx, dh, dw)
-MAX_BOXES = 2**14  # of one image
+CROPS = ("scale_jitter", "min_iou_crop", "resize_range", "none")
 SCRATCH = tempfile.TemporaryDirectory()  # for files that only DALI reads; removed at exit
 int32 = functools.partial(fn.cast, dtype=types.INT32)
-float32 = functools.partial(fn.cast, dtype=types.FLOAT)
 int_sum = functools.partial(fn.reductions.sum, dtype=types.INT32)
 constant = functools.partial(types.Constant, device="cpu")
+column = functools.partial(fn.expand_dims, axes=[1])  # (N,) -> (N, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Config:
     file_pattern: str = ""  # glob of TFRecords, to read in place of `images`
     batch_size: int = 8
     image_size: tuple[int, int] = (512, 512)
-    crop: str = "scale_jitter"  # or min_iou_crop, resize_range, none
+    crop: str = "scale_jitter"  # one of CROPS
     jitter: tuple[float, float] = (0.1, 2.0)  # scale_jitter: 1 is the largest image that fits
     resize: tuple[int, int] = (320, 512)  # resize_range: pixels of the shorter side
     flip_prob: float = 0.5
@@ -57,6 +57,7 @@ class Config:
     max_instances: int = 100  # boxes of an image; the largest stay
     levels: tuple[int, ...] = (3, 4, 5, 6, 7)  # of the feature pyramid
     anchor_scale: float = 4.0  # side of the smallest square anchor, in strides
+    num_threads: int = 4  # of the CPU
     device_id: int | None = None  # of the GPU; None for the CPU
     seed: int = 0
 
@@ -66,25 +67,19 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
     order = {"shard_id": shard_id, "num_shards": num_shards, "name": "reader"}
     order |= {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": config.seed}
     seed = int(np.random.SeedSequence([config.seed, shard_id]).generate_state(1)[0])
-    on_gpu = config.device_id is not None
-    with Pipeline(config.batch_size, 4, config.device_id, seed=seed, enable_checkpointing=True) as pipeline:
+    on_gpu, options = config.device_id is not None, {"seed": seed, "enable_checkpointing": True}
+    with Pipeline(config.batch_size, config.num_threads, config.device_id, **options) as pipeline:
         jpegs, boxes, labels = (read_tfrecords if config.file_pattern else read_coco)(config, order)
-        size = float32(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2])  # EXIF would not turn boxes
+        size = fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2] * 1.0  # (height, width) as stored
         window, new_size, boxes, labels = random_crop(config, size, boxes, labels)
-
-        part = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
-        if on_gpu:
-            images = fn.slice(fn.decoders.image(jpegs, device="mixed", adjust_orientation=False), **part)
-        else:  # decodes no more than the window
-            images = fn.decoders.image_slice(jpegs, adjust_orientation=False, **part)
-        images = fn.resize(images, size=float32(new_size))
+        images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
+        # Of the image in 0..1 -> of the window in 0..1, clipped to it -> of the network input in 0..1.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         images, boxes = augment(config, images, boxes)
         place = {"crop": config.image_size, "crop_pos_x": 0, "crop_pos_y": 0, "out_of_bounds_policy": "pad"}
         images = fn.crop_mirror_normalize(images, mean=MEAN, std=STDDEV, output_layout="HWC", **place)
         boxes = boxes * xyxy(new_size / constant(np.float32(config.image_size)))
-
-        smallest = config.min_box_size / np.float32(config.image_size)
+        smallest = config.min_box_size / np.float32(config.image_size[::-1])
         boxes, labels = select_boxes(boxes, labels, smallest, config.max_instances)
         padded = fn.pad([boxes, labels - 1], axes=[0], shape=[config.max_instances], fill_value=-1)
         num_positives, *targets = encode(config, *(x.gpu() if on_gpu else x for x in (boxes, labels)))
@@ -92,72 +87,79 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
     return pipeline
 
 
-def xyxy(yx):  # (y, x) -> (x, y, x, y)
-    return fn.stack(yx[1], yx[0], yx[1], yx[0])
+def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI refuses an empty range
+    return fn.random.uniform(range=(low, high), shape=shape) if low < high else float(low)
 
 
-def uniform(low, high):
-    return fn.random.uniform(range=(low, high)) if low < high else float(low)  # DALI refuses an empty range
+def xyxy(yx):  # (2,) or (n, 2) -> float32 (1, 4) or (n, 4), to scale or to move boxes
+    return fn.coord_transform(fn.reshape(yx, shape=[-1, 2]), M=[0, 1, 1, 0, 0, 1, 1, 0])
 
 
 # Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, with an area; labels int32 (N,), from 1.
 def read_coco(config: Config, order: dict):
-    files = {"file_root": config.images, "annotations_file": write_clean_json(config.annotations)}
-    # Labels follow the order of `categories` by default. The threshold drops only boxes without an area.
+    """Reads a json without crowds and with images numbered: DALI sorts by id, refuses ids above 2**31."""
+    document = json.loads(pathlib.Path(config.annotations).read_bytes())
+    label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
+    row_of = {image["id"]: row for row, image in enumerate(document["images"])}
+    objects = [entry for entry in document["annotations"] if not entry.get("iscrowd")]
+    rows = [row_of[entry["image_id"]] for entry in objects]
+    scale = np.array([(image["width"], image["height"]) * 2 for image in document["images"]], float)[rows]
+    boxes_px = np.array([entry["bbox"] for entry in objects], float).reshape(-1, 4)
+    boxes_px[:, 2:] += boxes_px[:, :2]  # ltwh -> ltrb
+    boxes_px = np.clip(np.float32(boxes_px / scale), 0, 1) * scale  # float32 as in TFRecords
+    boxes_px[:, 2:] -= boxes_px[:, :2]
+    document["images"] = [image | {"id": row} for row, image in enumerate(document["images"])]
+    document["annotations"] = [
+        {"image_id": row, "category_id": label_of[entry["category_id"]], "bbox": box}
+        for row, entry, box in zip(rows, objects, boxes_px.tolist(), strict=True)
+    ]
+    path = tempfile.mkdtemp(dir=SCRATCH.name) + "/clean.json"
+    pathlib.Path(path).write_text(json.dumps(document))
+    # By default labels follow the order of `categories`. The threshold drops only boxes without an area.
     options = {"avoid_class_remapping": True, "size_threshold": 1e-30, "ltrb": True, "ratio": True}
-    jpegs, boxes, labels = fn.readers.coco(**files, **options, **order)
+    jpegs, boxes, labels = fn.readers.coco(file_root=config.images, annotations_file=path, **options, **order)
     return jpegs, math.clamp(boxes, 0.0, 1.0), labels
 
 
-def write_clean_json(path: str) -> str:
-    """The path of a json for DALI: no crowds, boxes clipped, labels from 1, images numbered in order."""
-    document = json.loads(pathlib.Path(path).read_bytes())
-    images = {image["id"]: image | {"id": number} for number, image in enumerate(document["images"])}
-    ids = sorted(category["id"] for category in document["categories"])
-    objects = [entry for entry in document["annotations"] if not entry.get("iscrowd")]
-    objects.sort(key=lambda entry: images[entry["image_id"]]["id"])
-    owners = [images[entry["image_id"]] for entry in objects]
-    scale = np.array([(image["width"], image["height"]) * 2 for image in owners], float).reshape(-1, 4)
-    boxes = np.array([entry["bbox"] for entry in objects], float).reshape(-1, 4)
-    boxes[:, 2:] += boxes[:, :2]  # ltwh -> ltrb
-    boxes = np.float32(boxes / scale).clip(0, 1) * scale
-    boxes[:, 2:] -= boxes[:, :2]
-    annotations = [
-        {"image_id": image["id"], "category_id": ids.index(entry["category_id"]) + 1, "bbox": box}
-        for image, entry, box in zip(owners, objects, boxes.tolist(), strict=True)
-    ]
-    with tempfile.NamedTemporaryFile("w", dir=SCRATCH.name, delete=False) as file:
-        json.dump({"images": list(images.values()), "annotations": annotations, "categories": []}, file)
-    return file.name
-
-
 def read_tfrecords(config: Config, order: dict):
-    """Every record needs every key below; every file needs an index, `<file>.idx` (DALI's tfrecord2idx)."""
+    """Every record needs all of these keys, and each file <file>.idx, made by DALI's tfrecord2idx."""
     sides = [f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax")]
-    keys = ["image/encoded", *sides, "image/object/class/label", "image/object/is_crowd"]
-    real, integer = tfrecord.VarLenFeature(tfrecord.float32, 0.0), tfrecord.VarLenFeature(tfrecord.int64, 0)
-    kinds = [tfrecord.FixedLenFeature([], tfrecord.string, ""), *[real] * 4, integer, integer]
+    category, crowd = "image/object/class/label", "image/object/is_crowd"
+    features = {"image/encoded": tfrecord.FixedLenFeature([], tfrecord.string, "")}
+    features |= dict.fromkeys(sides, tfrecord.VarLenFeature(tfrecord.float32, 0.0))
+    features |= dict.fromkeys([category, crowd], tfrecord.VarLenFeature(tfrecord.int64, 0))
     files = sorted(name for name in glob.glob(config.file_pattern) if not name.endswith((".idx", ".json")))
-    options = {"path": files, "index_path": [f"{name}.idx" for name in files]}
-    options |= {"random_shuffle": True, "initial_fill": 1024, "seed": config.seed}  # within files
-    record = fn.readers.tfrecord(features=dict(zip(keys, kinds, strict=True)), **options, **order)
-    jpegs, *ltrb, category, crowd = (record[key] for key in keys)
-    boxes = math.clamp(fn.stack(*ltrb, axis=1), 0.0, 1.0)
-    boxes = boxes * fn.expand_dims(float32(crowd == 0), axes=[1])  # crowds lose their area
+    if not files:
+        raise FileNotFoundError(f"file_pattern={config.file_pattern} matches no file: name TFRecords")
+    options = {"path": files, "index_path": [f"{name}.idx" for name in files], "features": features}
+    options |= {"random_shuffle": True, "initial_fill": 1024, "seed": config.seed}
+    record = fn.readers.tfrecord(**options, **order)  # `order` shuffles files, `options` shuffle records
     categories = json.loads(pathlib.Path(config.annotations).read_bytes())["categories"]
-    ids = constant(np.array([entry["id"] for entry in categories], np.int32))
-    labels = int_sum(int32(ids <= fn.expand_dims(category, axes=[1])), axes=[1])  # the place of an id, from 1
-    return jpegs, *select_boxes(boxes, labels)
+    ids = np.int32(sorted(category["id"] for category in categories))
+    is_same = int32(column(record[category]) == constant(ids))  # (N, categories)
+    labels = int_sum(is_same * constant(np.arange(1, len(ids) + 1, dtype=np.int32)), axes=[1])
+    boxes = math.clamp(fn.stack(*(record[side] for side in sides), axis=1), 0.0, 1.0)
+    boxes = boxes * column((record[crowd] == 0) & (labels > 0))  # crowds and other categories lose their area
+    return record["image/encoded"], *select_boxes(boxes, labels)
+
+
+def decode(jpegs, window, on_gpu: bool):
+    """uint8 (h, w, 3) RGB. EXIF must not turn the pixels: boxes would stay behind."""
+    part = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
+    if not on_gpu:
+        return fn.decoders.image_slice(jpegs, adjust_orientation=False, **part)
+    options = {"device": "mixed", "jpeg_fancy_upsampling": True}  # chroma as on a CPU
+    return fn.slice(fn.decoders.image(jpegs, adjust_orientation=False, **options), **part)
 
 
 def random_crop(config: Config, size, boxes, labels):
     """A window of the stored image, int32 (4,), top, left, height, width; its new size; boxes and labels."""
-    assert config.crop in ("scale_jitter", "min_iou_crop", "resize_range", "none"), config.crop
+    assert config.crop in CROPS, config.crop
     limit = constant(np.int32(config.image_size))
     if config.crop == "scale_jitter":  # a random part of the image at a random scale (google/automl)
         scale = uniform(*config.jitter) * fn.reductions.min(limit / size)
         scaled = math.max(math.floor(size * scale + 0.5), 1.0)
-        new_size = math.min(scaled, float32(limit))
+        new_size = math.min(scaled, limit * 1.0)
         sides = math.clamp(math.floor(size * new_size / scaled + 0.5), 1.0, size)
         free = size - sides
         top_left = fn.stack(*(math.floor(uniform(0.0, 1.0) * (free[axis] + 1.0)) for axis in (0, 1)))
@@ -168,15 +170,15 @@ def random_crop(config: Config, size, boxes, labels):
         layout = {"bbox_layout": "xyXY", "input_shape": sides, "shape_layout": "HW"}
         start, shape, boxes, labels = fn.random_bbox_crop(boxes, labels, **choices, **layout, num_attempts=20)
         boxes = boxes * fn.cat(shape, shape) + fn.cat(start, start)  # start and shape are x, y
-        top_left = math.clamp(math.ceil(xyxy(start)[0:2] * size - 1e-3), 0.0, size - 1.0)
-        end = math.clamp(math.floor(xyxy(start + shape)[0:2] * size + 1e-3), top_left + 1.0, size)
-        top_left, sides = int32(top_left), int32(end - top_left)
-    across = xyxy(sides)[0:2]  # width, height; the new size is as large as fits
-    new_size = math.clamp((2 * xyxy(limit)[0:2] * sides + across) // (2 * across), 1, limit)
+        start, end = (fn.stack(xy[1], xy[0]) * size for xy in (start, start + shape))
+        top_left = math.clamp(math.ceil(start - 1e-3), 0.0, size - 1.0)
+        sides = int32(math.clamp(math.floor(end + 1e-3), top_left + 1.0, size) - top_left)
+    across, limit_x = fn.stack(sides[1], sides[0]), constant(np.int32(config.image_size[::-1]))
+    new_size = math.clamp((2 * limit_x * sides + across) // (2 * across), 1, limit)  # as large as fits
     if config.crop == "resize_range":  # the shorter side gets a random length (RetinaNet)
         shorter = math.floor(uniform(float(config.resize[0]), config.resize[1] + 1.0))
         new_size = math.min(new_size, int32(math.floor(size * (shorter / fn.reductions.min(size)) + 0.5)))
-    return fn.cat(top_left, sides), new_size, boxes, labels
+    return fn.cat(int32(top_left), sides), new_size, boxes, labels
 
 
 def augment(config: Config, images, boxes):
@@ -186,58 +188,50 @@ def augment(config: Config, images, boxes):
         images, boxes = fn.flip(images, horizontal=coin), fn.bb_flip(boxes, horizontal=coin, ltrb=True)
     if config.grid_mask_prob:
         tile = uniform(0.2, 0.6) * float(min(config.image_size))
-        ratio = 0.4 * float32(fn.random.coin_flip(probability=config.grid_mask_prob))
-        angle = uniform(-np.radians(10), np.radians(10))
+        ratio = 0.4 * fn.random.coin_flip(probability=config.grid_mask_prob)
+        angle = uniform(-np.pi / 18, np.pi / 18)  # 10 degrees
         shifts = {"shift_x": uniform(0.0, 1.0) * tile, "shift_y": uniform(0.0, 1.0) * tile}
         images = fn.grid_mask(images, tile=int32(math.max(tile, 2.0)), ratio=ratio, angle=angle, **shifts)
     if any(config.color) or config.hue:
-        names = ("brightness", "contrast", "saturation")
-        factors = {name: uniform(1 - x, 1 + x) for name, x in zip(names, config.color, strict=True)}
-        images = fn.color_twist(images, **factors, hue=uniform(-config.hue, config.hue))
+        b, c, s, hue = *(uniform(1 - x, 1 + x) for x in config.color), uniform(-config.hue, config.hue)
+        images = fn.color_twist(images, brightness=b, contrast=c, saturation=s, hue=hue)
     return images, boxes
 
 
-def select_boxes(boxes, labels, min_size=(0.0, 0.0), limit: int = MAX_BOXES):
-    """Drops boxes without area or below (height, width) `min_size`; keeps the `limit` largest of the rest."""
-    sides = boxes[:, 2:4] - boxes[:, 0:2]
-    smallest = np.maximum(np.float32(min_size[::-1]), np.finfo(np.float32).tiny)
-    is_large = fn.reductions.min(int32(sides >= constant(smallest)), axes=[1])  # (N,)
-    row = constant(np.arange(MAX_BOXES, dtype=np.int32)[np.newaxis])[:, : boxes.shape()[0]]  # (1, N)
-    column = fn.transpose(row, perm=[1, 0])
-    # Positive floats are ordered as their bits are: one integer compares the area, then the position.
-    area = fn.cast(fn.reinterpret(sides[:, 0] * sides[:, 1], dtype=types.INT32), dtype=types.INT64)
-    key = ((area + 1) * MAX_BOXES - row) * is_large  # (1, N)
-    rank = int_sum(int32(fn.transpose(key, perm=[1, 0]) > key), axes=[0])
-    kept = is_large * (rank < limit)
+def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
+    """Drops boxes without area or with a side below `min_size`; keeps the `limit` largest, in their order."""
+    number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
+    sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
+    is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
+    area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
+    is_larger = (column(area) > area) | ((column(area) == area) & is_before)
+    kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
     # DALI has no boxes[kept]: a matrix of 0 and 1 moves them to their new rows, bit by bit.
-    new_row = int_sum((column <= row) * fn.expand_dims(kept, axes=[1]), axes=[0]) * kept - 1
-    move = int32(fn.expand_dims(new_row, axes=[0]) == column)[: int_sum(kept)]  # (M, N)
+    row = int_sum(is_before * column(kept), axes=[0])
+    move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
     return fn.reinterpret(bits, dtype=types.FLOAT), int_sum(move * labels, axes=[1])
 
 
-def make_anchors(config: Config) -> list[np.ndarray]:
+def make_anchors(config: Config):
     """Of each level float32 (h, w, K, 4), ltrb in 0..1; K is scale by ratio (google/automl anchors.py)."""
-    levels, octaves, ratios = [], 2.0 ** (np.arange(3) / 3), np.sqrt([1.0, 2.0, 0.5])
+    scales, ratios = 2.0 ** (np.arange(3) / 3), np.sqrt([1.0, 2.0, 0.5])
     for level in config.levels:
         h, w = (-(-side // 2**level) for side in config.image_size)
-        stride_y, stride_x = np.array(config.image_size) / (h, w)
-        centers = (np.arange(h) + 0.5) * stride_y, (np.arange(w) + 0.5) * stride_x
-        y, x, octave, ratio = np.meshgrid(*centers, octaves, ratios, indexing="ij")
-        dy = config.anchor_scale * stride_y * octave / ratio / 2
-        dx = config.anchor_scale * stride_x * octave * ratio / 2
-        corners = np.stack([x - dx, y - dy, x + dx, y + dy], axis=-1).reshape(h, w, -1, 4)
-        levels.append(np.float32(corners) / np.float32(config.image_size[::-1] * 2))
-    return levels
+        y, x, scale, ratio = np.meshgrid(np.arange(0.5, h), np.arange(0.5, w), scales, ratios, indexing="ij")
+        dy, dx = config.anchor_scale * scale / ratio / 2, config.anchor_scale * scale * ratio / 2
+        corners = np.stack([x - dx, y - dy, x + dx, y + dy], axis=-1).reshape(h, w, -1, 4)  # in cells
+        corners *= np.array(config.image_size[::-1] * 2) / (w, h, w, h)
+        yield np.float32(corners) / np.float32(config.image_size[::-1] * 2)
 
 
 def encode(config: Config, boxes, labels) -> list:
     """The number of positives, then the class and box targets of each level; boxes are matched as in SSD."""
-    levels, start = make_anchors(config), 0
+    levels, start = list(make_anchors(config)), 0
     anchors = np.concatenate([level.ravel() for level in levels]).tolist()
     deltas, classes = fn.box_encoder(boxes, labels, anchors=anchors, criteria=0.5, offset=True)
-    outputs = [fn.reductions.sum(float32(classes != 0))]
-    deltas, classes = fn.coord_transform(deltas, M=SWAP_XY), classes - 1
+    outputs = [fn.reductions.sum((classes != 0) * 1.0)]
+    deltas, classes = fn.coord_transform(deltas, M=np.eye(4)[[1, 0, 3, 2]].ravel().tolist()), classes - 1
     for h, w, k, _ in (level.shape for level in levels):
         parts = fn.slice([classes, deltas], start=[start], shape=[h * w * k], axes=[0])
         outputs += [fn.reshape(part, shape=[h, w, -1]) for part in parts]
@@ -250,51 +244,57 @@ def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 
-    rows, on_gpu = config.max_instances, config.device_id is not None
-    shapes = {"images": (*config.image_size, 3), "num_positives": (), "boxes": (rows, 4), "classes": (rows,)}
-    for level, (h, w, k, _) in zip(config.levels, (a.shape for a in make_anchors(config)), strict=True):
-        shapes |= {f"class_targets_{level}": (h, w, k), f"box_targets_{level}": (h, w, k * 4)}
-    spec = {"output_shapes": tuple((config.batch_size, *shape) for shape in shapes.values())}
-    spec |= {"output_dtypes": tuple(tf.int32 if name.startswith("class") else tf.float32 for name in shapes)}
+    b, rows, on_gpu = config.batch_size, config.max_instances, config.device_id is not None
+    spec = {"images": ((b, *config.image_size, 3), tf.float32), "num_positives": ((b,), tf.float32)}
+    spec |= {"boxes": ((b, rows, 4), tf.float32), "classes": ((b, rows), tf.int32)}
+    for level, (h, w, k, _) in zip(config.levels, map(np.shape, make_anchors(config)), strict=True):
+        spec[f"class_targets_{level}"] = (b, h, w, k), tf.int32
+        spec[f"box_targets_{level}"] = (b, h, w, k * 4), tf.float32
+    options = {"batch_size": b, "device_id": config.device_id}
+    options["output_shapes"], options["output_dtypes"] = zip(*spec.values(), strict=True)
     with tf.device(f"/gpu:{config.device_id}" if on_gpu else "/cpu:0"):
-        pipeline = make_pipeline(config, shard_id, num_shards)
-        data = dali_tf.DALIDataset(pipeline, batch_size=config.batch_size, device_id=config.device_id, **spec)
-    return data if on_gpu else data.map(lambda x, *y: (x, dict(zip(list(shapes)[1:], y, strict=True))))
+        data = dali_tf.DALIDataset(make_pipeline(config, shard_id, num_shards), **options)
+    return data if on_gpu else data.map(lambda x, *y: (x, dict(zip(list(spec)[1:], y, strict=True))))
 
 
-def draw_synthetic(directory: str) -> None:
-    """Writes images of ellipses and their instances.json."""
-    random = np.random.default_rng(0)
-    document = {"images": [], "annotations": [], "categories": [{"id": 1}, {"id": 2}]}
+def draw_synthetic(directory: str) -> dict:
+    """Writes images of ellipses and their json; returns the fields of Config that name them."""
+    random, images, objects = np.random.default_rng(0), [], []
     for number in range(16):
         image = Image.new("RGB", (480, 360), "silver")
         for category, color in enumerate(("teal", "maroon"), 1):
             left, top, width, height = box = random.uniform(20, 170, 4).tolist()
             ImageDraw.Draw(image).ellipse([left, top, left + width, top + height], fill=color)
-            document["annotations"].append({"image_id": number, "category_id": category, "bbox": box})
+            objects.append({"image_id": number, "category_id": category, "bbox": box})
         image.save(f"{directory}/{number}.png")
-        document["images"].append({"id": number, "file_name": f"{number}.png", "width": 480, "height": 360})
+        images.append({"id": number, "file_name": f"{number}.png", "width": 480, "height": 360})
+    document = {"images": images, "annotations": objects, "categories": [{"id": 1}, {"id": 2}]}
     pathlib.Path(directory, "instances.json").write_text(json.dumps(document))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Draws a batch with its boxes; see Config for the flags.")
-    for name in ("images", "file_pattern", "annotations", "crop", "output"):
-        parser.add_argument(f"--{name}", default=argparse.SUPPRESS)
-    fields = vars(parser.parse_args())
-    output = fields.pop("output", "batch.png")
-    if not fields.keys() & {"images", "file_pattern", "annotations"}:
-        draw_synthetic(SCRATCH.name)
-        fields |= {"images": SCRATCH.name, "annotations": f"{SCRATCH.name}/instances.json"}
-    if not pathlib.Path(fields.get("annotations", "")).is_file():
-        raise SystemExit("error: --annotations must name a json file")
-    images, _, boxes, classes, *_ = (np.asarray(x.as_tensor()) for x in make_pipeline(Config(**fields)).run())
-    pictures = [Image.fromarray(x) for x in np.clip(images * STDDEV + MEAN + 0.5, 0, 255).astype(np.uint8)]
-    for i, j in np.argwhere(classes >= 0):
-        box, color = boxes[i, j] * (pictures[i].size * 2), f"hsl({67 * classes[i, j] % 360}, 100%, 50%)"
-        ImageDraw.Draw(pictures[i]).rectangle(box.tolist(), outline=color, width=2)
-    Image.fromarray(np.vstack([np.hstack(pictures[:4]), np.hstack(pictures[4:])])).save(output)
+    return {"images": directory, "annotations": f"{directory}/instances.json"}
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description="Draws a batch with its boxes.", exit_on_error=False)
+    parser.add_argument("--images", default="", help="directory of images (default: synthetic images)")
+    parser.add_argument("--file_pattern", default="", help="TFRecords, in place of --images")
+    parser.add_argument("--annotations", default="", help="COCO json; for TFRecords, their categories")
+    parser.add_argument("--crop", choices=CROPS, default=CROPS[0], help="which part of an image is used")
+    parser.add_argument("--output", default="batch.png", help="the picture")
+    try:
+        fields = vars(parser.parse_args())
+        output = fields.pop("output")
+        data = [name for name in ("images", "file_pattern", "annotations") if fields[name]]
+        if data and (len(data) != 2 or not fields["annotations"]):
+            raise ValueError("use --annotations with either --images or --file_pattern")
+        fields |= {} if data else draw_synthetic(SCRATCH.name)
+        pipeline = make_pipeline(Config(**fields, batch_size=8))
+        images, _, boxes, classes, *_ = (np.asarray(node.as_tensor()) for node in pipeline.run())
+        pictures = [Image.fromarray(x) for x in np.uint8(np.clip(images * STDDEV + MEAN + 0.5, 0, 255))]
+        for i, j in np.argwhere(classes >= 0):
+            box, color = boxes[i, j] * (pictures[i].size * 2), f"hsl({67 * classes[i, j] % 360}, 100%, 50%)"
+            ImageDraw.Draw(pictures[i]).rectangle(box.tolist(), outline=color, width=2)
+        Image.fromarray(np.vstack([np.hstack(pictures[:4]), np.hstack(pictures[4:])])).save(output)
+    except (LookupError, TypeError, json.JSONDecodeError) as error:
+        raise SystemExit(f"error: {fields['annotations']} is not a COCO json: {error!r}") from None
+    except (OSError, RuntimeError, ValueError, argparse.ArgumentError) as error:  # DALI's have many lines
+        raise SystemExit("error: " + str(error).split("encountered:")[-1].strip().splitlines()[0]) from None

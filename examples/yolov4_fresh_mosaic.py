@@ -3,16 +3,16 @@ r"""YOLOv4's training pipeline in DALI with mosaics of freshly read images, in o
     python yolov4_fresh_mosaic.py  # draws a batch of synthetic images with their boxes
     python yolov4_fresh_mosaic.py --images=train2017 --annotations=instances_train2017.json
 
-As in Darknet (github.com/AlexeyAB/darknet src/data.c), each mosaic is of four images that are read for it, in
-four orders. Only what a tile shows is decoded and resized. Read yolov4_pipeline.py first: it has mosaics of
-images of the batch, and reads TFRecords, too. A batch of B images holds, in this order:
+For training only: images are shuffled and have no ids. Evaluation is in the app. Run tools/check_data.py
+first, for DALI takes damaged data without an error. Each mosaic is of four images that are read for it, in
+four orders, as in Darknet (github.com/AlexeyAB/darknet src/data.c). yolov4_pipeline.py takes them from the
+batch. Only what a tile shows is decoded. On a CPU a batch equals that of yolov4/pipeline.py with
+mosaic_tiles=fresh bit for bit; the GPU branch was not run. It has, in this order:
 
     images     float32 (B, H, W, 3): RGB in 0..1
     boxes      float32 (B, max_instances, 4): left, top, right, bottom in 0..1; padded with -1
     classes    int32 (B, max_instances): 0-based, in the order of category ids; padded with -1
     num_boxes  int32 (B,)
-
-On a CPU it equals that of yolov4/pipeline.py with mosaic_tiles=fresh, bit for bit.
 """
 
 import argparse
@@ -26,12 +26,12 @@ import numpy as np
 from nvidia.dali import Pipeline, fn, math, types
 from PIL import Image, ImageDraw
 
-MAX_BOXES = 2**14  # of the four images of a mosaic
-SCRATCH = tempfile.TemporaryDirectory()  # for files that only DALI reads; removed at exit
-
 PIXEL = np.frombuffer(b"P6\n1 1\n255\n\0\0\0", np.uint8)  # an image of one pixel
-
+RANGES = {"jitter": (0, 0.499), "flip_prob": (0, 1), "mosaic_prob": (0, 1), "image_size": (1, 2**14)}
+RANGES |= {"hue": (0, 180), "saturation": (1, 100), "exposure": (1, 100)}
+SCRATCH = tempfile.TemporaryDirectory()  # for files that only DALI reads; removed at exit
 int32 = functools.partial(fn.cast, dtype=types.INT32)
+int_sum = functools.partial(fn.reductions.sum, dtype=types.INT32)
 constant = functools.partial(types.Constant, device="cpu")
 column = functools.partial(fn.expand_dims, axes=[1])  # (N,) -> (N, 1)
 
@@ -45,27 +45,35 @@ class Config:
     batch_size: int = 16
     image_size: tuple[int, int] = (608, 608)
     letterbox: bool = False  # keep the aspect ratio and pad; False: stretch
-    jitter: float = 0.3  # above 0: each edge of the crop moves by up to this share of the image
+    jitter: float = 0.3  # each edge of the crop moves by up to this share of the image
     flip_prob: float = 0.5
-    hue: float = 36.0  # above 0: degrees, -x .. x
-    saturation: float = 1.5  # above 1: a factor from 1 .. x, or one over it
+    hue: float = 36.0  # degrees: -x .. x
+    saturation: float = 1.5  # a factor from 1 .. x, or one over it
     exposure: float = 1.5  # of the brightness, likewise
     mosaic_prob: float = 0.5
-    min_box_size: float = 1.0  # above 0: pixels of the network input; smaller boxes are dropped
+    min_box_size: float = 1.0  # pixels of the network input; smaller boxes are dropped
     max_instances: int = 200  # boxes of an image; the largest stay
+    num_threads: int = 4  # of the CPU
     device_id: int | None = None  # of the GPU; None for the CPU
     seed: int = 0
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """The pipeline of one rank. Ranks read disjoint parts of the data and draw different augmentations."""
-    on_gpu, json_file = config.device_id is not None, write_clean_json(config.annotations)
-    seed = draw_seed(config.seed, shard_id, 1)
-    orders = [config.seed, *(draw_seed(config.seed, reader) % 2**31 for reader in (1, 2, 3))]
-    with Pipeline(config.batch_size, 4, config.device_id, seed=seed, enable_checkpointing=True) as pipeline:
-        # From here on, a node stands for one image, the boxes of one image, or numbers of the four images.
-        shard = {"shard_id": shard_id, "num_shards": num_shards, "shuffle_after_epoch": True}
-        readers = [read_coco(config, json_file, shard, order) for order in orders]
+    """Rank `shard_id` of `num_shards` reads its part. Below, a node stands for one image, or for all four."""
+    for name, (low, high) in RANGES.items():
+        if not low <= np.min(value := getattr(config, name)) <= np.max(value) <= high:
+            raise ValueError(f"{name}={value}: use {low} to {high}")
+    numbers = [config.seed, shard_id, 1], *([config.seed, reader] for reader in (1, 2, 3))
+    seed, *others = (int(np.random.SeedSequence(entropy).generate_state(1)[0]) for entropy in numbers)
+    on_gpu, clean_json = config.device_id is not None, write_clean_json(config.annotations)
+    options = {"seed": seed, "enable_checkpointing": True}
+    with Pipeline(config.batch_size, config.num_threads, config.device_id, **options) as pipeline:
+        order = {"shard_id": shard_id, "num_shards": num_shards, "shuffle_after_epoch": True}
+        orders = [
+            order | {"shuffle_after_epoch_seed": reader_seed}
+            for reader_seed in (config.seed, *(other % 2**31 for other in others))
+        ]
+        readers = [read_coco(config, clean_json, order) for order in orders]
         jpegs, boxes, labels = map(list, zip(*readers, strict=True))
         is_mosaic = fn.random.coin_flip(probability=config.mosaic_prob)
         if config.mosaic_prob < 1:  # elsewhere the others are images of one pixel, which cost nothing
@@ -76,21 +84,43 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         views, maps, targets = tiles_of(config, sizes, is_mosaic)
         images, boxes_px = [], []
         for tile in range(4):
-            images.append(decode_and_resize(jpegs[tile], *(columns[:, tile] for columns in views), on_gpu))
-            boxes_px.append(boxes_to_tile(boxes[tile], *(rows[tile] for rows in maps)))
-        first, *others = random_colors(config, images)
+            window, roi, size = (columns[:, tile] for columns in views)
+            roi = {"roi_start": roi[0:2], "roi_end": roi[2:4]}
+            images.append(fn.resize(decode(jpegs[tile], window, on_gpu), size=size, **roi))
+            # Boxes of the image in 0..1, clipped to the crop -> in pixels of the sample, clipped to the tile.
+            mirrored, crop_low, crop_high, scale, shift, low, high = (rows[tile] for rows in maps)
+            shown = fn.bb_flip(math.clamp(boxes[tile], crop_low, crop_high), horizontal=mirrored, ltrb=True)
+            boxes_px.append(math.clamp(shown * scale + shift, low, high))
+        first, *rest = augment(config, images)
         grey = fn.reshape(fn.full(127 / 255, shape=[*config.image_size, 3]), layout="HWC")
         grey = grey.gpu() if on_gpu else grey
         # The first image is pasted last: it covers the others where there is no mosaic.
         corners = fn.cat(0 * targets[:1], targets[1:], targets[:1])
-        images = fn.multi_paste(grey, *others, first, out_anchors=corners, output_size=config.image_size)
-        outputs = images, *select_boxes(config, fn.cat(*boxes_px), fn.cat(*labels))
+        images = fn.multi_paste(grey, *rest, first, out_anchors=corners, output_size=config.image_size)
+        boxes_px, labels = fn.cat(*boxes_px), fn.cat(*labels)
+        boxes_px, labels = select_boxes(boxes_px, labels, config.min_box_size, config.max_instances)
+        boxes = boxes_px / xyxy(constant(np.int32(config.image_size)))
+        padded = fn.pad([boxes, labels - 1], axes=[0], shape=[config.max_instances], fill_value=-1)
+        outputs = images, *padded, labels.shape(dtype=types.INT32)[0]
         pipeline.set_outputs(*(node.gpu() if on_gpu else node for node in outputs))
     return pipeline
 
 
-def draw_seed(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI refuses an empty range
+    return fn.random.uniform(range=(low, high), shape=shape) if low < high else float(low)
+
+
+def xyxy(yx):  # (2,) or (n, 2) -> float32 (1, 4) or (n, 4), to scale or to move boxes
+    return fn.coord_transform(fn.reshape(yx, shape=[-1, 2]), M=[0, 1, 1, 0, 0, 1, 1, 0])
+
+
+def read_coco(config: Config, clean_json: str, order: dict):
+    """An encoded image; boxes float32 (N, 4), ltrb in 0..1, with an area; labels int32 (N,), from 1."""
+    files = {"file_root": config.images, "annotations_file": clean_json}
+    # By default labels follow the order of `categories`. The threshold drops only boxes without an area.
+    options = {"avoid_class_remapping": True, "size_threshold": 1e-30, "ltrb": True, "ratio": True}
+    jpegs, boxes, labels = fn.readers.coco(**files, **options, **order)
+    return jpegs, math.clamp(boxes, 0.0, 1.0), labels
 
 
 def write_clean_json(path: str) -> str:
@@ -102,7 +132,7 @@ def write_clean_json(path: str) -> str:
     rows = [row_of[entry["image_id"]] for entry in objects]
     scale = np.array([(image["width"], image["height"]) * 2 for image in document["images"]], float)[rows]
     boxes_px = np.array([entry["bbox"] for entry in objects], float).reshape(-1, 4)
-    boxes_px[:, 2:] += boxes_px[:, :2]
+    boxes_px[:, 2:] += boxes_px[:, :2]  # ltwh -> ltrb
     boxes_px = np.clip(np.float32(boxes_px / scale), 0, 1) * scale  # float32 as in TFRecords
     boxes_px[:, 2:] -= boxes_px[:, :2]
     document["images"] = [image | {"id": row} for row, image in enumerate(document["images"])]
@@ -115,13 +145,13 @@ def write_clean_json(path: str) -> str:
     return clean_path
 
 
-def read_coco(config: Config, json_file: str, shard: dict, order: int):
-    """An encoded image; boxes float32 (N, 4), ltrb in 0..1, some without area; labels int32 (N,), from 1."""
-    # By default labels follow the order of `categories`, and boxes below 0.1 pixels disappear.
-    options = {"avoid_class_remapping": True, "size_threshold": 0.0, "ltrb": True, "ratio": True}
-    options |= {"file_root": config.images, "annotations_file": json_file, "shuffle_after_epoch_seed": order}
-    jpegs, boxes, labels = fn.readers.coco(**options, **shard)
-    return jpegs, math.clamp(boxes, 0.0, 1.0), labels
+def decode(jpegs, window, on_gpu: bool):
+    """uint8 (h, w, 3) RGB. EXIF must not turn the pixels: boxes would stay behind."""
+    part = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
+    if not on_gpu:
+        return fn.decoders.image_slice(jpegs, adjust_orientation=False, **part)
+    options = {"device": "mixed", "jpeg_fancy_upsampling": True}  # chroma as on a CPU
+    return fn.slice(fn.decoders.image(jpegs, adjust_orientation=False, **options), **part)
 
 
 # Numbers of the four images are columns: (2, 4) is a row of four y and a row of four x.
@@ -131,7 +161,7 @@ def random_crop(config: Config, sizes, input_size):
     if config.letterbox:  # first the window grows to the shape of the network input, at both ends
         height, width = config.image_size
         growth = math.max(fn.stack(sizes[1] * height / width, sizes[0] * width / height) - sizes, 0.0) / 2
-    moves = [fn.random.uniform(range=(-config.jitter, config.jitter), shape=[2, 4]) * sizes for _ in range(2)]
+    moves = [uniform(-config.jitter, config.jitter, (2, 4)) * sizes for _ in range(2)]
     start, inset = (int32(math.floor(move - growth + 0.5)) for move in moves)  # half up
     length = math.max(sizes - inset - start, 1)
     first, last = math.max(start, 0), math.min(start + length, sizes)  # inside the image
@@ -143,7 +173,7 @@ def random_crop(config: Config, sizes, input_size):
 def tiles_of(config: Config, sizes, is_mosaic):
     """What is decoded of each image, and its new size; the map of its boxes; the corner where it goes."""
     input_size = constant(np.int32(config.image_size)[:, np.newaxis])  # (2, 1)
-    cut = int32(math.floor(column(fn.random.uniform(range=(0.2, 0.8), shape=[2])) * input_size + 0.5))
+    cut = int32(math.floor(column(uniform(0.2, 0.8, (2,))) * input_size + 0.5))
     cut = cut * is_mosaic + input_size * (1 - is_mosaic)
     rest = input_size - cut
     crop, place = random_crop(config, sizes, input_size)
@@ -176,125 +206,93 @@ def tiles_of(config: Config, sizes, is_mosaic):
     flipped_start = start + flips * (sizes - length - 2 * start)
     views = fn.cat(start + first, last - first), fn.cat(roi_start, roi_end), size * 1.0
     maps = start / sizes, (start + length) / sizes, sizes / scale, place + to_target - flipped_start / scale
-    maps = flips[1], *(xyxy(node) for node in (*maps, target, target + size * there))
+    maps = *maps, target, target + size * there
+    maps = flips[1], *(xyxy(fn.transpose(node, perm=[1, 0])) for node in maps)
     return views, maps, fn.transpose(target, perm=[1, 0])
 
 
-def xyxy(yx):  # (2, 4) -> float32 (4, 4): a row for each image, to scale or to move its boxes
-    return fn.coord_transform(fn.transpose(yx, perm=[1, 0]), M=[0, 1, 1, 0, 0, 1, 1, 0])
-
-
-def boxes_to_tile(boxes, mirrored, crop_low, crop_high, scale, shift, low, high):
-    """Boxes of the image in 0..1, clipped to the crop -> in pixels of the sample, clipped to the tile."""
-    boxes = fn.bb_flip(math.clamp(boxes, crop_low, crop_high), horizontal=mirrored, ltrb=True)
-    return math.clamp(boxes * scale + shift, low, high)
-
-
-def decode_and_resize(jpegs, window, roi, size, on_gpu: bool):
-    """uint8 (h, w, 3) RGB. EXIF must not turn the pixels: boxes would stay behind."""
-    part = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
-    if on_gpu:
-        images = fn.slice(fn.decoders.image(jpegs, device="mixed", adjust_orientation=False), **part)
-    else:
-        images = fn.decoders.image_slice(jpegs, adjust_orientation=False, **part)
-    return fn.resize(images, size=size, roi_start=roi[0:2], roi_end=roi[2:4], interp_type=types.INTERP_LINEAR)
-
-
-def random_colors(config: Config, images: list) -> list:
-    """uint8 0..255 -> float32 0..1, each with another hue, saturation and brightness."""
-    hue = fn.random.uniform(range=(-config.hue, config.hue), shape=[4])
-    factors = []
-    for limit in (config.saturation, config.exposure):
-        inverse = fn.random.coin_flip(probability=0.5, shape=[4])
-        factors.append(fn.random.uniform(range=(1.0, limit), shape=[4]) ** (1 - 2 * inverse))
-    result = []
+def augment(config: Config, images: list) -> list:
+    """uint8 0..255 -> float32 0..1, each with another hue, saturation and brightness. Add your own here."""
+    hue, result = uniform(-config.hue, config.hue, (4,)), []
+    saturation, brightness = (
+        uniform(1.0, limit, (4,)) ** (1 - 2 * fn.random.coin_flip(probability=0.5, shape=[4]))
+        for limit in (config.saturation, config.exposure)
+    )
     for i, image in enumerate(images):
-        twist = {"hue": hue[i], "saturation": factors[0][i], "value": factors[1][i] / 255.0}
-        result.append(math.min(math.max(fn.hsv(image, **twist, dtype=types.FLOAT), 0.0), 1.0))
+        twist = {"hue": hue[i] if config.hue else 0.0, "saturation": saturation[i]}
+        image = fn.hsv(image, **twist, value=brightness[i] / 255.0, dtype=types.FLOAT)
+        result.append(math.min(math.max(image, 0.0), 1.0))
     return result
 
 
-def select_boxes(config: Config, boxes_px, labels):
-    """The largest boxes in their order, normalised and padded; their classes; their number."""
-    input_size = constant(np.float32([config.image_size[::-1] * 2]))
-    # A last row without area, which becomes -1: the rows of the padding are copies of it.
-    boxes_px, classes = fn.cat(boxes_px, -input_size), fn.cat(labels - 1, constant([-1]))
-    numbers = constant(np.arange(MAX_BOXES, dtype=np.int32))
-    number = numbers[: boxes_px.shape()[0]]  # (N,)
-    sides = boxes_px[:, 2:4] - boxes_px[:, 0:2]
-    is_large = fn.reductions.min(int32(sides >= config.min_box_size), axes=[1])
-    area = sides[:, 0] * sides[:, 1] * is_large
-    is_before = column(number) < number  # (N, N)
+def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
+    """Drops boxes without area or with a side below `min_size`; keeps the `limit` largest, in their order."""
+    number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
+    sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
+    is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
+    area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
-    kept = is_large * (fn.reductions.sum(int32(is_larger), axes=[0]) < config.max_instances)
-    # DALI has no boxes[kept]. So each row of the result, (M, 1), finds the box that goes there.
-    row = fn.reductions.sum(is_before * column(kept), axes=[0])
-    is_source = kept * (column(numbers[: config.max_instances]) == row)  # (M, N)
-    source = int32(number[-1] - fn.reductions.sum(is_source * (number[-1] - number), axes=[1]))
-    rows = boxes_px / input_size, column(classes)
-    boxes, classes = (fn.sequence_rearrange(values, new_order=source) for values in rows)
-    return boxes, fn.squeeze(classes, axes=[1]), int32(fn.reductions.sum(kept))
+    kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
+    # DALI has no boxes[kept]: a matrix of 0 and 1 moves them to their new rows, bit by bit.
+    row = int_sum(is_before * column(kept), axes=[0])
+    move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
+    bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
+    return fn.reinterpret(bits, dtype=types.FLOAT), int_sum(move * labels, axes=[1])
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """tf.data of (images, boxes, classes, num_boxes), without end."""
+    """tf.data without end, of (images, the rest by name); on a GPU, where it has no `map`, of tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 
-    shapes = (*config.image_size, 3), (config.max_instances, 4), (config.max_instances,), ()
-    spec = {"output_shapes": tuple((config.batch_size, *shape) for shape in shapes)}
-    spec["output_dtypes"] = (tf.float32, tf.float32, tf.int32, tf.int32)
-    options = {"batch_size": config.batch_size, "device_id": config.device_id}
-    with tf.device("/cpu:0" if config.device_id is None else f"/gpu:{config.device_id}"):
-        return dali_tf.DALIDataset(make_pipeline(config, shard_id, num_shards), **options, **spec)
+    b, rows, on_gpu = config.batch_size, config.max_instances, config.device_id is not None
+    spec = {"images": ((b, *config.image_size, 3), tf.float32), "boxes": ((b, rows, 4), tf.float32)}
+    spec |= {"classes": ((b, rows), tf.int32), "num_boxes": ((b,), tf.int32)}
+    options = {"batch_size": b, "device_id": config.device_id}
+    options["output_shapes"], options["output_dtypes"] = zip(*spec.values(), strict=True)
+    with tf.device(f"/gpu:{config.device_id}" if on_gpu else "/cpu:0"):
+        data = dali_tf.DALIDataset(make_pipeline(config, shard_id, num_shards), **options)
+    return data if on_gpu else data.map(lambda x, *y: (x, dict(zip(list(spec)[1:], y, strict=True))))
 
 
 def draw_synthetic(directory: str) -> dict:
-    """Writes images of two kinds of objects with their json; returns the fields of Config that name them."""
+    """Writes images of ellipses and their json; returns the fields of Config that name them."""
     random, images, objects = np.random.default_rng(0), [], []
     for number in range(16):
-        width, height = random.integers(200, 600, 2).tolist()
-        image = Image.new("RGB", (width, height), f"hsl({22 * number}, 30%, 60%)")
-        for category in random.integers(1, 3, number % 4 + 1).tolist():
-            left, top, w, h = box = np.int32(random.uniform(0.1, 0.45, 4) * ([width, height] * 2)).tolist()
-            draw = ImageDraw.Draw(image).rectangle if category == 1 else ImageDraw.Draw(image).ellipse
-            draw([left, top, left + w - 1, top + h - 1], fill="teal" if category == 1 else "maroon")
+        image = Image.new("RGB", (480, 360), "silver")
+        for category, color in enumerate(("teal", "maroon"), 1):
+            left, top, width, height = box = random.uniform(20, 170, 4).tolist()
+            ImageDraw.Draw(image).ellipse([left, top, left + width, top + height], fill=color)
             objects.append({"image_id": number, "category_id": category, "bbox": box})
-        image.save(f"{directory}/{number}.jpg")
-        images.append({"id": number, "file_name": f"{number}.jpg", "width": width, "height": height})
+        image.save(f"{directory}/{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "width": 480, "height": 360})
     document = {"images": images, "annotations": objects, "categories": [{"id": 1}, {"id": 2}]}
-    pathlib.Path(directory, "all.json").write_text(json.dumps(document))
-    return {"images": directory, "annotations": f"{directory}/all.json"}
-
-
-def draw_batch(images: np.ndarray, boxes: np.ndarray, classes: np.ndarray) -> Image.Image:
-    """The images of a batch in four columns, their boxes in a colour for each class."""
-    (height, width), pictures = images.shape[1:3], []
-    for pixels, rows, numbers in zip(images, boxes, classes.tolist(), strict=True):
-        picture = Image.fromarray(np.uint8(pixels * 255 + 0.5))
-        for box, number in zip(rows * [width, height, width, height], numbers, strict=True):
-            if number >= 0:
-                color = f"hsl({67 * number % 360}, 100%, 50%)"
-                ImageDraw.Draw(picture).rectangle(box.tolist(), outline=color, width=2)
-        pictures.append(np.asarray(picture))
-    return Image.fromarray(np.hstack(np.reshape(pictures, (4, -1, width, 3))))
+    pathlib.Path(directory, "instances.json").write_text(json.dumps(document))
+    return {"images": directory, "annotations": f"{directory}/instances.json"}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Draws a batch with its boxes.")
-    parser.add_argument("--images", help="directory of images (default: synthetic images)")
-    parser.add_argument("--annotations", help="their COCO json")
-    parser.add_argument("--image_size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), default=(416, 416))
+    parser = argparse.ArgumentParser(description="Draws a batch with its boxes.", exit_on_error=False)
+    parser.add_argument("--images", default="", help="directory of images (default: synthetic images)")
+    parser.add_argument("--annotations", default="", help="COCO json of these images")
+    parser.add_argument("--image_size", type=int, nargs=2, default=(416, 416), help="height, width in pixels")
     parser.add_argument("--letterbox", action="store_true", help="keep the aspect ratio")
     parser.add_argument("--mosaic_prob", type=float, default=0.5, help="share of the images that are mosaics")
     parser.add_argument("--output", default="batch.png", help="the picture")
-    fields = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-    output = fields.pop("output")
-    if "images" not in fields:
-        fields |= draw_synthetic(SCRATCH.name)
-    elif "annotations" not in fields:
-        parser.exit(1, "--annotations is missing: name the COCO json of these images\n")
-    pipeline = make_pipeline(Config(**fields, batch_size=8))
-    images, boxes, classes, _ = (np.asarray(node.as_tensor()) for node in pipeline.run())
-    draw_batch(images, boxes, classes).save(output)
-    print(f"{output}: {len(images)} images, {(classes >= 0).sum()} boxes")
+    try:
+        fields = vars(parser.parse_args())
+        output = fields.pop("output")
+        if bool(fields["images"]) != bool(fields["annotations"]):
+            raise ValueError("use --images and --annotations together")
+        fields |= {} if fields["images"] else draw_synthetic(SCRATCH.name)
+        pipeline = make_pipeline(Config(**fields, batch_size=8))
+        images, boxes, classes, _ = (np.asarray(node.as_tensor()) for node in pipeline.run())
+        pictures = [Image.fromarray(x) for x in np.uint8(np.clip(images * 255 + 0.5, 0, 255))]
+        for i, j in np.argwhere(classes >= 0):
+            box, color = boxes[i, j] * (pictures[i].size * 2), f"hsl({67 * classes[i, j] % 360}, 100%, 50%)"
+            ImageDraw.Draw(pictures[i]).rectangle(box.tolist(), outline=color, width=2)
+        Image.fromarray(np.vstack([np.hstack(pictures[:4]), np.hstack(pictures[4:])])).save(output)
+    except (LookupError, TypeError, json.JSONDecodeError) as error:
+        raise SystemExit(f"error: {fields['annotations']} is not a COCO json: {error!r}") from None
+    except (OSError, RuntimeError, ValueError, argparse.ArgumentError) as error:  # DALI's have many lines
+        raise SystemExit("error: " + str(error).split("encountered:")[-1].strip().splitlines()[0]) from None

@@ -87,6 +87,7 @@ def test_the_file_alone_draws_synthetic_images(tmp_path):
     assert picture.shape == (2 * 512, 4 * 512, 3)
     for color in ((255, 0, 0), (0, 128, 128)):  # the boxes and the ellipses of the first class
         assert (picture == color).all(-1).sum() > 1000
+    assert len((ROOT / "examples" / NAME).read_text().splitlines()) <= 300
 
 
 @pytest.mark.parametrize("reader", ["coco", "tfrecord"])
@@ -94,7 +95,3 @@ def test_the_file_alone_draws_given_images(data, reader, tmp_path):
     flags = [f"--{name}={value}" for name, value in data[reader][1].items()]
     run_alone(NAME, tmp_path, "--output=a.png", "--crop=none", *flags)
     assert PIL.Image.open(tmp_path / "alone" / "a.png").size == (4 * 512, 2 * 512)
-
-
-def test_the_file_is_short():
-    assert len((ROOT / "examples" / NAME).read_text().splitlines()) <= 300

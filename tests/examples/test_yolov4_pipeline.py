@@ -1,6 +1,8 @@
 """examples/yolov4_pipeline.py and yolov4_fresh_mosaic.py: the app's batches bit for bit; each runs alone."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import PIL.Image
@@ -13,16 +15,12 @@ from yolov4.config import get_config
 from yolov4.pipeline import YOLOv4Pipeline
 
 BATCH, STEPS = 10, 4  # a third of the hundred images ends within four batches: the next epoch begins
-MOSAICS = [
-    (yolov4_pipeline, 0.0),
-    (yolov4_pipeline, 0.6),
-    (yolov4_fresh_mosaic, 0.5),
-    (yolov4_fresh_mosaic, 1.0),
-]
+MOSAICS = [(yolov4_pipeline, 0.0), (yolov4_pipeline, 0.6)]
+MOSAICS += [(yolov4_fresh_mosaic, 0.5), (yolov4_fresh_mosaic, 1.0)]
 # One for each seed in turn: fields of both configs, (shard_id, num_shards), and how the images are stored.
 VARIANTS = (
     ({"image_size": (128, 192), "letterbox": True, "max_instances": 15}, (0, 1), "coco"),
-    ({"image_size": (96, 96), "min_box_size": 3.0, "flip_prob": 0.0}, (1, 3), "tfrecord"),
+    ({"image_size": (96, 96), "min_box_size": 3.0, "flip_prob": 0.0, "hue": 0.0}, (1, 3), "tfrecord"),
     ({"image_size": (160, 64), "letterbox": True, "jitter": 0.1, "hue": 90.0}, (2, 3), "tfrecord"),
     ({"image_size": (64, 128), "max_instances": 1, "saturation": 3.0, "exposure": 1.1}, (0, 2), "coco"),
 )
@@ -59,12 +57,32 @@ def test_batches_are_those_of_the_app(data, example, mosaic_prob, seeds):
 
 
 @pytest.mark.parametrize("example", [yolov4_pipeline, yolov4_fresh_mosaic])
-def test_the_dataset_has_the_batches_of_the_pipeline(data, example):
-    config = example.Config(**data["coco"][1], image_size=(64, 96), batch_size=4)
+def test_the_dataset_has_the_batches_by_name_and_all_can_be_off(data, example):
+    fields = {"image_size": (64, 96), "jitter": 0.0, "hue": 0.0, "saturation": 1.0, "exposure": 1.0}
+    config = example.Config(**data["coco"][1], **fields, batch_size=4)
     batches, pipeline = iter(example.make_dataset(config, 1, 2)), example.make_pipeline(config, 1, 2)
-    for batch in [next(batches) for _ in range(2)]:
-        for tensor, expected in zip(batch, arrays(pipeline), strict=True):
+    for images, targets in [next(batches) for _ in range(2)]:
+        assert list(targets) == ["boxes", "classes", "num_boxes"]
+        for tensor, expected in zip([images, *targets.values()], arrays(pipeline), strict=True):
             np.testing.assert_array_equal(tensor, expected.reshape(tensor.shape))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    {
+        "efficientdet_pipeline.py --crop=center": "invalid choice: 'center'",
+        "efficientdet_pipeline.py --annotations=JSON --file_pattern=../*.toml": "pyproject.toml.idx: No such",
+        "yolov4_pipeline.py --annotations=JSON --file_pattern=no-*": "file_pattern=no-* matches no file",
+        "yolov4_pipeline.py --annotations=JSON": "either --images or",
+        "yolov4_fresh_mosaic.py --annotations=JSON --images=nowhere": "failed: nowhere/",
+        "yolov4_fresh_mosaic.py --annotations=../Makefile --images=.": "Makefile is not a COCO json",
+        "yolov4_fresh_mosaic.py --mosaic_prob=2": "mosaic_prob=2.0: use 0 to 1",
+    }.items(),
+)
+def test_bad_input_gets_one_line(data, command, message):
+    words = command.replace("JSON", data["coco"][1]["annotations"]).split()
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT / "examples")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
