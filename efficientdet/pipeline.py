@@ -204,23 +204,20 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         return batches
 
     def _define(self, names: list[str], *, encode_boxes: bool) -> dali.Pipeline:
-        options: dict[str, Any] = {
-            "batch_size": self.batch_size,
-            "num_threads": self.num_threads,
-            "device_id": self.device_id,
-            "prefetch_queue_depth": self.prefetch,
+        @dali.pipeline_def(  # type: ignore[call-overload]  # which does not know exec_dynamic
+            batch_size=self.batch_size,
+            num_threads=self.num_threads,
+            device_id=self.device_id,
+            prefetch_queue_depth=self.prefetch,
             # Another augmentation on every rank; the reader has the seed itself.
-            "seed": int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),
-            "exec_dynamic": True,
-            "enable_checkpointing": self.saveable,
-            "enable_conditionals": is_conditional(self.config),
-        }
-
-        @dali.pipeline_def(**options)
+            seed=int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),
+            exec_dynamic=True,
+            enable_checkpointing=self.saveable,
+            enable_conditionals=is_conditional(self.config),
+        )
         def graph() -> tuple[DataNode, ...]:
             outputs = self._define_graph(encode_boxes)
-            nodes = [outputs[name] for name in names]
-            return tuple(node.gpu() if self.device == "gpu" else node for node in nodes)
+            return tuple(outputs[name].gpu() if self.device == "gpu" else outputs[name] for name in names)
 
         return graph()
 

@@ -13,7 +13,12 @@ def to_unit(images: DataNode) -> DataNode:
 
 
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
-    """`change_hsv`, drawn anew for each image: -hue .. hue degrees, and twice a `random_factor`."""
+    """`change_hsv`, drawn anew for each image: -hue .. hue degrees, and twice a `random_factor`.
+
+    Where all three change nothing, there is no draw.
+    """
+    if not hue and saturation == exposure == 1:
+        return [to_unit(image) for image in images]
     count = len(images)
     degrees = fn.random.uniform(range=(-hue, hue), shape=[count]) if hue else [0.0] * count
     saturations, brightnesses = random_factor(saturation, count), random_factor(exposure, count)

@@ -14,7 +14,6 @@ import dataclasses
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
-from nvidia.dali.pipeline import do_not_convert
 
 from common.dali_ops import YX_TO_XYXY, uniform
 from yolov4 import mosaic
@@ -25,7 +24,6 @@ from yolov4.mosaic import Objects, Pieces
 COVERED = 0.5  # own boxes of which CutMix hides a larger share are no longer there
 
 
-@do_not_convert  # DALI's AutoGraph, which auto_augment needs, does not know zip(..., strict=True)
 def mix(
     config: YOLOv4Config,
     images: DataNode,
@@ -72,7 +70,8 @@ def mix(
     if config.mixup_prob:
         images = mixup(images, canvases, blended)
         parts += objects_of(objects, blended)
-    return images, Objects(*(fn.cat(*nodes, axis=0) for nodes in zip(*parts, strict=True)))
+    # No zip(..., strict=True) here: DALI's AutoGraph, which auto_augment needs, does not know it.
+    return images, Objects(fn.cat(*(p.boxes_px for p in parts)), fn.cat(*(p.labels for p in parts)))
 
 
 def images_of_one(config: YOLOv4Config) -> int:
@@ -110,7 +109,7 @@ def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
     # Each sample has as many regions as it has pieces. Regions without area, always the same number of them,
     # would do on a CPU; but fn.multi_paste's GPU kernel lets them cover what lies to their right or below.
     def join(arrays: list[DataNode]) -> DataNode:
-        rows = [array[: group.count] for array, group in zip(arrays, groups, strict=True)]
+        rows = [arrays[i][: group.count] for i, group in enumerate(groups)]
         return fn.cat(*rows, axis=0) if len(rows) > 1 else rows[0]
 
     return fn.multi_paste(

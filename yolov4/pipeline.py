@@ -15,7 +15,6 @@ YOLOv4: arXiv 2004.10934. Darknet: github.com/AlexeyAB/darknet.
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -109,10 +108,7 @@ def augment_pixels(config: YOLOv4Config, images: list[DataNode]) -> list[DataNod
     """The stages of `augment` that move nothing, for one image or the four of a fresh mosaic."""
     if config.auto_augment != "none":
         images = auto_augment(images, config)
-    if config.hue or config.saturation > 1 or config.exposure > 1:
-        images = random_hsv(images, config.hue, config.saturation, config.exposure)
-    else:
-        images = [to_unit(image) for image in images]
+    images = random_hsv(images, config.hue, config.saturation, config.exposure)
     if config.cutout_prob:
         images = [random_cutout(image, config.cutout_prob, (FILL / 255,) * 3) for image in images]
     return images
@@ -175,23 +171,20 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         return from_pipeline(pipeline, spec, device_id=self.device_id)
 
     def _define(self, names: list[str]) -> dali.Pipeline:
-        options: dict[str, Any] = {
-            "batch_size": self.batch_size,
-            "num_threads": self.num_threads,
-            "device_id": self.device_id,
-            "prefetch_queue_depth": self.prefetch,
+        @dali.pipeline_def(  # type: ignore[call-overload]  # which does not know exec_dynamic
+            batch_size=self.batch_size,
+            num_threads=self.num_threads,
+            device_id=self.device_id,
+            prefetch_queue_depth=self.prefetch,
             # Another augmentation on every rank; the reader has the seed itself.
-            "seed": _mixed_seed(self.seed, self.shard_id, 1),
-            "exec_dynamic": True,
-            "enable_checkpointing": self.saveable,
-            "enable_conditionals": is_conditional(self.config),
-        }
-
-        @dali.pipeline_def(**options)
+            seed=_mixed_seed(self.seed, self.shard_id, 1),
+            exec_dynamic=True,
+            enable_checkpointing=self.saveable,
+            enable_conditionals=is_conditional(self.config),
+        )
         def graph() -> tuple[DataNode, ...]:
             outputs = self._define_graph()
-            nodes = [outputs[name] for name in names]
-            return tuple(node.gpu() if self.device == "gpu" else node for node in nodes)
+            return tuple(outputs[name].gpu() if self.device == "gpu" else outputs[name] for name in names)
 
         return graph()
 
@@ -246,12 +239,8 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         objects = Objects(boxes_px, labels)
         if mixed.mosaic_prob or mixed.mixup_prob or mixed.cutmix_prob:
             images, objects = mix(mixed, images, objects, place, image_size)
-        facts = {
-            "image_ids": image_ids,
-            "image_sizes": size,
-            "letterbox": fn.cast(crop.place, dtype=types.FLOAT),
-        }
-        return images, objects, facts
+        letterbox = fn.cast(crop.place, dtype=types.FLOAT)
+        return images, objects, {"image_ids": image_ids, "image_sizes": size, "letterbox": letterbox}
 
     def _fresh_mosaics(
         self, mixed: YOLOv4Config, image_size: DataNode
