@@ -12,13 +12,13 @@ from tests.distributed import launching
 from tests.test_launch_files import TRAIN
 
 DOCKER = pathlib.Path(__file__).resolve().parents[1] / "docker"
+HOROVODRUN = pathlib.Path(sys.executable).with_name("horovodrun")
 
 
 def healthcheck(*arguments: str, python: str | os.PathLike = sys.executable) -> subprocess.CompletedProcess:
     env = {**os.environ, "PYTHON": str(python)}
-    return subprocess.run(
-        [DOCKER / "healthcheck.sh", *arguments], env=env, cwd="/", capture_output=True, text=True
-    )
+    words = [DOCKER / "healthcheck.sh", *arguments]
+    return subprocess.run(words, env=env, cwd="/", capture_output=True, text=True)
 
 
 @pytest.mark.slow
@@ -27,14 +27,14 @@ def test_two_steps_train_in_this_environment():
     assert (done.returncode, done.stdout) == (0, "healthy: two steps on 1 process(es)\n"), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("breaks", "arguments", "said"),
-    [
-        ("tools/synthetic.py", [], "no data could be drawn"),
-        ("efficientdet/train.py", [], "training failed"),
-        ("-", ["--gpu"], "no GPU that TensorFlow and DALI can both use"),
-    ],
-)
+UNHEALTHY = [
+    ("tools/synthetic.py", [], "no data could be drawn"),
+    ("efficientdet/train.py", [], "training failed"),
+    ("-", ["--gpu"], "no GPU that TensorFlow and DALI can both use"),
+]
+
+
+@pytest.mark.parametrize("breaks, arguments, said", UNHEALTHY)
 def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, arguments, said):
     """A Python that fails at one of its three tasks, and says why."""
     python = tmp_path / "python"
@@ -76,9 +76,8 @@ ENTRYPOINT = DOCKER / "entrypoint.sh"
 def test_a_command_is_the_container_itself(tmp_path):
     """No shell is left between Docker and it: its signals, its exit code, its arguments as they are."""
     script = 'echo "$0|$1|$(readlink /proc/$$/exe)"; kill -TERM $$'
-    done = subprocess.run(
-        [ENTRYPOINT, "bash", "-c", script, "a  b", "*"], cwd=tmp_path, capture_output=True, text=True
-    )
+    words = [ENTRYPOINT, "bash", "-c", script, "a  b", "*"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == -signal.SIGTERM
     name, argument, program = done.stdout.strip().split("|")
     assert (name, argument, pathlib.Path(program).name) == ("a  b", "*", "bash")
@@ -87,9 +86,8 @@ def test_a_command_is_the_container_itself(tmp_path):
 def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    horovodrun = pathlib.Path(sys.executable).with_name("horovodrun")
     other = subprocess.Popen([sys.executable, script], stdout=subprocess.DEVNULL)
-    words = [ENTRYPOINT, horovodrun, "--gloo", "-np", "2", sys.executable, script]
+    words = [ENTRYPOINT, HOROVODRUN, "--gloo", "-np", "2", sys.executable, script]
     with launching.Job(words, dict(os.environ), tmp_path) as job:
         job.wait_for("training", times=2)
         os.kill(job.pid, signal.SIGTERM)
@@ -116,11 +114,8 @@ def test_ranks_meet_where_the_hosts_own_name_means_nothing(tmp_path):
         "import socket\nimport horovod.tensorflow as hvd\nhvd.init()\n"
         "print(socket.gethostname(), hvd.rank(), 'of', hvd.size(), flush=True)\n"
     )
-    horovodrun = pathlib.Path(sys.executable).with_name("horovodrun")
-    words = [*own_name, horovodrun, "--gloo", "-np", "2", sys.executable, script]
+    words = [*own_name, HOROVODRUN, "--gloo", "-np", "2", sys.executable, script]
     with launching.Job(words, dict(os.environ), tmp_path) as job:
         result = job.finish(timeout=120)
     assert result.returncode == 0, result.stderr
-    assert [result.stdout_of(rank).strip() for rank in (0, 1)] == [
-        f"nowhere.invalid {n} of 2" for n in (0, 1)
-    ]
+    assert [result.stdout_of(n).strip() for n in (0, 1)] == [f"nowhere.invalid {n} of 2" for n in (0, 1)]

@@ -123,15 +123,9 @@ def cluster(tmp_path):
 
 
 def sbatch(cluster: pathlib.Path, *arguments: str) -> launching.Job:
-    env = {
-        "PATH": f"{cluster}/bin:{os.environ['PATH']}",
-        "HOME": str(cluster),
-        "SLURM_SUBMIT_DIR": str(cluster),
-        "SLURM_JOB_NODELIST": "node[1-1]",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_GPUS_ON_NODE": "2",
-        "SLURM_JOB_ID": "42",
-    }
+    env = {"PATH": f"{cluster}/bin:{os.environ['PATH']}", "HOME": str(cluster)}
+    env |= {"SLURM_SUBMIT_DIR": str(cluster), "SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "node[1-1]"}
+    env |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "2"}
     return launching.Job(["bash", str(SLURM), *arguments], env, cluster)
 
 

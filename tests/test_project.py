@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+OF_SETUP = ("dev", "export", "faster-coco")
 FOLDERS = ("common", "docker", "efficientdet", "examples", "tests", "tools", "yolov4")
 
 
@@ -51,9 +52,7 @@ def test_the_workflow_runs_what_ci_runs():
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
 
 
-@pytest.mark.parametrize(
-    "extras", [("dev", "export", "faster-coco"), ("dev", "export", "faster-coco", "gpu")]
-)
+@pytest.mark.parametrize("extras", [OF_SETUP, (*OF_SETUP, "gpu")])
 def test_the_default_set_up_is_locked_with_hashes(extras):
     """The lock that docker/setup_env.sh finds for `make setup` holds all pins, and nothing without a hash."""
     lock = (ROOT / "docker" / "locks" / f"{'+'.join(extras)}.txt").read_text()
@@ -63,4 +62,4 @@ def test_the_default_set_up_is_locked_with_hashes(extras):
     locked = {entry.split(" ")[0].split(";")[0].strip() for entry in entries}
     for pin in pins(extras):
         assert re.sub(r"\[.*\]", "", pin) in locked, pin  # the lock lists what tensorflow[and-cuda] brings
-    assert f"setup_env.sh $(VENV) {' '.join(extras[:3])}" in (ROOT / "Makefile").read_text()
+    assert f"setup_env.sh $(VENV) {' '.join(OF_SETUP)}" in (ROOT / "Makefile").read_text()

@@ -27,6 +27,7 @@ import yolov4.infer
 import yolov4.loaders
 import yolov4.predict
 import yolov4.train
+from common.datacheck.datasets import open_coco
 from common.loader import BaseLoader
 from tests.distributed.small_apps import flag_values
 
@@ -148,6 +149,11 @@ def app(request: pytest.FixtureRequest) -> App:
 
 
 @pytest.fixture(scope="session")
+def source(drawn):
+    return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
+
+
+@pytest.fixture(scope="session")
 def command(app):
     """command("train", "--batch_size=2", ...) -> what the entry function returns; errors stay UserErrors."""
 
@@ -167,14 +173,8 @@ def tiny_train(app, command):
     """Trains the tiny network on a COCO directory, or on the TFRecords whose names begin with `data`."""
 
     def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str, compiled: bool = False):
-        defaults = {
-            "model_name": app.model_name,
-            "image_size": "64x96",
-            "batch_size": "4",
-            "epochs": "2",
-            "pipeline_type": "dali_cpu",
-            "hparams": app.tiny,
-        }
+        defaults = {"model_name": app.model_name, "image_size": "64x96", "batch_size": "4", "epochs": "2"}
+        defaults |= {"pipeline_type": "dali_cpu", "hparams": app.tiny}
         named = {flag.removeprefix("--").partition("=")[0] for flag in more}
         given = [f"--{name}={value}" for name, value in defaults.items() if name not in named]
         if data.is_dir():

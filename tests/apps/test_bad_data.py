@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from common.datacheck.issues import DataError
-from common.errors import UserError
 from tests.apps.conftest import coco_flags, eagerly, either_app, slow_for
 from tests.faults.data_set import DataSet
+from tests.refusal import refusal
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -46,18 +46,18 @@ def test_training_can_skip_images(with_bad_images, tiny_train, tmp_path, capsys)
 
 @either_app
 def test_limits_of_the_data(drawn, tiny_train, tmp_path):
-    with pytest.raises(DataError, match="--max_megapixels"):
-        tiny_train(drawn, tmp_path / "run", "--max_megapixels=0.005")
+    flag = "--max_megapixels=0.005"
+    assert "--max_megapixels" in refusal(tiny_train, drawn, tmp_path / "run", flag, error=DataError)
 
 
 def test_evaluation_and_inference_stop_too(with_bad_images, trained, command, tmp_path):
     data = with_bad_images
     given = [f"--weights={trained}", f"--output_dir={tmp_path}/out"]
     images = f"--images={data.images_dir}"
-    with pytest.raises(DataError, match=r"001\.jpg"):
-        command("eval", *given, *coco_flags(data.directory, "eval"))
-    with pytest.raises(DataError, match=r"(?s)001\.jpg.*002\.jpg"):
-        command("infer", *given, images)
+    of_eval = coco_flags(data.directory, "eval")
+    assert "001.jpg" in refusal(command, "eval", *given, *of_eval, error=DataError)
+    said = refusal(command, "infer", *given, images, error=DataError)
+    assert 0 <= said.find("001.jpg") < said.find("002.jpg")
     with eagerly():
         command("infer", *given, images, "--on_bad_image=skip")
     pictures = {path.name for path in (tmp_path / "out").glob("*.png")}
@@ -89,7 +89,5 @@ def test_a_damaged_image_is_named(trained, drawn, command, tmp_path, pipeline_ty
     given = [f"--weights={trained}", f"--images={tmp_path}", f"--output_dir={tmp_path}/out"]
     for content in (b"not an image" * 50, b"", good[0].read_bytes()[:700]):
         (tmp_path / "bad.jpg").write_bytes(content)
-        with pytest.raises(UserError, match=r"bad\.jpg") as error:
-            command("infer", *given, f"--pipeline_type={pipeline_type}")
-        assert good[0].name not in str(error.value)
-        assert "\n" not in str(error.value)
+        said = refusal(command, "infer", *given, f"--pipeline_type={pipeline_type}")
+        assert "bad.jpg" in said and good[0].name not in said

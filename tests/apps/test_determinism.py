@@ -71,13 +71,12 @@ def test_many_terms_are_added_in_pairs(monkeypatch):
 
 def _long_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
     """Names of the nodes whose terms could be added in more than one order."""
-    return [
-        node.name
-        for graph in graphs
-        for node in graph.node
-        if node.op in ("AccumulateNV2", "TemporaryVariable")
-        or (node.op == "AddN" and sum(not name.startswith("^") for name in node.input) > 2)
-    ]
+
+    def is_long(node) -> bool:
+        terms = [name for name in node.input if not name.startswith("^")]
+        return node.op in ("AccumulateNV2", "TemporaryVariable") or (node.op == "AddN" and len(terms) > 2)
+
+    return [node.name for graph in graphs for node in graph.node if is_long(node)]
 
 
 def _trained(app_name: str) -> dict:

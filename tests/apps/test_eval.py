@@ -11,7 +11,7 @@ import shutil
 import numpy as np
 import pytest
 
-from common.datacheck.datasets import explain, open_coco
+from common.datacheck.datasets import explain
 from common.errors import UserError
 from common.evaluation import coco_metrics, commands
 from common.evaluation.evaluate import Evaluation, evaluate
@@ -71,10 +71,9 @@ def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
         command("eval", "--weights=no such file", "--coco_backend=faster", *coco_flags(drawn, "eval"))
 
 
-def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained, drawn):
+def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained, source):
     """Twelve images in batches of five: the repeats at the end must not count."""
     model, config, labels, _ = app.load_trained(trained)
-    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     options = {"source": source, "config": config, "training": False, "with_targets": False}
     loader, detect = app.make_loader("dali_cpu", batch_size=5, **options), app.make_detect(model, config)
     with eagerly():
@@ -108,11 +107,11 @@ def test_what_was_trained_cannot_be_changed_by_hparams(app, evaluation, tmp_path
         evaluation(tmp_path, f"--hparams={name}={value}")
 
 
+REFUSED = [("x", ["--pipeline_type=synthetic"], "synthetic"), ("file/x", [], r"--output_dir=.*file")]
+
+
 @either_app
-@pytest.mark.parametrize(
-    ("output", "flags", "message"),
-    [("x", ["--pipeline_type=synthetic"], "synthetic"), ("file/x", [], r"--output_dir=.*file")],
-)
+@pytest.mark.parametrize("output, flags, message", REFUSED)
 def test_it_is_refused_before_the_work(evaluation, tmp_path, output, flags, message):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=message):

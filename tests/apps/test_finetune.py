@@ -4,11 +4,11 @@ Also tests init_from.py of each app.
 """
 
 import contextlib
-import dataclasses
 import io
 import pathlib
 import re
 import shutil
+from typing import NamedTuple
 from unittest import mock
 
 import keras
@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from common import hparams
-from common.datacheck.datasets import open_coco
 from common.labels import LabelMap
 from common.layers import BatchNormalization
 from common.training import fine_tuning, model_metadata, weights
@@ -28,8 +27,7 @@ LABELS = LabelMap((5, 7, 8, 9), ("toothbrush", "cow", "car", "emu"))  # of the e
 SHORT = ["--steps_per_epoch=3", "--batch_size=4", "--ema_decay=0", "--eval_images=", "--eval_annotations="]
 
 
-@dataclasses.dataclass(frozen=True)
-class Earlier:
+class Earlier(NamedTuple):
     """A model, and the run directory where its weights are."""
 
     model: keras.Model
@@ -56,8 +54,7 @@ def values_of(model) -> dict[str, np.ndarray]:
     return {weight.path: np.array(weight) for weight in model.weights}
 
 
-@dataclasses.dataclass(frozen=True)
-class Tuned:
+class Tuned(NamedTuple):
     """A training by the recipe, and what it left.
 
     Attributes:
@@ -191,8 +188,7 @@ def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads,
     assert (heads.updates, whole.updates) == (0, 3)
     still = [name for name in heads.left if "backbone" in name]
     moving = [name for name in heads.left if name not in still]
-    assert still
-    assert moving
+    assert still and moving
     for path, values in values_of(app.load_trained(heads.run)[0]).items():  # --ema_decay=0: those of the end
         np.testing.assert_array_equal(whole.begun[path], values, err_msg=path)
     by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # optimizers are numbered
@@ -205,11 +201,10 @@ def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads,
 
 
 @either_app
-def test_the_recipe_is_in_the_metadata(heads, earlier, drawn):
+def test_the_recipe_is_in_the_metadata(heads, earlier, source):
     found = model_metadata.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
     assert found["recipe"]["init_from"] == earlier.run.name  # the name alone: metadata names no directories
-    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
     assert found["train_data"] == source.fingerprint
     assert model_metadata.read(heads.run / "checkpoints")["state"]["step"] == 3
     assert model_metadata.read(heads.run / "checkpoints")["anchors"] == found["anchors"]

@@ -12,7 +12,6 @@ from tensorflow.python.eager import context
 
 import efficientdet.train
 from common import hparams, loader
-from common.datacheck.datasets import open_source
 from common.distributed.ranks import Ranks
 from common.training import input_feed
 from efficientdet.model import build_model
@@ -28,9 +27,8 @@ def config(app):
 
 
 @pytest.fixture
-def feed(app, config, drawn):
+def feed(app, config, source):
     """feed(pipeline type) -> what train.py's loop takes its batches from."""
-    source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
 
     def run(pipeline_type: str) -> input_feed.InputFeed:
         options = {"source": source, "config": config, "batch_size": 2, "training": True}
@@ -124,11 +122,10 @@ def test_only_a_gpu_loader_s_batches_lose_their_int32(app, config, monkeypatch, 
 
 
 @pytest.fixture
-def operators(app, config, drawn):
+def operators(app, config, source):
     """operators(**options) -> (name, device, arguments, devices of the inputs) of each operator."""
 
     def define(**options):
-        source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
         of_all = {"source": source, "config": config, "batch_size": 2, "training": True, "device_id": 0}
         pipeline = app.package.loaders.LOADERS["dali"](**of_all, **options)
         names = list(pipeline.element_spec)
@@ -140,12 +137,8 @@ def operators(app, config, drawn):
             if made.id not in found:
                 inputs, operator = made._inputs or [], made._op
                 arguments = operator._init_args | operator._call_args
-                found[made.id] = (
-                    type(operator).__name__,
-                    operator._device,
-                    arguments,
-                    [node.device for node in inputs],
-                )
+                devices = [node.device for node in inputs]
+                found[made.id] = (type(operator).__name__, operator._device, arguments, devices)
                 waiting += inputs
         return list(found.values())
 
@@ -170,10 +163,9 @@ def test_no_argument_of_a_gpu_operator_is_a_constant_on_the_gpu(operators):
             assert "gpu" not in inputs[1:], name
 
 
-def test_a_dataset_builds_no_pipeline_of_its_own(app, config, drawn, monkeypatch):
+def test_a_dataset_builds_no_pipeline_of_its_own(app, config, source, monkeypatch):
     """DALIDataset builds the one that it runs."""
     monkeypatch.setattr(dali.Pipeline, "build", lambda self: pytest.fail("built"))
-    source = open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json"))
     loader = app.make_loader("dali_cpu", source=source, config=config, batch_size=2, training=True)
     images, _ = next(loader.iterator())
     assert images.shape == (2, *INPUT, 3)

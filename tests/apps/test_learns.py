@@ -10,6 +10,7 @@ from common.datacheck.coco import load_coco
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 NUM_IMAGES = 4
+TRAININGS = [("efficientdet", "dali_cpu"), ("yolov4", "dali_cpu"), ("yolov4", "tensorflow")]
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +28,7 @@ def photographs(coco128, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("app", "pipeline_type"),
-    [("efficientdet", "dali_cpu"), ("yolov4", "dali_cpu"), ("yolov4", "tensorflow")],
-    indirect=["app"],
-)
+@pytest.mark.parametrize("app, pipeline_type", TRAININGS, indirect=["app"])
 def test_learns_real_photographs(app, tiny_train, photographs, tmp_path, pipeline_type):
     data = photographs
     if pipeline_type == "tensorflow":

@@ -16,7 +16,6 @@ import PIL.Image
 import pytest
 
 from common import hparams
-from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
 from common.training import weights
@@ -25,6 +24,7 @@ from common.training.optimizers import AveragedWeights
 from common.training.results import Results
 from tests.apps.conftest import coco_flags, slow_for
 from tests.common.training.small_model import rows_of
+from tests.refusal import refusal
 from tools import replay_step
 
 
@@ -68,14 +68,12 @@ def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
     assert "--init_from=gone.weights.h5 is not read again" in capfd.readouterr().err
 
 
-def test_another_run_is_refused_and_nothing_is_overwritten_before_all_else_is_right(
-    app, trained, tiny_train, drawn, tmp_path
-):
+def test_another_run_is_refused_and_overwrites_nothing(app, trained, tiny_train, drawn, tmp_path):
+    """With --overwrite too, as long as anything else is wrong."""
     copy = shutil.copytree(trained, tmp_path / "copy")
-    with pytest.raises(UserError, match=r"batch_size was 4 and is now 2.*--overwrite"):
-        tiny_train(drawn, copy, "--batch_size=2")
-    with pytest.raises(UserError, match=r"nowhere"):
-        tiny_train(drawn, copy, "--overwrite", "--init_from=/nowhere.weights.h5")
+    said = refusal(tiny_train, drawn, copy, "--batch_size=2")
+    assert re.search("batch_size was 4 and is now 2.*--overwrite", said)
+    assert "nowhere" in refusal(tiny_train, drawn, copy, "--overwrite", "--init_from=/nowhere.weights.h5")
     assert_same_weights(app, trained, copy)
 
 
@@ -147,9 +145,7 @@ def test_synthetic_data_take_compiled_steps(tiny_train, tmp_path):
 
 
 @slow_for("efficientdet")
-def test_a_diverging_run_stops_with_one_line_and_its_step_can_be_run_again(
-    app, tiny_train, tmp_path, monkeypatch, capsys
-):
+def test_a_diverging_run_stops_and_its_step_can_be_repeated(app, tiny_train, tmp_path, monkeypatch, capsys):
     """Steps 2, 4 and 5 are not numbers, of synthetic data; two in a row are too many."""
     following, count = InputFeed.__next__, iter(range(1, 100))
 
@@ -159,12 +155,12 @@ def test_a_diverging_run_stops_with_one_line_and_its_step_can_be_run_again(
 
     monkeypatch.setattr(InputFeed, "__next__", poisoned)
     flags = ["--pipeline_type=synthetic", "--num_classes=3", "--steps_per_epoch=8", "--max_skipped_steps=1"]
-    with pytest.raises(UserError, match=r"2 steps in a row were skipped, the last is step 5") as error:
-        tiny_train(tmp_path / "none", tmp_path / "run", *flags)
+    refused = refusal(tiny_train, tmp_path / "none", tmp_path / "run", *flags)
+    assert "2 steps in a row were skipped, the last is step 5" in refused
     said = capsys.readouterr().err
     skipped = re.findall(r"step (\d+) is skipped: the loss is not finite; image ids \d+", said)
     assert skipped == ["2", "4", "5"]
-    replay_step.main(re.search(r"replay_step\.py (\S+step_00000004\.npz)", str(error.value))[1])
+    replay_step.main(re.search(r"replay_step\.py (\S+step_00000004\.npz)", refused)[1])
     report = capsys.readouterr().out
     assert "image ids" in report
     assert re.search(r"(output of layer|weight|gradient of) \S+: \d+ of \d+ numbers are not finite", report)
@@ -192,10 +188,7 @@ REFUSED = {
     "model in hparams": (["--hparams=model_name={model}"], "model_name"),
     "impossible setting": (["--hparams=max_instances=0"], "max_instances='0'"),
     "batch norms of random weights": (["--freeze_batch_norm", SYNTHETIC], "name --init_from"),
-    "fewer classes than the data": (
-        ["--num_classes=2", *coco_flags("{data}", "train")],
-        "the data have 3 classes",
-    ),
+    "too few classes": (["--num_classes=2", *coco_flags("{data}", "train")], "the data have 3 classes"),
 }
 
 
@@ -203,7 +196,5 @@ REFUSED = {
 def test_bad_input_is_one_line(app, command, drawn, tmp_path, case):
     arguments, message = REFUSED[case]
     given = [text.format(data=drawn, app=app.name, model=app.model_name) for text in arguments]
-    with pytest.raises(UserError) as error:
-        command("train", f"--model_name={app.model_name}", f"--output_dir={tmp_path}/run", *given)
-    assert message.format(model=app.model_name) in str(error.value)
-    assert "\n" not in str(error.value)
+    given = [f"--model_name={app.model_name}", f"--output_dir={tmp_path}/run", *given]
+    assert message.format(model=app.model_name) in refusal(command, "train", *given)

@@ -4,10 +4,9 @@ import importlib
 
 import numpy as np
 import PIL.Image
-import pytest
 
-from common.errors import UserError
 from tests.apps.conftest import eagerly, slow_for
+from tests.refusal import refusal
 
 PICTURES = ("1_network_input", "3_targets", "5_candidates", "6_detections")
 
@@ -39,6 +38,5 @@ def test_flags_that_are_missing(app, trained, drawn, tmp_path):
         ("weights", "--weights is missing"),
         ("annotations", "--images is given without --annotations"),
     ):
-        with pytest.raises(UserError, match=message):
-            walkthrough.walk(**given | {name: None})
+        assert message in refusal(walkthrough.walk, **given | {name: None})
     assert not (tmp_path / "walk").exists()

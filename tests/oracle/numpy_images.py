@@ -12,13 +12,9 @@ import numpy as np
 # NTSC (47 CFR 73.682): luma, and the two colour differences I and Q in which hue is an angle.
 _LUMA = np.array([0.299, 0.587, 0.114])
 _RED_LESS_LUMA, _BLUE_LESS_LUMA = [1, 0, 0] - _LUMA, [0, 0, 1] - _LUMA
-_RGB_TO_YIQ = np.stack(
-    [
-        _LUMA,
-        0.736 * _RED_LESS_LUMA - 0.268 * _BLUE_LESS_LUMA,
-        0.478 * _RED_LESS_LUMA + 0.413 * _BLUE_LESS_LUMA,
-    ]
-)
+_IN_PHASE = 0.736 * _RED_LESS_LUMA - 0.268 * _BLUE_LESS_LUMA
+_QUADRATURE = 0.478 * _RED_LESS_LUMA + 0.413 * _BLUE_LESS_LUMA
+_RGB_TO_YIQ = np.stack([_LUMA, _IN_PHASE, _QUADRATURE])
 _GREY = 128.0  # what contrast leaves as it is
 
 

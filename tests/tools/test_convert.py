@@ -172,12 +172,7 @@ IMPOSSIBLE = [
     ("tfrecord", "coco", {"input": "gone*"}, "no file matches"),
     ("yolo", "coco", {"output": "."}, "--output=. is a directory: add the name of the json"),
     ("yolo", "coco", {"output": "new/"}, "--output=new/ is a directory: add the name of the json"),
-    (
-        "yolo",
-        "tfrecord",
-        {"output": "set/", "holdout": 0.5},
-        "--output=set/ is a directory: add the beginning",
-    ),
+    ("yolo", "tfrecord", {"output": "set/", "holdout": 0.5}, "output=set/ is a directory: add the beginning"),
     ("tfrecord", "tfrecord", {"holdout": 0.5}, "--from=tfrecord --to=tfrecord: there is nothing to convert"),
     ("yolo", "coco", {"holdout": 0.0}, "--holdout=0.0: give a share above 0 and below 1"),
     ("yolo", "coco", {"holdout": float("nan")}, "--holdout=nan: give a share above 0 and below 1"),

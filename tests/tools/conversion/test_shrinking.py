@@ -64,9 +64,8 @@ def test_colours_below_transparent_pixels_and_the_orientation_stay():
     picture = PIL.Image.new("RGBA", (40, 20), (200, 100, 50, 0))
     half = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, "PNG"), "x", 20)))
     assert half.getpixel((10, 5)) == (200, 100, 50)
-    turned = encoded(
-        picture.convert("RGB"), "JPEG", exif=b"Exif\0\0" + image_variants.exif(6), icc_profile=b"p"
-    )
+    exif = b"Exif\0\0" + image_variants.exif(6)
+    turned = encoded(picture.convert("RGB"), "JPEG", exif=exif, icc_profile=b"p")
     facts = inspect(small := shrink_image(turned, "x", 20))
     assert (facts.width, facts.height, facts.orientation) == (20, 10, 6)
     assert PIL.Image.open(io.BytesIO(small)).info["icc_profile"] == b"p"

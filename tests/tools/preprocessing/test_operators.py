@@ -180,8 +180,7 @@ def test_warp_affine(source):
         assert turned.any()
         assert np.abs(turned.astype(int) - rotated).max() <= 1
         np.testing.assert_array_equal(moved[3:, 5:], image[:-3, :-5])
-        assert not moved[:3].any()
-        assert not moved[:, :5].any()
+        assert not moved[:3].any() and not moved[:, :5].any()
         # DALI's matrix maps output to input, and its pixels have their centres at one half.
         m = np.array([[1, 0.2, -3], [0.1, 1, 2]])
         m[:, 2] += m[:, :2] @ (0.5, 0.5) - 0.5
