@@ -140,9 +140,8 @@ def augment(
     """
     if config.flip_prob:
         images, boxes = random_flip(images, boxes, config.flip_prob)
-    if config.rotation:
-        fill = sum(MEAN_RGB) / 3  # fn.rotate takes one level for all channels
-        images, boxes, labels = random_rotation(images, boxes, labels, config.rotation, fill)
+    if config.rotation:  # fn.rotate fills corners with one level for all channels
+        images, boxes, labels = random_rotation(images, boxes, labels, config.rotation, sum(MEAN_RGB) / 3)
     if config.auto_augment != "none":
         images = auto_augment(images, config)
     if config.grid_mask_prob:
