@@ -110,15 +110,6 @@ def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode
     return normalize(images, MEAN_RGB, STDDEV_RGB, image_size=image_size)
 
 
-def preprocess_ops(config: EfficientDetConfig) -> str:
-    """What evaluation and inference do to an image, as `--ops` of tools/preprocess.py."""
-    height, width = config.image_size
-    return (
-        f"decode:exif=ignore | fit:{height}x{width},antialias={int(config.antialias)} | "
-        f"crop_mirror_normalize:{height}x{width},x=0,y=0,fill=0,mean=imagenet"
-    )
-
-
 def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int]) -> DataNode:
     """Boxes normalised by the crop -> normalised by the network input, whose top left the crop fills."""
     return boxes * xyxy(size / types.Constant(np.array(image_size, np.float32), device="cpu"))

@@ -8,7 +8,8 @@ import re
 
 import pytest
 
-from tools.imports import PRODUCT, ROOT, closure, code_lines, depth, imports, parse, python_files
+from tests.source_sizes import code_lines, depth, parse
+from tools.imports import PRODUCT, ROOT, closure, imports, python_files
 
 APPS = ("efficientdet", "yolov4")
 FILES = python_files(*PRODUCT)

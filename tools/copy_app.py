@@ -86,12 +86,7 @@ PART_NAMES = {
     ),
     "tfrecord import_weights": ("common/labels.py:LabelMap.load",),
     "elastic dry_run": ("common/distributed/ranks.py:Hooks",),
-    "export": (
-        "common/training/model_metadata.py:is_exported",
-        # Beside exported files it says what their users do to images before.
-        "efficientdet/pipeline.py:preprocess_ops",
-        "yolov4/pipeline.py:preprocess_ops",
-    ),
+    "export": ("common/training/model_metadata.py:is_exported",),
     "watchdog": ("common/training/watchdog.py:Watchdog",),
     "augmentations": tuple(
         f"{app}/config.py:{name}"

@@ -1,25 +1,15 @@
-"""Which files of this project import which, and how long they are, by parsing the sources.
+"""Which files of this project import which, by parsing the sources.
 
 A path is relative to the project's root and has forward slashes: "common/boxes.py".
 """
 
 import ast
 import functools
-import io
 import pathlib
-import tokenize
 from collections.abc import Callable, Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PRODUCT = ("common", "efficientdet", "yolov4", "tools")  # the folders of the product's code
-_NO_CODE = (
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-)
 
 
 def python_files(*folders: str) -> list[str]:
@@ -31,11 +21,6 @@ def python_files(*folders: str) -> list[str]:
 
 def read(path: str) -> str:
     return (ROOT / path).read_text()
-
-
-@functools.cache
-def parse(path: str) -> ast.Module:
-    return ast.parse(read(path))
 
 
 def imports(path: str) -> frozenset[str]:
@@ -114,39 +99,3 @@ def closure(paths: Iterable[str], read: Callable[[str], str] = read) -> set[str]
             seen.add(path)
             left += _imports(read(path))
     return seen
-
-
-def depth(path: str) -> int:
-    """Files on the longest chain of imports that starts at this file."""
-    return _depth(path, ())
-
-
-def _depth(path: str, above: tuple[str, ...]) -> int:
-    below = [found for found in imports(path) if found not in above and found != path]
-    return 1 + max((_memo_depth(found, (*above, path)) for found in below), default=0)
-
-
-_depths: dict[str, int] = {}
-
-
-def _memo_depth(path: str, above: tuple[str, ...]) -> int:
-    if path not in _depths:
-        _depths[path] = _depth(path, above)
-    return _depths[path]
-
-
-@functools.cache
-def code_lines(path: str) -> int:
-    """Lines of a file without blanks, comments and docstrings."""
-    documented: set[int] = set()
-    for node in ast.walk(parse(path)):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if ast.get_docstring(node, clean=False) is not None:
-            first = node.body[0]
-            documented |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO((ROOT / path).read_text()).readline):
-        if token.type not in _NO_CODE:
-            lines |= set(range(token.start[0], token.end[0] + 1))
-    return len(lines - documented)

@@ -56,17 +56,6 @@ def pad(images: DataNode, place: DataNode, image_size: DataNode) -> DataNode:
     return dali_ops.place(images, place[0:2], image_size, [FILL / 255] * 3)
 
 
-def preprocess_ops(config: YOLOv4Config) -> str:
-    """What evaluation and inference do to an image, as `--ops` of tools/preprocess.py."""
-    height, width = config.image_size
-    shape = (
-        f"letterbox:{height}x{width},centered=1,fill={FILL}"
-        if config.letterbox
-        else f"resize:{height}x{width}"
-    )
-    return f"decode:exif=ignore | {shape},antialias={int(config.antialias)} | crop_mirror_normalize:std=255"
-
-
 def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:
     """Boxes normalised by the window -> in pixels of the network input, where the window has that place."""
     return boxes * xyxy(place[2:4]) + xyxy(place[0:2])

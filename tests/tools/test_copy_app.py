@@ -14,8 +14,9 @@ from absl import flags
 
 from tests.commands import run
 from tests.refusal import refusal
+from tests.source_sizes import code_lines
 from tools import copy_app
-from tools.imports import PRODUCT, ROOT, code_lines
+from tools.imports import PRODUCT, ROOT
 
 LIMIT = 5_000  # code lines of the minimal copy
 NUM_COPIES = 6  # that lack some parts each; parts that follow each other in the table are in different ones

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from nvidia.dali.data_node import DataNode
 
 from common.args import ImagePolicy
 from common.datacheck import images as images_lib
@@ -21,7 +20,6 @@ from common.datacheck.issues import Issues
 from common.errors import UserError, unknown
 from tools.preprocessing.formats import containers, external, files, lmdb_images
 from tools.preprocessing.formats.base import ImageSource, Opening
-from tools.preprocessing.reading import Part
 
 KINDS = {
     "files": files.open_files,
@@ -92,33 +90,3 @@ def _inspect(content: Any, policy: ImagePolicy) -> ImageFacts:
     if isinstance(content, np.ndarray) and content.ndim == 3:
         return images_lib.limited(ImageFacts("array", *content.shape[:2]), policy.max_megapixels)
     return images_lib.inspect(memoryview(content), policy)
-
-
-def image_reader(
-    kind: str,
-    path: str,
-    *,
-    training: bool,
-    shard_id: int = 0,
-    num_shards: int = 1,
-    seed: int = 0,
-    name: str = "reader",
-    policy: ImagePolicy = ImagePolicy(),
-) -> tuple[DataNode, DataNode]:
-    """Reads images of any source, without boxes, inside a DALI graph.
-
-    Args:
-        kind, path, policy: as for `open_image_source`.
-        training, shard_id, num_shards, seed: as for `Part`.
-        name: of the DALI operator, for `pipeline.epoch_size(name)`, where DALI has a reader.
-
-    Returns:
-        images uint8 (bytes,), encoded, or (H, W, C), where the source holds arrays; labels int32 (), -1 where
-        there is none.
-
-    Raises:
-        UserError: a source that cannot be read; fewer images than shards.
-        DataError: images that cannot be used.
-    """
-    source = open_image_source(kind, path, policy=policy)
-    return Part(source, shard_id, num_shards, training, seed).in_graph(name)

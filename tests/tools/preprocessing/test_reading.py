@@ -10,7 +10,7 @@ from nvidia import dali
 from tests.refusal import refusal
 from tests.tools.preprocessing.reading import build, by_dynamic, by_pipeline, flat, keys, opened, run
 from tests.tools.preprocessing.source_writing import COUNT, IMAGES, WRITERS, labels_of, pixels, write_case
-from tools.preprocessing.image_source import image_reader
+from tools.preprocessing.image_source import open_image_source
 from tools.preprocessing.reading import Part
 
 
@@ -109,7 +109,7 @@ def test_a_pipeline_goes_on_where_it_was_and_a_graph_reads_the_same(written, tmp
     # With checkpointing, DALI 2.4 permutes later epochs otherwise.
     graph = dali.Pipeline(3, 1, None, enable_checkpointing=True)
     with graph:
-        graph.set_outputs(*image_reader(kind, path, name="mine", **part))
+        graph.set_outputs(*Part(open_image_source(kind, path), **part).in_graph("mine"))
     graph.build()
     assert [keys(run(graph)) for _ in range(7)] == begun + rest
     if training and case != "external-function":
