@@ -35,9 +35,10 @@ def test_no_unsafe_loading():
 
 
 def test_licences_of_dependencies_are_listed():
-    """docs/licences.md is written by docker/list_licences.py; a new pin must be in it."""
+    """The table of docs/licences.md; a new pin must be in it."""
     page = (ROOT / "docs/licences.md").read_text()
-    listed = dict(re.findall(r"^\| ([\w-]+) \| ([\w.+]+) \| .+ \|$", page, re.MULTILINE))
+    rows = re.findall(r"^\| ([\w-]+) +\| ([\w.+]+) +\| .+ \|$", page, re.MULTILINE)
+    listed = {name.lower().replace("_", "-"): version for name, version in rows}
     for requirement in pins(("dali-tf", "horovod", "faster-coco", "export", "dev")):  # as `make test` has it
         name, _, version = requirement.partition("==")
         assert listed.get(re.split(r"\[", name)[0]) == version, requirement

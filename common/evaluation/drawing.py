@@ -57,7 +57,7 @@ def draw_boxes(
     picture = Image.fromarray(image)
     draw = ImageDraw.Draw(picture)
     line = max(2, round(min(picture.size) / 200))
-    draw.font = _font(max(11, round(min(picture.size) / 32)))
+    draw.font = font(max(11, round(min(picture.size) / 32)))
     # A box without width is still shown, as a line; a side outside the image is shown along its edge.
     clipped = np.clip(boxes_px, 0, picture.size * 2)
     for row in rows:
@@ -188,7 +188,7 @@ def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float
     draw.text((x + 2, y + 2), text, fill="black" if brightness > 140 else "white", anchor="lt")
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def font(size: int) -> ImageFont.FreeTypeFont:
     """Matplotlib's, because Pillow's own knows Latin letters only."""
     return ImageFont.truetype(pathlib.Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
 

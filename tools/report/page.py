@@ -1,4 +1,4 @@
-"""Writes a data report: as text for a terminal, as an HTML page or as a PNG picture.
+"""Writes a data report: as text for a terminal, or as an HTML page.
 
 The page needs nothing else: no script, no style sheet, no file, no network. Names of classes and files come
 from the data and may hold markup; Jinja2 escapes them.
@@ -19,12 +19,9 @@ from rich.console import Console
 from rich.text import Text
 
 from common.errors import UserError
-from common.evaluation.drawing import BACKGROUND
 from common.files import user_errors, write_bytes
-from tools.report import figures, pictures
 from tools.report.tables import SHOWN, Section, Table, printable
 
-SUFFIXES = (".html", ".png")
 COLUMNS = 100  # letters in a line of the text
 
 
@@ -54,29 +51,16 @@ def _rich_table(table: Table) -> rich.table.Table:
 
 
 def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
-    """Writes a report, atomically, as one file that needs no other.
+    """Writes a report, atomically, as one page that needs no other file.
 
     Args:
-        path: ends in .html (everything is in it) or in .png (without the lists of offenders).
+        path: ends in .html.
         sections: what it holds.
 
     Raises:
         UserError: another suffix, or the file cannot be written.
     """
-    content = _page(sections) if check_suffix(path) == ".html" else _picture(sections)
-    with user_errors(f"cannot write the report {os.fspath(path)}"):
-        write_bytes(path, content)
-
-
-def check_suffix(path: str | os.PathLike) -> str:
-    """The suffix of a report, in lower case; UserError for one that is not in SUFFIXES."""
-    suffix = pathlib.Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UserError(f"--report={os.fspath(path)}: its name must end in {' or '.join(SUFFIXES)}")
-    return suffix
-
-
-def _page(sections: Sequence[Section]) -> bytes:
+    check_suffix(path)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
@@ -84,24 +68,21 @@ def _page(sections: Sequence[Section]) -> bytes:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["png"] = lambda image: base64.b64encode(_png([image])).decode()
+    environment.filters["png"] = _png
     page = environment.get_template("page.html").render(sections=sections)
-    # File names may hold bytes that are not UTF-8; Python keeps them as lone surrogates.
-    return page.encode("utf-8", "backslashreplace")
+    with user_errors(f"cannot write the report {os.fspath(path)}"):
+        # File names may hold bytes that are not UTF-8; Python keeps them as lone surrogates.
+        write_bytes(path, page.encode("utf-8", "backslashreplace"))
 
 
-def _picture(sections: Sequence[Section]) -> bytes:
-    images = [item for section in sections for item in section.items if isinstance(item, np.ndarray)]
-    return _png([pictures.written(format_text(sections), figures.WIDTH), *images])
+def check_suffix(path: str | os.PathLike) -> None:
+    """UserError unless the name of a report ends in .html."""
+    if pathlib.Path(path).suffix.lower() != ".html":
+        raise UserError(f"--report={os.fspath(path)}: its name must end in .html")
 
 
-def _png(parts: Sequence[np.ndarray]) -> bytes:
-    """The parts one below the other."""
-    stack = PIL.Image.new("RGB", (figures.WIDTH, sum(map(len, parts))), BACKGROUND)
-    top = 0
-    for part in parts:
-        stack.paste(PIL.Image.fromarray(part), (0, top))
-        top += len(part)
+def _png(image: np.ndarray) -> str:
+    """A picture as the page holds it: PNG in base64."""
     stream = io.BytesIO()
-    stack.save(stream, "PNG")
-    return stream.getvalue()
+    PIL.Image.fromarray(image).save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()

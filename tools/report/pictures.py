@@ -1,19 +1,17 @@
-"""A sheet of some images of a data set with their boxes, and text as a picture.
+"""A sheet of some images of a data set with their boxes.
 
 The sheet shows the images with most boxes first, then others by chance.
 """
 
 import io
-import pathlib
 from collections.abc import Callable
 
-import matplotlib
 import numpy as np
 import PIL.Image
-from PIL import ImageDraw, ImageFont, ImageOps
+from PIL import ImageDraw, ImageOps
 
 from common.annotations import Annotations
-from common.evaluation.drawing import BACKGROUND, draw_boxes
+from common.evaluation.drawing import BACKGROUND, draw_boxes, font
 from tools.report.tables import printable, shorten
 
 MOST = 3  # images with most boxes
@@ -24,8 +22,6 @@ _COLUMNS = 3  # images in a row
 _TILE = (466, 400)  # pixels of an image with its caption, width and height
 _GAP = 6
 _CAPTION_HEIGHT = 24
-_LETTER_HEIGHT = 18
-_MARGIN = 20
 
 
 def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarray | None:
@@ -62,16 +58,6 @@ def choose(annotations: Annotations, seed: int = 0) -> list[int]:
     return [*most.tolist(), *np.sort(chosen).tolist()]
 
 
-def written(text: str, width: int) -> np.ndarray:
-    """uint8 (H, width, 3): the text in letters of one width, black on white."""
-    step, lines = round(1.25 * _LETTER_HEIGHT), text.split("\n")
-    picture = PIL.Image.new("RGB", (width, 2 * _MARGIN + step * len(lines)), BACKGROUND)
-    font = _font("DejaVuSansMono", _LETTER_HEIGHT)
-    for number, line in enumerate(lines):
-        ImageDraw.Draw(picture).text((_MARGIN, _MARGIN + number * step), line, fill=(0, 0, 0), font=font)
-    return np.asarray(picture)
-
-
 def _tile(annotations: Annotations, row: int, image: PIL.Image.Image) -> np.ndarray:
     """The image with its boxes and a caption above it, uint8 (400, 466, 3)."""
     targets = annotations.target_boxes
@@ -84,10 +70,5 @@ def _tile(annotations: Annotations, row: int, image: PIL.Image.Image) -> np.ndar
     tile = PIL.Image.new("RGB", _TILE, BACKGROUND)
     tile.paste(PIL.Image.fromarray(shown), (0, _CAPTION_HEIGHT))
     caption = printable(f"{annotations.image_name(row)}: {len(classes)} boxes")
-    ImageDraw.Draw(tile).text((2, 3), caption, fill=(0, 0, 0), font=_font("DejaVuSans", 14))
+    ImageDraw.Draw(tile).text((2, 3), caption, fill=(0, 0, 0), font=font(14))
     return np.asarray(tile)
-
-
-def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """A font of matplotlib, because Pillow's own knows Latin letters only."""
-    return ImageFont.truetype(pathlib.Path(matplotlib.get_data_path()) / f"fonts/ttf/{name}.ttf", size)

@@ -1,4 +1,4 @@
-"""The report as page and picture: all is in it, it needs nothing else, no data are taken for markup."""
+"""The report as a page: all is in it, it needs nothing else, no data are taken for markup."""
 
 import base64
 import dataclasses
@@ -11,7 +11,7 @@ import PIL.Image
 
 from tests.common.made_annotations import annotations, random_annotations
 from tests.refusal import refusal
-from tests.tools.report.made_reports import ANCHORS, NASTY, few, found, sections_of
+from tests.tools.report.made_reports import ANCHORS, NASTY, found, sections_of
 from tools.report import anchor_report, page, tables
 
 TAGS = "html head meta title style body h2 table tr th td img p ul li details summary"
@@ -77,20 +77,9 @@ def test_all_kept_offenders_and_all_classes_are_on_the_page(tmp_path):
     assert {"crowd: the first 1,000 of 4,321", *(f"class {i}" for i in range(90))} <= text
 
 
-def test_a_picture_holds_text_and_pictures(tmp_path):
-    grey = np.full((300, 1400, 3), 77, np.uint8)
-    page.write(tmp_path / "a.png", sections_of(few()))
-    page.write(tmp_path / "b.PNG", sections_of(few(), shown=[grey, grey[:20, :9]]))
-    without, image = (np.asarray(PIL.Image.open(tmp_path / name)) for name in ("a.png", "b.PNG"))
-    np.testing.assert_array_equal(image[:-320], without)
-    np.testing.assert_array_equal(image[-320:-20], grey)
-    assert image.shape[1] == 1400 and (image[-20:, 9:] == 255).all()
-    assert (without[-42:-20] < 128).any() and (without[-20:] == 255).all()  # the last line, and a margin
-
-
 def test_another_suffix_or_place_is_one_line(tmp_path):
     for path, said in (
-        ("report.pdf", "report.pdf: its name must end in .html or .png"),
+        ("report.pdf", "report.pdf: its name must end in .html"),
         ("report", "must end in"),
         ("missing/report.html", f"cannot write the report {tmp_path}/missing/report.html: No such file"),
     ):
