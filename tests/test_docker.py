@@ -48,16 +48,6 @@ def argument(stage: list[tuple[str, str]], name: str) -> str:
 
 
 @every_dockerfile
-def test_bases_are_arguments_with_a_release_in_their_tag(path):
-    before, *parts = stages(path)
-    bases = dict(value.split("=") for value in of(before, "ARG"))
-    assert "BASE" in bases
-    for stage in parts:
-        base = bases[re.match(r"\$\{(\w+)\}", stage[0][1])[1]]
-        assert re.fullmatch(r"[\w/]+:[\w.-]*(\d|bookworm)[\w.-]*", base)
-
-
-@every_dockerfile
 def test_the_image_runs_as_a_user_with_a_number(path):
     last = stages(path)[-1]
     assert of(last, "USER") == ["${UID}"]  # Kubernetes' runAsNonRoot reads numbers alone
@@ -119,12 +109,6 @@ def test_the_two_images_are_twins():
     assert os.access(DOCKER / "entrypoint.sh", os.X_OK)
 
 
-def test_a_file_that_never_ran_says_so():
-    for name in ("Dockerfile", "compose.yaml", "mpijob.yaml", "slurm.sh", "healthcheck.sh"):
-        first = (DOCKER / name).read_text().removeprefix("#!/usr/bin/env bash\n").partition("\n")[0]
-        assert re.search("never run", first, re.IGNORECASE), name
-
-
 @every_dockerfile
 def test_make_finds_its_environment_ready(path):
     """The files that the Makefile's rules make, touched after everything that they are made of was copied."""
@@ -182,13 +166,6 @@ def test_the_mpijob_and_the_images_agree():
 
 
 # --- docs/docker.md -------------------------------------------------------------------------------
-
-
-def test_every_block_of_commands_says_what_it_needs():
-    before = re.findall(r"([^\n]*)\n\n```bash\n", PAGES["docker"])
-    assert len(before) == PAGES["docker"].count("```bash") > 5
-    for line in before:
-        assert line.startswith("Needs ") and line.endswith(":"), line
 
 
 def test_no_machine_of_ours_in_them():

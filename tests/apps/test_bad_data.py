@@ -1,7 +1,6 @@
 """Every command refuses bad data before it builds or writes anything, and lists all faults."""
 
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -9,10 +8,9 @@ import pytest
 
 from common.datacheck.issues import DataError
 from tests.apps.conftest import coco_flags, eagerly, either_app, slow_for
+from tests.conftest import ROOT
 from tests.faults.data_set import DataSet
 from tests.refusal import refusal
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -78,16 +76,3 @@ def test_training_lists_every_fault_without_a_traceback(app, faulty, tmp_path):
     words = [*names, f"annotation {faulty.annotation['id']} ", "[1, 2, 3]"]
     assert all(word in said for word in words)
     assert not (tmp_path / "run").exists()
-
-
-@either_app
-@pytest.mark.parametrize("pipeline_type", ["dali_cpu", "tensorflow"])
-def test_a_damaged_image_is_named(trained, drawn, command, tmp_path, pipeline_type):
-    good = sorted((drawn / "images").glob("*.jpg"))[:2]
-    for file in good:
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    given = [f"--weights={trained}", f"--images={tmp_path}", f"--output_dir={tmp_path}/out"]
-    for content in (b"not an image" * 50, b"", good[0].read_bytes()[:700]):
-        (tmp_path / "bad.jpg").write_bytes(content)
-        said = refusal(command, "infer", *given, f"--pipeline_type={pipeline_type}")
-        assert "bad.jpg" in said and good[0].name not in said

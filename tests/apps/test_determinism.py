@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import importlib
 import json
-import pathlib
 import subprocess
 import sys
 import threading
@@ -24,8 +23,8 @@ from tensorflow.python.eager import context
 
 from common.distributed import ranks
 from common.training.optimizers import AveragedWeights
+from tests.conftest import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 # model, image side, batch size, what makes it smaller. Unchanged, EfficientDet's step looks too large for the
 # 256 MB that TensorFlow gives a CPU.
 MODELS = {

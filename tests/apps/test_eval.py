@@ -3,7 +3,6 @@
 Also tests predict.py of each app; common/training/trained.py.
 """
 
-import errno
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from common.errors import UserError
 from common.evaluation import coco_metrics, commands
 from common.evaluation.evaluate import Evaluation, evaluate
 from tests.apps.conftest import coco_flags, eagerly, either_app
-from tests.common.training.small_model import rows_of
+from tests.common.training.small_model import full_disk, rows_of
 
 
 @pytest.fixture
@@ -123,11 +122,7 @@ def test_a_full_disk_is_one_line_and_earlier_results_stand(evaluation, tmp_path,
     (tmp_path / "detections.json").write_text("earlier")
     found = Evaluation({**dict.fromkeys(coco_metrics.NAMES, 0.5), "per_class": {}}, [], {})
     monkeypatch.setattr(commands, "evaluate", lambda *_, **__: found)
-
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(UserError, match=r"^--output_dir=.*: No space left on device$"):
         evaluation(tmp_path)
     assert (tmp_path / "detections.json").read_text() == "earlier"

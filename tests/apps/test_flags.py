@@ -4,13 +4,12 @@ Also tests common/args.py.
 """
 
 import dataclasses
-import pathlib
 import subprocess
 import sys
 
 from absl import flags
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.conftest import ROOT
 
 
 def test_the_flags_of_training_are_the_fields_of_args(app):

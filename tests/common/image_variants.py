@@ -246,21 +246,16 @@ TIFFS = {
     "tiff-tiled": tiff(RGB, 2, tiled=True),
     "tiff-planar": tiff(RGB, 2, planar=True),
     "tiff-alpha": tiff(RGBA, 2, tag338=(2,)),
-    "tiff-five-samples": tiff(np.dstack([RGBA, GREY]), 2, tag338=(2, 0)),
     "tiff-grey": tiff(GREY[..., None], 1),
-    "tiff-white-is-0": tiff(255 - GREY[..., None], 0),
-    "tiff-grey-12": tiff(scaled(GREY, 12), 1, bits=12),
     "tiff-grey-16": tiff(scaled(GREY, 16), 1, bits=16),
     "tiff-rgb-16": tiff(scaled(RGB, 16), 2, bits=16, order=">"),
     "tiff-float": tiff(_FLOAT, 1, bits=32, kind=3),
     "tiff-palette": tiff(GREY[..., None], 3, tag320=tuple(i * 257 for _ in range(3) for i in range(256))),
-    "tiff-cmyk": tiff(np.dstack([255 - RGB, np.zeros_like(GREY)]), 5),
     "tiff-without-sizes": tiff(GREY[..., None], 1, without=(279,)),
     "tiff-lzw": pillow("TIFF", compression="tiff_lzw"),
     "tiff-deflate": pillow("TIFF", compression="tiff_adobe_deflate"),
     "tiff-packbits": pillow("TIFF", compression="packbits"),
     "tiff-zstandard": pillow("TIFF", compression="zstd"),
-    "tiff-jpeg": pillow("TIFF", compression="jpeg", quality=95),
     "tiff-pages": pillow("TIFF", save_all=True, append_images=[PIL.Image.new("RGB", (9, 9))]),
     "tiff-strips": pillow("TIFF", strip_size=WIDTH * 3 * 5),
 }
@@ -271,33 +266,16 @@ JPEG2000S = {
     "jpeg2000-alpha": pillow("JPEG2000", RGBA),
     "jpeg2000-lossy": pillow("JPEG2000", irreversible=True),
     "jpeg2000-tiles": pillow("JPEG2000", tile_size=(16, 16)),
-    "jpeg2000-grey-16": pillow("JPEG2000", _GREY_16),
     "jpeg2000-rgb-16": opencv(".jp2", RGB.astype(np.uint16) * 257),
 }
-_NUMBERS = b" ".join(b"%d" % value for value in RGB.ravel().tolist())
-PNMS = {
-    "ppm": pillow("PPM"),
-    "pgm": pillow("PPM", GREY),
-    "pgm-comment": b"P5 # a picture\n%d %d\n# of\n255\n" % (WIDTH, HEIGHT) + GREY.tobytes(),
-    "ppm-16": opencv(".ppm", RGB.astype(np.uint16) * 257),
-    "ppm-text": b"P3\n%d %d\n255\n" % (WIDTH, HEIGHT) + _NUMBERS + b"\n",
-}
-VARIANTS = {**JPEGS, **PNGS, **WEBPS, **BMPS, **TIFFS, **JPEG2000S, **PNMS}
+VARIANTS = {**JPEGS, **PNGS, **WEBPS, **BMPS, **TIFFS, **JPEG2000S, "ppm": pillow("PPM")}
 REFUSED = {
-    "bmp-16": bmp(16, [bytes(2 * WIDTH)] * HEIGHT),
     "bmp-swapped-masks": bmp(
         32, [row.tobytes() for row in RGBA[::-1]], compression=3, masks=(0xFF, 0xFF00, 0xFF0000)
     ),
     "webp-exif-behind-odd-chunk": pillow("WEBP", exif=exif(1), icc_profile=bytes(99), quality=95),
-    "tiff-grey-alpha": tiff(np.dstack([GREY, np.full_like(GREY, 255)]), 1, tag338=(2,)),
-    "tiff-white-is-0-16": tiff(scaled(255 - GREY, 16), 0, bits=16),
     "tiff-signed": tiff(GREY[..., None] // 2, 1, kind=2),
-    "tiff-32": tiff(scaled(GREY, 32), 1, bits=32),
-    "tiff-float-64": tiff(_FLOAT, 1, bits=64, kind=3),
-    "tiff-4": tiff(scaled(GREY, 4), 1, bits=4),
-    "tiff-planar-alpha": tiff(RGBA, 2, planar=True, tag338=(2,)),
     "tiff-without-bits": tiff(GREY[..., None], 1, without=(258,)),
-    "tiff-lzma": pillow("TIFF", compression="lzma"),
     "jpeg2000-grey-alpha": pillow("JPEG2000", GREY, "LA"),
     "jpeg2000-offset": _moved(pillow("JPEG2000", no_jp2=True)),
     "jpeg2000-12-grey": pillow("JPEG2000", GREY)
@@ -305,12 +283,10 @@ REFUSED = {
     .replace(b"\0\1\7\1\1", b"\0\1\x0b\1\1"),
     "jpeg-12-grey": pillow("JPEG", GREY).replace(b"\xff\xc0\0\x0b\x08", b"\xff\xc1\0\x0b\x0c"),
     "jpeg2000-codestream-grey": pillow("JPEG2000", GREY, no_jp2=True),
-    "pgm-largest-100": b"P5\n%d %d\n100\n" % (WIDTH, HEIGHT) + (GREY // 3).tobytes(),
-    "pgm-largest-4095": b"P5\n%d %d\n4095\n" % (WIDTH, HEIGHT) + (GREY.astype(">u2") * 16).tobytes(),
 }
 
 
 def expected(name: str) -> np.ndarray:
     """uint8 (HEIGHT, WIDTH, 3), what DALI should make of a variant."""
-    grey = ("grey", "palette", "white", "pgm", "run-lengths", "without-sizes")
+    grey = ("grey", "palette", "run-lengths", "without-sizes")
     return GREY_RGB if any(word in name for word in grey) or name == "tiff-float" else RGB

@@ -1,15 +1,12 @@
 """One line and exit code 1 for the user's mistakes; a traceback for ours."""
 
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
 from common.errors import unknown
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
+from tests.conftest import ROOT
 
 ENDS = [
     ("pass", [], 0, ""),

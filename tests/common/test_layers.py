@@ -171,16 +171,6 @@ def test_equals_keras(dtype, training, jit_compile):
         np.testing.assert_allclose(ours_average, keras_average, rtol=1e-6)
 
 
-@pytest.mark.parametrize("side", [1, 2])
-def test_averages_the_variance_without_bessels_correction(side):
-    """With n = 4 the correction would be a third; the variance of one value is 0."""
-    images = make_images((1, side, side, CHANNELS))
-    layer = BatchNormalization(momentum=0.0)
-    outputs = layer(images, training=True)
-    np.testing.assert_allclose(layer.moving_variance, np.var(images, axis=(0, 1, 2)), rtol=1e-5)
-    assert side > 1 or (outputs.numpy() == 0).all()
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_frozen_layer_is_in_inference_mode(training):
     reference, ours = make_pair()

@@ -56,18 +56,6 @@ def test_gpus_that_tensorflow_cannot_use_are_named_once(monkeypatch, capsys):
     assert "DALI sees a GPU and TensorFlow none" in line and "tensorflow[and-cuda]" in line
 
 
-def test_synthetic_boxes_are_boxes():
-    boxes, classes = loaders.synthetic_boxes(np.random.default_rng(0), 3, 9)
-    assert boxes.shape == (9, 4) and boxes.dtype == np.float32
-    assert classes.shape == (9,) and classes.dtype == np.int32
-    count = loaders.SYNTHETIC_BOXES
-    assert (boxes[count:] == -1).all() and (classes[count:] == -1).all() and (classes[:count] >= 0).all()
-    boxes = boxes[:count]
-    assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] <= 1).all() and (boxes[:, 2:] > boxes[:, :2]).all()
-    many = np.concatenate([loaders.synthetic_boxes(np.random.default_rng(i), 3, 7)[1] for i in range(20)])
-    assert set(many) == {0, 1, 2}
-
-
 def random_pipeline() -> dali.Pipeline:
     """Outputs random (2, 3) images, (1,) numbers from 10 on, and scalars from 20 on."""
     pipe = dali.Pipeline(4, num_threads=1, device_id=None, seed=1, exec_dynamic=True)

@@ -123,42 +123,12 @@ def test_diou_at_the_threshold_itself(beta):
     assert run(*candidates, method="hard", iou_threshold=0.49).count == [1]
 
 
-@METHODS
-def test_what_is_not_finite_is_dropped_and_suppresses_nothing(method):
-    boxes, scores, classes = random_candidates()
-    without = scores.copy()
-    without[:, ::4] = 0
-    expected = run(boxes, without, classes, method=method)
-    boxes[:, 0::16, 1], boxes[:, 4::16, 2] = np.nan, np.inf
-    scores[:, 8::16], scores[:, 12::16] = np.nan, np.inf
-    for actual, wanted in zip(run(boxes, scores, classes, method=method), expected, strict=True):
-        np.testing.assert_array_equal(actual, wanted)
-
-
 @pytest.mark.parametrize(("method", "overlap"), [("hard", 9 / 16), ("diou", 9 / 16 - 1 / 64)])
 def test_boxes_are_cut_at_eight_sides_of_the_image(method, overlap):
     """The first to 16 x 16, the second to 12 x 12 in its corner."""
     candidates = np.float32([[[-99, -99, 99, 99], [-4, -4, 99, 99]]]), np.float32([[0.9, 0.8]]), [[0, 0]]
     for threshold, count in ((overlap - 1e-6, 1), (overlap + 1e-6, 2)):
         assert run(*candidates, method=method, beta=1.0, iou_threshold=threshold).count == [count]
-
-
-@METHODS
-def test_one_graph_for_any_batch_and_equal_to_single_images(method):
-    boxes, scores, classes = random_candidates(batch_size=4)
-    scores[1] = 0
-    scores[3, 7:] = 0  # the images need different numbers of turns
-    specs = [tf.TensorSpec([None, None, *x.shape[2:]], x.dtype) for x in (boxes, scores, classes)]
-    compiled = tf.function(
-        lambda *candidates: nms.suppress(*candidates, method=method, **SETTINGS), input_signature=specs
-    )
-    together = compiled(boxes, scores, classes)
-    assert together.boxes.shape == (4, 60, 4)
-    for i in range(4):
-        alone = compiled(boxes[i, np.newaxis], scores[i, np.newaxis], classes[i, np.newaxis])
-        for actual, expected in zip(together, alone, strict=True):
-            np.testing.assert_array_equal(actual[i], expected[0])
-    assert compiled.experimental_get_tracing_count() == 1
 
 
 def test_an_unknown_method():

@@ -177,19 +177,6 @@ def test_what_is_no_file_is_named_and_never_waited_for(tmp_path, monkeypatch):
         assert only(walk(path)[1]) == ("file-unreadable", f"{path}{words}")
 
 
-def test_many_files_are_walked_in_their_order(tmp_path):
-    paths = [write(tmp_path / str(i), *([b"x" * i] * i)) for i in range(30)]
-    os.truncate(paths[5], 3)
-    issues = Issues("")
-    walked = walk_files(paths, issues)
-    assert [file.path for file in walked] == paths
-    assert [len(file.spans) for file in walked] == [*range(5), 0, *range(6, 30)]
-    assert {issue.kind: issue.offenders for issue in issues} == {
-        "file-empty": [f"{paths[0]} (0 bytes)"],
-        "file-truncated": [f"{paths[5]} record 0 at byte 0 has 3 of the 12 bytes of its header"],
-    }
-
-
 # --- indexes ---
 
 

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline
-from tests.efficientdet.drawn_images import SIZES
 
 INPUT = (192, 256)  # height, width: not square, so that a swapped axis shows
 NANO = dataclasses.replace(
@@ -73,15 +72,6 @@ def test_dataset_gives_what_the_graph_gives_under_the_promised_names(rectangles,
     assert targets["num_positives"].numpy().min() > 0
     assert targets["class_targets_4"].shape == (8, 12, 16, 9)
     assert targets["box_targets_4"].shape == (8, 12, 16, 36)
-
-
-def test_without_targets(rectangles):
-    loader = make(rectangles, training=False, with_targets=False)
-    assert list(loader.element_spec) == ["images", "image_ids", "image_sizes", "letterbox"]
-    images, extra = next(iter(loader.dataset()))
-    assert images.shape == (8, *INPUT, 3)
-    assert extra["image_ids"].numpy().tolist() == [10 + 7 * i for i in range(8)]
-    assert extra["image_sizes"].numpy().tolist()[:3] == [list(size) for size in SIZES[:3]]
 
 
 @pytest.mark.gpu

@@ -1,4 +1,7 @@
-"""YOLOv4's pipeline against NumPy on a hundred fuzzed images: every stage, given what it drew."""
+"""YOLOv4's pipeline against NumPy on a hundred fuzzed images: every stage, given what it drew.
+
+Also tests crops.py, color.py and mosaic.py of yolov4.
+"""
 
 import dataclasses
 import math
@@ -12,9 +15,8 @@ from tests.oracle import numpy_boxes, numpy_images
 from tests.oracle.fuzzed import Annotated
 from tests.oracle.numpy_images import nearest
 from tests.oracle.watched import BATCH, Batch, Draws, run_epoch
+from tests.yolov4.darknet_rules import darknet_axis, darknet_mosaic
 from tests.yolov4.rectangles import ALL, INPUT, PLAIN
-from tests.yolov4.test_crops import darknet_axis
-from tests.yolov4.test_mosaic import darknet_mosaic
 from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Pipeline
 

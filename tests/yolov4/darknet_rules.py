@@ -1,6 +1,51 @@
-"""The rules of AlexeyAB/darknet src/yolo_layer.c in plain loops and float64: what the tests compare to."""
+"""The rules of AlexeyAB/darknet in plain loops and float64: what the tests compare to.
+
+The crop and the mosaic are those of src/data.c, all else of src/yolo_layer.c.
+"""
+
+import math
 
 import numpy as np
+
+
+def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_aspect):
+    """(start, length) of the window and of the place: load_data_detection for one axis, in whole pixels."""
+    before, after = side * first_draw, side * last_draw  # pleft and pright
+    if keep_aspect:
+        missing = other_side * out / other_out - side  # to the shape of the network input
+        if missing > 0:
+            before, after = before - missing / 2, after - missing / 2
+    before, after = math.floor(before + 0.5), math.floor(after + 0.5)
+    length = max(side - before - after, 1)
+    first, last = max(before, 0), min(before + length, side)
+    scale = out / length
+    place_first = min(math.floor((first - before) * scale + 0.5), out - 1)
+    place_last = max(math.floor((last - before) * scale + 0.5), place_first + 1)
+    return first, last - first, place_first, place_last - place_first
+
+
+def darknet_mosaic(canvases, sources, cut_y, cut_x):
+    """load_data_detection with use_mixup == 3, but boxes clipped to their tile: (image, boxes px, labels)."""
+    height, width = canvases[0][0].shape[:2]
+    out = np.zeros_like(canvases[0][0])
+    all_boxes, all_labels = [], []
+    for tile, source in enumerate(sources):
+        image, boxes, labels, (top, left, place_height, place_width), _ = canvases[source]
+        left_shift, top_shift = min(cut_x, left), min(cut_y, top)
+        right_shift = min(width - cut_x, width - left - place_width)
+        bottom_shift = min(height - cut_y, height - top - place_height)
+        # What is added to a position in the image to get the one in the canvas.
+        dx = width - cut_x - right_shift if tile in (0, 2) else left_shift - cut_x
+        dy = height - cut_y - bottom_shift if tile in (0, 1) else top_shift - cut_y
+        rows = range(cut_y) if tile in (0, 1) else range(cut_y, height)
+        columns = np.arange(cut_x) if tile in (0, 2) else np.arange(cut_x, width)
+        for y in rows:
+            out[y, columns] = image[y + dy, columns + dx]
+        low = np.array([columns[0], rows[0], columns[0], rows[0]])
+        high = np.array([columns[-1], rows[-1], columns[-1], rows[-1]]) + 1
+        all_boxes.append(np.clip(boxes - [dx, dy, dx, dy], low, high))
+        all_labels.append(labels)
+    return out, np.concatenate(all_boxes), np.concatenate(all_labels)
 
 
 def is_valid(box, class_number, num_classes):

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from common.datacheck.coco import load_coco
 from tests.common.made_annotations import annotations, random_annotations
 from tests.yolov4 import darknet_rules
 from yolov4 import anchor_report, ap_ceiling
@@ -99,13 +98,3 @@ def test_a_sample_of_the_images():
 def test_boxes_without_area_alone():
     report = anchor_report.examine(annotations([(192, 256)], [(0, 0, 5, 5, 0, 9)]), V4)
     assert (report.lost.count, report.unassigned.count, report.ceiling["AP"]) == (0, 0, 0)
-
-
-def test_coco128_and_bccd(coco128, bccd):
-    report = anchor_report.examine(load_coco(coco128 / "instances.json", None), get_config("yolov4"))
-    assert (report.boxes, report.lost.count, report.unassigned.count) == (929, 9, 0)
-    assert report.ceiling["AP"] == pytest.approx(0.993, abs=1e-3)
-    report = anchor_report.examine(load_coco(bccd / "instances_test.json", None), get_config("yolov4"))
-    assert (report.lost.count, report.unassigned.count) == (1, 0)
-    assert "image 284 ('BloodImage_00284.jpg') has 'RBC'" in report.lost.offenders[0]
-    assert report.ceiling["AP"] == pytest.approx(0.997, abs=1e-3)

@@ -12,7 +12,7 @@ from common.datacheck.datasets import open_source
 from tests.common.drawn_sets import write_coco
 from tests.common.reading import assert_iterator_resumes
 from tests.oracle.watched import Batch, Watched
-from tests.yolov4.rectangles import PLAIN, assert_equal, count_found, make, read
+from tests.yolov4.rectangles import PLAIN, assert_equal, make, read
 from yolov4 import fresh_mosaic
 from yolov4.mosaic import TILES
 
@@ -34,12 +34,6 @@ def flat(tmp_path_factory):
 def watch(source, config=FRESH, count=12, **options) -> list[Batch]:
     watched = Watched(make(source, config=config, batch_size=8, **options))
     return [watched.run() for _ in range(count)]
-
-
-def test_boxes_and_pixels_move_together(rectangles):
-    """Jittered and flipped; some are mosaics, the others single images."""
-    config = dataclasses.replace(FRESH, jitter=0.3, flip_prob=0.5, min_box_size=0.01, mosaic_prob=0.7)
-    assert sum(map(count_found, read(rectangles, config=config, count=3))) > 25
 
 
 def test_in_an_epoch_every_reader_reads_every_image_once_in_another_order(flat):
@@ -73,14 +67,6 @@ def test_without_a_mosaic_all_is_as_with_the_first_reader_alone(flat):
     rare = dataclasses.replace(FRESH, mosaic_prob=1e-9)
     options = {"count": 3, "batch_size": 8}
     assert_equal(read(flat, config=rare, **options), read(flat, config=PLAIN, **options))
-
-
-def test_a_flipped_letterboxed_image_lies_where_it_lies_without_fresh_mosaics(rectangles):
-    config = dataclasses.replace(FRESH, mosaic_prob=1e-9, letterbox=True, flip_prob=1.0)
-    (fresh,) = read(rectangles, config=config)
-    (plain,) = read(rectangles, config=dataclasses.replace(config, mosaic_prob=0.0))
-    np.testing.assert_allclose(fresh["boxes"], plain["boxes"], atol=1e-5)
-    assert np.abs(fresh["images"] - plain["images"]).max() < 1.5 / 255
 
 
 def test_further_readers_are_there_only_for_mosaics_that_may_come(flat):

@@ -29,17 +29,6 @@ from yolov4.pipeline import FILL
 BOTH = pytest.mark.parametrize("kind", ["dali_cpu", "tensorflow"])
 
 
-@BOTH
-def test_without_targets(rectangles, kind):
-    loader = make(rectangles, kind, training=False, with_targets=False)
-    assert list(loader.element_spec) == ["images", "image_ids", "image_sizes", "letterbox"]
-    (batch,) = batches(loader, 1)
-    assert batch["images"].shape == (BATCH, *INPUT, 3)
-    assert batch["images"].min() >= 0 and 0.9 < batch["images"].max() <= 1
-    assert batch["image_ids"].tolist() == [1000 + 7 * i for i in range(BATCH)]
-    assert batch["image_sizes"].tolist()[:5] == [list(size) for size in SIZES]
-
-
 # --- boxes and pixels ---
 
 VIEWS = {
@@ -90,37 +79,6 @@ def test_a_letterboxed_training_image_lies_in_the_centre_and_colour_leaves_the_p
             assert not is_padding[top:bottom, left:right].any(0).all()
             seen.add((top, left, bottom - top, right - left))
     assert seen == {letterbox.geometry(*size, INPUT, centered=True) for size in SIZES}
-
-
-@BOTH
-def test_boxes_are_dropped_counted_and_padded(tmp_path, kind):
-    """No boxes; 500 of them; a crowd; one without area, one reaching out; four about the smallest size."""
-    random = np.random.default_rng(0)
-    image = random.integers(0, 256, (200, 300, 3), np.uint8)
-    sides = random.uniform(3.0, 90.0, (450, 2))
-    corners = random.uniform(0, 1, (450, 2)) * (np.array([300, 200]) - sides)
-    many = [(1, ltwh) for ltwh in np.concatenate([corners, sides], 1)]
-    many += [(2, (10.0 + i, 5.0, 0.9, 30.0)) for i in range(50)]
-    few = [(0, (250, 50, 100, 100)), (0, (0, 0, 300, 200)), (0, (1, 1, 0, 9))]
-    limits = [(10, 10, 4.1, 50), (30, 10, 3.9, 50), (50, 10, 50, 4.1), (50, 80, 50, 3.9)]
-    pictures = [(1, image, []), (2, image, many), (3, image, few)]
-    pictures.append((4, np.zeros((*INPUT, 3), np.uint8), [(5, box) for box in limits]))
-    source = write_coco(tmp_path, pictures, crowds={501})
-    config = dataclasses.replace(PLAIN, min_box_size=4.0)
-    options = {"batch_size": 4, "count_lost": True}
-    (batch,) = read(source, kind, training=False, **options)
-    assert batch["num_boxes"].tolist() == [0, 200, 1, 4]
-    assert batch["lost"].tolist() == [[0, 0], [50, 250], [0, 0], [0, 0]]
-    assert (batch["boxes"][0] == -1).all() and (batch["classes"][0] == -1).all()
-    kept = batch["boxes"][1]
-    areas = np.sort(np.prod(kept[:, 2:] - kept[:, :2], 1))
-    np.testing.assert_allclose(areas, np.sort(np.prod(sides, 1))[-200:] / (300 * 200), rtol=1e-3)
-    np.testing.assert_allclose(batch["boxes"][2, 0], [250 / 300, 0.25, 1, 0.75], atol=1e-6)
-    assert batch["classes"][:, 0].tolist() == [-1, 1, 0, 5]
-
-    (batch,) = read(source, kind, config, training=False, **options)
-    assert batch["num_boxes"][3] == 2 and batch["lost"][3].tolist() == [2, 0]
-    np.testing.assert_allclose(batch["boxes"][3, :2, :2] * INPUT[::-1], [[10, 10], [50, 10]], atol=1e-3)
 
 
 # --- ranks, seeds, epochs ---

@@ -1,4 +1,4 @@
-"""Decoding against Darknet's rule written out number by number; detections against brute force and OpenCV.
+"""Decoding against Darknet's rule written out number by number; detections against brute force.
 
 Also tests decoding.py.
 """
@@ -6,7 +6,6 @@ Also tests decoding.py.
 import dataclasses
 import math
 
-import cv2
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -131,18 +130,6 @@ def test_detections_equal_brute_force(changes):
         np.testing.assert_allclose(actual.boxes[i, :count], boxes.clip(0, 1), atol=1e-5)
         assert (actual.classes[i, count:] == -1).all()
         assert not actual.scores[i, count:].any() and not actual.boxes[i, count:].any()
-
-
-def test_one_class_equals_opencv():
-    heads = random_heads(batch_size=1, num_classes=1, objectness=0.5)
-    boxes, scores = decode_numpy(heads, CONFIG, 0)
-    ltwh_px = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1) * 1e6
-    picked = np.array(cv2.dnn.NMSBoxes(ltwh_px.astype(int), scores[:, 0].astype(np.float32), 0.2, 0.6))
-    actual = run(heads, dataclasses.replace(CONFIG, max_detections=900))
-    assert 150 < len(picked) < 900
-    assert actual.count == [len(picked)]
-    np.testing.assert_allclose(actual.scores[0, : len(picked)], scores[picked, 0], rtol=1e-5)
-    np.testing.assert_allclose(actual.boxes[0, : len(picked)], boxes[picked].clip(0, 1), atol=1e-5)
 
 
 def test_one_graph_detects_in_batches_and_images_of_any_size():

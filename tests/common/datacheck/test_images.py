@@ -453,13 +453,6 @@ def test_faults_are_handed_on():
     assert found == {"image-empty": ["image 7"], "image-truncated": ["image 9: in the middle"]}
 
 
-def test_another_size_than_in_the_annotations():
-    usable, found = check([JPEG] * 2, [(HEIGHT, WIDTH + 1), (WIDTH, HEIGHT)])
-    assert usable == [True, True]  # they can be decoded
-    text = f"image {{}} is {WIDTH} x {HEIGHT} pixels, the annotations say {{}} x {{}}".format
-    assert found == {"image-size-differs": [text(7, WIDTH + 1, HEIGHT), text(8, HEIGHT, WIDTH)]}
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_turned_images(orientation):
     stored, swapped, other = (

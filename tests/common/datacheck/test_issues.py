@@ -1,6 +1,5 @@
 """Issues: what stops, how it is said, and what is stored."""
 
-import pathlib
 import re
 
 import pytest
@@ -8,8 +7,7 @@ import pytest
 from common.args import ImagePolicy
 from common.datacheck.issues import KEPT, KINDS, SHOWN, DataError, Issue, Issues, Severity
 from common.errors import UserError
-
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+from tests.conftest import ROOT
 
 
 @pytest.fixture(params=["stop"])

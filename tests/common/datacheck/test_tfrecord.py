@@ -10,14 +10,12 @@ import pytest
 import tensorflow as tf
 
 from common.datacheck import tfrecord, tfrecord_scan
-from common.datacheck.coco import load_coco
 from common.datacheck.images import ImagePolicy
 from common.datacheck.issues import DataError
 from common.labels import LabelMap
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY
 from tests.common.image_variants import exif, pillow
 from tests.common.record_writing import LABELS, PNG, empty_record, flip, of_boxes, png, record, write
-from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 SKIP = ImagePolicy(on_bad_image="skip")
 BOX = "the box xmin, ymin, xmax, ymax ="
@@ -63,39 +61,6 @@ def contents(directory):
 # --- sound records ---
 
 
-def objects(annotations):
-    """Boxes with an area by image id: ids, clipped boxes, categories, crowds; and their areas."""
-    boxes, *_ = annotations.clipped_boxes
-    image_ids = annotations.image_ids[annotations.box_image]
-    order = np.argsort(image_ids, kind="stable")
-    order = order[np.all(boxes[order, 2:] > boxes[order, :2], axis=1)]
-    columns = (image_ids, boxes, annotations.category_ids, annotations.is_crowd)
-    return [column[order] for column in columns], annotations.areas[order]
-
-
-@pytest.mark.parametrize(
-    ("name", "formats"), [("coco128", {"JPEG": 128}), ("drawn", {"JPEG": 11, "PNG": 1})], ids=str
-)
-def test_records_contain_what_the_json_contains(name, formats, request, tmp_path):
-    directory = request.getfixturevalue(name)
-    annotations = load_coco(directory / "instances.json", directory / "images")
-    files = write_tfrecords(annotations, directory / "images", tmp_path / "t", num_shards=3)
-    source = tfrecord.open_records(files, annotations.label_map, policy=ImagePolicy(decode=True))
-    scanned = source.annotations
-    assert scanned.origin == scanned.issues.origin == f"{files[0]} and 2 more files"
-    rows = [scanned.image_ids.tolist().index(image_id) for image_id in annotations.image_ids.tolist()]
-    assert sorted(rows) == list(range(scanned.num_images))
-    assert [scanned.file_names[row] for row in rows] == annotations.file_names
-    assert np.array_equal(scanned.image_sizes[rows], annotations.image_sizes)
-    (columns, areas), (expected, expected_areas) = objects(scanned), objects(annotations)
-    assert all(map(np.array_equal, columns, expected))
-    np.testing.assert_allclose(areas, expected_areas, rtol=1e-6)
-    assert set(said(source)) <= {"crowd", "image-without-boxes", "large-id"}  # nothing needs mending
-    assert list(source.records.files) == files
-    assert list(source.records.indexes) == [f"{file}.idx" for file in files]
-    assert source.formats == formats
-
-
 def test_pixels_and_defaults(tmp_path):
     source = open_records(write(tmp_path / "a", record()))
     annotations = source.annotations
@@ -114,6 +79,7 @@ def test_files_are_read_in_parts_in_order(tmp_path, monkeypatch):
     whole = open_records(*files)
     expected = [*range(1000, 1057), 0, *range(500, 540)]
     assert whole.annotations.image_ids.tolist() == expected
+    assert whole.annotations.origin == whole.annotations.issues.origin == f"{files[0]} and 2 more files"
     assert whole.annotations.areas.tolist() == [i % 500 + 0.5 for i in expected]
     monkeypatch.setattr(tfrecord_scan, "_PART", 7)
     monkeypatch.setattr(tfrecord, "_VERSION", -1)

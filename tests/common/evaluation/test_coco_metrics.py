@@ -143,14 +143,6 @@ def test_each_backend_finds_what_pycocotools_finds(backend, seed, capfd):
 
 
 @BACKENDS
-def test_truth_fed_back_is_perfect(backend):
-    truth = plain_truth()
-    metrics = coco_metrics.score(truth, perfect(truth), backend).metrics
-    names = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
-    assert [metrics[name] for name in names] == pytest.approx([1.0] * 7)
-
-
-@BACKENDS
 def test_no_detections_or_none_that_count_are_zero(backend):
     truth = hard_truth()
     foreign = {"image_id": truth["images"][0]["id"], "category_id": 1, "bbox": [0, 0, 9, 9], "score": 0.5}

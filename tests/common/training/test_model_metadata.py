@@ -6,11 +6,9 @@ Also tests model_metadata.py of each app; tools/describe_weights.py.
 import dataclasses
 import importlib
 import json
-import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 import types
 
@@ -22,10 +20,10 @@ from common.labels import LabelMap
 from common.training import model_metadata, run_directory
 from common.training import weights as weight_files
 from common.training.model_metadata import differences
+from tests.conftest import ROOT
 from tests.refusal import refusal
 from tools import describe_weights
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 LABELS = LabelMap((3, 17, 90), ("car", "Katze", "toothbrush"))
 APPS = {"efficientdet": "efficientdet-nano", "yolov4": "yolov4-nano"}
 
@@ -144,15 +142,6 @@ def test_it_is_printed_for_people_and_for_programs(weights, made, capsys):
     assert rows["class 2"] == "category 90, toothbrush"
     describe_weights.show(str(weights), json=True)
     assert json.loads(capsys.readouterr().out)["config"] == made["config"]
-
-
-@pytest.mark.slow
-def test_the_command(weights, tmp_path):
-    program = [sys.executable, ROOT / "tools/describe_weights.py", weights, tmp_path / "nothing"]
-    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"error: {tmp_path / 'nothing'}: no such file or directory"
-    assert "Traceback" not in done.stderr
 
 
 def test_two_files_are_compared(weights, made, tmp_path, capsys):
