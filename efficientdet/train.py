@@ -108,8 +108,8 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         f"/ {config.reference_batch}{ranks.describe()}"
     )
     load = functools.partial(init_from, model, data.label_map, backbone=config.backbone)
-    is_tuned = a.init_from or a.freeze or a.freeze_batch_norm
-    report = set_initial_weights(a, ranks, resumed, model, load) if is_tuned else None
+    if a.init_from or a.freeze or a.freeze_batch_norm:
+        set_initial_weights(a, ranks, resumed, model, load)
     run = Run(
         a,
         ranks,
@@ -122,7 +122,6 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         feed=feed,
         explain=lambda error: datasets.explain(error, data.train, feed.pipeline_type),
         show_batch=functools.partial(show_batch.report, label_map=data.label_map),
-        init_report=report,
     )
     train_step = make_train_step(ranks, model, config, optimizer, run.ema, precision=a.precision, xla=a.xla)
     evaluate_model = functools.partial(

@@ -59,6 +59,8 @@ PARTS = {
     "watchdog": ("tests/common/training/test_watchdog.py",),
     "video": ("common/evaluation/video.py",),
     "submission": ("common/evaluation/submission.py",),
+    "curves": (),
+    "faster_coco": (),
 }
 # Their flags; what two parts need goes with both.
 PART_FLAGS = {
@@ -72,6 +74,7 @@ PART_FLAGS = {
     "augmentations": ("augmentation_preset",),
     "watchdog": ("step_timeout",),
     "datacheck": ("on_bad_image", "max_megapixels"),
+    "faster_coco": ("coco_backend",),
 }
 AUGMENTING = ("rotation", "auto_augment", "cutout_prob", "rand_augment_ops", "rand_augment_magnitude")
 # Their functions, classes, methods and fields in files that stay.
@@ -86,6 +89,9 @@ PART_NAMES = {
     ),
     "tfrecord import_weights": ("common/labels.py:LabelMap.load",),
     "elastic dry_run": ("common/distributed/ranks.py:Hooks",),
+    "dry_run": ("common/training/run.py:Run._save_skipped",),
+    "curves": ("common/evaluation/drawing.py:loss_curves", "common/evaluation/drawing.py:pr_curves"),
+    "faster_coco": ("common/evaluation/coco_metrics.py:check_backend",),
     "export": ("common/training/model_metadata.py:is_exported",),
     "watchdog": ("common/training/watchdog.py:Watchdog",),
     "augmentations": tuple(
@@ -94,7 +100,7 @@ PART_NAMES = {
         for name in ("PRESETS", "_NONE", *(f"{config}.{field}" for field in AUGMENTING))
     ),
 }
-# The values of other flags and of fields of the configs that need them.
+# The values of other flags and of fields of the configs that need them; what tests name.
 PART_CHOICES = {
     "tfrecord": ("tfrecord",),
     "tf_pipeline": ("tensorflow",),
@@ -103,6 +109,8 @@ PART_CHOICES = {
     "horovod": ("horovod",),
     "tf_distribute": ("mirrored", "multi_worker"),
     "fresh_mosaic": ("fresh",),
+    "curves": ("loss_curves", "pr_curves"),
+    "faster_coco": ("faster",),
 }
 NAMES_PACKAGES = "common/training/run_directory.py"  # "tensorflow" is no --pipeline_type there
 # Parts that need another one, and go with it.

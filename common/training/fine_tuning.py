@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from numpy.typing import ArrayLike
 from common.args import Args
 from common.distributed.ranks import Ranks
 from common.errors import UserError
-from common.files import write_bytes
 from common.labels import LabelMap
 from common.progress import log
 
@@ -66,14 +64,6 @@ class Report(NamedTuple):
                 more = f" and {len(names) - 5} more" if len(names) > 5 else ""
                 text += f", {title}: {', '.join(names[:5])}{more}"
         return text
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the paragraph and every name, one a line, atomically."""
-        lines = [str(self)]
-        for title in ("taken", "made_anew", "new_classes"):
-            names = getattr(self, title)
-            lines += ["", f"{title}: {len(names)}", *(f"  {name}" for name in names)]
-        write_bytes(path, "\n".join([*lines, ""]).encode())
 
 
 def transfer(
@@ -127,7 +117,7 @@ def transfer(
 
 def set_initial_weights(
     a: Args, ranks: Ranks, resumed: bool, model: keras.Model, init_from: Callable[[str], Report]
-) -> Report | None:
+) -> None:
     """Loads --init_from on rank 0 of a new run, whose weights `Run` broadcasts, and freezes layers.
 
     Args:
@@ -137,27 +127,21 @@ def set_initial_weights(
         model: with all layers trainable.
         init_from: loads a file into the model.
 
-    Returns:
-        What was taken from the file; None where nothing was.
-
     Raises:
         UserError: on every rank: the file cannot be used; the pattern of --freeze matches no layer, or all;
             --freeze_batch_norm without weights to start from.
     """
-    report = None
     with ranks.raise_on_any_rank():
         if a.freeze_batch_norm and not (a.init_from or resumed):
             raise UserError("--freeze_batch_norm keeps the statistics of trained weights: name --init_from")
         if a.init_from and resumed:
             log(f"--init_from={a.init_from} is not read again: this run continues from its checkpoint")
         elif a.init_from and ranks.rank == 0:
-            report = init_from(a.init_from)
-            log(str(report))
+            log(str(init_from(a.init_from)))
         if a.freeze_batch_norm:
             freeze_batch_norms(model)
         if a.freeze:
             log(freeze(model, a.freeze))
-    return report
 
 
 def freeze_batch_norms(model: keras.Model) -> None:

@@ -4,7 +4,7 @@
     best.weights.h5     the weights of the best evaluation
     last.weights.h5     the weights of the last epoch
     metrics.json, detections.json, pr_curves.png    of the last evaluation
-    flags.txt, init_from.txt, first_batch.png
+    flags.txt, first_batch.png
     skipped/step_00000123.npz   what tools/replay_step.py needs to run a skipped step again
 
 A full disk costs the file that was to be written, neither the run nor what was saved before.
@@ -26,13 +26,11 @@ import tensorflow as tf
 from common import progress
 from common.args import flagfile
 from common.distributed.ranks import Ranks
-from common.errors import UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
 from common.evaluation.evaluate import write_evaluation
 from common.files import write_bytes
 from common.training import weights as weight_files
-from common.training.fine_tuning import Report
 
 T = TypeVar("T")
 SHOW_EVERY = 10  # steps
@@ -134,10 +132,6 @@ class Results:
         """flags.txt."""
         self._try(lambda path: write_bytes(path / "flags.txt", flagfile(flag_values)))
 
-    def save_init_report(self, report: Report) -> None:
-        """init_from.txt, what was taken from --init_from."""
-        self._try(lambda path: report.save(path / "init_from.txt"))
-
     def save_first_batch(self, show_batch: Callable[..., str], images: Any, targets: Any) -> None:
         """first_batch.png, which `show_batch(images, targets, path=path)` draws and describes in one line."""
         self._try(lambda path: progress.log(show_batch(images, targets, path=path / "first_batch.png")))
@@ -170,11 +164,10 @@ class Results:
 
     def save_evaluation(self, evaluation: Evaluation, is_best: bool) -> None:
         """The evaluation's files; if it is the best so far, the model's weights."""
-        ap = evaluation.metrics["AP"]
 
         def save(directory: pathlib.Path) -> None:
-            if is_best or ap > _saved_metric(directory / weight_files.BEST):
-                self.save_weights(weight_files.BEST, AP=ap, metric=ap)
+            if is_best:
+                self.save_weights(weight_files.BEST, AP=evaluation.metrics["AP"])
             write_evaluation(directory, *evaluation)
 
         self._try(save)
@@ -265,14 +258,6 @@ def out_of_patience(state: Mapping[str, Any], patience: int) -> str | None:
         f"ends after epoch {state['epoch']}: {without_gain} evaluations without a better AP than {best:.1f} "
         f"(--patience={patience}); the best weights are kept"
     )
-
-
-def _saved_metric(path: pathlib.Path) -> float:
-    """Of the best weights; minus infinity where a save of them failed."""
-    try:
-        return weight_files.read_metadata(path)["metric"]
-    except UserError:
-        return -math.inf
 
 
 def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:

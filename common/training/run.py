@@ -7,7 +7,6 @@ the same on all ranks.
 
 import contextlib
 import dataclasses
-import functools
 import json
 import pathlib
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ from common.evaluation.coco_metrics import Evaluation
 from common.evaluation.evaluate import OnBatch
 from common.progress import log
 from common.training import checkpoints, input_feed, optimizers, results, run_directory, step_guard, weights
-from common.training.fine_tuning import Report
 from common.training.watchdog import StopSignals, Watchdog
 
 LONG_SECONDS = 1800.0  # that compiling a step, or scoring an evaluation, may take at most
@@ -67,7 +65,6 @@ class Run:
         feed: of the training data.
         explain: error of a loader -> the UserError that names the images.
         show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
-        init_report: what --init_from took, on rank 0; kept in the directory.
 
     Attributes:
         ranks, model, optimizer: as given.
@@ -93,7 +90,6 @@ class Run:
         feed: input_feed.InputFeed,
         explain: Callable[[Exception], UserError],
         show_batch: Callable[..., str],
-        init_report: Report | None = None,
     ) -> None:
         flags = dataclasses.asdict(a)
         self.ranks, self.model, self.optimizer = ranks, model, optimizer
@@ -128,10 +124,7 @@ class Run:
             )
         self._results = results.Results(directory, model, metadata, state)
         self._results.save_flags(flags)
-        if init_report:
-            self._results.save_init_report(init_report)
-        save_batch = functools.partial(self._results.save_skipped, ranks)
-        self._guard = step_guard.StepGuard(ranks, limit=a.max_skipped_steps, save_batch=save_batch)
+        self._guard = step_guard.StepGuard(ranks, limit=a.max_skipped_steps, save_batch=self._save_skipped)
         self._compiled, self._saved = False, True
 
     def __enter__(self) -> "Run":
@@ -319,6 +312,10 @@ class Run:
         self._guard.check_weights(self.model, self.optimizer, state["step"])
         state["totals"] = self._epoch.totals() if state["step_in_epoch"] else {}
         self._saved = self._checkpoints.save()
+
+    def _save_skipped(self, step: int, images: Any, targets: Any) -> str | None:
+        """The file of a skipped step, for tools/replay_step.py."""
+        return self._results.save_skipped(self.ranks, step, images, targets)
 
     def _require_saved(self) -> None:
         """Before a run ends: UserError on all ranks if its last checkpoint could not be written."""

@@ -135,7 +135,9 @@ class StepGuard:
         stop: whether a rank asked for a stop.
     """
 
-    def __init__(self, ranks: Ranks, *, limit: int, save_batch: Callable[..., str | None]) -> None:
+    def __init__(
+        self, ranks: Ranks, *, limit: int, save_batch: Callable[..., str | None] = lambda *_: None
+    ) -> None:
         self.stop = False
         self._ranks, self._limit, self._save_batch = ranks, limit, save_batch
         self._in_a_row = 0  # steps that were skipped

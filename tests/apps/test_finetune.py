@@ -112,7 +112,6 @@ def test_init_from_copies_classes_by_name(app, heads, earlier):
     report = next(line for line in heads.said.splitlines() if line.startswith("--init_from"))
     total = len(earlier.model.weights)
     assert report == f"--init_from={earlier.run}: {total} of {total} weights taken, new classes: cat"
-    assert (heads.run / "init_from.txt").read_text().startswith(f"{report}\n\ntaken: ")
     for was, now in zip(app.class_rows(before, 4), app.class_rows(after, 3), strict=True):
         np.testing.assert_array_equal(now[..., 0], was[..., 2])
         np.testing.assert_array_equal(now[..., 2], was[..., 0])

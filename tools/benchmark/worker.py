@@ -106,7 +106,7 @@ def _make_step(
     step = app.train.make_train_step(
         ranks, model, config, optimizer, averaged, precision=a.precision, xla=a.xla
     )
-    guard = step_guard.StepGuard(ranks, limit=0, save_batch=lambda *_: None)
+    guard = step_guard.StepGuard(ranks, limit=0)
     stop_requested = tf.constant(0.0)
     batches, numbers, thread = loader.iterator(), itertools.count(1), ThreadPoolExecutor(1)
     ahead = [] if loader.saveable else [thread.submit(next, batches)]

@@ -81,7 +81,7 @@ GO_ON = tf.constant(0.0)
 def alone():
     """A training on one rank, and a guard that saves no file."""
     training = Training()
-    return training, step_guard.StepGuard(training.ranks, limit=2, save_batch=lambda *_: None)
+    return training, step_guard.StepGuard(training.ranks, limit=2)
 
 
 @pytest.fixture(params=[True, False], ids=["with a branch", "without, as on a GPU"])
@@ -139,7 +139,7 @@ def test_float16_leaves_overflowing_gradients_to_the_loss_scale():
 
 def test_a_collapsed_loss_scale_is_named():
     training = Training(loss_scale=4.0, every_gradient=False)
-    guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=lambda *_: None)
+    guard = step_guard.StepGuard(training.ranks, limit=2)
     for _ in range(10):
         training.step(*batch(gradient=np.inf), GO_ON)
     guard.check_weights(training.model, training.optimizer, 10)  # 2**-8 is the least
@@ -199,7 +199,7 @@ def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
 
 def test_at_most_sixteen_images_are_named(capsys):
     training = Training()
-    guard = step_guard.StepGuard(training.ranks, limit=5, save_batch=lambda *_: None)
+    guard = step_guard.StepGuard(training.ranks, limit=5)
     for size, last in ((16, "24, 25"), (17, "24, 25 and 1 more")):
         images, targets = batch(wanted=np.nan, size=size)
         guard.check(1, training.step(images, targets, GO_ON), images, targets)
