@@ -1,22 +1,19 @@
 """Boxes to anchor targets, and the heads' outputs back to boxes.
 
-`encode_boxes` works inside a DALI graph, around `fn.box_encoder`; `encode_batch_tf` gives the same tensors by
-TensorFlow, after a graph that ends with the padded boxes, and for the loader without DALI. Matching is that
-of SSD (arXiv 1512.02325, section 2.2): an anchor takes the box that it overlaps most if their IoU exceeds
-0.5, and every box gets its best anchor whatever the IoU. Deltas are those of Faster R-CNN (arXiv 1506.01497,
-section 3.1.2) in TensorFlow's order, (dy, dx, dh, dw).
+`encode_boxes` works inside a DALI graph, around `fn.box_encoder`; efficientdet/grid_matching.py gives the
+same tensors by TensorFlow. Matching is that of SSD (arXiv 1512.02325, section 2.2): an anchor takes the box
+that it overlaps most if their IoU exceeds 0.5, and every box gets its best anchor whatever the IoU. Deltas
+are those of Faster R-CNN (arXiv 1506.01497, section 3.1.2) in TensorFlow's order, (dy, dx, dh, dw).
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import tensorflow as tf
 from keras import ops
 from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 
-from common import grid_matching
 from common.anchors import Anchors
 from common.dali_ops import pad_boxes, select_boxes
 
@@ -28,7 +25,7 @@ _SWAP_XY = [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
 
 
 class EncodedBoxes(NamedTuple):
-    """The targets of one image: DALI nodes from `encode_boxes`, TensorFlow tensors from `encode_boxes_tf`.
+    """The targets of one image: DALI nodes from `encode_boxes`, TensorFlow tensors from `encode_batch_tf`.
 
     Attributes:
         num_positives: float32 (), the number of anchors that own a box.
@@ -94,7 +91,7 @@ def encode_selected(
     deltas = fn.coord_transform(deltas, M=_SWAP_XY)
 
     class_targets, box_targets = [], []
-    for start, size, (height, width) in _level_slices(anchors):
+    for start, size, (height, width) in level_slices(anchors):
         k = anchors.anchors_per_location
         # By name: as inputs, start and shape would be GPU constants, each copied and waited for.
         part: dict[str, Any] = {"start": [start], "shape": [size], "axes": [0]}
@@ -104,53 +101,7 @@ def encode_selected(
     return EncodedBoxes(num_positives, padded_boxes, padded_classes, tuple(class_targets), tuple(box_targets))
 
 
-# --- the same in TensorFlow ---
-
-
-def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> EncodedBoxes:
-    """The targets of a batch from its padded boxes, by TensorFlow operations: for `tf.data.Dataset.map`.
-
-    They are those of `encode_boxes`, every owner the same, deltas equal to 1e-6, at a fraction of the cost.
-
-    Args:
-        boxes: float32 (B, max_instances, 4), B static, ltrb normalised, within the image, each with an area.
-        classes: int32 (B, max_instances), 0-based, -1 for padding.
-        anchors: those of the network input that the boxes are normalised to.
-
-    Returns:
-        As of one image, with the batch first.
-    """
-    batch_size, num_anchors = boxes.shape[0], anchors.num_anchors
-    rows = tf.where(classes >= 0)  # (R, 2) image, row
-    images, flat_boxes = tf.cast(rows[:, 0], tf.int32), tf.gather_nd(boxes, rows)  # (R,), (R, 4)
-    owned, owners = grid_matching.match(flat_boxes, images, anchors, MATCH_IOU)  # (P,)
-
-    matched, prior = tf.gather(flat_boxes, owners), tf.gather(anchors.boxes_normalized, owned % num_anchors)
-    centers, sizes = (prior[:, :2] + prior[:, 2:]) * 0.5, prior[:, 2:] - prior[:, :2]
-    box_centers, box_sizes = (matched[:, :2] + matched[:, 2:]) * 0.5, matched[:, 2:] - matched[:, :2]
-    shifts, scales = (box_centers - centers) / sizes, tf.math.log(box_sizes / sizes)
-    deltas = tf.concat([shifts[:, ::-1], scales[:, ::-1]], axis=1)  # dy dx dh dw
-
-    places = owned[:, tf.newaxis]
-    labels = tf.gather(tf.gather_nd(classes, rows), owners) + 1
-    deltas = tf.scatter_nd(places, deltas, [batch_size * num_anchors, 4])
-    targets = tf.scatter_nd(places, labels, [batch_size * num_anchors]) - 1
-    deltas = tf.reshape(deltas, [batch_size, num_anchors * 4])
-    targets = tf.reshape(targets, [batch_size, num_anchors])
-
-    k = anchors.anchors_per_location
-    class_targets, box_targets = [], []
-    for start, size, (height, width) in _level_slices(anchors):
-        level_deltas = deltas[:, 4 * start : 4 * (start + size)]
-        class_targets.append(tf.reshape(targets[:, start : start + size], [batch_size, height, width, k]))
-        box_targets.append(tf.reshape(level_deltas, [batch_size, height, width, k * 4]))
-    num_positives = tf.math.bincount(owned // num_anchors, minlength=batch_size, dtype=tf.float32)
-    num_positives = tf.ensure_shape(num_positives, [batch_size])
-    # Tuples, because tf.data would stack a list.
-    return EncodedBoxes(num_positives, boxes, classes, tuple(class_targets), tuple(box_targets))
-
-
-def _level_slices(anchors: Anchors) -> list[tuple[int, int, tuple[int, int]]]:
+def level_slices(anchors: Anchors) -> list[tuple[int, int, tuple[int, int]]]:
     """(first anchor, number of anchors, (feature height, feature width)) of each level."""
     slices, start = [], 0
     for height, width in anchors.feature_sizes:

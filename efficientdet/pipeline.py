@@ -41,6 +41,7 @@ from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from efficientdet.augmentations import auto_augment, is_conditional, random_cutout, random_rotation
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import random_crop, source_size, whole_image
+from efficientdet.grid_matching import encode_batch_tf
 
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
@@ -276,5 +277,5 @@ def add_targets(
     images: tf.Tensor, targets: dict[str, tf.Tensor], anchors: Anchors
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """A batch whose `targets` hold padded boxes and classes, and what is encoded from them as well."""
-    encoded = box_encoder.encode_batch_tf(targets["boxes"], targets["classes"], anchors)
+    encoded = encode_batch_tf(targets["boxes"], targets["classes"], anchors)
     return images, targets | target_dict(encoded, anchors)

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from common import box_encoder, tf_readers
 from common.anchors import Anchors
+from efficientdet.grid_matching import encode_batch_tf
 from tests.common.reading import run_graph
 from tests.oracle import numpy_boxes
 
@@ -103,7 +104,7 @@ def encode_boxes_tf(boxes, labels, anchors, max_instances=box_encoder.MAX_INSTAN
     """`encode_boxes` for one image, as the loader without DALI does it."""
     boxes, labels, _ = tf_readers.select_boxes(boxes, labels, (0.0, 0.0), max_instances)
     boxes, classes = tf_readers.pad_boxes_tf(boxes, labels, max_instances)
-    batch = box_encoder.encode_batch_tf(boxes[tf.newaxis], classes[tf.newaxis], anchors)
+    batch = encode_batch_tf(boxes[tf.newaxis], classes[tf.newaxis], anchors)
     return tf.nest.map_structure(lambda tensor: tensor[0], batch)
 
 
@@ -175,7 +176,7 @@ def test_a_batch_is_its_images_one_by_one(anchors):
     labels = random_labels(rng, images)
     alone = encode(images, labels, anchors, max_instances=40)
     boxes, classes = np.stack([e.boxes for e in alone]), np.stack([e.classes for e in alone])
-    together = box_encoder.encode_batch_tf(tf.constant(boxes), tf.constant(classes), anchors)
+    together = encode_batch_tf(tf.constant(boxes), tf.constant(classes), anchors)
     assert_close(tf.nest.map_structure(lambda *one_each: np.stack(one_each), *alone), together)
 
 

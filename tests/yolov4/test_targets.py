@@ -1,6 +1,6 @@
 """Assignment and ignore mask against a plain transcription of Darknet's rules, by hand and at random.
 
-Also tests common/grid_matching.py.
+Also tests efficientdet/grid_matching.py.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 Which boxes each level matches, which boxes no anchor reaches, which lose their anchors to other boxes, what
 AP perfect outputs would get, and how well anchors of other scales would fit. Images are letterboxed whole to
-one network input, as in evaluation. common/grid_matching.py matches boxes, as in training.
+one network input, as in evaluation. efficientdet/grid_matching.py matches boxes, as in training.
 """
 
 import dataclasses
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import grid_matching
 from common.anchors import Anchors
 from common.annotations import Annotations
 from common.box_encoder import MATCH_IOU, MAX_INSTANCES
+from efficientdet import grid_matching
 from yolov4 import ap_ceiling
 from yolov4.anchor_fit import Fit
 from yolov4.ap_ceiling import BoxGroup

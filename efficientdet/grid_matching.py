@@ -10,6 +10,9 @@ that
   apart the centres may be, separately along each axis: a small rectangle of cells.
 
 fn.box_encoder computes the IoU of all N x A pairs; here some hundred are left of them for a box, whatever A.
+
+`encode_batch_tf` makes the targets of it, after a graph that ends with the padded boxes, and for the loader
+without DALI.
 """
 
 import functools
@@ -20,6 +23,7 @@ import tensorflow as tf
 
 from common import boxes as box_ops
 from common.anchors import Anchors
+from common.box_encoder import MATCH_IOU, EncodedBoxes, level_slices
 
 
 class Templates(NamedTuple):
@@ -133,3 +137,46 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     steps = np.stack([np.full(len(kinds.first), k), k * kinds.cells[:, 0]], axis=1)  # to the next column, row
     first, steps = tf.constant(kinds.first, tf.int32), tf.constant(steps, tf.int32)
     return owner, tf.gather(first, kind) + tf.reduce_sum(cell * tf.gather(steps, kind), axis=1)
+
+
+def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> EncodedBoxes:
+    """The targets of a batch from its padded boxes, by TensorFlow operations: for `tf.data.Dataset.map`.
+
+    They are those of `encode_boxes`, every owner the same, deltas equal to 1e-6, at a fraction of the cost.
+
+    Args:
+        boxes: float32 (B, max_instances, 4), B static, ltrb normalised, within the image, each with an area.
+        classes: int32 (B, max_instances), 0-based, -1 for padding.
+        anchors: those of the network input that the boxes are normalised to.
+
+    Returns:
+        As of one image, with the batch first.
+    """
+    batch_size, num_anchors = boxes.shape[0], anchors.num_anchors
+    rows = tf.where(classes >= 0)  # (R, 2) image, row
+    images, flat_boxes = tf.cast(rows[:, 0], tf.int32), tf.gather_nd(boxes, rows)  # (R,), (R, 4)
+    owned, owners = match(flat_boxes, images, anchors, MATCH_IOU)  # (P,)
+
+    matched, prior = tf.gather(flat_boxes, owners), tf.gather(anchors.boxes_normalized, owned % num_anchors)
+    centers, sizes = (prior[:, :2] + prior[:, 2:]) * 0.5, prior[:, 2:] - prior[:, :2]
+    box_centers, box_sizes = (matched[:, :2] + matched[:, 2:]) * 0.5, matched[:, 2:] - matched[:, :2]
+    shifts, scales = (box_centers - centers) / sizes, tf.math.log(box_sizes / sizes)
+    deltas = tf.concat([shifts[:, ::-1], scales[:, ::-1]], axis=1)  # dy dx dh dw
+
+    places = owned[:, tf.newaxis]
+    labels = tf.gather(tf.gather_nd(classes, rows), owners) + 1
+    deltas = tf.scatter_nd(places, deltas, [batch_size * num_anchors, 4])
+    targets = tf.scatter_nd(places, labels, [batch_size * num_anchors]) - 1
+    deltas = tf.reshape(deltas, [batch_size, num_anchors * 4])
+    targets = tf.reshape(targets, [batch_size, num_anchors])
+
+    k = anchors.anchors_per_location
+    class_targets, box_targets = [], []
+    for start, size, (height, width) in level_slices(anchors):
+        level_deltas = deltas[:, 4 * start : 4 * (start + size)]
+        class_targets.append(tf.reshape(targets[:, start : start + size], [batch_size, height, width, k]))
+        box_targets.append(tf.reshape(level_deltas, [batch_size, height, width, k * 4]))
+    num_positives = tf.math.bincount(owned // num_anchors, minlength=batch_size, dtype=tf.float32)
+    num_positives = tf.ensure_shape(num_positives, [batch_size])
+    # Tuples, because tf.data would stack a list.
+    return EncodedBoxes(num_positives, boxes, classes, tuple(class_targets), tuple(box_targets))
