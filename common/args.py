@@ -169,6 +169,10 @@ class EvalArgs(TrainedArgs, LoaderArgs, EvaluationArgs):
     """The flags of eval.py."""
 
     output_dir: str | None = flag(None, "Directory of the results. Default: the run directory.")
+    errors: bool = flag(False, "Table of errors by kind, errors.json, confusion_matrix.png, errors.png.")
+    errors_min_score: float | None = flag(
+        None, "Least score of detections for --errors. Default: the one with the best F1.", low=0.0, high=1.0
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,9 @@ r"""Evaluates a trained EfficientDet with pycocotools: the 12 COCO numbers and a
         --eval_images=runs/demo-data/eval/images --eval_annotations=runs/demo-data/eval/instances.json
 
 --weights takes what export.py writes, too: a saved_model directory, an .onnx, .tflite or .plan file. Writes
-metrics.json, detections.json (COCO results: original pixels, original category ids) and pr_curves.png.
+metrics.json, detections.json (COCO results: original pixels, original category ids) and pr_curves.png. With
+--errors also a table of errors by kind, errors.json, confusion_matrix.png and errors.png, the worst images
+(tools/error_analysis.py).
 """
 
 import os
@@ -33,9 +35,15 @@ def evaluate_weights(**given: Any) -> dict:
     from common.evaluation import commands
     from efficientdet.loaders import make_loader
     from efficientdet.predict import open_detector
+    from tools import error_analysis
 
     return commands.evaluate_weights(
-        EvalArgs(**given), open_detector, make_loader, datasets.open_evaluation, datasets.explain
+        EvalArgs(**given),
+        open_detector,
+        make_loader,
+        datasets.open_evaluation,
+        datasets.explain,
+        report_errors=error_analysis.report,
     )
 
 

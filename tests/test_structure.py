@@ -25,8 +25,8 @@ LAYERS = {
     "common/training": {"common", "common/distributed", "common/evaluation"},
     **{app: set(ROOMS) for app in APPS},
 }
-# The lines of an app that reach tools: export.py, bench.py and --dry_run.
-MAY_IMPORT_TOOLS = re.compile(r"(efficientdet|yolov4)/(export\w*|bench|train)\.py")
+# The lines of an app that reach tools: export.py, bench.py, --dry_run and --errors.
+MAY_IMPORT_TOOLS = re.compile(r"(efficientdet|yolov4)/(export\w*|bench|train|eval)\.py")
 
 # Words that were replaced by the field's (docs/architecture.md).
 OLD_WORDS = (

@@ -61,6 +61,7 @@ PARTS = {
     "submission": ("common/evaluation/submission.py",),
     "curves": (),
     "faster_coco": (),
+    "error_analysis": ("tools/error_analysis.py",),
 }
 # Their flags; what two parts need goes with both.
 PART_FLAGS = {
@@ -71,6 +72,7 @@ PART_FLAGS = {
     "fine_tuning": ("init_from", "freeze", "freeze_batch_norm"),
     "dry_run": ("dry_run",),
     "submission": ("submission", "image_info"),
+    "error_analysis": ("errors", "errors_min_score"),
     "augmentations": ("augmentation_preset",),
     "watchdog": ("step_timeout",),
     "datacheck": ("on_bad_image", "max_megapixels"),
@@ -94,6 +96,7 @@ PART_NAMES = {
     "faster_coco": ("common/evaluation/coco_metrics.py:check_backend",),
     "export": ("common/training/model_metadata.py:is_exported",),
     "watchdog": ("common/training/watchdog.py:Watchdog",),
+    "error_analysis": ("common/evaluation/commands.py:ReportErrors",),
     "augmentations": tuple(
         f"{app}/config.py:{name}"
         for app, config in (("efficientdet", "EfficientDetConfig"), ("yolov4", "YOLOv4Config"))

@@ -4,7 +4,9 @@ r"""Evaluates a trained YOLOv4 with pycocotools: the 12 COCO numbers and a table
         --eval_images=runs/demo-data/eval/images --eval_annotations=runs/demo-data/eval/instances.json
 
 --weights takes what export.py writes, too: a saved_model directory, an .onnx, .tflite or .plan file. Writes
-metrics.json, detections.json (COCO results: original pixels, original category ids) and pr_curves.png.
+metrics.json, detections.json (COCO results: original pixels, original category ids) and pr_curves.png. With
+--errors also a table of errors by kind, errors.json, confusion_matrix.png and errors.png, the worst images
+(tools/error_analysis.py).
 """
 
 import os
@@ -31,11 +33,17 @@ def evaluate_weights(**given: Any) -> dict:
     """Evaluates weights; `given`: fields of EvalArgs. Returns COCO's numbers: see coco_metrics.Evaluation."""
     from common.datacheck import datasets
     from common.evaluation import commands
+    from tools import error_analysis
     from yolov4.loaders import make_loader
     from yolov4.predict import open_detector
 
     return commands.evaluate_weights(
-        EvalArgs(**given), open_detector, make_loader, datasets.open_evaluation, datasets.explain
+        EvalArgs(**given),
+        open_detector,
+        make_loader,
+        datasets.open_evaluation,
+        datasets.explain,
+        report_errors=error_analysis.report,
     )
 
 

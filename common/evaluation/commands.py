@@ -27,6 +27,8 @@ SHEET_PICTURES = 6
 # (--weights, --image_size, --hparams) -> detect, config, label map, the file that was read; trained.App
 OpenDetector = Callable[[str | None, str | None, str | None], tuple[Detect, Any, LabelMap, pathlib.Path]]
 MakeLoader = Callable[..., BaseLoader]
+# (evaluation data, COCO results, output directory, --errors_min_score) -> text; tools/error_analysis.py
+ReportErrors = Callable[[Source, list[dict[str, Any]], pathlib.Path, float | None], str]
 
 
 def evaluate_weights(
@@ -35,6 +37,7 @@ def evaluate_weights(
     make_loader: MakeLoader,
     open_source: Callable[[EvalArgs, LabelMap], Source],
     explain: Explain,
+    report_errors: ReportErrors | None = None,
 ) -> dict[str, Any]:
     """Evaluates weights on the given data, prints and writes the result.
 
@@ -43,6 +46,7 @@ def evaluate_weights(
         open_detector, make_loader: the app's.
         open_source: opens and checks the evaluation data, for a network that was trained on these classes.
         explain: see `evaluate.predict`.
+        report_errors: writes and returns what --errors asks for.
 
     Returns:
         COCO's numbers: see coco_metrics.Evaluation.
@@ -60,6 +64,8 @@ def evaluate_weights(
     print(f"{source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
     with user_errors(f"--output_dir={directory}"):
         write_evaluation(directory, *found)
+        if a.errors and report_errors:
+            print(report_errors(source, found.results, directory, a.errors_min_score))
     print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
     return found.metrics
 

@@ -152,7 +152,7 @@ def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) ->
         axes.plot(recalls, mean, color="black", linewidth=3, label=f"all classes {100 * mean.mean():.1f}")
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02), title="IoU 0.50 (AP50)")
     axes.legend(loc="lower left", fontsize="small")
-    _save_figure(figure, path)
+    save_figure(figure, path)
 
 
 def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> None:
@@ -175,7 +175,7 @@ def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> N
         axes.set(xlabel="epoch", title=title)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
-    _save_figure(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float, top: float) -> None:
@@ -193,6 +193,6 @@ def font(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(pathlib.Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
 
 
-def _save_figure(figure: Figure, path: str | os.PathLike) -> None:
+def save_figure(figure: Figure, path: str | os.PathLike) -> None:
     # Without the version of matplotlib in it the same curves are the same bytes.
     write_file(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))

@@ -66,6 +66,15 @@ def test_evaluation_twice_gives_the_same_bytes(evaluation, evaluated, tmp_path):
 
 
 @either_app
+def test_errors_by_kind_are_those_of_the_detections(evaluation, tmp_path, capsys):
+    evaluation(tmp_path, "--errors", "--errors_min_score=0.02")
+    counts = read(tmp_path, "errors.json")["counts"]
+    missed, kept = counts.pop("missed"), [r for r in read(tmp_path) if r["score"] >= 0.02]
+    assert 0 <= len(kept) - sum(counts.values()) <= 5 and f"missed {missed:15d}" in capsys.readouterr().out
+    assert (tmp_path / "confusion_matrix.png").exists() and (tmp_path / "errors.png").exists()
+
+
+@either_app
 def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
     monkeypatch.setattr(coco_metrics, "FASTER_VERSION", "0.0")
     with pytest.raises(UserError, match=r"pip install faster-coco-eval==0\.0"):

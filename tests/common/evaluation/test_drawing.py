@@ -138,9 +138,9 @@ def test_png_keeps_every_pixel(tmp_path):
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are saved meanwhile."""
-    saved, save = [], drawing._save_figure
+    saved, save = [], drawing.save_figure
     monkeypatch.setattr(
-        drawing, "_save_figure", lambda figure, path: saved.append(figure) or save(figure, path)
+        drawing, "save_figure", lambda figure, path: saved.append(figure) or save(figure, path)
     )
     return saved
 
