@@ -246,6 +246,7 @@ TIFFS = {
     "tiff-tiled": tiff(RGB, 2, tiled=True),
     "tiff-planar": tiff(RGB, 2, planar=True),
     "tiff-alpha": tiff(RGBA, 2, tag338=(2,)),
+    "tiff-five-samples": tiff(np.dstack([RGBA, GREY]), 2, tag338=(2, 0)),
     "tiff-grey": tiff(GREY[..., None], 1),
     "tiff-grey-16": tiff(scaled(GREY, 16), 1, bits=16),
     "tiff-rgb-16": tiff(scaled(RGB, 16), 2, bits=16, order=">"),
@@ -274,6 +275,8 @@ REFUSED = {
         32, [row.tobytes() for row in RGBA[::-1]], compression=3, masks=(0xFF, 0xFF00, 0xFF0000)
     ),
     "webp-exif-behind-odd-chunk": pillow("WEBP", exif=exif(1), icc_profile=bytes(99), quality=95),
+    "tiff-grey-alpha": tiff(np.dstack([GREY, np.full_like(GREY, 255)]), 1, tag338=(2,)),
+    "tiff-32": tiff(scaled(GREY, 32), 1, bits=32),
     "tiff-signed": tiff(GREY[..., None] // 2, 1, kind=2),
     "tiff-without-bits": tiff(GREY[..., None], 1, without=(258,)),
     "jpeg2000-grey-alpha": pillow("JPEG2000", GREY, "LA"),
