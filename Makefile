@@ -45,7 +45,18 @@ $(TORCH)/.ready: pyproject.toml | setup
 	  nvidia-dali-cuda120 numpy pillow torch
 	@touch $@
 
+# $(1): app, $(2): directory of its demo. A demo of another version of the app or of its data is removed: it could
+# not go on, since its model, recipe or images were others.
+define remove_other_demo
+	@version=$$(cat Makefile tools/synthetic.py $(1)/config.py $(1)/flags/demo.txt | cksum); \
+	if [ -e $(2)/run.json ] && [ "$$version" != "$$(cat $(2)/.version 2>/dev/null)" ]; then \
+	  echo "$(2) holds the demo of another version: removed, to start anew"; rm -rf $(2); \
+	fi; \
+	mkdir -p $(2) && echo "$$version" >$(2)/.version
+endef
+
 demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## trains EfficientDet on drawn images, evaluates it, draws what it finds (under 10 minutes on two cores)
+	$(call remove_other_demo,efficientdet,$(DEMO))
 	$(RUN) efficientdet/train.py --flagfile=efficientdet/flags/demo.txt --output_dir=$(DEMO) $(DEMO_FLAGS)
 	$(RUN) efficientdet/eval.py --weights=$(DEMO) --eval_images=$(DEMO_DATA)/eval/images \
 	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
@@ -53,16 +64,17 @@ demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  
 	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO)/pictures --score_threshold=0.3
 
 demo-yolov4: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## the same with YOLOv4
+	$(call remove_other_demo,yolov4,$(DEMO_YOLOV4))
 	$(RUN) yolov4/train.py --flagfile=yolov4/flags/demo.txt --output_dir=$(DEMO_YOLOV4) $(DEMO_FLAGS)
 	$(RUN) yolov4/eval.py --weights=$(DEMO_YOLOV4) --eval_images=$(DEMO_DATA)/eval/images \
 	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
 	$(RUN) yolov4/infer.py --weights=$(DEMO_YOLOV4) --images=$(DEMO_DATA)/eval/images \
 	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO_YOLOV4)/pictures --score_threshold=0.3
 
-$(DEMO_DATA)/train/instances.json: tools/synthetic.py | setup
+$(DEMO_DATA)/train/instances.json: Makefile tools/synthetic.py | setup
 	$(RUN) tools/synthetic.py --output_dir=$(DEMO_DATA)/train --num_images=$(DEMO_IMAGES) --seed=1
 
-$(DEMO_DATA)/eval/instances.json: tools/synthetic.py | setup
+$(DEMO_DATA)/eval/instances.json: Makefile tools/synthetic.py | setup
 	$(RUN) tools/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=$(DEMO_EVAL_IMAGES) --seed=2
 
 demo-clean:  ## forgets the demos' data and runs, so that the next one starts anew

@@ -201,7 +201,7 @@ def test_the_demos_flags_are_those_of_the_programs(tmp_path, app):
     done = make(app, tmp_path, "--dry-run")
     assert done.returncode == 0, done.stderr
     programs = [shlex.split(line) for line in commands(f"```bash\n{done.stdout}```")]
-    programs = [words for words in programs if program_of(words)]
+    programs = [words for words in programs if words[0] == sys.executable]
     expected = ["tools/synthetic.py"] * 2 + [f"{app}/{name}.py" for name in ("train", "eval", "infer")]
     assert sorted(program_of(words)[0] for words in programs) == sorted(expected)
     for words in programs:
@@ -305,10 +305,13 @@ def test_make_demo_end_to_end(tmp_path, app):
     for split in ("train", "eval"):
         data = tmp_path / "data" / split
         flags_of_demo += f" --{split}_images={data}/images --{split}_annotations={data}/instances.json"
+    run_directory = tmp_path / "run"
+    run_directory.mkdir()
+    (run_directory / "run.json").write_text("{}")  # of another version
     done = make(app, tmp_path, DEMO_IMAGES=12, DEMO_EVAL_IMAGES=6, DEMO_FLAGS=flags_of_demo)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "another version: removed, to start anew" in done.stdout
     assert "AP50" in done.stdout
-    run_directory = tmp_path / "run"
     assert "AP50" in json.loads((run_directory / "metrics.json").read_text())
     for picture in ("first_batch.png", "loss_curves.png", "pr_curves.png", "pictures/contact_sheet.png"):
         assert (run_directory / picture).exists(), picture
