@@ -1,8 +1,10 @@
 """`--init_from`: weights of an earlier run, of google/automl or of ImageNet as a starting point."""
 
 import pathlib
+from collections.abc import Mapping
 
 import keras
+import numpy as np
 
 from common.errors import UserError
 from common.labels import LabelMap
@@ -11,6 +13,7 @@ from common.training.fine_tuning import ClassRows, Report, transfer
 from efficientdet.import_weights.automl import Contents, class_names, is_automl, read_automl
 from efficientdet.import_weights.imagenet import download, is_backbone, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
+from efficientdet.import_weights.torch_files import read_torch
 from efficientdet.model import CLASS_WEIGHTS, anchors_of
 from efficientdet.predict import load_trained
 
@@ -21,11 +24,11 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: s
     Args:
         model: the model to start.
         label_map: its classes.
-        weights: a weights file of this project (.weights.h5) or a run directory; or published weights, as a
-            .h5 file, a checkpoint of TensorFlow or a directory with one: google/automl's EfficientDet of the
-            same size, or an EfficientNet trained on ImageNet, for the backbone alone. "imagenet": the public
-            file of such an EfficientNet, downloaded.
-        backbone: of the model, one of backbone.NAMES; for "imagenet".
+        weights: a weights file of this project (.weights.h5) or a run directory; or published weights:
+            google/automl's EfficientDet of the same size, as a .h5 file, a checkpoint of TensorFlow or a
+            directory with one; for the backbone alone, an EfficientNet in the same forms, or a ResNet or
+            MobileNetV2 of PyTorch (.safetensors). "imagenet": the backbone's public file, downloaded.
+        backbone: of the model, one of backbone.NAMES.
 
     Returns:
         What became of every weight.
@@ -39,14 +42,15 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: s
         values = {weight.path: weight.value for weight in trained.weights}
         rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), source.anchors_per_location)
         return transfer(model, values, rows, label_map, source_map.names, origin)
-    file = open_weights(download(backbone) if weights == "imagenet" else weights)
+    path = download(backbone) if weights == "imagenet" else weights
+    if path.endswith(".safetensors"):
+        return _assign_backbone(model, read_torch(path, model, backbone), label_map, origin)
+    file = open_weights(path)
     if is_automl(file):
         contents = read_automl(file, model)
         return assign(model, contents, label_map, class_names(contents.num_classes), origin)
     if is_backbone(file):
-        values = read_backbone(file, model)
-        rows = ClassRows((), anchors_of(model), anchors_of(model))
-        return transfer(model, values, rows, label_map, (), origin)
+        return _assign_backbone(model, read_backbone(file, model), label_map, origin)
     raise UserError(
         f"{origin} is neither of google/automl's EfficientDet nor an EfficientNet; weights of ours end in "
         ".weights.h5"
@@ -57,6 +61,12 @@ def _is_ours(path: pathlib.Path) -> bool:
     if path.is_dir():
         return any((path / name).exists() for name in (weight_files.BEST, weight_files.LAST))
     return path.name.endswith(".weights.h5")
+
+
+def _assign_backbone(
+    model: keras.Model, values: Mapping[str, np.ndarray], label_map: LabelMap, origin: str
+) -> Report:
+    return transfer(model, values, ClassRows((), anchors_of(model), anchors_of(model)), label_map, (), origin)
 
 
 def assign(

@@ -24,7 +24,7 @@ class _Stage(NamedTuple):
 
 
 _STEM_FILTERS = 32
-_STAGES = (  # arXiv 1801.04381 table 2
+STAGES = (  # arXiv 1801.04381 table 2
     _Stage(1, 16, 1, 1),
     _Stage(6, 24, 2, 2),
     _Stage(6, 32, 3, 2),
@@ -39,7 +39,7 @@ def extract_features(images: keras.KerasTensor, bn_momentum: float) -> dict[int,
     """Puts MobileNetV2 on `images` (B, H, W, 3), normalised; see backbone.extract_features."""
     x = _activated(images, _STEM_FILTERS, 3, 2, bn_momentum, "backbone.stem")
     features, level, block = {}, 1, 0
-    for stage in _STAGES:
+    for stage in STAGES:
         for repeat in range(stage.repeats):
             stride = stage.stride if repeat == 0 else 1
             level += stride == 2

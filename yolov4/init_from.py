@@ -1,4 +1,4 @@
-"""`--init_from`: weights of an earlier run or of Darknet as a starting point, of any classes."""
+"""`--init_from`: weights of an earlier run, of Darknet or of ImageNet as a starting point, of any classes."""
 
 import pathlib
 
@@ -9,6 +9,7 @@ from common.labels import LabelMap
 from common.training.fine_tuning import ClassRows, Report, transfer
 from yolov4.config import YOLOv4Config
 from yolov4.import_weights.darknet_files import read_darknet, read_label_map
+from yolov4.import_weights.imagenet import download
 from yolov4.predict import load_trained
 
 BOX_ROWS = 5  # x, y, width, height and objectness come before the classes and do not depend on them
@@ -25,6 +26,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         weights: a weights file of this project, a run directory, or a file of Darknet's: .weights, or one
             that ends early (yolov4.conv.137, yolov4-tiny.conv.29). The classes of a .weights file stand in
             the .names file beside it; without one, 80 classes are COCO's, and others are not known.
+            "imagenet": the backbone's public file, downloaded.
         config: the model's.
 
     Returns:
@@ -44,7 +46,8 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
             )
         names, anchors = source_map.names, source.anchors_per_location
     else:
-        contents = read_darknet(weights, model)
+        path = download(config.backbone) if weights == "imagenet" else weights
+        contents = read_darknet(path, model)
         values, num_classes = contents.values, contents.num_classes
         known = read_label_map(weights, num_classes) if num_classes else None
         names = known.names if known else ()

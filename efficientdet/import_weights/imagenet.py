@@ -1,9 +1,9 @@
-"""EfficientNet trained on ImageNet, as a start for EfficientDet's backbone.
+"""Backbones trained on ImageNet: the public files of `--init_from=imagenet`, and how EfficientNet's are read.
 
-Two public forms: Keras' (`efficientnetb0_notop.h5`, keras.applications, b0 to b7) and the checkpoints of its
-authors (tensorflow/tpu models/official/efficientnet), whose names are those of google/automl's EfficientDet.
-Both were trained on the input of this project, RGB normalised by ImageNet's mean and standard deviation; the
-AdvProp checkpoints were not. `--init_from=imagenet` downloads the first.
+EfficientNet has two public forms: Keras' (`efficientnetb0_notop.h5`, keras.applications, b0 to b7) and the
+checkpoints of its authors (tensorflow/tpu models/official/efficientnet), whose names are those of
+google/automl's EfficientDet. Both were trained on the input of this project, RGB normalised by ImageNet's
+mean and standard deviation; the AdvProp checkpoints were not. torch_files.py reads ResNet and MobileNetV2.
 """
 
 import re
@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from common.errors import UserError
+from common.training import weights as weight_files
 from efficientdet.import_weights.automl import BACKBONE, automl_names, canonical
 from efficientdet.import_weights.tf_files import ForeignWeights, take
 
@@ -28,27 +29,49 @@ KERAS_MD5 = {
     "efficientnet-b6": "9ecce42647a20130c1f39a5d4cb75743",
     "efficientnet-b7": "cbcfe4450ddf6f3ad90b1b398090fe4a",
 }
+TIMM_FILES = "https://huggingface.co/timm/"
+# Repository, and the SHA-256 of its model.safetensors that huggingface.co shows; None: none was found.
+# tv_in1k is torchvision's IMAGENET1K_V1 (timm/models/resnet.py), where NVIDIA/retinanet-examples starts.
+TIMM_SHA256: dict[str, tuple[str, str | None]] = {
+    "resnet-18": ("resnet18.tv_in1k", "694f673df6520a3158624e8a89af086f59923ee4cd7436fe5bc3bc71d295ad81"),
+    "resnet-34": ("resnet34.tv_in1k", "0bb82595a564991a9d424708b33f5d843f5aaed7f6c0886ff10849ff97022235"),
+    "resnet-50": ("resnet50.tv_in1k", "5d061a3c593d795bfe682d9b152bafbcf550579873492def3515b46db1189888"),
+    "resnet-101": ("resnet101.tv_in1k", None),
+    "resnet-152": ("resnet152.tv_in1k", "15897077afdf4d6334dc0c3f8e6fb483afb3faa9298c139f3c6eb29bca6ae5b2"),
+    "mobilenet-v2": (
+        "mobilenetv2_100.ra_in1k",
+        "55ea4fb3a96010b933710ebf44fc965b070d5cd054d3f35e44f2d1320b4a714e",
+    ),
+}
 
 _BLOCK = re.compile(r"^(block\d[a-z])_")
 
 
 def download(backbone: str) -> str:
-    """The path of Keras' file for a backbone, downloaded to ~/.keras/models if it is not there.
+    """The path of a backbone's public file, downloaded to ~/.keras/models if it is not there.
+
+    Args:
+        backbone: one of backbone.NAMES.
 
     Raises:
-        UserError: Keras has no file for this backbone, or it cannot be downloaded.
+        UserError: there is no file for this backbone, it cannot be downloaded, or its checksum is another.
     """
-    if backbone not in KERAS_MD5:
+    if backbone in KERAS_MD5:
+        name = f"{backbone.replace('-', '')}_notop.h5"
+        address, checksum = KERAS_FILES + name, KERAS_MD5[backbone]
+    elif backbone in TIMM_SHA256:
+        repository, checksum = TIMM_SHA256[backbone]
+        name = f"{repository}.safetensors"
+        address = f"{TIMM_FILES}{repository}/resolve/main/model.safetensors"
+    else:
         raise UserError(f"--init_from=imagenet has no weights of {backbone}: name a file or a run directory")
-    name = f"{backbone.replace('-', '')}_notop.h5"
     try:
-        return keras.utils.get_file(
-            name, KERAS_FILES + name, cache_subdir="models", file_hash=KERAS_MD5[backbone]
-        )
+        return keras.utils.get_file(name, address, cache_subdir="models", file_hash=checksum)
     except Exception as error:  # get_file raises a plain Exception where there is no network
+        problem = weight_files.reason(error).rpartition(" -- ")[2].rstrip(".")
         raise UserError(
-            f"--init_from=imagenet: {KERAS_FILES}{name} cannot be downloaded. Get it elsewhere and give its "
-            "path as --init_from"
+            f"--init_from=imagenet: {address} cannot be downloaded ({problem}). Get it elsewhere and put it "
+            f"at ~/.keras/models/{name}"
         ) from error
 
 

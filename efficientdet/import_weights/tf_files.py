@@ -126,7 +126,7 @@ def take(
 def _check_numbers(path: str, name: str, values: np.ndarray) -> None:
     if not np.isfinite(values).all():
         raise UserError(f"weights {path}: {name} is not finite: the file is damaged")
-    if name.endswith("/moving_variance") and values.min() < 0:
+    if name.endswith(("/moving_variance", ".running_var")) and values.min() < 0:
         raise UserError(f"weights {path}: {name} is negative: the file is damaged")
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
 
@@ -10,6 +11,8 @@ from common.training import weights as weight_files
 from tests.common.training.test_fine_tuning import label_map, values_of
 from yolov4.config import get_config
 from yolov4.darknet_weights import save_darknet
+from yolov4.import_weights import imagenet
+from yolov4.import_weights.darknet_files import blocks_of
 from yolov4.init_from import init_from
 from yolov4.model import build_model
 from yolov4.model_metadata import make_metadata
@@ -89,6 +92,29 @@ def test_weights_that_hardly_fit_are_refused_and_nothing_is_taken(tmp_path):
             init_from(model, label_map("a", "b"), str(file), config)
     for path, value in values_of(model).items():
         np.testing.assert_array_equal(value, before[path])
+
+
+def test_imagenet_is_darknets_backbone(tmp_path, monkeypatch):
+    config = dataclasses.replace(get_config("yolov4"), width=0.125, image_size=(64, 64))
+    source, model = make_model(1, config, seed=1), make_model(1, config)
+    before = values_of(model)
+    monkeypatch.setattr(keras.src.backend.config, "_KERAS_DIR", str(tmp_path))
+    monkeypatch.setattr(imagenet, "DARKNET_FILES", f"file://{tmp_path}/")
+    with pytest.raises(
+        UserError, match=r"^--init_from=imagenet: file://.*105 cannot be downloaded .* put it "
+    ):
+        init_from(model, label_map("a"), "imagenet", config)
+
+    file = tmp_path / imagenet.CSP_DARKNET53
+    save_darknet(source, file)
+    blocks = blocks_of(source)[:72]  # of layers 0 to 104 in cfg/csdarknet53-omega.cfg
+    file.write_bytes(file.read_bytes()[: 20 + 4 * sum(np.size(v) for block in blocks for v in block)])
+    init_from(model, label_map("a"), "imagenet", config)
+    for path, value in values_of(model).items():
+        expected = values_of(source) if path.startswith("backbone.") else before
+        np.testing.assert_array_equal(value, expected[path], err_msg=path)
+    with pytest.raises(UserError, match=r"^--init_from=imagenet has no weights of csp_darknet_tiny: "):
+        init_from(model, label_map("a"), "imagenet", NANO)
 
 
 @pytest.mark.parametrize("name", ["no.weights.h5", "no.weights", "yolov4.conv.137"])

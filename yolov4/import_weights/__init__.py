@@ -1,1 +1,1 @@
-"""Published weights in: Darknet's files."""
+"""Published weights in: Darknet's files and its ImageNet backbone."""

@@ -1,5 +1,7 @@
 """EfficientNets trained on ImageNet: against keras.applications' own network, and the authors' names."""
 
+import hashlib
+import pathlib
 from unittest import mock
 
 import h5py
@@ -7,8 +9,10 @@ import keras
 import numpy as np
 import pytest
 
+from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.errors import UserError
 from common.labels import LabelMap
+from efficientdet.import_weights import imagenet
 from efficientdet.import_weights.imagenet import KERAS_MD5, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.init_from import init_from
@@ -25,14 +29,23 @@ TAPS = {
 }
 
 
+# As in the published files: standard deviations in the place of variances (tensorflow/tensorflow issue 49930)
+NORMALIZATION = {
+    "normalization/mean": (0.485, 0.456, 0.406),
+    "normalization/variance": (0.229, 0.224, 0.225),
+}
+
+
 @pytest.fixture(scope="module")
 def b0():
-    """Keras' own network with numbers everywhere; its own normalisation does nothing but divide by 255."""
+    """Keras' own network with numbers everywhere."""
     network = keras.applications.EfficientNetB0(
         weights=None, include_top=False, input_shape=(*SMALL_D0.image_size, 3), name="b0"
     )
     for weight in network.weights:
-        if not weight.path.startswith("normalization"):
+        if weight.path in NORMALIZATION:
+            weight.assign(np.reshape(NORMALIZATION[weight.path], weight.shape))
+        elif weight.path != "normalization/count":
             name = weight.path.replace("dwconv/kernel", "dwconv/depthwise_kernel")
             weight.assign(number(name, tuple(weight.shape)))
     return network
@@ -42,11 +55,16 @@ def write_keras(path, network, form):
     """As efficientnetb0_notop.h5 is laid out: a group for each layer, `:0`, depthwise_kernel."""
     with h5py.File(path, "w") as file:
         root = file.create_group("model_weights") if form == "whole model" else file
+        root.attrs["layer_names"] = [layer.name for layer in network.layers]
+        for layer in network.layers:
+            root.create_group(layer.name).attrs["weight_names"] = []
         for weight in network.weights:
             layer, _, variable = weight.path.rpartition("/")
             if layer.endswith("_dwconv") and form != "keras 3":
                 variable = "depthwise_kernel"
-            root[f"{layer}/{layer}/{variable}" + (":0" if form != "keras 3" else "")] = np.asarray(weight)
+            name = f"{layer}/{variable}" + (":0" if form != "keras 3" else "")
+            root[layer][name] = np.asarray(weight)
+            root[layer].attrs["weight_names"] = [*root[layer].attrs["weight_names"], name]
     return path
 
 
@@ -55,7 +73,7 @@ def notop(b0, tmp_path_factory):
     return write_keras(tmp_path_factory.mktemp("backbone") / "efficientnetb0_notop.h5", b0, "notop")
 
 
-def test_features_are_those_of_keras_own_network(fresh, b0, notop):
+def test_features_of_an_image_are_those_of_keras_own_network(fresh, notop, monkeypatch):
     before = values_of(fresh)
     report = init_from(fresh, CLASSES, str(notop))
     assert set(report.taken) == {path for path in before if path.startswith("backbone.")}
@@ -63,9 +81,14 @@ def test_features_are_those_of_keras_own_network(fresh, b0, notop):
     after = values_of(fresh)
     for path in report.made_anew:
         np.testing.assert_array_equal(after[path], before[path])
-    images = np.float32(np.random.default_rng(0).normal(size=(1, *SMALL_D0.image_size, 3)))
-    ours = keras.Model(fresh.input, [fresh.get_layer(name).output for name in TAPS])(images)
-    theirs = keras.Model(b0.input, [b0.get_layer(name).output for name in TAPS.values()])(images * 255)
+    monkeypatch.setattr(
+        keras.src.applications.efficientnet.file_utils, "get_file", lambda *_, **__: str(notop)
+    )
+    network = keras.applications.EfficientNetB0(include_top=False, input_shape=fresh.input_shape[1:])
+    image = np.random.default_rng(0).integers(0, 256, (1, *SMALL_D0.image_size, 3), np.uint8)
+    normalised = (image - np.float32(IMAGENET_MEAN)) / np.float32(IMAGENET_STD)
+    ours = keras.Model(fresh.input, [fresh.get_layer(name).output for name in TAPS])(normalised)
+    theirs = keras.Model(network.input, [network.get_layer(name).output for name in TAPS.values()])(image)
     for found, expected in zip(ours, theirs, strict=True):
         assert np.std(expected) > 0.1  # or there would be little to compare
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
@@ -78,10 +101,29 @@ def test_imagenet_is_the_file_that_keras_applications_download(fresh, notop, mon
     monkeypatch.setattr(keras.utils, "get_file", get_file)
     assert len(init_from(fresh, CLASSES, "imagenet", "efficientnet-b0").taken) > 200
     assert get_file.call_args.args == (name, theirs.BASE_WEIGHTS_PATH + name)
-    get_file.side_effect = Exception("URL fetch failure:\nno network")
-    for backbone, problem in (("efficientnet-b0", "cannot be downloaded"), ("resnet-50", "no weights of")):
-        with pytest.raises(UserError, match=f"^--init_from=imagenet.* {problem}[^\n]*$"):
-            init_from(fresh, CLASSES, "imagenet", backbone)
+    assert get_file.call_args.kwargs["file_hash"] == KERAS_MD5["efficientnet-b0"]
+
+
+def test_imagenet_without_network_or_with_another_file_says_where_to_put_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(keras.src.backend.config, "_KERAS_DIR", str(tmp_path))
+    monkeypatch.setattr(imagenet, "TIMM_FILES", f"file://{tmp_path}/")
+    where = r"file://.*/resnet18\.tv_in1k/resolve/main/model\.safetensors"
+    place = r"put it at ~/\.keras/models/resnet18\.tv_in1k\.safetensors$"
+    with pytest.raises(UserError, match=rf"^--init_from=imagenet: {where} cannot be downloaded .*{place}"):
+        imagenet.download("resnet-18")
+    served = tmp_path / "resnet18.tv_in1k/resolve/main/model.safetensors"
+    served.parent.mkdir(parents=True)
+    served.write_bytes(b"another file")
+    with pytest.raises(
+        UserError, match=rf"{where} .*hash does not match the provided value of 694f.*{place}"
+    ):
+        imagenet.download("resnet-18")
+    monkeypatch.setitem(
+        imagenet.TIMM_SHA256, "resnet-18", ("resnet18.tv_in1k", hashlib.sha256(b"another file").hexdigest())
+    )
+    assert pathlib.Path(imagenet.download("resnet-18")).read_bytes() == b"another file"
+    with pytest.raises(UserError, match=r"^--init_from=imagenet has no weights of resnet-nano: "):
+        imagenet.download("resnet-nano")
 
 
 @pytest.mark.parametrize("form", ["whole model", "keras 3"])

@@ -1,0 +1,107 @@
+"""ResNet and MobileNetV2 trained on ImageNet by PyTorch projects, as a start for RetinaNet's backbone.
+
+PyTorch Image Models (timm) publishes them as safetensors at huggingface.co/timm: torchvision's ResNets under
+torchvision's names (models/resnet.py), and MobileNetV2, which timm trained and named
+(models/_efficientnet_blocks.py). Their input is this project's: RGB normalised by ImageNet's mean and
+standard deviation. PyTorch's own files are pickles, which can run code when they are read: they are refused.
+"""
+
+import os
+import re
+
+import keras
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from common.errors import UserError
+from common.training import weights as weight_files
+from efficientdet import mobilenet, resnet
+from efficientdet.import_weights.tf_files import ForeignWeights, take
+
+_VARIABLES = {
+    "kernel": "weight",
+    "gamma": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+_RESNET_STEM = {"backbone.stem.conv": "conv1", "backbone.stem.bn": "bn1"}
+_RESNET_LAYER = re.compile(r"backbone\.stage_(\d)\.block_(\d+)\.(?:conv_(\d)|project)(\.bn)?")
+_MOBILENET_STEM = {"backbone.stem.conv": "conv_stem", "backbone.stem.bn": "bn1"}
+# A convolution and its batch norm, of a block that expands and of one that does not
+_EXPANDING = {"expand": ("conv_pw", "bn1"), "depthwise": ("conv_dw", "bn2"), "project": ("conv_pwl", "bn3")}
+_PLAIN = {"depthwise": ("conv_dw", "bn1"), "project": ("conv_pw", "bn2")}
+
+
+def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> dict[str, np.ndarray]:
+    """The values for the backbone of a model.
+
+    Args:
+        path: a .safetensors file of such a network, its classifier or not.
+        model: what `build_model` made; it is not changed.
+        backbone: of the model, one of backbone.NAMES.
+
+    Returns:
+        Path of a weight -> float32 array in Keras' layout, for every weight of the backbone.
+
+    Raises:
+        UserError: the file is damaged, or of another network; or there is no such file for this backbone.
+    """
+    if backbone in resnet.RESNETS:
+        name_of = _resnet_name
+    elif backbone in mobilenet.MOBILENETS:
+        name_of = _mobilenet_name
+    else:
+        raise UserError(f"weights {path}: safetensors are for ResNets and MobileNetV2, not for {backbone}")
+    wanted = {}
+    for weight in model.weights:
+        layer, _, variable = weight.path.rpartition("/")
+        if layer.startswith("backbone."):
+            wanted[weight.path] = (f"{name_of(layer)}.{_VARIABLES[variable]}",)
+    return take(_open(path), model, wanted)
+
+
+def _open(path: str | os.PathLike) -> ForeignWeights:
+    try:
+        arrays = {name: _keras_layout(array) for name, array in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"weights {path}: no whole safetensors file ({weight_files.reason(error)})"
+        ) from error
+    shapes, stored = {name: array.shape for name, array in arrays.items()}, {name: name for name in arrays}
+    return ForeignWeights(os.fspath(path), shapes, stored, lambda keys: [arrays[key] for key in keys])
+
+
+def _keras_layout(array: np.ndarray) -> np.ndarray:
+    """A kernel (output, input, h, w) as Keras has it: (h, w, input, output), depthwise (h, w, channels, 1).
+
+    In these networks a filter has one input only where it is depthwise.
+    """
+    if array.ndim != 4:
+        return array
+    return array.transpose(2, 3, 0, 1) if array.shape[1] == 1 else array.transpose(2, 3, 1, 0)
+
+
+def _resnet_name(layer: str) -> str:
+    """`backbone.stage_1.block_0.conv_0.bn` -> `layer1.0.bn1`."""
+    match = _RESNET_LAYER.fullmatch(layer)
+    if not match:
+        return _RESNET_STEM[layer]
+    stage, block, number, bn = match.groups()
+    if number is None:
+        part = "downsample.1" if bn else "downsample.0"
+    else:
+        part = f"{'bn' if bn else 'conv'}{int(number) + 1}"
+    return f"layer{stage}.{block}.{part}"
+
+
+def _mobilenet_name(layer: str) -> str:
+    """`backbone.block_1.expand.conv` -> `blocks.1.0.conv_pw`."""
+    if layer in _MOBILENET_STEM:
+        return _MOBILENET_STEM[layer]
+    block, part, kind = layer.removeprefix("backbone.block_").split(".")
+    places = [(i, repeat) for i, stage in enumerate(mobilenet.STAGES) for repeat in range(stage.repeats)]
+    stage, repeat = places[int(block)]
+    convolution, bn = (_PLAIN if mobilenet.STAGES[stage].expansion == 1 else _EXPANDING)[part]
+    return f"blocks.{stage}.{repeat}.{bn if kind == 'bn' else convolution}"

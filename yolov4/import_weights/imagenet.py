@@ -1,0 +1,36 @@
+"""YOLOv4's backbone trained on ImageNet: the public file of `--init_from=imagenet`.
+
+It is the first 105 layers of Darknet's classifier (cfg/csdarknet53-omega.cfg), trained on RGB in [0, 1] as
+YOLOv4 is; AlexeyAB/darknet issue 5804 names the address. `yolov4.conv.137` and `yolov4-tiny.conv.29` are not
+from ImageNet: Darknet cut them from weights trained on COCO (issue 5885; build/darknet/x64/partial.cmd).
+"""
+
+import keras
+
+from common.errors import UserError
+from common.training import weights as weight_files
+
+DARKNET_FILES = "https://github.com/AlexeyAB/darknet/releases/download/darknet_yolo_v4_pre/"
+CSP_DARKNET53 = "csdarknet53-omega.conv.105"  # no checksum is published; the reader checks the size
+
+
+def download(backbone: str) -> str:
+    """The path of a backbone's public file, downloaded to ~/.keras/models if it is not there.
+
+    Args:
+        backbone: of the model's config.
+
+    Raises:
+        UserError: there is no file for this backbone, or it cannot be downloaded.
+    """
+    if backbone != "csp_darknet53":
+        raise UserError(f"--init_from=imagenet has no weights of {backbone}: name a file or a run directory")
+    address = DARKNET_FILES + CSP_DARKNET53
+    try:
+        return keras.utils.get_file(CSP_DARKNET53, address, cache_subdir="models")
+    except Exception as error:  # get_file raises a plain Exception where there is no network
+        problem = weight_files.reason(error).rpartition(" -- ")[2].rstrip(".")
+        raise UserError(
+            f"--init_from=imagenet: {address} cannot be downloaded ({problem}). Get it elsewhere and put it "
+            f"at ~/.keras/models/{CSP_DARKNET53}"
+        ) from error
