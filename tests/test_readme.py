@@ -30,8 +30,8 @@ RUN_HERE = (
     *("README", "data", "training", "weights", "yolov4", "preprocessing", "troubleshooting", "results"),
     *("performance", "architecture", "examples"),
 )
-# Other hosts, Docker, whole copies; no commands.
-NOT_RUN_HERE = ("many_gpus", "docker", "copy_this", "licences")
+# Other hosts, Docker, whole copies, hours of training; no commands.
+NOT_RUN_HERE = ("many_gpus", "docker", "copy_this", "accuracy", "licences")
 # What a test adds to a command so that it takes seconds: a small network, few steps; of bench.py one loader.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
 BENCH = ["--image_size=64", "--batch_size=2", "--rounds=2", "--seconds=0.2", "--pipeline_types=dali_cpu"]

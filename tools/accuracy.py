@@ -1,0 +1,211 @@
+r"""Trains this project's models and other programs on the same data and budget, and compares their accuracy.
+
+    python tools/accuracy.py --rows=d0 --output_dir=runs/accuracy
+
+docs/accuracy.md has the method, the data and how to install the other programs; docs/accuracy.yaml has the
+command lines of every program. A run is a training and a detection, each a script in bash. Runs follow one
+another, and the programs of a row take turns. The detections, in COCO's results format, are scored here.
+
+A finished run is a file, OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json, and is not repeated as long as its
+commands stay the same; an interrupted one starts anew. `log.txt` beside it holds what the program printed.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+import yaml
+from absl import flags
+
+from common import args as shared_flags
+from common import errors
+from common.args import flag
+from common.errors import UserError, unknown
+from common.evaluation.coco_metrics import score
+from common.files import user_errors, write_bytes
+from common.progress import log
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULT, DETECTIONS = "result.json", "detections.json"  # in the directory of a run
+METRICS = ("AP", "AP50", "AP75")
+# 97.5 % quantiles of Student's t distribution with n - 1 degrees of freedom, by the number n of seeds.
+T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+STALLED = 10  # times its CPU budget that a training may take in wall time
+
+
+@dataclasses.dataclass(frozen=True)
+class AccuracyArgs:
+    """The flags."""
+
+    rows: str = flag("", "Rows of the table, comma-separated. Default: all.")
+    programs: str = flag("", "Programs of these rows, comma-separated. Default: all.")
+    seeds: str = flag("1,2,3", "Seeds, comma-separated.")
+    budget: float | None = flag(None, "Seconds after which a training is ended. Default: the row's.", low=1)
+    settings: str = flag("", "Replaces settings of the rows, k=v,k=v: to try commands out.")
+    table: str = flag("docs/accuracy.yaml", "YAML file of the rows.")
+    output_dir: str = flag("runs/accuracy", "Directory of the data sets (in data/) and of all runs.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of one program.
+
+    Attributes:
+        name: row, data set, program, seed.
+        directory: of the run.
+        truth: COCO json of the evaluation images.
+        needs: a file of the program; where it does not exist, the program is not installed.
+        commands: "train" and "detect": scripts. The second leaves detections.json in `directory`.
+        budget: seconds that the training may take, {"cpu": ...} or {"wall": ...}.
+    """
+
+    name: tuple[str, str, str, str]
+    directory: pathlib.Path
+    truth: pathlib.Path
+    needs: pathlib.Path
+    commands: dict[str, str]
+    budget: dict[str, float]
+
+    def record(self) -> dict[str, Any] | None:
+        """What result.json holds of the finished run; None where there is none with these commands."""
+        path = self.directory / RESULT
+        record = json.loads(path.read_bytes()) if path.exists() else {}
+        return record if record.get("commands") == self.commands else None
+
+
+def jobs_of(a: AccuracyArgs, name: str, row: dict[str, Any]) -> Iterator[Job]:
+    """All runs of a row of the table, seed by seed, the programs in turns."""
+    output = pathlib.Path(a.output_dir).resolve()
+    given = dict(pair.split("=", 1) for pair in a.settings.split(",") if pair)
+    wanted = a.programs.split(",") if a.programs else row["programs"]
+    budget = {clock: a.budget or seconds for clock, seconds in row["budget"].items()}
+    for seed, data in itertools.product(a.seeds.split(","), row["data"]):
+        folder = output / "data" / data
+        with user_errors(f"{folder}: docs/accuracy.md has the commands that make it"):
+            num_classes = len((folder / "names.txt").read_text().splitlines())
+        values = {"python": sys.executable, "peers": ROOT / "peers", "data": folder, "seed": seed}
+        values |= {"num_classes": num_classes, **row["settings"], **row["data"][data], **given}
+        for program in filter(wanted.__contains__, row["programs"]):
+            job = (name, data, program, seed)
+            values["run"] = output.joinpath(*job)
+            texts = {key: text.format(**values) for key, text in row["programs"][program].items()}
+            needs = pathlib.Path(texts.pop("needs", sys.executable))
+            truth = folder / "annotations/instances_val2017.json"
+            yield Job(job, values["run"], truth, needs, texts, budget)
+
+
+def run_script(script: str, output: Any, budget: dict[str, float]) -> dict[str, float]:
+    """Runs a script in a process group and returns its seconds, {"wall": ..., "cpu": ...}.
+
+    Raises:
+        SubprocessError: it failed, or used more time than `budget` allows. Its processes are ended.
+    """
+    limit = f"ulimit -t {budget['cpu']:.0f}\n" if "cpu" in budget else ""
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = ["bash", "-euo", "pipefail", "-c", limit + script]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        if process.wait(budget.get("wall", STALLED * budget.get("cpu", 360))):
+            raise subprocess.CalledProcessError(process.returncode, "bash")
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall": time.monotonic() - start, "cpu": cpu}
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Trains, detects and scores, and returns the record that result.json then holds."""
+    shutil.rmtree(job.directory, ignore_errors=True)
+    job.directory.mkdir(parents=True)
+    with (job.directory / "log.txt").open("wb") as output:
+        train = run_script(job.commands["train"], output, job.budget)
+        detect = run_script(job.commands["detect"], output, {})
+    truth, detections = (json.loads(path.read_bytes()) for path in (job.truth, job.directory / DETECTIONS))
+    metrics = score(truth, detections).metrics
+    cores = len(os.sched_getaffinity(0))
+    record = {"commands": job.commands, "cores": cores, "train": train, "detect": detect, "metrics": metrics}
+    write_bytes(job.directory / RESULT, json.dumps(record, indent=1).encode())
+    return record
+
+
+def mean_and_interval(values: list[float]) -> str:
+    """The mean and, of two values and more, half the width of its 95 % interval by Student's t."""
+    mean = f"{statistics.mean(values):.1f}"
+    if len(values) < 2:
+        return mean
+    return f"{mean} ± {T_QUANTILES[len(values)] * statistics.stdev(values) / len(values) ** 0.5:.1f}"
+
+
+def table(jobs: list[Job]) -> str:
+    """The finished runs as a table in Markdown."""
+    lines = [f"| data | program | {' | '.join(METRICS)} | CPU s | wall s | seeds |"]
+    lines.append("|---|---|" + "--:|" * (len(METRICS) + 3))
+    for of_one in dict.fromkeys(job.name[1:3] for job in jobs):
+        records = [record for job in jobs if job.name[1:3] == of_one and (record := job.record())]
+        if records:
+            cells = [mean_and_interval([100 * each["metrics"][name] for each in records]) for name in METRICS]
+            for clock in ("cpu", "wall"):
+                cells.append(f"{statistics.mean(each['train'][clock] for each in records):.0f}")
+            lines.append(f"| {' | '.join((*of_one, *cells))} | {len(records)} |")
+    return "\n".join(lines)
+
+
+def compare(a: AccuracyArgs) -> int:
+    """Runs what is not finished and prints the tables; returns 1 where a run failed, else 0."""
+    with user_errors(f"--table={a.table}"):
+        rows = yaml.safe_load(pathlib.Path(a.table).read_text())
+    names = a.rows.split(",") if a.rows else list(rows)
+    if strange := set(names) - set(rows):
+        raise unknown("row", strange.pop(), rows)
+    jobs = [job for name in names for job in jobs_of(a, name, rows[name])]
+    left = [job for job in jobs if not job.record()]
+    log(f"{len(jobs)} runs, {len(jobs) - len(left)} of them finished before")
+    failed = 0
+    for number, job in enumerate(left, start=1):
+        title = f"[{number}/{len(left)}] {', '.join(job.name)}"
+        log(f"{title}: {job.directory}/log.txt")
+        try:
+            if not job.needs.exists():
+                raise UserError(f"{job.needs} does not exist: docs/accuracy.md tells how to install it")
+            record = run(job)
+            log(f"{title}: AP {100 * record['metrics']['AP']:.1f} after {record['train']['cpu']:.0f} CPU s")
+        except (subprocess.SubprocessError, OSError, ValueError, KeyError, UserError) as error:
+            log(f"{title}: {error}")
+            failed = 1
+    for name in names:
+        print(f"\n{rows[name]['title']}\n\n{table([job for job in jobs if job.name[0] == name])}")
+    return failed
+
+
+def main() -> int:
+    """The command."""
+    return compare(AccuracyArgs(**shared_flags.values(flags.FLAGS, define_flags)))
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    """All flags of this command."""
+    shared_flags.define(fv, AccuracyArgs)
+
+
+if __name__ == "__main__":
+    shared_flags.install(define_flags)
+    errors.run(main)

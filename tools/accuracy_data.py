@@ -1,0 +1,125 @@
+r"""Writes a COCO data set in the forms that the programs of tools/accuracy.py read.
+
+    python tools/accuracy_data.py --output_dir=runs/accuracy/data/bccd \
+        --train_images=bccd/images --train_annotations=bccd/instances_train.json \
+        --eval_images=bccd/images --eval_annotations=bccd/instances_val.json
+
+The directories are those of COCO itself, because Darknet replaces `images/train2017` by `labels/train2017` in a
+path, and Ultralytics `images` by `labels`. Files are named by the ids of their images, and categories are
+numbered from 1: then a program that writes COCO results needs no table of ids. `records/` has TFRecords,
+data.yaml is Ultralytics' description, and the text files are Darknet's lists of images and of names.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import sys
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+from absl import flags
+
+from common import args as shared_flags
+from common import errors
+from common.annotations import Annotations
+from common.args import flag
+from common.datacheck.coco import load_coco
+from common.errors import UserError
+from common.files import make_output_directory, user_errors
+from common.labels import LabelMap
+from tools.conversion.coco_to_tfrecord import write_tfrecords
+from tools.conversion.coco_writer import write_coco
+
+TRAIN, EVAL = "train2017", "val2017"
+
+
+@dataclasses.dataclass(frozen=True)
+class DataArgs:
+    """The flags."""
+
+    output_dir: str = flag("", "Directory of the data set that is written.")
+    train_images: str = flag("", "Directory of training images.")
+    train_annotations: str = flag("", "COCO json of the training images.")
+    eval_images: str = flag("", "Directory of evaluation images.")
+    eval_annotations: str = flag("", "COCO json of the evaluation images.")
+
+
+def write_split(annotations: Annotations, images_dir: str, output: pathlib.Path, split: str) -> None:
+    """Writes images, labels, json and records of one split, and the list of its images.
+
+    Args:
+        annotations: what `load_coco` returned.
+        images_dir: what their file names refer to.
+        output: directory of the data set.
+        split: TRAIN or EVAL.
+    """
+    names = [
+        f"{i:012}{pathlib.Path(name).suffix}"
+        for i, name in zip(annotations.image_ids, annotations.file_names, strict=True)
+    ]
+    targets = annotations.target_boxes
+    left_top, right_bottom = np.split(targets.boxes, 2, axis=1)
+    boxes_cxcywh = np.concatenate([(left_top + right_bottom) / 2, right_bottom - left_top], axis=1)
+    rows = [
+        " ".join([f"{k}", *(f"{v:.6f}" for v in box)])
+        for k, box in zip(targets.classes, boxes_cxcywh, strict=True)
+    ]
+    images, labels = output / "images" / split, output / "labels" / split
+    for directory in (images, labels):
+        directory.mkdir(parents=True, exist_ok=True)
+    for i, (old, new) in enumerate(zip(annotations.file_names, names, strict=True)):
+        shutil.copyfile(pathlib.Path(images_dir, old), images / new)
+        of_image = rows[targets.row_splits[i] : targets.row_splits[i + 1]]
+        (labels / new).with_suffix(".txt").write_text("".join(f"{row}\n" for row in of_image))
+    label_map = LabelMap(tuple(range(1, annotations.label_map.num_classes + 1)), annotations.label_map.names)
+    category_ids = annotations.label_map.classes_of(annotations.category_ids).astype(np.int64) + 1
+    numbered = dataclasses.replace(
+        annotations, label_map=label_map, category_ids=category_ids, file_names=names
+    )
+    write_coco(numbered, output / f"annotations/instances_{split}.json")
+    write_tfrecords(numbered, images, output / "records" / split, num_shards=1)
+    (output / f"{split}.txt").write_text("".join(f"{images / name}\n" for name in names))
+
+
+def write_data_set(a: DataArgs) -> None:
+    """Writes both splits and what describes them; UserError for data that cannot be used."""
+    for name, value in dataclasses.asdict(a).items():
+        if not value:
+            raise UserError(f"--{name} is missing")
+    train = load_coco(a.train_annotations, a.train_images)
+    evaluation = load_coco(a.eval_annotations, a.eval_images)
+    if train.label_map != evaluation.label_map:
+        raise UserError(f"{a.train_annotations} and {a.eval_annotations} have other categories")
+    output = make_output_directory(a.output_dir).resolve()
+    with user_errors(f"--output_dir={output}"):
+        write_split(train, a.train_images, output, TRAIN)
+        write_split(evaluation, a.eval_images, output, EVAL)
+        names = train.label_map.names
+        (output / "names.txt").write_text("".join(f"{name}\n" for name in names))
+        yolo = {
+            "path": str(output),
+            "train": f"images/{TRAIN}",
+            "val": f"images/{EVAL}",
+            "names": dict(enumerate(names)),
+        }
+        (output / "data.yaml").write_text(json.dumps(yolo))  # JSON is YAML
+
+
+def main() -> None:
+    """The command."""
+    write_data_set(DataArgs(**shared_flags.values(flags.FLAGS, define_flags)))
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    """All flags of this command."""
+    shared_flags.define(fv, DataArgs)
+
+
+if __name__ == "__main__":
+    shared_flags.install(define_flags)
+    errors.run(main)
