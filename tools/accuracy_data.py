@@ -4,7 +4,7 @@ r"""Writes a COCO data set in the forms that the programs of tools/accuracy.py r
         --train_images=bccd/images --train_annotations=bccd/instances_train.json \
         --eval_images=bccd/images --eval_annotations=bccd/instances_val.json
 
-The directories are those of COCO itself, because Darknet replaces `images/train2017` by `labels/train2017` in a
+The directories are those of COCO, because Darknet replaces `images/train2017` by `labels/train2017` in a
 path, and Ultralytics `images` by `labels`. Files are named by the ids of their images, and categories are
 numbered from 1: then a program that writes COCO results needs no table of ids. `records/` has TFRecords,
 data.yaml is Ultralytics' description, and the text files are Darknet's lists of images and of names.
