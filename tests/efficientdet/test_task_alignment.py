@@ -1,9 +1,14 @@
 """Task-aligned assignment and its loss, box by box and anchor by anchor in plain NumPy (arXiv 2108.07755)."""
 
-import numpy as np
+import dataclasses
 
+import numpy as np
+import tensorflow as tf
+
+from common import box_encoder
 from common import boxes as box_ops
 from efficientdet import task_alignment
+from efficientdet.config import get_config
 
 
 def test_assignment_is_the_papers():
@@ -32,3 +37,25 @@ def test_assignment_is_the_papers():
         np.testing.assert_allclose(found.boxes[0, anchor], boxes[0, b], atol=1e-7)
     assert len({b for _, b in wanted.values()}) >= 2
     np.testing.assert_allclose(found.quality, quality, atol=1e-6)
+
+
+def test_the_loss_is_cross_entropy_and_ciou_over_the_positives():
+    config = dataclasses.replace(get_config("efficientdet-nano"), image_size=(64, 96))
+    rng, sizes = np.random.default_rng(5), config.anchors.feature_sizes
+    logits, deltas = ([rng.normal(size=(2, *size, n)).astype("f") for size in sizes] for n in (3, 4))
+    boxes, classes = np.full((2, 5, 4), -1, np.float32), np.full((2, 5), -1, np.int32)
+    boxes[0, :2], classes[0, :2] = [[0.1, 0.2, 0.6, 0.9], [0.5, 0.1, 0.9, 0.4]], [2, 0]
+    targets = {"boxes": boxes, "classes": classes, "num_positives": tf.constant([3.0, 0.0])}
+    values = task_alignment.detection_loss(logits, deltas, targets, config)
+
+    predicted, anchors = box_encoder.decode_boxes(deltas, config.anchors), config.anchors.boxes_normalized
+    p = 1 / (1 + np.exp(-np.concatenate([x.reshape(2, -1, 3) for x in logits], axis=1, dtype=np.float64)))
+    centers = (anchors[:, :2] + anchors[:, 2:]) / 2
+    assigned = task_alignment.assign(predicted, p.astype("f"), centers, boxes, classes, config.image_size)
+    q = assigned.quality.numpy()
+    assert (q > 0).sum() > 10
+    class_loss = -np.sum(q * np.log(p) + (1 - q) * np.log(1 - p)) / (3 + 1)
+    box_loss = np.sum(q.sum(axis=-1) * (1 - box_ops.ciou(predicted, assigned.boxes))) / (3 + 1)
+    wanted = {"class_loss": class_loss, "box_loss": box_loss, "detection_loss": class_loss + 2 * box_loss}
+    for name, value in wanted.items():
+        np.testing.assert_allclose(values[name], value, rtol=1e-5)
