@@ -126,7 +126,8 @@ def _bifpn_node(
     else:
         x = keras.layers.Add(name=f"{name}.fuse")(inputs)
     x = Swish(name=f"{name}.swish")(x)
-    x = keras.layers.SeparableConv2D(config.fpn_channels, 3, padding="same", name=f"{name}.conv")(x)
+    make_convolution = keras.layers.SeparableConv2D if config.separable else keras.layers.Conv2D
+    x = make_convolution(config.fpn_channels, 3, padding="same", name=f"{name}.conv")(x)
     return batch_norm(f"{name}.bn", config.bn_momentum)(x)
 
 
@@ -191,7 +192,8 @@ def _head(
     RetinaNet's convolutions are not separable, and there is no batch norm.
     """
     plain = config.architecture == "retinanet"
-    make_convolution = retinanet.head_convolution if plain else _head_convolution
+    make_convolution = _separable_convolution if config.separable else _convolution
+    make_convolution = retinanet.head_convolution if plain else make_convolution
     activation, activate = ("relu", keras.layers.ReLU) if plain else ("swish", Swish)
     convolutions = [
         make_convolution(config.fpn_channels, 0.0, f"{name}.conv_{i}") for i in range(config.head_repeats)
@@ -209,13 +211,24 @@ def _head(
     return outputs
 
 
-def _head_convolution(filters: int, bias: float, name: str) -> keras.layers.Layer:
+def _separable_convolution(filters: int, bias: float, name: str) -> keras.layers.Layer:
     return keras.layers.SeparableConv2D(
         filters,
         3,
         padding="same",
         depthwise_initializer="variance_scaling",
         pointwise_initializer="variance_scaling",
+        bias_initializer=keras.initializers.Constant(bias),
+        name=name,
+    )
+
+
+def _convolution(filters: int, bias: float, name: str) -> keras.layers.Layer:
+    return keras.layers.Conv2D(
+        filters,
+        3,
+        padding="same",
+        kernel_initializer="variance_scaling",
         bias_initializer=keras.initializers.Constant(bias),
         name=name,
     )

@@ -18,10 +18,13 @@ class Depth(NamedTuple):
     blocks: tuple[int, int, int, int]
     bottleneck: bool
     filters: int = 64  # of the first stage; each later one has twice as many
+    widest: int = 512  # no stage has more
+    is_stem_pooled: bool = True  # else the stem is small, and the first stage strides like the others
 
 
 RESNETS = {  # arXiv 1512.03385 table 1
     "resnet-nano": Depth((1, 1, 1, 1), False, 32),  # not published: for tests and laptops
+    "resnet-pico": Depth((1, 1, 1, 1), False, 32, 96, False),  # likewise
     "resnet-18": Depth((2, 2, 2, 2), False),
     "resnet-34": Depth((3, 4, 6, 3), False),
     "resnet-50": Depth((3, 4, 6, 3), True),
@@ -40,18 +43,20 @@ def extract_features(
     Level 1 is the stem, before its pooling; levels 2 to 5 are the stages, C2 to C5 of RetinaNet.
     """
     depth = RESNETS[backbone]
-    x = convolution(images, depth.filters, 7, 2, "backbone.stem.conv")
+    filters, kernel = (depth.filters, 7) if depth.is_stem_pooled else (depth.filters // 2, 3)
+    x = convolution(images, filters, kernel, 2, "backbone.stem.conv")
     x = batch_norm(x, bn_momentum, "backbone.stem.bn")
     x = keras.layers.Activation("relu", name="backbone.stem.relu")(x)
     features = {1: x}
 
-    # After a ReLU nothing is below 0: zeros around the image never are the maximum.
-    x = keras.layers.ZeroPadding2D(1, name="backbone.stem.pad")(x)
-    x = keras.layers.MaxPooling2D(3, 2, name="backbone.stem.pool")(x)
+    if depth.is_stem_pooled:
+        # After a ReLU nothing is below 0: zeros around the image never are the maximum.
+        x = keras.layers.ZeroPadding2D(1, name="backbone.stem.pad")(x)
+        x = keras.layers.MaxPooling2D(3, 2, name="backbone.stem.pool")(x)
     for stage, blocks in enumerate(depth.blocks, 1):
-        filters = depth.filters * 2 ** (stage - 1)
+        filters = min(depth.filters * 2 ** (stage - 1), depth.widest)
         for block in range(blocks):
-            stride = 2 if stage > 1 and block == 0 else 1
+            stride = 2 if block == 0 and (stage > 1 or not depth.is_stem_pooled) else 1
             name = f"backbone.stage_{stage}.block_{block}"
             x = _block(x, filters, stride, depth.bottleneck, bn_momentum, name)
         features[stage + 1] = x

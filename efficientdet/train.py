@@ -35,7 +35,7 @@ from common.training import input_feed, run_directory, step_guard
 from common.training.fine_tuning import set_initial_weights
 from common.training.optimizers import AveragedWeights
 from common.training.run import Run, start_process
-from efficientdet import losses, show_batch
+from efficientdet import losses, show_batch, task_alignment
 from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, EfficientDetConfig, get_config
 from efficientdet.init_from import init_from
 from efficientdet.loaders import epoch_kwargs, open_loader
@@ -204,13 +204,13 @@ def loss_values(
         config: of the model.
         images: float32 (B, H, W, 3), normalised.
         targets: as the training loader gives them.
-        num_positives: see losses.detection_loss.
+        num_positives: see task_alignment.detection_loss.
 
     Returns:
         float32 scalars: "loss", which is minimised, and its parts.
     """
     class_logits, box_deltas = model(images, training=True)
-    parts = losses.detection_loss(class_logits, box_deltas, targets, config, num_positives)
+    parts = task_alignment.detection_loss(class_logits, box_deltas, targets, config, num_positives)
     l2_loss = losses.l2_loss(model.trainable_variables, config.weight_decay)
     return {"loss": parts["detection_loss"] + l2_loss, **parts, "l2_loss": l2_loss}
 

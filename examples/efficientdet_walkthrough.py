@@ -24,7 +24,7 @@ from common import box_encoder, errors
 from common.datacheck.datasets import check_labels, open_source
 from common.evaluation import drawing
 from common.files import make_output_directory
-from efficientdet import losses, postprocess
+from efficientdet import postprocess, task_alignment
 from efficientdet.loaders import make_loader
 from efficientdet.predict import load_trained, to_pixels
 
@@ -133,7 +133,7 @@ def walk(
     show("4_scores.png", said, "the best class score of each cell, where the loss compares", per_row)
 
     # --- 4. The loss ----------------------------------------------------------------------------------
-    values = losses.detection_loss(class_logits, box_deltas, targets, config)
+    values = task_alignment.detection_loss(class_logits, box_deltas, targets, config)
     parts = ", ".join(f"{name} {float(value):.4f}" for name, value in values.items())
     print(f"loss: {parts}; the box loss counts {config.box_loss_weight:g} times")
 

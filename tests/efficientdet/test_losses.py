@@ -10,7 +10,7 @@ import tensorflow as tf
 from efficientdet import losses
 from efficientdet.config import get_config
 
-CONFIG = dataclasses.replace(get_config("efficientdet-nano"), image_size=(64, 128), label_smoothing=0.05)
+CONFIG = dataclasses.replace(get_config("efficientdet-d0"), image_size=(64, 128), label_smoothing=0.05)
 
 
 def numpy_focal(logits, classes, alpha=0.25, gamma=1.5, smoothing=0.0):

@@ -71,9 +71,10 @@ def test_parameters_equal_automl(name, trainable, statistics):
 
 def test_outputs_of_a_fresh_model_fit_the_anchors_and_give_every_class_one_percent(nano):
     class_logits, box_deltas = nano(np.zeros((2, *ODD_SIZE, 3), np.float32))
-    sizes = dataclasses.replace(NANO, image_size=ODD_SIZE).anchors.feature_sizes
-    assert [tuple(x.shape) for x in class_logits] == [(2, *size, 27) for size in sizes]
-    assert [tuple(x.shape) for x in box_deltas] == [(2, *size, 36) for size in sizes]
+    config = dataclasses.replace(get_config(nano.name), image_size=ODD_SIZE)
+    sizes, k = config.anchors.feature_sizes, config.anchors_per_location
+    assert [tuple(x.shape) for x in class_logits] == [(2, *size, 3 * k) for size in sizes]
+    assert [tuple(x.shape) for x in box_deltas] == [(2, *size, 4 * k) for size in sizes]
     for logits, deltas in zip(class_logits, box_deltas, strict=True):
         np.testing.assert_allclose(tf.sigmoid(logits), 0.01, rtol=1e-3)
         np.testing.assert_allclose(deltas, 0.0, atol=1e-3)
@@ -114,9 +115,9 @@ BACKBONES = [
 def test_each_family_takes_the_backbones_of_the_other(name, changes):
     """And has COCO's 90 classes and the size of its config by default."""
     config = dataclasses.replace(get_config(name), **SMALL, **changes)
-    model, count = build_model(name, config=config), len(config.anchors.levels)
+    model, levels, k = build_model(name, config=config), config.anchors.levels, config.anchors_per_location
     assert model.input_shape == (None, 64, 96, 3)
-    assert [x.shape[-1] for x in model.outputs] == [9 * 90] * count + [9 * 4] * count
+    assert [x.shape[-1] for x in model.outputs] == [k * 90] * len(levels) + [k * 4] * len(levels)
 
 
 def test_outputs_and_variables_are_float32_under_mixed_precision():
@@ -129,7 +130,7 @@ def test_outputs_and_variables_are_float32_under_mixed_precision():
     outputs = model(np.ones((2, 64, 96, 3), np.float32), training=True)
     assert {x.dtype for x in tf.nest.flatten(outputs)} == {tf.float32}
     assert {weight.dtype for weight in model.weights} == {"float32"}
-    for part in ("backbone.block_3.project.bn", "fpn.cell_0.node_5.fuse", "box_net.conv_0"):
+    for part in ("backbone.stage_3.block_0.conv_0.bn", "fpn.cell_0.node_5.fuse", "box_net.conv_0"):
         assert model.get_layer(part).compute_dtype == "float16"
         assert model.get_layer(part).output.dtype == "float16"
 

@@ -1,0 +1,134 @@
+"""Task-aligned learning (TOOD, arXiv 2108.07755): a box trains the anchors that already predict it best.
+
+The overlap of an anchor with a box, which the loader's targets follow, does not know what the network sees
+there. Here an anchor's alignment with a box is score**alpha * IoU**beta of its own prediction. The best
+anchors of each box learn it, and the class target is the alignment, so that the score tells how good the box
+is. One anchor per place is enough.
+
+Constants and the plain cross-entropy are those of YOLOv8 (ultralytics/utils/tal.py, loss.py), where the paper
+has alpha 1, 13 anchors a box, and a focal loss. Boxes learn by CIoU (arXiv 1911.08287).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from common import boxes as box_ops
+from efficientdet import losses
+from efficientdet.config import EfficientDetConfig
+
+ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
+ANCHORS_PER_BOX = 10
+# Ours, in pixels: a smaller side counts as this long, or no anchor's centre would be inside the box.
+MIN_SIDE = 8.0
+LARGEST_LOG = 4.0  # of a side over its anchor's; more would only overflow
+
+
+class Assignment(NamedTuple):
+    """What each anchor of a batch learns.
+
+    Attributes:
+        boxes: float32 (B, A, 4), ltrb normalised; means nothing where `quality` is 0.
+        quality: float32 (B, A, C), 0 to 1, the class targets: of one class at most above 0.
+    """
+
+    boxes: tf.Tensor
+    quality: tf.Tensor
+
+
+def detection_loss(
+    class_logits: Sequence[tf.Tensor],
+    box_deltas: Sequence[tf.Tensor],
+    targets: dict[str, tf.Tensor],
+    config: EfficientDetConfig,
+    num_positives: tf.Tensor | None = None,
+) -> dict[str, tf.Tensor]:
+    """The loss that `config.assignment` names: losses.detection_loss, whose arguments and results it shares.
+
+    Task-aligned, both parts are sums over the batch, divided by the loader's P + 1: cross-entropy of all
+    classes of all anchors, and 1 - CIoU of the assigned ones, weighted by their quality.
+    """
+    if config.assignment == "max_iou":
+        return losses.detection_loss(class_logits, box_deltas, targets, config, num_positives)
+    if num_positives is None:
+        num_positives = losses.num_positives_share(targets)
+    logits = _all_levels(class_logits, class_logits[0].shape[-1] // config.anchors_per_location)
+    anchors = tf.constant(config.anchors.boxes_normalized)
+    boxes = _decode(_all_levels(box_deltas, 4), anchors)
+    assigned = assign(
+        tf.stop_gradient(boxes),
+        tf.stop_gradient(tf.sigmoid(logits)),
+        (anchors[:, :2] + anchors[:, 2:]) / 2,
+        targets["boxes"],
+        targets["classes"],
+        config.image_size,
+    )
+    cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits(labels=assigned.quality, logits=logits)
+    class_term = tf.reduce_sum(cross_entropy) / num_positives
+    weights = tf.reduce_sum(assigned.quality, axis=-1)
+    box_term = tf.reduce_sum(weights * (1.0 - box_ops.ciou(boxes, assigned.boxes))) / num_positives
+    return {
+        "class_loss": class_term,
+        "box_loss": box_term,
+        "detection_loss": class_term + config.box_loss_weight * box_term,
+    }
+
+
+def assign(
+    predicted: tf.Tensor,
+    scores: tf.Tensor,
+    centers: tf.Tensor,
+    boxes: tf.Tensor,
+    classes: tf.Tensor,
+    image_size: tuple[int, int],
+) -> Assignment:
+    """Gives each box the anchors that are best aligned with it, among those with their centre inside.
+
+    An anchor that several boxes want is of the one that it overlaps most. A box's best anchor has the
+    largest IoU of its anchors as its target, the others in proportion to their alignment.
+
+    Args:
+        predicted: float32 (B, A, 4), ltrb normalised, what the anchors predict now.
+        scores: float32 (B, A, C), likewise.
+        centers: float32 (A, 2), x and y of the anchors.
+        boxes: float32 (B, N, 4), ltrb normalised, padded with -1.
+        classes: int32 (B, N), 0-based, -1 for padding.
+        image_size: (height, width) of the network input in pixels.
+    """
+    # Most rows are padding, behind the boxes: leave out those that no image of the batch needs.
+    num_boxes = tf.maximum(tf.reduce_max(tf.math.count_nonzero(classes >= 0, axis=1, dtype=tf.int32)), 1)
+    boxes, classes, num_classes = boxes[:, :num_boxes], classes[:, :num_boxes], scores.shape[-1]
+    middles, half_sides = (boxes[..., :2] + boxes[..., 2:]) / 2, (boxes[..., 2:] - boxes[..., :2]) / 2
+    reach = tf.maximum(half_sides, MIN_SIDE / 2 / tf.constant(image_size[::-1], tf.float32))
+    inside = tf.reduce_all(tf.abs(centers - middles[:, :, tf.newaxis]) < reach[:, :, tf.newaxis], axis=-1)
+    inside &= classes[..., tf.newaxis] >= 0  # (B, N, A)
+    iou = box_ops.iou(boxes[:, :, tf.newaxis], predicted[:, tf.newaxis])
+    iou = tf.where(inside, iou, 0.0)
+    labels = tf.one_hot(classes, num_classes)  # (B, N, C), zeros for padding
+    alignment = tf.matmul(labels, scores, transpose_b=True) ** ALPHA * iou**BETA
+
+    least = tf.math.top_k(alignment, min(ANCHORS_PER_BOX, centers.shape[0])).values[..., -1:]
+    wanted = (alignment >= least) & (alignment > 0)
+    owner = tf.one_hot(tf.argmax(tf.where(wanted, iou, 0.0), axis=1), num_boxes, axis=1)  # (B, N, A)
+    owned = tf.where(wanted, owner, 0.0)
+    alignment, iou = alignment * owned, iou * owned
+    largest = tf.reduce_max(alignment, axis=-1, keepdims=True)
+    quality = tf.math.divide_no_nan(alignment, largest) * tf.reduce_max(iou, axis=-1, keepdims=True)
+    return Assignment(
+        boxes=tf.matmul(owned, boxes, transpose_a=True), quality=tf.matmul(quality, labels, transpose_a=True)
+    )
+
+
+def _all_levels(per_level: Sequence[tf.Tensor], num_values: int) -> tf.Tensor:
+    """(B, h, w, k * num_values) of each level -> float32 (B, A, num_values)."""
+    flat = [tf.reshape(x, [tf.shape(x)[0], -1, num_values]) for x in per_level]
+    return tf.cast(tf.concat(flat, axis=1), tf.float32)
+
+
+def _decode(deltas: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
+    """box_encoder.decode_deltas with a bounded logarithm, without DALI: deltas (B, A, 4), anchors (A, 4)."""
+    sizes = anchors[:, 2:] - anchors[:, :2]
+    centers = (anchors[:, 2:] + anchors[:, :2]) / 2 + deltas[..., 1::-1] * sizes
+    halves = tf.exp(tf.minimum(deltas[..., :1:-1], LARGEST_LOG)) * sizes / 2
+    return tf.concat([centers - halves, centers + halves], axis=-1)
