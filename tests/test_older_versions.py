@@ -57,7 +57,8 @@ GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # leaky ReLU and maxima: a rounding error
 OTHER_GRADIENT_RTOL = 1e-3
 FIXED_BOX_ATOL, FIXED_SCORE_ATOL = 2e-3, 2e-4  # after batch norms with the statistics of four images
 RUN_RTOL = 1e-3  # a dozen updates on batches of two images
-WEIGHT_ATOL = 1e-3  # relative to the largest weight of the array
+# Relative to the largest weight of the array. Leaky ReLU and maxima again: 9e-3 between two makers of CPUs.
+WEIGHT_ATOL = {"efficientdet": 1e-3, "yolov4": 2e-2}
 SCORE_ATOL, BOX_ATOL_PX, METRIC_ATOL = 2e-5, 1e-2, 1e-6
 PIXEL_ATOL = 1e-3  # mean difference of normalised pixels: one grey level is 0.004 to 0.017
 
@@ -70,8 +71,13 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for archive in FIXTURE.glob("*.tar.xz"):
         with tarfile.open(archive) as file:
             file.extractall(directory)  # our own archive; `filter` is unknown before Python 3.11.4
-    with (directory / "runs" / "efficientdet.yaml").open("a") as file:
-        file.write("assignment: max_iou\nseparable: true\n")  # what there was before there were these fields
+    # Fields that the nanos of then did not have, at what was there before them.
+    for app, text in {"efficientdet": "assignment: max_iou
+separable: true
+", "yolov4": "objectness_iou: 0.0
+"}.items():
+        with (directory / "runs" / f"{app}.yaml").open("a") as settings:
+            settings.write(text)
     return directory
 
 
@@ -119,7 +125,7 @@ def test_a_run_of_today_ends_as_one_of_then(app, copy, monkeypatch):
     assert weights.keys() == wanted.keys()
     for name, value in wanted.items():
         difference = np.abs(weights[name] - value).max() / max(np.abs(value).max(), 1e-2)
-        assert difference <= WEIGHT_ATOL, name
+        assert difference <= WEIGHT_ATOL[app], name
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)

@@ -37,7 +37,6 @@ LONG_STORIES = {  # functions of 61 to 100 lines
     "efficientdet/train.py:train",
     "yolov4/train.py:train",
     "common/training/step_guard.py:guarded_step",
-    "yolov4/losses.py:box_loss",
     "yolov4/fresh_mosaic.py:tiles_of",
 }
 
