@@ -190,7 +190,8 @@ _YOLOV4 = {
 }
 # Not published: a network like tiny's with half the channels, at a size that a laptop trains in minutes, and
 # anchors to match. A short run from scratch learns faster with Adam; and after a few hundred steps a momentum
-# of 0.99 would still hold much of the initial variance of 1.
+# of 0.99 would still hold much of the initial variance of 1. Boxes and classes weigh more than objectness, or
+# they would learn late beside thousands of predictions (docs/yolov4.md).
 _NANO = _TINY | {
     "backbone": "csp_darknet_nano",
     "width": 0.5,
