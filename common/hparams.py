@@ -41,7 +41,8 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
     Args:
         config: a frozen dataclass instance.
         spec: `key=value,key=value` (a comma followed by `key=` starts the next pair, so a value may hold
-            commas: `aspect_ratios=1.0,2.0,0.5`), the path of a YAML mapping, or None.
+            commas: `aspect_ratios=1.0,2.0,0.5`; and semicolons between rows: `masks=0,1,2;3,4,5`), the path
+            of a YAML mapping, or None.
         only: the fields that may be changed here; None: all.
 
     Raises:
@@ -60,7 +61,8 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
         if key in values:
             raise UserError(f"hyper-parameter {key!r} is given twice in {spec!r}: keep one")
         if key != "image_size" and isinstance(value, str) and typing.get_origin(annotations[key]) is tuple:
-            value = [item for item in re.split(r"[,\s]+", value) if item]
+            rows = [re.findall(r"[^,\s]+", row) for row in value.split(";")]
+            value = rows if len(rows) > 1 else rows[0]
         values[key] = value
     # Not strict: text becomes numbers, "1e-3" included, which PyYAML leaves as text.
     return replace(config, values, strict=False)

@@ -26,8 +26,8 @@ class YOLOv4Config:
     # --- the network ---
     model_name: str
     image_size: tuple[int, int]
-    # csp_darknet53: with SPP and PANet, three heads; csp_darknet_tiny: two heads
-    backbone: Literal["csp_darknet53", "csp_darknet_tiny"]
+    # csp_darknet53: with SPP and PANet, three heads; csp_darknet_tiny: two heads; csp_darknet_nano: three
+    backbone: Literal["csp_darknet53", "csp_darknet_tiny", "csp_darknet_nano"]
     width: Positive = 1.0  # factor on the number of channels
     bn_momentum: ShareBelowOne = 0.99  # src/batchnorm_layer.c, forward_batchnorm_layer_gpu
     objectness_bias: float = 0.0  # initial bias of the objectness logits; Darknet's biases all start at 0
@@ -66,6 +66,7 @@ class YOLOv4Config:
     # --- loss ---
     iou_normalizer: NotNegative = 0.07
     obj_normalizer: NotNegative = 1.0
+    objectness_iou: Share = 0.0  # objectness of what a box trains: 0: to 1, as in Darknet; 1: to its IoU
     cls_normalizer: NotNegative = 1.0
     box_gradient: Literal["exact", "darknet"] = "darknet"  # gradient of the box loss (losses.py)
     size_weighting: bool = False  # the box loss of each box times 2 - its share of the image (losses.py)
@@ -151,8 +152,11 @@ class YOLOv4Config:
         return height, width
 
 
-# csp_darknet53: strides 8, 16, 32; csp_darknet_tiny: 16, 32
-HEAD_STRIDES = {"csp_darknet53": (8, 16, 32), "csp_darknet_tiny": (16, 32)}
+HEAD_STRIDES = {
+    "csp_darknet53": (8, 16, 32),
+    "csp_darknet_tiny": (16, 32),
+    "csp_darknet_nano": (8, 16, 32),
+}
 
 _FIELDS = [field.name for field in dataclasses.fields(YOLOv4Config)]
 # What the loader does to a training image: the fields of that section.
@@ -184,24 +188,29 @@ _YOLOV4 = {
     "max_delta": 5.0,
     "multi_scale": 1.4,  # random=1: src/detector.c, train_detector
 }
-# Not published: tiny with half the channels at a size that a laptop trains in minutes, and anchors to match.
-# A short run from scratch learns faster with Adam; and after a few hundred steps a momentum of 0.99 would
-# still hold much of the initial variance of 1.
+# Not published: a network like tiny's with half the channels, at a size that a laptop trains in minutes, and
+# anchors to match. A short run from scratch learns faster with Adam; and after a few hundred steps a momentum
+# of 0.99 would still hold much of the initial variance of 1. Boxes and classes weigh more than objectness, or
+# they would learn late beside thousands of predictions (docs/yolov4.md).
 _NANO = _TINY | {
+    "backbone": "csp_darknet_nano",
     "width": 0.5,
     "bn_momentum": 0.9,
     "objectness_bias": -4.0,
-    "anchors": (10, 10, 16, 16, 24, 24, 36, 36, 60, 60, 100, 100),
-    "masks": ((0, 1, 2), (3, 4, 5)),
+    "anchors": (9, 9, 14, 14, 21, 21, 31, 31, 46, 46, 68, 68, 100, 100, 150, 150, 220, 220),
+    "masks": ((0, 1, 2), (3, 4, 5), (6, 7, 8)),
+    "scale_xy": (2.0, 2.0, 2.0),
     "iou_thresh": 0.213,
     "jitter": 0.2,
     "mosaic_prob": 0.5,
     "close_mosaic": 5,
     "box_gradient": "exact",
     "size_weighting": True,
-    "iou_normalizer": 0.5,
+    "iou_normalizer": 10.0,
+    "cls_normalizer": 8.0,
+    "objectness_iou": 1.0,
     "optimizer": "adam",
-    "learning_rate": 0.016,
+    "learning_rate": 0.032,
     "lr_schedule": "cosine",
     "burn_in_steps": 100,
     "burn_in_power": 1.0,

@@ -42,7 +42,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         if source.backbone != config.backbone:
             raise UserError(
                 f"{origin} is a {source.model_name}: start a {config.model_name} from weights of the same "
-                "backbone"
+                f"backbone, {config.backbone}"
             )
         names, anchors = source_map.names, source.anchors_per_location
     else:

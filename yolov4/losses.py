@@ -4,6 +4,7 @@ YOLOv4 (arXiv 2004.10934) section 3.4 with the constants of AlexeyAB/darknet cfg
 its src/yolo_layer.c; targets.py decides which predictions a box trains.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -58,21 +59,10 @@ def box_loss(
     Returns:
         float32 scalar. Its gradient is finite for any boxes and offsets (fix_nan_inf).
     """
-    stride = config.strides[head]
     boxes = boxes[:, :, None, :]  # (B, M, 1, 4)
     area = box_ops.area(boxes)
     weight = config.iou_normalizer * (2.0 - area if config.size_weighting else tf.ones_like(area))
-
-    def decode(offsets: tf.Tensor) -> tf.Tensor:  # (B, M, K, 4)
-        return decode_offsets(
-            offsets,
-            rows=assignment.rows[:, :, None],
-            columns=assignment.columns[:, :, None],
-            anchor_sizes=tf.constant([config.anchor_sizes[i] for i in config.masks[head]], tf.float32),
-            scale_xy=config.scale_xy[head],
-            grid_size=grid_size,
-            image_size=(stride * grid_size[0], stride * grid_size[1]),
-        )
+    decode = functools.partial(_decode, assignment=assignment, config=config, head=head, grid_size=grid_size)
 
     # The derivative is worked out in the forward pass, so that what comes after (the mean over the batch, the
     # loss scale of float16) multiplies one that is cut already.
@@ -91,16 +81,19 @@ def box_loss(
     return tf.reduce_sum(tf.where(assignment.assigned, loss, 0.0))
 
 
-def objectness_loss(logits: tf.Tensor, assignment: Assignment, ignored: tf.Tensor) -> tf.Tensor:
+def objectness_loss(
+    logits: tf.Tensor, assignment: Assignment, ignored: tf.Tensor, shortfall: tf.Tensor | None = None
+) -> tf.Tensor:
     """Sum of the cross-entropy of one head's objectness, before obj_normalizer.
 
-    The target is 1 where a box trains the prediction, and once, however many do; 0 elsewhere, except where
-    `ignored` takes a prediction out of the sum.
+    The target is 1, or 1 - `shortfall`, where a box trains the prediction, and once, however many do (the
+    first one's); 0 elsewhere, except where `ignored` takes a prediction out of the sum.
 
     Args:
         logits: (B, h, w, K).
         assignment: of the boxes to this head.
         ignored: bool (B, h, w, K), `targets.ignore_mask`.
+        shortfall: float32 (B, M, K), how far the target of what each box trains lies below 1.
 
     Returns:
         float32 scalar.
@@ -110,9 +103,14 @@ def objectness_loss(logits: tf.Tensor, assignment: Assignment, ignored: tf.Tenso
     # int64, because TensorFlow adds int32 on the host even where all else is on a GPU
     first = tf.range(shape[0])[:, None, None] * tf.reduce_prod(shape[1:])
     cells = tf.reshape(first + tf.cast(assignment.cells, tf.int64), [-1, 1])
-    owned = tf.reshape(tf.cast(assignment.owner, tf.float32), [-1])
-    trained = tf.reshape(tf.scatter_nd(cells, owned, [tf.reduce_prod(shape)]) > 0.5, shape)
+
+    def scatter(values: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(tf.scatter_nd(cells, tf.reshape(values, [-1]), [tf.reduce_prod(shape)]), shape)
+
+    trained = scatter(tf.cast(assignment.owner, tf.float32)) > 0.5
     cross_entropy = tf.nn.softplus(tf.where(trained, -logits, logits))
+    if shortfall is not None:
+        cross_entropy += scatter(tf.where(assignment.owner, shortfall, 0.0)) * logits
     return tf.reduce_sum(tf.where(ignored & ~trained, 0.0, cross_entropy))
 
 
@@ -170,7 +168,11 @@ def detection_loss(
         predictions = tf.reshape(raw, [shape[0], shape[1] * shape[2] * shape[3], num_outputs])
         trained = tf.gather(predictions, assignment.cells, batch_dims=1)  # (B, M, K, 5 + C)
         box_sum += box_loss(trained[..., :4], boxes, assignment, config, head, grid_size=grid_size)
-        objectness_sum += objectness_loss(raw[..., 4], assignment, ignored)
+        shortfall = None
+        if config.objectness_iou:
+            decoded = _decode(tf.stop_gradient(trained[..., :4]), assignment, config, head, grid_size)
+            shortfall = config.objectness_iou * (1.0 - box_ops.iou(decoded, boxes[:, :, None, :]))
+        objectness_sum += objectness_loss(raw[..., 4], assignment, ignored, shortfall)
         class_sum += class_loss(trained[..., 5:], assignment, label_smoothing=config.label_smoothing)
     batch = tf.cast(tf.shape(boxes)[0], tf.float32)
     values = {
@@ -191,6 +193,22 @@ def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tens
     if not kernels:  # all frozen
         return tf.zeros([])
     return weight_decay * tf.add_n([tf.nn.l2_loss(tf.cast(v.value, tf.float32)) for v in kernels])
+
+
+def _decode(
+    offsets: tf.Tensor, assignment: Assignment, config: "YOLOv4Config", head: int, grid_size: tuple
+) -> tf.Tensor:
+    """Raw outputs (B, M, K, 4) of the predictions `assignment.cells` -> their boxes, (B, M, K, 4)."""
+    stride = config.strides[head]
+    return decode_offsets(
+        offsets,
+        rows=assignment.rows[:, :, None],
+        columns=assignment.columns[:, :, None],
+        anchor_sizes=tf.constant([config.anchor_sizes[i] for i in config.masks[head]], tf.float32),
+        scale_xy=config.scale_xy[head],
+        grid_size=grid_size,
+        image_size=(stride * grid_size[0], stride * grid_size[1]),
+    )
 
 
 def _exact_derivative(

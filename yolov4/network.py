@@ -53,7 +53,8 @@ def describe(config: YOLOv4Config, num_classes: int) -> list[Layer]:
     if config.backbone == "csp_darknet53":
         _yolov4(_Part(layers, "backbone", config.width, "mish"), neck, head, outputs)
     else:
-        _yolov4_tiny(_Part(layers, "backbone", config.width, "leaky"), neck, head, outputs)
+        build = _yolov4_tiny if config.backbone == "csp_darknet_tiny" else _yolov4_nano
+        build(_Part(layers, "backbone", config.width, "leaky"), neck, head, outputs)
     return layers
 
 
@@ -183,6 +184,23 @@ def _yolov4_tiny(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> Non
     head.predict(p5, 512, outputs, head=1)
     p4 = neck.upsample(neck.conv(p5, 128, 1))
     head.predict(neck.concat(p4, c4), 256, outputs, head=0)
+
+
+def _yolov4_nano(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
+    """Ours: tiny with a third head, as in cfg/yolov4-tiny-3l.cfg, and with less at the coarse strides."""
+    x = backbone.conv(None, 32, 3, stride=2)
+    x = backbone.conv(x, 64, 3, stride=2)
+    x, _ = _tiny_stage(backbone, x, 64)
+    x, c3 = _tiny_stage(backbone, x, 128)
+    x, c4 = _tiny_stage(backbone, x, 192)
+    c5 = backbone.conv(backbone.conv(x, 256, 1), 256, 3)
+
+    p5 = neck.conv(c5, 128, 1)
+    head.predict(p5, 192, outputs, head=2)
+    p4 = neck.conv(neck.concat(neck.upsample(p5), c4), 128, 1)
+    head.predict(p4, 192, outputs, head=1)
+    p3 = neck.conv(neck.concat(neck.upsample(neck.conv(p4, 64, 1)), c3), 96, 1)
+    head.predict(p3, 128, outputs, head=0)
 
 
 def _tiny_stage(part: _Part, x: Layer, filters: int) -> tuple[Layer, Layer]:

@@ -17,6 +17,7 @@ class Config:
     flip: bool = True
     aspect_ratios: tuple[float, ...] = (1.0, 2.0, 0.5)
     warmup: float = 1.0
+    masks: tuple[tuple[int, ...], ...] = ()
     optimizer: str = "sgd"
 
     def __post_init__(self):
@@ -28,6 +29,7 @@ PAIRS = [
     ("learning_rate=1e-3", {"learning_rate": 0.001}),
     ("epochs=5, optimizer = adam ,flip=false", {"epochs": 5, "optimizer": "adam", "flip": False}),
     ("aspect_ratios=1.0,3.0,optimizer=adam", {"aspect_ratios": (1.0, 3.0), "optimizer": "adam"}),
+    ("masks=0,1,2; 3,4,5,epochs=2", {"masks": ((0, 1, 2), (3, 4, 5)), "epochs": 2}),
     ("image_size=320x640", {"image_size": (320, 640)}),
     ("image_size= 96 ", {"image_size": (96, 96)}),
     ("warmup=0.5", {"warmup": 0.5}),

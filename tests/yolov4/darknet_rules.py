@@ -137,7 +137,8 @@ def best_ious(raw, boxes, classes, config, head):
 def losses(heads, boxes, classes, config, constants=None):
     """(box, objectness, class) loss of a batch, with normalisers, and what the gradient takes as constant.
 
-    `constants` of an earlier call keeps that: the ignore mask and the weights alpha of the aspect term.
+    `constants` of an earlier call keeps that: the ignore mask, the IoU that is a target, and the
+    weights alpha of the aspect term.
     """
     sums = np.zeros(3)
     kept = {}
@@ -155,11 +156,16 @@ def losses(heads, boxes, classes, config, constants=None):
             weight[ignored] = 0
             target = np.zeros(raw.shape[:3])
             for (row, column, k), numbers in trained.items():
-                target[row, column, k] = weight[row, column, k] = 1
+                weight[row, column, k] = 1
                 y = np.zeros(num_classes)
                 y[[classes[b][n] for n in numbers]] = 1
                 shared = y.sum() if config.iou_thresh < 1 else 1
                 prediction = decode(raw[row, column, k, :4], config, head, row, column, k, grid_size)
+                quality = iou(prediction, np.asarray(boxes[b][numbers[0]], np.float64))
+                if constants is not None:
+                    quality = constants[b, head, row, column, k]
+                kept[b, head, row, column, k] = quality
+                target[row, column, k] = 1 - config.objectness_iou * (1 - quality)
                 for n in numbers:
                     box = np.asarray(boxes[b][n], np.float64)
                     overlap, distance, v, alpha = ciou_terms(prediction, box)

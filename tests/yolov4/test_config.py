@@ -1,9 +1,12 @@
 """The numbers of cfg/yolov4.cfg and cfg/yolov4-tiny.cfg, training sizes, and settings that are refused."""
 
 import dataclasses
+import json
+import pathlib
 
 import pytest
 
+from common.hparams import override
 from yolov4.config import DETECTION_FIELDS, LOADER_FIELDS, MODEL_NAMES, get_config
 
 YOLOV4 = get_config("yolov4")
@@ -20,7 +23,7 @@ DARKNET = (
     {"jitter": 0.3, "iou_normalizer": 0.07, "box_gradient": "darknet", "size_weighting": False}
     | {"bn_momentum": 0.99, "objectness_bias": 0.0, "close_mosaic": 0, "ema_decay": 0.0}
     | {"burn_in_steps": 1000, "burn_in_power": 4.0, "lr_schedule": "steps"}
-    | {"optimizer": "sgd", "clip_norm": 0.0}
+    | {"optimizer": "sgd", "clip_norm": 0.0, "objectness_iou": 0.0}
 )
 PUBLISHED = {
     "yolov4": DARKNET
@@ -29,7 +32,8 @@ PUBLISHED = {
     "yolov4-tiny": DARKNET
     | {"image_size": (416, 416), "iou_thresh": 1.0, "max_delta": 0.0, "multi_scale": 1.0, "epochs": 1082}
     | {"mosaic_prob": 0.0, "momentum": 0.9, "learning_rate": 0.00261, "width": 1.0},
-    "yolov4-nano": {"image_size": (256, 256), "width": 0.5, "optimizer": "adam", "close_mosaic": 5},
+    "yolov4-nano": {"image_size": (256, 256), "width": 0.5, "optimizer": "adam", "close_mosaic": 5}
+    | {"cls_normalizer": 8.0, "objectness_iou": 1.0},
 }
 
 
@@ -38,8 +42,20 @@ def test_numbers_are_the_published_ones(name):
     expected = EVERY_MODEL | PUBLISHED[name]
     config = get_config(name)
     assert {field: getattr(config, field) for field in expected} == expected
-    assert config.strides == ((8, 16, 32) if name == "yolov4" else (16, 32))
+    assert config.strides == ((16, 32) if name == "yolov4-tiny" else (8, 16, 32))
     assert config.anchors_per_location == 3
+
+
+def test_the_nano_of_6eb6d8f_can_be_had():
+    older = (
+        "backbone=csp_darknet_tiny,anchors=10,10,16,16,24,24,36,36,60,60,100,100,masks=0,1,2;3,4,5,"
+        "scale_xy=1.05,1.05,iou_normalizer=0.5,cls_normalizer=1,objectness_iou=0,learning_rate=0.016"
+    )
+    config = override(get_config("yolov4-nano"), older)
+    fixture = pathlib.Path(__file__).parents[1] / "fixtures" / "6eb6d8f" / "fixed.json"
+    wanted = json.loads(fixture.read_text())["batch yolov4-nano"]["config"]
+    for field in wanted.keys() - {"image_size", *LOADER_FIELDS}:  # a small batch was drawn with it
+        assert json.loads(json.dumps(getattr(config, field))) == wanted[field], field
 
 
 def test_sizes_of_a_training_batch():

@@ -25,7 +25,8 @@ HEADER = 20
 # Published files (github.com/AlexeyAB/darknet/releases): bytes of yolov4.weights and yolov4-tiny.weights; of
 # yolov4.conv.137 and yolov4-tiny.conv.29, and their convolutions.
 PUBLISHED = {"yolov4": (257_717_640, 170_038_676, 92), "yolov4-tiny": (24_251_276, 19_789_716, 17)}
-LAST = {"yolov4": (138, 149, 160), "yolov4-tiny": (36, 29), "yolov4-nano": (36, 29)}  # before each yolo layer
+# before each yolo layer
+LAST = {"yolov4": (138, 149, 160), "yolov4-tiny": (36, 29), "yolov4-nano": (45, 37, 30)}
 SPREAD = {"gamma": (0.5, 1.5), "beta": (-0.5, 0.5), "moving_mean": (-0.5, 0.5)}
 SPREAD |= {"moving_variance": (0.3, 2.0), "bias": (-1.2, 1.2)}
 
@@ -126,7 +127,7 @@ def test_files_have_the_published_lengths(published_yolov4, tiny):
 def test_write_read_write_gives_the_same_bytes(nano, tmp_path):
     fresh = build_model("yolov4-nano", 3, (64, 64))
     contents = load_darknet(fresh, nano.file)
-    assert contents[1:] == (21, 3, 32_032_000)
+    assert contents[1:] == (26, 3, 32_032_000)
     save_darknet(fresh, tmp_path / "again.weights", contents.seen)
     assert (tmp_path / "again.weights").read_bytes() == nano.file.read_bytes()
 
@@ -147,8 +148,8 @@ def test_old_headers_count_images_in_32_bits(tiny, tmp_path, version):
 def test_of_a_part_or_of_other_classes_all_that_fits_is_taken(nano, partial):
     wanted = snapshot(nano.model)
     for file, facts, kept in (
-        (partial, (17, None), {29, 32, 35, 36}),
-        (nano.file, (21, 3), {29, 36}),  # the last convolutions of the heads
+        (partial, (17, None), {29, 30, 35, 36, 37, 40, 43, 44, 45}),
+        (nano.file, (26, 3), {30, 37, 45}),  # the last convolutions of the heads
     ):
         model = build_model("yolov4-nano", 20, (64, 64))
         before = snapshot(model)
@@ -176,8 +177,8 @@ DAMAGE = [
     (lambda content: b"", " have 0 bytes"),
     (lambda content: b"12", " have 2 bytes"),
     (lambda content: bytes(24), " have 24 bytes"),
-    (lambda content: content[:-8] + NAN + content[-4:], "head.layer_36.conv/kernel is not finite"),
-    (lambda content: content[:-4] + INFINITY, "head.layer_36.conv/kernel is not finite"),
+    (lambda content: content[:-8] + NAN + content[-4:], "head.layer_45.conv/kernel is not finite"),
+    (lambda content: content[:-4] + INFINITY, "head.layer_45.conv/kernel is not finite"),
     # The sizes of two networks may agree by chance; variances give them away.
     (lambda content: content[:20] + content[420:] + content[20:420], "moving_variance is negative"),
 ]
@@ -253,7 +254,7 @@ def test_command_refuses_in_one_line(nano, partial, tmp_path):
         "exists": [weights, name, f"--output={tmp_path}/there.weights.h5"],
         "there.cfg exists": [weights, f"--output={tmp_path}/there.weights"],
         "leave out": [weights, name, f"--output={tmp_path}/a.weights"],
-        "17 of 21 convolutions": [f"--weights={partial}", name, f"--output={tmp_path}/a.weights.h5"],
+        "17 of 26 convolutions": [f"--weights={partial}", name, f"--output={tmp_path}/a.weights.h5"],
         "No such file": [weights, name, f"--output={tmp_path}/no/a.weights.h5"],
         "is not a .weights.h5 file": [f"--weights={nano.file}", f"--output={tmp_path}/a.weights"],
     }

@@ -18,7 +18,7 @@ from yolov4.model import build_model
 from yolov4.model_metadata import make_metadata
 
 NANO = dataclasses.replace(get_config("yolov4-nano"), width=0.125, image_size=(64, 64))
-HEADS = ("head.layer_29.conv", "head.layer_36.conv")
+HEADS = ("head.layer_30.conv", "head.layer_37.conv", "head.layer_45.conv")
 
 
 def make_model(num_classes, config=NANO, seed=0):
@@ -68,14 +68,14 @@ def test_darknets_other_classes_need_a_names_file(tmp_path):
 
 
 def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):
-    config = dataclasses.replace(NANO, masks=((1, 2), (3, 4)))
+    config = dataclasses.replace(NANO, masks=((1, 2), (3, 4), (5, 6)))
     save(make_model(5, seed=1), tmp_path / "x.weights.h5", tuple("abcde"))
     model = make_model(10, config)  # 2 x (5 + 10) outputs: as many as 3 x (5 + 5)
     before = values_of(model)
     report = str(init_from(model, label_map(*"abcdefghij"), str(tmp_path / "x.weights.h5"), config))
     for path, value in values_of(model).items():
         assert np.array_equal(value, before[path]) == path.startswith(HEADS), path
-    assert f"made anew: {HEADS[0]}, {HEADS[1]}" in report
+    assert f"made anew: {', '.join(HEADS)}" in report
 
 
 def test_weights_that_hardly_fit_are_refused_and_nothing_is_taken(tmp_path):
@@ -85,7 +85,7 @@ def test_weights_that_hardly_fit_are_refused_and_nothing_is_taken(tmp_path):
     model = make_model(2, seed=1)
     before = values_of(model)
     for config, message in (
-        (NANO, r"only \d+ of the 99 weights of yolov4-nano are in it"),
+        (NANO, r"only \d+ of the 121 weights of yolov4-nano are in it"),
         (get_config("yolov4"), r"given.weights.h5 is a yolov4-nano: start a yolov4 from weights of the same"),
     ):
         with pytest.raises(UserError, match=message):
