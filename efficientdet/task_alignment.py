@@ -1,4 +1,4 @@
-"""Task-aligned learning (TOOD, arXiv 2108.07755): a box trains the anchors that already predict it best.
+"""Task-aligned learning (arXiv 2108.07755): a box trains the anchors that already predict it best.
 
 The overlap of an anchor with a box, which the loader's targets follow, does not know what the network sees
 there. Here an anchor's alignment with a box is score**alpha * IoU**beta of its own prediction. The best
