@@ -71,13 +71,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for archive in FIXTURE.glob("*.tar.xz"):
         with tarfile.open(archive) as file:
             file.extractall(directory)  # our own archive; `filter` is unknown before Python 3.11.4
-    # Fields that the nanos of then did not have, at what was there before them.
-    for app, text in {"efficientdet": "assignment: max_iou
-separable: true
-", "yolov4": "objectness_iou: 0.0
-"}.items():
+    fields = {"efficientdet": "assignment: max_iou\nseparable: true\n", "yolov4": "objectness_iou: 0.0\n"}
+    for app, as_then in fields.items():  # that the nanos of then did not have
         with (directory / "runs" / f"{app}.yaml").open("a") as settings:
-            settings.write(text)
+            settings.write(as_then)
     return directory
 
 
