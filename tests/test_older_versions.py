@@ -71,7 +71,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for archive in FIXTURE.glob("*.tar.xz"):
         with tarfile.open(archive) as file:
             file.extractall(directory)  # our own archive; `filter` is unknown before Python 3.11.4
-    fields = {"efficientdet": "assignment: max_iou\nseparable: true\n", "yolov4": "objectness_iou: 0.0\n"}
+    fields = {
+        "efficientdet": "assignment: max_iou\nseparable: true\n",
+        "yolov4": "objectness_iou: 0.0\nneighbour_cells: false\n",
+    }
     for app, as_then in fields.items():  # that the nanos of then did not have
         with (directory / "runs" / f"{app}.yaml").open("a") as settings:
             settings.write(as_then)

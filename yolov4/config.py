@@ -37,6 +37,7 @@ class YOLOv4Config:
     masks: tuple[tuple[int, ...], ...] = ()  # which anchors each head predicts
     scale_xy: tuple[float, ...] = ()  # centres reach (scale - 1) / 2 beyond their cell
     iou_thresh: Share = 1.0  # shape IoU above which other anchors train a box as well; 1: only the best one
+    neighbour_cells: bool = False  # a box trains the nearest column's and the nearest row's cell, too
     ignore_thresh: Share = 0.7  # IoU with any box above which a free prediction is not called background
 
     # --- what the loader does to a training image ---
@@ -204,8 +205,10 @@ _NANO = _TINY | {
     "jitter": 0.2,
     "mosaic_prob": 0.5,
     "close_mosaic": 5,
+    "max_instances": 100,
     "box_gradient": "exact",
     "size_weighting": True,
+    "neighbour_cells": True,
     "iou_normalizer": 10.0,
     "cls_normalizer": 8.0,
     "objectness_iou": 1.0,

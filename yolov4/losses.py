@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 def box_loss(
     offsets: tf.Tensor,
-    boxes: tf.Tensor,
     assignment: Assignment,
     config: "YOLOv4Config",
     head: int,
@@ -50,8 +49,7 @@ def box_loss(
 
     Args:
         offsets: (B, M, K, 4), raw outputs of the predictions `assignment.cells`.
-        boxes: float32 (B, M, 4), ltrb, normalised to the network input.
-        assignment: of these boxes to this head.
+        assignment: of M boxes to this head.
         config: holds the anchors and constants.
         head: number of the head, the finest stride first.
         grid_size: (rows, columns) of the head.
@@ -59,7 +57,7 @@ def box_loss(
     Returns:
         float32 scalar. Its gradient is finite for any boxes and offsets (fix_nan_inf).
     """
-    boxes = boxes[:, :, None, :]  # (B, M, 1, 4)
+    boxes = assignment.boxes[:, :, None, :]  # (B, M, 1, 4)
     area = box_ops.area(boxes)
     weight = config.iou_normalizer * (2.0 - area if config.size_weighting else tf.ones_like(area))
     decode = functools.partial(_decode, assignment=assignment, config=config, head=head, grid_size=grid_size)
@@ -167,11 +165,11 @@ def detection_loss(
         ignored = ignore_mask(raw, boxes, classes, targets["num_boxes"], config, head)
         predictions = tf.reshape(raw, [shape[0], shape[1] * shape[2] * shape[3], num_outputs])
         trained = tf.gather(predictions, assignment.cells, batch_dims=1)  # (B, M, K, 5 + C)
-        box_sum += box_loss(trained[..., :4], boxes, assignment, config, head, grid_size=grid_size)
+        box_sum += box_loss(trained[..., :4], assignment, config, head, grid_size=grid_size)
         shortfall = None
         if config.objectness_iou:
             decoded = _decode(tf.stop_gradient(trained[..., :4]), assignment, config, head, grid_size)
-            shortfall = config.objectness_iou * (1.0 - box_ops.iou(decoded, boxes[:, :, None, :]))
+            shortfall = config.objectness_iou * (1.0 - box_ops.iou(decoded, assignment.boxes[:, :, None, :]))
         objectness_sum += objectness_loss(raw[..., 4], assignment, ignored, shortfall)
         class_sum += class_loss(trained[..., 5:], assignment, label_smoothing=config.label_smoothing)
     batch = tf.cast(tf.shape(boxes)[0], tf.float32)

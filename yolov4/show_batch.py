@@ -46,7 +46,7 @@ def report(
             num_classes=len(label_map.names),
         )
         trained.append(f"{np.count_nonzero(assignment.owner)} at stride {stride}")
-        trains_any |= assignment.assigned.numpy().any(axis=-1)
+        trains_any |= assignment.assigned.numpy()[:, : trains_any.shape[1]].any(axis=-1)
     drawing.save_batch(to_pixels(images).numpy(), boxes, classes, label_map.names, path)
     return (
         f"first batch: {len(boxes)} images, {np.count_nonzero(real)} boxes, "

@@ -4,6 +4,10 @@ A box belongs to the anchor whose shape fits it best, of all the anchors of all 
 holds its centre; only heads whose mask names that anchor train it. Where iou_thresh is below 1, so does every
 other anchor that fits better than iou_thresh. All boxes of a batch are worked out at once, in static shapes:
 nothing is compacted, so XLA can compile it.
+
+With neighbour_cells, which Darknet has not, a box trains the cells in the nearest column and row as well
+(ultralytics/yolov5 utils/loss.py, build_targets): three times as many predictions learn its place. A scale_xy
+of 2 lets their centres reach it.
 """
 
 import math
@@ -27,9 +31,11 @@ IGNORE_CHUNK = 16  # boxes that are compared with all predictions at a time
 class Assignment(NamedTuple):
     """What M boxes of B images train in one head of K anchors, h x w cells and C classes.
 
-    Where `assigned` is false, cells, class_targets and num_classes mean nothing.
+    With neighbour_cells there are 3 M rows: all boxes in their own cells, in the nearest column, in the
+    nearest row. Where `assigned` is false, cells, class_targets and num_classes mean nothing.
     """
 
+    boxes: tf.Tensor  # float32 (B, M, 4), ltrb, normalised; any box where it is not valid
     assigned: tf.Tensor  # bool (B, M, K): this box trains this anchor in its cell
     rows: tf.Tensor  # int32 (B, M): the box's cell
     columns: tf.Tensor  # int32 (B, M)
@@ -83,6 +89,9 @@ def assign_targets(
 
     centers = (boxes[..., :2] + boxes[..., 2:]) / 2
     position = tf.minimum(tf.floor(centers * grid), grid - 1)  # (B, M, 2): column, row
+    if config.neighbour_cells:
+        position, valid = _with_neighbours(position, centers * grid, valid, grid)
+        boxes, classes = tf.tile(boxes, [1, 3, 1]), tf.tile(classes, [1, 3])
     cell = position[..., 1] * grid[0] + position[..., 0]  # (B, M), a whole number
 
     best, fit = _fit_anchors(boxes[..., 2:] - boxes[..., :2], config, grid * config.strides[head])
@@ -105,6 +114,7 @@ def assign_targets(
 
     per_cell = config.anchors_per_location
     return Assignment(
+        boxes=boxes,
         assigned=assigned,
         rows=tf.cast(position[..., 1], tf.int32),
         columns=tf.cast(position[..., 0], tf.int32),
@@ -113,6 +123,20 @@ def assign_targets(
         class_targets=class_targets,
         num_classes=tf.reduce_sum(tf.cast(class_targets, tf.float32), axis=-1),
     )
+
+
+def _with_neighbours(
+    position: tf.Tensor, centers: tf.Tensor, valid: tf.Tensor, grid: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Cells (B, 3 M, 2) of M boxes: their own, in the nearest column, in the nearest row; which are valid.
+
+    `position` and `centers` (B, M, 2) are in units of cells, `grid` (2,) is (columns, rows).
+    """
+    step = tf.where(centers - position < 0.5, -1.0, 1.0)
+    positions = [position, position + step * [1.0, 0.0], position + step * [0.0, 1.0]]
+    inside = [tf.reduce_all((p >= 0) & (p < grid), axis=-1) & valid for p in positions]
+    position = tf.clip_by_value(tf.concat(positions, axis=1), 0.0, grid - 1)
+    return position, tf.concat(inside, axis=1)
 
 
 def ignore_mask(

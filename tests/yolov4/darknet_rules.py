@@ -3,6 +3,7 @@
 The crop and the mosaic are those of src/data.c, all else of src/yolo_layer.c.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -63,17 +64,27 @@ def shape_iou(width, height, anchor, image_size):
 
 
 def assign(boxes, classes, config, head, grid_size, num_classes):
-    """One image and head -> {(row, column, k): numbers of the boxes that train it, in their order}."""
+    """One image and head -> {(row, column, k): numbers of the boxes that train it, in their order}.
+
+    With config.neighbour_cells, which Darknet has not: those in their own cells, in the nearest column, row.
+    """
     rows, columns = grid_size
     stride = config.strides[head]
     image_size = rows * stride, columns * stride
     trained = {}
-    for number, (box, class_number) in enumerate(zip(boxes, classes, strict=True)):
-        if not is_valid(box, class_number, num_classes):
+    places = range(3 if config.neighbour_cells else 1)
+    for place, (number, box) in itertools.product(places, enumerate(boxes)):
+        if not is_valid(box, classes[number], num_classes):
             continue
         left, top, right, bottom = (float(side) for side in box)
         column = min(int((left + right) / 2 * columns), columns - 1)
         row = min(int((top + bottom) / 2 * rows), rows - 1)
+        if place == 1:
+            column += -1 if (left + right) / 2 * columns - column < 0.5 else 1
+        elif place == 2:
+            row += -1 if (top + bottom) / 2 * rows - row < 0.5 else 1
+        if not (0 <= row < rows and 0 <= column < columns):
+            continue
         best, best_iou = 0, 0.0
         for n, anchor in enumerate(config.anchor_sizes):
             fit = shape_iou(right - left, bottom - top, anchor, image_size)

@@ -14,7 +14,7 @@ EVERY_MODEL = (
     {"ignore_thresh": 0.7, "obj_normalizer": 1.0, "cls_normalizer": 1.0, "label_smoothing": 0.0}
     | {"hue": 36.0, "saturation": 1.5, "exposure": 1.5, "flip_prob": 0.5}  # hue: 0.1 of the circle
     | {"mosaic_tiles": "batch", "mixup_prob": 0.0, "cutmix_prob": 0.0}
-    | {"max_instances": 200, "min_box_size": 1.0, "antialias": True, "letterbox": False}
+    | {"min_box_size": 1.0, "antialias": True, "letterbox": False}
     | {"weight_decay": 0.0005, "reference_batch": 64, "lr_steps": (0.8, 0.9), "lr_step_factor": 0.1}
     | {"nms_method": "greedy", "diou_beta": 0.6, "nms_iou": 0.6, "score_threshold": 0.001}
     | {"nms_candidates": 1000, "max_detections": 100}
@@ -22,8 +22,8 @@ EVERY_MODEL = (
 DARKNET = (
     {"jitter": 0.3, "iou_normalizer": 0.07, "box_gradient": "darknet", "size_weighting": False}
     | {"bn_momentum": 0.99, "objectness_bias": 0.0, "close_mosaic": 0, "ema_decay": 0.0}
-    | {"burn_in_steps": 1000, "burn_in_power": 4.0, "lr_schedule": "steps"}
-    | {"optimizer": "sgd", "clip_norm": 0.0, "objectness_iou": 0.0}
+    | {"burn_in_steps": 1000, "burn_in_power": 4.0, "lr_schedule": "steps", "max_instances": 200}
+    | {"optimizer": "sgd", "clip_norm": 0.0, "objectness_iou": 0.0, "neighbour_cells": False}
 )
 PUBLISHED = {
     "yolov4": DARKNET
@@ -49,7 +49,7 @@ def test_numbers_are_the_published_ones(name):
 def test_the_nano_of_6eb6d8f_can_be_had():
     older = (
         "backbone=csp_darknet_tiny,anchors=10,10,16,16,24,24,36,36,60,60,100,100,masks=0,1,2;3,4,5,"
-        "scale_xy=1.05,1.05,iou_normalizer=0.5,cls_normalizer=1,objectness_iou=0,learning_rate=0.016"
+        "scale_xy=1.05,1.05,iou_normalizer=0.5,cls_normalizer=1,objectness_iou=0,neighbour_cells=false,max_instances=200,learning_rate=0.016"
     )
     config = override(get_config("yolov4-nano"), older)
     fixture = pathlib.Path(__file__).parents[1] / "fixtures" / "6eb6d8f" / "fixed.json"

@@ -14,7 +14,11 @@ from yolov4.config import get_config
 DARKNET = dataclasses.replace(get_config("yolov4"), max_delta=0.0)
 YOLOV4 = dataclasses.replace(DARKNET, box_gradient="exact", size_weighting=True)
 TINY = dataclasses.replace(
-    get_config("yolov4-tiny"), box_gradient="exact", label_smoothing=0.1, objectness_iou=0.8
+    get_config("yolov4-tiny"),
+    box_gradient="exact",
+    label_smoothing=0.1,
+    objectness_iou=0.8,
+    neighbour_cells=True,
 )
 # Normalisers that differ, so that no two can be mistaken for each other; and many predictions are ignored.
 WEIGHTED = dataclasses.replace(
