@@ -257,7 +257,8 @@ def small_model(app: str) -> list[str]:
 def python_commands() -> list[str]:
     """Of the README, and then of the pages, each once; then the first training command with YOLOv4."""
     said = [command for name in RUN_HERE for command in commands(PAGES[name])]
-    found = [command for command in dict.fromkeys(said) if command.startswith("python ")]
+    found = [command.removeprefix(".venv/bin/") for command in dict.fromkeys(said)]
+    found = [command for command in found if command.startswith("python ")]
     training = next(command for command in found if "/train.py" in command)
     return [*found, training.replace("efficientdet", "yolov4").replace("runs/mine", "runs/yolov4")]
 

@@ -81,7 +81,7 @@ def test_a_continued_run_ends_as_train_py_does(app, drawn, tmp_path, monkeypatch
     assert "batch_size was 12 and is now 6" in refusal(fit, batch_size=6)
     assert "use horovod" in refusal(fit, strategy="multi_worker")
     _, values = flag_values("examples.keras_fit", "--flagfile=efficientdet/flags/demo.txt")
-    assert values["epochs"] == 24
+    assert values["epochs"] == 20
     assert "xla" not in values
 
 
