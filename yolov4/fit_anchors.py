@@ -3,10 +3,10 @@ r"""Anchors for your own data: the sizes that fit its boxes best, by k-means on 
     python yolov4/fit_anchors.py --model_name=yolov4 --image_size=608 \
         --annotations=coco/annotations/instances_train2017.json
 
-Prints how well the model's own anchors fit: which boxes have no place in the targets, what AP perfect outputs
-would get, and the IoU by shape. If new anchors fit boxes better that they were not fitted to, it prints the
---hparams that takes them. Anchors are in pixels of the network input, so they belong to one --image_size, and
-to stretched or to letterboxed images.
+Prints how well the model's own anchors fit: how many boxes have no place in the targets, and the IoU by
+shape. If new anchors fit boxes better that they were not fitted to, it prints the --hparams that takes them.
+Anchors are in pixels of the network input, so they belong to one --image_size, and to stretched or to
+letterboxed images.
 """
 
 import os
@@ -61,7 +61,7 @@ def suggest(
         )
     height, width = config.image_size
     print(f"{len(sizes)} boxes at {height}x{width}. With the anchors of {model_name}:")
-    ceiling = _print_report(found, config)
+    without_place = _print_report(found, config)
 
     image = np.repeat(np.arange(found.num_images), np.diff(found.target_boxes.row_splits))
     is_fitted = anchor_fit.split(image, np.random.default_rng(seed))
@@ -76,7 +76,7 @@ def suggest(
         return ""
     print("With anchors fitted to all boxes:")
     fitted = with_fitted_anchors(sizes, config, seed)
-    if _print_report(found, fitted) < ceiling - anchor_fit.MARGIN:
+    if _print_report(found, fitted) > without_place + anchor_fit.MARGIN:
         print(f"the anchors of {model_name} fit: with others more boxes have no place")
         return ""
     if headless := sorted(set(range(count)) - _with_head(config)):
@@ -113,10 +113,10 @@ def _with_head(config: YOLOv4Config) -> set[int]:
 
 
 def _print_report(annotations: Annotations, config: YOLOv4Config) -> float:
-    """Prints what becomes of the boxes; returns the AP ceiling."""
+    """Prints what becomes of the boxes; returns the share without a place in the targets."""
     report = anchor_report.examine(annotations, config)
-    print("".join(f"  {line}\n" for line in report.lines()), end="")
-    return report.ceiling["AP"]
+    print(f"  {report}")
+    return report.share_without_place
 
 
 def box_sizes(annotations: Annotations, image_size: tuple[int, int], keep_aspect: bool) -> np.ndarray:

@@ -1,8 +1,6 @@
-"""The boxes of a data set in the input of a network, and the AP that perfect outputs would get for them.
+"""The boxes of a data set in the input of a network, and those that training drops.
 
-Some true boxes have no target, because training drops them or because other boxes take their place. The AP
-ceiling is what pycocotools gives a network that finds exactly the boxes that have a target. Images are whole,
-letterboxed or stretched to the network input as in evaluation.
+Images are whole, letterboxed or stretched to the network input as in evaluation.
 """
 
 import dataclasses
@@ -11,11 +9,8 @@ import numpy as np
 from keras import ops
 
 from common.annotations import Annotations
-from common.evaluation import coco_metrics
 from common.letterbox import boxes_to_letterbox, geometry
 
-NAMES = ("AP", "AP50", "APs", "APm", "APl")
-PERFECT = 0.9995  # is printed as 1.000
 KEPT = 1000  # boxes that are put in words
 
 
@@ -123,58 +118,6 @@ def network_boxes(
     rank = np.empty(len(boxes), np.int64)
     rank[order] = np.arange(len(boxes)) - np.searchsorted(image, image)
     return NetworkBoxes(sample, image_size, boxes, image, ~large, large & (rank >= max_instances))
-
-
-def score(network: NetworkBoxes, numbers: np.ndarray, classes: np.ndarray) -> dict[str, float]:
-    """COCO's metrics of detections that are true boxes and all have the score 1.
-
-    Args:
-        network: the sample.
-        numbers: int (D,), the boxes that are detected, in its images.
-        classes: int (D,), 0-based, as what each is detected.
-
-    Returns:
-        NAMES -> value; coco_metrics.NO_TRUTH where there is no box of that size. Empty where all boxes of the
-        sample are crowds.
-    """
-    if not network.num_true:
-        return {}
-    sample, image = network.sample, network.image[numbers]
-    boxes = sample.target_boxes.boxes[numbers] * sample.image_sizes[image][:, [1, 0, 1, 0]]
-    boxes_ltwh_px = np.concatenate([boxes[:, :2], _sides(boxes)], axis=1).astype(np.float64)
-    columns = (
-        sample.image_ids[image].tolist(),
-        np.array(sample.label_map.category_ids)[classes].tolist(),
-        boxes_ltwh_px.tolist(),
-    )
-    detections = [
-        {"image_id": image_id, "category_id": category_id, "bbox": box, "score": 1.0}
-        for image_id, category_id, box in zip(*columns, strict=True)
-    ]
-    metrics = coco_metrics.score(sample.ground_truth(), detections).metrics
-    return {name: metrics[name] for name in NAMES}
-
-
-def reasons(
-    network: NetworkBoxes, ceiling: dict[str, float], without_target: dict[str, int]
-) -> tuple[str, ...]:
-    """What keeps a ceiling below 1, in words with counts; `without_target` holds those of the anchors."""
-    if ceiling.get("AP", 1.0) >= PERFECT:
-        return ()
-    counts = {
-        **without_target,
-        "beyond max_instances": np.count_nonzero(network.over_limit),
-        "smaller than min_box_size in the network": np.count_nonzero(network.too_small),
-        "without area in their image": network.sample.target_boxes.num_dropped,
-    }
-    return tuple(f"{count:,} {what}" for what, count in counts.items() if count)
-
-
-def ceiling_lines(ceiling: dict[str, float], why: tuple[str, ...]) -> list[str]:
-    """The ceiling and its reasons, for people."""
-    values = ", ".join(f"{name} {value:.3f}" for name, value in ceiling.items() if value >= 0)
-    lines = [f"AP ceiling, of perfect outputs: {values or 'none, there is no box'}"]
-    return [*lines, f"what is missing: {'; '.join(why)}"] if why else lines
 
 
 def _sides(boxes: np.ndarray) -> np.ndarray:

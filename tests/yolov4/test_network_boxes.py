@@ -1,71 +1,18 @@
-"""Boxes in the network input are those of the loaders; perfect detections are scored by pycocotools."""
-
-import dataclasses
+"""Boxes in the network input are those of the loaders."""
 
 import numpy as np
 import pytest
 
 from common import tf_readers
-from common.evaluation import coco_metrics
 from common.letterbox import boxes_to_letterbox, geometry
 from tests.common.made_annotations import annotations, random_annotations
-from yolov4 import ap_ceiling
+from yolov4 import network_boxes as module
 
 PLAIN = {"keep_aspect": True, "centered": False, "max_instances": 100, "min_box_size": 0.0}
 
 
 def network_boxes(truth, image_size, **changes):
-    return ap_ceiling.network_boxes(truth, image_size, **PLAIN | changes)
-
-
-def results_of(truth, kept):
-    """Some of the true boxes as COCO results, in a plain loop."""
-    targets = truth.target_boxes
-    image = np.repeat(np.arange(truth.num_images), np.diff(targets.row_splits))[kept]
-    boxes, classes = targets.boxes[kept], targets.classes[kept]
-    results = []
-    for i, box, index in zip(image, boxes, classes, strict=True):
-        left, top, right, bottom = box * np.tile(truth.image_sizes[i][::-1], 2)
-        ltwh = [round(float(x), 2) for x in (left, top, right - left, bottom - top)]
-        category_id = truth.label_map.category_ids[int(index)]
-        image_id = int(truth.image_ids[i])
-        results.append({"image_id": image_id, "category_id": category_id, "bbox": ltwh, "score": 1.0})
-    return results
-
-
-@pytest.mark.parametrize("share", [0.6, 0.0])
-def test_scores_are_those_of_results_in_a_plain_loop(share):
-    """With crowds, with classes without boxes, without detections."""
-    rng = np.random.default_rng(0)
-    made = random_annotations(rng, 25, 12, num_classes=90)
-    truth = dataclasses.replace(made, is_crowd=rng.random(made.num_boxes) < 0.1)
-    kept = np.flatnonzero(rng.random(len(truth.target_boxes.boxes)) < share)
-    network = network_boxes(truth, (128, 128))
-    expected = coco_metrics.score(truth.ground_truth(), results_of(truth, kept)).metrics
-    found = ap_ceiling.score(network, kept, truth.target_boxes.classes[kept])
-    assert found == pytest.approx({name: expected[name] for name in ap_ceiling.NAMES})
-    assert list(found) == ["AP", "AP50", "APs", "APm", "APl"]
-
-
-def reasons_of(truth, without_target=None, ap=0.5, **options):
-    network = network_boxes(truth, (128, 128), **{"min_box_size": 1.0} | options)
-    return ap_ceiling.reasons(network, {"AP": ap}, without_target or {})
-
-
-def test_each_reason_is_counted():
-    boxes = [(0, 0, 10, 10, 40, 40), (0, 1, 5, 5, 30, 50)]
-    whole = annotations([(128, 128)], boxes)
-    assert reasons_of(whole) == ()
-    assert reasons_of(whole, {"lost": 1234, "other": 0}) == ("1,234 lost",)
-    assert reasons_of(whole, {"lost": 1234, "other": 0}, ap=0.9996) == ()
-    assert reasons_of(whole, max_instances=1) == ("1 beyond max_instances",)
-    small = annotations([(1280, 1280)], [*boxes, (0, 0, 3, 3, 9, 400), (0, 0, 3, 3, 400, 11)])
-    assert reasons_of(small) == ("1 smaller than min_box_size in the network",)
-    flat = annotations([(128, 128)], [*boxes, (0, 0, 3, 3, 0, 40), (0, 0, 200, 3, 9, 9)])
-    assert reasons_of(flat) == ("2 without area in their image",)
-
-
-# --- boxes in the network input ---
+    return module.network_boxes(truth, image_size, **PLAIN | changes)
 
 
 @pytest.mark.parametrize(
@@ -126,15 +73,14 @@ def test_only_so_many_offenders_are_named():
 def test_images_without_a_true_box_are_no_part_of_the_sample():
     rows = [(1, 0, 1, 1, 9, 9), (2, 0, 1, 1, 9, 9), (4, 0, 1, 1, 0, 9)]
     truth = annotations([(50, 50)] * 5, rows, crowds=[1])
-    sample = ap_ceiling.sample_images(truth, 10, np.random.default_rng(0))
+    sample = module.sample_images(truth, 10, np.random.default_rng(0))
     assert sample.image_ids.tolist() == [102, 105]  # the last one's box has no area, but it is judged
 
 
 def test_a_sample_is_drawn_by_seed():
     truth = annotations([(50, 50)] * 300, [(i, 0, 1, 1, 9, 9) for i in range(300)])
     first, again, other = (
-        ap_ceiling.sample_images(truth, 40, np.random.default_rng(seed)).image_ids.tolist()
-        for seed in (0, 0, 1)
+        module.sample_images(truth, 40, np.random.default_rng(seed)).image_ids.tolist() for seed in (0, 0, 1)
     )
     assert first == again != other
     assert len(set(first)) == 40
