@@ -11,20 +11,20 @@ import tensorflow as tf
 
 from common.annotations import Annotations
 from yolov4.config import YOLOv4Config
-from yolov4.network_boxes import BoxGroup, network_boxes, sample_images
+from yolov4.network_boxes import network_boxes, sample_images
 from yolov4.targets import assign_targets
 
 BATCH = 16  # images that are assigned together
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class AnchorReport:
     """What becomes of the boxes of a sample of the images.
 
     Attributes:
         images: number of images in the sample.
         boxes: true boxes of the sample without crowds; those without area are among them.
-        unassigned: boxes that train nothing: the anchor that fits them best belongs to no head.
+        unassigned: number of boxes that train nothing: the anchor that fits them best belongs to no head.
         lost: boxes that share all their predictions with boxes before them.
         too_small: boxes dropped because a side is below min_box_size.
         over_limit: boxes beyond max_instances.
@@ -32,21 +32,21 @@ class AnchorReport:
 
     images: int
     boxes: int
-    unassigned: BoxGroup
-    lost: BoxGroup
-    too_small: BoxGroup
-    over_limit: BoxGroup
+    unassigned: int
+    lost: int
+    too_small: int
+    over_limit: int
 
     @property
     def share_without_place(self) -> float:
         """Of the boxes, those that are unassigned or lost."""
-        return (self.unassigned.count + self.lost.count) / max(self.boxes, 1)
+        return (self.unassigned + self.lost) / max(self.boxes, 1)
 
     def __str__(self) -> str:
         return (
-            f"of {self.boxes} boxes in {self.images} images {self.unassigned.count} have no head, "
-            f"{self.lost.count} lose their cell and anchor to another box, {self.too_small.count} are "
-            f"smaller than min_box_size, {self.over_limit.count} are beyond max_instances"
+            f"of {self.boxes} boxes in {self.images} images {self.unassigned} have no head, {self.lost} lose "
+            f"their cell and anchor to another box, {self.too_small} are smaller than min_box_size, "
+            f"{self.over_limit} are beyond max_instances"
         )
 
 
@@ -74,10 +74,10 @@ def examine(
     return AnchorReport(
         images=network.sample.num_images,
         boxes=network.num_true,
-        unassigned=network.group(np.delete(kept, box)),
-        lost=network.group(kept[np.setdiff1d(box, box[is_first])]),
-        too_small=network.group(np.flatnonzero(network.too_small)),
-        over_limit=network.group(np.flatnonzero(network.over_limit)),
+        unassigned=len(np.delete(kept, box)),
+        lost=len(np.setdiff1d(box, box[is_first])),
+        too_small=int(network.too_small.sum()),
+        over_limit=int(network.over_limit.sum()),
     )
 
 

@@ -11,25 +11,6 @@ from keras import ops
 from common.annotations import Annotations
 from common.letterbox import boxes_to_letterbox, geometry
 
-KEPT = 1000  # boxes that are put in words
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BoxGroup:
-    """Boxes with the same problem.
-
-    Attributes:
-        count: number of boxes.
-        images: number of images that have any.
-        sides: float (count,), square roots of their areas in pixels of the network input.
-        offenders: the first KEPT of them in words.
-    """
-
-    count: int
-    images: int
-    sides: np.ndarray
-    offenders: tuple[str, ...]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NetworkBoxes:
@@ -60,22 +41,9 @@ class NetworkBoxes:
         """True boxes without crowds; those without area, which have no target, are among them."""
         return int(np.count_nonzero(~self.sample.is_crowd))
 
-    def group(self, numbers: np.ndarray) -> BoxGroup:
-        """The boxes of these numbers, counted and in words."""
-        sides = _sides(self.boxes[numbers]) * np.array(self.image_size[::-1])
-        targets, names = self.sample.target_boxes, self.sample.label_map.names
-        offenders = []
-        for (width, height), number in zip(sides[:KEPT].tolist(), numbers[:KEPT].tolist(), strict=True):
-            row = int(self.image[number])
-            size = self.sample.image_sizes[row][::-1]
-            left, top, right, bottom = (targets.boxes[number] * np.tile(size, 2)).tolist()
-            offenders.append(
-                f"{self.sample.image_name(row)} has {names[targets.classes[number]]!r} at [{left:.1f}, "
-                f"{top:.1f}, {right - left:.1f}, {bottom - top:.1f}], {width:.2f} x {height:.2f} pixels in "
-                "the network"
-            )
-        images = len(np.unique(self.image[numbers]))
-        return BoxGroup(len(numbers), images, np.sqrt(sides.prod(axis=1)), tuple(offenders))
+    def sides_px(self, numbers: np.ndarray) -> np.ndarray:
+        """float (N,): square roots of the areas of these boxes, in pixels of the network input."""
+        return np.sqrt(_sides(self.boxes[numbers]).prod(axis=1) * np.prod(self.image_size))
 
 
 def sample_images(annotations: Annotations, max_images: int, random: np.random.Generator) -> Annotations:

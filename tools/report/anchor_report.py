@@ -16,7 +16,7 @@ from common.annotations import Annotations
 from common.box_encoder import MATCH_IOU, MAX_INSTANCES
 from efficientdet import grid_matching
 from yolov4.anchor_fit import Fit
-from yolov4.network_boxes import BoxGroup, network_boxes, sample_images
+from yolov4.network_boxes import network_boxes, sample_images
 
 SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # of anchors that are tried
 _IMAGES_AT_ONCE = 64
@@ -48,6 +48,8 @@ class Level(NamedTuple):
 class AnchorReport:
     """What the anchors match in a sample of the images.
 
+    Boxes are the square roots of their areas in pixels of the network input, float (N,).
+
     Attributes:
         anchors: the given anchors.
         max_instances: boxes that are kept per image.
@@ -67,10 +69,10 @@ class AnchorReport:
     images: int
     images_with_boxes: int
     boxes: int
-    too_small: BoxGroup
-    over_limit: BoxGroup
-    unreached: BoxGroup
-    lost: BoxGroup
+    too_small: np.ndarray
+    over_limit: np.ndarray
+    unreached: np.ndarray
+    lost: np.ndarray
     levels: tuple[Level, ...]
     fits: dict[float, Fit]
 
@@ -116,10 +118,10 @@ def examine(
         images=network.sample.num_images,
         images_with_boxes=len(np.unique(annotations.box_image[~annotations.is_crowd])),
         boxes=network.num_true,
-        too_small=network.group(np.flatnonzero(network.too_small)),
-        over_limit=network.group(np.flatnonzero(network.over_limit)),
-        unreached=network.group(kept[iou.max(axis=1) <= MATCH_IOU]),
-        lost=network.group(np.delete(kept, owners)),
+        too_small=network.sides_px(network.too_small),
+        over_limit=network.sides_px(network.over_limit),
+        unreached=network.sides_px(kept[iou.max(axis=1) <= MATCH_IOU]),
+        lost=network.sides_px(np.delete(kept, owners)),
         levels=_levels(anchors, iou, owned),
         fits=fits,
     )

@@ -135,8 +135,8 @@ def anchor_items(anchors: AnchorReport) -> list[Item]:
         f"dropped: beyond max_instances={anchors.max_instances}": anchors.over_limit,
     }
     missed = [
-        _row(what, of.count, percent(of.count, total), float(np.median(of.sides)) if of.count else "")
-        for what, of in groups.items()
+        _row(what, len(sides), percent(len(sides), total), float(np.median(sides)) if len(sides) else "")
+        for what, sides in groups.items()
     ]
     fits = [
         _row(f"{scale:g}", f"{fit.mean_iou:.3f}", percent(fit.reached, 1.0))
@@ -149,11 +149,6 @@ def anchor_items(anchors: AnchorReport) -> list[Item]:
         Table(header, levels),
         Table(("missed boxes", "", "of all", "median side in pixels"), missed),
         Table(("with --anchor_scale", "mean best IoU", "boxes with an IoU above 0.5"), fits),
-        *(
-            Offenders(f"Boxes {what}; {of.count:,} in {of.images:,} images", of.offenders)
-            for what, of in groups.items()
-            if of.count
-        ),
     ]
 
 
