@@ -13,7 +13,7 @@ STARTS = 10  # k-means ends in the nearest optimum, so the best of several
 MAX_ROUNDS = 200
 
 REACHED_IOU = 0.5  # an anchor reaches a box where their IoU is above this
-MARGIN = 0.02  # of the mean IoU, or of the share of boxes without a place: less does not count
+MARGIN = 0.02  # of the mean IoU: less is not worth other anchors
 MIN_ERRORS = 2.0  # and the gain must be this many standard errors
 MAX_FALL = 0.01  # of the share of boxes reached: one box in a hundred decides nothing
 MIN_BOXES = 20  # of fewer even the standard error is not known

@@ -15,8 +15,8 @@ from common.anchors import Anchors
 from common.annotations import Annotations
 from common.box_encoder import MATCH_IOU, MAX_INSTANCES
 from efficientdet import grid_matching
+from tools.report.network_boxes import network_boxes, sample_images
 from yolov4.anchor_fit import Fit
-from yolov4.network_boxes import network_boxes, sample_images
 
 SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # of anchors that are tried
 _IMAGES_AT_ONCE = 64
@@ -99,8 +99,6 @@ def examine(
     network = network_boxes(
         sample_images(annotations, max_images, np.random.default_rng(seed)),
         anchors.image_size,
-        keep_aspect=True,
-        centered=False,
         max_instances=max_instances,
         min_box_size=min_box_size,
     )

@@ -6,25 +6,22 @@ import pytest
 from common import tf_readers
 from common.letterbox import boxes_to_letterbox, geometry
 from tests.common.made_annotations import annotations, random_annotations
-from yolov4 import network_boxes as module
+from tools.report import network_boxes as module
 
-PLAIN = {"keep_aspect": True, "centered": False, "max_instances": 100, "min_box_size": 0.0}
+PLAIN = {"max_instances": 100, "min_box_size": 0.0}
 
 
 def network_boxes(truth, image_size, **changes):
     return module.network_boxes(truth, image_size, **PLAIN | changes)
 
 
-@pytest.mark.parametrize(
-    ("keep_aspect", "centered"), [(True, False), (True, True), (False, True)], ids=["corner", "middle", "all"]
-)
-def test_boxes_go_where_the_image_goes(keep_aspect, centered):
+def test_boxes_go_where_the_image_goes():
     truth = random_annotations(np.random.default_rng(0), 20, 6)
     image_size = (96, 160)
-    shown = network_boxes(truth, image_size, keep_aspect=keep_aspect, centered=centered)
+    shown = network_boxes(truth, image_size)
     targets = truth.target_boxes
     for i, (height, width) in enumerate(truth.image_sizes.tolist()):
-        place = geometry(height, width, image_size, centered) if keep_aspect else (0, 0, *image_size)
+        place = geometry(height, width, image_size, False)
         mine = shown.image == i
         original = targets.boxes[targets.row_splits[i] : targets.row_splits[i + 1]]
         expected = np.asarray(boxes_to_letterbox(original, place, image_size))

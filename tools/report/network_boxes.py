@@ -1,6 +1,6 @@
 """The boxes of a data set in the input of a network, and those that training drops.
 
-Images are whole, letterboxed or stretched to the network input as in evaluation.
+Images are whole, letterboxed to the top left corner as in evaluation of EfficientDet.
 """
 
 import dataclasses
@@ -58,8 +58,6 @@ def network_boxes(
     sample: Annotations,
     image_size: tuple[int, int],
     *,
-    keep_aspect: bool,
-    centered: bool,
     max_instances: int,
     min_box_size: float,
 ) -> NetworkBoxes:
@@ -68,18 +66,14 @@ def network_boxes(
     Args:
         sample: the images.
         image_size: (height, width) of the network input.
-        keep_aspect: images are letterboxed; False: stretched.
-        centered: letterboxed images lie in the middle instead of the top left corner.
         max_instances: boxes kept per image, the largest first, of equals the first.
         min_box_size: pixels of the network input; boxes with a shorter side are dropped.
     """
     targets = sample.target_boxes
     image = np.repeat(np.arange(sample.num_images), np.diff(targets.row_splits))
-    place = np.tile([0, 0, *image_size], (sample.num_images, 1))  # top, left, height, width
-    if keep_aspect:
-        height, width = sample.image_sizes.astype(np.int64).T
-        sides = geometry(height, width, image_size, centered, np.minimum, np.maximum)
-        place = np.stack(np.broadcast_arrays(*sides), axis=1)
+    height, width = sample.image_sizes.astype(np.int64).T
+    sides = geometry(height, width, image_size, False, np.minimum, np.maximum)
+    place = np.stack(np.broadcast_arrays(*sides), axis=1)  # top, left, height, width
     boxes = ops.convert_to_numpy(boxes_to_letterbox(targets.boxes, place[image], image_size))
     large = np.all(_sides(boxes) * np.array(image_size[::-1], np.float32) >= min_box_size, axis=1)
     order = np.lexsort((-_sides(boxes).prod(axis=1), ~large, image))
