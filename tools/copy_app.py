@@ -41,7 +41,7 @@ PARTS = {
     "tf_pipeline": ("{app}/tf_*.py", "common/tf_readers.py"),
     "synthetic_loader": (),
     "retinanet": (
-        *("{app}/retinanet*.py", "{app}/resnet.py", "{app}/mobilenet.py"),
+        *("{app}/retinanet*.py", "{app}/mobilenet.py"),
         "{app}/import_weights/torch_files.py",
     ),
     "horovod": (),

@@ -4,8 +4,8 @@ r"""Anchors for your own data: the sizes that fit its boxes best, by k-means on 
         --annotations=coco/annotations/instances_train2017.json
 
 Prints how well the model's own anchors fit, by the IoU of shapes. If new anchors fit boxes better that they
-were not fitted to, it prints the --hparams that takes them. Anchors are in pixels of the network input, so they
-belong to one --image_size, and to stretched or to letterboxed images.
+were not fitted to, it prints the --hparams that takes them. Anchors are in pixels of the network input, so
+they belong to one --image_size, and to stretched or to letterboxed images.
 """
 
 import os
