@@ -8,6 +8,7 @@ ids; images in sorted order). With --annotations the ground truth is drawn besid
 writes a results file for the COCO server (common/evaluation/submission.py).
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -32,11 +33,13 @@ def infer(**given: Any) -> list[dict]:
     """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
     from common.datacheck import datasets
     from common.evaluation import commands
+    from common.training.detectors import open_detector
     from efficientdet.loaders import make_loader
-    from efficientdet.predict import open_detector
+    from efficientdet.predict import APP
 
     a = InferArgs(**given)
-    return commands.infer(a, open_detector, make_loader, datasets.open_images, datasets.explain)
+    opener = functools.partial(open_detector, APP)
+    return commands.infer(a, opener, make_loader, datasets.open_images, datasets.explain)
 
 
 def main() -> None:

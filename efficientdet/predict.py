@@ -28,4 +28,4 @@ APP = trained.App(
     converter="python efficientdet/automl_weights.py",
 )
 make_detect, make_halves, to_pixels = APP.make_detect, APP.make_halves, APP.to_pixels
-load_trained, open_detector = APP.load, APP.open_detector
+load_trained = APP.load

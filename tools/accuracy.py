@@ -17,7 +17,6 @@ import os
 import pathlib
 import resource
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from common.errors import UserError, unknown
 from common.evaluation.coco_metrics import score
 from common.files import user_errors, write_bytes
 from common.progress import log
+from tools.processes import ended_afterwards
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULT, DETECTIONS = "result.json", "detections.json"  # in the directory of a run
@@ -52,9 +52,7 @@ class AccuracyArgs:
     """The flags."""
 
     rows: str = flag("", "Rows of the table, comma-separated. Default: all.")
-    programs: str = flag("", "Programs of these rows, comma-separated. Default: all.")
     seeds: str = flag("1,2,3", "Seeds, comma-separated.")
-    budget: float | None = flag(None, "Seconds after which a training is ended. Default: the row's.", low=1)
     settings: str = flag("", "Replaces settings of the rows, k=v,k=v: to try commands out.")
     table: str = flag("docs/accuracy.yaml", "YAML file of the rows.")
     output_dir: str = flag("runs/accuracy", "Directory of the data sets (in data/) and of all runs.")
@@ -91,21 +89,19 @@ def jobs_of(a: AccuracyArgs, name: str, row: dict[str, Any]) -> Iterator[Job]:
     """All runs of a row of the table, seed by seed, the programs in turns."""
     output = pathlib.Path(a.output_dir).resolve()
     given = dict(pair.split("=", 1) for pair in a.settings.split(",") if pair)
-    wanted = a.programs.split(",") if a.programs else row["programs"]
-    budget = {clock: a.budget or seconds for clock, seconds in row["budget"].items()}
     for seed, data in itertools.product(a.seeds.split(","), row["data"]):
         folder = output / "data" / data
         with user_errors(f"{folder}: docs/accuracy.md has the commands that make it"):
             num_classes = len((folder / "names.txt").read_text().splitlines())
         values = {"python": sys.executable, "peers": ROOT / "peers", "data": folder, "seed": seed}
         values |= {"num_classes": num_classes, **row["settings"], **row["data"][data], **given}
-        for program in filter(wanted.__contains__, row["programs"]):
+        for program, scripts in row["programs"].items():
             job = (name, data, program, seed)
             values["run"] = output.joinpath(*job)
-            texts = {key: text.format(**values) for key, text in row["programs"][program].items()}
+            texts = {key: text.format(**values) for key, text in scripts.items()}
             needs = pathlib.Path(texts.pop("needs", sys.executable))
             truth = folder / "annotations/instances_val2017.json"
-            yield Job(job, values["run"], truth, needs, texts, budget)
+            yield Job(job, values["run"], truth, needs, texts, row["budget"])
 
 
 def run_script(script: str, output: Any, budget: dict[str, float]) -> dict[str, float]:
@@ -120,13 +116,9 @@ def run_script(script: str, output: Any, budget: dict[str, float]) -> dict[str, 
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
     )
-    try:
+    with ended_afterwards(process):
         if process.wait(budget.get("wall", STALLED * budget.get("cpu", 360))):
             raise subprocess.CalledProcessError(process.returncode, "bash")
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"wall": time.monotonic() - start, "cpu": cpu}

@@ -41,7 +41,7 @@ PARTS = {
     "tf_pipeline": ("{app}/tf_*.py", "common/tf_readers.py"),
     "synthetic_loader": (),
     "retinanet": (
-        *("{app}/retinanet*.py", "{app}/resnet.py", "{app}/mobilenet.py"),
+        *("{app}/retinanet*.py", "{app}/mobilenet.py"),
         "{app}/import_weights/torch_files.py",
     ),
     "horovod": (),
@@ -52,7 +52,7 @@ PARTS = {
     "fit_model": ("{app}/fit_model.py",),
     "fresh_mosaic": ("{app}/fresh_mosaic.py",),
     "augmentations": ("{app}/augmentations.py",),
-    "fit_anchors": ("{app}/fit_anchors.py", "{app}/anchor_*.py", "{app}/ap_ceiling.py"),
+    "fit_anchors": ("{app}/fit_anchors.py", "{app}/anchor_fit.py"),
     "export": (
         *("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
         "tests/common/training/test_model_metadata_exported.py",

@@ -8,7 +8,6 @@ compares what they did with what they should have done, a line for each check. A
 temporary directory; nothing is written to --output_dir.
 """
 
-import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -33,6 +32,7 @@ from common.progress import log
 from common.training import run_directory
 from common.training.input_feed import open_splits
 from tools.dry_run_process import small_data, small_flags
+from tools.processes import ended_afterwards
 
 EPOCHS = (2, 3)  # at the end of each session
 STOP_SECONDS = 15.0  # horovodrun kills its ranks 5 s after SIGTERM
@@ -267,16 +267,8 @@ def _run_processes(command: list[str], environment: dict[str, str], log_file: pa
         process = subprocess.Popen(
             command, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
         )
-    try:
+    with ended_afterwards(process, STOP_SECONDS):
         return process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_SECONDS)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def _failure(text: str, code: int) -> Exception:

@@ -170,9 +170,9 @@ def confusion_matrix(found: np.ndarray, truth: np.ndarray, num_classes: int) -> 
     matrix = np.zeros((num_classes + 1, num_classes + 1), int)
     hits = np.isin(found["kind"], (CORRECT, CLASSIFICATION))
     np.add.at(matrix, (truth["class"][found["target"][hits]], found["class"][hits]), 1)
-    np.add.at(matrix, (-1, found["class"][~hits]), 1)
+    np.add.at(matrix[-1], found["class"][~hits], 1)
     others = np.setdiff1d(np.flatnonzero(truth["kind"] != IGNORED), found["target"][hits])
-    np.add.at(matrix, (truth["class"][others], -1), 1)
+    np.add.at(matrix[:, -1], truth["class"][others], 1)
     return matrix
 
 
@@ -190,8 +190,8 @@ def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) ->
     axes.set_xticks(range(len(shown)), labels, rotation=90, parse_math=False)
     axes.set_yticks(range(len(shown)), labels, parse_math=False)
     for row, column in np.argwhere(matrix):
-        style = {"ha": "center", "va": "center", "fontsize": min(20 * cell, 12)}
-        axes.text(column, row, str(matrix[row, column]), **style)
+        size = min(20 * cell, 12)
+        axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=size)
     drawing.save_figure(figure, path)
 
 
@@ -249,7 +249,7 @@ def report(
     counts[MISSED] = boxes[MISSED]
     matrix = confusion_matrix(found, truth, label_map.num_classes)
     names = [*label_map.names, "background"]
-    document = {
+    document: dict[str, Any] = {
         "AP50": ap,
         "dAP50": gains,
         "least_score": least,

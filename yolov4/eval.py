@@ -9,6 +9,7 @@ metrics.json, detections.json (COCO results: original pixels, original category 
 (tools/error_analysis.py).
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -33,13 +34,14 @@ def evaluate_weights(**given: Any) -> dict:
     """Evaluates weights; `given`: fields of EvalArgs. Returns COCO's numbers: see coco_metrics.Evaluation."""
     from common.datacheck import datasets
     from common.evaluation import commands
+    from common.training.detectors import open_detector
     from tools import error_analysis
     from yolov4.loaders import make_loader
-    from yolov4.predict import open_detector
+    from yolov4.predict import APP
 
     return commands.evaluate_weights(
         EvalArgs(**given),
-        open_detector,
+        functools.partial(open_detector, APP),
         make_loader,
         datasets.open_evaluation,
         datasets.explain,

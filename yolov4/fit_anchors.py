@@ -3,10 +3,9 @@ r"""Anchors for your own data: the sizes that fit its boxes best, by k-means on 
     python yolov4/fit_anchors.py --model_name=yolov4 --image_size=608 \
         --annotations=coco/annotations/instances_train2017.json
 
-Prints how well the model's own anchors fit: which boxes have no place in the targets, what AP perfect outputs
-would get, and the IoU by shape. If new anchors fit boxes better that they were not fitted to, it prints the
---hparams that takes them. Anchors are in pixels of the network input, so they belong to one --image_size, and
-to stretched or to letterboxed images.
+Prints how well the model's own anchors fit, by the IoU of shapes. If new anchors fit boxes better that they
+were not fitted to, it prints the --hparams that takes them. Anchors are in pixels of the network input, so
+they belong to one --image_size, and to stretched or to letterboxed images.
 """
 
 import os
@@ -24,7 +23,7 @@ from common import args as shared_flags
 from common import errors, hparams
 from common.annotations import Annotations, read_coco
 from common.letterbox import fit
-from yolov4 import anchor_fit, anchor_report
+from yolov4 import anchor_fit
 from yolov4.anchor_fit import Fit, fit_anchors, shape_iou
 from yolov4.config import MODEL_NAMES, YOLOv4Config, get_config
 
@@ -60,8 +59,7 @@ def suggest(
             f"{annotations} has boxes of fewer than {count} sizes: too few for {count} anchors"
         )
     height, width = config.image_size
-    print(f"{len(sizes)} boxes at {height}x{width}. With the anchors of {model_name}:")
-    ceiling = _print_report(found, config)
+    print(f"{len(sizes)} boxes at {height}x{width}")
 
     image = np.repeat(np.arange(found.num_images), np.diff(found.target_boxes.row_splits))
     is_fitted = anchor_fit.split(image, np.random.default_rng(seed))
@@ -69,16 +67,12 @@ def suggest(
     if len(np.unique(sizes[is_fitted], axis=0)) >= count:
         half = with_fitted_anchors(sizes[is_fitted], config, seed)
     own_iou, new_iou = (trained_iou(sizes[~is_fitted], anchors) for anchors in (config, half))
-    print(f"on a held-out half of the images: {Fit.of(own_iou)}")
-    print(f"anchors fitted to the other half: {Fit.of(new_iou)}")
+    print(f"the anchors of {model_name}, on half of the images: {Fit.of(own_iou)}")
+    print(f"anchors fitted to the other half, there: {Fit.of(new_iou)}")
     if not anchor_fit.beats(new_iou, own_iou):
         print(f"the anchors of {model_name} fit: others are not worth it")
         return ""
-    print("With anchors fitted to all boxes:")
     fitted = with_fitted_anchors(sizes, config, seed)
-    if _print_report(found, fitted) < ceiling - anchor_fit.MARGIN:
-        print(f"the anchors of {model_name} fit: with others more boxes have no place")
-        return ""
     if headless := sorted(set(range(count)) - _with_head(config)):
         print(
             f"no head of {model_name} has anchor {', '.join(map(str, headless))}, so it is of one pixel: a "
@@ -110,13 +104,6 @@ def trained_iou(sizes: np.ndarray, config: YOLOv4Config) -> np.ndarray:
 
 def _with_head(config: YOLOv4Config) -> set[int]:
     return {anchor for mask in config.masks for anchor in mask}
-
-
-def _print_report(annotations: Annotations, config: YOLOv4Config) -> float:
-    """Prints what becomes of the boxes; returns the AP ceiling."""
-    report = anchor_report.examine(annotations, config)
-    print("".join(f"  {line}\n" for line in report.lines()), end="")
-    return report.ceiling["AP"]
 
 
 def box_sizes(annotations: Annotations, image_size: tuple[int, int], keep_aspect: bool) -> np.ndarray:

@@ -40,11 +40,13 @@ def infer(**given: Any) -> list[dict]:
     """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
     from common.datacheck import datasets
     from common.evaluation import commands
+    from common.training.detectors import open_detector
     from yolov4.loaders import make_loader
-    from yolov4.predict import open_detector
+    from yolov4.predict import APP
 
     a = InferArgs(**given)
-    opener = open_detector if a.submission else functools.partial(open_detector, nms_iou=PICTURE_NMS_IOU)
+    defaults: dict[str, Any] = {} if a.submission else {"nms_iou": PICTURE_NMS_IOU}
+    opener = functools.partial(open_detector, APP, **defaults)
     return commands.infer(a, opener, make_loader, datasets.open_images, datasets.explain)
 
 

@@ -24,7 +24,7 @@ from common.progress import Bar, log
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
 
-# (--weights, --image_size, --hparams) -> detect, config, label map, the file that was read; trained.App
+# (--weights, --image_size, --hparams) -> detect, config, label map, the file that was read; detectors.py
 OpenDetector = Callable[[str | None, str | None, str | None], tuple[Detect, Any, LabelMap, pathlib.Path]]
 MakeLoader = Callable[..., BaseLoader]
 # (evaluation data, COCO results, output directory, --errors_min_score) -> text; tools/error_analysis.py

@@ -1,4 +1,4 @@
-"""Opens what was trained: a weights file, a run directory, or a file that export.py wrote."""
+"""A trained network: its weights in a model, and the function that detects with it."""
 
 import dataclasses
 import pathlib
@@ -11,7 +11,6 @@ import tensorflow as tf
 from common import boxes as box_ops
 from common import hparams, letterbox
 from common.errors import UserError
-from common.evaluation import exported
 from common.labels import LabelMap
 from common.nms import Detections
 from common.progress import log
@@ -19,8 +18,6 @@ from common.training import model_metadata, weights
 
 if TYPE_CHECKING:
     from common.evaluation.evaluate import Detect
-
-Opened = tuple["Detect", Any, LabelMap, pathlib.Path]  # what open_detector returns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +98,7 @@ class App:
         if file.suffix != ".h5":
             raise UserError(f"{file} is not a .weights.h5 file; convert other weights with {self.converter}")
         metadata = weights.read_metadata(file)
-        config = hparams.replace(self._read_config(metadata, file), defaults)
+        config = hparams.replace(self.read_config(metadata, file), defaults)
         metadata["config"] |= defaults  # they are not differences to report
         if image_size:
             config = hparams.replace(config, {"image_size": image_size})
@@ -115,36 +112,7 @@ class App:
             log("\n  ".join([f"{file} runs otherwise than it was saved:", *changed]))
         return model, config, label_map, file
 
-    def open_detector(
-        self, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any
-    ) -> "Opened":
-        """Opens a detector for the evaluation loader; arguments and errors are those of `load`.
-
-        `path` may also be an exported saved_model directory, .onnx, .tflite or .plan file, whose size, config
-        and suppression cannot change any more: `defaults` do not concern it.
-
-        Returns:
-            The function that detects, its config, the trained classes, and the file that was read.
-        """
-        file = pathlib.Path(path or "")
-        if model_metadata.is_exported(file):
-            return self._open_exported(file, image_size, spec)
-        model, config, label_map, file = self.load(path, image_size, spec, **defaults)
-        return self.make_detect(model, config), config, label_map, file
-
-    def _open_exported(self, file: pathlib.Path, image_size: str | None, spec: str | None) -> "Opened":
-        metadata = model_metadata.read(file)
-        config = self._read_config(metadata, file)
-        for flag, value in (("image_size", image_size), ("hparams", spec)):
-            if value:
-                raise UserError(f"--{flag}={value} cannot change {file}: export the weights again with it")
-        nms = metadata.get("export", {}).get("nms")
-        if nms != "standard" and (nms, file.suffix) != ("efficientnms_trt", ".plan"):
-            raise UserError(f"{file} was exported with --nms={nms}: export it with --nms=standard")
-        detect = exported.make_detect(exported.open_runner(file), self.to_pixels)
-        return detect, config, LabelMap.from_json(metadata["label_map"]), file
-
-    def _read_config(self, metadata: Mapping[str, Any], file: pathlib.Path) -> Any:
+    def read_config(self, metadata: Mapping[str, Any], file: pathlib.Path) -> Any:
         """The config that a file was saved with; UserError where another app saved it."""
         if metadata.get("app") != self.name:
             raise UserError(f"{file} was saved by {metadata.get('app')!r}, not by {self.name}")

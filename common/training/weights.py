@@ -102,6 +102,27 @@ def find(path: str | os.PathLike) -> pathlib.Path:
     return path
 
 
+def download(address: str, name: str, checksum: str | None = None) -> str:
+    """The path of a public file, ~/.keras/models/NAME, downloaded if it is not there.
+
+    Args:
+        address: of the file.
+        name: under which it is kept.
+        checksum: its MD5 or SHA-256 in hexadecimal digits; None where none is published.
+
+    Raises:
+        UserError: it cannot be downloaded, or its checksum is another.
+    """
+    try:
+        return keras.utils.get_file(name, address, cache_subdir="models", file_hash=checksum)
+    except Exception as error:  # get_file raises a plain Exception where there is no network
+        problem = reason(error).rpartition(" -- ")[2].rstrip(".")
+        raise UserError(
+            f"--init_from=imagenet: {address} cannot be downloaded ({problem}). Get it elsewhere and put it "
+            f"at ~/.keras/models/{name}"
+        ) from error
+
+
 def _manifest(model: keras.Model) -> list[list[Any]]:
     """[path, name, shape] of every weight in order: Keras loads a file with surplus layers without a word.
 

@@ -58,21 +58,12 @@ def download(backbone: str) -> str:
     """
     if backbone in KERAS_MD5:
         name = f"{backbone.replace('-', '')}_notop.h5"
-        address, checksum = KERAS_FILES + name, KERAS_MD5[backbone]
-    elif backbone in TIMM_SHA256:
-        repository, checksum = TIMM_SHA256[backbone]
-        name = f"{repository}.safetensors"
-        address = f"{TIMM_FILES}{repository}/resolve/main/model.safetensors"
-    else:
-        raise UserError(f"--init_from=imagenet has no weights of {backbone}: name a file or a run directory")
-    try:
-        return keras.utils.get_file(name, address, cache_subdir="models", file_hash=checksum)
-    except Exception as error:  # get_file raises a plain Exception where there is no network
-        problem = weight_files.reason(error).rpartition(" -- ")[2].rstrip(".")
-        raise UserError(
-            f"--init_from=imagenet: {address} cannot be downloaded ({problem}). Get it elsewhere and put it "
-            f"at ~/.keras/models/{name}"
-        ) from error
+        return weight_files.download(KERAS_FILES + name, name, KERAS_MD5[backbone])
+    if backbone in TIMM_SHA256:
+        name, checksum = TIMM_SHA256[backbone]
+        address = f"{TIMM_FILES}{name}/resolve/main/model.safetensors"
+        return weight_files.download(address, f"{name}.safetensors", checksum)
+    raise UserError(f"--init_from=imagenet has no weights of {backbone}: name a file or a run directory")
 
 
 def is_backbone(file: ForeignWeights) -> bool:

@@ -1,6 +1,6 @@
 """Evaluation: the same bytes twice, both loaders, original pixels out, refusals.
 
-Also tests predict.py of each app; common/training/trained.py.
+Also tests predict.py of each app; in common/training trained.py and detectors.py.
 """
 
 import json

@@ -10,7 +10,6 @@ from common.datacheck.coco import load_coco
 from common.hparams import override
 from tests.common.made_annotations import annotations
 from tests.refusal import refusal
-from yolov4 import anchor_report
 from yolov4.anchor_fit import fit_anchors, shape_iou
 from yolov4.config import get_config
 from yolov4.fit_anchors import box_sizes, suggest, trained_iou
@@ -51,7 +50,6 @@ def test_the_command_prints_what_to_type(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == f"--hparams={text}"
     assert "60 boxes at 320x416" in out
-    assert out.count("lose their cell and anchor") == out.count("AP ceiling") == 2
     own, new = (float(line.split("mean best IoU ")[1][:5]) for line in out.splitlines() if "IoU" in line)
     assert new > own + 0.05
     assert "iou_thresh=0.213" in out  # tiny's first anchor belongs to no head
@@ -91,12 +89,10 @@ def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
     path = write(tmp_path / "a.json", [(12 + x, 15 + 2 * x) for x in np.linspace(0, 1, 60)], (416, 416))
     text = suggest(annotations=path, model_name="yolov4-tiny")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].strip().startswith("AP ceiling, of perfect outputs: AP 0.000")
-    assert lines[3].strip().startswith("what is missing: 60 without a head")
-    assert "mean best IoU 0.000" in lines[4]
+    assert "mean best IoU 0.000" in lines[1]
     assert re.match(r"anchors=1,1,1[23],1[5-7],", text)
     tiny = override(get_config("yolov4-tiny"), text)
-    assert anchor_report.examine(load_coco(path, None), tiny).unassigned.count == 0
+    assert (trained_iou(box_sizes(load_coco(path, None), (416, 416), False), tiny) > 0).all()
 
 
 def test_trained_iou_by_hand():

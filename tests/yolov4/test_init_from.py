@@ -113,7 +113,7 @@ def test_imagenet_is_darknets_backbone(tmp_path, monkeypatch):
     for path, value in values_of(model).items():
         expected = values_of(source) if path.startswith("backbone.") else before
         np.testing.assert_array_equal(value, expected[path], err_msg=path)
-    with pytest.raises(UserError, match=r"^--init_from=imagenet has no weights of csp_darknet_tiny: "):
+    with pytest.raises(UserError, match=r"^--init_from=imagenet has no weights of csp_darknet_nano: "):
         init_from(model, label_map("a"), "imagenet", NANO)
 
 

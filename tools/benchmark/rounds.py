@@ -11,7 +11,6 @@ the machine. Every second round runs them in reverse order: a machine that slows
 
 import contextlib
 import json
-import os
 import pathlib
 import queue
 import re
@@ -27,6 +26,7 @@ import psutil
 from common.progress import log
 from tools.benchmark import summary
 from tools.benchmark.summary import Record, Window
+from tools.processes import ended_afterwards
 
 START_TIMEOUT = 1800.0  # seconds until `ready`: data are checked, a network is compiled
 STEP_TIMEOUT = 600.0  # seconds between two steps
@@ -116,12 +116,8 @@ def _started(command: Command, logs: pathlib.Path) -> Iterator["Candidate"]:
             process = psutil.Popen(command.arguments, **pipes, stderr=file, process_group=0)
     except OSError as error:
         raise CandidateError(f"cannot be started: {error.strerror}: {command.arguments[0]}") from error
-    try:
+    with ended_afterwards(process):
         yield Candidate(process, stderr)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 class Candidate:

@@ -1,6 +1,5 @@
 """Runs cases one after another, each in a process of its own; their rows are kept in gpu_check.json."""
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -16,6 +15,7 @@ from typing import Any
 
 from common.errors import UserError
 from common.files import write_bytes
+from tools.processes import ended_afterwards
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Lines that tell why a program ended: our own, Python's, TensorFlow's, pytest's.
@@ -124,16 +124,8 @@ def _wait(case: Case, stdout: Any, stderr: Any) -> int:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
     process = subprocess.Popen(case.command, cwd=ROOT, env=environment, start_new_session=True, **streams)
-    try:
+    with ended_afterwards(process, GRACE):
         return process.wait(case.limit)
-    finally:
-        # Horovod's launcher starts its ranks in another session, and ends them within 5 s of SIGTERM
-        # (GRACEFUL_TERMINATION_TIME_S in horovod/runner/common/util/safe_shell_exec.py).
-        # A second Ctrl-C cuts the wait short.
-        for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, None)):
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired, KeyboardInterrupt):
-                os.killpg(process.pid, number)
-                process.wait(seconds)
 
 
 def _reason(text: str) -> str:

@@ -1,8 +1,9 @@
 """What the anchors of a network can do with a data set, before anything is trained.
 
-Which boxes each level matches, which boxes no anchor reaches, which lose their anchors to other boxes, what
-AP perfect outputs would get, and how well anchors of other scales would fit. Images are letterboxed whole to
-one network input, as in evaluation. efficientdet/grid_matching.py matches boxes, as in training.
+Which boxes each level matches, which boxes no anchor reaches, which lose their anchors to other boxes, and
+how well anchors of other scales would fit. Images are letterboxed whole to one network input, as in
+evaluation. efficientdet/grid_matching.py matches boxes, as it does in training unless their assignment is
+task-aligned.
 """
 
 import dataclasses
@@ -14,9 +15,8 @@ from common.anchors import Anchors
 from common.annotations import Annotations
 from common.box_encoder import MATCH_IOU, MAX_INSTANCES
 from efficientdet import grid_matching
-from yolov4 import ap_ceiling
+from tools.report.network_boxes import network_boxes, sample_images
 from yolov4.anchor_fit import Fit
-from yolov4.ap_ceiling import BoxGroup
 
 SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # of anchors that are tried
 _IMAGES_AT_ONCE = 64
@@ -48,6 +48,8 @@ class Level(NamedTuple):
 class AnchorReport:
     """What the anchors match in a sample of the images.
 
+    Boxes are the square roots of their areas in pixels of the network input, float (N,).
+
     Attributes:
         anchors: the given anchors.
         max_instances: boxes that are kept per image.
@@ -60,8 +62,6 @@ class AnchorReport:
         levels: one for each.
         fits: anchor scale -> how well the best anchors fit the boxes that training keeps; the given one among
             SCALES.
-        ceiling: ap_ceiling.NAMES -> value; empty where there is no box.
-        reasons: why it is below 1, in words.
     """
 
     anchors: Anchors
@@ -69,14 +69,12 @@ class AnchorReport:
     images: int
     images_with_boxes: int
     boxes: int
-    too_small: BoxGroup
-    over_limit: BoxGroup
-    unreached: BoxGroup
-    lost: BoxGroup
+    too_small: np.ndarray
+    over_limit: np.ndarray
+    unreached: np.ndarray
+    lost: np.ndarray
     levels: tuple[Level, ...]
     fits: dict[float, Fit]
-    ceiling: dict[str, float]
-    reasons: tuple[str, ...]
 
 
 def examine(
@@ -98,11 +96,9 @@ def examine(
         max_images: size of the sample, of images with boxes.
         seed: chooses the sample.
     """
-    network = ap_ceiling.network_boxes(
-        ap_ceiling.sample_images(annotations, max_images, np.random.default_rng(seed)),
+    network = network_boxes(
+        sample_images(annotations, max_images, np.random.default_rng(seed)),
         anchors.image_size,
-        keep_aspect=True,
-        centered=False,
         max_instances=max_instances,
         min_box_size=min_box_size,
     )
@@ -110,9 +106,6 @@ def examine(
     boxes = network.boxes[kept]
     iou = template_iou(boxes, anchors)
     owned, owners = match(boxes, network.image[kept], anchors)
-    detected = kept[np.unique(owners)]
-    lost = np.setdiff1d(kept, detected)
-    ceiling = ap_ceiling.score(network, detected, network.sample.target_boxes.classes[detected])
     fits = {}
     for scale in sorted({*SCALES, anchors.anchor_scale}):
         scaled = dataclasses.replace(anchors, anchor_scale=scale)
@@ -123,14 +116,12 @@ def examine(
         images=network.sample.num_images,
         images_with_boxes=len(np.unique(annotations.box_image[~annotations.is_crowd])),
         boxes=network.num_true,
-        too_small=network.group(np.flatnonzero(network.too_small)),
-        over_limit=network.group(np.flatnonzero(network.over_limit)),
-        unreached=network.group(kept[iou.max(axis=1) <= MATCH_IOU]),
-        lost=network.group(lost),
+        too_small=network.sides_px(network.too_small),
+        over_limit=network.sides_px(network.over_limit),
+        unreached=network.sides_px(kept[iou.max(axis=1) <= MATCH_IOU]),
+        lost=network.sides_px(np.delete(kept, owners)),
         levels=_levels(anchors, iou, owned),
         fits=fits,
-        ceiling=ceiling,
-        reasons=ap_ceiling.reasons(network, ceiling, {"without an anchor": len(lost)}),
     )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 from common.datacheck.issues import KINDS, Issue, Severity
 from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import DataStatistics
-from yolov4.ap_ceiling import ceiling_lines
 
 SHOWN = 12  # rows of a long table in the text; the page has all
 QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
@@ -117,7 +116,7 @@ def class_table(statistics: DataStatistics) -> Table:
 
 
 def anchor_items(anchors: AnchorReport) -> list[Item]:
-    """Which anchors, which boxes are matched to them, the AP ceiling, and how well other scales would fit."""
+    """Which anchors, which boxes are matched to them, and how well other scales would fit."""
     given, total = anchors.anchors, anchors.boxes
     height, width = given.image_size
     ratios = ", ".join(f"{ratio:g}" for ratio in given.aspect_ratios)
@@ -136,8 +135,8 @@ def anchor_items(anchors: AnchorReport) -> list[Item]:
         f"dropped: beyond max_instances={anchors.max_instances}": anchors.over_limit,
     }
     missed = [
-        _row(what, of.count, percent(of.count, total), float(np.median(of.sides)) if of.count else "")
-        for what, of in groups.items()
+        _row(what, len(sides), percent(len(sides), total), float(np.median(sides)) if len(sides) else "")
+        for what, sides in groups.items()
     ]
     fits = [
         _row(f"{scale:g}", f"{fit.mean_iou:.3f}", percent(fit.reached, 1.0))
@@ -149,13 +148,7 @@ def anchor_items(anchors: AnchorReport) -> list[Item]:
         f"{anchors.images:,} of {anchors.images_with_boxes:,} images with boxes, {total:,} boxes",
         Table(header, levels),
         Table(("missed boxes", "", "of all", "median side in pixels"), missed),
-        *ceiling_lines(anchors.ceiling, anchors.reasons),
         Table(("with --anchor_scale", "mean best IoU", "boxes with an IoU above 0.5"), fits),
-        *(
-            Offenders(f"Boxes {what}; {of.count:,} in {of.images:,} images", of.offenders)
-            for what, of in groups.items()
-            if of.count
-        ),
     ]
 
 

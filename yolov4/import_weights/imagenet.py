@@ -5,8 +5,6 @@ YOLOv4 is; AlexeyAB/darknet issue 5804 names the address. `yolov4.conv.137` and 
 from ImageNet: Darknet cut them from weights trained on COCO (issue 5885; build/darknet/x64/partial.cmd).
 """
 
-import keras
-
 from common.errors import UserError
 from common.training import weights as weight_files
 
@@ -25,12 +23,4 @@ def download(backbone: str) -> str:
     """
     if backbone != "csp_darknet53":
         raise UserError(f"--init_from=imagenet has no weights of {backbone}: name a file or a run directory")
-    address = DARKNET_FILES + CSP_DARKNET53
-    try:
-        return keras.utils.get_file(CSP_DARKNET53, address, cache_subdir="models")
-    except Exception as error:  # get_file raises a plain Exception where there is no network
-        problem = weight_files.reason(error).rpartition(" -- ")[2].rstrip(".")
-        raise UserError(
-            f"--init_from=imagenet: {address} cannot be downloaded ({problem}). Get it elsewhere and put it "
-            f"at ~/.keras/models/{CSP_DARKNET53}"
-        ) from error
+    return weight_files.download(DARKNET_FILES + CSP_DARKNET53, CSP_DARKNET53)

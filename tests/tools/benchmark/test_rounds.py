@@ -1,6 +1,6 @@
 """Rounds of a benchmark, with small Python programs as candidates, which keep to the protocol.
 
-Also tests protocol.py; worker.py.
+Also tests protocol.py; worker.py; tools/processes.py.
 """
 
 import itertools

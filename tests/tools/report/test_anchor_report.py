@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import box_encoder
 from common.anchors import Anchors
-from common.evaluation import coco_metrics
-from common.letterbox import boxes_from_letterbox, boxes_to_letterbox, fit
+from common.letterbox import boxes_to_letterbox, fit
 from tests.common.made_annotations import annotations, random_annotations
 from tests.common.test_box_encoder import encode_boxes_tf, hard_images, overlaps
 from tools.report import anchor_report
@@ -25,17 +23,15 @@ def ends_of_levels(anchors):
 
 
 def by_the_encoder(truth, anchors, max_instances):
-    """The same numbers from encode_boxes_tf and decode_boxes on dense tensors, in a loop over images."""
+    """The same numbers from encode_boxes_tf on dense tensors, in a loop over images."""
     levels = np.zeros((3, len(anchors.levels)), int)  # reached, best, positives
     num = {"unreached": 0, "lost": 0, "over_limit": 0}
-    lost_images, results = [], []
     targets, ends = truth.target_boxes, ends_of_levels(anchors)
 
     def count_by_level(indices):
         return np.bincount(np.searchsorted(ends, indices, side="right"), minlength=len(ends))
 
     for i, (height, width) in enumerate(truth.image_sizes.tolist()):
-        image_id = int(truth.image_ids[i])
         place = np.float32((0, 0, *fit(height, width, anchors.image_size)))
         mine = slice(targets.row_splits[i], targets.row_splits[i + 1])
         boxes = np.asarray(boxes_to_letterbox(targets.boxes[mine], place, anchors.image_size))
@@ -48,20 +44,10 @@ def by_the_encoder(truth, anchors, max_instances):
         levels[1] += count_by_level(overlap.shape[1] - 1 - overlap[:, ::-1].argmax(axis=1))
         levels[2] += count_by_level(np.flatnonzero(owners >= 0))
         without = set(kept.tolist()) - set(owners.tolist())
-        lost_images += [image_id] * len(without)
         num["over_limit"] += max(len(boxes) - max_instances, 0)
         num["unreached"] += int((overlap.max(axis=1, initial=0) <= 0.5).sum())
         num["lost"] += len(without)
-
-        decoded = box_encoder.decode_boxes([of[None] for of in encoded.box_targets], anchors)
-        decoded = np.asarray(boxes_from_letterbox(decoded[0], place, anchors.image_size))
-        for owner in sorted(set(owners.tolist()) - {-1}):
-            anchor = np.flatnonzero(owners == owner)[-1]  # any of them
-            left, top, right, bottom = decoded[anchor].clip(0, 1) * [width, height, width, height]
-            bbox = [float(round(x, 2)) for x in (left, top, right - left, bottom - top)]
-            category_id = truth.label_map.category_ids[int(targets.classes[mine][owner])]
-            results.append({"image_id": image_id, "category_id": category_id, "bbox": bbox, "score": 1.0})
-    return levels, num, lost_images, coco_metrics.score(truth.ground_truth(), results).metrics
+    return levels, num
 
 
 @pytest.mark.parametrize(("anchors", "most_boxes", "largest"), [(SQUARE, 12, 0.9), (WIDE, 150, 0.15)])
@@ -72,18 +58,15 @@ def test_everything_is_what_the_encoder_does(monkeypatch, anchors, most_boxes, l
     rng = np.random.default_rng(0)
     truth = random_annotations(rng, 10, most_boxes, num_classes=4, smallest=0.01, largest=largest)
     report = anchor_report.examine(truth, anchors, min_box_size=0)
-    levels, num, lost_images, metrics = by_the_encoder(truth, anchors, 100)
+    levels, num = by_the_encoder(truth, anchors, 100)
     found = [(of.reached, of.best, of.positives) for of in report.levels]
     np.testing.assert_array_equal(np.transpose(found), levels)
     assert np.cumsum([of.anchors for of in report.levels]).tolist() == ends_of_levels(anchors).tolist()
-    assert {name: getattr(report, name).count for name in num} == num
-    assert [int(text.split()[1]) for text in report.lost.offenders] == lost_images
-    assert report.lost.images == len(set(lost_images))
+    assert {name: len(getattr(report, name)) for name in num} == num
     assert report.boxes == len(truth.target_boxes.boxes)
-    assert report.ceiling == pytest.approx({name: metrics[name] for name in report.ceiling}, abs=1e-4)
     assert num["unreached"] > 5
     if most_boxes > 100:
-        assert num["lost"] > 5 and num["over_limit"] > 5 and report.ceiling["AP"] < 0.99
+        assert num["lost"] > 5 and num["over_limit"] > 5
 
 
 def test_sides_of_levels_are_those_of_the_anchors():
@@ -102,14 +85,10 @@ def test_the_first_anchor_of_a_level_counts_there(level):
     assert [(of.level, of.best, of.positives) for of in report.levels] == expected
 
 
-def test_boxes_that_lose_to_an_identical_one_are_named_and_missed():
+def test_boxes_that_lose_to_an_identical_one_are_missed():
     rows = [(i, 0, 10, 20, 90, 80) for i in range(4)] + [(2, 0, 10, 20, 90, 80)]
     report = anchor_report.examine(annotations([(200, 200)] * 4, rows), SQUARE)
-    named = "image 103 ('3.jpg') has 'cat' at [10.0, 20.0, 90.0, 80.0], 57.60 x 51.20 pixels in the network"
-    assert report.lost.offenders == (named,)
-    assert report.reasons == ("1 without an anchor",)
-    # recall stops at 4 of 5, with no false detection before: 81 of COCO's 101 recalls
-    assert report.ceiling["AP"] == pytest.approx(81 / 101)
+    assert report.lost.tolist() == pytest.approx([(57.6 * 51.2) ** 0.5])  # pixels of the network input
 
 
 def test_what_training_drops_is_counted():
@@ -118,7 +97,7 @@ def test_what_training_drops_is_counted():
     truth = annotations([(200, 200)] * 2, rows)
     for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):
         report = anchor_report.examine(truth, SQUARE, **options)
-        assert (report.over_limit.count, report.too_small.count) == counts
+        assert (len(report.over_limit), len(report.too_small)) == counts
 
 
 def test_a_sample_is_drawn_and_said():
@@ -128,9 +107,9 @@ def test_a_sample_is_drawn_and_said():
 
 
 @pytest.mark.parametrize("rows", [[], [(0, 0, 5, 5, 20, 20)]], ids=["empty", "crowd"])
-def test_without_a_box_there_is_no_ceiling(rows):
+def test_without_a_box(rows):
     report = anchor_report.examine(annotations([(90, 90)] * 2, rows, crowds=[0]), SQUARE)
-    assert (report.images_with_boxes, report.boxes, report.ceiling, report.reasons) == (0, 0, {}, ())
+    assert (report.images_with_boxes, report.boxes, len(report.lost)) == (0, 0, 0)
 
 
 def test_the_nearest_anchor_of_each_kind_overlaps_most():
@@ -152,4 +131,4 @@ def test_other_scales_are_tried():
     # training with that scale really does better on all
     again = anchor_report.examine(truth, dataclasses.replace(given, anchor_scale=best))
     assert again.fits[best] == report.fits[best]
-    assert again.unreached.count == round((1 - again.fits[best].reached) * 5) < report.unreached.count
+    assert len(again.unreached) == round((1 - again.fits[best].reached) * 5) < len(report.unreached)

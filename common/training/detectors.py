@@ -1,0 +1,44 @@
+"""Opens what eval.py and infer.py take as --weights: weights of ours, or a file that export.py wrote."""
+
+import pathlib
+from typing import Any
+
+from common.errors import UserError
+from common.evaluation import exported
+from common.evaluation.evaluate import Detect
+from common.labels import LabelMap
+from common.training import model_metadata
+from common.training.trained import App
+
+Opened = tuple[Detect, Any, LabelMap, pathlib.Path]  # what open_detector returns
+
+
+def open_detector(
+    app: App, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any
+) -> Opened:
+    """Opens a detector for the evaluation loader; arguments and errors are those of `App.load`.
+
+    `path` may also be an exported saved_model directory, .onnx, .tflite or .plan file, whose size, config
+    and suppression cannot change any more: `defaults` do not concern it.
+
+    Returns:
+        The function that detects, its config, the trained classes, and the file that was read.
+    """
+    file = pathlib.Path(path or "")
+    if model_metadata.is_exported(file):
+        return _open_exported(app, file, image_size, spec)
+    model, config, label_map, file = app.load(path, image_size, spec, **defaults)
+    return app.make_detect(model, config), config, label_map, file
+
+
+def _open_exported(app: App, file: pathlib.Path, image_size: str | None, spec: str | None) -> Opened:
+    metadata = model_metadata.read(file)
+    config = app.read_config(metadata, file)
+    for flag, value in (("image_size", image_size), ("hparams", spec)):
+        if value:
+            raise UserError(f"--{flag}={value} cannot change {file}: export the weights again with it")
+    nms = metadata.get("export", {}).get("nms")
+    if nms != "standard" and (nms, file.suffix) != ("efficientnms_trt", ".plan"):
+        raise UserError(f"{file} was exported with --nms={nms}: export it with --nms=standard")
+    detect = exported.make_detect(exported.open_runner(file), app.to_pixels)
+    return detect, config, LabelMap.from_json(metadata["label_map"]), file

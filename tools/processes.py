@@ -1,0 +1,27 @@
+"""Ends the processes that a tool has started."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def ended_afterwards(process: subprocess.Popen, grace: float = 0.0) -> Iterator[None]:
+    """Ends a process and its group when the block is left: by its end, an error or an interrupt.
+
+    Args:
+        process: the leader of its group.
+        grace: seconds from SIGTERM to SIGKILL; 0: no SIGTERM. A second Ctrl-C cuts them short. Horovod's
+            launcher starts its ranks in another session, and ends them within 5 s of SIGTERM
+            (GRACEFUL_TERMINATION_TIME_S in horovod/runner/common/util/safe_shell_exec.py).
+    """
+    try:
+        yield
+    finally:
+        first = [(signal.SIGTERM, grace)] if grace else []
+        for number, seconds in [*first, (signal.SIGKILL, None)]:
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired, KeyboardInterrupt):
+                os.killpg(process.pid, number)
+                process.wait(seconds)
