@@ -108,7 +108,7 @@ def test_the_numbers_are_those_of_the_real_flags(result):
     assert "6 on each rank, across one resume" in lines["steps"]
     assert "1 an epoch x 2 ranks x 6 images = 12 of 12" in lines["steps"]
     # 12 images, 2 ranks x 6, of which 2 batches are an update
-    assert "0.016 x 24 images an update / 64 = 0.006" in lines["learning rate"]
+    assert "0.032 x 24 images an update / 64 = 0.012" in lines["learning rate"]
     assert "8 different images in an epoch" in lines["sharding"]
     assert "each image once; AP 0." in lines["evaluation"]
     values = result.sessions[0].ranks[0]["trainable_values"]
