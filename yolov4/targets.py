@@ -94,12 +94,8 @@ def assign_targets(
         boxes, classes = tf.tile(boxes, [1, 3, 1]), tf.tile(classes, [1, 3])
     cell = position[..., 1] * grid[0] + position[..., 0]  # (B, M), a whole number
 
-    best, fit = _fit_anchors(boxes[..., 2:] - boxes[..., :2], config, grid * config.strides[head])
-    mask = tf.constant(config.masks[head], tf.float32)  # (K,)
-    assigned = best[..., None] == mask  # (B, M, K)
-    if config.iou_thresh < 1:
-        assigned |= tf.gather(fit, config.masks[head], axis=-1) > config.iou_thresh
-    assigned &= valid[..., None]
+    fitting = _fitting_anchors(boxes[..., 2:] - boxes[..., :2], config, head, grid * config.strides[head])
+    assigned = fitting & valid[..., None]  # (B, M, K)
 
     # Products of 0 and 1 count, without rounding, the boxes that meet in a prediction.
     same_cell = tf.cast(cell[:, :, None] == cell[:, None, :], tf.float32)  # (B, M, M)
@@ -189,13 +185,13 @@ def ignore_mask(
     return probable & (tf.reshape(best_iou, shape[:4]) > config.ignore_thresh)
 
 
-def _fit_anchors(
-    sizes: tf.Tensor, config: "YOLOv4Config", image_size_wh: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Width and height of boxes (B, M, 2) -> best anchor (B, M) and IoU by shape with each, (B, M, A).
+def _fitting_anchors(
+    sizes: tf.Tensor, config: "YOLOv4Config", head: int, image_size_wh: tf.Tensor
+) -> tf.Tensor:
+    """Width and height of boxes (B, M, 2) -> which anchors of one head they train by shape, bool (B, M, K).
 
-    The IoU that box and anchor have with their centres on each other. Of equally good anchors the first is
-    best. float32 both.
+    The best of all heads' anchors, and those that fit better than iou_thresh, by the IoU that box and anchor
+    have with their centres on each other. Of equally good anchors the first is best.
     """
     anchors = tf.constant(config.anchor_sizes, tf.float32) / image_size_wh  # (A, 2)
     common = tf.minimum(sizes[..., None, :], anchors)
@@ -205,4 +201,8 @@ def _fit_anchors(
     # argmax promises nothing about ties
     numbers = tf.range(config.num_anchors, dtype=tf.float32)
     is_best = fit == tf.reduce_max(fit, axis=-1, keepdims=True)
-    return tf.reduce_min(tf.where(is_best, numbers, float(config.num_anchors)), axis=-1), fit
+    best = tf.reduce_min(tf.where(is_best, numbers, float(config.num_anchors)), axis=-1)  # (B, M)
+    fitting = best[..., None] == tf.constant(config.masks[head], tf.float32)
+    if config.iou_thresh < 1:
+        fitting |= tf.gather(fit, config.masks[head], axis=-1) > config.iou_thresh
+    return fitting
