@@ -110,13 +110,15 @@ def assign(
 
     least = tf.math.top_k(alignment, min(ANCHORS_PER_BOX, centers.shape[0])).values[..., -1:]
     wanted = (alignment >= least) & (alignment > 0)
-    owner = tf.one_hot(tf.argmax(tf.where(wanted, iou, 0.0), axis=1), num_boxes, axis=1)  # (B, N, A)
-    owned = tf.where(wanted, owner, 0.0)
+    owner = tf.argmax(tf.where(wanted, iou, 0.0), axis=1)  # (B, A)
+    owned = tf.where(wanted, tf.one_hot(owner, num_boxes, axis=1), 0.0)  # (B, N, A)
     alignment, iou = alignment * owned, iou * owned
     largest = tf.reduce_max(alignment, axis=-1, keepdims=True)
     quality = tf.math.divide_no_nan(alignment, largest) * tf.reduce_max(iou, axis=-1, keepdims=True)
+    # Gathered, because a GPU's products in TF32 would round the boxes to 11 bits.
     return Assignment(
-        boxes=tf.matmul(owned, boxes, transpose_a=True), quality=tf.matmul(quality, labels, transpose_a=True)
+        boxes=tf.gather(boxes, owner, batch_dims=1),
+        quality=tf.reduce_sum(quality, axis=1)[..., tf.newaxis] * tf.gather(labels, owner, batch_dims=1),
     )
 
 
