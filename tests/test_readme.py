@@ -143,7 +143,7 @@ def test_other_commands_are_known():
     """No command hides in a block that nobody runs."""
     for name in RUN_HERE:
         for command in commands(PAGES[name]):
-            assert command.split()[0] in ("python", "make", "horovodrun"), command
+            assert command.removeprefix(".venv/bin/").split()[0] in ("python", "make", "horovodrun"), command
 
 
 @pytest.mark.parametrize("name", PAGES)
