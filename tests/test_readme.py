@@ -154,7 +154,7 @@ def test_flags_in_the_text_exist(name, capsys):
     with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
         parse_args()
     known |= set(re.findall(r"--([\w-]+)", capsys.readouterr().out)) | {"nodes", "shm-size"}
-    known |= {"tf_xla_persistent_cache_directory"}  # TensorFlow's, in TF_XLA_FLAGS
+    known |= {"tf_xla_persistent_cache_directory", "python"}  # of TF_XLA_FLAGS; of pip-licenses
     text = "" if name == "docker" else PAGES[name]  # that page has Docker's, too
     assert set(re.findall(r"(?<![\w-])--([a-z][\w-]+)(?==)", text)) <= known
 
