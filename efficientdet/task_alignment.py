@@ -5,8 +5,10 @@ there. Here an anchor's alignment with a box is score**alpha * IoU**beta of its 
 anchors of each box learn it, and the class target is the alignment, so that the score tells how good the box
 is. One anchor per place is enough.
 
-Constants and the plain cross-entropy are those of YOLOv8 (ultralytics/utils/tal.py, loss.py), where the paper
-has alpha 1, 13 anchors a box, and a focal loss. Boxes learn by CIoU (arXiv 1911.08287).
+ALPHA, BETA, ANCHORS_PER_BOX and the plain cross-entropy are those of YOLOv8 (ultralytics/utils/tal.py,
+loss.py). The paper has alpha 1, 13 anchors a box, and a focal loss. Boxes learn by CIoU (arXiv 1911.08287).
+Two departures from YOLOv8: the overlap in the alignment is the IoU, not the CIoU, and the loss is divided by
+the loader's positive anchors, not by the sum of the qualities: all replicas know that number beforehand.
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from efficientdet.config import EfficientDetConfig
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
-# Ours, in pixels: a smaller side counts as this long, or no anchor's centre would be inside the box.
+# Pixels: a shorter side counts as this long, or no anchor's centre might be inside the box.
 MIN_SIDE = 8.0
 LARGEST_LOG = 4.0  # of a side over its anchor's; more would only overflow
 
@@ -30,7 +32,7 @@ class Assignment(NamedTuple):
 
     Attributes:
         boxes: float32 (B, A, 4), ltrb normalised; means nothing where `quality` is 0.
-        quality: float32 (B, A, C), 0 to 1, the class targets: of one class at most above 0.
+        quality: float32 (B, A, C), 0 to 1, the class targets; above 0 for at most one class of an anchor.
     """
 
     boxes: tf.Tensor
@@ -85,8 +87,9 @@ def assign(
 ) -> Assignment:
     """Gives each box the anchors that are best aligned with it, among those with their centre inside.
 
-    An anchor that several boxes want is of the one that it overlaps most. A box's best anchor has the
-    largest IoU of its anchors as its target, the others in proportion to their alignment.
+    An anchor that several boxes want goes to the box that its prediction overlaps most. The best-aligned
+    anchor of a box gets the largest IoU of the box's anchors as its target. The others get less, in
+    proportion to their alignment.
 
     Args:
         predicted: float32 (B, A, 4), ltrb normalised, what the anchors predict now.
@@ -110,13 +113,15 @@ def assign(
 
     least = tf.math.top_k(alignment, min(ANCHORS_PER_BOX, centers.shape[0])).values[..., -1:]
     wanted = (alignment >= least) & (alignment > 0)
-    owner = tf.one_hot(tf.argmax(tf.where(wanted, iou, 0.0), axis=1), num_boxes, axis=1)  # (B, N, A)
-    owned = tf.where(wanted, owner, 0.0)
+    owner = tf.argmax(tf.where(wanted, iou, 0.0), axis=1)  # (B, A)
+    owned = tf.where(wanted, tf.one_hot(owner, num_boxes, axis=1), 0.0)  # (B, N, A)
     alignment, iou = alignment * owned, iou * owned
     largest = tf.reduce_max(alignment, axis=-1, keepdims=True)
     quality = tf.math.divide_no_nan(alignment, largest) * tf.reduce_max(iou, axis=-1, keepdims=True)
+    # Gathered, because a GPU's products in TF32 would round the boxes to 11 bits.
     return Assignment(
-        boxes=tf.matmul(owned, boxes, transpose_a=True), quality=tf.matmul(quality, labels, transpose_a=True)
+        boxes=tf.gather(boxes, owner, batch_dims=1),
+        quality=tf.reduce_sum(quality, axis=1)[..., tf.newaxis] * tf.gather(labels, owner, batch_dims=1),
     )
 
 

@@ -17,6 +17,7 @@ import os
 import pathlib
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -140,7 +141,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def mean_and_interval(values: list[float]) -> str:
-    """The mean and, of two values and more, half the width of its 95 % interval by Student's t."""
+    """The mean and, for at least two values, half the width of its 95 % interval by Student's t."""
     mean = f"{statistics.mean(values):.1f}"
     if len(values) < 2:
         return mean
@@ -190,6 +191,8 @@ def compare(a: AccuracyArgs) -> int:
 
 def main() -> int:
     """The command."""
+    # SIGTERM unwinds the stack, so that a running script ends, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     return compare(AccuracyArgs(**shared_flags.values(flags.FLAGS, define_flags)))
 
 

@@ -67,7 +67,9 @@ class YOLOv4Config:
     # --- loss ---
     iou_normalizer: NotNegative = 0.07
     obj_normalizer: NotNegative = 1.0
-    objectness_iou: Share = 0.0  # objectness of what a box trains: 0: to 1, as in Darknet; 1: to its IoU
+    # Objectness target of what a box trains: 1 - objectness_iou * (1 - IoU). 0: as in Darknet; 1: as in
+    # ultralytics/yolov5 utils/loss.py
+    objectness_iou: Share = 0.0
     cls_normalizer: NotNegative = 1.0
     box_gradient: Literal["exact", "darknet"] = "darknet"  # gradient of the box loss (losses.py)
     size_weighting: bool = False  # the box loss of each box times 2 - its share of the image (losses.py)
