@@ -45,27 +45,26 @@ $(TORCH)/.ready: pyproject.toml | setup
 	  nvidia-dali-cuda120 numpy pillow torch
 	@touch $@
 
-# $(1): app, $(2): directory of its demo. A demo of another version of the app or of its data is removed: it could
-# not go on, since its model, recipe or images were others.
-define remove_other_demo
-	@version=$$(cat Makefile tools/synthetic.py $(1)/config.py $(1)/flags/demo.txt | cksum); \
-	if [ -e $(2)/run.json ] && [ "$$version" != "$$(cat $(2)/.version 2>/dev/null)" ]; then \
-	  echo "$(2) holds the demo of another version: removed, to start anew"; rm -rf $(2); \
+# $(1): app, $(2): directory of its demo. Trains, or goes on. A run of another version could not go on, because its model,
+# recipe or images differ: the demo starts anew.
+define train_demo
+	@version=$$(cat tools/synthetic.py $(1)/*.py $(1)/flags/demo.txt | cksum); overwrite=false; \
+	if [ -e "$(2)/run.json" ] && [ "$$version" != "$$(cat "$(2)/.version" 2>/dev/null)" ]; then \
+	  echo "$(2) holds a run of another version: starting anew"; overwrite=true; \
 	fi; \
-	mkdir -p $(2) && echo "$$version" >$(2)/.version
+	mkdir -p "$(2)" && echo "$$version" >"$(2)/.version" && \
+	$(RUN) $(1)/train.py --flagfile=$(1)/flags/demo.txt --output_dir="$(2)" --overwrite=$$overwrite $(DEMO_FLAGS)
 endef
 
 demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## trains EfficientDet on drawn images, evaluates it, draws what it finds (under 10 minutes on two cores)
-	$(call remove_other_demo,efficientdet,$(DEMO))
-	$(RUN) efficientdet/train.py --flagfile=efficientdet/flags/demo.txt --output_dir=$(DEMO) $(DEMO_FLAGS)
+	$(call train_demo,efficientdet,$(DEMO))
 	$(RUN) efficientdet/eval.py --weights=$(DEMO) --eval_images=$(DEMO_DATA)/eval/images \
 	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
 	$(RUN) efficientdet/infer.py --weights=$(DEMO) --images=$(DEMO_DATA)/eval/images \
 	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO)/pictures --score_threshold=0.3
 
 demo-yolov4: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## the same with YOLOv4
-	$(call remove_other_demo,yolov4,$(DEMO_YOLOV4))
-	$(RUN) yolov4/train.py --flagfile=yolov4/flags/demo.txt --output_dir=$(DEMO_YOLOV4) $(DEMO_FLAGS)
+	$(call train_demo,yolov4,$(DEMO_YOLOV4))
 	$(RUN) yolov4/eval.py --weights=$(DEMO_YOLOV4) --eval_images=$(DEMO_DATA)/eval/images \
 	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
 	$(RUN) yolov4/infer.py --weights=$(DEMO_YOLOV4) --images=$(DEMO_DATA)/eval/images \

@@ -11,6 +11,7 @@ Two departures from YOLOv8: the overlap in the alignment is the IoU, not the CIo
 the loader's positive anchors, not by the sum of the qualities: all replicas know that number beforehand.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
 # Pixels: a shorter side counts as this long, or no anchor's centre might be inside the box.
 MIN_SIDE = 8.0
+# Numbers of boxes that images seldom exceed. They are static shapes, or XLA would compile for each batch.
+FEW_BOXES = (16, 48)
 LARGEST_LOG = 4.0  # of a side over its anchor's; more would only overflow
 
 
@@ -99,22 +102,41 @@ def assign(
         classes: int32 (B, N), 0-based, -1 for padding.
         image_size: (height, width) of the network input in pixels.
     """
-    # Most rows are padding, behind the boxes: leave out those that no image of the batch needs.
-    num_boxes = tf.maximum(tf.reduce_max(tf.math.count_nonzero(classes >= 0, axis=1, dtype=tf.int32)), 1)
-    boxes, classes, num_classes = boxes[:, :num_boxes], classes[:, :num_boxes], scores.shape[-1]
+    # Most rows are padding, behind the boxes: leave out what no image of the batch needs.
+    num_boxes = tf.reduce_max(tf.math.count_nonzero(classes >= 0, axis=1, dtype=tf.int32))
+    lengths = [length for length in FEW_BOXES if length < classes.shape[1]]
+    index = tf.math.count_nonzero(num_boxes > tf.constant(lengths, tf.int32), dtype=tf.int32)
+    branches = [
+        functools.partial(
+            _assign, predicted, scores, centers, boxes[:, :length], classes[:, :length], image_size
+        )
+        for length in (*lengths, classes.shape[1])
+    ]
+    return tf.switch_case(index, branches)
+
+
+def _assign(
+    predicted: tf.Tensor,
+    scores: tf.Tensor,
+    centers: tf.Tensor,
+    boxes: tf.Tensor,
+    classes: tf.Tensor,
+    image_size: tuple[int, int],
+) -> Assignment:
+    """`assign` to all rows of `boxes`."""
     middles, half_sides = (boxes[..., :2] + boxes[..., 2:]) / 2, (boxes[..., 2:] - boxes[..., :2]) / 2
     reach = tf.maximum(half_sides, MIN_SIDE / 2 / tf.constant(image_size[::-1], tf.float32))
     inside = tf.reduce_all(tf.abs(centers - middles[:, :, tf.newaxis]) < reach[:, :, tf.newaxis], axis=-1)
     inside &= classes[..., tf.newaxis] >= 0  # (B, N, A)
     iou = box_ops.iou(boxes[:, :, tf.newaxis], predicted[:, tf.newaxis])
     iou = tf.where(inside, iou, 0.0)
-    labels = tf.one_hot(classes, num_classes)  # (B, N, C), zeros for padding
+    labels = tf.one_hot(classes, scores.shape[-1])  # (B, N, C), zeros for padding
     alignment = tf.matmul(labels, scores, transpose_b=True) ** ALPHA * iou**BETA
 
     least = tf.math.top_k(alignment, min(ANCHORS_PER_BOX, centers.shape[0])).values[..., -1:]
     wanted = (alignment >= least) & (alignment > 0)
     owner = tf.argmax(tf.where(wanted, iou, 0.0), axis=1)  # (B, A)
-    owned = tf.where(wanted, tf.one_hot(owner, num_boxes, axis=1), 0.0)  # (B, N, A)
+    owned = tf.where(wanted, tf.one_hot(owner, classes.shape[1], axis=1), 0.0)  # (B, N, A)
     alignment, iou = alignment * owned, iou * owned
     largest = tf.reduce_max(alignment, axis=-1, keepdims=True)
     quality = tf.math.divide_no_nan(alignment, largest) * tf.reduce_max(iou, axis=-1, keepdims=True)

@@ -115,7 +115,9 @@ class YOLOv4Config:
             "anchors as pairs of numbers": self.anchors and len(self.anchors) % 2 == 0,
             "anchors above 0": min(self.anchors, default=0) > 0,
             "masks that name some of anchors": all(0 <= anchor < self.num_anchors for anchor in named),
-            "scale_xy of at least 1": min(self.scale_xy, default=0) >= 1,
+            "scale_xy of at least 1, and of 2 with neighbour_cells": (
+                min(self.scale_xy, default=0) >= 1 + self.neighbour_cells
+            ),
             f"multi_scale of at most {MAX_MULTI_SCALE}": self.multi_scale <= MAX_MULTI_SCALE,
             "lr_steps above 0 and up to 1 in order": shares == sorted(shares) and 0.0 not in self.lr_steps,
             "rand_augment_magnitude of at most 30": self.rand_augment_magnitude <= 30,

@@ -65,7 +65,7 @@ def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> di
 def _open(path: str | os.PathLike) -> ForeignWeights:
     try:
         arrays = {name: _keras_layout(array) for name, array in load_file(path).items()}
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, AttributeError) as error:  # the last: a type that NumPy lacks
         raise UserError(
             f"weights {path}: no whole safetensors file ({weight_files.reason(error)})"
         ) from error

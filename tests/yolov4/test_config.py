@@ -79,6 +79,7 @@ def test_the_fields_of_the_loader_and_of_the_detections():
         ({"masks": ((0, 1, 2), (3, 4, 5))}, "for the 3 heads"),
         ({"scale_xy": (1.0, 1.0)}, "for the 3 heads"),
         ({"scale_xy": (1.0, 1.0, 0.99)}, "scale_xy of at least 1"),
+        ({"neighbour_cells": True}, "of 2 with neighbour_cells"),
         ({"masks": ((0, 1, 2), (3, 4, 5), (6, 7))}, "masks of one length"),
         ({"masks": ((0, 1, 2), (3, 4, 5), (6, 7, 9))}, "masks that name some of anchors"),
         ({"masks": ((-1, 1, 2), (3, 4, 5), (6, 7, 8))}, "masks that name some of anchors"),

@@ -19,6 +19,7 @@ TINY = dataclasses.replace(
     label_smoothing=0.1,
     objectness_iou=0.8,
     neighbour_cells=True,
+    scale_xy=(2.0, 2.0),
 )
 # Normalisers that differ, so that no two can be mistaken for each other; and many predictions are ignored.
 WEIGHTED = dataclasses.replace(
