@@ -49,8 +49,8 @@ class App:
     def class_rows(self, weights: dict[str, np.ndarray], num_classes: int) -> list[np.ndarray]:
         """The parts of the weights that belong to single classes, (..., anchor, class) each."""
         if self.name == "efficientdet":
-            names = ("class_net.predict/pointwise_kernel", "class_net.predict/bias")
-            return [weights[name].reshape(-1, 9, num_classes) for name in names]
+            names = ("class_net.predict/kernel", "class_net.predict/bias")
+            return [weights[name].reshape(-1, 1, num_classes) for name in names]
         last = {name.rpartition("/")[0] for name in weights if name.endswith("conv/bias")}
         heads = [weights[f"{layer}/{part}"] for layer in sorted(last) for part in ("kernel", "bias")]
         return [head.reshape(-1, 3, 5 + num_classes)[..., 5:] for head in heads]

@@ -71,7 +71,7 @@ def _last_layers(app, model, raw):
     if app.name == "efficientdet":
         half = len(raw) // 2
         for layer, outputs in (("class_net.predict", raw[:half]), ("box_net.predict", raw[half:])):
-            kernel, bias = weights[f"{layer}/pointwise_kernel"], weights[f"{layer}/bias"]
+            kernel, bias = weights[f"{layer}/kernel"], weights[f"{layer}/bias"]
             yield kernel, bias, outputs, layer == "class_net.predict"
         return
     layers = sorted((path.rpartition("/")[0] for path in weights if path.endswith("conv/bias")), reverse=True)

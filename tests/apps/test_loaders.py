@@ -23,7 +23,7 @@ from tests.refusal import refusal
 LOADERS = ["dali_cpu", "tensorflow"]
 TARGETS = {
     "efficientdet": ["num_positives", "boxes", "classes"]
-    + [f"{of}_targets_{level}" for level in range(3, 8) for of in ("class", "box")],
+    + [f"{of}_targets_{level}" for level in range(3, 7) for of in ("class", "box")],
     "yolov4": ["boxes", "classes", "num_boxes"],
 }
 FACTS = ["image_ids", "image_sizes", "letterbox"]
@@ -235,7 +235,9 @@ def test_the_twin_equals_dali_on_drawn_images(app, make, source):
 def test_the_twin_equals_dali_on_photographs(app, make, coco128):
     """A box right between two anchors goes to either by its last bit, which the readers do not share."""
     source = open_coco(str(coco128 / "images"), str(coco128 / "instances.json"))
-    assert compare_twins(app, make, source, "image_size=192x256,max_instances=20", 16) <= 12  # of 1.2 million
+    nine = {"efficientdet": ",max_level=7,num_scales=3,aspect_ratios=1.0,2.0,0.5"}.get(app.name, "")
+    changes = f"image_size=192x256,max_instances=20{nine}"  # with the anchors of the published models
+    assert compare_twins(app, make, source, changes, 16) <= 12  # of 1.2 million
 
 
 def test_what_only_dali_has_is_refused(app, make, source):

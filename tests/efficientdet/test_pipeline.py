@@ -15,7 +15,14 @@ from efficientdet.pipeline import EfficientDetPipeline
 
 INPUT = (192, 256)  # height, width: not square, so that a swapped axis shows
 NANO = dataclasses.replace(
-    get_config("efficientdet-nano"), image_size=INPUT, augmentation="none", flip_prob=0.0
+    get_config("efficientdet-nano"),
+    image_size=INPUT,
+    augmentation="none",
+    flip_prob=0.0,
+    # the anchors of the published models
+    max_level=7,
+    num_scales=3,
+    aspect_ratios=(1.0, 2.0, 0.5),
 )
 
 

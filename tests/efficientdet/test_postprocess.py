@@ -15,7 +15,8 @@ from efficientdet.postprocess import candidates, decode_all, detect
 
 CLASSES = 5
 SETTINGS = {"image_size": (128, 192), "max_level": 6, "nms_candidates": 2000, "score_threshold": 0.05}
-CONFIG = dataclasses.replace(get_config("efficientdet-nano"), **SETTINGS)
+NINE = {"num_scales": 3, "aspect_ratios": (1.0, 2.0, 0.5)}  # anchors of a place, as the published models have
+CONFIG = dataclasses.replace(get_config("efficientdet-nano"), **SETTINGS, **NINE)
 ANCHORS = CONFIG.anchors
 
 

@@ -62,8 +62,8 @@ def test_it_holds_what_is_needed_to_run_the_model_elsewhere(app):
     assert len(pixels["mean_rgb"]) == len(pixels["stddev_rgb"]) == len(pixels["fill_rgb"]) == 3
     red = {"efficientdet": (123.675, 58.395), "yolov4": (0, 255)}[app]  # of ImageNet: torchvision's times 255
     assert (pixels["mean_rgb"][0], pixels["stddev_rgb"][0]) == pytest.approx(red)
-    # levels 3..7: 8x12, 4x6, 2x3, 1x2, 1x1 cells of nine anchors; strides 8 to 32, of three
-    count = {"efficientdet": 9 * (96 + 24 + 6 + 2 + 1), "yolov4": 3 * (96 + 24 + 6)}[app]
+    # levels 3..6: 8x12, 4x6, 2x3, 1x2 cells of one anchor; strides 8 to 32, of three
+    count = {"efficientdet": 96 + 24 + 6 + 2, "yolov4": 3 * (96 + 24 + 6)}[app]
     assert found["anchors"]["count"] == count
 
 
