@@ -113,11 +113,12 @@ def walk(
         positive = classes >= 0
         anchors_px = anchors.boxes[positive][:, [1, 0, 3, 2]]
         pictures.append(drawing.draw_boxes(image, anchors_px, level_of[positive], levels))
+    elsewhere = "; the loss assigns others" if config.assignment == "task_aligned" else ""
     show(
         "2_positive_anchors.png",
         pictures,
         f"of {flat.shape[1]} anchors an image, {(flat >= 0).sum(1).tolist()} are positive: IoU of "
-        f"{box_encoder.MATCH_IOU:g} with a box, or the best of one",
+        f"{box_encoder.MATCH_IOU:g} with a box, or the best of one{elsewhere}",
     )
 
     # --- 3. Targets, and what the network says, cell by cell: finest level left, coarsest right -------
@@ -129,7 +130,7 @@ def walk(
             wanted.append(heat_map(image, positive.astype(float)))
             said.append(heat_map(image, tf.sigmoid(tf.reduce_max(logits[row], axis=-1)).numpy()))
     per_row = len(anchors.levels)
-    show("3_targets.png", wanted, f"cells with a positive anchor, {', '.join(levels)}", per_row)
+    show("3_targets.png", wanted, f"cells with a positive anchor, {', '.join(levels)}{elsewhere}", per_row)
     show("4_scores.png", said, "the best class score of each cell, where the loss compares", per_row)
 
     # --- 4. The loss ----------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def walk(
         pictures,
         f"of {sum(rows * columns for rows, columns in grids) * config.anchors_per_location} predictions an "
         f"image, boxes train {owned}: the best anchor by shape, and those above an IoU of "
-        f"{config.iou_thresh:g} by shape",
+        f"{config.iou_thresh:g} by shape{', in three cells' if config.neighbour_cells else ''}",
     )
 
     # --- 3. Targets, and what the network says, cell by cell: finest head left, coarsest right --------

@@ -84,8 +84,8 @@ def objectness_loss(
 ) -> tf.Tensor:
     """Sum of the cross-entropy of one head's objectness, before obj_normalizer.
 
-    The target is 1, or 1 - `shortfall`, where a box trains the prediction, and once, however many do (the
-    first one's); 0 elsewhere, except where `ignored` takes a prediction out of the sum.
+    The target is 1, or 1 - `shortfall`, where a box trains the prediction. If several do, it counts once,
+    with the first box's target. It is 0 elsewhere, except where `ignored` takes a prediction out of the sum.
 
     Args:
         logits: (B, h, w, K).

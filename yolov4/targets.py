@@ -5,7 +5,7 @@ holds its centre; only heads whose mask names that anchor train it. Where iou_th
 other anchor that fits better than iou_thresh. All boxes of a batch are worked out at once, in static shapes:
 nothing is compacted, so XLA can compile it.
 
-With neighbour_cells, which Darknet has not, a box trains the cells in the nearest column and row as well
+With neighbour_cells, which Darknet does not have, a box trains the cells in the nearest column and row, too
 (ultralytics/yolov5 utils/loss.py, build_targets): three times as many predictions learn its place. A scale_xy
 of 2 lets their centres reach it.
 """
