@@ -38,6 +38,7 @@ from common.errors import UserError, unknown
 from common.evaluation.coco_metrics import score
 from common.files import user_errors, write_bytes
 from common.progress import log
+from common.training import model_metadata
 from tools.processes import ended_afterwards
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -89,7 +90,7 @@ class Job:
 def jobs_of(a: AccuracyArgs, name: str, row: dict[str, Any]) -> Iterator[Job]:
     """All runs of a row of the table, seed by seed, the programs in turns."""
     output = pathlib.Path(a.output_dir).resolve()
-    given = dict(pair.split("=", 1) for pair in a.settings.split(",") if pair)
+    given = dict(pair.partition("=")[::2] for pair in a.settings.split(",") if pair)
     for seed, data in itertools.product(a.seeds.split(","), row["data"]):
         folder = output / "data" / data
         with user_errors(f"{folder}: docs/accuracy.md has the commands that make it"):
@@ -134,8 +135,8 @@ def run(job: Job) -> dict[str, Any]:
         detect = run_script(job.commands["detect"], output, {})
     truth, detections = (json.loads(path.read_bytes()) for path in (job.truth, job.directory / DETECTIONS))
     metrics = score(truth, detections).metrics
-    cores = len(os.sched_getaffinity(0))
-    record = {"commands": job.commands, "cores": cores, "train": train, "detect": detect, "metrics": metrics}
+    record = {"commands": job.commands, "train": train, "detect": detect, "metrics": metrics}
+    record |= {"cores": len(os.sched_getaffinity(0)), "commit": model_metadata.commit()}
     write_bytes(job.directory / RESULT, json.dumps(record, indent=1).encode())
     return record
 
@@ -150,15 +151,16 @@ def mean_and_interval(values: list[float]) -> str:
 
 def table(jobs: list[Job]) -> str:
     """The finished runs as a table in Markdown."""
-    lines = [f"| data | program | {' | '.join(METRICS)} | CPU s | wall s | seeds |"]
-    lines.append("|---|---|" + "--:|" * (len(METRICS) + 3))
+    lines = [f"| data | program | {' | '.join(METRICS)} | CPU s | wall s | seeds | commit |"]
+    lines.append("|---|---|" + "--:|" * (len(METRICS) + 4))
     for of_one in dict.fromkeys(job.name[1:3] for job in jobs):
         records = [record for job in jobs if job.name[1:3] == of_one and (record := job.record())]
         if records:
             cells = [mean_and_interval([100 * each["metrics"][name] for each in records]) for name in METRICS]
             for clock in ("cpu", "wall"):
                 cells.append(f"{statistics.mean(each['train'][clock] for each in records):.0f}")
-            lines.append(f"| {' | '.join((*of_one, *cells))} | {len(records)} |")
+            commits = ", ".join(sorted({str(each["commit"])[:7] for each in records}))
+            lines.append(f"| {' | '.join((*of_one, *cells))} | {len(records)} | {commits} |")
     return "\n".join(lines)
 
 
