@@ -92,7 +92,8 @@ def test_a_continued_run_ends_as_train_py_does(app, drawn, tmp_path, monkeypatch
 )
 def test_each_step_has_the_loss_of_train_py(app, strategy, drawn, tmp_path):
     words = [__file__, app, *training_flags(app, drawn, tmp_path, strategy, 4), "--epochs=1"]
-    words += ["--clip_norm=0.5", f"--hparams={TINY[app]}" + ",multi_scale=2,learning_rate=0.008" * (app == "yolov4")]
+    more = ",multi_scale=2,learning_rate=0.008" if app == "yolov4" else ""
+    words += ["--clip_norm=0.5", f"--hparams={TINY[app]}{more}"]
     launcher = "horovod" if strategy == "horovod" else "mirrored"  # two devices, of which "none" takes one
     launching.run_two_replicas(launcher, [*words, "--steps_per_epoch=20"], timeout=500)
     trained, fitted = json.loads((tmp_path / "losses.json").read_text())
