@@ -70,6 +70,27 @@ def moving_statistics(model: keras.Model) -> list[tf.Variable]:
     return [variable.value for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]
 
 
+def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
+    """Lowers the momentum of all batch norms for a run of fewer than 2,000 steps, at most to 0.9.
+
+    Moving statistics start at 0 and 1. After n steps a share of momentum**n of that start is left: 1.5 %
+    after 420 steps at 0.99, which exceeds the variance of many layers. An EfficientDet-D0 of 420 steps had
+    AP 11.4 with these statistics and 40.8 with new ones, on the same images (docs/accuracy.md).
+
+    Args:
+        model: the network; it is changed.
+        num_steps: forward passes of the whole run.
+
+    Returns:
+        `model`.
+    """
+    limit = max(0.9, 1 - 20 / num_steps)
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = min(layer.momentum, limit)
+    return model
+
+
 class _Activation(keras.layers.Layer):
     """A layer of floats, (B, ..., C) -> (B, ..., C); what to compile is settled when it is built.
 

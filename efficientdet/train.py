@@ -30,6 +30,7 @@ from common.datacheck import datasets
 from common.distributed import elastic
 from common.distributed.ranks import Hooks, Ranks
 from common.evaluation.evaluate import evaluate
+from common.layers import limit_bn_momentum
 from common.progress import log
 from common.training import input_feed, run_directory, step_guard
 from common.training.fine_tuning import set_initial_weights
@@ -96,7 +97,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     # --- Model ------------------------------------------------------------------------------------
     schedule = make_schedule(config, effective_batch, feed.steps_per_epoch)
     with ranks.scope():
-        model = make_model(config, data.num_classes)
+        model = make_model(config, data.num_classes, config.epochs * feed.steps_per_epoch)
         optimizer = ranks.wrap_optimizer(
             make_optimizer(config, schedule, precision=a.precision, accumulate_steps=a.accumulate_steps)
         )
@@ -215,9 +216,9 @@ def loss_values(
     return {"loss": parts["detection_loss"] + l2_loss, **parts, "l2_loss": l2_loss}
 
 
-def make_model(config: EfficientDetConfig, num_classes: int) -> keras.Model:
-    """The network as it is trained."""
-    return build_model(config.model_name, num_classes, config=config)
+def make_model(config: EfficientDetConfig, num_classes: int, num_steps: int) -> keras.Model:
+    """The network as it is trained for `num_steps` steps."""
+    return limit_bn_momentum(build_model(config.model_name, num_classes, config=config), num_steps)
 
 
 def define_flags(fv: flags.FlagValues) -> None:

@@ -153,7 +153,7 @@ def fit(a: Args) -> None:
     config = hparams.replace(config, {"epochs": num_epochs(config, batch_size, steps)})
 
     with ranks.scope():
-        network = make_model(config, data.num_classes)
+        network = make_model(config, data.num_classes, config.epochs * steps)
         schedule = make_schedule(config, batch_size, steps)  # the optimizer asks it at each step
         optimizer = averaging(make_optimizer(config, schedule, precision=a.precision), ranks)
         optimizer.build(network.trainable_variables)

@@ -46,7 +46,6 @@ RESULT, DETECTIONS = "result.json", "detections.json"  # in the directory of a r
 METRICS = ("AP", "AP50", "AP75")
 # 97.5 % quantiles of Student's t distribution with n - 1 degrees of freedom, by the number n of seeds.
 T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-STALLED = 10  # times its CPU budget that a training may take in wall time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +91,7 @@ def jobs_of(a: AccuracyArgs, name: str, row: dict[str, Any]) -> Iterator[Job]:
     output = pathlib.Path(a.output_dir).resolve()
     given = dict(pair.partition("=")[::2] for pair in a.settings.split(",") if pair)
     for seed, data in itertools.product(a.seeds.split(","), row["data"]):
-        folder = output / "data" / data
+        folder = output / "data" / row["data"][data].get("directory", data)
         with user_errors(f"{folder}: docs/accuracy.md has the commands that make it"):
             num_classes = len((folder / "names.txt").read_text().splitlines())
         values = {"python": sys.executable, "peers": ROOT / "peers", "data": folder, "seed": seed}
@@ -119,7 +118,7 @@ def run_script(script: str, output: Any, budget: dict[str, float]) -> dict[str, 
         command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
     )
     with ended_afterwards(process):
-        if process.wait(budget.get("wall", STALLED * budget.get("cpu", 360))):
+        if process.wait(budget.get("wall", 7200)):
             raise subprocess.CalledProcessError(process.returncode, "bash")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -157,8 +156,7 @@ def table(jobs: list[Job]) -> str:
         records = [record for job in jobs if job.name[1:3] == of_one and (record := job.record())]
         if records:
             cells = [mean_and_interval([100 * each["metrics"][name] for each in records]) for name in METRICS]
-            for clock in ("cpu", "wall"):
-                cells.append(f"{statistics.mean(each['train'][clock] for each in records):.0f}")
+            cells += [f"{statistics.mean(each['train'][c] for each in records):.0f}" for c in ("cpu", "wall")]
             commits = ", ".join(sorted({str(each["commit"])[:7] for each in records}))
             lines.append(f"| {' | '.join((*of_one, *cells))} | {len(records)} | {commits} |")
     return "\n".join(lines)

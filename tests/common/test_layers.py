@@ -199,3 +199,20 @@ def test_variables_have_keras_names_so_weights_load_either_way(tmp_path):
     for weight, expected in zip(other.weights, reference.weights, strict=True):
         assert weight.name == expected.name
         np.testing.assert_array_equal(weight, expected)
+
+
+def test_a_short_run_forgets_the_statistics_it_starts_with():
+    def momentum(of_recipe, num_steps):
+        norm = BatchNormalization(momentum=of_recipe)
+        inputs = keras.Input((4, 4, 2))
+        model = layers.limit_bn_momentum(keras.Model(inputs, norm(inputs)), num_steps)
+        return norm.momentum, model, norm
+
+    assert momentum(0.99, 10_000)[0] == 0.99 and momentum(0.99, 3)[0] == 0.9 and momentum(0.8, 3)[0] == 0.8
+    limited, model, norm = momentum(0.99, 400)
+    assert limited == 0.95
+    # Their variance is a ten-thousandth of that at the start: at 0.99, 1.8 % of the start would hide it.
+    images = np.random.default_rng(0).normal(3.0, 0.01, (8, 4, 4, 2)).astype(np.float32)
+    for _ in range(400):
+        model(images, training=True)
+    np.testing.assert_allclose(norm.moving_variance, images.var((0, 1, 2)), rtol=0.05)
