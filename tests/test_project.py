@@ -35,8 +35,8 @@ def test_no_unsafe_loading():
 
 
 def test_licences_of_dependencies_are_listed():
-    """The table of docs/licences.md; a new pin must be in it."""
-    page = (ROOT / "docs/licences.md").read_text()
+    """The table of docs/dev/licences.md; a new pin must be in it."""
+    page = (ROOT / "docs/dev/licences.md").read_text()
     rows = re.findall(r"^\| ([\w-]+) +\| ([\w.+]+) +\| .+ \|$", page, re.MULTILINE)
     listed = {name.lower().replace("_", "-"): version for name, version in rows}
     for requirement in pins(("dali-tf", "horovod", "faster-coco", "export", "dev")):  # as `make test` has it

@@ -1,4 +1,4 @@
-"""What the README and the pages of docs/ say holds: commands, flags, files and links.
+"""Checks the commands, flags, files and links of README.md, CONTRIBUTING.md and the pages of docs/.
 
 Each command's flags are parsed by its own program. The long tests run every command on drawn data, page by
 page, because later commands use what earlier ones made. They also run the first training command with YOLOv4.
@@ -25,13 +25,17 @@ from yolov4.darknet_weights import save_darknet
 from yolov4.model import build_model
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md")))
+PATHS = {path.stem: path for path in FILES}
+PAGES = {name: path.read_text() for name, path in PATHS.items()}
 RUN_HERE = (
-    *("README", "data", "training", "weights", "yolov4", "preprocessing", "troubleshooting", "results"),
-    *("performance", "architecture", "examples"),
+    *("README", "data", "training", "weights", "yolov4", "preprocessing", "troubleshooting"),
+    *("benchmarks", "architecture", "examples"),
 )
 # Other hosts, Docker, whole copies, hours of training; no commands.
-NOT_RUN_HERE = ("many_gpus", "docker", "copy_this", "accuracy", "licences")
+NOT_RUN_HERE = (
+    *("many_gpus", "docker", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
+)
 # What a test adds to a command so that it takes seconds: a small network, few steps; of bench.py one loader.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
 BENCH = ["--image_size=64", "--batch_size=2", "--rounds=2", "--seconds=0.2", "--pipeline_types=dali_cpu"]
@@ -133,6 +137,7 @@ def test_documented_flags_are_those_of_the_program(words):
 
 
 def test_every_page_is_looked_at():
+    assert len(PAGES) == len(FILES)
     assert set(PAGES) == {*RUN_HERE, *NOT_RUN_HERE}
     assert len(python_commands()) >= 30
     for page, least in (("many_gpus", 4), ("docker", 3)):
@@ -162,12 +167,11 @@ def test_flags_in_the_text_exist(name, capsys):
 @pytest.mark.parametrize("name", PAGES)
 def test_links_exist(name):
     text = PAGES[name]
-    folder = ROOT if name == "README" else ROOT / "docs"
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     for link in re.findall(r"\]\(([^)]+)\)", text):
         file, _, anchor = link.partition("#")
-        assert link.startswith("https://") or (folder / file).exists(), link
+        assert link.startswith("https://") or (PATHS[name].parent / file).exists(), link
         assert file or anchor in slugs, link
     for file in set(re.findall(r"(?<![\w/.])docker/[\w.]+\w", text)):
         assert (ROOT / file).exists(), file

@@ -28,7 +28,7 @@ LAYERS = {
 # The lines of an app that reach tools: export.py, bench.py, --dry_run and --errors.
 MAY_IMPORT_TOOLS = re.compile(r"(efficientdet|yolov4)/(export\w*|bench|train|eval)\.py")
 
-# Words that were replaced by the field's (docs/architecture.md).
+# Words that were replaced by the field's (docs/dev/architecture.md).
 OLD_WORDS = (
     *(r"passport(?!\.json|\"|\`)", "laggard", "rehears", "keep_going", "vary_seeds", "adopt", r"\bdoors?\b"),
     *("sitting", "by_heart", "rival", r"\bfindings?\b"),
