@@ -226,7 +226,7 @@ OBJECT = np.dtype({"names": CocoObject.__struct_fields__, "formats": _FORMATS})
 
 
 def read_coco(json_path: str | os.PathLike) -> Annotations:
-    """Decodes a COCO json of instances, without a look at its images.
+    """Decodes a COCO json of instances, without reading its images.
 
     Raises:
         UserError: what msgspec cannot decode, or a reference to an unknown image or category.

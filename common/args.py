@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
-MAX_SEED = 2**31 - 1  # -1 makes DALI draw a seed of its own, larger ones lose their upper bits
+MAX_SEED = 2**31 - 1  # -1 makes DALI draw a random seed, larger ones lose their upper bits
 MAX_THREADS = 16  # of a loader, by default
 MAX_MEGAPIXELS = 100.0  # decoded, that is 300 MB
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
@@ -197,7 +197,7 @@ class ImagePolicy:
     Attributes:
         on_bad_image: "stop", or "skip": unreadable images are left out and reported.
         max_megapixels: larger images count as unreadable (a 48 KB PNG can decode to 3.3 GB).
-        decode: look at every pixel, not just at headers and ends of files.
+        decode: decode every image, not just read headers and ends of files.
     """
 
     on_bad_image: str = "stop"
@@ -208,7 +208,7 @@ class ImagePolicy:
 def default_threads(loaders: int = 1) -> int:
     """--num_threads of each of this host's `loaders` by default: its share of the cores."""
     cores = len(os.sched_getaffinity(0))
-    if cores * loaders > (os.cpu_count() or 1):  # else a launcher has given each rank cores of its own
+    if cores * loaders > (os.cpu_count() or 1):  # else a launcher has assigned cores to each rank
         cores //= loaders
     return min(max(cores, 1), MAX_THREADS)
 

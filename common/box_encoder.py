@@ -2,7 +2,7 @@
 
 `encode_boxes` works inside a DALI graph, around `fn.box_encoder`; efficientdet/grid_matching.py gives the
 same tensors by TensorFlow. Matching is that of SSD (arXiv 1512.02325, section 2.2): an anchor takes the box
-that it overlaps most if their IoU exceeds 0.5, and every box gets its best anchor whatever the IoU. Deltas
+that it overlaps most if their IoU exceeds 0.5, and every box gets its best anchor at any IoU. Deltas
 are those of Faster R-CNN (arXiv 1506.01497, section 3.1.2) in TensorFlow's order, (dy, dx, dh, dw).
 """
 

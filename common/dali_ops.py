@@ -144,7 +144,7 @@ def resize(
         images: (h, w, C).
         size: int32 (2,), height and width.
         mirrored: int32 (), 1 to exchange left and right.
-        antialias: average over all pixels that an output pixel covers; without, at most four are looked at.
+        antialias: average over all pixels that an output pixel covers; without, at most four are used.
         interpolation: of DALI's.
         api: of `images`.
     """
@@ -192,7 +192,7 @@ def normalize(
     image_size: Sequence[int] | None = None,
     api: Api = GRAPH,
 ) -> Data:
-    """(pixels - mean) / std, at the top left of an image of zeros where `image_size` says so.
+    """(pixels - mean) / std, at the top left of an image of zeros if `image_size` is given.
 
     Args:
         images: (h, w, C).
@@ -311,7 +311,7 @@ def int32(values: DataNode) -> DataNode:
 
 
 def uniform(low: float, high: float, shape: list[int] | None = None) -> DataNode | float:
-    """A number drawn for each sample, or as many as `shape` says, from low .. high."""
+    """A random number from low .. high for each sample, or an array of this `shape`."""
     if low < high:
         return fn.random.uniform(range=(low, high), shape=shape)
     return float(low)  # DALI refuses an empty range

@@ -16,11 +16,11 @@ class UserError(Exception):
 
 
 class OtherRankError(UserError):
-    """Another rank has a problem, and says so itself: this one ends with it and stays silent."""
+    """Another rank has a problem and reports it: this rank ends, too, without a message."""
 
 
 class StoppedError(Exception):
-    """A signal ended the run, after everything was saved. The message says how to go on."""
+    """A signal ended the run, after everything was saved. The message tells how to resume."""
 
 
 # What a collective operation raises when another rank is gone: Horovod's SHUT_DOWN_ERROR (common/common.h),
@@ -52,7 +52,7 @@ def run(main: Callable[..., int | None], *, positional: bool = False) -> None:
     """Runs `main` under absl (flags are parsed here) and turns a UserError into one line and exit code 1.
 
     Args:
-        main: called with the arguments that are no flags.
+        main: called with the arguments that are not flags.
         positional: whether there may be any.
     """
 

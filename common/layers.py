@@ -60,7 +60,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def is_cpu_only() -> bool:
-    """Whether TensorFlow sees no GPU. Then XLA always works; on a GPU it needs parts of CUDA of its own."""
+    """Whether TensorFlow sees no GPU. Then XLA always works; on a GPU it needs additional parts of CUDA."""
     return not tf.config.list_physical_devices("GPU")
 
 

@@ -16,7 +16,7 @@ def be_quiet(quiet: bool) -> None:
 
 
 def log(text: str) -> None:
-    """One line for whoever watches."""
+    """Prints one line."""
     if not _quiet:
         print(text, file=sys.stderr, flush=True)
 

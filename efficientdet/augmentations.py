@@ -69,7 +69,7 @@ def auto_augment(images: DataNode, config: "EfficientDetConfig") -> DataNode:
 
     Each sample goes through its own operations only: see `is_conditional`.
     """
-    # DALI 2.4 calls two of its own operators by deprecated names, and warns whatever the filters say.
+    # DALI 2.4 calls two of its operators by deprecated names, and its warnings ignore Python's filters.
     with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
             images = trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, images)

@@ -99,7 +99,7 @@ def min_iou_crop(
     )
     anchor, shape, boxes, labels = outputs
     boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # they come back relative to the crop
-    # Anchor and shape are x, y whatever the layout. Boxes come clipped to the crop: stay inside it.
+    # Anchor and shape are x, y in every layout. Boxes come clipped to the crop: stay inside it.
     top, height = _whole_pixels(anchor[1], shape[1], size[0])
     left, width = _whole_pixels(anchor[0], shape[0], size[1])
     return _fit(int32(fn.stack(top, left, height, width)), image_size), boxes, labels

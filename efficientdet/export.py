@@ -7,7 +7,7 @@ r"""Writes a trained EfficientDet as a file that runs without this project, and 
 Formats: saved_model (images of any size), onnx, litert and tensorrt (images at their places in the network
 input, as the loaders make them, and the sizes of the originals). The outputs are boxes (ltrb, in pixels of
 the original), scores, classes (0-based, named in the metadata) and their number. The file contains NMS per
-class, whatever the training used: no format has Soft-NMS. --verify_annotations prints what that costs in AP.
+class for every training: Soft-NMS is unsupported. --verify_annotations prints what that costs in AP.
 A float32 file that differs from the weights by more than 1e-4 is an error.
 """
 

@@ -25,7 +25,7 @@ class FitModel(keras.Model):
         network: what build_model returned.
         config: the constants of the loss.
         ranks: those that train together. All replicas then divide by the same number of positives, as in
-            train.py; by default each replica divides by the positives of its own batch.
+            train.py; by default each replica divides by the positives of its batch.
     """
 
     def __init__(self, network: keras.Model, config: EfficientDetConfig, ranks: Ranks | None = None):

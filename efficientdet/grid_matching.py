@@ -9,7 +9,7 @@ that
 - an IoU above t needs an intersection above t / (1 + t) times the sum of both areas, which bounds how far
   apart the centres may be, separately along each axis: a small rectangle of cells.
 
-fn.box_encoder computes the IoU of all N x A pairs; here some hundred are left of them for a box, whatever A.
+fn.box_encoder computes the IoU of all N x A pairs; here a few hundred of them are left for a box, for any A.
 
 `encode_batch_tf` makes the targets of it, after a graph that ends with the padded boxes, and for the loader
 without DALI.
@@ -63,7 +63,7 @@ def match(
         images: int32 (R,), which image of the batch each box is on.
         anchors: A of them for each image.
         match_iou: an anchor owns the box that it overlaps most, if by more than this; and each box has its
-            best anchor whatever the IoU. Of equals the last counts.
+            best anchor at any IoU. Of equals the last counts.
 
     Returns:
         owned: int32 (P,), image * A + anchor, each once.

@@ -189,7 +189,7 @@ def _head(
 ) -> list[keras.KerasTensor]:
     """Predicts `filters` numbers for each place of each level: shared convolutions, batch norm per level.
 
-    RetinaNet's convolutions are not separable, and there is no batch norm.
+    RetinaNet's convolutions are not separable and have no batch norm.
     """
     plain = config.architecture == "retinanet"
     make_convolution = _separable_convolution if config.separable else _convolution

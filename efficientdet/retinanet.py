@@ -11,7 +11,7 @@ constants; config.py has them, and what differs from odtk in effect is this:
   least its best anchor; in odtk a box whose anchors all stay below 0.5 trains nothing.
 - The loss is divided by the number of positive anchors plus one; in odtk by that number, 1 for a level
   without any.
-- odtk starts from ImageNet weights and keeps all batch norms as they are. From nothing they have to train;
+- odtk starts from ImageNet weights and keeps all batch norms frozen. From random weights they have to train;
   --init_from with --freeze_batch_norm keeps them.
 - Weight decay is for kernels; in odtk for biases, too.
 - Training images are resized whole and linearly; odtk's DALI loader crops them first and resizes cubically.

@@ -1,7 +1,7 @@
 """Task-aligned learning (arXiv 2108.07755): a box trains the anchors that already predict it best.
 
 The overlap of an anchor with a box, which the loader's targets follow, does not know what the network sees
-there. Here an anchor's alignment with a box is score**alpha * IoU**beta of its own prediction. The best
+there. Here an anchor's alignment with a box is score**alpha * IoU**beta of its prediction. The best
 anchors of each box learn it, and the class target is the alignment, so that the score tells how good the box
 is. One anchor per place is enough.
 

@@ -45,7 +45,7 @@ def main() -> None:
     # --- DALI to NumPy. A batch is a list of tensors, which may differ in size: each is handed over alone.
     first = np.from_dlpack(images.tensors[0])
     assert first.shape == (64, 48, 3) and address(images.tensors[0]) == first.ctypes.data
-    # It is DALI's memory: to be read, and there for as long as somebody holds it.
+    # It is DALI's memory: read-only, and valid as long as a reference exists.
     assert not first.flags.writeable
     # Where all images are equally large, `as_tensor` makes one tensor of the batch.
     batch = ndd.as_tensor(images)

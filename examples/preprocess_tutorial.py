@@ -4,8 +4,8 @@ r"""From pictures on a disk to a training step, by DALI: a tutorial to be read f
 
     1  draw a small data set
     2  write it as TFRecords, with the indexes that DALI needs
-    3  run a DALI pipeline by itself: no TensorFlow, no model
-    4  say the same pipeline in one line, and look at what it makes
+    3  run a DALI pipeline alone: no TensorFlow, no model
+    4  write the same pipeline in one line, and view its output
     5  run it imperatively, operator by operator
     6  put the pipeline inside TensorFlow
     7  train on it
@@ -45,7 +45,7 @@ SHORT_SIDE, CROP = 72, (64, 48)  # pixels; (height, width), and not square: a sw
 
 
 # The pipeline of this tutorial. The function below is called once and computes nothing: each `fn` call adds a
-# node to a graph, which DALI runs later, in threads of its own and some batches ahead of whoever reads.
+# node to a graph, which DALI runs later, in its own threads and some batches ahead of the reader.
 @pipeline_def
 def shapes_pipeline(files: list[str], label_map: LabelMap) -> tuple[DataNode, DataNode, DataNode]:
     """Images uint8 (64, 48, 3), the number of objects in each, float32 (), and the image ids, int64 ()."""
@@ -93,7 +93,7 @@ def main() -> None:
     assert [len(lines), NUM_IMAGES - len(lines)] == [NUM_IMAGES // 2] * 2
     print(f"2. {len(files)} record files, {len(lines)} lines in {files[0]}.idx; the fourth is {file_name}")
 
-    # --- 3. The pipeline by itself. device_id=None is a machine without a GPU.
+    # --- 3. The pipeline alone. device_id=None is a machine without a GPU.
     pipeline = shapes_pipeline(files, label_map, batch_size=BATCH_SIZE, num_threads=2, device_id=None)
     pipeline.build()
     epoch_size = pipeline.epoch_size("reader")  # a pipeline never ends: count
@@ -107,7 +107,7 @@ def main() -> None:
     print(f"3. the last batch: {image_batch.layout()} {image_batch.shape()[0]}, {standalone[-1].dtype}")
     standalone, counts, image_ids = (np.concatenate(parts) for parts in (standalone, counts, image_ids))
     assert standalone.shape == (NUM_IMAGES, *CROP, 3)
-    # Every image came once, and with the number of its own objects.
+    # Every image came once, with the right number of objects.
     rows = [annotations.image_ids.tolist().index(image_id) for image_id in image_ids]
     assert sorted(rows) == list(range(NUM_IMAGES))
     np.testing.assert_array_equal(counts, np.diff(annotations.row_splits)[rows])

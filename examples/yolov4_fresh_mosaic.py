@@ -94,7 +94,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         first, *rest = augment(config, images)
         grey = fn.reshape(fn.full(127 / 255, shape=[*config.image_size, 3]), layout="HWC")
         grey = grey.gpu() if on_gpu else grey
-        # The first image is pasted last: it covers the others where there is no mosaic.
+        # The first image is pasted last: without a mosaic it covers the others.
         corners = fn.cat(0 * targets[:1], targets[1:], targets[:1])
         images = fn.multi_paste(grey, *rest, first, out_anchors=corners, output_size=config.image_size)
         boxes_px, labels = fn.cat(*boxes_px), fn.cat(*labels)

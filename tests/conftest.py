@@ -78,7 +78,7 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     The first test process that asks makes it, and the others wait for it. Tests must not write into it.
     """
     shared = tmp_path_factory.getbasetemp()
-    if hasattr(request.config, "workerinput"):  # one process of several, each with a directory of its own
+    if hasattr(request.config, "workerinput"):  # one process of several, each with a separate directory
         shared = shared.parent
 
     def get(name: str, make: Callable[[pathlib.Path], object]) -> pathlib.Path:
@@ -95,7 +95,7 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def drawn(once: Callable) -> pathlib.Path:
-    """Twelve drawn images, images/ and instances.json, with everything that a data set may hold.
+    """Twelve synthetic images, images/ and instances.json, with everything that a data set may hold.
 
     Category ids with gaps (3, 17, 90), in no order; image ids with gaps, one above 2**31; no image square;
     the third without objects; the fifth with a crowd besides; the seventh with a box that reaches outside,
@@ -144,7 +144,7 @@ def _annotation(image_id: int, category_id: int, box_ltwh_px: list[float]) -> di
 
 @pytest.fixture(scope="session")
 def drawn_records(drawn: pathlib.Path, once: Callable) -> pathlib.Path:
-    """The drawn set as three TFRecord files, indexes and label map: the prefix of their names."""
+    """The synthetic set as three TFRecord files, indexes and label map: the prefix of their names."""
 
     def write(directory: pathlib.Path) -> None:
         from common.datacheck.coco import load_coco

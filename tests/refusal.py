@@ -1,4 +1,4 @@
-"""What is said where something is refused."""
+"""The messages of errors."""
 
 import pytest
 

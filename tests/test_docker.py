@@ -123,7 +123,7 @@ def test_make_finds_its_environment_ready(path):
 
 
 def test_compose_checks_a_device_before_it_trains():
-    """compose-spec's schema/compose-spec.json (1.x) has these names; the page says how it was validated."""
+    """compose-spec's schema/compose-spec.json (1.x) has these names; the page tells how it was validated."""
     for device in ("cpu", "gpu"):
         service, check = COMPOSE["services"][device], COMPOSE["services"][f"check-{device}"]
         for each in (service, check):

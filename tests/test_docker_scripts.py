@@ -36,7 +36,7 @@ UNHEALTHY = [
 
 @pytest.mark.parametrize("breaks, arguments, said", UNHEALTHY)
 def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, arguments, said):
-    """A Python that fails at one of its three tasks, and says why."""
+    """A Python that fails at one of its three tasks with a reason."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nif [ "$1" = {breaks} ]; then echo "the reason"; exit 3; fi\n')
     python.chmod(0o755)

@@ -1,4 +1,4 @@
-"""docker/mpijob.yaml and docker/slurm.sh, against who will read them.
+"""docker/mpijob.yaml and docker/slurm.sh, against the programs that read them.
 
 docker/slurm.sh runs for real, with a stand-in for Slurm's two commands.
 """

@@ -3,7 +3,7 @@
 tests/fixtures/6eb6d8f, made with that commit by tests/fixtures/make_fixture.py of commit 055267a, which no
 later code can run:
 
-    data/                       16 drawn images with instances.json, and the same as TFRecords with index
+    data/                       16 synthetic images with instances.json, and the same as TFRecords with index
     <app>.tar.xz                runs/<app>: a run of three epochs that SIGTERM stopped within the second one
                                 (EfficientDet: COCO files; YOLOv4: TFRecords), with the settings it read;
                                 runs/<app>-whole: the last weights of the same run, never stopped;

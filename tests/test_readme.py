@@ -1,6 +1,6 @@
 """Checks the commands, flags, files and links of README.md, CONTRIBUTING.md and the pages of docs/.
 
-Each command's flags are parsed by its own program. The long tests run every command on drawn data, page by
+Each command's flags are parsed by its own program. Long tests run every command on synthetic data, page by
 page, because later commands use what earlier ones made. They also run the first training command with YOLOv4.
 """
 
@@ -145,7 +145,7 @@ def test_every_page_is_looked_at():
 
 
 def test_other_commands_are_known():
-    """No command hides in a block that nobody runs."""
+    """No command hides in a block that no test runs."""
     for name in RUN_HERE:
         for command in commands(PAGES[name]):
             assert command.removeprefix(".venv/bin/").split()[0] in ("python", "make", "horovodrun"), command

@@ -1,4 +1,4 @@
-"""Copies one app into a directory of its own, with what it imports, its tests, pins and set-up.
+"""Copies one app into a new directory, with what it imports, its tests, pins and set-up.
 
     python tools/copy_app.py efficientdet my_project
     python tools/copy_app.py yolov4 my_project --without=tfrecord,tf_pipeline
@@ -118,7 +118,7 @@ PART_CHOICES = {
     "curves": ("loss_curves", "pr_curves"),
     "faster_coco": ("faster",),
 }
-NAMES_PACKAGES = "common/training/run_directory.py"  # "tensorflow" is no --pipeline_type there
+NAMES_PACKAGES = "common/training/run_directory.py"  # "tensorflow" is not a --pipeline_type there
 # Parts that need another one, and go with it.
 LEFT_OUT_ALONG = {
     "datacheck": ["tfrecord"],

@@ -262,7 +262,7 @@ def _run_session(
 
 
 def _run_processes(command: list[str], environment: dict[str, str], log_file: pathlib.Path) -> int:
-    """Runs the processes to their end, whatever ends this one. Their exit code."""
+    """Runs the processes to their end, even if this one is stopped. Returns their exit code."""
     with log_file.open("wb") as stream:
         process = subprocess.Popen(
             command, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True

@@ -4,7 +4,7 @@ r"""Tries everything that needs a GPU: one command for the first host that has o
     python tools/gpu_check.py --dali_only                         # without TensorFlow
     python tools/gpu_check.py --stages=decoding,loading --images=my/images --annotations=my/instances.json
 
-Each case runs in a process of its own, with a time limit: a crash is one line, and the next case runs. After
+Each case runs in a separate process, with a time limit: a crash is one line, and the next case runs. After
 a stop the same command goes on where it was. It writes gpu_check.json, logs/ and rows.md, tables for
 docs/benchmarks.md, and says at the end what works, what is slow and which flag to change.
 """
@@ -66,7 +66,7 @@ def check(a: Args) -> list[str]:
 
 
 def count_gpus() -> int:
-    """The GPUs that DALI sees, in a process of its own.
+    """The GPUs that DALI sees, in a separate process.
 
     Raises:
         UserError: none, or DALI is not installed.

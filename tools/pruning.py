@@ -94,7 +94,7 @@ class Place(NamedTuple):
 
 
 def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], bool]) -> None:
-    """Prunes files in place, until nothing in them uses a lost name of its own or of another one.
+    """Prunes files in place, until nothing in them uses a name that is gone.
 
     Args:
         texts: path -> text.

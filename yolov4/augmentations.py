@@ -70,7 +70,7 @@ def auto_augment(images: list[DataNode], config: "YOLOv4Config") -> list[DataNod
     Each sample goes through its own operations only: see `is_conditional`.
     """
     ops, magnitude = config.rand_augment_ops, config.rand_augment_magnitude
-    # DALI 2.4 calls two of its own operators by deprecated names, and warns whatever the filters say.
+    # DALI 2.4 calls two of its operators by deprecated names, and its warnings ignore Python's filters.
     with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
             return [trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, image) for image in images]

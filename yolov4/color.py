@@ -15,7 +15,7 @@ def to_unit(images: DataNode) -> DataNode:
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
     """`change_hsv`, drawn anew for each image: -hue .. hue degrees, and twice a `random_factor`.
 
-    Where all three change nothing, there is no draw.
+    If none of the three changes anything, nothing is drawn at random.
     """
     if not hue and saturation == exposure == 1:
         return [to_unit(image) for image in images]

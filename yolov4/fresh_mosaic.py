@@ -7,8 +7,8 @@ these, and what the filter of the resize reaches beyond them, are decoded, resiz
 together are as many pixels as one canvas. What grows is the reading and the part of the decoding that no
 window spares: a JPEG is a single stream of bits, and all rows above a window must be read off it.
 
-A sample that is no mosaic this time is one tile, the whole canvas of the first reader's image. The images
-that the others have read for it are not looked at.
+A sample without a mosaic is one tile, the whole canvas of the first reader's image. The images
+that the others have read for it are not used.
 
 An epoch has as many steps as ever: the first reader goes once through the data, sharded among the ranks and
 in the order that it always has. The other three read the same shards, each in another order, so an

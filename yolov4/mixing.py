@@ -21,7 +21,7 @@ from yolov4.config import YOLOv4Config
 from yolov4.crops import round_half_up
 from yolov4.mosaic import Objects, Pieces
 
-COVERED = 0.5  # own boxes of which CutMix hides a larger share are no longer there
+COVERED = 0.5  # boxes of which CutMix hides a larger share are removed
 
 
 def mix(

@@ -47,7 +47,7 @@ def build_model(
 
     Raises:
         UserError: no such model.
-        ValueError: `image_size` is no multiple of 32.
+        ValueError: `image_size` is not a multiple of 32.
     """
     config = config or get_config(model_name)
     config = dataclasses.replace(config, image_size=image_size or config.image_size)

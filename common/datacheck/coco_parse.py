@@ -155,7 +155,7 @@ _FIELDS = {struct: msgspec.structs.fields(struct) for struct in _NOTHING}
 
 
 def record_name(record: dict[str, Any], key: str, number: int) -> str:
-    """`annotation 3 (image 7)`, or where there is no id `annotations[2] (no id, image 7)`."""
+    """`annotation 3 (image 7)`, or, without an id, `annotations[2] (no id, image 7)`."""
     record_id = record.get("id")
     has_id = type(record_id) is int and record_id >= 0
     about = [] if has_id else [f"id {_shown(record_id)}" if "id" in record else "no id"]

@@ -47,7 +47,7 @@ _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP",
 
 
 def inspect(encoded: bytes | memoryview, policy: ImagePolicy = ImagePolicy()) -> ImageFacts:
-    """Inspects an image in memory, as deep as `policy` says; one that is too large is never decoded."""
+    """Inspects an image in memory, as deep as `policy` asks; one that is too large is never decoded."""
     return _inspect(io.BytesIO(encoded), policy)
 
 
@@ -190,7 +190,7 @@ def inspect_files(
         One for each name, in order.
 
     Raises:
-        UserError: there is no place for the cache.
+        UserError: the disk has not enough space for the cache.
     """
     digest = hashlib.sha256(os.fsencode(os.path.realpath(images_dir))).hexdigest()[:32]
     cache = f"files-{_VERSION}-{digest}.msgpack"
@@ -282,7 +282,7 @@ def check_images(
     describe: Callable[[int], str],
     issues: Issues,
 ) -> np.ndarray:
-    """Compares images with what annotations say of them.
+    """Compares images with their annotations.
 
     Args:
         facts: of I images; None where another fault was reported.

@@ -192,7 +192,7 @@ class Issues:
 
     Args:
         origin: the file or the pattern, for messages.
-        policy: how images are checked. Skipped ones are no errors.
+        policy: how images are checked. Skipped images are not errors.
     """
 
     def __init__(self, origin: str, policy: ImagePolicy = ImagePolicy()):

@@ -180,7 +180,7 @@ def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> 
     Args:
         files: what `walk` found; of damaged files, the records before the damage are read.
         known: the category ids that labels may have.
-        issues: gets what is wrong with single records, but not with their images; its policy says how deep
+        issues: gets what is wrong with single records, but not with their images; its policy sets how deep
             images are checked.
     """
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]

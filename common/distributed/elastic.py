@@ -45,7 +45,7 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
 
     Raises:
         UserError: Horovod is not installed, or the strategy is not Horovod's.
-        OtherRankError: another rank failed, and says so itself.
+        OtherRankError: another rank failed, and reports it.
     """
     if a.strategy != "horovod":
         raise UserError("--elastic is Horovod's: it needs --strategy=horovod")
@@ -63,7 +63,7 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
 
     @hvd.elastic.run
     def attempt(state: Any) -> Any:
-        progress.be_quiet(hvd.rank() > 0)  # who was rank 1 may be rank 0 now
+        progress.be_quiet(hvd.rank() > 0)  # rank 1 may have become rank 0
         # --overwrite is for the first attempt: the others go on from it.
         again = dataclasses.replace(a, overwrite=False) if state.begun else a
         state.begun = True
@@ -76,10 +76,10 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
             raise  # known to all ranks
         except Exception as error:
             # The launcher empties its store when it forms the ring anew: after every process is gone or has
-            # come back. Who sees that another is gone still finds there what that one has told.
+            # come back. A rank that sees that another is gone still finds its last message there.
             server = [os.environ[f"HOROVOD_GLOO_RENDEZVOUS_{part}"] for part in ("ADDR", "PORT")]
             if not isinstance(error, tf.errors.OpError | RuntimeError) or not is_lost_rank(error):
-                with contextlib.suppress(RuntimeError, OSError):  # without a launcher nobody goes on
+                with contextlib.suppress(RuntimeError, OSError):  # without a launcher no rank continues
                     http_client.put_data_into_kvstore(*server, *_PLACE, f"rank {hvd.rank()}: {error}")
                 raise
             with contextlib.suppress(RuntimeError, OSError):  # nothing was told

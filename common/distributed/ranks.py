@@ -1,4 +1,4 @@
-"""The processes and devices of one run: who is who, and what they do together.
+"""The processes and devices of one run: which process is which, and collective operations.
 
     ranks = distributed.start("horovod")
 
@@ -289,7 +289,7 @@ def seed_per_rank(model: keras.Model, rank: int) -> None:
 
 
 def random_states(model: keras.Model) -> list[tf.Variable]:
-    """The (seed, counter) of each Keras seed generator: the variables that are no weights."""
+    """The (seed, counter) of each Keras seed generator: variables that are not weights."""
     weights = {id(weight) for weight in model.weights}
     return [variable.value for variable in model.variables if id(variable) not in weights]
 
@@ -309,14 +309,14 @@ def unpack(data: np.ndarray) -> Any:
 
 
 def reproducible() -> None:
-    """Lets the same step on the same CPU give the same bits, whatever else the machine is doing.
+    """Lets the same step on the same CPU give the same bits, independent of the load of the machine.
 
     In a step of these apps only sums of three or more tensors depend on timing; gradients are full of them.
-    tensorflow/core/kernels/aggregate_ops.cc AddNOp starts with the first term that nobody else still needs;
+    tensorflow/core/kernels/aggregate_ops.cc AddNOp starts with the first term that no other operator needs;
     and once a graph is thought to need more than 80% of its device's memory (of 256 MB, on a CPU),
     tensorflow/core/grappler/optimizers/memory_optimizer.cc SchedulingPass adds the terms as they arrive. A
     sum of two comes out the same either way round. So all longer ones are made of those, and the optimizer
-    that would join them again (arithmetic_optimizer.cc, AddOpsRewriteStage) is off; the step is no slower.
+    that would join them again (arithmetic_optimizer.cc, AddOpsRewriteStage) is off; the step is equally fast.
 
     Another number of threads, another kind of CPU and --xla can still change the last digits from one run to
     another. On a GPU other kernels, too, add in any order: tf.config.experimental.enable_op_determinism is

@@ -1,12 +1,12 @@
 """Ranks by tf.distribute: all devices of a process train together, and so do all hosts of a cluster.
 
-mirrored      MirroredStrategy over the GPUs of this process, or its logical CPU devices where there is no GPU
+mirrored      MirroredStrategy over the GPUs of this process, or its logical CPU devices without a GPU
 multi_worker  MultiWorkerMirroredStrategy: one such process per host (with one CPU device where there is no
-              GPU), each told by TF_CONFIG who it is:
+              GPU), each identified by TF_CONFIG:
 
     TF_CONFIG='{"cluster": {"worker": ["a:12345", "b:12345"]}, "task": {"type": "worker", "index": 0}}'
 
-Every replica has its own copy of each variable and, as with Horovod, changes it by itself: `average` has made
+Every replica has its own copy of each variable and, as with Horovod, updates it alone: `average` has made
 the gradients equal, so the weights and the optimizer stay equal, while what a replica learns from its own
 images (moving statistics) stays its own. Outside `run` a variable is the copy of the process' first replica,
 and assigning to it sets all copies of the process.
@@ -193,7 +193,7 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
             if rank:
                 _wait_for_leader(workers[0])
             _configure_coordination_service()
-        # TensorFlow waits in C++ and holds Python's lock: neither a thread nor a handler of ours can run.
+        # TensorFlow waits in C++ and holds Python's lock: no other Python thread or signal handler runs.
         faulthandler.dump_traceback_later(START_SECONDS, exit=True, file=2)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         return tf.distribute.MultiWorkerMirroredStrategy()

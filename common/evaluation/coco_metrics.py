@@ -87,7 +87,7 @@ class Evaluation(NamedTuple):
 
     Attributes:
         metrics: NAMES -> float in 0..1, or NO_TRUTH where no ground truth counts; and `per_class`: class name
-            -> AP, AP50, and `num_boxes`, the number of boxes that are no crowds.
+            -> AP, AP50, and `num_boxes`, the number of boxes without crowds.
         results: the detections, as they were given.
         curves: class name -> the curve whose area is AP50: interpolated precision at IoU 0.50 and recalls
             0, 0.01 .. 1, 101 floats. Classes without ground truth are left out.
@@ -144,7 +144,7 @@ def score(
         evaluator.evaluate()
         evaluator.accumulate()
         evaluator.summarize()
-    # (IoU thresholds, recalls, categories) of all sizes and 100 detections; -1 where there is no ground truth
+    # (IoU thresholds, recalls, categories) of all sizes and 100 detections; -1 without ground truth
     precision = evaluator.eval["precision"][:, :, :, 0, -1]
     metrics: dict[str, Any] = dict(zip(NAMES, map(float, evaluator.stats[:12]), strict=True))
     metrics["per_class"], curves = {}, {}
@@ -160,7 +160,7 @@ def score(
 
 
 def format_table(metrics: dict[str, Any]) -> str:
-    """The 12 numbers and one line per class as text; `-` where there is no ground truth."""
+    """The 12 numbers and one line per class as text; `-` without ground truth."""
     width = max(len(name) for name in [*metrics["per_class"], "class"])
     lines = [f"{name:5} {_percent(metrics[name])}" for name in NAMES]
     lines += ["", f"{'class':{width}}     AP   AP50   boxes"]

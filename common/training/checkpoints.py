@@ -122,7 +122,7 @@ class Checkpoints:
     def restore(self) -> None:
         """Restores the variables and the positions of `iterators` that `find` found.
 
-        With another number of ranks, what each rank had of its own is ignored: all start with the moving
+        With another number of ranks, the state of single ranks is ignored: all start with the moving
         statistics of rank 0, and their data start where `iterators` are. The learning rate is then that of
         `state["step"]`.
 

@@ -1,4 +1,4 @@
-"""Opens what eval.py and infer.py take as --weights: weights of ours, or a file that export.py wrote."""
+"""Opens what eval.py and infer.py take as --weights: a file that train.py or export.py wrote."""
 
 import pathlib
 from typing import Any

@@ -77,7 +77,7 @@ def transfer(
     """Copies every weight whose path and shape agree; the others keep their initial values.
 
     The weights of `rows` are taken class by class: the rows of classes with the same name (in COCO's or in
-    Pascal VOC's spelling) are copied, at whatever place in either model; those of new classes keep their
+    Pascal VOC's spelling) are copied, at any place in either model; those of new classes keep their
     initial values.
 
     Args:

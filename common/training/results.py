@@ -232,7 +232,7 @@ def note_metric(state: dict[str, Any], metric: float, eval_data: str | None = No
 
     Args:
         state: of the checkpoint, changed in place: `best_metric` and `without_gain`, evaluations since then.
-        metric: higher is better; one that is not finite is no gain.
+        metric: higher is better; a value that is not finite never counts as better.
         eval_data: fingerprint of the data. Metrics of other data do not compare: this one is then the best.
 
     Returns:

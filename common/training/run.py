@@ -205,7 +205,7 @@ class Run:
             yield images, targets
 
     def after_step(self, result: step_guard.StepResult, images: Any, targets: Any) -> None:
-        """Counts a step, looks at its result, shows progress; saves where it is time to.
+        """Counts a step, checks its result, shows progress, and saves when a checkpoint is due.
 
         Raises:
             UserError: too many steps in a row were skipped, or a stopped run cannot be saved.

@@ -8,7 +8,7 @@
                               moving statistics; by tf.train.Checkpoint, as state.* is
         SHA256SUMS            written last; `sha256sum -c` reads it
 
-The newest checkpoint is the one that was saved last, whatever its step: a run that went back to the end of an
+The newest checkpoint is the one that was saved last, at any step: a run that went back to the end of an
 epoch may save lower steps than before. A step that is saved again, as before and after an evaluation, has
 another directory (00001200.7, the seventh save of the run), so that no save replaces what it may not reach.
 """
@@ -303,7 +303,7 @@ def versions() -> dict[str, str]:
 
 
 def _serial(path: pathlib.Path) -> float:
-    """Infinite where it is damaged: such a checkpoint is looked at first, and found so."""
+    """Infinite where it is damaged: such a checkpoint is examined first, and rejected."""
     try:
         return int(read_manifest(path)[_SERIAL])
     except (FileNotFoundError, ValueError, KeyError):

@@ -64,7 +64,7 @@ def guarded_step(
         model: whose moving statistics a skipped step leaves as they were.
         updated: all variables that `update` changes.
         xla: compile the update, on a GPU.
-        every_gradient: look at the gradients' norm too. Not under float16: its loss scale wants to see
+        every_gradient: check the gradients' norm too. Not under float16: its loss scale wants to see
             overflows.
 
     Returns:
@@ -120,9 +120,9 @@ def guarded_step(
 
 
 class StepGuard:
-    """Looks at each step's result on the host, and counts the steps that were skipped.
+    """Checks each step's result on the host, and counts the steps that were skipped.
 
-    Looking waits until the device has done all its work, so on a GPU it looks at LOOK_EVERY steps at once,
+    A check waits until the device has done all its work, so on a GPU it covers LOOK_EVERY steps at once,
     all ranks at the same ones.
 
     Args:
@@ -146,7 +146,7 @@ class StepGuard:
         self._waiting: list[tuple[int, StepResult, Any, Any]] = []
 
     def check(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
-        """Looks at the result of a step (on a GPU, at those of LOOK_EVERY steps after the last of them).
+        """Checks the result of a step (on a GPU, the results of LOOK_EVERY steps after the last of them).
 
         Raises:
             UserError: more than `limit` steps in a row were skipped.

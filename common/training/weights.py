@@ -1,7 +1,7 @@
 """Weights files: Keras' own format, written whole or not at all, with metadata and a checksum inside.
 
 Keras writes in place, so that a kill or a full disk loses the old file too, and it loads a `.weights.h5` with
-a flipped bit, or with surplus layers, without a word.
+a flipped bit, or with surplus layers, without an error.
 """
 
 import hashlib
@@ -115,7 +115,7 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
     """
     try:
         return keras.utils.get_file(name, address, cache_subdir="models", file_hash=checksum)
-    except Exception as error:  # get_file raises a plain Exception where there is no network
+    except Exception as error:  # get_file raises a plain Exception without a network
         problem = reason(error).rpartition(" -- ")[2].rstrip(".")
         raise UserError(
             f"--init_from=imagenet: {address} cannot be downloaded ({problem}). Get it elsewhere and put it "
@@ -124,7 +124,7 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
 
 
 def _manifest(model: keras.Model) -> list[list[Any]]:
-    """[path, name, shape] of every weight in order: Keras loads a file with surplus layers without a word.
+    """[path, name, shape] of every weight in order: Keras loads a file with surplus layers without an error.
 
     Two models built in one process have different paths where layers have no names of their own, so the path
     ("dense_1/kernel") is for messages and the name ("kernel") for comparison.

@@ -51,7 +51,7 @@ _BLOCK_LAYERS = {
 _BLOCK = re.compile(r"backbone\.block_(\d+)\.(\w+\.\w+)")
 _PARTS = re.compile(r"(?:^|/)((?:efficientnet-[a-z0-9]+|resample_p\d+|fpn_cells|class_net|box_net)/.+)$")
 _BACKBONE = re.compile(r"^efficientnet-[a-z0-9]+/(?:model/)?")
-# what follows are numbers that say again where a node's inputs come from
+# the numbers that follow repeat where a node's inputs come from
 _RESAMPLE = re.compile(r"/resample_(\d+)_\d+_\d+/")
 _COMBINE = re.compile(r"/op_after_combine\d+/")
 
@@ -161,7 +161,7 @@ def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
 
 
 def class_names(num_classes: int, label_map: LabelMap | None = None) -> tuple[str, ...]:
-    """The names of automl's class outputs: output i is category id i + 1; "" where there is no such category.
+    """The names of automl's class outputs: output i is category id i + 1; "" if that category does not exist.
 
     Args:
         num_classes: outputs.

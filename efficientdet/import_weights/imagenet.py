@@ -54,7 +54,7 @@ def download(backbone: str) -> str:
         backbone: one of backbone.NAMES.
 
     Raises:
-        UserError: there is no file for this backbone, it cannot be downloaded, or its checksum is another.
+        UserError: the backbone has no published file, or the download fails, or the checksum differs.
     """
     if backbone in KERAS_MD5:
         name = f"{backbone.replace('-', '')}_notop.h5"

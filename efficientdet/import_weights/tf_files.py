@@ -68,7 +68,7 @@ def open_weights(path: str | os.PathLike) -> ForeignWeights:
             directory with one.
 
     Raises:
-        UserError: there is no such thing, or it is damaged.
+        UserError: the file is missing or damaged.
     """
     path = os.fspath(path)
     if pathlib.Path(path).is_file() and h5py.is_hdf5(path):

@@ -46,7 +46,7 @@ def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> di
         Path of a weight -> float32 array in Keras' layout, for every weight of the backbone.
 
     Raises:
-        UserError: the file is damaged, or of another network; or there is no such file for this backbone.
+        UserError: the file is damaged or belongs to another network, or the backbone has no such file.
     """
     if backbone in resnet.RESNETS:
         name_of = _resnet_name

@@ -189,5 +189,5 @@ def tiny_train(app, command):
 
 @pytest.fixture(scope="session")
 def trained(app, tiny_train, drawn, once) -> pathlib.Path:
-    """The run directory of two epochs on the drawn images: trained once, for tests that only read it."""
+    """The run directory of two epochs on the synthetic images: trained once, for tests that only read it."""
     return once(f"trained-{app.name}", lambda directory: tiny_train(drawn, directory))

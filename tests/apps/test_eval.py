@@ -20,7 +20,7 @@ from tests.common.training.small_model import full_disk, rows_of
 
 @pytest.fixture
 def evaluation(trained, drawn, command):
-    """evaluation(output directory, flags) -> the metrics of the trained network on the drawn images."""
+    """evaluation(output directory, flags) -> the metrics of the trained network on the synthetic images."""
 
     def run(output_dir, *flags: str):
         given = [f"--weights={trained}", f"--output_dir={output_dir}", *coco_flags(drawn, "eval")]
@@ -111,7 +111,7 @@ def test_other_categories_are_refused(trained, drawn, command, tmp_path):
 
 
 def test_what_was_trained_cannot_be_changed_by_hparams(app, evaluation, tmp_path):
-    """Other anchors would load without a word and decode every box wrongly."""
+    """Other anchors would load without an error and decode every box wrongly."""
     name, value = app.own_hparam
     with pytest.raises(UserError, match=rf"'{name}' cannot be changed here.*nms_method"):
         evaluation(tmp_path, f"--hparams={name}={value}")

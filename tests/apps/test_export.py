@@ -92,7 +92,7 @@ def by_weights(app, decided, command, drawn, tmp_path_factory):
 
 
 def _check_same(found, expected):
-    """The same detections, whatever the order of equal scores: to 1e-4, 0.015 px here, and rounding."""
+    """The same detections in any order of equal scores: to 1e-4, 0.015 px here, and rounding."""
     assert len(found) == len(expected) > 500
     assert np.std([detection["score"] for detection in expected]) > 0.01  # far above 1e-4
 

@@ -114,7 +114,7 @@ def test_ids_from_an_image_list(infer, drawn, tmp_path):
 
 @pytest.fixture(scope="module")
 def clip(drawn, tmp_path_factory):
-    """Seven drawn images, all of one size, as a video; and the same images as files."""
+    """Seven synthetic images, all of one size, as a video; and the same images as files."""
     cv2 = pytest.importorskip("cv2")
     directory = tmp_path_factory.mktemp("clip")
     (directory / "frames").mkdir()

@@ -1,4 +1,4 @@
-"""The training command learns photographs by heart: from COCO json by DALI, from TFRecords by tf.data."""
+"""The training command overfits photographs: from COCO json by DALI, from TFRecords by tf.data."""
 
 import json
 import pathlib

@@ -63,7 +63,7 @@ def test_what_a_run_leaves_behind(app, trained):
 
 
 def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
-    """The same command on the finished directory has nothing left to do and says what it had found.
+    """The same command on the finished directory has nothing left to do and prints the earlier metrics.
 
     What counts may be changed on the way.
     """

@@ -59,7 +59,7 @@ def random_labels(rng, images):
     return [rng.integers(1, 91, len(boxes)).astype(np.int32) for boxes in images]
 
 
-# --- what the rule says, in NumPy ---
+# --- the rule in NumPy ---
 
 
 def largest(boxes, count):

@@ -1,4 +1,4 @@
-"""Data sets as the flags name them: what a source says and reads, with and without a data check."""
+"""Data sets as the flags name them: what a source reports and reads, with and without a data check."""
 
 import shutil
 

@@ -81,14 +81,14 @@ def test_unfinished_work_is_cleared_away_and_nothing_else(tmp_path):
 
 
 class Killed(BaseException):
-    """Nobody catches it, and nothing works any more."""
+    """It is not caught, and nothing works any more."""
 
 
 @pytest.mark.parametrize("names", [[], ["a", "b"]], ids=["file", "directory"])
 def test_a_kill_at_any_call_leaves_the_old_or_the_new(tmp_path, monkeypatch, names):
     """At the n-th call of os.fsync or os.replace, for every n.
 
-    A directory may also be gone: it cannot be replaced in one step, and says so.
+    A directory may also be gone: it cannot be replaced in one step, and the message tells this.
     """
     path, left = tmp_path / "x", 0
 

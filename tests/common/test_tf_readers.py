@@ -92,7 +92,7 @@ def both_readers(source, count, **options):
 
 
 def test_records_of_googles_converter(tmp_path):
-    """Without objects there are no keys of objects, at which DALI alone dies; crowds may be unmentioned."""
+    """A record without objects lacks their keys, on which DALI alone fails; the key of crowds is optional."""
     for f in range(2):
         examples = [google_example(10 * f + i, num_objects=i, crowds=f == 0) for i in range(4)]
         write(tmp_path / f"{f}.tfrecord", *examples)

@@ -123,7 +123,7 @@ BAD_ENDS = [
 
 @pytest.mark.parametrize(("tail", "kind", "text"), BAD_ENDS)
 def test_a_bad_end_is_named_with_its_place(tmp_path, tail, kind, text):
-    """Behind large records, which are jumped over. A right length of any size is no crash."""
+    """Behind large records, which are skipped. A correct length of any size does not crash the reader."""
     path = write(tmp_path / "x", *[bytes(300_000)] * 5)
     with open(path, "ab") as stream:
         stream.write(tail)
@@ -287,7 +287,7 @@ def test_patterns(tmp_path):
 
     assert names(f"{tmp_path}/b*, {tmp_path}/a-?,{tmp_path}/b-0") == ["a-0", "b-0", "b-1"]
     assert names(f"{tmp_path}/**") == ["a-0", "b-0", "b-1", "deep/er/b-2"]
-    # What is no file is not dropped.
+    # Only files can be dropped.
     (tmp_path / "b-3").mkdir()
     os.mkfifo(tmp_path / "b-4")
     (tmp_path / "b-5").symlink_to("nowhere")

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: who has what, without a launcher.
+"""Ranks that are threads of one process: a test of ranks without a launcher.
 
 results = together(2, lambda ranks: ranks.gather(ranks.rank))
 """
@@ -58,7 +58,7 @@ def together(world_size: int, work: Callable[[Ranks], T]) -> list[T]:
     """`work(ranks)` on so many threads; what each returned.
 
     Raises:
-        Whatever one of them raised, of several the one of the lowest rank; the others are released.
+        The error that a thread raised; of several, that of the lowest rank. The other threads are released.
     """
     barrier = threading.Barrier(world_size)
     table: list[Any] = [None] * world_size

@@ -14,7 +14,7 @@
 
     results = launching.run_two_replicas("mirrored", [script], timeout=60)  # two CPU devices of one process
 
-horovodrun gives every rank a session of its own, so neither its process group nor its children are all that
+horovodrun gives every rank a separate session, so neither its process group nor its children are all that
 there is to kill. Each job carries a mark in its environment, which all its processes inherit.
 """
 
@@ -52,7 +52,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class Result(NamedTuple):
-    """What a job ended with. horovodrun's code is 1 whatever code a rank ended with."""
+    """What a job ended with. horovodrun's code is 1 for every code of a rank."""
 
     returncode: int
     stdout: str

@@ -148,7 +148,7 @@ def run_messages(ranks, directory):
         return seen
 
     with ranks.raise_on_any_rank():
-        pass  # nobody has a problem
+        pass  # no rank has a problem
     problem = None
     try:
         with ranks.raise_on_any_rank():

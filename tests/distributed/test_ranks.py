@@ -34,7 +34,7 @@ def results(tmp_path_factory):
         else:
             words = [steps_on_ranks.__file__, strategy, output]
             for result in launching.run_two_replicas(strategy, words, timeout=TIMEOUT):
-                # A watchdog has nothing to say of ranks that finish.
+                # A watchdog does not report ranks that finish.
                 assert not re.search(r"\brank\b|^(.*>:)?(error|warning)", result.stderr, re.MULTILINE)
         files = sorted(output.glob("*.msgpack"))
         return [msgspec.msgpack.decode(file.read_bytes()) for file in files]

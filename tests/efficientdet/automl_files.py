@@ -75,7 +75,7 @@ def write_tensors(prefix, tensors):
 def write_objects(prefix, variables, lost=None):
     """tf.train.Checkpoint's: keys are paths of attributes; names stand in the graph, averages are slots.
 
-    `lost`: of the last variable's average "values", or the "attribute" that says where they are, too.
+    `lost`: of the last variable's average "values", or the "attribute" that locates them, too.
     """
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, tensors = graph.nodes.add(), {}

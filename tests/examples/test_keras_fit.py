@@ -28,7 +28,7 @@ from tests.distributed.test_train_on_ranks import PLAIN
 from tests.fixtures.calculations import weights_of
 from tests.refusal import refusal
 
-FOR_YOLOV4 = {  # what the example says to change
+FOR_YOLOV4 = {  # the changes that the example names
     "efficientdet": "yolov4",
     "FitModel(network, config, ranks)": "FitModel(network, config)",
     ", num_epochs\n": "\n",
@@ -37,7 +37,7 @@ FOR_YOLOV4 = {  # what the example says to change
 
 
 def example_of(app):
-    """The example as a module, changed for the app as its docstring says."""
+    """The example as a module, changed for the app as its docstring describes."""
     source = (ROOT / "examples/keras_fit.py").read_text()
     for old, new in FOR_YOLOV4.items() if app == "yolov4" else ():
         assert old in source

@@ -1,7 +1,7 @@
 """A small sound data set to be spoilt: one thing in it goes wrong, chosen by a seed.
 
-Each fault is a function under `@fault(kind)`: it spoils a `DataSet` and returns what the report must say, at
-least: the id of the offender and the value or the file. Without a return value it must say `words`.
+Each fault is a function under `@fault(kind)`: it spoils a `DataSet` and returns what the report contains, at
+least: the id of the offender and the value or the file. Without a return value it must contain `words`.
 """
 
 import dataclasses
@@ -89,7 +89,7 @@ class Fault:
         return zlib.crc32(self.name.encode())
 
     def words(self, data) -> list[str]:
-        """Spoils the data; returns what the report must say."""
+        """Spoils the data; returns what the report must contain."""
         words = self.spoil(data)
         return data.words if words is None else words
 

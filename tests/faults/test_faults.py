@@ -25,7 +25,7 @@ def open_data(data: DataSet, policy: ImagePolicy = ImagePolicy()):
 
 
 def check_report(kind: str, issues: Issues, words: list[str]) -> None:
-    """The issue says the words; nothing else was found that stops or was mended."""
+    """The issue contains the words; the report has no other error and no other repair."""
     allowed = {kind, "image-empty" if kind == "no-images" else ""}
     assert not [i.kind for i in issues if i.kind not in allowed and i.severity is not Severity.WARNING]
     line = issues[kind].line()

@@ -5,5 +5,5 @@ from tests.oracle.fuzzed import FuzzedSet, write_fuzzed_set
 
 @pytest.fixture(scope="session")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> FuzzedSet:
-    """The drawn images, written once."""
+    """The synthetic images, written once."""
     return write_fuzzed_set(tmp_path_factory.mktemp("fuzzed"))

@@ -1,4 +1,4 @@
-"""A hundred drawn images of all shapes and formats with boxes of all kinds, and what is known of them."""
+"""A hundred synthetic images of all shapes and formats with boxes of all kinds, and what is known of them."""
 
 import json
 import pathlib

@@ -85,7 +85,7 @@ def match(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
     """(A,): which box each anchor is to find, -1 for none; SSD's rule by brute force over all pairs.
 
     An anchor takes the box that it overlaps most if their IoU exceeds 1/2; every box gets its best anchor
-    whatever the IoU; of two boxes with the same best anchor the later one has it. Of equals the last one
+    at any IoU; of two boxes with the same best anchor the later one has it. Of equals the last one
     wins. All in float32: where two compete, the last bit decides.
 
     Args:

@@ -33,7 +33,7 @@ TRAININGS = {
 }
 
 
-# --- what the definitions say ---
+# --- the definitions ---
 
 
 def shows_center(boxes_px, size, anchor, shape) -> np.ndarray:

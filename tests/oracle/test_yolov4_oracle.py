@@ -45,7 +45,7 @@ class Canvas(NamedTuple):
     source: str  # for messages
 
 
-# --- what the definitions say ---
+# --- the definitions ---
 
 
 def batch_size(config: YOLOv4Config, draws: Draws) -> tuple[int, int]:

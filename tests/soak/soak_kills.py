@@ -128,7 +128,7 @@ def stop_and_resume(
 def _stop_somewhere(
     job: launching.Job, output_dir: pathlib.Path, ranks: int, how: str, draw: random.Random
 ) -> str:
-    """Waits for a checkpoint, then for a moment, then sends the signal; says where."""
+    """Waits for a checkpoint, then for a moment, then sends the signal; returns where."""
     before = (saved_steps(output_dir) or [0])[-1]
     ahead = [step for step in range(before + 1, EPOCHS * STEPS + 1) if step % SAVE_EVERY == 0]
     awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])  # leaving some for the next time
@@ -149,7 +149,7 @@ def _stop_somewhere(
     if how != "SIGKILL":
         said = result.stdout + result.stderr
         assert "saved after step" in said, said
-        # horovodrun has a code of its own and tells the first rank's.
+        # horovodrun has a separate exit code and prints the first rank's.
         assert "Exit code: 75" in said if ranks > 1 else result.returncode == 75, said
     reached = (saved_steps(output_dir) or [0])[-1]
     return f"{how} to rank {' and '.join(map(str, sorted(victims)))}, saved was step {reached}"

@@ -158,7 +158,7 @@ def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]
 
 
 def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
-    """In a namespace of its own, where `disk` is small."""
+    """In a separate namespace, where `disk` is small."""
     draw = random.Random(seed)
     run, filler = disk / "run", disk / "filler"
     subject = Subject(run)

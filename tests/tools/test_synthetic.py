@@ -1,4 +1,4 @@
-"""Drawn data: valid COCO, true boxes and areas, all sizes and classes, the same bytes for the same seed."""
+"""Synthetic data: valid COCO, true boxes and areas, all sizes and classes, equal bytes for equal seeds."""
 
 import json
 import sys

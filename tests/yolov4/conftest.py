@@ -13,5 +13,5 @@ def rectangles(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session")
 def published_yolov4() -> keras.Model:
-    """YOLOv4 as it is published, for tests that only look at it."""
+    """YOLOv4 as it is published, for tests that do not change it."""
     return build_model("yolov4", 80, (608, 608))

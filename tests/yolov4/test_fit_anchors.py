@@ -1,4 +1,4 @@
-"""The command that fits anchors: what it reports, what it says to type, and when the old ones stay."""
+"""The command that fits anchors: what it reports, which flag it prints, and when the old anchors stay."""
 
 import json
 import re

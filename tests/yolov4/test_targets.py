@@ -90,7 +90,7 @@ def predictions_of(assignment, config, head):
 
 
 def check(assignment, boxes, classes, config, head, grid_size):
-    """Everything that an Assignment says, against the transcription. Returns the number of trained boxes."""
+    """All fields of an Assignment against the transcription. Returns the number of trained boxes."""
     expected = darknet_rules.assign(boxes, classes, config, head, grid_size, NUM_CLASSES)
     found = {}
     for m, k in zip(*np.nonzero(assignment.assigned), strict=True):
@@ -210,7 +210,7 @@ def test_ignore_mask_against_brute_force(model_name):
 
 
 def test_ignore_mask_needs_a_class_but_no_objectness_and_skips_padding():
-    """The rows beyond num_boxes cost no time, whatever they hold."""
+    """The rows beyond num_boxes cost no time, with any content."""
     config = CONFIGS["yolov4"]
     boxes, classes = np.zeros((1, 200, 4), np.float32), np.zeros((1, 200), np.int32)
     boxes[0, 150] = 0.3, 0.3, 0.55, 0.6

@@ -1,6 +1,6 @@
 """What each stage of a DALI loader costs: the loader's own graph, truncated after each stage.
 
-A truncated graph gives what its stage gives; DALI leaves out whatever that does not need. The stage costs the
+A truncated graph gives what its stage gives; DALI leaves out unused operators. The stage costs the
 CPU time of its graph minus that of the graph before it. All graphs live in one process and are measured in
 turn. Each measurement starts and ends with full queues and no work going on, so the CPU time is that of as
 many batches as were taken. inference.py measures its stages in the same way.

@@ -73,7 +73,7 @@ def find_listed(path: str, find: Callable[[str], str | None], kind: str, issues:
 
     Args:
         path: of the list.
-        find: what a line names; None where there is no such thing.
+        find: returns the object that a line names, or None.
         kind: kind of issue for these lines.
         issues: gets them.
     """
@@ -104,7 +104,7 @@ def make_annotations(
         issues: what was found before; its policy is about images that cannot be used.
 
     Raises:
-        DataError: everything in `issues` that stops; or that there is no image or no box.
+        DataError: the errors in `issues`, or no image, or no box.
     """
     names = [image.file_name if is_text(image.file_name) else "" for image in images]
     for image, name in zip(images, names, strict=True):

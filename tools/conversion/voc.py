@@ -34,7 +34,7 @@ def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Ann
 
     The image of an xml file is the one of the same name; only where there is none does its `filename` count,
     which copies and renamed files often carry wrongly. Without --label_map, category ids are 1, 2, ... in
-    alphabetic order of all names in all xml files, whatever the split, so that the ids of two splits agree.
+    alphabetic order of all names in all xml files of all splits, so that the ids of two splits agree.
 
     Returns:
         The annotations, and the directory that their file names refer to.

@@ -55,7 +55,7 @@ class Exportable:
 def network_input(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
     """uint8 images at their places in the network input -> what the network takes.
 
-    Pixels around an image count as training's padding, whatever they are.
+    Pixels around an image count as training's padding, with any value.
     """
     places = parts.place(image_sizes)[:, tf.newaxis]  # (B, 1, 4)
     top, left, height, width = tf.unstack(places, axis=-1)

@@ -1,4 +1,4 @@
-"""ONNX: one .onnx file for ONNX Runtime, TensorRT and whoever else reads it, with any batch size."""
+"""ONNX: one .onnx file for ONNX Runtime, TensorRT and other programs, with any batch size."""
 
 import json
 import pathlib

@@ -12,7 +12,7 @@ from tools.exporting.export_graph import Exportable, Outputs
 
 OUTPUTS = ("boxes", "scores", "classes", "count")
 RAW_OUTPUTS = ("boxes", "scores")
-PLUGIN_DOMAIN = "TRT"  # TensorRT's parser finds plugins by the operation's name, whatever the domain
+PLUGIN_DOMAIN = "TRT"  # TensorRT's parser finds plugins by the operation's name, in any domain
 
 
 def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:

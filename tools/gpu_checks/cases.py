@@ -33,7 +33,7 @@ def all_cases(output: pathlib.Path, images: str, annotations: str, gpus: int, co
     """All cases.
 
     Args:
-        output: an absolute path; holds the drawn data kinds/, train/ and eval/, and hosts.sh.
+        output: an absolute path; holds the synthetic data kinds/, train/ and eval/, and hosts.sh.
         images, annotations: photographs for rates, in COCO's format.
         gpus: two processes need two.
         cores: for the loaders' threads.
@@ -49,7 +49,7 @@ def all_cases(output: pathlib.Path, images: str, annotations: str, gpus: int, co
 
 
 def part(stage: str, what: str, **options: Any) -> Case:
-    """A case of parts.py; paths among its arguments are no part of its name."""
+    """A case of parts.py; its name leaves out paths among the arguments."""
     about = {name: value for name, value in options.items() if "/" not in str(value)}
     command = python("-m", "tools.gpu_checks.parts", what, json.dumps(options))
     return Case(stage, {"what": what, **about}, command, limit=300.0)

@@ -64,7 +64,7 @@ def tensorflow(device: str = "GPU") -> Result:
 
 def nccl() -> Result:
     """The NCCL that Horovod was built with, its NCCL_VERSION_CODE."""
-    from horovod.common.util import nccl_built  # asks in a process of its own
+    from horovod.common.util import nccl_built  # asks in a separate process
 
     return {"nccl": nccl_built()} if nccl_built() else {"error": "Horovod has no NCCL"}
 

@@ -1,4 +1,4 @@
-"""Runs cases one after another, each in a process of its own; their rows are kept in gpu_check.json."""
+"""Runs cases one after another, each in a separate process; their rows are kept in gpu_check.json."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ class Case:
         stage: what --stages selects.
         about: what distinguishes it within its stage.
         command: program and arguments; it runs in the project's folder.
-        read: of its output. Whatever it raises is the case's failure.
+        read: parses its output. An exception is the case's failure.
         limit: seconds.
         left_out: why it cannot run on this machine; "" for one that can.
     """
@@ -114,7 +114,7 @@ def run(case: Case, logs: pathlib.Path) -> Row:
             status = "failed" if message else "ok"
     except subprocess.TimeoutExpired:
         status, message = "timed out", f"after {case.limit:g} s"
-    except Exception as error:  # a program that is not there; whatever one that went wrong may leave
+    except Exception as error:  # a missing program, or unreadable output of one that failed
         status, message = "failed", f"no result: {type(error).__name__}: {error}"
     return row | {"status": status, "message": message, "seconds": round(time.monotonic() - start, 1)}
 

@@ -4,7 +4,7 @@
 
 Operators are separated by `|`, an operator's arguments by `,`; `name=value`, or for the first one often just
 the value. `low..high` is a random number for each image; `/` or `x` separates the numbers of a list. There
-are no expressions.
+are not expressions.
 """
 
 import dataclasses

@@ -50,7 +50,7 @@ def open_image_source(
         path: --input: a path, a glob, or a Python name.
         policy: about images that cannot be used.
         annotations, images: of a COCO json, the part of it that `path` is not.
-        on_report: gets what was left out, mended or is remarkable.
+        on_report: called with what was left out, repaired or is unusual.
 
     Raises:
         UserError: no such kind, no such input, or one that cannot be read.

@@ -56,7 +56,7 @@ class Sample(NamedTuple):
 class FileNames:
     """Gives every source's name a file name: its own path with another suffix, where that can be.
 
-    It stays below the directory, is no hidden file, has no characters that do not print, and no two are the
+    It stays below the directory, is not hidden, has only printable characters, and no two are the
     same: the second a.jpg is a-2.png.
 
     Args:

@@ -33,7 +33,7 @@ class DataStatistics:
         origin: where the annotations were read from.
         targets: the boxes, with how many were clipped, dropped or left out.
         classes: the most frequent first; those without boxes too.
-        formats: image format -> images; empty where nobody counted.
+        formats: image format -> images; empty if they were not counted.
         image_sizes: int (I, 2), height and width in pixels.
         frequent_sizes: (height, width, images) of all different sizes, the most frequent first.
         boxes_per_image: int (I,).

@@ -2,7 +2,7 @@
 
 A .weights file (AlexeyAB/darknet src/parser.c, load_weights_upto and save_weights_upto) is three int32, the
 major, minor and revision of its version; how many images training has seen; and for every convolution in the
-order of the .cfg: batch norm's beta, gamma, mean and variance, or a bias where there is no batch norm, then
+order of the .cfg: batch norm's beta, gamma, mean and variance, or a bias without batch norm, then
 the kernel (output, input, height, width); float32, little endian.
 
 Darknet has COCO's 80 classes (data/coco.names) in the order of COCO's category ids, which have gaps, and six
@@ -163,7 +163,7 @@ def read_label_map(weights: str | os.PathLike, num_classes: int) -> LabelMap | N
     A .names file of the 80, in either spelling, gets COCO's names and category ids, another one ids 1, 2, ...
 
     Returns:
-        None where there is no such file and `num_classes` is not 80.
+        None without such a file and with `num_classes` other than 80.
 
     Raises:
         UserError: the .names file cannot be read, names a class twice, or has not `num_classes` names.

@@ -19,7 +19,7 @@ def download(backbone: str) -> str:
         backbone: of the model's config.
 
     Raises:
-        UserError: there is no file for this backbone, or it cannot be downloaded.
+        UserError: the backbone has no published file, or the download fails.
     """
     if backbone != "csp_darknet53":
         raise UserError(f"--init_from=imagenet has no weights of {backbone}: name a file or a run directory")

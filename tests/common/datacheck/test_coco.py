@@ -1,4 +1,4 @@
-"""COCO jsons that are accepted: what is read, mended, said and remembered; and their image files."""
+"""COCO jsons that are accepted: what is read, repaired, reported and cached; and their image files."""
 
 import contextlib
 import io
@@ -64,7 +64,7 @@ def test_ids_of_any_size(small, large, count):
     assert annotations.issues["large-id"].offenders == offenders
 
 
-# --- what is mended or said ---
+# --- repairs and warnings ---
 
 FIRST, LAST = "annotation 1 (image 7) has bbox [", "annotation 8 (image 42) has bbox ["
 

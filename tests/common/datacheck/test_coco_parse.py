@@ -137,7 +137,7 @@ def test_image_files_are_looked_at_as_far_as_they_are_known(small, images):
 
 
 def test_a_lost_id_is_one_fault(small):
-    """What refers to a record whose own id is unusable is no second fault, but further unknown ids are."""
+    """A reference to a record whose own id is unusable is not reported again; other unknown ids are."""
     document = changed(["images", 1, "id"], "7")
     assert list(refused(small(document))) == ["wrong-type"]
     document["annotations"][3]["image_id"] = 8
@@ -148,7 +148,7 @@ def test_a_lost_id_is_one_fault(small):
     assert set(refused(small(document))) == {"bad-category", "unknown-category"}
 
 
-# --- what is no json ---
+# --- not json ---
 
 
 def test_a_json_cut_anywhere_is_an_error(small):
@@ -198,7 +198,7 @@ def test_numbers_that_are_too_large(small, number):
 
 @pytest.mark.parametrize("literal", ["NaN", "-Infinity"])
 def test_literals_of_pythons_json(small, literal):
-    """Wherever one stands it is reported, unless nobody looks there. In strings they mean nothing."""
+    """It is reported in every place that is read. Within strings it means nothing."""
     document = changed(["info"], {"a": "NaN", "b": "an NaN", "c": "NaN, Infinity"})
     text = json.dumps(changed(["annotations", 3, "segmentation"], [[77, 0], [77]], document))
     assert_is(load_coco(small(text.replace("77", literal))), document)
@@ -279,7 +279,7 @@ def test_boxes_that_are_fractions(small):
     # One is enough, and what else is wrong hides nothing.
     document["annotations"] = document["annotations"][:1]
     assert list(refused(small(document))) == ["boxes-not-in-pixels"]
-    # Boxes that nobody can use say nothing about the unit of the others.
+    # Unusable boxes tell nothing about the unit of the others.
     stopping = refused(small(with_boxes([*FRACTIONS[:2], [20, 10, -8, 5], [1, 2, NAN, 4]])))
     counts = {"box-not-finite": 1, "box-negative": 1, "boxes-not-in-pixels": 2}
     assert {kind: issue.count for kind, issue in stopping.items()} == counts
@@ -329,7 +329,7 @@ def test_boxes_of_corners(small, num_corners, num_inside, last, is_refused):
         assert_is(load_coco(small(document)), document)
 
 
-# --- what is no file ---
+# --- not a file ---
 
 
 def test_a_missing_json(tmp_path):

@@ -159,7 +159,7 @@ def test_the_end_of_a_thumbnail_is_not_that_of_the_image():
         assert inspect(cut).fault == "image-truncated"
 
 
-# --- what headers say ---
+# --- contents of headers ---
 
 
 PIXELS = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))

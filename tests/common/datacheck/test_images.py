@@ -442,7 +442,7 @@ def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str
 
 def test_sound_images_are_nothing_to_speak_of():
     assert check([JPEG, PNG], [(HEIGHT, WIDTH)] * 2, ["a.jpg", "b.png"]) == ([True, True], {})
-    assert check([JPEG], [(0, 0)]) == ([True], {})  # nothing is said of its size
+    assert check([JPEG], [(0, 0)]) == ([True], {})  # its size is not reported
     assert check([], []) == ([], {})
 
 

@@ -1,4 +1,4 @@
-"""Issues: what stops, how it is said, and what is stored."""
+"""Issues: which are errors, how they are printed, and what is stored."""
 
 import re
 
@@ -45,7 +45,7 @@ def test_every_kind_can_be_said():
 
 
 def test_every_kind_is_looked_for():
-    """A kind that nobody adds is a promise that nobody keeps."""
+    """Every declared kind is reported somewhere."""
     files = [*(ROOT / "common").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]
     sources = "\n".join(path.read_text() for path in files if path.name != "issues.py")
     assert [kind for kind in KINDS if f'"{kind}"' not in sources] == []

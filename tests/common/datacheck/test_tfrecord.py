@@ -162,7 +162,7 @@ def test_a_flipped_bit_is_found_and_hides_nothing(tmp_path, position):
 
 
 def test_boxes_that_no_box_can_be(tmp_path):
-    """In pixels: whichever edge says it, and whether or not the others may be fractions."""
+    """In pixels: detected from any edge, even where the other edges could be fractions."""
     boxes = {
         "box-not-finite": ([float("nan"), 0.1, 0.2, 0.2], [float("inf"), 0.1, 0.2, 0.2]),
         "box-negative": ([0.6, 0.2, 0.5, 0.9], [0.6, 0.2, 0.7, 0.1], [30.0, 0.1, 20.0, 0.5]),
@@ -182,7 +182,7 @@ def test_nothing_to_train_on(tmp_path):
     assert found["no-images"] == ["all 1 are left out"]
 
 
-# --- what is mended or said ---
+# --- repairs and warnings ---
 
 
 def test_boxes_that_are_mended_and_what_is_remarkable(tmp_path):
@@ -273,7 +273,7 @@ def test_bad_images_are_left_out_on_demand(tmp_path):
     assert found.pop("box-outside").offenders[0].startswith(f"{a} record 3 (image 4) has the box")
     assert len(found) == 4 and all(issue.skipped and issue.count == 1 for issue in found.values())
     assert contents(tmp_path) == before
-    # Sizes that differ are no matter of reading: they stop all the same.
+    # Sizes that differ do not prevent reading, but are errors all the same.
     c = write(tmp_path / "c", numbered(7, encoded=png(9, 9)))
     assert set(refused(a, b, c, policy=SKIP)) >= {"image-size-differs"}
 
@@ -307,7 +307,7 @@ def test_a_second_start_reads_no_data(tmp_path, reads):
     files = [write(tmp_path / str(i), numbered(10 + i), empty_record(20 + i)) for i in range(3)]
     first = open_records(*files)
     assert len(reads) == 3
-    # Even without the files' data: only what stands around them is looked at.
+    # Even without the files' data: only what surrounds them is read.
     content, times = bytearray(pathlib.Path(files[0]).read_bytes()), os.stat(files[0])
     content[50:60] = bytes(10)
     pathlib.Path(files[0]).write_bytes(content)
@@ -399,7 +399,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, left):
 
 
 def test_issues_of_a_copy_are_its_own(tmp_path):
-    """What is said names the files as they were asked for, not as they were called before."""
+    """Messages name the files as the flags do, not by an earlier name."""
     file = write(tmp_path / "a", record(), empty_record(2))
     open_records(file)
     os.rename(file, tmp_path / "b")

@@ -156,7 +156,7 @@ def test_a_single_process_finds_what_pycocotools_finds(source, alone, drawn):
     stats, _ = by_pycocotools(truth, written)
     assert [metrics[name] for name in coco_metrics.NAMES] == pytest.approx(stats.tolist(), abs=1e-12, rel=0)
     assert 0.1 < metrics["AP"] < 0.9
-    # Equal scores are no formality here: in another order pycocotools finds something else.
+    # The order of equal scores matters here: in another order pycocotools gives another AP.
     other, _ = by_pycocotools(truth, written[::-1])
     assert np.abs(other - stats).max() > 1e-3
 
@@ -200,7 +200,7 @@ def test_images_without_annotations(drawn, drawn_source, count):
     assert all(other == first for other in others)
 
 
-# --- problems reach everybody ---
+# --- problems reach all ranks ---
 
 
 def problem_of(outcomes, culprit):

@@ -139,7 +139,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
     expected_batches = [through.step() for _ in range(5)]
 
     resumed = Training(tmp_path, shuffled_images, kind=kind)
-    resumed.step()  # whatever happened before is overwritten
+    resumed.step()  # the earlier state is overwritten
     resumed.saved.state["other"] = 1
     assert resumed.saved.find() == []
     resumed.saved.restore()
@@ -320,7 +320,7 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
             said = capfd.readouterr().err
             assert said.count("warning: ") == (len(calls) > number), (name, number, said)
             found = training.set_all(0).start().resume(), training.number
-            # Whatever it says, what is found is whole; and a save that says it worked is found.
+            # Every checkpoint that is found is complete, and every save that reported success is found.
             assert found == (step, 30) if worked else found in ((2, 2), (step, 30))
             if number == 0:
                 assert training.save(4)  # the run goes on, and so do the saves
@@ -354,7 +354,7 @@ def test_a_users_files_stay_and_leftovers_of_a_killed_save_go(tmp_path):
 
 
 def see_own_images(training):
-    """Statistics, averages of them, seeds and data: what a rank has of its own becomes its rank's."""
+    """Each rank gets back its statistics, their averages, its seeds and its data position."""
     training.set_all(1)
     number = training.ranks.rank + 5
     statistics = moving_statistics(training.model)

@@ -137,7 +137,7 @@ def test_averages_equal_the_recurrence_in_numpy():
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
-    """(1 + 0) / (10 + 0) whatever the decay, as tf.train.ExponentialMovingAverage with num_updates=0."""
+    """(1 + 0) / (10 + 0) for every decay, as tf.train.ExponentialMovingAverage with num_updates=0."""
     keras.mixed_precision.set_global_policy(precision)
     try:
         model = small_model()

@@ -30,7 +30,7 @@ PATIENCE = [
     ([0.1, 0.2, 0.2, 0.1, 0.3], 2, 4),
     ([0.1, 0.2, 0.2, 0.3, 0.3], 2, None),
     ([0.0, 0.0], 1, 2),
-    ([math.nan, math.nan, 0.1], 2, 2),  # no finite AP is no gain
+    ([math.nan, math.nan, 0.1], 2, 2),  # an AP that is not finite never counts as better
     ([0.1] * 9, 0, None),
 ]
 

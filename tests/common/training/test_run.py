@@ -236,7 +236,7 @@ def test_stopped_within_an_epoch_it_sees_the_same_images(tmp_path, monkeypatch, 
     unbroken = Session(tmp_path / "unbroken", **flags)
     unbroken.train()
     assert "from epoch 3 on: sign=-1.0" in capfd.readouterr().err
-    # one to look at, and the epochs'
+    # one for first_batch.png, and one for each epoch
     first = [(0, 1.0), (0, 1.0)]
     assert unbroken.opened == ([*first, (2, -1.0)] if saveable else [*first, (1, 1.0), (2, -1.0)])
     done = 0

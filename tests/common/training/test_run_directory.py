@@ -32,7 +32,7 @@ def test_the_same_run_is_taken_up_again(tmp_path):
     assert not (path / "run.json").exists()  # looking leaves no trace
     claim(path, IDENTITY)
     (path / "results.csv").write_text("epoch\n")
-    assert not check(path, IDENTITY)  # there is no checkpoint yet
+    assert not check(path, IDENTITY)  # without a checkpoint
     (path / "checkpoints" / "00000001").mkdir(parents=True)
     assert check(path, IDENTITY)
     assert claim(path, IDENTITY) == path

@@ -168,7 +168,7 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
         guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=save_batch)
         for number, (images, targets) in enumerate(batches, 1):
             guard.check(number, training.step(images, targets, GO_ON), images, targets)
-        guard.check_weights(training.model, training.optimizer, number)  # looks at the last step, too
+        guard.check_weights(training.model, training.optimizer, number)  # checks the last step, too
 
     bad, good = batch(wanted=np.nan), batch()
     run(bad, bad, good, bad, bad, good)  # never more than two in a row

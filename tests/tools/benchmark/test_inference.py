@@ -1,4 +1,4 @@
-"""Inference by stages: the stages of the product, in its order; what is said of their times adds up."""
+"""Inference by stages: the stages of the product, in its order; the reported times add up."""
 
 import types
 

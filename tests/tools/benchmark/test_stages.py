@@ -16,7 +16,7 @@ def burn(seconds: float) -> None:
 
 
 def test_the_cost_of_a_batch_is_that_of_making_it_wherever_it_is_made():
-    """A loader with a queue makes batches while nobody asks: as many as were taken are counted, no more."""
+    """A loader with a queue makes batches ahead: only those that were taken are counted."""
     ready: queue.Queue = queue.Queue(maxsize=3)
     made = []
 

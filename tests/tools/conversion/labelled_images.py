@@ -44,7 +44,7 @@ def put_yolo(directory):
 
 
 def calls(read):
-    """(A reader of sets, what it says of flags and of faults that it refuses), each called with a path."""
+    """(A reader of sets, its messages about flags and about faults), each called with a path."""
 
     def call(path, *, policy=ImagePolicy(), **options):
         return read(options_of(input=path, **options), policy)

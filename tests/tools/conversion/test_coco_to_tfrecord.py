@@ -24,7 +24,7 @@ from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 @pytest.fixture
 def data(drawn, tmp_path):
-    """A copy of the drawn set, for tests that spoil it."""
+    """A copy of the synthetic set, for tests that spoil it."""
     return shutil.copytree(drawn, tmp_path / "data")
 
 

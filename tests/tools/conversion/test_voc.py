@@ -81,7 +81,7 @@ def test_difficult_objects(made, difficult, boxes, crowds):
     write(made, "a", xml_of(objects=[(*CAT[:5], 1)]))
     found, _ = read_voc(made, difficult=difficult)
     assert (found.num_boxes, int(found.is_crowd.sum())) == (boxes, crowds)
-    assert found.label_map.names == ("cat", "dog")  # whatever becomes of its objects
+    assert found.label_map.names == ("cat", "dog")  # even if its objects are left out
     assert found.issues["difficult"].offenders == [f"{made}/Annotations/a.xml object 1 'cat': {difficult}"]
 
 

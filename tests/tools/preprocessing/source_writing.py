@@ -29,7 +29,7 @@ def pixels(number):
 
 
 def png(number, extra=b""):
-    """`pixels` as PNG; `extra` stands in a chunk of its own, after which nothing else changes."""
+    """`pixels` as PNG; `extra` stands in a separate chunk, after which nothing else changes."""
     info = PngInfo()
     if extra:
         info.add(b"exTr", extra)
@@ -49,7 +49,7 @@ def put(directory, names, images):
 
 
 def write_files(directory, images, labels):
-    """Labels are directories' numbers, so those of LABELS do not fit: `labels_of` says which are theirs."""
+    """Labels are directories' numbers, so those of LABELS do not fit: `labels_of` returns theirs."""
     names = [f"{'b ü' if number >= 3 else 'a'}/{number} ü.png" for number in range(len(images))]
     put(directory, names, images)
     return os.fspath(directory), names

@@ -96,7 +96,7 @@ def test_a_preprocessor_decodes_only_a_part(source):
 
 
 def test_a_random_window_is_anywhere_and_as_large_as_asked(tmp_path):
-    """In a picture whose two channels say where a pixel is."""
+    """In a picture whose two channels hold the position of each pixel."""
     y, x = np.mgrid[0:120, 0:240]
     ramp = np.stack([y * 2, x, 0 * x], axis=-1).astype(np.uint8)
     PIL.Image.fromarray(ramp).save(tmp_path / "a.png")

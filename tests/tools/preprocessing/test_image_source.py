@@ -1,4 +1,4 @@
-"""Images that cannot be used are named or left out, whatever the source; what is no source is refused."""
+"""Every source names or leaves out unusable images; anything that is not a source is an error."""
 
 import pytest
 

@@ -48,7 +48,7 @@ def test_shards_share_the_images(source, api):
 
 @BOTH_APIS
 def test_samples_begin_anew_each_time(source, api):
-    """Whatever was read before: of 5 images this shard has 2, and the other one a batch more."""
+    """Independent of what was read before: of 5 images this shard has 2, and the other a batch more."""
     work = Preprocessor(source=source, ops="resize:8x8", batch_size=2, num_shards=2)
     first = read(work, api)
     assert read(work, api) == first
@@ -120,7 +120,7 @@ def test_an_image_that_an_operator_refuses_is_named(source, api, ops, said):
 
 @BOTH_APIS
 def test_what_was_drawn_may_be_at_fault(source, api):
-    """Where no image fails by itself, the reason is told all the same: flip takes no float16."""
+    """The reason is printed even if no single image fails: flip does not accept float16."""
     said = []
     for seed in range(6):
         work = Preprocessor(source=source, ops="cast:float16 | flip:0.5", batch_size=5, seed=seed)

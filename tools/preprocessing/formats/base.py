@@ -25,7 +25,7 @@ class Image(NamedTuple):
         name: as the data have it: it may be repeated, or lead out of a directory.
         file: path of the file that holds it; "" where there is none.
         label: None where it has none.
-        place: numbers that say where it is in its file; each format has its own.
+        place: numbers that locate it in its file; each format has its own.
         form: dtype of an array; or the form of its record, where a format has several.
     """
 
@@ -158,7 +158,7 @@ def check_label(label: float, owner: str) -> int:
 
 
 def check_file(file: str) -> None:
-    """UserError for what is no regular file, or an empty one."""
+    """Raises UserError for an empty file, and for anything that is not a regular file."""
     if not os.path.isfile(file) or not os.path.getsize(file):
         raise UserError(f"{file} is missing, empty or no regular file: copy or write it again")
 
