@@ -214,7 +214,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_anchors(config: Config):
-    """Of each level float32 (h, w, K, 4), ltrb in 0..1; K is scale by ratio (google/automl anchors.py)."""
+    """For each level float32 (h, w, K, 4), ltrb in 0..1; K is scale by ratio (google/automl anchors.py)."""
     scales, ratios = 2.0 ** (np.arange(3) / 3), np.sqrt([1.0, 2.0, 0.5])
     for level in config.levels:
         h, w = (-(-side // 2**level) for side in config.image_size)

@@ -182,7 +182,7 @@ def _stored(prefix: str) -> dict[str, np.ndarray]:
 
 
 def _difference(wanted: dict, found: dict) -> float:
-    """Of two detections in units of the tolerance; 1 is as much as may be."""
+    """Difference of two detections in units of the tolerance; the limit is 1."""
     if any(wanted[name] != found[name] for name in ("image_id", "category_id")):
         return np.inf
     score = abs(wanted["score"] - found["score"]) / SCORE_ATOL

@@ -297,7 +297,7 @@ def remove_newer(path: pathlib.Path) -> None:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of Python and the libraries that decide what a step computes."""
+    """Versions of Python and of the libraries that decide what a step computes."""
     installed = {found.name: found.version for found in importlib.metadata.distributions()}
     return {"python": platform.python_version()} | {k: installed[k] for k in _LIBRARIES if k in installed}
 

@@ -42,7 +42,7 @@ def build(app, num_classes):
 
 @pytest.fixture(scope="module")
 def earlier(app, tmp_path_factory) -> Earlier:
-    """Of another image size and of more epochs than `tune` has; untrained."""
+    """Untrained weights of another image size and of more epochs than `tune` has."""
     model, config = build(app, 4)
     run = tmp_path_factory.mktemp("earlier") / "run"
     run.mkdir()

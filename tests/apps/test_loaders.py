@@ -73,7 +73,7 @@ def read(loader, steps):
 
 
 def image_ids(loader, steps):
-    """Of each step, in the order in which they come."""
+    """Image ids of each step, in order."""
     return [targets["image_ids"].numpy().reshape(-1).tolist() for _, targets in read(loader, steps)]
 
 

@@ -23,7 +23,7 @@ from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 
 def both_readers(source, directory):
-    """Of a json and of the records made from it."""
+    """The readers of a json and of the records made from it."""
     records = write_tfrecords(source.annotations, source.images_dir, directory / "t", num_shards=3, seed=1)
     return source.read, functools.partial(tfrecord_reader, records, source.label_map)
 

@@ -80,7 +80,7 @@ def test_records_of_any_size_are_found_as_by_tensorflow(tmp_path, sizes):
 
 
 def test_no_data_are_read(tmp_path):
-    """Of a record, nothing but what frames it: this one has a million million bytes."""
+    """The scan reads only the frame of a record: this one claims 2**40 bytes."""
     path = tmp_path / "large"
     path.write_bytes(header(2**40))
     os.truncate(path, 2**40 + 16)

@@ -104,7 +104,7 @@ def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: n
 
 
 def assert_small(difference: np.ndarray, config, where: str, has_halves: bool = False) -> None:
-    """Of levels: the resize may round one the other way, which the colour's factors multiply.
+    """Tolerance in levels: the resize may round one the other way, which the colour's factors multiply.
 
     `has_halves`: means of two images are not whole.
     """

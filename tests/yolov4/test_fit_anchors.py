@@ -96,7 +96,7 @@ def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
 
 
 def test_trained_iou_by_hand():
-    """Of tiny's anchors 10 x 14 has no head; 23 x 27 has."""
+    """Among tiny's anchors 10 x 14 has no head; 23 x 27 has."""
     tiny = get_config("yolov4-tiny")
     sizes = np.array([[10.0, 14.0], [23.0, 27.0], [344.0, 638.0]])
     np.testing.assert_allclose(trained_iou(sizes, tiny), [0, 1, 0.5])

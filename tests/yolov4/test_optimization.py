@@ -16,7 +16,7 @@ STEPS_PER_EPOCH = 2000
 
 
 def rate(schedule, number):
-    """Of update `number`, counted from 1 as Darknet counts its batches."""
+    """The learning rate of update `number`, counted from 1 as Darknet counts its batches."""
     return float(schedule(number - 1))
 
 

@@ -46,7 +46,7 @@ def run(heads, config):
 
 
 def decode_numpy(heads, config, image):
-    """Of one image: boxes (N, 4) and scores (N, C), one prediction after the other."""
+    """Boxes (N, 4) and scores (N, C) of one image, one prediction after the other."""
     boxes, scores = [], []
     for number, head in enumerate(heads):
         raw = head[image].astype(np.float64)

@@ -292,7 +292,7 @@ def test_one_box_of_more_than_a_pixel_is_in_pixels(small, box):
 
 
 def test_small_boxes_that_are_no_fractions(small):
-    """Of images of one pixel, or without any area."""
+    """Boxes in images of one pixel, or without any area."""
     document = with_boxes([[0, 0, 1, 1]] * 4)
     for row in range(2):
         document["images"][row] |= {"width": 1, "height": 1}

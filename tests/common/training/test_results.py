@@ -50,7 +50,7 @@ def test_patience_ends_a_run_after_so_many_evaluations_without_gain(metrics, pat
 
 
 def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
-    """Of steps 3 to 6 of an epoch that a checkpoint cut; step 5 was skipped."""
+    """Results of steps 3 to 6 of an epoch that a checkpoint cut; step 5 was skipped."""
     seconds = iter((10.0, 12.0, 13.0, 14.0))
     monkeypatch.setattr(results.time, "monotonic", lambda: next(seconds))
     before = {"loss": 3.0, "boxes_truncated": 1.0, "steps": 2.0, "skipped_steps": 0.0}  # an older name

@@ -129,7 +129,7 @@ def interrupt_at_step(monkeypatch, number):
 
 
 def assert_same_runs(one, other):
-    """Of two sessions: their weights, rows and checkpoints."""
+    """Weights, rows and checkpoints of two sessions."""
     assert_same(values(one.model), values(other.model))
     paths = [pathlib.Path(session.a.output_dir) for session in (one, other)]
     for read in (log_of, state_of):

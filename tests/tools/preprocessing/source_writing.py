@@ -56,7 +56,7 @@ def write_files(directory, images, labels):
 
 
 def write_coco(directory, images, labels):
-    """Of which labels are not handed on."""
+    """Whose labels are not passed on."""
     names = [f"{(number * 3) % 7}.png" for number in range(len(images))]
     put(directory / "images", names, images)
     rows = [{"id": 90 - i, "file_name": name, "width": 12, "height": 8 + i} for i, name in enumerate(names)]

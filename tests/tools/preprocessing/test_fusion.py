@@ -71,7 +71,7 @@ def differences(ones, others):
 
 @pytest.mark.parametrize("ops", CHAINS)
 def test_pixels_are_those_of_the_steps(source, ops):
-    """Of every format, EXIF and subsampling, to the level that rounding moves."""
+    """Images of every format, EXIF and subsampling agree to one level of rounding."""
     assert source.size > 75
     found = images(source, ops, fused=True)
     off = differences(images(source, ops, fused=False), found)

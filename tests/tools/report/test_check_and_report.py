@@ -29,7 +29,7 @@ def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
 
 
 def test_faults_alone_make_a_page(tmp_path):
-    """Of two data sets; and no figures of data that cannot be used."""
+    """Reports of two data sets; without figures of data that cannot be used."""
     (tmp_path / "a.json").write_text('{"images": [], "annotations": [], "categories": [}')
     (tmp_path / "b.json").write_text("")
     data = [DataFlags(str(tmp_path), str(tmp_path / f"{name}.json")) for name in "ab"]
