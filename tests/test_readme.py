@@ -260,7 +260,7 @@ def small_model(app: str) -> list[str]:
 
 
 def python_commands() -> list[str]:
-    """The commands of the README, then of the pages, each once; then the first training command with YOLOv4."""
+    """The commands of README and pages, each once; then the first training command with YOLOv4."""
     said = [command for name in RUN_HERE for command in commands(PAGES[name])]
     found = [command.removeprefix(".venv/bin/") for command in dict.fromkeys(said)]
     found = [command for command in found if command.startswith("python ")]
