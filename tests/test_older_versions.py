@@ -142,7 +142,7 @@ def test_weights_and_exported_files_give_the_same_detections(name, copy, monkeyp
     assert len(found) == len(expected["detections"]) > 50
     for wanted in expected["detections"]:
         difference, nearest = min((_difference(wanted, other), i) for i, other in enumerate(found))
-        assert difference <= 1, (wanted, found[nearest])
+        assert difference <= 1.001, (wanted, found[nearest])  # 1 itself may be rounded up
         del found[nearest]
     metrics = json.loads((output / "metrics.json").read_text())
     for key, value in expected["metrics"].items():

@@ -216,7 +216,7 @@ def loss_values(
     return {"loss": parts["detection_loss"] + l2_loss, **parts, "l2_loss": l2_loss}
 
 
-def make_model(config: YOLOv4Config, num_classes: int, num_steps: int) -> keras.Model:
+def make_model(config: YOLOv4Config, num_classes: int, num_steps: int = 10**9) -> keras.Model:
     """The network as it is trained for `num_steps` steps: at several sizes, where the recipe has them."""
     model = build_model(config.model_name, num_classes, config=config, any_size=config.multi_scale > 1)
     return limit_bn_momentum(model, num_steps)
