@@ -12,11 +12,13 @@ the loader's positive anchors, not by the sum of the qualities: all replicas kno
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from common import box_encoder
 from common import boxes as box_ops
 from efficientdet import losses
 from efficientdet.config import EfficientDetConfig
@@ -27,7 +29,8 @@ ANCHORS_PER_BOX = 10
 MIN_SIDE = 8.0
 # Numbers of boxes that images seldom exceed. They are static shapes, or XLA would compile for each batch.
 FEW_BOXES = (16, 48)
-LARGEST_LOG = 4.0  # of a side over its anchor's; more would only overflow
+# Of (dy, dx, dh, dw). The sides are logarithms: more would only overflow.
+LARGEST_DELTAS = (math.inf, math.inf, 4.0, 4.0)
 
 
 class Assignment(NamedTuple):
@@ -58,9 +61,11 @@ def detection_loss(
         return losses.detection_loss(class_logits, box_deltas, targets, config, num_positives)
     if num_positives is None:
         num_positives = losses.num_positives_share(targets)
-    logits = _all_levels(class_logits, class_logits[0].shape[-1] // config.anchors_per_location)
+    num_classes = class_logits[0].shape[-1] // config.anchors_per_location
+    logits = tf.cast(tf.concat(box_encoder.split_anchors(class_logits, num_classes), axis=1), tf.float32)
     anchors = tf.constant(config.anchors.boxes_normalized)
-    boxes = _decode(_all_levels(box_deltas, 4), anchors)
+    deltas = tf.concat(box_encoder.split_anchors(box_deltas, 4), axis=1)
+    boxes = box_encoder.decode_deltas(tf.minimum(deltas, LARGEST_DELTAS), anchors)
     assigned = assign(
         tf.stop_gradient(boxes),
         tf.stop_gradient(tf.sigmoid(logits)),
@@ -145,17 +150,3 @@ def _assign(
         boxes=tf.gather(boxes, owner, batch_dims=1),
         quality=tf.reduce_sum(quality, axis=1)[..., tf.newaxis] * tf.gather(labels, owner, batch_dims=1),
     )
-
-
-def _all_levels(per_level: Sequence[tf.Tensor], num_values: int) -> tf.Tensor:
-    """(B, h, w, k * num_values) of each level -> float32 (B, A, num_values)."""
-    flat = [tf.reshape(x, [tf.shape(x)[0], -1, num_values]) for x in per_level]
-    return tf.cast(tf.concat(flat, axis=1), tf.float32)
-
-
-def _decode(deltas: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
-    """box_encoder.decode_deltas with a bounded logarithm, without DALI: deltas (B, A, 4), anchors (A, 4)."""
-    sizes = anchors[:, 2:] - anchors[:, :2]
-    centers = (anchors[:, 2:] + anchors[:, :2]) / 2 + deltas[..., 1::-1] * sizes
-    halves = tf.exp(tf.minimum(deltas[..., :1:-1], LARGEST_LOG)) * sizes / 2
-    return tf.concat([centers - halves, centers + halves], axis=-1)
