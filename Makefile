@@ -12,13 +12,15 @@ DEMO_FLAGS :=
 BENCH := runs/bench
 BENCH_FLAGS := --rounds=3
 GPU_CHECK := runs/gpu-check
+PICTURES := runs/pictures
+BCCD := runs/accuracy/data/bccd
 GPU_CHECK_FLAGS :=
 JOBS := 2
 CHECKS := tests/test_older_versions.py tests/apps/test_determinism.py tests/distributed/test_stop_and_resume.py \
   tests/test_structure.py
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod torch demo demo-yolov4 demo-clean check test test-long test-all test-gpu gpu-check bench soak docker docker-test lint format clean
+.PHONY: help setup horovod torch demo demo-yolov4 demo-clean check test test-long test-all test-gpu gpu-check bench soak pictures docker docker-test lint format clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,7 +58,7 @@ define train_demo
 	$(RUN) $(1)/train.py --flagfile=$(1)/flags/demo.txt --output_dir="$(2)" --overwrite=$$overwrite $(DEMO_FLAGS)
 endef
 
-demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## trains EfficientDet on drawn images, evaluates it, draws what it finds (under 10 minutes on two cores)
+demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## trains EfficientDet on synthetic images, evaluates it, draws its detections (6 minutes on two cores)
 	$(call train_demo,efficientdet,$(DEMO))
 	$(RUN) efficientdet/eval.py --weights=$(DEMO) --eval_images=$(DEMO_DATA)/eval/images \
 	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
@@ -76,6 +78,24 @@ $(DEMO_DATA)/train/instances.json: Makefile tools/synthetic.py | setup
 $(DEMO_DATA)/eval/instances.json: Makefile tools/synthetic.py | setup
 	$(RUN) tools/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=$(DEMO_EVAL_IMAGES) --seed=2
 
+pictures: setup  ## draws the pictures of the pages anew (docs/accuracy.md has the commands that make BCCD's directory)
+	$(RUN) efficientdet/train.py --flagfile=efficientdet/flags/finetune.txt --init_from=efficientdet/demo.weights.h5 \
+	  --train_images=$(BCCD)/images/train2017 --train_annotations=$(BCCD)/annotations/instances_train2017.json \
+	  --eval_images=$(BCCD)/images/val2017 --eval_annotations=$(BCCD)/annotations/instances_val2017.json \
+	  --output_dir=$(PICTURES)/bccd --overwrite
+	$(RUN) efficientdet/infer.py --weights=$(PICTURES)/bccd --images=$(BCCD)/images/val2017 \
+	  --annotations=$(BCCD)/annotations/instances_val2017.json --output_dir=$(PICTURES)/detections
+	$(RUN) tools/check_data.py --images=$(BCCD)/images/train2017 --annotations=$(BCCD)/annotations/instances_train2017.json \
+	  --report=$(PICTURES)/report.html
+	$(RUN) tools/synthetic.py --output_dir=$(PICTURES)/shapes --num_images=9 --seed=11
+	$(RUN) tools/preprocess.py --input=$(PICTURES)/shapes/images --output=docs/preprocess_before.jpg --overwrite \
+	  --ops="letterbox:192x192,fill=114,centered=1"
+	$(RUN) tools/preprocess.py --input=$(PICTURES)/shapes/images --output=docs/preprocess.jpg --overwrite --seed=1 \
+	  --ops="color_twist:brightness=0.7..1.3,hue=-30..30 | flip:p=0.5 | letterbox:192x192,fill=114,centered=1"
+	$(RUN) -c 'import sys; from PIL import Image; [Image.open(a).convert("RGB").save(b, quality=85) for a, b in zip(sys.argv[1::2], sys.argv[2::2])]' \
+	  $(PICTURES)/detections/contact_sheet.png docs/detections.jpg \
+	  $(PICTURES)/bccd/loss_curves.png docs/loss_curves.jpg $(PICTURES)/bccd/first_batch.png docs/first_batch.jpg
+
 demo-clean:  ## forgets the demos' data and runs, so that the next one starts anew
 	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)
 
@@ -93,7 +113,7 @@ test-all: test test-long  ## all tests
 test-gpu: horovod  ## only the tests that need a GPU
 	$(RUN) -m pytest -m gpu
 
-gpu-check: setup  ## tries everything that needs a GPU and says which flags to change; goes on after a stop (hours; never ran)
+gpu-check: setup  ## tests everything that needs a GPU and reports which flags to change; resumes (hours; never ran)
 	-@$(MAKE) --no-print-directory horovod
 	$(RUN) tools/gpu_check.py --output_dir=$(GPU_CHECK) $(GPU_CHECK_FLAGS)
 

@@ -282,7 +282,7 @@ def list_images(images: str) -> tuple[str, ...]:
     if path.is_file():
         return (images,)
     if not path.exists() and not glob.has_magic(images):
-        raise UserError(f"--images={images}: there is no such file or directory")
+        raise UserError(f"--images={images}: no such file or directory")
     found = path.iterdir() if path.is_dir() else map(pathlib.Path, glob.glob(images, recursive=True))
     files = sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     if not files:

@@ -118,7 +118,7 @@ def category_faults(categories: Sequence[Any]) -> Iterator[str]:
     ids: dict[int, str] = {}
     names: dict[str, int] = {}
     if not categories:
-        yield "there are no categories: at least one class is needed"
+        yield "no categories: at least one class is needed"
     for number, category in enumerate(categories):
         if not isinstance(category, Mapping):
             yield f'categories[{number}] is {category!r}: it needs {{"id": 1, "name": "..."}}'

@@ -83,9 +83,10 @@ class EfficientDetConfig:
     warmup_epochs: NotNegative = 1.0
     epochs: CountOrZero = 300  # 0: as many as come nearest to `iterations`
     lr_schedule: Literal["cosine", "milestones"] = "cosine"
-    # Updates of reference_batch images. A run of another length stretches all three (odtk's --schedule).
-    iterations: CountOrZero = 0  # of the whole run
-    milestones: tuple[int, ...] = ()  # after which the rate falls
+    # Length of the run in updates of reference_batch images. A run of another length stretches iterations,
+    # milestones and warmup_iterations (odtk's --schedule).
+    iterations: CountOrZero = 0
+    milestones: tuple[int, ...] = ()  # iterations after which the rate falls
     warmup_iterations: CountOrZero = 0  # above 0: in place of warmup_epochs
     lr_step_factor: NotNegative = 0.1  # milestones
     clip_norm: NotNegative = 10.0  # global norm; 0: off

@@ -52,8 +52,8 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: s
     if is_backbone(file):
         return _assign_backbone(model, read_backbone(file, model), label_map, origin)
     raise UserError(
-        f"{origin} is neither of google/automl's EfficientDet nor an EfficientNet; weights of ours end in "
-        ".weights.h5"
+        f"{origin} is neither of google/automl's EfficientDet nor an EfficientNet; "
+        "this project's weights end in .weights.h5"
     )
 
 

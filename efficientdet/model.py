@@ -5,7 +5,7 @@
 
 Structure and initialisation follow google/automl efficientdet/tf2/efficientdet_keras.py and fpn_configs.py,
 so that its published weights fit. The model is an ordinary functional `keras.Model`. The names of its layers
-say where they are: `backbone.block_3.project.bn`, `fpn.cell_0.node_2.conv`, `class_net.bn_1.level_5`,
+give their place: `backbone.block_3.project.bn`, `fpn.cell_0.node_2.conv`, `class_net.bn_1.level_5`,
 `box_net.predict`. (Dots, because Keras allows no slashes.)
 
 A RetinaNet (config.architecture) has another pyramid and other convolutions in its heads: retinanet.py.

@@ -19,11 +19,11 @@ def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap
         path: a .png file.
 
     Returns:
-        One line: images, boxes and positive anchors.
+        One line: images, boxes and the anchors that match a box by IoU (not those of a task-aligned loss).
     """
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
     drawing.save_batch(to_pixels(images).numpy(), boxes, classes, label_map.names, path)
     return (
         f"first batch: {len(boxes)} images, {int((classes >= 0).sum())} boxes, "
-        f"{int(tf.reduce_sum(targets['num_positives']))} positive anchors; look at {path}"
+        f"{int(tf.reduce_sum(targets['num_positives']))} anchors matched by IoU; see {path}"
     )

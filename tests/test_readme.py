@@ -35,6 +35,7 @@ RUN_HERE = (
 # Other hosts, Docker, whole copies, hours of training; no commands.
 NOT_RUN_HERE = (
     *("many_gpus", "docker", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
+    *("flags", "config"),
 )
 # What a test adds to a command so that it takes seconds: a small network, few steps; of bench.py one loader.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
@@ -274,7 +275,7 @@ def test_python_commands_run_in_order(project, command):
     words = shlex.split(command)
     app, _, program = words[1].partition("/")
     more = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
-    if more and not any(word.endswith(DARKNET_FILE) for word in words):
+    if more and not any(word.endswith((DARKNET_FILE, "demo.weights.h5", "=runs/mine")) for word in words):
         more = [*more, *small_model(app)]
     run([sys.executable, *words[1:], *more], project)
 

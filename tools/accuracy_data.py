@@ -71,7 +71,9 @@ def write_split(annotations: Annotations, images_dir: str, output: pathlib.Path,
     ]
     images, labels = output / "images" / split, output / "labels" / split
     for directory in (images, labels):
-        directory.mkdir(parents=True, exist_ok=True)
+        if directory.exists():
+            raise UserError(f"{directory} exists: remove it, so that no image of another data set is left")
+        directory.mkdir(parents=True)
     for i, (old, new) in enumerate(zip(annotations.file_names, names, strict=True)):
         shutil.copyfile(pathlib.Path(images_dir, old), images / new)
         of_image = rows[targets.row_splits[i] : targets.row_splits[i + 1]]

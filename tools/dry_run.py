@@ -190,7 +190,7 @@ def _check_evaluation(dry: DryRun) -> tuple[str, str]:
     scores = [[rank["AP"] for rank in session.ranks] for session in dry.sessions]
     problem = "" if all(len(set(of_ranks)) == 1 for of_ranks in scores) else f"the APs are {scores}"
     if scores[-1][0] is None:
-        return problem, "none: there are no evaluation data"
+        return problem, "none: no evaluation data are given"
     return problem, f"each image once; AP {scores[-1][0]:.3f} on every rank"
 
 

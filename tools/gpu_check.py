@@ -6,7 +6,7 @@ r"""Tries everything that needs a GPU: one command for the first host that has o
 
 Each case runs in a separate process, with a time limit: a crash is one line, and the next case runs. After
 a stop the same command goes on where it was. It writes gpu_check.json, logs/ and rows.md, tables for
-docs/benchmarks.md, and says at the end what works, what is slow and which flag to change.
+docs/benchmarks.md, and reports at the end what works, what is slow and which flag to change.
 """
 
 import dataclasses

@@ -47,7 +47,7 @@ class Args:
     `convert` refuses to go without `weights` or `output`.
     """
 
-    weights: str = flag(None, "A .weights file, or weights or a run directory of ours.")
+    weights: str = flag(None, "A .weights file, or this project's weights or run directory.")
     output: str = flag(None, "Ends in .weights.h5 (from Darknet) or .weights (to Darknet).")
     model_name: str | None = flag(None, f"From Darknet: one of {', '.join(MODEL_NAMES)}.")
     image_size: str | None = flag(None, "From Darknet: N or HxW in pixels. Default: the model's.")

@@ -4,7 +4,7 @@
     raw_heads = model(images)  # images: RGB in [0, 1], (B, 608, 608, 3)
 
 network.py lists the layers. The model is an ordinary functional `keras.Model`; the names of its
-layers say where they are, and their numbers are Darknet's: `backbone.layer_0.conv`, `backbone.layer_0.bn`,
+layers give their place, and their numbers are Darknet's: `backbone.layer_0.conv`, `backbone.layer_0.bn`,
 `neck.layer_105.conv`, `head.layer_138.conv`. (Dots, because Keras allows no slashes.)
 """
 

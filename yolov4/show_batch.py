@@ -51,5 +51,5 @@ def report(
     return (
         f"first batch: {len(boxes)} images, {np.count_nonzero(real)} boxes, "
         f"predictions to train: {', '.join(trained)}; "
-        f"{np.count_nonzero(real & ~trains_any)} boxes without any prediction; look at {path}"
+        f"{np.count_nonzero(real & ~trains_any)} boxes without any prediction; see {path}"
     )

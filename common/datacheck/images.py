@@ -300,7 +300,7 @@ def check_images(
         size = (image.width or fact.width, image.height or fact.height)
         if size != stored:
             turned = fact.orientation >= _SWAPS_SIDES and size == stored[::-1]
-            text = "{} is {} x {} pixels, the annotations say {} x {}".format(describe(i), *stored, *size)
+            text = "{} is {} x {} pixels, the annotations have {} x {}".format(describe(i), *stored, *size)
             issues.add("image-turned" if turned else "image-size-differs", text)
         elif fact.orientation != 1:
             issues.add("exif-turn", f"{describe(i)} has EXIF orientation {fact.orientation}")

@@ -90,7 +90,7 @@ def predict(
     if not len(found) == len(set(found)) == loader.size:
         raise RuntimeError(
             f"{len(found)} images were evaluated, {len(set(found))} different ones, and the data have "
-            f"{loader.size}: is each rank's loader that of its own shard?"
+            f"{loader.size}: does each rank read only its shard?"
         )
     return sorted(itertools.chain.from_iterable(parts), key=operator.itemgetter("image_id"))
 

@@ -75,7 +75,7 @@ def check_path(path: str, others: Iterable[str | os.PathLike]) -> None:
     if file.suffix not in (".json", ".zip"):
         raise UserError(f"--submission={path} must end in .json or .zip")
     if not file.parent.is_dir():
-        raise UserError(f"--submission={path}: there is no directory {file.parent}")
+        raise UserError(f"--submission={path}: no directory {file.parent}")
     if file.resolve() in [pathlib.Path(other).resolve() for other in others]:
         raise UserError(f"--submission={path} is another file of this command: name another one")
 

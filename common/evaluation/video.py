@@ -81,7 +81,7 @@ def open_video(path: str) -> VideoSource:
         UserError: no decoder is installed, or there is nothing to decode.
     """
     if not os.path.isfile(path):
-        raise UserError(f"--images={path}: there is no such file")
+        raise UserError(f"--images={path}: no such file")
     cv2 = _opencv()
     capture = cv2.VideoCapture(path)
     success, first = capture.read()

@@ -79,7 +79,8 @@ def open_weights(path: str | os.PathLike) -> ForeignWeights:
     if not pathlib.Path(path).exists():
         raise UserError(f"weights {path}: no such file, run directory or checkpoint")
     raise UserError(
-        f"weights {path}: damaged, or neither a run directory of ours, a .h5 file nor a single checkpoint"
+        f"weights {path}: damaged, or neither a run directory of this project, "
+        "a .h5 file nor a single checkpoint"
     )
 
 

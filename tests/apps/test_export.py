@@ -104,8 +104,8 @@ def _check_same(found, expected):
         there[key(detection)].append([detection["score"], *detection["bbox"]])
     matched = 0
     for detection in expected:
-        rivals = np.array(there[key(detection)]).reshape(-1, 5)
-        apart = np.abs(rivals - [detection["score"], *detection["bbox"]])
+        others = np.array(there[key(detection)]).reshape(-1, 5)
+        apart = np.abs(others - [detection["score"], *detection["bbox"]])
         matched += (apart < [1e-4, *[0.03] * 4]).all(axis=1).any()
     assert matched >= 0.995 * len(expected)
 

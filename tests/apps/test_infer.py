@@ -160,7 +160,7 @@ REFUSED = {
     "no such directory": ("/nowhere", "", "nowhere"),
     "no flag": ("", "", "images"),
     "an empty directory": ("{tmp}/empty", "", r"empty: no image there \(\.jpg"),
-    "no such video": ("{tmp}/none.mp4", "", r"none\.mp4: there is no such file"),
+    "no such video": ("{tmp}/none.mp4", "", r"none\.mp4: no such file"),
     "video over itself": ("{clip}/clip.avi", "--output_dir={clip}", "holds the images"),
     "video with ids": ("{clip}/clip.avi", "--submission=a.zip", "--submission is for images"),
     "no results file": ("{clip}/frames", "--submission={tmp}/a.txt", r"must end in \.json or"),

@@ -64,7 +64,7 @@ def light(a: Flags, hooks: Hooks) -> None:
     if a.overwrite and hvd.rank() == 0:
         die()
     if not a.overwrite and hvd.rank() == 1:
-        raise errors.UserError("the disk of rank 1 is no good")
+        raise errors.UserError("the disk of rank 1 is full")
     hvd.allreduce(tf.ones(1))
 
 

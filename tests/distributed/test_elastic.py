@@ -61,5 +61,5 @@ def test_training_begins_anew_when_the_hosts_change_and_an_error_of_one_rank_end
         "attempt with 1: overwrite False, 0 epochs, report",
         "attempt with 2: overwrite False, 1 epochs, report",
     ], said
-    assert said.count("error: the disk of rank 1 is no good") == 1, said
+    assert said.count("error: the disk of rank 1 is full") == 1, said
     assert said.count("exit with status code 1.") == 2, said  # the rank that waited knows why it ends

@@ -223,7 +223,7 @@ DAMAGE = [
     ("model.data-00000-of-00001", lambda content: content[:1_000_000], "", "the checkpoint is not whole"),
     ("model.data-00000-of-00001", flip_a_bit, "", "the checkpoint is not whole"),
     ("model.index", lambda content: content[:1_000], "model", "the checkpoint is damaged"),
-    ("model.index", None, "", "neither a run directory of ours"),
+    ("model.index", None, "", "neither a run directory of this project"),
     ("model.index", None, "model", "no such file"),
 ]
 
@@ -245,7 +245,7 @@ def test_other_files_are_one_line(fresh, tmp_path):
     weights.save(small, tmp_path / "their.weights.h5", {"app": "yolov4"})
     assert_refused(fresh, tmp_path / "their.weights.h5", "saved by 'yolov4', not by efficientdet")
     (tmp_path / "empty").mkdir()
-    assert_refused(fresh, tmp_path / "empty", "neither a run directory of ours")
+    assert_refused(fresh, tmp_path / "empty", "neither a run directory of this project")
 
 
 # --- the command -----------------------------------------------------------------------------------

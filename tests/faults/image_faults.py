@@ -62,7 +62,7 @@ def pipe_in_place_of_an_image(data):
 @fault("image-size-differs")
 def width_in_the_json_is_not_the_files(data):
     data.image["width"] += 1
-    return [*data.words, f"the annotations say {data.image['width']} x {data.image['height']}"]
+    return [*data.words, f"the annotations have {data.image['width']} x {data.image['height']}"]
 
 
 @fault("exif-turn")

@@ -36,7 +36,7 @@ def test_the_line_counts_what_boxes_train(tmp_path):
     line = show_batch.report(images, targets, TINY, LABELS, path)
     assert line == (
         "first batch: 3 images, 5 boxes, predictions to train: 3 at stride 16, 1 at stride 32; "
-        f"1 boxes without any prediction; look at {path}"
+        f"1 boxes without any prediction; see {path}"
     )
     sheet = np.asarray(Image.open(path)).astype(int)
     assert (np.ptp(sheet, axis=-1) > 40).any()  # coloured boxes

@@ -109,7 +109,7 @@ def start(app: App, a: BenchArgs) -> None:
     types = chosen("loader", a.pipeline_types or ",".join(runnable), TYPES)
     baselines = parse_baselines(a.baseline)
     if not what and not baselines:
-        raise UserError("--what is empty and there is no --baseline: nothing to measure")
+        raise UserError("--what is empty and --baseline is not given: nothing to measure")
     config = app.make_config(a)
     a, source = _with_data(app, a, config, types, needed=what not in ([], ["model"]))
 

@@ -61,7 +61,7 @@ def write_tfrecords(
         The record files.
 
     Raises:
-        UserError: an image is damaged, neither JPEG nor PNG, or has another size than the annotations say;
+        UserError: an image is damaged, neither JPEG nor PNG, or has another size than the annotations have;
             or files of another set are in the way.
         OSError: the disk.
     """
@@ -129,7 +129,7 @@ def _serialize(annotations: Annotations, row: int, images_dir: str, max_side: in
     if facts.image_format not in _FORMATS:
         raise UserError(f"{path} is {facts.image_format}: TFRecords hold JPEG and PNG, convert it")
     if facts.fault or (facts.height, facts.width) != (height, width):
-        raise UserError(f"{path} is damaged, or is not of {width} x {height} pixels as its annotations say")
+        raise UserError(f"{path} is damaged, or is not of {width} x {height} pixels as in its annotations")
     begin, end = annotations.row_splits[row : row + 2]
     boxes = annotations.clipped_boxes[0][begin:end]
     kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])

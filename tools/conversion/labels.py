@@ -83,7 +83,7 @@ def find_listed(path: str, find: Callable[[str], str | None], kind: str, issues:
         if item is not None:
             found[item] = None
         elif line:
-            issues.add(kind, f"{path} line {number}: there is no {line!r}")
+            issues.add(kind, f"{path} line {number}: {line!r} does not exist")
     return list(found)
 
 

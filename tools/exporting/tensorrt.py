@@ -40,7 +40,7 @@ def build(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, 
         import tensorrt as trt
     except ImportError as error:
         raise UserError(
-            f"TensorRT is not installed, so there is no engine yet: pip install {TENSORRT} and run this "
+            f"TensorRT is not installed, so no engine was built: pip install {TENSORRT} and run this "
             "command again, or build it from the ONNX file, which is written: "
             f"{trtexec(onnx_file, engine, image_size)}"
         ) from error

@@ -31,7 +31,7 @@ ONE_FAULT = [
     ("images", {}, "wrong-type", "`images` is {}"),
     ("images", [], "no-images", "`images` is empty"),
     ("annotations", [], "no-boxes", "`annotations` is empty"),
-    ("categories", [], "bad-category", "there are no categories"),
+    ("categories", [], "bad-category", "no categories"),
     ("annotations.1", None, "wrong-type", "annotations[1] is None"),
     ("images.1.id", ..., "missing-key", "images[1] (no id, 'sub/b.jpg') has no id"),
     ("images.1.id", "7", "wrong-type", "images[1] (id '7', 'sub/b.jpg') has id '7': expected `int`"),

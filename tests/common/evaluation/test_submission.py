@@ -92,7 +92,7 @@ def test_a_bad_image_list_is_one_line(tmp_path, text, message):
 
 def test_bad_places(tmp_path):
     assert "must end in .json or .zip" in refusal(submission.check_path, str(tmp_path / "results.txt"), [])
-    with pytest.raises(UserError, match=r"there is no directory /nowhere"):
+    with pytest.raises(UserError, match=r"no directory /nowhere"):
         submission.check_path("/nowhere/detections_test-dev2017_x_results.zip", [])
     submission.check_path(str(tmp_path / "mine.zip"), [])
     others = [tmp_path / "x.json", tmp_path / "d" / ".." / "info.json"]

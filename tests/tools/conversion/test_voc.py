@@ -142,7 +142,7 @@ def test_lists_of_names(made):
         put(made, "mine.txt", text)
         assert read_voc(made, split=made / "mine.txt")[0].file_names == names
     put(made, "mine.txt", "a\nmissing 1\nb\na\n")
-    assert "mine.txt line 2: there is no 'missing 1'" in faults(made, split=made / "mine.txt")
+    assert "mine.txt line 2: 'missing 1' does not exist" in faults(made, split=made / "mine.txt")
     assert refused(made, split="gone").endswith("/Main/gone.txt nor gone is a file")
 
 

@@ -209,14 +209,14 @@ def test_darknet_lists(made, monkeypatch):
         found, images_dir = read_yolo("lists/train.txt", names="classes.txt")
         assert found.file_names == ["b.png", "a.png"] and images_dir == os.fspath(made / "images")
     put(made, "lists/train.txt", "images/b.png\nimages/c.png\n")
-    assert "train.txt line 2: there is no 'images/c.png'" in faults("lists/train.txt", names="classes.txt")
+    assert "train.txt line 2: 'images/c.png' does not exist" in faults("lists/train.txt", names="classes.txt")
 
 
 REFUSED_YAML = [
     ("train: images\nnames: [yes, no]", "category 1 has the name True"),
     ("train: images\nnames: [cat, cat]", "categories 1 and 2 have the same name 'cat'"),
     ("train: images\nnames: {cat: 0}", "has names {'cat': 0}"),
-    ("train: images\nnames: []", "there are no categories"),
+    ("train: images\nnames: []", "no categories"),
     ("val: images\nnames: [cat]", "data.yaml has no 'train'"),
     ("train: pictures\nnames: [cat]", "train is 'pictures', but "),
     ("train: images\nkpt_shape: [17, 3]\nnames: [cat, dog]", "labels of poses are not read"),

@@ -60,7 +60,7 @@ def test_defaults_follow_from_the_format():
 def test_without_tensorrt_the_command_for_it_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(
-        UserError, match=r"there is no engine yet: pip install 'tensorrt-cu12==10\.16\.\*' "
+        UserError, match=r"no engine was built: pip install 'tensorrt-cu12==10\.16\.\*' "
     ) as caught:
         tensorrt.build(pathlib.Path("a.onnx"), pathlib.Path("a.plan"), (64, 96))
     shapes = "images:{0}x64x96x3,image_sizes:{0}x2"

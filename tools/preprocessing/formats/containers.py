@@ -65,7 +65,7 @@ def _parse_example(record: bytes, owner: str) -> tuple[bytes, str, int | None]:
     try:
         features = tf.train.Example.FromString(record).features.feature
     except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
-        raise UserError(f"{owner} is no tf.train.Example: {error}") from error
+        raise UserError(f"{owner} is not a tf.train.Example: {error}") from error
     encoded, labels = features["image/encoded"].bytes_list.value, features[_LABEL_KEY].int64_list.value
     kind = features[_LABEL_KEY].WhichOneof("kind")
     if len(encoded) != 1 or len(labels) > 1 or kind not in (None, "int64_list"):
@@ -142,7 +142,7 @@ def _split(record: bytes, owner: str) -> tuple[tuple[float, ...], bytes]:
         count, label = struct.unpack_from("<If16x", record)  # number of labels that follow; two ids
         labels = struct.unpack_from(f"<{count}f", record, 24) if count else (label,)
     except (struct.error, MemoryError, OverflowError) as error:
-        raise UserError(f"{owner} ({len(record)} bytes) is no image record: {error}") from error
+        raise UserError(f"{owner} ({len(record)} bytes) is not an image record: {error}") from error
     return labels, record[24 + 4 * count :]
 
 
@@ -187,7 +187,7 @@ def _members(file: str, content: memoryview) -> Iterator[tarfile.TarInfo]:
             members = archive.getmembers()
             end = archive.offset
     except tarfile.TarError as error:
-        raise UserError(f"{file} is no whole, plain tar archive ({error}): write it again") from error
+        raise UserError(f"{file} is not a complete plain tar archive ({error}): write it again") from error
     block = content[end : end + tarfile.BLOCKSIZE]
     if len(block) < tarfile.BLOCKSIZE or any(block):  # tarfile takes any other header for the end
         raise UserError(f"{file} is damaged or cut off at byte {end}: copy or write it again")

@@ -118,7 +118,9 @@ def _listed(path: str) -> list[Image]:
     text = pathlib.Path(path).read_text("utf-8-sig", "surrogateescape")
     lines = [line for line in map(str.strip, text.split("\n")) if line and line[0] != "#"]
     if not lines or "\0" in text:
-        raise UserError(f"--input={path} is no list of files: write one path a line, or a path and a label")
+        raise UserError(
+            f"--input={path} is not a list of files: write a path in each line, or path and label"
+        )
     directory, images = os.path.dirname(os.path.abspath(path)), []
     for line in lines:
         match = re.fullmatch(r"(.*\S)\s+(-?[0-9]+)", line)

@@ -24,7 +24,7 @@ def test_records_of_object_detection(tmp_path):
 
 
 REFUSED_RECORDS = [
-    (b"text", "x record 1 is no tf.train.Example"),
+    (b"text", "x record 1 is not a tf.train.Example"),
     (writing.example(IMAGES[0], 2**31), "x record 1 has the label 2147483648: labels are whole numbers"),
     (writing.example(IMAGES[0], b"cat"), r"x record 1 lacks .* at most one image/class/label \(int64\)"),
     (writing.example(IMAGES[0], [1, 2]), "x record 1 lacks one image/encoded"),
@@ -92,8 +92,8 @@ REFUSED_FILES = [
     (b"", "is missing, empty"),
     (b"text" * 9, "has no whole RecordIO record at byte 0: copy or write it again"),
     (writing.image_record(IMAGES[0], 1) + b"\x0a", r"has no whole RecordIO record at byte \d\d+"),
-    (writing.record(b"short"), r"record 0 \(5 bytes\) is no image record"),
-    (writing.record(struct.pack("<IfQQ", 99, 0, 0, 0)), r"record 0 \(24 bytes\) is no image record"),
+    (writing.record(b"short"), r"record 0 \(5 bytes\) is not an image record"),
+    (writing.record(struct.pack("<IfQQ", 99, 0, 0, 0)), r"record 0 \(24 bytes\) is not an image record"),
     (writing.image_record(IMAGES[0], 0.5), "record 0 has the label 0.5"),
     (writing.image_record(b"", 1), "empty image file: .*record 0"),
     (writing.RECORDIO_MAGIC + struct.pack("<I", 3 << 29), "has no whole RecordIO record at byte 0"),
@@ -141,7 +141,7 @@ def test_a_label_is_digits_within_32_bits(tmp_path):
 def test_archives_that_are_cut_off_are_refused(tmp_path):
     path = tar(tmp_path, *((f"{i}.png", image) for i, image in enumerate(IMAGES)))
     end = sum(512 + -(-len(image) // 512) * 512 for image in IMAGES)  # headers and images, in blocks
-    for size, said in ((end, f"cut off at byte {end}"), (end - 600, "no whole"), (0, "is missing, empty")):
+    for size, said in ((end, f"cut off at byte {end}"), (end - 600, "not a complete"), (0, "is missing, empty")):
         os.truncate(path, size)
         refused("webdataset", path, said)
 
@@ -154,6 +154,6 @@ def test_archives_that_are_refused(tmp_path):
     refused("webdataset", path, f"is damaged or cut off at byte {begin}: copy or write it again")
     with tarfile.open(tmp_path / "z.tar", "w:gz") as compressed:
         compressed.add(path)
-    refused("webdataset", tmp_path / "z.tar", "is no whole, plain tar archive")
+    refused("webdataset", tmp_path / "z.tar", "is not a complete plain tar archive")
     os.mkfifo(tmp_path / "pipe.tar")
     refused("webdataset", tmp_path / "pipe.tar", "empty or no regular file")

@@ -107,10 +107,10 @@ def test_lines_of_a_list(tmp_path):
 def test_lists_that_are_refused(tmp_path):
     put(tmp_path, "a.png", "b.png")
     for text, said in (
-        ("# nothing\n\n", "is no list of files: write one path a line"),
+        ("# nothing\n\n", "is not a list of files: write a path in each line"),
         ("a.png 1\nb.png\n", r"'b\.png' has no label, and others have"),
         ("a.png 1\nb.png 2147483648\n", "has the label 2147483648: labels are whole"),
-        ("\udc89PNG\0\0", "is no list of files"),
+        ("\udc89PNG\0\0", "is not a list of files"),
         ("a.png\nnowhere.png", "missing image file: 'nowhere.png'"),
     ):
         refused("list", listed(tmp_path, text), said)

@@ -1,0 +1,106 @@
+"""Writes docs/flags.md and docs/config.md: all flags and all hyper-parameters, as the code defines them.
+
+python tools/reference.py
+"""
+
+import ast
+import importlib
+import pathlib
+import re
+import sys
+
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+from absl import flags
+
+from tools.benchmark import measuring
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+APPS = ("efficientdet", "yolov4")
+# Pages, and the programs of their sections; {app} is the name of each app.
+OF_APPS = ("{app}/train.py", "{app}/eval.py", "{app}/infer.py", "{app}/export.py", "{app}/bench.py")
+OTHERS = (
+    *("efficientdet/automl_weights.py", "yolov4/darknet_weights.py", "yolov4/fit_anchors.py"),
+    *("tools/synthetic.py", "tools/check_data.py", "tools/convert.py", "tools/preprocess.py"),
+    *("tools/accuracy_data.py", "tools/accuracy.py", "tools/gpu_check.py"),
+)
+ABOUT = """Set them by `--hparams=name=value,...` or by a YAML file. The table of models at the end of each
+`config.py` replaces some of these defaults for each model. `run.json` in a run's directory has all values.
+"""
+HEAD = "Written by `python tools/reference.py`; a test fails where it is out of date.\n"
+
+
+def main() -> None:
+    """The command."""
+    for name, text in pages().items():
+        (ROOT / name).write_text(text)
+
+
+def pages() -> dict[str, str]:
+    """Each page and its text."""
+    sections = []
+    for program in OF_APPS:
+        rows: dict[str, list[str]] = {}  # each row of a table, and the apps that have it
+        for app in APPS:
+            for row in flag_rows(program.format(app=app)):
+                rows.setdefault(row, []).append(app)
+        lines = [row if len(apps) == 2 else f"{row} ({apps[0]} only)" for row, apps in rows.items()]
+        sections.append((program.format(app="").strip("/"), lines))
+    sections += [(program, flag_rows(program)) for program in OTHERS]
+    titles = ("flag", "default", "meaning")
+    flags_page = "# Flags\n\n" + HEAD + "".join(_section(title, titles, rows) for title, rows in sections)
+    config_page = f"# Hyper-parameters\n\n{ABOUT}{HEAD}"
+    for app, name in zip(APPS, ("EfficientDetConfig", "YOLOv4Config"), strict=True):
+        titles = ("name", "type", "default", "meaning")
+        config_page += _section(f"{app}/config.py", titles, config_rows(app, name))
+    return {"docs/flags.md": flags_page, "docs/config.md": config_page}
+
+
+def flag_rows(program: str) -> list[str]:
+    """The flags of a program as rows of a table, in the order of their definition."""
+    module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
+    fv = flags.FlagValues()
+    define_flags = measuring.flags_of(module.APP) if program.endswith("bench.py") else module.define_flags
+    define_flags(fv)
+    rows = []
+    for flag in (fv[name] for name in fv):
+        default = "" if flag.default in (None, "") else f"`{flag.default_as_str.strip(chr(39))}`"
+        values, colon, text = flag.help.rpartition(">: ")  # absl begins the help of an enum with <a|b>
+        choices = f" One of {values[1:].replace('|', ', ')}." if colon else ""
+        rows.append(f"`--{flag.name}` | {default} | {_cell(text + choices)}")
+    return rows
+
+
+def config_rows(app: str, name: str) -> list[str]:
+    """The fields of an app's config as rows of a table, with the comments that stand at them."""
+    source = (ROOT / app / "config.py").read_text()
+    lines = source.splitlines()
+    config = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name)
+    rows, last = [], config.lineno
+    for field in config.body:
+        if isinstance(field, ast.AnnAssign):
+            end = field.end_lineno or 0
+            above = [line.strip() for line in lines[last : field.lineno - 1]]
+            groups = re.findall(r"(?m)^# --- (.*?) ---", "\n".join(above))
+            rows += [f"**{group}** | | | " for group in groups]
+            notes = [line for line in above if line.startswith("#") and not line.startswith("# ---")]
+            notes += re.findall(r"#.*", lines[end - 1])
+            default = f"`{ast.unparse(field.value)}`" if field.value else "the model's"
+            cells = [f"`{ast.unparse(field.target)}`", f"`{ast.unparse(field.annotation)}`", default]
+            rows.append(" | ".join(map(_cell, [*cells, " ".join(note.lstrip("# ") for note in notes)])))
+            last = end
+    return rows
+
+
+def _section(title: str, titles: tuple[str, ...], rows: list[str]) -> str:
+    lines = [" | ".join(titles), " | ".join("---" for _ in titles), *rows]
+    return f"\n## {title}\n\n" + "".join(f"| {line} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main()
