@@ -29,7 +29,7 @@ FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*
 PATHS = {path.stem: path for path in FILES}
 PAGES = {name: path.read_text() for name, path in PATHS.items()}
 RUN_HERE = (
-    *("README", "data", "training", "weights", "yolov4", "preprocessing", "troubleshooting"),
+    *("README", "data", "training", "export", "yolov4", "preprocessing", "troubleshooting"),
     *("benchmarks", "architecture", "examples"),
 )
 # Other hosts, Docker, whole copies, hours of training; no commands.
@@ -274,7 +274,7 @@ def test_python_commands_run_in_order(project, command):
     words = shlex.split(command)
     app, _, program = words[1].partition("/")
     more = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
-    if more and not any(word.endswith(DARKNET_FILE) for word in words):
+    if more and not any(word.endswith((DARKNET_FILE, "demo.weights.h5")) for word in words):
         more = [*more, *small_model(app)]
     run([sys.executable, *words[1:], *more], project)
 
@@ -288,9 +288,15 @@ def test_the_first_commands_leave_what_the_readme_says(project):
 
 @pytest.mark.slow
 def test_python_in_the_text_runs(project):
+    """Also: the trained network in Python and its ONNX file without this project find the same objects."""
+    found = []
     for name in RUN_HERE:
         for block in re.findall(r"```python\n(.*?)```", PAGES[name], re.DOTALL):
-            run([sys.executable, "-c", block], project)
+            said = run([sys.executable, "-c", block], project)
+            if "examples/shapes" in block:
+                found.append(re.findall(r"^(\w+) 0\.\d\d \[", said, re.MULTILINE))
+    assert found == [["star", "triangle"]] * 2
+    assert "import onnxruntime" in PAGES["export"] and "import tensorflow" not in PAGES["export"]
 
 
 @pytest.mark.slow
