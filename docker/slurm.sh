@@ -9,7 +9,7 @@
 #       --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json --output_dir=runs/d0
 #
 # A recipe is for one number of GPUs; with another --nodes or --gpus-per-node take the one that fits (docs/many_gpus.md).
-# Compute nodes often have no internet: the recipes' --init_from=imagenet then needs the file (docs/weights.md).
+# Compute nodes often have no internet: the recipes' --init_from=imagenet then needs the file (docs/training.md).
 #
 # Submit it from this project's root, on a disk that all nodes share, after `make horovod` on a node with GPUs. horovodrun
 # starts the ranks: on the first node itself, on the others by ssh, which the site must allow between the nodes of a job.
