@@ -6,7 +6,7 @@ r"""Trains EfficientDet (arXiv 1911.09070): DALI loads, Keras trains, pycocotool
         --output_dir=runs/d0
 
 The same command on the same directory resumes. Recipes: --flagfile=efficientdet/flags/d0_coco.txt.
-Many GPUs (docs/many_gpus.md): horovodrun -np 8 python efficientdet/train.py --strategy=horovod ...
+Many GPUs (docs/distributed.md): horovodrun -np 8 python efficientdet/train.py --strategy=horovod ...
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """The images and what starts them: what can be known of docker/ without Docker.
 
-docker/build_without_docker.sh builds the CPU image and tries it; docs/docker.md says what was run where.
+docker/build_without_docker.sh builds the CPU image and tries it; docs/containers.md lists what was run where.
 The scripts that run inside an image are tested in test_docker_scripts.py.
 """
 
@@ -165,16 +165,16 @@ def test_the_mpijob_and_the_images_agree():
             assert pod["containers"][0]["image"].partition(":")[0] == "dali-detection"
 
 
-# --- docs/docker.md -------------------------------------------------------------------------------
+# --- docs/containers.md -------------------------------------------------------------------------------
 
 
 def test_no_machine_of_ours_in_them():
     """Nothing of docker/ names a host, an address or a directory that is not an image's or any machine's."""
     texts = {path: path.read_text() for path in DOCKER.rglob("*") if path.suffix != ".pyc" and path.is_file()}
-    for path, text in [*texts.items(), *((name, PAGES[name]) for name in ("docker", "many_gpus"))]:
+    for path, text in [*texts.items(), *((name, PAGES[name]) for name in ("containers", "distributed"))]:
         if "locks" not in pathlib.Path(path).parts:  # a package's version has four numbers, too
             assert not re.search(r"\b(?!127\.)\d{1,3}(\.\d{1,3}){3}\b", text), path
         assert not re.search(r"https?://(?!horovod|www\.apache)[\w.-]+\.\w+/", text), path
-    for text in (*(texts[DOCKER / name] for name in ("slurm.sh", "mpijob.yaml")), PAGES["many_gpus"]):
+    for text in (*(texts[DOCKER / name] for name in ("slurm.sh", "mpijob.yaml")), PAGES["distributed"]):
         paths = set(re.findall(r"(?<![\w.$}*\]])(/[a-z]+)(?:/[\w.-]+)+", text))
         assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}  # an image's

@@ -165,7 +165,7 @@ def test_slurm_says_what_is_missing(cluster):
 
 def test_the_pattern_for_signals_finds_the_ranks_alone(tmp_path):
     """Only the training processes: not horovodrun, its helpers and shells, whose lines hold train.py, too."""
-    assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["many_gpus"]
+    assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["distributed"]
     script = tmp_path / "train.py"
     script.write_text("import signal; print('ready', flush=True); signal.pause()")
     with launching.start(2, [script]) as job:

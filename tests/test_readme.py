@@ -34,7 +34,7 @@ RUN_HERE = (
 )
 # Other hosts, Docker, whole copies, hours of training; no commands.
 NOT_RUN_HERE = (
-    *("many_gpus", "docker", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
+    *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
     *("flags", "config"),
 )
 # What a test adds to a command so that it takes seconds: a small network, few steps; of bench.py one loader.
@@ -141,7 +141,7 @@ def test_every_page_is_looked_at():
     assert len(PAGES) == len(FILES)
     assert set(PAGES) == {*RUN_HERE, *NOT_RUN_HERE}
     assert len(python_commands()) >= 30
-    for page, least in (("many_gpus", 4), ("docker", 3)):
+    for page, least in (("distributed", 10), ("containers", 3)):
         assert sum(name.startswith(f"{page}-") for name in PROGRAMS) >= least
 
 
@@ -161,7 +161,7 @@ def test_flags_in_the_text_exist(name, capsys):
         parse_args()
     known |= set(re.findall(r"--([\w-]+)", capsys.readouterr().out)) | {"nodes", "shm-size"}
     known |= {"tf_xla_persistent_cache_directory", "python"}  # of TF_XLA_FLAGS; of pip-licenses
-    text = "" if name == "docker" else PAGES[name]  # that page has Docker's, too
+    text = "" if name == "containers" else PAGES[name]  # that page has Docker's, too
     assert set(re.findall(r"(?<![\w-])--([a-z][\w-]+)(?==)", text)) <= known
 
 

@@ -6,7 +6,7 @@ r"""Trains YOLOv4 (arXiv 2004.10934): DALI loads, Keras trains, pycocotools eval
         --output_dir=runs/yolov4
 
 The same command on the same directory resumes. Recipes: --flagfile=yolov4/flags/yolov4_coco.txt.
-Many GPUs (docs/many_gpus.md): horovodrun -np 8 python yolov4/train.py --strategy=horovod ...
+Many GPUs (docs/distributed.md): horovodrun -np 8 python yolov4/train.py --strategy=horovod ...
 """
 
 import dataclasses
