@@ -32,9 +32,18 @@ RUN_HERE = (
     *("README", "data", "training", "weights", "yolov4", "preprocessing", "troubleshooting"),
     *("benchmarks", "architecture", "examples"),
 )
-# Other hosts, Docker, whole copies, hours of training; no commands.
+# Other hosts, Docker, whole copies (test_customize.py), hours of training; no commands.
 NOT_RUN_HERE = (
-    *("many_gpus", "docker", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
+    *(
+        "customize",
+        "many_gpus",
+        "docker",
+        "copy_this",
+        "accuracy",
+        "licences",
+        "performance_notes",
+        "CONTRIBUTING",
+    ),
 )
 # What a test adds to a command so that it takes seconds: a small network, few steps; of bench.py one loader.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
