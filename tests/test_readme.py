@@ -29,13 +29,13 @@ FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*
 PATHS = {path.stem: path for path in FILES}
 PAGES = {name: path.read_text() for name, path in PATHS.items()}
 RUN_HERE = (
-    *("README", "data", "training", "weights", "yolov4", "preprocessing", "troubleshooting"),
+    *("README", "data", "training", "export", "yolov4", "preprocessing", "troubleshooting"),
     *("benchmarks", "architecture", "examples"),
 )
-# Other hosts, Docker, whole copies, hours of training; no commands.
+# Other hosts, Docker, whole copies (test_customize.py), hours of training; no commands.
 NOT_RUN_HERE = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
-    *("flags", "config"),
+    *("flags", "config", "customize"),
 )
 # What a test adds to a command so that it takes seconds: a small network, few steps; of bench.py one loader.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]

@@ -1,0 +1,91 @@
+"""docs/customize.md: every diff applies to a copy of this repository, and its checks run there."""
+
+import csv
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.commands import run
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs/customize.md").read_text()
+SECTIONS = {re.match(r"Add an? (\w+)", text)[1]: text for text in PAGE.split("\n## ")[1:]}
+FOLDERS = ("common", "efficientdet", "tools", "yolov4")
+SMALL = ["--image_size=64", "--pipeline_type=dali_cpu", "--num_threads=1"]
+
+
+def blocks(section: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", SECTIONS[section], re.DOTALL)
+
+
+def copy(directory: pathlib.Path) -> pathlib.Path:
+    """The product's files that git knows."""
+    names = run("git", "ls-files", "-z", *FOLDERS, "pyproject.toml").stdout
+    for name in filter(None, names.split("\0")):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, directory / name)
+    return directory
+
+
+def apply(section: str, directory: pathlib.Path) -> None:
+    (diff,) = blocks(section, "diff")
+    command = ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch", "--batch"]
+    done = subprocess.run(command, input=diff, cwd=directory, capture_output=True, text=True)
+    assert done.returncode == 0, f"the diff of {section} no longer applies:\n{done.stdout}"
+
+
+def check(directory: pathlib.Path) -> None:
+    run(sys.executable, "-m", "ruff", "check", "--no-cache", *FOLDERS, cwd=directory)
+    run(sys.executable, "-m", "ruff", "format", "--check", "--no-cache", *FOLDERS, cwd=directory)
+
+
+def write_csv(data: pathlib.Path) -> None:
+    """boxes.csv and classes.csv of a COCO json."""
+    content = json.loads((data / "instances.json").read_text())
+    names = {category["id"]: category["name"] for category in content["categories"]}
+    rows = []
+    for image in content["images"]:
+        objects = [o for o in content["annotations"] if o["image_id"] == image["id"]]
+        for left, top, width, height, category_id in ((*o["bbox"], o["category_id"]) for o in objects):
+            rows.append([image["file_name"], left, top, left + width, top + height, names[category_id]])
+        if not objects:
+            rows.append([image["file_name"], "", "", "", "", ""])
+    for name, lines in (("boxes", rows), ("classes", [(name, i) for i, name in names.items()])):
+        with (data / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(lines)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_each_diff_applies_alone(section, tmp_path):
+    apply(section, copy(tmp_path))
+    check(tmp_path)
+
+
+def test_all_diffs_apply_together(tmp_path):
+    assert list(SECTIONS) == ["augmentation", "loss", "backbone", "reader"]
+    copy(tmp_path)
+    for section in SECTIONS:
+        apply(section, tmp_path)
+    check(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_changed_copy_passes_the_checks_of_the_page(section, tmp_path):
+    apply(section, copy(tmp_path))
+    run(sys.executable, "tools/synthetic.py", "--output_dir=my", "--num_images=8", cwd=tmp_path)
+    write_csv(tmp_path / "my")
+    for code in blocks(section, "python"):
+        run(sys.executable, "-c", code, cwd=tmp_path)
+    for block in blocks(section, "bash"):
+        for command in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(command)
+            more = SMALL if words[1].endswith("train.py") else []
+            run(sys.executable, *words[1:], *more, cwd=tmp_path)
+    assert list(tmp_path.glob("runs/*/first_batch.png"))
