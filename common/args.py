@@ -12,7 +12,6 @@ Importing this module defines no flag. An entry point calls `install(define_flag
 
 import dataclasses
 import os
-import sys
 import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -24,6 +23,11 @@ MAX_SEED = 2**31 - 1  # -1 makes DALI draw a random seed, larger ones lose their
 MAX_THREADS = 16  # of a loader, by default
 MAX_MEGAPIXELS = 100.0  # decoded, that is 300 MB
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
+
+# --help shows these first, and the other flags by the `group` of their class.
+MOST_USED = ("model_name", "train_images", "train_annotations", "eval_images", "eval_annotations")
+MOST_USED += ("output_dir", "init_from", "epochs", "batch_size", "image_size")
+MOST_USED += ("weights", "images", "score_threshold", "format", "output")  # of eval.py, infer.py, export.py
 
 # Names of fields of Args that several commands take.
 IMAGE_FLAGS = ("on_bad_image", "max_megapixels")
@@ -60,6 +64,8 @@ def model_name_flag(model_names: Sequence[str], default: str) -> Any:
 class NetworkArgs:
     """The size of the network and its hyper-parameters."""
 
+    group = "Network"
+
     image_size: str | None = flag(None, "Network input, N or HxW in pixels. Default: the model's.")
     hparams: str | None = flag(None, "Overrides of fields of the app's config: k=v,k=v or a YAML file.")
 
@@ -67,6 +73,8 @@ class NetworkArgs:
 @dataclasses.dataclass(frozen=True)
 class LoaderArgs:
     """How images are read."""
+
+    group = "Loading of images"
 
     pipeline_type: str = flag(
         "auto",
@@ -93,6 +101,8 @@ class LoaderArgs:
 class EvaluationArgs:
     """The evaluation data, and what computes the metrics."""
 
+    group = "Evaluation"
+
     input_type: str | None = flag(None, "Kind of data. Default: by the flags.", choices=("coco", "tfrecord"))
     eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
@@ -104,22 +114,17 @@ class EvaluationArgs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
-    """The flags of train.py that both apps share; bench.py takes some."""
+class TrainingArgs:
+    """The training data and the run."""
 
-    # --- the network ---
-    model_name: str = flag("", "Model.")
-    num_classes: int | None = flag(None, "Number of classes. Default: the data's.", low=1)
+    group = "Training"
 
-    # --- the data ---
     train_images: str | None = flag(None, "Directory of training images (COCO).")
     train_annotations: str | None = flag(None, "COCO json of the training images.")
     train_file_pattern: str | None = flag(None, "Glob of training TFRecords; missing indexes are made.")
     augmentation_preset: str = flag(
         "default", "Random changes of training images.", choices=("none", "light", "default", "strong")
     )
-
-    # --- the run ---
     output_dir: str = flag("", "Directory of the run. The same command resumes it.")
     overwrite: bool = flag(False, "Start anew in a directory that already holds a run.")
     epochs: int | None = flag(None, "Number of epochs. Default: the recipe's.", low=1)
@@ -144,7 +149,13 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
     max_skipped_steps: int = flag(10, "Steps in a row with NaN or infinity that may be skipped.", low=0)
     seed: int = flag(0, "Random seed; 0 is a seed.", low=0, high=MAX_SEED)
 
-    # --- many processes ---
+
+@dataclasses.dataclass(frozen=True)
+class ProcessArgs:
+    """One or many processes."""
+
+    group = "Processes and GPUs"
+
     strategy: str = flag(
         "none",
         "Distribution. none: one device; horovod: one process per device, started by horovodrun; mirrored: "
@@ -155,6 +166,16 @@ class Args(NetworkArgs, LoaderArgs, EvaluationArgs):
     step_timeout: float = flag(600.0, "Seconds without a step until the run ends; 0: never.", low=0.0)
     elastic: bool = flag(False, "Continue from the last whole epoch when hosts or ranks change.")
     dry_run: int | None = flag(None, "Processes on this machine that try these flags briefly.", low=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Args(NetworkArgs, LoaderArgs, EvaluationArgs, TrainingArgs, ProcessArgs):
+    """The flags of train.py that both apps share; bench.py takes some."""
+
+    group = "Network"
+
+    model_name: str = flag("", "Model.")
+    num_classes: int | None = flag(None, "Number of classes. Default: the data's.", low=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +239,13 @@ def define(fv: flags.FlagValues, args_class: type, names: Collection[str] | None
     for field in dataclasses.fields(args_class):
         if names is None or field.name in names:
             define_flag(fv, field.name, field.type, field)
+            fv.register_key_flag_for_module(_group(args_class, field.name), fv[field.name])
+
+
+def _group(args_class: type, name: str) -> str:
+    """The heading of a field in --help."""
+    owners = [c for c in args_class.__mro__ if name in vars(c).get("__annotations__", ())]
+    return "Most used" if name in MOST_USED else vars(owners[-1]).get("group", "Other flags")
 
 
 def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: dataclasses.Field[Any]) -> None:
@@ -240,12 +268,16 @@ def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: datacla
 
 
 def install(define_flags: Callable[[flags.FlagValues], None]) -> None:
-    """Defines an entry point's flags as key flags of its file, which makes --help show them."""
+    """Defines an entry point's flags; --help shows them in groups."""
     define_flags(flags.FLAGS)
     own = flags.FlagValues()
     define_flags(own)
-    for name in own:
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+    grouped = own.key_flags_by_module_dict()
+    for name in set(own) - {flag.name for members in grouped.values() for flag in members}:
+        flags.FLAGS.register_key_flag_for_module("Other flags", flags.FLAGS[name])
+    titles = sorted({*grouped, "Other flags"}, key=lambda title: (title != "Most used", title))
+    # What absl's --help prints.
+    vars(flags.FLAGS)["main_module_help"] = lambda: "".join(map(flags.FLAGS.module_help, titles))
 
 
 def values(fv: flags.FlagValues, define_flags: Callable[[flags.FlagValues], None]) -> dict:

@@ -4,6 +4,7 @@ Anything else that goes wrong is our bug and keeps its traceback (INTERFACE: exi
 """
 
 import difflib
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -72,8 +73,18 @@ def run(main: Callable[..., int | None], *, positional: bool = False) -> None:
             print("interrupted; what was saved before stands", file=sys.stderr)
             return 130  # as a shell reports SIGINT
 
+    app.run(guarded, flags_parser=lambda _: parse_flags())
+
+
+@functools.cache
+def parse_flags() -> list[str]:
+    """Parses the command line, once. Returns the program and the arguments that are not flags.
+
+    --help and a wrong flag end the program here: before imports that take seconds, if called before them.
+    """
     logging.set_verbosity(logging.WARNING)  # TensorFlow's notes on its own saving are not the user's news
-    app.run(guarded)
+    app.define_help_flags()
+    return app.parse_flags_with_usage(sys.argv)
 
 
 def _complain(message: str) -> int:

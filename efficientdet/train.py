@@ -11,7 +11,6 @@ Many GPUs (docs/distributed.md): horovodrun -np 8 python efficientdet/train.py -
 
 import dataclasses
 import functools
-import os
 import pathlib
 import sys
 from collections.abc import Callable
@@ -19,32 +18,12 @@ from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import keras
-import tensorflow as tf
 from absl import flags
 
-from common import args, errors, hparams
-from common.datacheck import datasets
-from common.distributed import elastic
-from common.distributed.ranks import Hooks, Ranks
-from common.evaluation.evaluate import evaluate
-from common.layers import limit_bn_momentum
-from common.progress import log
-from common.training import input_feed, run_directory, step_guard
-from common.training.fine_tuning import set_initial_weights
-from common.training.optimizers import AveragedWeights
-from common.training.run import Run, start_process
-from efficientdet import losses, show_batch, task_alignment
+from common import args, errors
+from common.progress import import_tensorflow, log
 from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, EfficientDetConfig, get_config
-from efficientdet.init_from import init_from
-from efficientdet.loaders import epoch_kwargs, open_loader
-from efficientdet.model import build_model
-from efficientdet.model_metadata import make_metadata
-from efficientdet.optimization import make_optimizer, make_schedule, num_epochs
-from efficientdet.predict import make_detect
-from tools import dry_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +31,39 @@ class Args(args.Args):
     """The flags; those that both apps share, with their defaults and help texts, are in common/args.py."""
 
     model_name: str = args.model_name_flag(MODEL_NAMES, "efficientdet-d0")
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    """The absl flags of `Args`."""
+    args.define(fv, Args)
+
+
+if __name__ == "__main__":  # the flags first, because the imports below take seconds
+    args.install(define_flags)
+    errors.parse_flags()
+    import_tensorflow()
+
+import keras
+import tensorflow as tf
+
+from common import hparams
+from common.datacheck import datasets
+from common.distributed import elastic
+from common.distributed.ranks import Hooks, Ranks
+from common.evaluation.evaluate import evaluate
+from common.layers import limit_bn_momentum
+from common.training import input_feed, run_directory, step_guard
+from common.training.fine_tuning import set_initial_weights
+from common.training.optimizers import AveragedWeights
+from common.training.run import Run, start_process
+from efficientdet import losses, show_batch, task_alignment
+from efficientdet.init_from import init_from
+from efficientdet.loaders import epoch_kwargs, open_loader
+from efficientdet.model import build_model
+from efficientdet.model_metadata import make_metadata
+from efficientdet.optimization import make_optimizer, make_schedule, num_epochs
+from efficientdet.predict import make_detect
+from tools import dry_run
 
 
 def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
@@ -221,11 +233,6 @@ def make_model(config: EfficientDetConfig, num_classes: int, num_steps: int = 10
     return limit_bn_momentum(build_model(config.model_name, num_classes, config=config), num_steps)
 
 
-def define_flags(fv: flags.FlagValues) -> None:
-    """The absl flags of `Args`."""
-    args.define(fv, Args)
-
-
 def start(a: Args) -> dict | None:
     """A dry run, elastic training or training, as the flags ask. Returns the metrics of training."""
     if a.dry_run:
@@ -240,5 +247,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    args.install(define_flags)
     errors.run(main)

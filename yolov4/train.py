@@ -11,7 +11,6 @@ Many GPUs (docs/distributed.md): horovodrun -np 8 python yolov4/train.py --strat
 
 import dataclasses
 import functools
-import os
 import pathlib
 import sys
 from collections.abc import Callable
@@ -19,32 +18,12 @@ from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import keras
-import tensorflow as tf
 from absl import flags
 
-from common import args, errors, hparams
-from common.datacheck import datasets
-from common.distributed import elastic
-from common.distributed.ranks import Hooks, Ranks
-from common.evaluation.evaluate import evaluate
-from common.layers import limit_bn_momentum
-from common.progress import log
-from common.training import input_feed, run_directory, step_guard
-from common.training.fine_tuning import set_initial_weights
-from common.training.optimizers import AveragedWeights
-from common.training.run import Run, start_process
-from tools import dry_run
-from yolov4 import losses, show_batch
+from common import args, errors
+from common.progress import import_tensorflow, log
 from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, YOLOv4Config, get_config
-from yolov4.init_from import init_from
-from yolov4.loaders import epoch_kwargs, open_loader
-from yolov4.model import build_model
-from yolov4.model_metadata import make_metadata
-from yolov4.optimization import make_optimizer, make_schedule
-from yolov4.predict import make_detect
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +38,39 @@ class Args(args.Args):
     close_mosaic: int | None = args.flag(
         None, "Last epochs without mosaic, MixUp and CutMix. Default: the recipe's.", low=0
     )
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    """The absl flags of `Args`."""
+    args.define(fv, Args)
+
+
+if __name__ == "__main__":  # the flags first, because the imports below take seconds
+    args.install(define_flags)
+    errors.parse_flags()
+    import_tensorflow()
+
+import keras
+import tensorflow as tf
+
+from common import hparams
+from common.datacheck import datasets
+from common.distributed import elastic
+from common.distributed.ranks import Hooks, Ranks
+from common.evaluation.evaluate import evaluate
+from common.layers import limit_bn_momentum
+from common.training import input_feed, run_directory, step_guard
+from common.training.fine_tuning import set_initial_weights
+from common.training.optimizers import AveragedWeights
+from common.training.run import Run, start_process
+from tools import dry_run
+from yolov4 import losses, show_batch
+from yolov4.init_from import init_from
+from yolov4.loaders import epoch_kwargs, open_loader
+from yolov4.model import build_model
+from yolov4.model_metadata import make_metadata
+from yolov4.optimization import make_optimizer, make_schedule
+from yolov4.predict import make_detect
 
 
 def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
@@ -222,11 +234,6 @@ def make_model(config: YOLOv4Config, num_classes: int, num_steps: int = 10**9) -
     return limit_bn_momentum(model, num_steps)
 
 
-def define_flags(fv: flags.FlagValues) -> None:
-    """The absl flags of `Args`."""
-    args.define(fv, Args)
-
-
 def start(a: Args) -> dict | None:
     """A dry run, elastic training or training, as the flags ask. Returns the metrics of training."""
     if a.dry_run:
@@ -241,5 +248,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    args.install(define_flags)
     errors.run(main)
