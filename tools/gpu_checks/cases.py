@@ -16,7 +16,7 @@ from tools.gpu_checks import parts
 from tools.gpu_checks.running import ROOT, Case
 
 DALI_ALONE = ("facts", "decoding", "graphs", "loading")
-STAGES = (*DALI_ALONE, "tests", "training", "nccl", "evaluation", "exports", "examples")
+STAGES = (*DALI_ALONE, "tests", "training", "nccl", "evaluation", "exports")
 LOADS = (0.0, 0.3, 0.45, 0.65, 1.0)  # hw_decoder_load
 # app -> model, side of its input, batch size
 MODELS = {"efficientdet": ("efficientdet-d0", 512, 64), "yolov4": ("yolov4", 608, 16)}
@@ -160,16 +160,14 @@ def _with_nccl(directory: pathlib.Path, output: str) -> dict[str, Any]:
 
 
 def _trained(app: str, output: pathlib.Path) -> Iterator[Case]:
-    """eval.py, infer.py and the example, with the weights that the demo trained."""
+    """eval.py and infer.py, with the weights that the demo trained."""
     weights, drawn = f"{output}/{app}-demo", f"{output}/eval"
     for pipeline_type in ("dali_gpu", "dali_cpu"):
         yield _evaluate("evaluation", app, output, weights, pipeline_type=pipeline_type)
     files = {"images": f"{drawn}/images", "annotations": f"{drawn}/instances.json"}
-    for program in (f"{app}/infer.py", f"examples/{app}_walkthrough.py"):
-        directory = output / f"{app}-pictures"
-        command = python(program, weights=weights, output_dir=directory, **files)
-        stage = "examples" if "examples" in program else "evaluation"
-        yield Case(stage, {"program": program}, command, lambda _: {})
+    program = f"{app}/infer.py"
+    command = python(program, weights=weights, output_dir=output / f"{app}-pictures", **files)
+    yield Case("evaluation", {"program": program}, command, lambda _: {})
 
 
 def _evaluate(stage: str, app: str, output: pathlib.Path, weights: str, **flags: str) -> Case:
