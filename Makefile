@@ -139,7 +139,7 @@ lint: setup  ## what ruff, mypy, codespell, shellcheck and hadolint find
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/codespell $(APPS) common tools tests examples docker docs *.md Makefile
+	$(VENV)/bin/codespell $(APPS) common tools benchmarks tests examples docker docs *.md Makefile
 	$(VENV)/bin/shellcheck docker/*.sh .ci/run
 	$(VENV)/bin/hadolint docker/Dockerfile docker/Dockerfile.cpu
 

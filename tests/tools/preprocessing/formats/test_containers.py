@@ -141,7 +141,8 @@ def test_a_label_is_digits_within_32_bits(tmp_path):
 def test_archives_that_are_cut_off_are_refused(tmp_path):
     path = tar(tmp_path, *((f"{i}.png", image) for i, image in enumerate(IMAGES)))
     end = sum(512 + -(-len(image) // 512) * 512 for image in IMAGES)  # headers and images, in blocks
-    for size, said in ((end, f"cut off at byte {end}"), (end - 600, "not a complete"), (0, "is missing, empty")):
+    cases = ((end, f"cut off at byte {end}"), (end - 600, "not a complete"), (0, "is missing, empty"))
+    for size, said in cases:
         os.truncate(path, size)
         refused("webdataset", path, said)
 

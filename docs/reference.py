@@ -1,6 +1,6 @@
 """Writes docs/flags.md and docs/config.md: all flags and all hyper-parameters, as the code defines them.
 
-python tools/reference.py
+python docs/reference.py
 """
 
 import ast
@@ -23,12 +23,12 @@ OF_APPS = ("{app}/train.py", "{app}/eval.py", "{app}/infer.py", "{app}/export.py
 OTHERS = (
     *("efficientdet/automl_weights.py", "yolov4/darknet_weights.py", "yolov4/fit_anchors.py"),
     *("tools/synthetic.py", "tools/check_data.py", "tools/convert.py", "tools/preprocess.py"),
-    *("tools/accuracy_data.py", "tools/accuracy.py", "tools/gpu_check.py"),
+    *("benchmarks/accuracy_data.py", "benchmarks/accuracy.py", "tools/gpu_check.py"),
 )
 ABOUT = """Set them by `--hparams=name=value,...` or by a YAML file. The table of models at the end of each
 `config.py` replaces some of these defaults for each model. `run.json` in a run's directory has all values.
 """
-HEAD = "Written by `python tools/reference.py`; a test fails where it is out of date.\n"
+HEAD = "Written by `python docs/reference.py`; a test fails where it is out of date.\n"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""tools/accuracy.py with a stub program, on data of tools/accuracy_data.py: files, scores, resuming."""
+"""benchmarks/accuracy.py with a stub program, on data of accuracy_data.py: files, scores, resuming."""
 
 import json
 
@@ -6,8 +6,8 @@ import yaml
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from tools.accuracy import AccuracyArgs, compare, mean_and_interval
-from tools.accuracy_data import DataArgs, write_data_set
+from benchmarks.accuracy import AccuracyArgs, compare, mean_and_interval
+from benchmarks.accuracy_data import DataArgs, write_data_set
 
 STUB = """
 import json, pathlib, sys

@@ -1,9 +1,9 @@
 r"""Trains this project's models and other programs on the same data and budget, and compares their accuracy.
 
-    python tools/accuracy.py --rows=d0 --output_dir=runs/accuracy
+    python benchmarks/accuracy.py --rows=d0 --output_dir=runs/accuracy
 
-docs/accuracy.md has the method, the data and how to install the other programs; docs/accuracy.yaml has the
-command lines of every program. A run is a training and a detection, each a script in bash. Runs follow one
+docs/accuracy.md has the method, the data and how to install the other programs. benchmarks/accuracy.yaml has
+the command lines of every program. A run is a training and a detection, each a script in bash. Runs follow one
 another, and the programs of a row take turns. The detections, in COCO's results format, are scored here.
 
 A finished run is a file, OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json, and is not repeated as long as its
@@ -55,7 +55,7 @@ class AccuracyArgs:
     rows: str = flag("", "Rows of the table, comma-separated. Default: all.")
     seeds: str = flag("1,2,3", "Seeds, comma-separated.")
     settings: str = flag("", "Replaces settings of the rows, k=v,k=v: to try commands out.")
-    table: str = flag("docs/accuracy.yaml", "YAML file of the rows.")
+    table: str = flag("benchmarks/accuracy.yaml", "YAML file of the rows.")
     output_dir: str = flag("runs/accuracy", "Directory of the data sets (in data/) and of all runs.")
 
 

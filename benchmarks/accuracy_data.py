@@ -1,6 +1,6 @@
-r"""Writes a COCO data set in the forms that the programs of tools/accuracy.py read.
+r"""Writes a COCO data set in the forms that the programs of benchmarks/accuracy.py read.
 
-    python tools/accuracy_data.py --output_dir=runs/accuracy/data/bccd \
+    python benchmarks/accuracy_data.py --output_dir=runs/accuracy/data/bccd \
         --train_images=bccd/images --train_annotations=bccd/instances_train.json \
         --eval_images=bccd/images --eval_annotations=bccd/instances_val.json
 

@@ -1,0 +1,1 @@
+"""Commands that are not part of an app."""
