@@ -34,16 +34,8 @@ RUN_HERE = (
 )
 # Other hosts, Docker, whole copies (test_customize.py), hours of training; no commands.
 NOT_RUN_HERE = (
-    *(
-        "customize",
-        "many_gpus",
-        "docker",
-        "copy_this",
-        "accuracy",
-        "licences",
-        "performance_notes",
-        "CONTRIBUTING",
-    ),
+    *("customize", "many_gpus", "docker", "copy_this", "accuracy", "licences", "performance_notes"),
+    "CONTRIBUTING",
 )
 # What a test adds to a command so that it takes seconds: a small network, few steps; of bench.py one loader.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
