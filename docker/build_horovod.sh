@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Builds Horovod against the TensorFlow of a virtual environment, and installs it there. `make horovod` calls it.
+# Builds Horovod for the TensorFlow of a virtual environment and installs it there. `make horovod` calls it.
 #
 #   docker/build_horovod.sh .venv
 #
-# Horovod's last release is older than this TensorFlow, and there is no wheel of it. One of its files (all-reduce inside
-# XLA) no longer compiles and is left out: with --xla the forward and backward pass is compiled, the all-reduce stays
-# outside. One function of TensorFlow that it calls on GPUs is gone, and is put back. The wheel is kept in the user's cache: it takes two minutes on two cores the first time, seconds after that.
+# The last release of Horovod is older than this TensorFlow, and no wheel exists. One of its files (all-reduce inside XLA) no
+# longer compiles and is left out: with --xla the forward and backward passes are compiled, and the all-reduce stays
+# outside. A TensorFlow function that Horovod calls on GPUs was removed, and a patch adds it. The first build takes two
+# minutes on two cores. The wheel is cached, so the next installation takes seconds.
 #
-# Gloo is always in it. MPI: HOROVOD_WITH_MPI=1 (the wheel then needs libmpi wherever it runs). NCCL: by itself where a CUDA
-# toolkit (nvcc) and NCCL are found, the system's or the one that TensorFlow's GPU packages bring;
-# HOROVOD_GPU_OPERATIONS= (empty) leaves it out. All of Horovod's own variables (HOROVOD_NCCL_HOME, HOROVOD_CUDA_HOME,
-# HOROVOD_BUILD_CUDA_CC_LIST, ...) are passed on.
+# Gloo is always included. HOROVOD_WITH_MPI=1 adds MPI; the wheel then needs libmpi at run time. NCCL is included if a CUDA
+# toolkit (nvcc) and NCCL are found: the system's NCCL or that of TensorFlow's GPU packages. HOROVOD_GPU_OPERATIONS= (empty)
+# leaves it out. All variables of Horovod's build (HOROVOD_NCCL_HOME, HOROVOD_CUDA_HOME, HOROVOD_BUILD_CUDA_CC_LIST, ...)
+# are passed on.
 set -euo pipefail
 
 venv=$(cd "$1" && pwd)
@@ -22,7 +23,7 @@ fail() {
   exit 1
 }
 
-# The pins of one extra of pyproject.toml, one a line.
+# Prints the pins of one extra of pyproject.toml, one per line.
 extra() {
   "$python" - "$here/pyproject.toml" "$1" <<'PYTHON'
 import sys, tomllib
@@ -32,7 +33,7 @@ PYTHON
 pip_install() { "$python" -m pip install --quiet --disable-pip-version-check "$@"; }
 works() { TF_CPP_MIN_LOG_LEVEL=3 "$python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built()' 2>>"$log"; }
 
-own=$(env | grep '^HOROVOD_' | sort || true) # what the user asks for is part of the wheel's key
+own=$(env | grep '^HOROVOD_' | sort || true) # part of the key of the cached wheel
 for tool in g++ make; do
   command -v $tool >/dev/null || fail "no $tool: Horovod is compiled (Debian and Ubuntu: apt install build-essential)"
 done
@@ -45,7 +46,7 @@ pip_install "${needed[@]}" || fail "pip could not install ${needed[*]}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The NCCL that TensorFlow's GPU packages bring: its header, and its library without the name that linkers look for.
+# Uses the NCCL of TensorFlow's GPU packages. Its library lacks the name that linkers expect, so a link adds it.
 packaged_nccl() {
   local home
   home=$("$python" -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null) || return 1
@@ -71,7 +72,7 @@ else
 fi
 kind+=${HOROVOD_GPU_OPERATIONS:+-${HOROVOD_GPU_OPERATIONS,,}}
 export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
-export MAKEFLAGS=${MAKEFLAGS:--j$(nproc)} # Horovod's own is 8, which takes 8 GB
+export MAKEFLAGS=${MAKEFLAGS:--j$(nproc)} # Horovod's default is 8 jobs, which need 8 GB
 
 key=$("$python" - "$0" "$pin" "$kind" "$own" <<'PYTHON'
 import hashlib, importlib.metadata, pathlib, platform, sys
@@ -89,7 +90,7 @@ if ! compgen -G "$cache/*.whl" >/dev/null; then
   tar xzf "$work"/horovod-*.tar.gz -C "$work"
   source=$(find "$work" -maxdepth 1 -mindepth 1 -type d -name 'horovod-*')
   sed -i '/xla_mpi_ops\.cc/d' "$source/horovod/tensorflow/CMakeLists.txt"
-  # TensorFlow's function for the CUDA stream behind a stream of its own is gone; the stream says it itself.
+  # TensorFlow removed the function that returns the CUDA stream of a Stream object; platform_specific_handle() replaces it.
   sed -i -e 's/^GpuStreamHandle AsGpuStreamValue/static &/' \
     -e '/^#undef LOG/a\
 #if HAVE_GPU\
@@ -99,18 +100,18 @@ static GpuStreamHandle AsGpuStreamValue(Stream* stream) {\
 }\
 }\
 #endif' "$source/horovod/tensorflow/mpi_ops.cc"
-  # The connections that ranks train over are made without the network interface that horovodrun has found: by the host's
-  # own name, which is 127.0.1.1 on many hosts, and which resolves to nothing in a chroot; it then reads the list of
-  # addresses that it never got, and crashes.
+  # Horovod connects the ranks by the host's own name, not by the interface that horovodrun found. That name is 127.0.1.1 on
+  # many hosts. In a chroot it does not resolve, and Horovod then crashes, because it does not check the result. The first
+  # patch uses the interface, and the second reports the error.
   sed -i '/^void GlooContext::InitializeForProcessSet/,/^}/s/iface = gloo_iface_;/iface = global_context.gloo_iface_;/' \
     "$source/horovod/common/gloo/gloo_context.cc"
   sed -i 's/GLOO_ENFORCE_NE(rv, -1);/GLOO_ENFORCE_EQ(rv, 0, "No address for this host: ", attr.hostname);/' \
     "$source/third_party/gloo/gloo/transport/tcp/device.cc"
-  # Where the packaged NCCL lies, seen from Horovod's library in the same site-packages; then the user's own.
+  # The location of the packaged NCCL relative to Horovod's library in the same site-packages, then HOROVOD_NCCL_HOME.
   rpath="\\\$ORIGIN/../../nvidia/nccl/lib${HOROVOD_NCCL_HOME:+;$HOROVOD_NCCL_HOME/lib}"
   printf 'set_target_properties(tensorflow PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE INSTALL_RPATH "%s")\n' "$rpath" \
     >>"$source/horovod/tensorflow/CMakeLists.txt"
-  # The Gloo in it is refused by CMake 4.
+  # CMake 4 rejects the bundled Gloo.
   if ! cmake --version 2>/dev/null | grep -q 'version 3\.'; then
     pip_install --target "$work/cmake" "$(extra horovod-build)" || fail "pip could not install $(extra horovod-build)"
     HOROVOD_CMAKE=$(find "$work/cmake" -path '*/data/bin/cmake' -type f | head -1)
@@ -119,7 +120,7 @@ static GpuStreamHandle AsGpuStreamValue(Stream* stream) {\
   fi
   "$python" -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$work/wheel" "$source" \
     >>"$log" 2>&1 || fail "Horovod did not compile${HOROVOD_GPU_OPERATIONS:+ (without NCCL: HOROVOD_GPU_OPERATIONS= make horovod)}: see $log"
-  # Copied beside its place, then renamed: the cache never holds half a wheel, whoever else builds meanwhile.
+  # Copy, then rename: the cache never holds an incomplete wheel, even if several processes build at the same time.
   mkdir -p "$(dirname "$cache")" && cp -r "$work/wheel" "$cache.$$" || fail "cannot write $cache"
   mv -T "$cache.$$" "$cache" 2>/dev/null || rm -rf "$cache.$$"
 fi

@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# Builds docker/Dockerfile.cpu and tries the image, on a Debian or Ubuntu machine that has neither Docker nor a registry.
+# Builds docker/Dockerfile.cpu and tests the image, on Debian or Ubuntu without Docker and without a registry.
 #
-#   sudo docker/build_without_docker.sh                 half an hour on two cores, and 25 GB of disk meanwhile
-#   sudo docker/build_without_docker.sh --whole-demo    and the whole `make demo`: ten minutes more
-#   sudo docker/build_without_docker.sh --keep          leaves the image in the store that it names at the end
+#   sudo docker/build_without_docker.sh                 half an hour on two cores, 25 GB of temporary disk
+#   sudo docker/build_without_docker.sh --whole-demo    also runs `make demo` completely: ten minutes more
+#   sudo docker/build_without_docker.sh --keep          keeps the image and prints where
 #
-# Needs root, and apt packages: buildah debootstrap. buildah reads the Dockerfile that Docker would and runs its commands in
-# a chroot; debootstrap makes Debian's bookworm from its packages, which stands in for the image debian:bookworm-slim.
-# Then, in the image and as its user: the stack is imported, docker/healthcheck.sh trains on one process and on two, a second
-# host is reached by the image's ssh server, and `make demo` runs on a few images. All of it lies in one directory under
-# TMPDIR (/var/tmp), which is removed at the end.
+# Needs root and the apt packages buildah and debootstrap. buildah reads the Dockerfile and runs its commands in a chroot.
+# debootstrap creates Debian bookworm from its packages, instead of the image debian:bookworm-slim. Then the script runs in
+# the image, as its user: imports of all packages, docker/healthcheck.sh with one and two processes, a second host through
+# the image's ssh server, and `make demo` with a few images. All files are in one directory under TMPDIR (/var/tmp), which
+# is removed at the end.
 #
-# What this machine's pip and apt need to reach packages (mirrors, certificates) goes into the base that stands in, so an
-# image that was kept holds it: it is for this machine, not for a registry.
+# The base contains this machine's pip and apt settings (mirrors, certificates), and so does a kept image. Do not publish it.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -36,7 +35,7 @@ for tool in buildah debootstrap; do
 done
 
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/dali-detection-image.XXXXXX")
-# A store of its own: the user's images and containers are not touched, and one directory is all there is to remove.
+# A separate store leaves the user's images and containers untouched and is removed with one directory.
 run_buildah() { TMPDIR=$work buildah --root "$work/store" --runroot "$work/run" "$@"; }
 finish() {
   if [ "$keep" ]; then
@@ -50,7 +49,7 @@ finish() {
 }
 trap finish EXIT
 
-# This machine's pip settings that mean something elsewhere: web addresses, and the certificates by which it trusts them.
+# The pip settings of this machine that are valid in the image: web addresses and their certificates.
 pip_settings() {
   local python=${PYTHON:-python3}
   "$python" -m pip config list 2>/dev/null | sed -nE "s/^[^.]+\.((extra-)?index-url|trusted-host)='(https?:.*)'\$/\1 = \3/p" |
@@ -94,7 +93,7 @@ inside docker/healthcheck.sh
 inside docker/healthcheck.sh --ranks=2
 
 say "two hosts, of which the second is reached by ssh"
-# The key as Kubernetes mounts it: root's, and readable. 127.0.0.2 is this host, which horovodrun does not know.
+# The key is mounted as Kubernetes does it: owned by root and readable. horovodrun does not recognise 127.0.0.2 as this host.
 # shellcheck disable=SC2016 # the variable is that shell's
 run_buildah run --isolation chroot --user root "$container" -- sh -euc '
   keys=/home/detection/.ssh

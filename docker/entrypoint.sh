@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# What every command of the image runs under: any command as it is, horovodrun so that stopping the container saves.
+# The entry point of the images. It runs any command unchanged. Under horovodrun, stopping the container saves first.
 #
 #   docker run ... dali-detection:cpu horovodrun -np 2 python efficientdet/train.py ...
 #
-# A TERM to horovodrun would kill its ranks after five seconds, saved or not (docs/many_gpus.md). Here it goes to the ranks
-# of this host: all ranks save the same step and end, then horovodrun does. Give them time: docker stop -t 300.
+# SIGTERM to horovodrun would kill its ranks after five seconds, saved or not (docs/distributed.md). This script sends it to
+# the ranks of this host instead. All ranks save the same step and end, then horovodrun ends. Allow time for that:
+# docker stop -t 300.
 set -euo pipefail
 
 [ "$(basename -- "${1:-}")" = horovodrun ] || exec "$@"
 
-# The ranks alone, by a pattern that horovodrun and its shells, whose lines hold the same words, do not fit; and of this
-# job alone, by a mark in the environment that horovodrun hands on.
+# The pattern matches the ranks only. The command lines of horovodrun and its shells contain the same words, further back.
+# DETECTION_LAUNCHER, which horovodrun passes on, limits the signal to the ranks of this job.
 ranks='^[^ ]*python[^ ]* [^ ]*train\.py'
 export DETECTION_LAUNCHER=$$
 stop() {

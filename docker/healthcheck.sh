@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs on CPUs; with --gpu it was never run on a GPU.
+# Runs on CPUs. --gpu was never run on a GPU.
 #
-# Is this environment fit to train? Two steps of a small network on drawn images, from files to a checkpoint.
+# Checks that this environment can train: two steps of a small network on generated images, from files to a checkpoint.
 #
 #   docker run --rm dali-detection:cpu docker/healthcheck.sh                        one process
-#   docker run --rm --gpus all dali-detection docker/healthcheck.sh --gpu           and it has to be a GPU
-#   docker run --rm dali-detection:cpu docker/healthcheck.sh --ranks=2              two, by horovodrun
+#   docker run --rm --gpus all dali-detection docker/healthcheck.sh --gpu           requires a GPU
+#   docker run --rm dali-detection:cpu docker/healthcheck.sh --ranks=2              two processes with horovodrun
 #
-# Half a minute; exits with 0 and one line, or with 1 and what training said. With --gpu it warns where JPEGs would be
-# decoded without the GPU's JPEG engines. Run it before a job, not beside one: it takes a GPU's memory. So it is no
-# HEALTHCHECK of the image, which Docker would run again and again while training.
+# Takes half a minute. Exits with 0 and one line, or with 1 and the output of the failed step. --gpu warns if JPEGs would be
+# decoded without the GPU's JPEG engines. Run it before a job, not during one, because it uses GPU memory. For that reason
+# it is not the HEALTHCHECK of the image, which Docker would repeat during training.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -44,7 +44,7 @@ import tensorflow as tf
 from nvidia.dali import backend
 print("TensorFlow:", tf.config.list_physical_devices("GPU"), "DALI:", backend.GetCUDADeviceCount())
 try:
-    ctypes.CDLL("libnvcuvid.so.1")  # nvJPEG loads it for the JPEG engines, and says nothing where it is missing
+    ctypes.CDLL("libnvcuvid.so.1")  # nvJPEG loads it for the JPEG engines, and prints nothing if it is missing
 except OSError:
     print("warning: no libnvcuvid.so.1, so no JPEG engines: set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video")
 sys.exit(not (tf.config.list_physical_devices("GPU") and backend.GetCUDADeviceCount()))

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes the virtual environment that every command of this repository runs in. `make setup` and the images call it.
+# Creates the virtual environment for every command of this repository. `make setup` and the images call it.
 #
 #   docker/setup_env.sh .venv [extra ...]        extras of pyproject.toml, for example: dev
 #
-# Every version is pinned in pyproject.toml. With an NVIDIA GPU in sight the extra `gpu` is added.
+# pyproject.toml pins every version. The extra `gpu` is added if nvidia-smi finds a GPU.
 set -euo pipefail
 
 venv=$1
@@ -18,7 +18,7 @@ fail() {
 
 find_python() {
   candidates=(python3 python3.13 python3.12 python3.11)
-  [ -z "${PYTHON:-}" ] || candidates=("$PYTHON") # who names one gets that one
+  [ -z "${PYTHON:-}" ] || candidates=("$PYTHON") # PYTHON, if set, is the only candidate
   for candidate in "${candidates[@]}"; do
     if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
       command -v "$candidate"
@@ -28,7 +28,7 @@ find_python() {
   fail "no Python 3.11, 3.12 or 3.13 found (tried: ${candidates[*]}). Install one, or name it: make setup PYTHON=/path/to/python3.11"
 }
 
-# Prints the requirements of the named extras ("" is the default set), one a line.
+# Prints the requirements of the named extras ("" is the default set), one per line.
 requirements() {
   "$venv/bin/python" - "$here/pyproject.toml" "$@" <<'PYTHON'
 import sys, tomllib
@@ -50,7 +50,7 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
   extras+=(gpu)
 fi
 say "packages (about 1.3 GB to download the first time; a few minutes)"
-# The default sets are locked: every file's hash is known, those of packages that packages need included.
+# The default sets have a lock with the hash of every file, including indirect dependencies.
 lock="$here/docker/locks/$(printf '%s\n' "${extras[@]}" | sort | paste -sd+).txt"
 if [ -f "$lock" ]; then
   cp "$lock" "$venv/requirements.txt"
@@ -62,7 +62,7 @@ else
 fi
 pip_install "${hashes[@]}" -r "$venv/requirements.txt" || fail "pip could not install the packages above: see its message"
 
-# DALI's TensorFlow plugin is a source package that imports TensorFlow and DALI while it builds, so it comes second.
+# DALI's TensorFlow plugin is a source package that imports TensorFlow and DALI while it builds, so it is installed last.
 plugin=$(requirements dali-tf)
 plugin_works() { TF_CPP_MIN_LOG_LEVEL=3 "$venv/bin/python" -c 'import nvidia.dali.plugin.tf' 2>"$venv/plugin.log"; }
 install_plugin() {
@@ -71,14 +71,14 @@ install_plugin() {
 }
 requirements_build=$("$venv/bin/python" -c "import sys, tomllib
 print(*tomllib.load(open(sys.argv[1], 'rb'))['build-system']['requires'], sep='\n')" "$here/pyproject.toml")
-# shellcheck disable=SC2086 # one requirement a word
+# shellcheck disable=SC2086 # each word is a requirement
 pip_install $requirements_build
 
 if ! plugin_works; then
   say "DALI's TensorFlow plugin (its shipped binary)"
-  # The plugin ships a binary for this TensorFlow, but its installer looks for "GCC:" in TensorFlow's library with `strings`,
-  # and this TensorFlow was built by clang: it would compile, which needs CUDA headers. Answering for `strings`, for this one
-  # command, lets it choose its binary, which it then tests itself.
+  # The plugin contains a binary for this TensorFlow. Its installer searches TensorFlow's library for "GCC:" with `strings`,
+  # but clang built this TensorFlow, so the installer would compile, which needs CUDA headers. A replacement for `strings`,
+  # for this one command, makes the installer choose its binary, which it then tests.
   shim=$(mktemp -d)
   trap 'rm -rf "$shim"' EXIT
   printf '#!/bin/sh\necho "GCC: (GNU) 13.1.0"\n' >"$shim/strings"

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Never run on a cluster or a GPU: its tests have stand-ins for Slurm's commands.
+# Not yet run on a cluster or a GPU. A test runs it with stand-ins for Slurm's commands.
 #
-# Trains on the nodes of a Slurm job, one rank per GPU, and goes on by itself when the time limit cuts it. Two nodes with
-# eight GPUs each:
+# Trains on the nodes of a Slurm job, one rank per GPU, and is requeued at the time limit. horovodrun starts the ranks by
+# ssh. docker/slurm_srun.sh does the same without ssh, and in containers. Two nodes with eight GPUs each:
 #
 #   sbatch --nodes=2 docker/slurm.sh efficientdet/train.py --flagfile=efficientdet/flags/d0_coco_16gpu.txt \
 #       --train_images=coco/train2017 --train_annotations=coco/annotations/instances_train2017.json \
 #       --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json --output_dir=runs/d0
 #
-# A recipe is for one number of GPUs; with another --nodes or --gpus-per-node take the one that fits (docs/many_gpus.md).
-# Compute nodes often have no internet: the recipes' --init_from=imagenet then needs the file (docs/training.md).
+# Each recipe is for one number of GPUs. With another --nodes or --gpus-per-node, choose the recipe for it
+# (docs/distributed.md). Compute nodes often have no internet: then replace --init_from=imagenet by a file (docs/weights.md).
 #
-# Submit it from this project's root, on a disk that all nodes share, after `make horovod` on a node with GPUs. horovodrun
-# starts the ranks: on the first node itself, on the others by ssh, which the site must allow between the nodes of a job.
-# (Where it does not: `HOROVOD_WITH_MPI=1 make horovod`, then srun in place of horovodrun, with the site's --mpi.)
+# Submit from this project's root, on a disk that all nodes share, after `make horovod` on a node with GPUs. The site must
+# allow ssh between the nodes of a job.
 #
-# Five minutes before the time limit Slurm signals this script. It signals the ranks, which save the same step and end, and
-# puts the job back into the queue; the same command then resumes. Problems end the job: they would come again.
+# Five minutes before the time limit Slurm signals this script. The script signals the ranks, which save the same step and
+# end. Then it requeues the job, and the same command resumes. A job that ends with an error is not requeued, because the
+# error would occur again.
 #SBATCH --job-name=detection
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -42,8 +42,8 @@ gpus=${SLURM_GPUS_ON_NODE:?ask for GPUs: --gpus-per-node=N}
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed "s/\$/:$gpus/" | paste -sd, -)
 training=(.venv/bin/python "$@" --strategy=horovod)
 
-# The ranks by their whole command line from its first letter on: horovodrun, its shells and ssh hold the same words
-# further back, and a TERM to horovodrun would kill the ranks after five seconds.
+# Matches the ranks only, by their whole command line from its first character. horovodrun, its shells and ssh contain the
+# same words further back, and SIGTERM to horovodrun would kill the ranks after five seconds.
 ranks="^$(printf '%s' "${training[*]}" | sed 's/[][\.*^$+?(){}|]/\\&/g')"
 stopped=
 # shellcheck disable=SC2329 # the trap calls it
@@ -60,7 +60,7 @@ while kill -0 "$launcher" 2>/dev/null; do
   wait "$launcher" || true # a signal ends the wait, not the launcher
 done
 code=0
-wait "$launcher" || code=$? # horovodrun's: 1 whatever the ranks ended with
+wait "$launcher" || code=$? # horovodrun returns 1 for every exit code other than 0
 
 if [ "$stopped" ] && [ "$code" != 0 ]; then
   scontrol requeue "$SLURM_JOB_ID"

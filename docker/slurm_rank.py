@@ -2,12 +2,12 @@
 
     srun --ntasks-per-node=8 python docker/slurm_rank.py efficientdet/train.py --flagfile=...
 
-horovodrun normally tells each rank its number and where the ranks meet. Here Slurm's variables give the number. The
-first rank also runs Horovod's rendezvous server, in a second process that ends with the rank.
+horovodrun normally tells each rank its number and where the ranks meet. Here Slurm's variables give the
+number. The first rank also runs Horovod's rendezvous server, in a second process that ends with the rank.
 
-DETECTION_HOSTS (the job's hosts, comma-separated, in Slurm's order) and DETECTION_PORT come from docker/slurm_srun.sh.
-HOROVOD_GLOO_IFACE and NCCL_SOCKET_IFNAME choose the network interface. By default it is the one that leads to
-another host of the job.
+docker/slurm_srun.sh sets DETECTION_HOSTS (the hosts of the job, comma-separated, in Slurm's order) and
+DETECTION_PORT. HOROVOD_GLOO_IFACE and NCCL_SOCKET_IFNAME choose the network interface. By default it is the one
+that leads to another host of the job.
 """
 
 import os
@@ -27,8 +27,8 @@ def interface_to(host: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # UDP: nothing is sent
         address = probe.getsockname()[0]
-    owners = (name for name, addresses in psutil.net_if_addrs().items() if address in (a.address for a in addresses))
-    return next(owners)
+    interfaces = psutil.net_if_addrs().items()
+    return next(name for name, owned in interfaces if address in (each.address for each in owned))
 
 
 def serve(port: int, hosts: list[str], ranks_per_host: int, parent: int) -> None:
@@ -36,7 +36,8 @@ def serve(port: int, hosts: list[str], ranks_per_host: int, parent: int) -> None
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm signals all processes, and the ranks still have to save
+    # Slurm signals all processes, and the ranks need the server until they have saved.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     slots = parse_hosts(",".join(f"{host}:{ranks_per_host}" for host in hosts))
     server = RendezvousHTTPServer(("", port), RendezvousHandler, 0)
@@ -74,9 +75,17 @@ def main() -> None:
     os.environ.setdefault("HOROVOD_GLOO_IFACE", interface)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     horovod = {
-        **{"HOSTNAME": hosts[node], "RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": per_host},
-        **{"CROSS_RANK": node, "CROSS_SIZE": len(hosts), "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"},
-        **{"GLOO_RENDEZVOUS_ADDR": socket.gethostbyname(first), "GLOO_RENDEZVOUS_PORT": port},
+        "HOSTNAME": hosts[node],
+        "RANK": rank,
+        "SIZE": size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_SIZE": per_host,
+        "CROSS_RANK": node,
+        "CROSS_SIZE": len(hosts),
+        "CONTROLLER": "gloo",
+        "CPU_OPERATIONS": "gloo",
+        "GLOO_RENDEZVOUS_ADDR": socket.gethostbyname(first),
+        "GLOO_RENDEZVOUS_PORT": port,
     }
     os.environ.update({f"HOROVOD_{name}": str(value) for name, value in horovod.items()})
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])

@@ -1,6 +1,6 @@
-"""docker/mpijob.yaml and docker/slurm.sh, against the programs that read them.
+"""docker/mpijob.yaml, docker/slurm.sh and docker/slurm_srun.sh, against the programs that read them.
 
-docker/slurm.sh runs for real, with a stand-in for Slurm's two commands.
+Both scripts run with stand-ins for Slurm's two commands.
 """
 
 import json
@@ -19,6 +19,7 @@ from tests.test_readme import PAGES, check_flags, check_horovodrun, program_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SLURM = ROOT / "docker" / "slurm.sh"
+SLURM_SRUN = ROOT / "docker" / "slurm_srun.sh"
 MPIJOB = ROOT / "docker" / "mpijob.yaml"
 RANKS_PATTERN = "^[^ ]*python[^ ]* [^ ]*train\\.py"
 SPEC = yaml.safe_load(MPIJOB.read_text())["spec"]
@@ -29,10 +30,11 @@ def test_their_training_commands_have_flags_that_exist():
     starts = LAUNCHER["containers"][0]["args"]
     check_flags(starts)
     check_horovodrun(["horovodrun", *starts])
-    comments = SLURM.read_text().replace("\\\n#", " ").splitlines()
-    (words,) = [shlex.split(line) for line in comments if line.startswith("#   sbatch")]
-    assert program_of(words)[0] == "efficientdet/train.py"
-    check_flags(words)
+    for script in (SLURM, SLURM_SRUN):
+        comments = script.read_text().replace("\\\n#", " ").splitlines()
+        (words,) = [shlex.split(line) for line in comments if line.startswith("#   sbatch")]
+        assert program_of(words)[0] == "efficientdet/train.py"
+        check_flags(words)
 
 
 def test_mpijob_is_what_the_operator_reads():
@@ -122,11 +124,13 @@ def cluster(tmp_path):
     return tmp_path
 
 
-def sbatch(cluster: pathlib.Path, *arguments: str) -> launching.Job:
+def sbatch(
+    cluster: pathlib.Path, *arguments: str, script: pathlib.Path = SLURM, **variables: str
+) -> launching.Job:
     env = {"PATH": f"{cluster}/bin:{os.environ['PATH']}", "HOME": str(cluster)}
     env |= {"SLURM_SUBMIT_DIR": str(cluster), "SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "node[1-1]"}
     env |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "2"}
-    return launching.Job(["bash", str(SLURM), *arguments], env, cluster)
+    return launching.Job(["bash", str(script), *arguments], env | variables, cluster)
 
 
 def test_slurm_stops_the_ranks_before_the_time_limit_and_queues_the_job_again(cluster):
@@ -151,6 +155,57 @@ def test_slurm_does_not_queue_a_job_again_that_failed(cluster):
         result = job.finish(timeout=60)
     assert result.returncode == 1
     assert "requeue" not in (cluster / "log").read_text()
+
+
+SRUN_TASKS = """#!/bin/sh
+while [ "${{1#--}}" != "$1" ]; do echo "$1" >> {log}; shift; done
+export SLURM_NTASKS=2 SLURM_NODEID=0
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@"
+code=$?
+wait $! || code=$?
+exit $code
+"""
+MEET = """
+import sys
+import horovod.tensorflow as hvd
+hvd.init()
+print("rank", hvd.rank(), "of", hvd.size(), "local", hvd.local_rank(), sys.argv[1:], flush=True)
+hvd.shutdown()
+sys.exit(75)
+"""
+
+
+def test_srun_starts_ranks_that_meet_and_a_stopped_job_is_queued_again(cluster):
+    (cluster / "bin" / "srun").write_text(SRUN_TASKS.format(log=cluster / "log"))
+    (cluster / "docker").mkdir()
+    (cluster / "docker" / "slurm_rank.py").symlink_to(ROOT / "docker" / "slurm_rank.py")
+    (cluster / "app" / "train.py").write_text(MEET)
+    environment = {"SLURM_JOB_ID": str(os.getpid()), "HOROVOD_GLOO_TIMEOUT_SECONDS": "200"}
+    with sbatch(cluster, "app/train.py", "--flag", script=SLURM_SRUN, **environment) as job:
+        result = job.finish(timeout=300)
+    assert result.returncode == 75, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("rank")]
+    assert sorted(lines) == [
+        f"rank {rank} of 2 local {rank} ['--flag', '--strategy=horovod']" for rank in (0, 1)
+    ]
+    log = (cluster / "log").read_text().splitlines()
+    assert log[-1] == f"scontrol requeue {os.getpid()}" and "--kill-on-bad-exit=0" in log
+
+
+def test_srun_starts_the_ranks_in_a_container(cluster):
+    (cluster / "bin" / "srun").write_text(f'#!/bin/sh\necho "$@" > {cluster}/log\n')
+    with sbatch(cluster, "app/train.py", script=SLURM_SRUN, IMAGE="a.sqsh", MOUNTS="/a:/data:ro") as job:
+        assert job.finish(timeout=60).returncode == 0
+    words = (cluster / "log").read_text().split()
+    place = words.index("/workspace/.venv/bin/python")
+    container = [
+        "--container-image=a.sqsh",
+        "--container-mounts=/a:/data:ro",
+        "--container-workdir=/workspace",
+    ]
+    assert words[place - 3 : place] == container
+    assert words[place + 1 :] == ["docker/slurm_rank.py", "app/train.py", "--strategy=horovod"]
 
 
 def test_slurm_says_what_is_missing(cluster):
