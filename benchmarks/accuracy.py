@@ -3,8 +3,8 @@ r"""Trains this project's models and other programs on the same data and budget,
     python benchmarks/accuracy.py --rows=d0 --output_dir=runs/accuracy
 
 docs/accuracy.md has the method, the data and how to install the other programs. benchmarks/accuracy.yaml has
-the command lines of every program. A run is a training and a detection, each a script in bash. Runs follow one
-another, and the programs of a row take turns. The detections, in COCO's results format, are scored here.
+the command lines of every program. A run is a training and a detection, each a script in bash. Runs follow
+one another, and the programs of a row take turns. The detections, in COCO's results format, are scored here.
 
 A finished run is a file, OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json, and is not repeated as long as its
 commands stay the same; an interrupted one starts anew. `log.txt` beside it holds what the program printed.

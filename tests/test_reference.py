@@ -1,10 +1,10 @@
 """The generated pages of flags and hyper-parameters are those of the code."""
 
-from docs import reference
+from tests import reference
 
 
 def test_the_pages_are_up_to_date():
-    """Where it fails: python docs/reference.py."""
+    """Where it fails: python tests/reference.py."""
     for name, text in reference.pages().items():
         assert (reference.ROOT / name).read_text() == text, name
         assert "`--learning_rate`" in text or "`learning_rate`" in text

@@ -32,8 +32,7 @@ class Args(args.Args):
 
     model_name: str = args.model_name_flag(MODEL_NAMES, "yolov4")
     letterbox: bool | None = args.flag(
-        None,
-        "Keep the aspect ratio of images and pad; off: stretch them. Default: the recipe's, which is off.",
+        None, "Keep the aspect ratio of images and pad; off: stretch. Default: the recipe's, which is off."
     )
     close_mosaic: int | None = args.flag(
         None, "Last epochs without mosaic, MixUp and CutMix. Default: the recipe's.", low=0

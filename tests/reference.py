@@ -1,6 +1,6 @@
 """Writes docs/flags.md and docs/config.md: all flags and all hyper-parameters, as the code defines them.
 
-python docs/reference.py
+python tests/reference.py
 """
 
 import ast
@@ -28,7 +28,7 @@ OTHERS = (
 ABOUT = """Set them by `--hparams=name=value,...` or by a YAML file. The table of models at the end of each
 `config.py` replaces some of these defaults for each model. `run.json` in a run's directory has all values.
 """
-HEAD = "Written by `python docs/reference.py`; a test fails where it is out of date.\n"
+HEAD = "Written by `python tests/reference.py`; a test fails where it is out of date.\n"
 
 
 def main() -> None:
