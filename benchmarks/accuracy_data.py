@@ -12,14 +12,17 @@ data.yaml is Ultralytics' description, and the text files are Darknet's lists of
 
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
 import sys
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from common.progress import import_tensorflow
+
+if __name__ == "__main__":
+    import_tensorflow()  # without its first lines
 
 import numpy as np
 from absl import flags

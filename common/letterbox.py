@@ -9,8 +9,6 @@ height, width), and all else follows from them. Boxes are scaled per axis by the
 from collections.abc import Callable
 from typing import Any
 
-from keras import ops
-
 
 def geometry(
     height: Any,
@@ -66,6 +64,8 @@ def boxes_to_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]) 
     Returns:
         float32 (..., 4), ltrb.
     """
+    from keras import ops
+
     scale, shift = _scale_and_shift(letterbox, image_size)
     return ops.cast(boxes, "float32") * scale + shift
 
@@ -75,12 +75,16 @@ def boxes_from_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]
 
     The inverse of `boxes_to_letterbox`, with the same arguments.
     """
+    from keras import ops
+
     scale, shift = _scale_and_shift(letterbox, image_size)
     return (ops.cast(boxes, "float32") - shift) / scale
 
 
 def _scale_and_shift(letterbox: Any, image_size: tuple[int, int]) -> tuple[Any, Any]:
     """What boxes (..., 4) ltrb are multiplied by, and what is then added; both (..., 4)."""
+    from keras import ops
+
     top, left, height, width = ops.unstack(ops.cast(letterbox, "float32"), 4, axis=-1)
     input_height, input_width = image_size
     x, y = width / input_width, height / input_height

@@ -15,7 +15,11 @@ import sys
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from common.progress import import_tensorflow
+
+if __name__ == "__main__":
+    import_tensorflow()  # without its first lines
 
 import keras
 from absl import flags

@@ -9,20 +9,19 @@ writes a results file for the COCO server (common/evaluation/submission.py).
 """
 
 import functools
-import os
 import pathlib
 import sys
 from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
 from common import args as shared_flags
 from common import errors
 from common.args import InferArgs
+from common.progress import import_tensorflow
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -43,6 +42,7 @@ def infer(**given: Any) -> list[dict]:
 
 
 def main() -> None:
+    import_tensorflow()
     infer(**shared_flags.values(flags.FLAGS, define_flags))
 
 

@@ -12,13 +12,11 @@ Every training does the same check, without --decode, and remembers the result f
 checks every pixel, which alone finds damage in the middle of an image; its result is remembered, too.
 """
 
-import os
 import pathlib
 import sys
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
@@ -27,6 +25,7 @@ from common import errors, hparams
 from common.anchors import Anchors
 from common.args import ImagePolicy
 from common.errors import UserError
+from common.progress import import_tensorflow
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -57,6 +56,7 @@ def main() -> None:
         anchors = Anchors(fv.min_level, fv.max_level, fv.num_scales, ratios, fv.anchor_scale, image_size)
     except ValueError as error:
         raise UserError(f"the anchors cannot be made: {error}") from error
+    import_tensorflow()
     from common.datasets import DataFlags
     from tools.report import check_and_report
 

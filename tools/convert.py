@@ -20,18 +20,17 @@ json. --holdout=F writes two outputs in place of one, OUTPUT_train and OUTPUT_va
 of the images. The split depends on file names and --seed alone.
 """
 
-import os
 import pathlib
 import sys
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
 from common import args as shared_flags
 from common import errors
+from common.progress import import_tensorflow
 from tools.conversion.options import Options, define_flags, refuse_idle_flags
 
 
@@ -40,6 +39,7 @@ def main() -> None:
     refuse_idle_flags(flags.FLAGS)
     values = shared_flags.values(flags.FLAGS, define_flags)
     source, target = values.pop("from"), values.pop("to")
+    import_tensorflow()
     from common.datacheck.datasets import log_issues
     from common.datacheck.issues import Issues
     from tools.conversion.convert import convert

@@ -6,7 +6,6 @@ python tools/describe_weights.py runs/mine --json             the stored JSON
 """
 
 import json as json_lib
-import os
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 

@@ -16,6 +16,11 @@ from typing import TYPE_CHECKING, Any
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
+from common.progress import import_tensorflow
+
+if __name__ == "__main__":
+    import_tensorflow()  # without its first lines
+
 import numpy as np
 import PIL.Image
 

@@ -12,7 +12,6 @@ exploration). In Python: `open_image_source` and `Preprocessor`, see preprocessi
 
 import dataclasses
 import glob
-import os
 import pathlib
 import signal
 import sys
@@ -20,7 +19,11 @@ import types
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from common.progress import import_tensorflow
+
+if __name__ == "__main__":
+    import_tensorflow()  # without its first lines
 
 from absl import flags
 from nvidia.dali import backend

@@ -10,20 +10,19 @@ metrics.json, detections.json (COCO results: original pixels, original category 
 """
 
 import functools
-import os
 import pathlib
 import sys
 from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
 from common import args as shared_flags
 from common import errors
 from common.args import EvalArgs
+from common.progress import import_tensorflow
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -50,6 +49,7 @@ def evaluate_weights(**given: Any) -> dict:
 
 
 def main() -> None:
+    import_tensorflow()
     evaluate_weights(**shared_flags.values(flags.FLAGS, define_flags))
 
 

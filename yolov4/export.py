@@ -11,19 +11,18 @@ class for every training: DIoU-NMS is unsupported. --verify_annotations prints w
 A float32 file that differs from the weights by more than 1e-4 is an error.
 """
 
-import os
 import pathlib
 import sys
 from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
 from common import args as shared_flags
 from common import errors
+from common.progress import import_tensorflow
 from tools.exporting.options import Options
 
 
@@ -42,6 +41,7 @@ def export(**given: Any) -> pathlib.Path:
 
 
 def main() -> None:
+    import_tensorflow()
     export(**shared_flags.values(flags.FLAGS, define_flags))
 
 

@@ -8,13 +8,11 @@ were not fitted to, it prints the --hparams that takes them. Anchors are in pixe
 they belong to one --image_size, and to stretched or to letterboxed images.
 """
 
-import os
 import pathlib
 import sys
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 from absl import flags

@@ -12,20 +12,19 @@ Boxes of one class are suppressed at an IoU of 0.45 (in eval.py and for --submis
 """
 
 import functools
-import os
 import pathlib
 import sys
 from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
 from common import args as shared_flags
 from common import errors
 from common.args import InferArgs
+from common.progress import import_tensorflow
 
 # For pictures, where two boxes on one object disturb more than a lost one: darknet src/detector.c,
 # test_detector. eval.py keeps the 0.6 of COCO results.
@@ -51,6 +50,7 @@ def infer(**given: Any) -> list[dict]:
 
 
 def main() -> None:
+    import_tensorflow()
     infer(**shared_flags.values(flags.FLAGS, define_flags))
 
 

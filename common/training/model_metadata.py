@@ -171,7 +171,10 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
     return [
         f"{field}: {words[0]} {before[field]}, {words[1]} {after[field]}"
         for field in before
-        if field.startswith(COMPARED) and field in after and before[field] != after[field]
+        if field.startswith(COMPARED)
+        and field != "versions.horovod"
+        and field in after
+        and before[field] != after[field]
     ]
 
 

@@ -23,12 +23,14 @@ import pathlib
 import platform
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common import files, progress
 from common.args import Args
-from common.distributed.ranks import Ranks
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    from common.distributed.ranks import Ranks
 
 # What a run makes in its directory. --overwrite removes only this, and only where there is a run.json: a
 # mistyped directory survives.
@@ -67,7 +69,7 @@ class Identity:
     def of(
         cls,
         a: Args,
-        ranks: Ranks,
+        ranks: "Ranks",
         config: Any,
         metadata: Mapping[str, Any],
         *,
@@ -108,7 +110,7 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def check(a: Args, ranks: Ranks, identity: Identity) -> bool:
+def check(a: Args, ranks: "Ranks", identity: Identity) -> bool:
     """Whether this run was in --output_dir before and left a checkpoint. Only looks; see `claim`.
 
     All ranks call it together. Only rank 0 reads the directory: hosts need not share a disk.

@@ -12,14 +12,16 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
-import keras
 import numpy as np
 
 from common.errors import UserError
 from common.files import user_errors, write_file
+
+if TYPE_CHECKING:
+    import keras
 
 BEST = "best.weights.h5"
 LAST = "last.weights.h5"
@@ -31,7 +33,7 @@ _SEAL_BYTES = len(_SEAL) + 64
 _HEADER = "detection_metadata"  # a dataset: HDF5 attributes end at 64 KB
 
 
-def save(model: keras.Model, path: str | os.PathLike, metadata: Mapping[str, Any]) -> None:
+def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, Any]) -> None:
     """Writes the model's weights in Keras' own format, atomically, with metadata and a checksum inside.
 
     Args:
@@ -62,7 +64,7 @@ def save(model: keras.Model, path: str | os.PathLike, metadata: Mapping[str, Any
         raise OSError(f"{path} cannot be written: {reason(error)}") from error
 
 
-def load(model: keras.Model, path: str | os.PathLike) -> dict[str, Any]:
+def load(model: "keras.Model", path: str | os.PathLike) -> dict[str, Any]:
     """Loads what `save` wrote into a model of the same structure.
 
     Returns:
@@ -113,6 +115,8 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
     Raises:
         UserError: it cannot be downloaded, or its checksum is another.
     """
+    import keras  # tools/describe_weights.py does without
+
     try:
         return keras.utils.get_file(name, address, cache_subdir="models", file_hash=checksum)
     except Exception as error:  # get_file raises a plain Exception without a network
@@ -123,7 +127,7 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
         ) from error
 
 
-def _manifest(model: keras.Model) -> list[list[Any]]:
+def _manifest(model: "keras.Model") -> list[list[Any]]:
     """[path, name, shape] of every weight in order: Keras loads a file with surplus layers without an error.
 
     Two models built in one process have different paths where layers have no names of their own, so the path
