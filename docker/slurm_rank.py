@@ -6,8 +6,8 @@ horovodrun normally tells each rank its number and where the ranks meet. Here Sl
 number. The first rank also runs Horovod's rendezvous server, in a second process that ends with the rank.
 
 docker/slurm_srun.sh sets DETECTION_HOSTS (the hosts of the job, comma-separated, in Slurm's order) and
-DETECTION_PORT. HOROVOD_GLOO_IFACE and NCCL_SOCKET_IFNAME choose the network interface. By default it is the one
-that leads to another host of the job.
+DETECTION_PORT. HOROVOD_GLOO_IFACE and NCCL_SOCKET_IFNAME choose the network interface. By default it is the
+one that leads to another host of the job.
 """
 
 import os
