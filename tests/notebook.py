@@ -37,7 +37,7 @@ def _figures() -> Iterator[str]:
     """The open figures as PNG files of at most 256 colours, in base64; closes them."""
     for number in plt.get_fignums():
         file, small = io.BytesIO(), io.BytesIO()
-        plt.figure(number).savefig(file, dpi=80)
+        plt.figure(number).savefig(file, dpi=100)
         Image.open(file).convert("RGB").quantize(256).save(small, "PNG", optimize=True)
         yield base64.b64encode(small.getvalue()).decode()
     plt.close("all")

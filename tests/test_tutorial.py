@@ -1,4 +1,4 @@
-"""docs/tutorial.ipynb: its stages agree on synthetic and on given images, and it has pictures.
+"""docs/tutorial.ipynb: its stages agree with each other on synthetic and on given images; it has pictures.
 
 notebook.py runs the cells.
 """
@@ -42,7 +42,7 @@ def test_the_notebook_runs(given, drawn, monkeypatch):
     if given:
         first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
         data = {'IMAGES = ""': f'IMAGES = "{drawn}/images"'}
-        data |= {'ANNOTATIONS = ""': f'ANNOTATIONS = "{drawn}/instances.json"', "NUMBER = 6": "NUMBER = 1"}
+        data |= {'ANNOTATIONS = ""': f'ANNOTATIONS = "{drawn}/instances.json"', "NUMBER = 8": "NUMBER = 1"}
         text = "".join(first["source"])
         for old, new in data.items():
             assert old in text
@@ -53,7 +53,7 @@ def test_the_notebook_runs(given, drawn, monkeypatch):
     assert len(pictures) == PICTURES
     assert all(np.asarray(picture.convert("RGB")).std() > 5 for picture in pictures)
     check_stages(names)
-    assert (names["source"].size == 8) != given
+    assert (names["source"].size == 24) != given
 
 
 def check_stages(names: dict) -> None:
