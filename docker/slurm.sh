@@ -9,7 +9,7 @@
 #       --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json --output_dir=runs/d0
 #
 # Each recipe is for one number of GPUs. With another --nodes or --gpus-per-node, choose the recipe for it
-# (docs/distributed.md). Compute nodes often have no internet: then replace --init_from=imagenet by a file (docs/weights.md).
+# (docs/distributed.md). Compute nodes often have no internet: then replace --init_from=imagenet by a file (docs/training.md).
 #
 # Submit from this project's root, on a disk that all nodes share, after `make horovod` on a node with GPUs. The site must
 # allow ssh between the nodes of a job.

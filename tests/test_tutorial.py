@@ -1,4 +1,4 @@
-"""docs/tutorial.ipynb: its stages agree with each other on synthetic and on given images; it has pictures.
+"""docs/tutorial.ipynb: its stages agree on synthetic and on given images, and it has pictures.
 
 notebook.py runs the cells.
 """
