@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from tests.notebook import run_cells
 
 PATH = ROOT / "docs/tutorial.ipynb"
-PICTURES = 15
+PICTURES = 13
 
 
 def pictures_of(notebook: dict) -> list[Image.Image]:
