@@ -82,14 +82,12 @@ def test_importing_tensorflow_prints_nothing_and_later_errors_are_shown():
 
 
 def test_what_was_captured_is_shown_if_the_import_fails(tmp_path):
-    (tmp_path / "tensorflow.py").write_text(
-        "import os; os.write(2, b'captured\\n'); raise ImportError('why')"
-    )
+    (tmp_path / "tensorflow.py").write_text("import os; os.write(2, b'captured\\n'); raise ImportError()")
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run(
         [sys.executable, "-c", QUIET], cwd=tmp_path, env=env, capture_output=True, text=True
     )
-    assert done.stderr.startswith("captured\n") and "ImportError: why" in done.stderr
+    assert done.stderr.startswith("captured\n") and "ImportError" in done.stderr
 
 
 BAR = "from common.progress import Bar; b = Bar('epoch 1/2', 3); [b.step({'loss': 0.5}) for _ in range(3)]"
