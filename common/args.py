@@ -25,7 +25,13 @@ MAX_MEGAPIXELS = 100.0  # decoded, that is 300 MB
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
 
 # --help shows these first, and the other flags by the `group` of their class.
-MOST_USED = ("model_name", "train_images", "train_annotations", "eval_images", "eval_annotations")
+MOST_USED: tuple[str, ...] = (
+    "model_name",
+    "train_images",
+    "train_annotations",
+    "eval_images",
+    "eval_annotations",
+)
 MOST_USED += ("output_dir", "init_from", "epochs", "batch_size", "image_size")
 MOST_USED += ("weights", "images", "score_threshold", "format", "output")  # of eval.py, infer.py, export.py
 
