@@ -277,9 +277,7 @@ def install(define_flags: Callable[[flags.FlagValues], None]) -> None:
     grouped = own.key_flags_by_module_dict()
     for name in set(own) - {flag.name for members in grouped.values() for flag in members}:
         flags.FLAGS.register_key_flag_for_module("Other flags", flags.FLAGS[name])
-    titles = sorted(
-        {*grouped, "Other flags"}, key=lambda title: (title == "Other flags", title != "Most used", title)
-    )
+    titles = ["Most used", *sorted({*grouped} - {"Most used", "Other flags"}), "Other flags"]
     # What absl's --help prints.
     vars(flags.FLAGS)["main_module_help"] = lambda: "\n".join(map(flags.FLAGS.module_help, titles))
 

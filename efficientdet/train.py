@@ -34,7 +34,6 @@ class Args(args.Args):
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """The absl flags of `Args`."""
     args.define(fv, Args)
 
 

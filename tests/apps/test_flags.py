@@ -4,9 +4,12 @@ Also tests common/args.py.
 """
 
 import dataclasses
+import os
+import pty
 import subprocess
 import sys
 
+import pytest
 from absl import flags
 
 from tests.conftest import ROOT
@@ -49,3 +52,56 @@ def test_every_help_text_begins_with_the_thing(app):
     for field in dataclasses.fields(app.package.train.Args):
         text = field.metadata["help"]
         assert text[0].isupper() and text.endswith(".") and not text.startswith("Of "), field.name
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "infer", "export"])
+def test_help_needs_no_tensorflow_and_shows_the_most_used_flags_first(app, command):
+    program = [sys.executable, "-X", "importtime", str(ROOT / app.name / f"{command}.py"), "--help"]
+    done = subprocess.run(program, capture_output=True, text=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not {"tensorflow", "keras", "nvidia.dali"} & imported
+    of_flags = done.stdout.partition("\nflags:\n")[2].splitlines()
+    headings = [line for line in of_flags if line.endswith(":") and not line.startswith(" ")]
+    assert headings[0] == "Most used:"
+    assert done.stdout.partition(headings[0])[2].partition(headings[1])[0].count("\n  --") <= 10
+
+
+def test_describing_weights_needs_no_tensorflow():
+    code = "import sys, tools.describe_weights; print(sorted({'tensorflow', 'keras'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+QUIET = "from common.progress import import_tensorflow as f; f(); "
+
+
+def test_importing_tensorflow_prints_nothing_and_later_errors_are_shown():
+    code = QUIET + "import os, tensorflow as tf; tf.zeros(1); os.write(2, b'later')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == "later"
+
+
+def test_what_was_captured_is_shown_if_the_import_fails(tmp_path):
+    (tmp_path / "tensorflow.py").write_text("import os; os.write(2, b'captured\\n'); raise ImportError()")
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.stderr.startswith("captured\n") and "ImportError" in done.stderr
+
+
+BAR = "from common.progress import Bar; b = Bar('epoch 1/2', 3); [b.step({'loss': 0.5}) for _ in range(3)]"
+
+
+def test_without_a_terminal_progress_is_one_line():
+    done = subprocess.run([sys.executable, "-c", BAR], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == "epoch 1/2: 3 steps in 0 s, loss 0.5\n"
+
+
+def test_on_a_terminal_progress_is_a_bar():
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", BAR], cwd=ROOT, stderr=theirs, check=True)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert shown.count("\r") >= 2 and "3/3 [====================]" in shown

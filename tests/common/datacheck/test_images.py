@@ -424,7 +424,7 @@ def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     inspect_files(tmp_path, names, EVERY_PIXEL)
     shown = capsys.readouterr()
-    assert "Checking images: 4 steps" in shown.err and "4/4" in shown.err and shown.out == ""
+    assert "Checking images: 4 steps" in shown.err and shown.out == ""
 
 
 # --- against annotations ---

