@@ -67,10 +67,10 @@ def run(main: Callable[..., int | None], *, positional: bool = False) -> None:
         except UserError as error:
             return _complain(str(error))
         except StoppedError as stopped:
-            print(stopped, file=sys.stderr)
+            tell(str(stopped))
             return 75  # EX_TEMPFAIL of sysexits.h: run the same command to go on
         except KeyboardInterrupt:
-            print("interrupted; what was saved before stands", file=sys.stderr)
+            tell("interrupted; what was saved before stands")
             return 130  # as a shell reports SIGINT
 
     app.run(guarded, flags_parser=lambda _: parse_flags())
@@ -87,6 +87,12 @@ def parse_flags() -> list[str]:
     return app.parse_flags_with_usage(sys.argv)
 
 
+def tell(text: str) -> None:
+    """Prints one line on stderr, in place of a progress bar that is not complete."""
+    start = "\r\033[K" if sys.stderr.isatty() else ""
+    print(start + text, file=sys.stderr, flush=True)
+
+
 def _complain(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    tell(f"error: {message}")
     return 1

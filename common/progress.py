@@ -9,6 +9,8 @@ import time
 
 from absl import logging
 
+from common.errors import tell
+
 _quiet = False
 _BAR_WIDTH = 20  # characters
 
@@ -22,7 +24,7 @@ def be_quiet(quiet: bool) -> None:
 def log(text: str) -> None:
     """Prints one line."""
     if not _quiet:
-        print(text, file=sys.stderr, flush=True)
+        tell(text)
 
 
 log_once = functools.cache(log)

@@ -5,13 +5,16 @@ Also tests common/progress.py.
 
 import csv
 import os
+import re
 import signal
+import sys
 import types
 
 import numpy as np
 import PIL.Image
 import pytest
 
+from common import progress
 from tests.common.image_variants import pillow
 from tests.distributed.small_apps import flag_values
 from tests.refusal import refusal
@@ -137,11 +140,16 @@ def test_images_that_a_list_names_are_not_replaced(tree, tmp_path):
         assert "the input" in refusal(run, "--source=list", *flags_)
 
 
-def test_a_complaint_after_half_a_progress_bar_has_a_line_of_its_own(tree, tmp_path, capsys):
+def test_images_of_unequal_sizes_do_not_fit_into_one_array(tree, tmp_path):
     said = refusal(run, f"--input={tree}", f"--output={tmp_path}/x.npz")
     assert said.startswith("image 0 ('cats/0.png') is uint8 48 x 64 x 3")
-    progress = capsys.readouterr().err
-    assert progress.endswith("\n")
+
+
+def test_a_message_replaces_half_a_progress_bar(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress.Bar("decoding", 5).step()
+    progress.log("stopped")
+    assert re.fullmatch(r"\rdecoding: 1/5 .*\x1b\[K\r\x1b\[Kstopped\n", capsys.readouterr().err)
 
 
 def test_sigterm_in_the_middle_of_writing_leaves_nothing(tree, tmp_path, monkeypatch):
