@@ -79,9 +79,8 @@ $(DEMO_DATA)/eval/instances.json: Makefile tools/synthetic.py | setup
 	$(RUN) tools/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=$(DEMO_EVAL_IMAGES) --seed=2
 
 pictures: setup  ## draws the pictures of the pages anew (docs/accuracy.md has the commands that make BCCD's directory)
-	$(RUN) efficientdet/train.py --flagfile=efficientdet/flags/finetune.txt --init_from=efficientdet/demo.weights.h5 \
+	$(RUN) efficientdet/train.py --model_name=efficientdet-nano --image_size=256x320 --batch_size=8 --epochs=43 --seed=1 \
 	  --train_images=$(BCCD)/images/train2017 --train_annotations=$(BCCD)/annotations/instances_train2017.json \
-	  --eval_images=$(BCCD)/images/val2017 --eval_annotations=$(BCCD)/annotations/instances_val2017.json \
 	  --output_dir=$(PICTURES)/bccd --overwrite
 	$(RUN) efficientdet/infer.py --weights=$(PICTURES)/bccd --images=$(BCCD)/images/val2017 \
 	  --annotations=$(BCCD)/annotations/instances_val2017.json --output_dir=$(PICTURES)/detections
