@@ -46,7 +46,7 @@ def fit(
         minimum, maximum: the library's functions for the smaller and the larger of two.
     """
     input_height, input_width = image_size
-    # Each side as if the other one filled the input; where that is too long, this one fills it.
+    # Compute each side as if the other one filled the input, and cap it at the input's side.
     new_height = (2 * input_width * height + width) // (2 * width)
     new_width = (2 * input_height * width + height) // (2 * height)
     return maximum(minimum(new_height, input_height), 1), maximum(minimum(new_width, input_width), 1)

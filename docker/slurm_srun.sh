@@ -50,7 +50,7 @@ export DETECTION_HOSTS DETECTION_PORT
 # --kill-on-bad-exit=0: the first rank that exits with 75 must not end rank 0, which may still be saving. --wait: ranks that
 # remain 600 s after the first exit are ended.
 code=0
-srun --kill-on-bad-exit=0 --wait=600 --label "${container[@]}" \
+srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-8}" --kill-on-bad-exit=0 --wait=600 --label "${container[@]}" \
   "$python" docker/slurm_rank.py "$@" --strategy=horovod || code=$?
 
 if [ "$code" = 75 ]; then # srun returns the highest exit code of all ranks

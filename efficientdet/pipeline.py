@@ -195,7 +195,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         return batches
 
     def _define(self, names: list[str], *, encode_boxes: bool) -> dali.Pipeline:
-        @dali.pipeline_def(  # type: ignore[call-overload]  # which does not know exec_dynamic
+        @dali.pipeline_def(  # type: ignore[call-overload]  # whose type stub lacks exec_dynamic
             batch_size=self.batch_size,
             num_threads=self.num_threads,
             device_id=self.device_id,

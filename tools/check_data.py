@@ -38,7 +38,9 @@ def define_flags(fv: flags.FlagValues) -> None:
     shared_flags.define(fv, shared_flags.Args, shared_flags.IMAGE_FLAGS)
     flags.DEFINE_bool("decode", False, "Check every pixel of every image.", flag_values=fv)
     flags.DEFINE_string("report", None, "Page to write, .html.", flag_values=fv)
-    flags.DEFINE_string("image_size", "512", "N or HxW of the network, for the anchors.", flag_values=fv)
+    flags.DEFINE_string(
+        "image_size", "512", "Network input for the anchors, N or HxW in pixels.", flag_values=fv
+    )
     flags.DEFINE_float("anchor_scale", 4.0, "Scale of the anchors.", lower_bound=0.1, flag_values=fv)
     # google/automl efficientdet/hparams_config.py: aspect_ratios
     flags.DEFINE_list("aspect_ratios", ["1", "2", "0.5"], "Width / height of the anchors.", flag_values=fv)

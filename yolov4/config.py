@@ -35,7 +35,7 @@ class YOLOv4Config:
     # --- heads: one row of masks and one scale_xy for each, finest stride first ---
     anchors: tuple[float, ...] = ()  # width, height, width, height, ... in pixels of the network input
     masks: tuple[tuple[int, ...], ...] = ()  # which anchors each head predicts
-    scale_xy: tuple[float, ...] = ()  # centres reach (scale - 1) / 2 beyond their cell
+    scale_xy: tuple[float, ...] = ()  # a predicted centre reaches (scale_xy - 1) / 2 cells outside its cell
     iou_thresh: Share = 1.0  # shape IoU above which other anchors train a box as well; 1: only the best one
     neighbour_cells: bool = False  # a box trains the nearest column's and the nearest row's cell, too
     ignore_thresh: Share = 0.7  # IoU with any box above which a free prediction is not called background

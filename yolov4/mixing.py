@@ -155,7 +155,7 @@ def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -
 
 
 def hide_covered(objects: Objects, rectangle: Pieces) -> Objects:
-    """Takes the area from boxes of which the rectangle covers more than the share COVERED."""
+    """Sets boxes to zero area if the rectangle covers more than the share COVERED of them."""
     boxes_px, labels = objects
     top_left, size = rectangle.targets[0], rectangle.sizes[0] * rectangle.count
     bottom_right = top_left + size

@@ -100,7 +100,7 @@ def tiles(
     rest = image_size - cut
     place = fn.stack(*(fn.permute_batch(places, indices=source) for source in sources))  # (4, 4)
     before = place[:, 0:2]  # (4, 2): the padding above and on the left
-    after = image_size - before - place[:, 2:4]  # below and on the right
+    after = image_size - before - place[:, 2:4]  # (4, 2): the padding below and on the right
 
     is_first = types.Constant(IS_FIRST, device="cpu")
     return Pieces(

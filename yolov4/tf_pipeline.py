@@ -67,7 +67,7 @@ def jittered_crop(
     As in crops.py, with the same roundings.
     """
     sides = tf.cast(size, tf.float32)
-    moved = random.uniform(-jitter, jitter, (2, 2)) * sides  # the first edges, the last ones; of each y, x
+    moved = random.uniform(-jitter, jitter, (2, 2)) * sides  # rows: top and left, bottom and right
     if keep_aspect:
         shape = tf.cast(image_size, tf.float32)
         moved -= (tf.reduce_max(sides / shape) * shape - sides) / 2

@@ -164,7 +164,8 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
 def _check_unit(objects: _Objects, issues: Issues) -> None:
     """Looks for boxes in another unit or form: all of them fractions, or corners in place of sides."""
     boxes = objects.rows["bbox"]
-    is_larger = np.append(np.all(objects.sizes > 1, axis=1), False)[objects.image_row]  # NONE is the last one
+    # Objects without an image have the row NONE, -1, and take the appended False.
+    is_larger = np.append(np.all(objects.sizes > 1, axis=1), False)[objects.image_row]
     rows = np.flatnonzero(is_larger & ~objects.is_negative & ~np.isnan(boxes[:, 0]))
     left_top, sides = np.split(boxes[rows], 2, axis=1)
     with np.errstate(over="ignore"):

@@ -73,7 +73,7 @@ class CheckedOpener(plain.Opener):
         issues.raise_if_stopping()
 
     def check_sizes(self, source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
-        """Compares a training set with the run that wants it, and logs which images have too many boxes.
+        """Checks that a training set fills one batch of all ranks, and logs images with too many boxes.
 
         Raises:
             DataError: fewer images than one batch of all ranks, which would repeat images.

@@ -214,7 +214,7 @@ class Issues:
         issue.offenders += [text for text, _ in zip(offenders, range(room), strict=False)]
 
     def add_each(self, kind: str, items: Collection[Any], describe: Callable[[Any], str]) -> None:
-        """Offenders that `describe` puts in words."""
+        """Adds one offender per item, as text from `describe`."""
         self.add_many(kind, len(items), map(describe, items))
 
     def add_repeats(self, kind: str, what: str, keys: Iterable[Any], name: Callable[[int], str]) -> None:

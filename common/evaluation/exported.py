@@ -121,7 +121,7 @@ def _open_engine(path: pathlib.Path) -> Run:
 
     gpu = _Gpu()
     logger = trt.Logger(trt.Logger.ERROR)
-    trt.init_libnvinfer_plugins(logger, "")  # EfficientNMS_TRT is one
+    trt.init_libnvinfer_plugins(logger, "")  # registers plugins such as EfficientNMS_TRT
     engine = trt.Runtime(logger).deserialize_cuda_engine(path.read_bytes())
     context = engine and engine.create_execution_context()
     if context is None:  # TensorRT has written its reason to stderr

@@ -153,7 +153,7 @@ def test_a_message_replaces_half_a_progress_bar(capsys, monkeypatch):
 
 
 def test_sigterm_in_the_middle_of_writing_leaves_nothing(tree, tmp_path, monkeypatch):
-    """As a scheduler's time limit sends it."""
+    """SIGTERM, as a scheduler sends it at its time limit."""
     _, values = flag_values("tools.preprocess", f"--input={tree}", f"--output={tmp_path}/new/")
     monkeypatch.setattr(preprocess.shared_flags, "values", lambda *_: values)
     monkeypatch.setattr(outputs.Output, "encode", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
