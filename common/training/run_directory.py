@@ -193,7 +193,7 @@ def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
     in_the_way = [name for name in names if name in RUN_FILES or not overwrite]
     if in_the_way:
         raise UserError(
-            f"--output_dir={directory} is not empty and not the directory of a run (run.json is missing) "
+            f"--output_dir={directory} is not the directory of a run (run.json is missing) and not empty "
             f"({', '.join(in_the_way[:3])}): name another one; --overwrite puts a run beside other files"
         )
 

@@ -1,6 +1,7 @@
 """What a run leaves besides checkpoints: best weights, results.csv; when --patience ends it; a full disk."""
 
 import math
+import types
 
 import keras
 import pytest
@@ -52,7 +53,7 @@ def test_patience_ends_a_run_after_so_many_evaluations_without_gain(metrics, pat
 def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
     """Results of steps 3 to 6 of an epoch that a checkpoint cut; step 5 was skipped."""
     seconds = iter((10.0, 12.0, 13.0, 14.0))
-    monkeypatch.setattr(results.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(results, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
     before = {"loss": 3.0, "boxes_truncated": 1.0, "steps": 2.0, "skipped_steps": 0.0}  # an older name
     log = EpochLog("epoch 1/1", 6, 2, before)
     for step, loss in ((3, 4.0), (4, 5.0), (5, 0.0), (6, 6.0)):

@@ -129,7 +129,9 @@ def test_overwrite_spares_what_no_run_made(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "other_model.pt").write_text("precious")
     (tmp_path / "resnet.weights.h5").write_text("precious")
-    assert "no run.json) and not empty (checkpoints)" in refusal(check, tmp_path, IDENTITY, overwrite=True)
+    assert "run.json is missing) and not empty (checkpoints)" in refusal(
+        check, tmp_path, IDENTITY, overwrite=True
+    )
     assert (tmp_path / "checkpoints" / "other_model.pt").exists()
     (tmp_path / "checkpoints").rename(tmp_path / "mine")
     for _ in range(2):
