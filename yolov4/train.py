@@ -40,6 +40,7 @@ class Args(args.Args):
 
 
 def define_flags(fv: flags.FlagValues) -> None:
+    """The absl flags of `Args`."""
     args.define(fv, Args)
 
 

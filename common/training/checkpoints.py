@@ -135,7 +135,7 @@ class Checkpoints:
             if self._ranks.rank == 0:
                 for library, now in run_directory.versions().items():
                     was = manifest.get("versions", {}).get(library, "absent")
-                    if was != now and library != "horovod":
+                    if was != now and library not in run_directory.UNIMPORTANT:
                         progress.log(f"warning: {library} was {was} and is now {now}: last digits may differ")
                 path = self._directory / name
                 self._read(self._shared, path / _SHARED)

@@ -172,7 +172,7 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
         f"{field}: {words[0]} {before[field]}, {words[1]} {after[field]}"
         for field in before
         if field.startswith(COMPARED)
-        and field != "versions.horovod"
+        and field.removeprefix("versions.") not in run_directory.UNIMPORTANT
         and field in after
         and before[field] != after[field]
     ]

@@ -50,6 +50,7 @@ _CHECKSUMS = "SHA256SUMS"
 _NAME = re.compile(r"\d+(\.\d+|\.new)?")
 _SERIAL = "serial"  # key of the manifest: counts the saves of a run
 _LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
+UNIMPORTANT = ("python", "horovod")  # of `versions`: another one changes no result, so nothing reports it
 
 
 @dataclasses.dataclass(frozen=True)

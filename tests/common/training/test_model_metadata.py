@@ -114,7 +114,9 @@ def test_other_files_are_refused_in_one_line(tmp_path):
 def test_what_differs_is_one_line_with_both_values(made):
     assert differences(made, of_app("efficientdet")) == []
     now = of_app("efficientdet", image_size=(64, 96), nms_iou=0.6)
-    now["versions"] = {**now["versions"], "keras": "4.0"}
+    now["versions"] = {**now["versions"], "keras": "4.0", "python": "3.0"}
+    made = {**made, "versions": {**made["versions"], "horovod": "0.1"}}
+    now["versions"]["horovod"] = "0.2"
     now["label_map"] = LabelMap((3, 18), ("car", "dog")).to_json()
     now["project"] = {"commit": "another"}
     keras_version = made["versions"]["keras"]
