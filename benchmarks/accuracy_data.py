@@ -19,11 +19,6 @@ import sys
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from common.progress import import_tensorflow
-
-if __name__ == "__main__":
-    import_tensorflow()  # without its first lines
-
 import numpy as np
 from absl import flags
 
@@ -35,7 +30,7 @@ from common.datacheck.coco import load_coco
 from common.errors import UserError
 from common.files import make_output_directory, user_errors
 from common.labels import LabelMap
-from tools.conversion.coco_to_tfrecord import write_tfrecords
+from common.progress import import_tensorflow
 from tools.conversion.coco_writer import write_coco
 
 TRAIN, EVAL = "train2017", "val2017"
@@ -87,6 +82,9 @@ def write_split(annotations: Annotations, images_dir: str, output: pathlib.Path,
         annotations, label_map=label_map, category_ids=category_ids, file_names=names
     )
     write_coco(numbered, output / f"annotations/instances_{split}.json")
+    import_tensorflow()
+    from tools.conversion.coco_to_tfrecord import write_tfrecords
+
     write_tfrecords(numbered, images, output / "records" / split, num_shards=1)
     (output / f"{split}.txt").write_text("".join(f"{images / name}\n" for name in names))
 

@@ -9,6 +9,9 @@ import functools
 
 import numpy as np
 
+MATCH_IOU = 0.5  # google/automl efficientdet/tf2/anchors.py AnchorLabeler: match_threshold
+MAX_INSTANCES = 100  # google/automl efficientdet/hparams_config.py: max_instances_per_image
+
 
 @dataclasses.dataclass(frozen=True)
 class Anchors:

@@ -14,11 +14,8 @@ from keras import ops
 from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 
-from common.anchors import Anchors
+from common.anchors import MATCH_IOU, MAX_INSTANCES, Anchors
 from common.dali_ops import pad_boxes, select_boxes
-
-MATCH_IOU = 0.5  # google/automl efficientdet/tf2/anchors.py AnchorLabeler: match_threshold
-MAX_INSTANCES = 100  # google/automl efficientdet/hparams_config.py: max_instances_per_image
 
 # (dx, dy, dw, dh) -> (dy, dx, dh, dw), row by row
 _SWAP_XY = [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]

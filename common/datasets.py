@@ -11,15 +11,16 @@ import glob
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common import readers
 from common.annotations import Annotations, read_coco, without_objects
 from common.args import IMAGE_SUFFIXES, Args, ImagePolicy
-from common.dali_ops import Nodes
 from common.errors import UserError
 from common.labels import LabelMap
 from common.progress import log
+
+if TYPE_CHECKING:
+    from common.dali_ops import Nodes
 
 _IN_SUMMARY = ("crowd", "image-without-boxes")  # which the summary counts
 
@@ -60,7 +61,7 @@ class Source(abc.ABC):
         return pathlib.Path(self.files[row]).read_bytes()
 
     @abc.abstractmethod
-    def read(self, *, training: bool, **options: Any) -> Nodes:
+    def read(self, *, training: bool, **options: Any) -> "Nodes":
         """(jpegs, boxes, labels, image_ids) inside a DALI graph.
 
         Args:
@@ -78,7 +79,9 @@ class CocoSource(Source):
         self.images_dir, self.annotations = images_dir, annotations
         self.files = [os.path.join(images_dir, name) for name in annotations.file_names]
 
-    def read(self, *, training: bool, **options: Any) -> Nodes:
+    def read(self, *, training: bool, **options: Any) -> "Nodes":
+        from common import readers  # imports DALI, which commands that only read annotations need not
+
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 
 
@@ -93,9 +96,11 @@ class ImageListSource(Source):
     def image_name(self, row: int) -> str:
         return repr(self.files[row])
 
-    def read(self, *, training: bool, seed: int = 0, **options: Any) -> Nodes:
+    def read(self, *, training: bool, seed: int = 0, **options: Any) -> "Nodes":
         if training:
             raise ValueError("images without annotations are nothing to train on")
+        from common import readers
+
         return readers.file_reader(self.files, **options)
 
 

@@ -12,30 +12,25 @@ import dataclasses
 import os
 import pathlib
 import sys
+from typing import TYPE_CHECKING
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from common.progress import import_tensorflow
-
-if __name__ == "__main__":
-    import_tensorflow()  # without its first lines
-
-import keras
 from absl import flags
 
 from common import args, errors, hparams
 from common.args import flag
 from common.errors import UserError
 from common.labels import LabelMap
+from common.progress import import_tensorflow
 from common.training import weights as weight_files
-from common.training.fine_tuning import NUM_COCO_CLASSES, Report, coco_label_map
 from efficientdet.config import get_config
-from efficientdet.import_weights.automl import class_names, count_outputs, read_automl
-from efficientdet.import_weights.tf_files import open_weights
-from efficientdet.init_from import assign
-from efficientdet.model import anchors_of, build_model
-from efficientdet.model_metadata import make_metadata
+
+if TYPE_CHECKING:
+    import keras
+
+    from common.training.fine_tuning import Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Args:
     hparams: str | None = flag(None, "Hyper-parameters, k=v,k=v or a YAML file.")
 
 
-def load_automl(model: keras.Model, path: str | os.PathLike) -> Report:
+def load_automl(model: "keras.Model", path: str | os.PathLike) -> "Report":
     """Loads a checkpoint of google/automl into the same model.
 
     A model with as many classes as the file gets all of them in their order; one with 80 gets COCO's 80 out
@@ -69,6 +64,12 @@ def load_automl(model: keras.Model, path: str | os.PathLike) -> Report:
     Raises:
         UserError: the file is damaged, or of another model; nothing was assigned then.
     """
+    from common.training.fine_tuning import NUM_COCO_CLASSES, coco_label_map
+    from efficientdet.import_weights.automl import class_names, read_automl
+    from efficientdet.import_weights.tf_files import open_weights
+    from efficientdet.init_from import assign
+    from efficientdet.model import anchors_of
+
     contents = read_automl(open_weights(path), model)
     num_classes = model.get_layer("class_net.predict").bias.shape[0] // anchors_of(model)
     names = class_names(contents.num_classes)
@@ -90,6 +91,13 @@ def convert(a: Args) -> None:
         raise UserError(f"--output={a.output} must end in .weights.h5")
     if os.path.exists(a.output):
         raise UserError(f"{a.output} exists: remove it, or choose another --output")
+    import_tensorflow()
+    from efficientdet.import_weights.automl import class_names, count_outputs, read_automl
+    from efficientdet.import_weights.tf_files import open_weights
+    from efficientdet.init_from import assign
+    from efficientdet.model import build_model
+    from efficientdet.model_metadata import make_metadata
+
     # automl's loader resizes without antialiasing (efficientdet/dataloader.py: tf.image.resize)
     config = hparams.resolve(hparams.replace(get_config(a.model_name), {"antialias": False}), a)
     file = open_weights(a.weights)

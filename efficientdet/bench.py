@@ -13,16 +13,9 @@ import sys
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from common.progress import import_tensorflow
+from tools.benchmark import options
 
-if __name__ == "__main__":
-    import_tensorflow()  # without its first lines
-
-from efficientdet import config, loaders, optimization, predict, train
-from tools.benchmark import measuring
-from tools.benchmark.worker import App
-
-APP = App(
+APP = options.App(
     name="efficientdet",
     num_classes=90,
     stages={
@@ -33,12 +26,7 @@ APP = App(
         "normalize": "CropMirrorNormalize",
     },
     fixed={},
-    config=config,
-    loaders=loaders,
-    optimization=optimization,
-    predict=predict,
-    train=train,
 )
 
 if __name__ == "__main__":
-    measuring.main(APP)
+    options.main(APP)

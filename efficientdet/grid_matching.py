@@ -15,42 +15,13 @@ fn.box_encoder computes the IoU of all N x A pairs; here a few hundred of them a
 without DALI.
 """
 
-import functools
-from typing import NamedTuple
-
 import numpy as np
 import tensorflow as tf
 
 from common import boxes as box_ops
-from common.anchors import Anchors
-from common.box_encoder import MATCH_IOU, EncodedBoxes, level_slices
-
-
-class Templates(NamedTuple):
-    """The T = L * k anchors that repeat in every cell of their level; x before y, normalised by the image.
-
-    Attributes:
-        sizes: float64 (T, 2), width and height.
-        cells: int64 (T, 2), columns and rows of their level.
-        first: int64 (T,), the number of the anchor in the first cell.
-    """
-
-    sizes: np.ndarray
-    cells: np.ndarray
-    first: np.ndarray
-
-
-@functools.lru_cache(maxsize=16)
-def templates(anchors: Anchors) -> Templates:
-    """The grids of equal anchors that `anchors` is made of."""
-    k = anchors.anchors_per_location
-    cells = np.array(anchors.feature_sizes, np.int64)  # (L, 2): rows, columns
-    starts = np.concatenate([[0], np.cumsum(cells.prod(axis=1) * k)[:-1]])
-    first = (starts[:, None] + np.arange(k)).ravel()
-    prior = anchors.boxes_normalized[first].astype(np.float64)
-    return Templates(
-        sizes=prior[:, 2:] - prior[:, :2], cells=np.repeat(cells[:, ::-1], k, axis=0), first=first
-    )
+from common.anchors import MATCH_IOU, Anchors
+from common.box_encoder import EncodedBoxes, level_slices
+from efficientdet.anchor_templates import templates
 
 
 def match(

@@ -22,7 +22,8 @@ import tensorflow as tf
 
 from common import errors
 from tools import synthetic
-from tools.preprocess import Preprocessor, open_image_source
+from tools.preprocessing.image_source import open_image_source
+from tools.preprocessing.preprocessor import Preprocessor
 
 OPS = "resize:short=72 | crop:64x48"
 BATCH_SIZE = 4

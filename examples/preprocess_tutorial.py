@@ -36,8 +36,9 @@ from common.files import make_output_directory
 from common.labels import LabelMap
 from tools import synthetic
 from tools.conversion.coco_to_tfrecord import write_tfrecords
-from tools.preprocess import Preprocessor, open_image_source
+from tools.preprocessing.image_source import open_image_source
 from tools.preprocessing.outputs import check_output
+from tools.preprocessing.preprocessor import Preprocessor
 
 NUM_IMAGES = 24
 BATCH_SIZE = 8

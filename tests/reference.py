@@ -14,7 +14,7 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
 
 from absl import flags
 
-from tools.benchmark import measuring
+from tools.benchmark import options
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 APPS = ("efficientdet", "yolov4")
@@ -61,7 +61,7 @@ def flag_rows(program: str) -> list[str]:
     """The flags of a program as rows of a table, in the order of their definition."""
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
     fv = flags.FlagValues()
-    define_flags = measuring.flags_of(module.APP) if program.endswith("bench.py") else module.define_flags
+    define_flags = options.flags_of(module.APP) if program.endswith("bench.py") else module.define_flags
     define_flags(fv)
     rows = []
     for flag in (fv[name] for name in fv):

@@ -20,7 +20,7 @@ from absl import flags
 from horovod.runner.launch import parse_args
 
 from tests.distributed.small_apps import TINY
-from tools.benchmark import measuring
+from tools.benchmark import options
 from yolov4.darknet_weights import save_darknet
 from yolov4.model import build_model
 
@@ -68,7 +68,7 @@ def known_flags(program: str) -> flags.FlagValues:
     if hasattr(module, "define_flags"):
         module.define_flags(fv)
     elif hasattr(module, "APP"):
-        measuring.flags_of(module.APP)(fv)
+        options.flags_of(module.APP)(fv)
     elif hasattr(module, "argparse"):
         for name in set(re.findall(r"--(\w+)", help_of(program))) - {"help"}:
             flags.DEFINE_string(name, None, "argparse's", flag_values=fv)

@@ -24,8 +24,9 @@ from common import args as shared_flags
 from common import errors, hparams
 from common.anchors import Anchors
 from common.args import ImagePolicy
+from common.datasets import DataFlags
 from common.errors import UserError
-from common.progress import import_tensorflow
+from tools.report import check_and_report
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -51,17 +52,13 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def main() -> None:
-    """The command. Flags are parsed before TensorFlow and DALI are imported, which takes seconds."""
+    """The command."""
     fv = flags.FLAGS
     try:
         ratios, image_size = tuple(map(float, fv.aspect_ratios)), hparams.parse_image_size(fv.image_size)
         anchors = Anchors(fv.min_level, fv.max_level, fv.num_scales, ratios, fv.anchor_scale, image_size)
     except ValueError as error:
         raise UserError(f"the anchors cannot be made: {error}") from error
-    import_tensorflow()
-    from common.datasets import DataFlags
-    from tools.report import check_and_report
-
     check_and_report.check(
         DataFlags(fv.images, fv.annotations, fv.file_pattern),
         DataFlags(fv.eval_images, fv.eval_annotations, fv.eval_file_pattern),

@@ -30,20 +30,17 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.progress import import_tensorflow
+from common.datacheck.datasets import log_issues
+from common.datacheck.issues import Issues
+from tools.conversion.convert import convert
 from tools.conversion.options import Options, define_flags, refuse_idle_flags
 
 
 def main() -> None:
-    """The command. Flags are parsed before TensorFlow and DALI are imported, which takes seconds."""
+    """The command."""
     refuse_idle_flags(flags.FLAGS)
     values = shared_flags.values(flags.FLAGS, define_flags)
     source, target = values.pop("from"), values.pop("to")
-    import_tensorflow()
-    from common.datacheck.datasets import log_issues
-    from common.datacheck.issues import Issues
-    from tools.conversion.convert import convert
-
     options = Options(**values)
     written, images_dir = convert(source, target, options)
     annotations = next(iter(written.values()))  # each part has the issues of the whole

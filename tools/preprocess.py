@@ -10,7 +10,6 @@ The same chain runs in DALI's Pipeline API (a graph, prefetched: throughput) or 
 exploration). In Python: `open_image_source` and `Preprocessor`, see preprocessing/preprocessor.py.
 """
 
-import dataclasses
 import glob
 import pathlib
 import signal
@@ -20,52 +19,14 @@ import types
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from common.progress import import_tensorflow
-
-if __name__ == "__main__":
-    import_tensorflow()  # without its first lines
-
 from absl import flags
-from nvidia.dali import backend
-from nvidia.dali import types as dali_types
 
 from common import args as shared_flags
 from common import errors
-from common.args import ImagePolicy, default_threads, flag
+from common.args import ImagePolicy, default_threads
 from common.errors import UserError
-from tools.preprocessing import chain
-from tools.preprocessing.image_source import KINDS, open_image_source
-from tools.preprocessing.outputs import ACCEPTED, IMAGE_FORMATS, check_output
-from tools.preprocessing.preprocessor import APIS, Preprocessor
-
-__all__ = ["Preprocessor", "open_image_source", "preprocess"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Args:
-    """The flags of this command, beside those of `args.BATCH_FLAGS`."""
-
-    source: str = flag("files", "Kind of --input.", choices=list(KINDS))
-    input: str | None = flag(None, "A directory, file or glob; for external FILE.py:name or module:name.")
-    images: str | None = flag(None, "coco: directory of the images, where --input is the json.")
-    annotations: str | None = flag(None, "coco: the json, where --input is the directory of the images.")
-    ops: str = flag("", "Chain of operators; --list_ops shows them.")
-    list_ops: bool = flag(False, "Show all operators with their arguments.")
-    api: str = flag("pipeline", "pipeline: a graph, prefetched; dynamic: operator by operator.", choices=APIS)
-    device: str = flag("cpu", "Where images are, from the decoder on.", choices=("cpu", "gpu"))
-    output: str | None = flag(None, f"Where images go: {ACCEPTED}.")
-    overwrite: bool = flag(False, "Replace --output.")
-    image_format: str | None = flag(None, "Format of pictures. Default: png.", choices=IMAGE_FORMATS)
-    jpeg_quality: int | None = flag(None, "Quality of JPEGs. Default: 95.", low=1, high=100)
-    output_shards: int | None = flag(None, "Number of record files.", low=1)
-    seed: int = flag(0, "Seed of random draws.", low=0, high=shared_flags.MAX_SEED)
-    decode: bool = flag(False, "Check every pixel of every image before anything runs.")
-
-
-def define_flags(fv: flags.FlagValues) -> None:
-    """All flags of this command."""
-    shared_flags.define(fv, Args)
-    shared_flags.define(fv, shared_flags.Args, shared_flags.BATCH_FLAGS)
+from common.progress import import_tensorflow
+from tools.preprocessing.options import ACCEPTED, define_flags
 
 
 def preprocess(a: types.SimpleNamespace) -> None:
@@ -78,6 +39,15 @@ def preprocess(a: types.SimpleNamespace) -> None:
         UserError: flags that cannot be used, an image that an operator refuses.
         DataError: images that cannot be used.
     """
+    import_tensorflow()
+    from nvidia.dali import backend
+    from nvidia.dali import types as dali_types
+
+    from tools.preprocessing import chain
+    from tools.preprocessing.image_source import open_image_source
+    from tools.preprocessing.outputs import check_output
+    from tools.preprocessing.preprocessor import Preprocessor
+
     if a.list_ops:
         print(chain.describe())
         return

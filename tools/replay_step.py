@@ -14,28 +14,24 @@ import pathlib
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from common.progress import import_tensorflow
-
-if __name__ == "__main__":
-    import_tensorflow()  # without its first lines
-
-import keras
 import numpy as np
-import tensorflow as tf
 
 from common import errors, hparams
 from common.errors import UserError
-from common.progress import log
-from common.training.fine_tuning import freeze, freeze_batch_norms
+from common.progress import import_tensorflow, log
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
 
 APPS = ("efficientdet", "yolov4")
 SHOWN = 8  # lines of a kind
-LossValues = Callable[[tf.Tensor, dict[str, tf.Tensor]], dict[str, tf.Tensor]]
+LossValues = Callable[["tf.Tensor", dict[str, "tf.Tensor"]], dict[str, "tf.Tensor"]]
 
 
 class SkippedStep(NamedTuple):
@@ -73,7 +69,7 @@ def read(path: str | os.PathLike) -> SkippedStep:
         raise UserError(f"{path} is missing, damaged or not the file of a skipped step") from error
 
 
-def replay(skipped: SkippedStep, model: keras.Model, loss_values: LossValues) -> str:
+def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) -> str:
     """Runs the step again, without an update, and finds where numbers stop being finite.
 
     Args:
@@ -87,6 +83,9 @@ def replay(skipped: SkippedStep, model: keras.Model, loss_values: LossValues) ->
     Raises:
         UserError: the weights are of another model.
     """
+    import keras
+    import tensorflow as tf
+
     try:
         for variable, weight in zip(model.variables, skipped.weights, strict=True):
             variable.assign(weight)
@@ -117,7 +116,7 @@ def _not_finite(kind: str, tensors: Mapping[str, Any]) -> list[str]:
     """Lines about the tensors that are not finite, the first few."""
     lines = []
     for name, tensor in tensors.items():
-        finite = np.isfinite(tf.cast(tensor, tf.float32))
+        finite = np.isfinite(np.asarray(tensor, np.float32))
         if not finite.all():
             lines.append(f"{kind} {name}: {(~finite).sum()} of {finite.size} numbers are not finite")
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
@@ -129,6 +128,11 @@ def main(*files: str) -> None:
     if len(files) != 1:
         raise UserError(f"{len(files)} files: give one, python tools/replay_step.py FILE")
     skipped = read(files[0])
+    import_tensorflow()
+    import keras
+
+    from common.training.fine_tuning import freeze, freeze_batch_norms
+
     metadata = skipped.metadata
     app = metadata.get("app")
     if app not in APPS:

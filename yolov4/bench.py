@@ -13,16 +13,9 @@ import sys
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from common.progress import import_tensorflow
+from tools.benchmark import options
 
-if __name__ == "__main__":
-    import_tensorflow()  # without its first lines
-
-from tools.benchmark import measuring
-from tools.benchmark.worker import App
-from yolov4 import config, loaders, optimization, predict, train
-
-APP = App(
+APP = options.App(
     name="yolov4",
     num_classes=80,
     stages={
@@ -34,12 +27,7 @@ APP = App(
         "mosaic": "MultiPaste",
     },
     fixed={"multi_scale": 1.0},  # one size: rates of many sizes would need long windows
-    config=config,
-    loaders=loaders,
-    optimization=optimization,
-    predict=predict,
-    train=train,
 )
 
 if __name__ == "__main__":
-    measuring.main(APP)
+    options.main(APP)

@@ -11,16 +11,11 @@ import dataclasses
 import os
 import pathlib
 import sys
+from typing import TYPE_CHECKING
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from common.progress import import_tensorflow
-
-if __name__ == "__main__":
-    import_tensorflow()  # without its first lines
-
-import keras
 from absl import flags
 
 from common import args, errors, hparams
@@ -28,20 +23,14 @@ from common.args import flag
 from common.errors import UserError
 from common.files import write_bytes
 from common.labels import LabelMap
+from common.progress import import_tensorflow
 from common.training import weights as weight_files
-from common.training.fine_tuning import NUM_COCO_CLASSES
 from yolov4.config import MODEL_NAMES, get_config
-from yolov4.import_weights.darknet_cfg import cfg_text
-from yolov4.import_weights.darknet_files import (
-    Contents,
-    blocks_of,
-    read_darknet,
-    read_label_map,
-    save_darknet,
-)
-from yolov4.model import build_model
-from yolov4.model_metadata import make_metadata
-from yolov4.predict import load_trained
+
+if TYPE_CHECKING:
+    import keras
+
+    from yolov4.import_weights.darknet_files import Contents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +47,7 @@ class Args:
     hparams: str | None = flag(None, "From Darknet: hyper-parameters, k=v,k=v or a YAML file.")
 
 
-def load_darknet(model: keras.Model, path: str | os.PathLike) -> Contents:
+def load_darknet(model: "keras.Model", path: str | os.PathLike) -> "Contents":
     """Loads a .weights file, or one that ends early (yolov4.conv.137, yolov4-tiny.conv.29).
 
     A file of the same network with another class count is loaded up to the last convolution of each head,
@@ -67,12 +56,21 @@ def load_darknet(model: keras.Model, path: str | os.PathLike) -> Contents:
     Raises:
         UserError: see `read_darknet`; nothing was assigned then.
     """
+    from yolov4.import_weights.darknet_files import blocks_of, read_darknet
+
     contents = read_darknet(path, model)
     for block in blocks_of(model)[: contents.convolutions]:
         if all(contents.values[variable.path].shape == variable.shape for variable in block):
             for variable in block:
                 variable.assign(contents.values[variable.path])
     return contents
+
+
+def save_darknet(model: "keras.Model", path: str | os.PathLike, seen: int = 0) -> None:
+    """Writes a .weights file; see `save_darknet` in import_weights/darknet_files.py."""
+    from yolov4.import_weights import darknet_files
+
+    darknet_files.save_darknet(model, path, seen)
 
 
 def convert(a: Args) -> None:
@@ -98,6 +96,12 @@ def _from_darknet(a: Args) -> None:
     if not a.model_name:
         raise UserError(f"--model_name is missing: {a.weights} is of which of {', '.join(MODEL_NAMES)}?")
     _refuse_existing(a.output)
+    import_tensorflow()
+    from common.training.fine_tuning import NUM_COCO_CLASSES
+    from yolov4.import_weights.darknet_files import blocks_of, read_darknet, read_label_map
+    from yolov4.model import build_model
+    from yolov4.model_metadata import make_metadata
+
     # Darknet resizes without antialiasing (src/image.c: resize_image)
     config = hparams.resolve(hparams.replace(get_config(a.model_name), {"antialias": False}), a)
     model = build_model(a.model_name, config=config)
@@ -126,6 +130,10 @@ def _to_darknet(a: Args) -> None:
     file = pathlib.Path(a.output)
     cfg, names = file.with_suffix(".cfg"), file.with_suffix(".names")
     _refuse_existing(file, cfg, names)
+    import_tensorflow()
+    from yolov4.import_weights.darknet_cfg import cfg_text
+    from yolov4.predict import load_trained
+
     model, config, label_map, _ = load_trained(a.weights)
     num_classes = model.outputs[0].shape[-1] - 5
     spare = [f"unused_{number}" for number in range(label_map.num_classes + 1, num_classes + 1)]

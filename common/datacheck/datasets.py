@@ -7,12 +7,12 @@ import functools
 import math
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common import datasets as plain
 from common.args import ImagePolicy
-from common.datacheck import tfrecord
 from common.datacheck.coco import load_coco
 from common.datacheck.image_headers import ImageFacts
 from common.datacheck.images import DECODERS, add_fault, in_threads, inspect, inspect_files
@@ -20,7 +20,10 @@ from common.datacheck.issues import DataError, Issues
 from common.datasets import CocoSource, ImageListSource, Source
 from common.errors import UserError
 from common.labels import LabelMap
-from common.progress import log
+from common.progress import import_tensorflow, log
+
+if TYPE_CHECKING:
+    from common.datacheck.tfrecord import TFRecordSource
 
 _PLAIN_TENSORFLOW = ("JPEG", "PNG")
 
@@ -36,7 +39,7 @@ class CheckedOpener(plain.Opener):
 
     def open_tfrecords(
         self, pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
-    ) -> tfrecord.TFRecordSource:
+    ) -> "TFRecordSource":
         """The checked records of a glob; DataError as `tfrecord.open_records`.
 
         Args:
@@ -44,6 +47,9 @@ class CheckedOpener(plain.Opener):
             label_map: file of the categories; by default `<prefix>.label_map.json` (tools/convert.py).
             policy: about images that cannot be used.
         """
+        import_tensorflow()  # takes seconds, and only records need it
+        from common.datacheck import tfrecord
+
         files = tfrecord.expand_pattern(pattern)
         labels = LabelMap.load(label_map or tfrecord.find_label_map(files))
         return tfrecord.open_records(files, labels, policy=policy)

@@ -15,7 +15,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from common import boxes as box_ops
 from common.files import write_file
 from common.labels import LabelMap
 
@@ -77,7 +76,8 @@ def draw_results(image: np.ndarray, results: Sequence[Mapping[str, Any]], label_
     boxes_ltwh_px = np.array([result["bbox"] for result in results], np.float32).reshape(-1, 4)
     classes = label_map.classes_of([result["category_id"] for result in results])
     scores = np.array([result["score"] for result in results if "score" in result])
-    boxes_px = box_ops.ltwh_to_ltrb(boxes_ltwh_px)
+    left_top, sides = np.split(boxes_ltwh_px, 2, axis=1)
+    boxes_px = np.hstack([left_top, left_top + sides])
     return draw_boxes(image, boxes_px, classes, label_map.names, scores if len(scores) else None)
 
 

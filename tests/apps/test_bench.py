@@ -20,8 +20,8 @@ from common import args as shared_flags
 from common.datacheck.datasets import open_source
 from tests.apps.conftest import APPS, coco_flags, eagerly, either_app
 from tests.refusal import refusal
-from tools.benchmark import inference, measuring, report, stages, worker
-from tools.benchmark.measuring import BenchArgs
+from tools.benchmark import inference, measuring, options, report, stages, worker
+from tools.benchmark.options import BenchArgs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASELINE = "import time; print('ready')\nwhile True: time.sleep(0.001); print('step 3')"
@@ -48,7 +48,7 @@ def bench(app):
 
 def parse(bench, *arguments: str) -> BenchArgs:
     fv = flags.FlagValues()
-    define_flags = measuring.flags_of(bench.APP)
+    define_flags = options.flags_of(bench.APP)
     define_flags(fv)
     fv(["bench", *arguments])
     return BenchArgs(**shared_flags.values(fv, define_flags))
@@ -64,7 +64,7 @@ def open_loader(bench, drawn, hparams: str):
     """The loader of training, with everything that an image can go through."""
     a = parse(bench, f"--model_name={bench.APP.name}-nano", f"--hparams={hparams}")
     options = {"config": bench.APP.make_config(a), "batch_size": 4, "training": True, "seed": 3}
-    return bench.APP.loaders.make_loader("dali_cpu", source=source_of(drawn), **options)
+    return bench.APP.module("loaders").make_loader("dali_cpu", source=source_of(drawn), **options)
 
 
 def source_of(directory: pathlib.Path):
@@ -102,13 +102,15 @@ def test_a_candidate_trains(drawn, monkeypatch, name, role):
         advance()
         advance()
 
-    def make_step(ranks, model, *rest, make=bench.APP.train.make_train_step, **options):
+    train = bench.APP.module("train")
+
+    def make_step(ranks, model, *rest, make=train.make_train_step, **options):
         models.append(model)
         initial.update({weight.path: weight.numpy() for weight in model.weights})
         return make(ranks, model, *rest, **options)
 
     monkeypatch.setattr(worker, "tell_steps", tell)
-    monkeypatch.setattr(bench.APP.train, "make_train_step", make_step)
+    monkeypatch.setattr(train, "make_train_step", make_step)
     a = parse(bench, *small(app, drawn, "--num_classes=3", f"--role={role}"))
     with eagerly():
         measuring.start(bench.APP, a)

@@ -12,6 +12,8 @@ import sys
 import pytest
 from absl import flags
 
+from tests import reference
+from tests.apps.conftest import APPS
 from tests.conftest import ROOT
 
 
@@ -55,21 +57,43 @@ def test_every_help_text_begins_with_the_thing(app):
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "infer", "export"])
-def test_help_needs_no_tensorflow_and_shows_the_most_used_flags_first(app, command):
-    program = [sys.executable, "-X", "importtime", str(ROOT / app.name / f"{command}.py"), "--help"]
-    done = subprocess.run(program, capture_output=True, text=True)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert not {"tensorflow", "keras", "nvidia.dali"} & imported
+def test_help_shows_the_most_used_flags_first(app, command):
+    done = subprocess.run(
+        [sys.executable, ROOT / app.name / f"{command}.py", "--help"], capture_output=True, text=True
+    )
     of_flags = done.stdout.partition("\nflags:\n")[2].splitlines()
     headings = [line for line in of_flags if line.endswith(":") and not line.startswith(" ")]
     assert headings[0] == "Most used:"
     assert done.stdout.partition(headings[0])[2].partition(headings[1])[0].count("\n  --") <= 10
 
 
-def test_describing_weights_needs_no_tensorflow():
-    code = "import sys, tools.describe_weights; print(sorted({'tensorflow', 'keras'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
+def heavy_imports(*command: str) -> set[str]:
+    """Which of TensorFlow, Keras and DALI a command imports."""
+    program = [sys.executable, "-X", "importtime", *command]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    return {"tensorflow", "keras", "nvidia.dali"} & imported
+
+
+def test_commands_import_neither_tensorflow_nor_dali_before_they_know_their_flags():
+    programs = [name.format(app=app) for app in APPS for name in reference.OF_APPS] + [*reference.OTHERS]
+    programs += ["tools/describe_weights.py", "tools/replay_step.py", "tools/bench.py"]
+    modules = [name.removesuffix(".py").replace("/", ".") for name in programs]
+    assert len(modules) > 20
+    modules = [name for name in modules if not name.endswith("train")]  # imports them after its flags
+    assert heavy_imports("yolov4/train.py", "--help") == set()
+    assert heavy_imports("-c", f"import {', '.join(modules)}") == set()
+
+
+def test_checking_and_converting_need_neither_tensorflow_nor_dali(drawn, tmp_path):
+    images, annotations = f"--images={drawn}/images", f"{drawn}/instances.json"
+    check = heavy_imports(
+        "tools/check_data.py", images, f"--annotations={annotations}", f"--report={tmp_path}/x.html"
+    )
+    options = [images, f"--input={annotations}", f"--output={tmp_path}/small.json", "--holdout=0.5"]
+    convert = heavy_imports("tools/convert.py", "--from=coco", "--to=coco", *options)
+    assert check == convert == set()
+    assert (tmp_path / "x.html").exists() and (tmp_path / "small_val.json").exists()
 
 
 QUIET = "from common.progress import import_tensorflow as f; f(); "

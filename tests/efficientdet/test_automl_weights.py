@@ -15,7 +15,6 @@ from common.errors import UserError
 from common.labels import LabelMap
 from common.training import model_metadata, weights
 from common.training.fine_tuning import coco_label_map
-from efficientdet import automl_weights
 from efficientdet.automl_weights import load_automl
 from efficientdet.import_weights.automl import automl_names, canonical, count_outputs, read_automl
 from efficientdet.import_weights.tf_files import open_weights
@@ -275,7 +274,7 @@ def test_command_keeps_cocos_80(files, variables, tmp_path, capsys):
 
 
 def test_command_takes_a_label_map(files, tmp_path, monkeypatch, small_d0):
-    monkeypatch.setattr(automl_weights, "build_model", lambda *_, **__: small_d0)  # has three classes
+    monkeypatch.setattr("efficientdet.model.build_model", lambda *_, **__: small_d0)  # has three classes
     given = [*SMALL, f"--weights={files['h5']}", f"--label_map={tmp_path}/map.json"]
     LabelMap((1, 2, 90), ("one", "two", "ninety")).save(tmp_path / "map.json")
     command(*given, f"--output={tmp_path}/three.weights.h5")

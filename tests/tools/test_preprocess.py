@@ -98,7 +98,7 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(tree, tmp_path, argument
 
 
 def test_a_gpu_that_is_not_there_is_one_line(tree, tmp_path, monkeypatch):
-    monkeypatch.setattr(preprocess.backend, "GetCUDADeviceCount", lambda: 0)
+    monkeypatch.setattr("nvidia.dali.backend.GetCUDADeviceCount", lambda: 0)
     said = refusal(run, f"--input={tree}", f"--output={tmp_path}/x.png", "--device=gpu")
     assert said == "--device=gpu: DALI sees no GPU here; use --device=cpu"
 

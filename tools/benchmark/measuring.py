@@ -10,15 +10,13 @@ import pathlib
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from absl import flags
 
-from common import args as shared_flags
 from common import errors
-from common.args import default_threads, flag
+from common.args import default_threads
 from common.datacheck.datasets import open_datasets
 from common.datasets import Source
 from common.distributed.ranks import Ranks
@@ -29,68 +27,14 @@ from common.progress import log
 from common.training.input_feed import open_splits
 from tools import synthetic
 from tools.benchmark import record, report, rounds, worker
+from tools.benchmark.options import TYPES, WHAT, App, BenchArgs
 from tools.benchmark.rounds import Command
 from tools.benchmark.summary import Record
-from tools.benchmark.worker import App
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-WHAT = ("data", "model", "both", "stages", "inference")
-TYPES = ("dali_gpu", "dali_cpu", "tensorflow")  # that read data
 SAMPLE = 200  # images of which the size in bytes is read
-_OF_TRAINING = (
-    *("image_size", "num_classes", "hparams", "precision", "xla"),
-    *("input_type", "label_map", "train_images", "train_annotations", "train_file_pattern"),
-    *shared_flags.BATCH_FLAGS,
-    *shared_flags.DECODER_FLAGS,
-)  # flags of train.py that bench.py has, too
 _NOT_OF_CANDIDATES = ("what", "pipeline_types", "baseline", "json", "synthetic_images", "role")  # flags
 _SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")  # flags
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundArgs:
-    """The flags of any command that measures in rounds."""
-
-    rounds: int = flag(5, "How often each is measured.", low=1)
-    seconds: float = flag(5.0, "Least seconds of a measurement.", low=0.01)
-    synthetic_images: int = flag(256, "Size of the data set that is drawn where no data are given.", low=1)
-    json: str | None = flag(None, "File for all that was measured.")
-
-
-@dataclasses.dataclass(frozen=True)
-class BenchArgs(RoundArgs, shared_flags.Args):
-    """The flags of bench.py; those of train.py that it does not have keep their defaults."""
-
-    what: str = flag("data,model,both,stages", f"What to measure, of {','.join(WHAT)}.")
-    pipeline_types: str | None = flag(
-        None, f"Loaders to measure, of {','.join(TYPES)}. Default: all that run on this machine."
-    )
-    baseline: Sequence[str] = ()
-    role: str | None = flag(None, "Not for users: the candidate that this process is.")
-
-
-def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
-    """The function that defines all flags of an app's bench.py."""
-
-    def define(fv: flags.FlagValues) -> None:
-        model_name = shared_flags.model_name_flag(app.config.MODEL_NAMES, app.config.MODEL_NAMES[0])
-        shared_flags.define_flag(fv, "model_name", str, model_name)
-        shared_flags.define(fv, BenchArgs, [*_OF_TRAINING, "what", "pipeline_types", "role"])
-        shared_flags.define(fv, RoundArgs)
-        help_text = (
-            "NAME=COMMAND: another program to measure; may be repeated. It prints `ready`, then `step N` "
-            "after every N images until it is killed."
-        )
-        flags.DEFINE_multi_string("baseline", [], help_text, flag_values=fv)
-
-    return define
-
-
-def main(app: App) -> None:
-    """Runs an app's bench.py as a command."""
-    define = flags_of(app)
-    shared_flags.install(define)
-    errors.run(lambda: start(app, BenchArgs(**shared_flags.values(flags.FLAGS, define))))
 
 
 def start(app: App, a: BenchArgs) -> None:

@@ -6,14 +6,14 @@ It keeps to the protocol of rounds.py, as a baseline's script does.
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from common import args, hparams
+from common import args
 from common.datacheck.datasets import open_datasets
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
@@ -22,33 +22,8 @@ from common.training import step_guard
 from common.training.input_feed import open_splits
 from common.training.optimizers import AveragedWeights
 from tools.benchmark import inference, stages
+from tools.benchmark.options import App
 from tools.benchmark.protocol import own_stdout, tell_steps
-
-
-class App(NamedTuple):
-    """What an app's bench.py measures.
-
-    Attributes:
-        name: its folder.
-        num_classes: of the published model, for a synthetic batch without data.
-        stages: of its DALI graph; see stages.stage_nodes.
-        fixed: fields of the config with other values than train.py's.
-        config, loaders, optimization, predict, train: the app's modules of these names.
-    """
-
-    name: str
-    num_classes: int
-    stages: Mapping[str, str]
-    fixed: Mapping[str, Any]
-    config: Any
-    loaders: Any
-    optimization: Any
-    predict: Any
-    train: Any
-
-    def make_config(self, a: args.Args) -> Any:
-        """The config that train.py makes of these flags, but for `self.fixed`."""
-        return hparams.replace(hparams.resolve(self.config.get_config(a.model_name), a), self.fixed)
 
 
 def work(app: App, a: Any, role: str) -> None:
@@ -56,7 +31,7 @@ def work(app: App, a: Any, role: str) -> None:
 
     Args:
         app: whose bench.py this is.
-        a: the flags, measuring.BenchArgs.
+        a: the flags, options.BenchArgs.
         role: model, data:TYPE, both:TYPE, stages:TYPE or inference:TYPE, with a pipeline type.
     """
     what, _, pipeline_type = role.partition(":")
@@ -65,28 +40,28 @@ def work(app: App, a: Any, role: str) -> None:
     ranks = distributed.start("none")
     keras.utils.set_random_seed(0)
     keras.mixed_precision.set_global_policy(a.precision)
-    config = app.make_config(a)
+    config, loaders = app.make_config(a), app.module("loaders")
     data = open_splits(
         a, ranks, open_datasets, max_instances=config.max_instances, synthetic_classes=app.num_classes
     )
 
     if what == "inference":
-        model = app.train.make_model(config, data.num_classes)
-        halves = app.predict.make_halves(model, config)
+        model = app.module("train").make_model(config, data.num_classes)
+        halves = app.module("predict").make_halves(model, config)
         sizes = [dataclasses.replace(a, batch_size=size) for size in (1, a.batch_size)]
         data = data._replace(evaluation=data.train)
-        loaders = [app.loaders.open_loader(each, ranks, config, data, training=False) for each in sizes]
-        _tell_result(lambda: [inference.measure(each, halves, data.label_map, a) for each in loaders])
+        opened = [loaders.open_loader(each, ranks, config, data, training=False) for each in sizes]
+        _tell_result(lambda: [inference.measure(each, halves, data.label_map, a) for each in opened])
         return
-    epoch = app.loaders.epoch_kwargs(config, a.seed, epochs_done=0)
-    loader = app.loaders.open_loader(a, ranks, config, data, training=True, **epoch)
+    epoch = loaders.epoch_kwargs(config, a.seed, epochs_done=0)
+    loader = loaders.open_loader(a, ranks, config, data, training=True, **epoch)
     if what == "data":
         tell_steps(stages.load(loader), a.batch_size)
     elif what == "stages":
         cuts = stages.cuts(loader, app.stages)
         _tell_result(lambda: stages.summarize(stages.measure(cuts, a), a.batch_size))
     else:
-        model = app.train.make_model(config, data.num_classes)
+        model = app.module("train").make_model(config, data.num_classes)
         tell_steps(_make_step(app, config, model, loader, ranks, a), a.batch_size)
 
 
@@ -99,11 +74,11 @@ def _make_step(
     app: App, config: Any, model: keras.Model, loader: BaseLoader, ranks: Ranks, a: args.Args
 ) -> Callable[[], None]:
     """A function that takes a batch from the loader, and train.py's step of a new model with it."""
-    schedule = app.optimization.make_schedule(config, a.batch_size, loader.steps_per_epoch)
-    optimizer = app.optimization.make_optimizer(config, schedule, precision=a.precision)
+    schedule = app.module("optimization").make_schedule(config, a.batch_size, loader.steps_per_epoch)
+    optimizer = app.module("optimization").make_optimizer(config, schedule, precision=a.precision)
     optimizer.build(model.trainable_variables)
     averaged = AveragedWeights(model, config.ema_decay)
-    step = app.train.make_train_step(
+    step = app.module("train").make_train_step(
         ranks, model, config, optimizer, averaged, precision=a.precision, xla=a.xla
     )
     guard = step_guard.StepGuard(ranks, limit=0)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
-import tensorflow as tf
 
 from common import progress
 from common.annotations import Annotations
@@ -61,6 +60,8 @@ def extract_images(
         UserError: a file is in the way.
         OSError: the disk.
     """
+    import tensorflow as tf
+
     given, names = file_names(annotations), [""] * annotations.num_images
     rows = {image_id: row for row, image_id in enumerate(annotations.image_ids.tolist())}
 

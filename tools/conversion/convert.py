@@ -12,7 +12,7 @@ from common.args import ImagePolicy
 from common.datacheck.coco import load_coco
 from common.datacheck.datasets import open_tfrecords
 from common.errors import UserError
-from tools.conversion.coco_to_tfrecord import write_tfrecords
+from common.progress import import_tensorflow
 from tools.conversion.coco_writer import extract_images, round_boxes, write_coco
 from tools.conversion.options import Options
 from tools.conversion.shrinking import shrink_annotations, shrink_image, write_shrunk
@@ -65,6 +65,9 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
             if target == "coco":
                 write_coco(part, name)
             else:
+                import_tensorflow()  # takes seconds, and only records need it
+                from tools.conversion.coco_to_tfrecord import write_tfrecords
+
                 shards = {"num_shards": options.num_shards, "seed": options.seed}
                 write_tfrecords(part, images_dir, name, **shards, max_side=max_side)
     except OSError as error:

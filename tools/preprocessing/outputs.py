@@ -34,16 +34,13 @@ from common.evaluation import drawing
 from common.files import TEMPORARY, write_into
 from common.tfrecord import framed, write_index
 from tools.conversion.coco_to_tfrecord import refuse_other_set
+from tools.preprocessing.options import ACCEPTED
 from tools.preprocessing.samples import FileNames, Sample
 
-IMAGE_FORMATS = ("png", "jpeg")
 JPEG_QUALITY = 95
 SHEET_IMAGES = 64
 _SHEET_COLUMNS = 8
 _SHEET_WIDTH = 1280  # pixels
-ACCEPTED = (
-    "x.npz or x.npy (one array), x.png or x.jpg (a contact sheet), x.tfrecord, or a directory of pictures"
-)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,6 @@ from tools.preprocessing.fusion import fuse
 from tools.preprocessing.reading import Part
 from tools.preprocessing.samples import Sample
 
-APIS = ("pipeline", "dynamic")
 _FAILURES = (RuntimeError, ValueError, TypeError, MemoryError)  # of DALI and NumPy
 
 

@@ -2,8 +2,8 @@
 
 Which boxes each level matches, which boxes no anchor reaches, which lose their anchors to other boxes, and
 how well anchors of other scales would fit. Images are letterboxed whole to one network input, as in
-evaluation. efficientdet/grid_matching.py matches boxes, as it does in training unless their assignment is
-task-aligned.
+evaluation. The matching is that of training (common/box_encoder.py) in NumPy, so that the data check need not
+import TensorFlow. efficientdet-nano's task-aligned assignment is another one.
 """
 
 import dataclasses
@@ -11,15 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.anchors import Anchors
+from common.anchors import MATCH_IOU, MAX_INSTANCES, Anchors
 from common.annotations import Annotations
-from common.box_encoder import MATCH_IOU, MAX_INSTANCES
-from efficientdet import grid_matching
+from efficientdet.anchor_templates import templates
 from tools.report.network_boxes import network_boxes, sample_images
 from yolov4.anchor_fit import Fit
 
 SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # of anchors that are tried
-_IMAGES_AT_ONCE = 64
 _BOXES_AT_ONCE = 4096
 
 
@@ -105,7 +103,7 @@ def examine(
     kept = network.kept
     boxes = network.boxes[kept]
     iou = template_iou(boxes, anchors)
-    owned, owners = match(boxes, network.image[kept], anchors)
+    owned, owners = match(boxes, network.image[kept], anchors, iou)
     fits = {}
     for scale in sorted({*SCALES, anchors.anchor_scale}):
         scaled = dataclasses.replace(anchors, anchor_scale=scale)
@@ -125,22 +123,80 @@ def examine(
     )
 
 
-def match(boxes: np.ndarray, image: np.ndarray, anchors: Anchors) -> tuple[np.ndarray, np.ndarray]:
-    """The anchors that own a box, and the box of each: int (P,) anchor, int (P,) index of the box.
+def match(
+    boxes: np.ndarray, image: np.ndarray, anchors: Anchors, iou: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Assigns anchors to boxes as fn.box_encoder does (common/box_encoder.py), image by image.
 
     Args:
         boxes: float32 (M, 4), ltrb normalised to the network input, each with an area.
-        image: int (M,), ascending; boxes compete within their image only.
+        image: int (M,), the image of each box, ascending.
         anchors: those of the network input.
+        iou: (M, T), what `template_iou` returns for these boxes.
+
+    Returns:
+        int (P,), the assigned anchors; and int (P,), the index of the box of each.
     """
-    owned, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for start in range(0, int(image.max(initial=-1)) + 1, _IMAGES_AT_ONCE):
-        first, last = np.searchsorted(image, [start, start + _IMAGES_AT_ONCE])
-        within = (image[first:last] - start).astype(np.int32)
-        found = grid_matching.match(boxes[first:last], within, anchors, MATCH_IOU)
-        owned.append(found[0].numpy() % anchors.num_anchors)
-        owners.append(found[1].numpy() + first)
-    return np.concatenate(owned), np.concatenate(owners)
+    best = np.full(len(boxes), anchors.num_anchors - 1)  # of a box that overlaps none
+    box, anchor, overlap = _candidates(boxes, anchors, iou)
+    last = _last_of_each(box, overlap, anchor)  # of equals the last anchor
+    best[box[last]] = anchor[last]
+    above = overlap > MATCH_IOU
+    # Above any IoU: the best anchor of each box. Of equal boxes an anchor takes the last.
+    box = np.concatenate([box[above], np.arange(len(boxes))])
+    place = image[box] * anchors.num_anchors + np.concatenate([anchor[above], best])
+    chosen = _last_of_each(place, np.concatenate([overlap[above], np.full(len(boxes), 2.0)]), box)
+    return place[chosen] % anchors.num_anchors, box[chosen]
+
+
+def _last_of_each(group: np.ndarray, *keys: np.ndarray) -> np.ndarray:
+    """The index of the element of each group that comes last in the order of the keys."""
+    order = np.lexsort([*reversed(keys), group])
+    return order[np.flatnonzero(np.diff(group[order], append=-1))]
+
+
+def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Pairs of a box and an anchor with their IoU: all that can match, without looking at all pairs.
+
+    An intersection of a certain size bounds how far apart the two centres are, along each axis.
+
+    Returns:
+        int (C,), the box; int (C,), the anchor; float32 (C,), their IoU.
+    """
+    kinds, k = templates(anchors), anchors.anchors_per_location
+    found = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0, np.float32))]
+    # The factor allows for float32, in which the coordinates of a tiny box have few digits.
+    sides = (boxes[:, 2:] - boxes[:, :2]).astype(np.float64)
+    slack = np.minimum(1e-3 + 2e-6 * (1 / sides).sum(axis=1), 0.9)
+    least = np.minimum(MATCH_IOU, iou.max(axis=1, initial=0)) * (1 - slack)
+    for start in range(0, len(boxes), _BOXES_AT_ONCE):
+        box, kind = np.nonzero(
+            iou[start : start + _BOXES_AT_ONCE] >= least[start : start + _BOXES_AT_ONCE, None]
+        )
+        box += start
+        cells, prior, size = kinds.cells[kind], kinds.sizes[kind], sides[box]
+        wanted = least[box] / (1 + least[box]) * (prior.prod(axis=1) + size.prod(axis=1))
+        overlap = wanted[:, None] / np.minimum(prior, size)[:, ::-1]  # needed along each axis
+        reach = ((prior + size) / 2 - overlap) * cells + 1e-3
+        middle = (boxes[box, :2] + boxes[box, 2:]) / 2 * cells - 0.5
+        low = np.clip(np.ceil(middle - reach), 0, cells - 1).astype(int)  # column, row
+        spans = np.clip(np.floor(middle + reach), 0, cells - 1).astype(int) - low + 1
+        counts = spans.prod(axis=1)
+        pair = np.repeat(np.arange(len(counts)), counts)
+        number = np.arange(len(pair)) - np.repeat(np.cumsum(counts) - counts, counts)
+        column = low[pair, 0] + number % spans[pair, 0]
+        row = low[pair, 1] + number // spans[pair, 0]
+        anchor = kinds.first[kind[pair]] + k * (row * cells[pair, 0] + column)
+        box = box[pair]
+        found.append((box, anchor, _iou(boxes[box], anchors.boxes_normalized[anchor])))
+    return tuple(map(np.concatenate, zip(*found, strict=True)))
+
+
+def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """float32 (C,), with the rounding of fn.box_encoder: the last bit decides which of two boxes wins."""
+    common = np.maximum(np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2]), 0).prod(axis=1)
+    areas = [(of[:, 2:] - of[:, :2]).prod(axis=1) for of in (a, b)]
+    return common / (areas[0] + areas[1] - common)
 
 
 def template_iou(boxes: np.ndarray, anchors: Anchors) -> np.ndarray:
@@ -150,16 +206,16 @@ def template_iou(boxes: np.ndarray, anchors: Anchors) -> np.ndarray:
         boxes: float32 (M, 4), ltrb normalised to the network input, each with an area.
         anchors: those of the network input.
     """
-    templates = grid_matching.templates(anchors)
-    iou = np.zeros((len(boxes), len(templates.sizes)))
+    kinds = templates(anchors)
+    iou = np.zeros((len(boxes), len(kinds.sizes)))
     for start in range(0, len(boxes), _BOXES_AT_ONCE):
         some = boxes[start : start + _BOXES_AT_ONCE, None].astype(np.float64)
         centers, sizes = (some[..., :2] + some[..., 2:]) / 2, some[..., 2:] - some[..., :2]
-        cell = np.clip(np.rint(centers * templates.cells - 0.5), 0, templates.cells - 1)
-        distance = np.abs(centers - (cell + 0.5) / templates.cells)
-        common = np.minimum(np.minimum(sizes, templates.sizes), (sizes + templates.sizes) / 2 - distance)
+        cell = np.clip(np.rint(centers * kinds.cells - 0.5), 0, kinds.cells - 1)
+        distance = np.abs(centers - (cell + 0.5) / kinds.cells)
+        common = np.minimum(np.minimum(sizes, kinds.sizes), (sizes + kinds.sizes) / 2 - distance)
         intersection = np.maximum(common, 0.0).prod(axis=2)
-        union = sizes.prod(axis=2) + templates.sizes.prod(axis=1) - intersection
+        union = sizes.prod(axis=2) + kinds.sizes.prod(axis=1) - intersection
         iou[start : start + _BOXES_AT_ONCE] = intersection / union
     return iou
 
@@ -169,7 +225,7 @@ def _levels(anchors: Anchors, iou: np.ndarray, owned: np.ndarray) -> tuple[Level
     counts = [height * width * k for height, width in anchors.feature_sizes]
     by_level = iou.reshape(len(iou), len(counts), k).max(axis=2)
     best = len(counts) - 1 - by_level[:, ::-1].argmax(axis=1)  # the last of equals, as in matching
-    sides = np.sqrt(grid_matching.templates(anchors).sizes.prod(axis=1) * np.prod(anchors.image_size))
+    sides = np.sqrt(templates(anchors).sizes.prod(axis=1) * np.prod(anchors.image_size))
     columns = {
         "level": np.array(anchors.levels),
         "anchors": np.array(counts),

@@ -3,15 +3,13 @@
 import collections
 import pathlib
 
-from common.anchors import Anchors
+from common.anchors import MAX_INSTANCES, Anchors
 from common.args import ImagePolicy
-from common.box_encoder import MAX_INSTANCES
 from common.datacheck.datasets import open_pair
 from common.datacheck.images import inspect_files
 from common.datacheck.issues import DataError
-from common.datacheck.tfrecord import TFRecordSource
 from common.datasets import CocoSource, DataFlags, Source
-from tools.report import anchor_report, figures, page, pictures, statistics, tables
+from tools.report import anchor_report, page, statistics, tables
 
 
 def check(
@@ -54,6 +52,8 @@ def check(
         matched = anchor_report.examine(found, anchors, max_instances=max_instances)
         shown = []
         if report:
+            from tools.report import figures, pictures
+
             drawn = [figures.draw(numbers, matched), pictures.sheet(found, source.encoded)]
             shown = [image for image in drawn if image is not None]
         content = tables.sections(numbers, matched, found.issues, shown)
@@ -70,9 +70,10 @@ def check(
 
 def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
     """How many images have which format, which the check has just seen and remembered."""
-    if isinstance(source, TFRecordSource):
-        return source.formats
-    assert isinstance(source, CocoSource)
-    names = source.annotations.file_names
-    facts = inspect_files(source.images_dir, names, policy)
-    return collections.Counter(fact.image_format for fact in facts)
+    if isinstance(source, CocoSource):
+        facts = inspect_files(source.images_dir, source.annotations.file_names, policy)
+        return collections.Counter(fact.image_format for fact in facts)
+    from common.datacheck.tfrecord import TFRecordSource
+
+    assert isinstance(source, TFRecordSource)
+    return source.formats

@@ -6,10 +6,9 @@ Images are whole, letterboxed to the top left corner as in evaluation of Efficie
 import dataclasses
 
 import numpy as np
-from keras import ops
 
 from common.annotations import Annotations
-from common.letterbox import boxes_to_letterbox, geometry
+from common.letterbox import geometry
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,7 +73,11 @@ def network_boxes(
     height, width = sample.image_sizes.astype(np.int64).T
     sides = geometry(height, width, image_size, False, np.minimum, np.maximum)
     place = np.stack(np.broadcast_arrays(*sides), axis=1)  # top, left, height, width
-    boxes = ops.convert_to_numpy(boxes_to_letterbox(targets.boxes, place[image], image_size))
+    top, left, new_height, new_width = np.split(
+        (place / np.tile(image_size, 2)).astype(np.float32), 4, axis=1
+    )
+    scale, shift = np.hstack([new_width, new_height] * 2), np.hstack([left, top] * 2)
+    boxes = targets.boxes * scale[image] + shift[image]
     large = np.all(_sides(boxes) * np.array(image_size[::-1], np.float32) >= min_box_size, axis=1)
     order = np.lexsort((-_sides(boxes).prod(axis=1), ~large, image))
     rank = np.empty(len(boxes), np.int64)

@@ -12,7 +12,8 @@ from common import letterbox as letterbox_lib
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from tests.tools.preprocessing.pictures_on_disk import PICTURES, write
 from tests.tools.preprocessing.reading import opened
-from tools.preprocessing.preprocessor import APIS, Preprocessor
+from tools.preprocessing.options import APIS
+from tools.preprocessing.preprocessor import Preprocessor
 
 # Operators without a random draw, beside those whose pixels are computed below.
 FIXED = (

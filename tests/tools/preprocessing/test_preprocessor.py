@@ -10,7 +10,8 @@ from tests.refusal import refusal
 from tests.tools.preprocessing import pictures_on_disk
 from tests.tools.preprocessing.reading import opened
 from tests.tools.preprocessing.source_writing import COUNT, LABELS, pixels, write_case
-from tools.preprocessing.preprocessor import APIS, Preprocessor
+from tools.preprocessing.options import APIS
+from tools.preprocessing.preprocessor import Preprocessor
 
 RANDOM = "resize:20x24 | rotate:-20..20,fill=0 | crop:16x16,x=0..1,y=0..1 | flip:0.5"
 BOTH_APIS = pytest.mark.parametrize("api", APIS)

@@ -1,4 +1,7 @@
-"""What anchors match, miss and lose, counted again with the encoder of the loaders, image by image."""
+"""What anchors match, miss and lose, counted again with the encoder of the loaders, image by image.
+
+Also tests efficientdet/anchor_templates.py.
+"""
 
 import dataclasses
 
@@ -53,7 +56,6 @@ def by_the_encoder(truth, anchors, max_instances):
 @pytest.mark.parametrize(("anchors", "most_boxes", "largest"), [(SQUARE, 12, 0.9), (WIDE, 150, 0.15)])
 def test_everything_is_what_the_encoder_does(monkeypatch, anchors, most_boxes, largest):
     """Where anchors are square, and where they are wide and boxes crowded."""
-    monkeypatch.setattr(anchor_report, "_IMAGES_AT_ONCE", 4)  # of 10: matching in parts does not show
     monkeypatch.setattr(anchor_report, "_BOXES_AT_ONCE", 7)
     rng = np.random.default_rng(0)
     truth = random_annotations(rng, 10, most_boxes, num_classes=4, smallest=0.01, largest=largest)

@@ -1,0 +1,33 @@
+"""The grids of equal anchors that `Anchors` consists of. Imports neither TensorFlow nor DALI."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from common.anchors import Anchors
+
+
+class Templates(NamedTuple):
+    """The T = L * k anchors of the first cell of each level; the others repeat them in every cell.
+
+    Attributes:
+        sizes: float64 (T, 2), width and height, divided by those of the image.
+        cells: int64 (T, 2), number of columns and of rows of their level.
+        first: int64 (T,), index of the anchor in `boxes`.
+    """
+
+    sizes: np.ndarray
+    cells: np.ndarray
+    first: np.ndarray
+
+
+@functools.lru_cache(maxsize=16)
+def templates(anchors: Anchors) -> Templates:
+    """The templates of these anchors."""
+    k = anchors.anchors_per_location
+    cells = np.array(anchors.feature_sizes, np.int64)  # (L, 2): rows, columns
+    starts = np.concatenate([[0], np.cumsum(cells.prod(axis=1) * k)[:-1]])
+    first = (starts[:, None] + np.arange(k)).ravel()
+    prior = anchors.boxes_normalized[first].astype(np.float64)
+    return Templates(prior[:, 2:] - prior[:, :2], np.repeat(cells[:, ::-1], k, axis=0), first)

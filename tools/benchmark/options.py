@@ -1,0 +1,94 @@
+"""The flags of an app's bench.py, and the app that it measures. Imports neither TensorFlow nor DALI."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from common import args as shared_flags
+from common import errors, hparams
+from common.args import flag
+from common.progress import import_tensorflow
+
+WHAT = ("data", "model", "both", "stages", "inference")
+TYPES = ("dali_gpu", "dali_cpu", "tensorflow")  # that read data
+_OF_TRAINING = (
+    *("image_size", "num_classes", "hparams", "precision", "xla"),
+    *("input_type", "label_map", "train_images", "train_annotations", "train_file_pattern"),
+    *shared_flags.BATCH_FLAGS,
+    *shared_flags.DECODER_FLAGS,
+)  # flags of train.py that bench.py has, too
+
+
+class App(NamedTuple):
+    """The app that its bench.py measures.
+
+    Attributes:
+        name: of the app's directory.
+        num_classes: of the published model, for a synthetic batch without data.
+        stages: of its DALI graph; see stages.stage_nodes.
+        fixed: fields of the config that differ from train.py's.
+    """
+
+    name: str
+    num_classes: int
+    stages: Mapping[str, str]
+    fixed: Mapping[str, Any]
+
+    def module(self, name: str) -> Any:
+        """The app's module of this name, such as "train"."""
+        return importlib.import_module(f"{self.name}.{name}")
+
+    def make_config(self, a: shared_flags.Args) -> Any:
+        """The config that train.py makes of these flags, except for `self.fixed`."""
+        row = self.module("config").get_config(a.model_name)
+        return hparams.replace(hparams.resolve(row, a), self.fixed)
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchArgs(shared_flags.Args):
+    """The flags of bench.py. Flags of train.py that it does not have keep their defaults."""
+
+    what: str = flag("data,model,both,stages", f"What to measure, comma-separated, from {','.join(WHAT)}.")
+    pipeline_types: str | None = flag(
+        None, f"Loaders to measure, comma-separated, from {','.join(TYPES)}. Default: all that run here."
+    )
+    rounds: int = flag(5, "How often each is measured.", low=1)
+    seconds: float = flag(5.0, "Least seconds of a measurement.", low=0.01)
+    synthetic_images: int = flag(256, "Number of images that are drawn if no data are given.", low=1)
+    json: str | None = flag(None, "File for all that was measured.")
+    baseline: Sequence[str] = ()
+    role: str | None = flag(None, "Not for users: the candidate that this process measures.")
+
+
+def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
+    """The function that defines all flags of an app's bench.py."""
+
+    def define(fv: flags.FlagValues) -> None:
+        names = app.module("config").MODEL_NAMES
+        shared_flags.define_flag(fv, "model_name", str, shared_flags.model_name_flag(names, names[0]))
+        own = ("what", "pipeline_types", "rounds", "seconds", "synthetic_images", "json", "role")
+        shared_flags.define(fv, BenchArgs, [*_OF_TRAINING, *own])
+        help_text = (
+            "NAME=COMMAND: another program to measure; may be repeated. It prints `ready`, then `step N` "
+            "after every N images until it is killed."
+        )
+        flags.DEFINE_multi_string("baseline", [], help_text, flag_values=fv)
+
+    return define
+
+
+def main(app: App) -> None:
+    """Runs an app's bench.py as a command."""
+    define = flags_of(app)
+    shared_flags.install(define)
+
+    def measure() -> None:
+        import_tensorflow()
+        from tools.benchmark import measuring
+
+        measuring.start(app, BenchArgs(**shared_flags.values(flags.FLAGS, define)))
+
+    errors.run(measure)
