@@ -1,3 +1,3 @@
-"""Parts that both apps need and that have one right answer."""
+"""The code that both apps share, from reading data sets to training and evaluation."""
 
-__version__ = "0.1.0"  # of the project, as in pyproject.toml: a copy of common/ alone has no other
+__version__ = "0.1.0"  # equals pyproject.toml's; repeated here for copies of common/ without that file

@@ -1,7 +1,7 @@
 """Anchors of a feature pyramid: at every cell of every level, one prior box for each scale and aspect ratio.
 
-RetinaNet (arXiv 1708.02002, section 4) and EfficientDet (arXiv 1911.09070). Order and numbers are those of
-google/automl efficientdet/tf2/anchors.py, class Anchors: its published weights depend on both.
+RetinaNet (arXiv 1708.02002, section 4) and EfficientDet (arXiv 1911.09070) use them. Their order and their
+coordinates equal google/automl's (efficientdet/tf2/anchors.py, class Anchors): its weights depend on them.
 """
 
 import dataclasses
@@ -15,16 +15,16 @@ MAX_INSTANCES = 100  # google/automl efficientdet/hparams_config.py: max_instanc
 
 @dataclasses.dataclass(frozen=True)
 class Anchors:
-    """Where the anchors of one model at one image size lie. Hashable; the arrays are made once and read-only.
+    """The anchors of one model at one image size. Hashable; its arrays are computed once and are read-only.
 
     Level l has ceil(height / 2**l) x ceil(width / 2**l) cells. Its stride is the image side divided by the
-    number of cells, which is 2**l only where that divides the side. Anchors are not clipped to the image.
+    number of cells: 2**l if 2**l divides the side, else less. Anchors are not clipped to the image.
 
     Attributes:
         min_level, max_level: first and last pyramid level, both included.
-        num_scales: scales per octave: 2**0, 2**(1/n), ..., 2**((n-1)/n).
-        aspect_ratios: width / height of the anchors; their area does not depend on it.
-        anchor_scale: side of the smallest square anchor, in strides.
+        num_scales: n, the number of scales per octave: 2**0, 2**(1/n), ..., 2**((n-1)/n).
+        aspect_ratios: width / height of the anchors. Anchors of all ratios have the same area.
+        anchor_scale: side of a level's smallest square anchor, as a multiple of the level's stride.
         image_size: (height, width) of the network input in pixels.
     """
 
@@ -36,7 +36,7 @@ class Anchors:
     image_size: tuple[int, int]
 
     def __post_init__(self) -> None:
-        # Lists are accepted and stored as tuples, which keeps the object hashable.
+        # Converts lists to tuples, which keeps the object hashable.
         object.__setattr__(self, "aspect_ratios", tuple(float(ratio) for ratio in self.aspect_ratios))
         object.__setattr__(self, "image_size", tuple(int(side) for side in self.image_size))
         sizes = (self.num_scales, self.anchor_scale, *self.aspect_ratios, *self.image_size)
@@ -50,7 +50,7 @@ class Anchors:
 
     @property
     def feature_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) in cells, one per level: what SAME-padded stride-2 convolutions leave."""
+        """(height, width) of each level in cells, as SAME-padded convolutions of stride 2 produce them."""
         height, width = self.image_size
         return tuple((-(-height // 2**level), -(-width // 2**level)) for level in self.levels)
 
@@ -60,26 +60,26 @@ class Anchors:
 
     @property
     def num_anchors(self) -> int:
-        """A, the anchors of all levels together."""
+        """A, the number of anchors of all levels together."""
         return sum(height * width for height, width in self.feature_sizes) * self.anchors_per_location
 
     @functools.cached_property
     def boxes(self) -> np.ndarray:
-        """float32 (A, 4), tlbr, pixels of the network input; ordered level, row, column, scale, ratio."""
+        """float32 (A, 4), tlbr in pixels of the network input; ordered level, row, column, scale, ratio."""
         boxes = np.concatenate([self._boxes_tlbr_px(*size) for size in self.feature_sizes]).astype(np.float32)
         boxes.setflags(write=False)
         return boxes
 
     @functools.cached_property
     def boxes_normalized(self) -> np.ndarray:
-        """float32 (A, 4), ltrb, divided by the image size: what `dali.fn.box_encoder` takes, flattened."""
+        """float32 (A, 4), ltrb divided by the image size. `dali.fn.box_encoder` takes them flattened."""
         height, width = self.image_size
         boxes = self.boxes[:, [1, 0, 3, 2]] / np.array([width, height, width, height], np.float32)
         boxes.setflags(write=False)
         return boxes
 
     def _boxes_tlbr_px(self, feature_height: int, feature_width: int) -> np.ndarray:
-        """float64 (feature_height * feature_width * anchors_per_location, 4): one level."""
+        """Returns one level's anchors, float64 (feature_height * feature_width * anchors_per_location, 4)."""
         stride = np.array(self.image_size) / (feature_height, feature_width)  # (y, x)
         octaves = 2.0 ** (np.arange(self.num_scales) / self.num_scales)
         ratios = np.sqrt(self.aspect_ratios)

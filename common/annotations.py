@@ -1,8 +1,8 @@
 """The annotations of a data set as arrays, read from COCO json or from TFRecords.
 
-Boxes are kept here as they are, because pycocotools must judge by the original. `Annotations.target_boxes`
-has them as training needs them: boxes that reach outside their image are clipped, boxes without any area are
-dropped, crowds are not targets.
+`Annotations` keeps the original boxes, because pycocotools needs them as ground truth.
+`Annotations.target_boxes` has the boxes for training: they are clipped to their image, and boxes without any
+area and crowds are left out.
 """
 
 import dataclasses
@@ -21,21 +21,21 @@ import numpy as np
 from common.errors import UserError
 from common.labels import LabelMap
 
-NONE = -1  # stands for an id or a row that is absent
+NONE = -1  # marks a missing id or row
 ARRAYS = ("image_ids", "image_sizes", "box_image", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TargetBoxes:
-    """What a network is trained on: clipped boxes with some area, no crowds, grouped by image.
+    """The boxes that a network is trained on: clipped, with a positive area, without crowds, sorted by image.
 
     Attributes:
         boxes: float32 (M, 4) ltrb normalised, within [0, 1], left < right and top < bottom.
         classes: int32 (M,), 0-based.
-        row_splits: int64 (I + 1,); image i owns rows row_splits[i] to row_splits[i + 1].
-        num_clipped: boxes that reached outside their image.
-        num_dropped: boxes without area (inside their image).
-        num_crowds: boxes left out because they mark a crowd.
+        row_splits: int64 (I + 1,); the boxes of image i are the rows row_splits[i] : row_splits[i + 1].
+        num_clipped: number of boxes in `boxes` that reached outside their image and were clipped.
+        num_dropped: number of boxes left out because they have no area inside their image.
+        num_crowds: number of boxes left out because they mark a crowd.
     """
 
     boxes: np.ndarray
@@ -48,20 +48,20 @@ class TargetBoxes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Annotations:
-    """The annotations of a data set, as found: original ids, boxes, areas and crowds.
+    """The annotations of a data set, with their original ids, boxes, areas and crowds.
 
     Attributes:
-        label_map: the categories.
+        label_map: the categories of the data set.
         image_ids: int64 (I,), in the order of the file.
-        file_names: one per image, relative to the image directory; records may have none ("").
+        file_names: one per image, relative to the image directory; "" where a TFRecord has none.
         image_sizes: int32 (I, 2), (height, width) in pixels.
-        box_image: int64 (N,) index of the image that a box belongs to, ascending.
-        boxes_ltwh_px: float64 (N, 4) left, top, width, height; they may reach outside and have no area.
-        category_ids: int64 (N,), COCO's sparse ids.
-        is_crowd: bool (N,).
-        areas: float64 (N,) square pixels of the object's outline, or of the box where there is none.
-        origin: where they were read from, for messages.
-        issues: what the data check fixed or warns of (datacheck.issues.Issue), never an error.
+        box_image: int64 (N,), the index of each box's image, in ascending order.
+        boxes_ltwh_px: float64 (N, 4) left, top, width, height; may reach outside the image or have no area.
+        category_ids: int64 (N,), the ids of the file; COCO's have gaps.
+        is_crowd: bool (N,), whether a box marks a crowd.
+        areas: float64 (N,), the object's area in square pixels; the box's area if the file has none.
+        origin: name of the source of the annotations, for messages.
+        issues: faults that the data check fixed or warned about (datacheck.issues.Issue); no errors.
     """
 
     label_map: LabelMap
@@ -86,7 +86,7 @@ class Annotations:
 
     @functools.cached_property
     def row_splits(self) -> np.ndarray:
-        """int64 (I + 1,): image i owns the boxes row_splits[i] to row_splits[i + 1]."""
+        """int64 (I + 1,): the boxes of image i are the rows row_splits[i] : row_splits[i + 1]."""
         return np.searchsorted(self.box_image, np.arange(self.num_images + 1)).astype(np.int64)
 
     @functools.cached_property
@@ -105,26 +105,26 @@ class Annotations:
 
     @functools.cached_property
     def clipped_boxes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All boxes float32 (N, 4) ltrb normalised and clipped to [0, 1]; bool (N,), whether that changed
-        them; bool (N,), whether they then have an area."""
+        """All boxes as float32 (N, 4), ltrb normalised and clipped to [0, 1]; bool (N,), whether clipping
+        changed the box; bool (N,), whether the clipped box has an area."""
         left_top, size = np.split(self.boxes_ltwh_px, 2, axis=1)
         # (N, 4) width, height, width, height
         limits = self.image_sizes[self.box_image][:, [1, 0, 1, 0]].astype(np.float64)
-        with np.errstate(over="ignore"):  # huge numbers become infinite, and then 0 or 1
+        with np.errstate(over="ignore"):  # huge numbers become infinite; clipping makes them 0 or 1
             boxes = (np.concatenate([left_top, left_top + size], axis=1) / limits).astype(np.float32)
         clipped = np.clip(boxes, 0.0, 1.0)
         has_area = np.all(clipped[:, 2:] > clipped[:, :2], axis=1)
         return clipped, np.any(boxes != clipped, axis=1), has_area
 
     def limit(self, max_instances: int, images: int = 1) -> int | None:
-        """`max_instances`, or None where `images` of these together never have more boxes."""
+        """Returns `max_instances`, or None if no group of `images` images can have more boxes than that."""
         most = int(np.diff(self.target_boxes.row_splits).max(initial=0))
         return max_instances if images * most > max_instances else None
 
     def ground_truth(self) -> dict[str, Any]:
-        """A COCO dict that pycocotools accepts: original boxes, image ids and category ids, crowds included.
+        """Returns a COCO dict for pycocotools: original boxes, image ids and category ids, crowds included.
 
-        Annotation ids are counted from 1: pycocotools takes an annotation with id 0 for no match at all.
+        Annotation ids start at 1, because pycocotools counts a match with annotation 0 as no match.
         """
         height, width = self.image_sizes.T
         images = (self.image_ids, np.array(self.file_names, object), height, width)
@@ -138,7 +138,7 @@ class Annotations:
         }
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of everything but `origin` and `issues`: equal for equal annotations."""
+        """Returns the SHA-256 (hex) of all fields except `origin` and `issues`."""
         digest = hashlib.sha256(self.label_map.to_json().encode())
         digest.update("\0".join(self.file_names).encode("utf-8", "surrogateescape"))
         for name in ARRAYS:
@@ -146,7 +146,7 @@ class Annotations:
         return digest.hexdigest()
 
     def summary(self) -> str:
-        """One line for the log, with what was fixed."""
+        """Returns a line for the log: numbers of images and objects, and of boxes clipped or left out."""
         targets = self.target_boxes
         empty = int(np.count_nonzero(np.diff(targets.row_splits) == 0))
         return (
@@ -156,12 +156,12 @@ class Annotations:
         )
 
     def image_name(self, row: int) -> str:
-        """An image in words, by id and file: `image 12 ('a/b.jpg')`."""
+        """Returns an image's name for messages, with id and file: `image 12 ('a/b.jpg')`."""
         file = f" ({self.file_names[row]!r})" if self.file_names[row] else ""
         return f"image {self.image_ids[row]}{file}"
 
     def select(self, kept: np.ndarray) -> "Annotations":
-        """The annotations of some images: bool (I,), which."""
+        """Returns the annotations of the images that `kept`, bool (I,), selects."""
         box_kept = kept[self.box_image]
         of_boxes = ("boxes_ltwh_px", "category_ids", "is_crowd", "areas")
         return dataclasses.replace(
@@ -175,25 +175,25 @@ class Annotations:
 
 
 def without_objects(file_names: Sequence[str], origin: str) -> Annotations:
-    """The annotations of images of which only the names are known: sizes are 0, ids count from 0."""
+    """Returns annotations without boxes for images known only by name: sizes are 0, ids count from 0."""
     images = [CocoImage(i, name, 0, 0) for i, name in enumerate(file_names)]
     return to_annotations(images, table_of([]), np.zeros(0, np.int64), LabelMap((), ()), origin)
 
 
 def records(keys: str, *columns: np.ndarray) -> list[dict[str, Any]]:
-    """Plain dicts, one for each row of the columns, which have the names in `keys`."""
+    """Returns one dict for each row of the columns; `keys` holds the column names, separated by spaces."""
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [dict(zip(keys.split(), row, strict=True)) for row in rows]
 
 
-# --- COCO json (https://cocodataset.org/#format-data): strictly typed, unused keys are skipped ---
+# --- COCO json (https://cocodataset.org/#format-data): types are checked, unused keys ignored ---
 
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Side = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 class CocoImage(msgspec.Struct, gc=False):
-    """A record of `images`."""
+    """An entry of the list `images`."""
 
     id: _Id
     file_name: Annotated[str, msgspec.Meta(min_length=1)]
@@ -202,7 +202,7 @@ class CocoImage(msgspec.Struct, gc=False):
 
 
 class CocoObject(msgspec.Struct, gc=False):
-    """A record of `annotations`; `bbox` is left, top, width, height in pixels."""
+    """An entry of the list `annotations`; `bbox` is left, top, width, height in pixels."""
 
     image_id: _Id
     category_id: _Id
@@ -213,23 +213,23 @@ class CocoObject(msgspec.Struct, gc=False):
 
 
 class CocoFile(msgspec.Struct):
-    """The lists of a COCO json."""
+    """The lists in a COCO json."""
 
     images: Annotated[list[CocoImage], msgspec.Meta(min_length=1)]
     annotations: list[CocoObject]
     categories: list[Any]
 
 
-# A row per object: id is NONE and area is NaN where there is none.
+# The dtype of an object's row in `table_of`; a missing id is NONE, a missing area is NaN.
 _FORMATS = ("i8", "i8", "4f8", "i8", "?", "f8")
 OBJECT = np.dtype({"names": CocoObject.__struct_fields__, "formats": _FORMATS})
 
 
 def read_coco(json_path: str | os.PathLike) -> Annotations:
-    """Decodes a COCO json of instances, without reading its images.
+    """Reads the annotations of a COCO instances json. Does not read the images.
 
     Raises:
-        UserError: what msgspec cannot decode, or a reference to an unknown image or category.
+        UserError: the file cannot be read or decoded, or an object has an unknown image or category.
     """
     path = os.fspath(json_path)
     try:
@@ -249,7 +249,7 @@ def read_coco(json_path: str | os.PathLike) -> Annotations:
 
 
 def table_of(objects: Sequence[CocoObject]) -> np.ndarray:
-    """A structured array (N,) whose fields are those of CocoObject."""
+    """Returns a structured array (N,) with the fields of CocoObject."""
 
     def row(o: CocoObject) -> tuple:
         number, area = NONE if o.id is None else o.id, math.nan if o.area is None else o.area
@@ -259,12 +259,12 @@ def table_of(objects: Sequence[CocoObject]) -> np.ndarray:
 
 
 def sizes_of(images: Sequence[CocoImage]) -> np.ndarray:
-    """int32 (I, 2): height and width in pixels."""
+    """Returns int32 (I, 2), the height and width of each image in pixels."""
     return np.array([(image.height, image.width) for image in images], np.int32).reshape(-1, 2)
 
 
 def find_rows(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """int64 (N,): where each of `ids` (N,) stands in `known` (K,); NONE where it does not."""
+    """Returns int64 (N,), the position of each of `ids` (N,) in `known` (K,); NONE if it is not there."""
     if not len(known):
         return np.full(len(ids), NONE)
     order = np.argsort(known, kind="stable")
@@ -275,14 +275,14 @@ def find_rows(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
 def to_annotations(
     images: Sequence[CocoImage], objects: np.ndarray, image_row: np.ndarray, label_map: LabelMap, origin: str
 ) -> Annotations:
-    """Annotations grouped by image and otherwise in the order of the objects.
+    """Builds annotations: boxes sorted by image, and within an image in the order of `objects`.
 
     Args:
-        images: of the data set; their file names may be "".
-        objects: of dtype OBJECT, (N,), as from `table_of`.
-        image_row: int64 (N,), the place of each object's image.
-        label_map: the categories.
-        origin: where they were read from.
+        images: the images of the data set; file names may be "".
+        objects: structured array (N,) of dtype OBJECT, as `table_of` returns it.
+        image_row: int64 (N,), the index in `images` of each object's image.
+        label_map: the categories of the data set.
+        origin: name of the source of the annotations, for messages.
     """
     order = np.argsort(image_row, kind="stable")
     boxes, areas = objects["bbox"][order], objects["area"][order]

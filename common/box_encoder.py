@@ -1,9 +1,9 @@
-"""Boxes to anchor targets, and the heads' outputs back to boxes.
+"""Encodes ground-truth boxes as anchor targets, and decodes the heads' outputs to boxes.
 
-`encode_boxes` works inside a DALI graph, around `fn.box_encoder`; efficientdet/grid_matching.py gives the
-same tensors by TensorFlow. Matching is that of SSD (arXiv 1512.02325, section 2.2): an anchor takes the box
-that it overlaps most if their IoU exceeds 0.5, and every box gets its best anchor at any IoU. Deltas
-are those of Faster R-CNN (arXiv 1506.01497, section 3.1.2) in TensorFlow's order, (dy, dx, dh, dw).
+`encode_boxes` runs in a DALI graph, with `fn.box_encoder`; efficientdet/grid_matching.py computes the same
+tensors with TensorFlow. Anchors are assigned as in SSD (arXiv 1512.02325, section 2.2): each to the box that
+it overlaps most, if the IoU exceeds 0.5; and each box gets its best anchor at any IoU. Deltas are those of
+Faster R-CNN (arXiv 1506.01497, section 3.1.2) in TensorFlow's order, (dy, dx, dh, dw).
 """
 
 import math
@@ -17,20 +17,20 @@ from nvidia.dali.data_node import DataNode
 from common.anchors import MATCH_IOU, MAX_INSTANCES, Anchors
 from common.dali_ops import pad_boxes, select_boxes
 
-# (dx, dy, dw, dh) -> (dy, dx, dh, dw), row by row
+# A matrix for fn.coord_transform, row by row: (dx, dy, dw, dh) -> (dy, dx, dh, dw).
 _SWAP_XY = [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
 
 
 class EncodedBoxes(NamedTuple):
-    """The targets of one image: DALI nodes from `encode_boxes`, TensorFlow tensors from `encode_batch_tf`.
+    """The targets of one image as DALI nodes (`encode_boxes`), or of a batch as tensors (`encode_batch_tf`).
 
     Attributes:
-        num_positives: float32 (), the number of anchors that own a box.
+        num_positives: float32 (), the number of anchors that are assigned to a box.
         boxes: float32 (max_instances, 4), ltrb normalised, padded with -1.
         classes: int32 (max_instances,), 0-based, padded with -1.
         class_targets: one per level, int32 (h, w, anchors_per_location), 0-based, -1 for background.
-        box_targets: one per level, float32 (h, w, anchors_per_location * 4), the (dy, dx, dh, dw) of each
-            anchor in turn, zeros for background.
+        box_targets: one per level, float32 (h, w, anchors_per_location * 4): (dy, dx, dh, dw) of each
+            cell's anchors, one anchor after the other; zeros for background.
     """
 
     num_positives: Any
@@ -52,18 +52,18 @@ def encode_boxes(
 ) -> EncodedBoxes:
     """Encodes the boxes of one image against the anchors; runs in a DALI graph.
 
-    Boxes without area are dropped first (fn.box_encoder would give them infinite deltas), and of more than
-    `max_instances` the largest are kept, so that the padded boxes and the targets are of the same boxes.
-    Of equally good anchors a box gets the last; of equally good boxes an anchor takes the last. A box can
-    end up without an anchor, where others take its best one.
+    Drops boxes without area first (fn.box_encoder would return infinite deltas for them). Then keeps the
+    `max_instances` largest boxes, so that the padded boxes and the anchor targets describe the same boxes.
+    If several anchors fit a box equally well, the last one is used; so is the last of several boxes that
+    fit an anchor equally well. A box gets no anchor if its best anchor is assigned to another box.
 
     Args:
         boxes: float32 (N, 4), ltrb normalised; N may be 0.
         labels: int32 (N,), 1-based.
-        anchors: those of the network input that the boxes are normalised to.
-        max_instances: rows of the padded boxes and classes.
-        device: "cpu" or "gpu", where to encode and where the results are; by default where `boxes` are. The
-            choice of boxes is always made on the CPU, so boxes read there need no copy before.
+        anchors: the anchors of the network input that the boxes are normalised to.
+        max_instances: number of rows of the padded boxes and classes.
+        device: "cpu" or "gpu", which encodes and holds the results. Default: the device of `boxes`.
+            Boxes are always selected on the CPU, so boxes that are still on the CPU need no extra copy.
     """
     selected = select_boxes(boxes.cpu(), labels.cpu(), max_instances=max_instances)
     return encode_selected(
@@ -74,7 +74,7 @@ def encode_boxes(
 def encode_selected(
     boxes: DataNode, labels: DataNode, anchors: Anchors, max_instances: int, *, device: str
 ) -> EncodedBoxes:
-    """`encode_boxes` of boxes that all have an area, at most `max_instances`, on the CPU."""
+    """`encode_boxes` for selected boxes: on the CPU, all with an area, at most `max_instances`."""
     padded_boxes, padded_classes = pad_boxes(boxes, labels, max_instances)
     if device == "gpu":
         boxes, labels = boxes.gpu(), labels.gpu()
@@ -82,7 +82,7 @@ def encode_selected(
 
     deltas, targets = fn.box_encoder(
         boxes, labels, anchors=anchors.boxes_normalized.ravel().tolist(), criteria=MATCH_IOU, offset=True
-    )  # (A, 4) dx dy dw dh, (A,) 1-based with 0 for background
+    )  # deltas (A, 4) dx dy dw dh; targets (A,) 1-based classes, 0 for background
     num_positives = fn.reductions.sum(fn.cast(targets != 0, dtype=types.FLOAT))
     targets -= 1
     deltas = fn.coord_transform(deltas, M=_SWAP_XY)
@@ -90,7 +90,7 @@ def encode_selected(
     class_targets, box_targets = [], []
     for start, size, (height, width) in level_slices(anchors):
         k = anchors.anchors_per_location
-        # By name: as inputs, start and shape would be GPU constants, each copied and waited for.
+        # Keyword arguments: as inputs, start and shape would be GPU constants, each with a blocking copy.
         part: dict[str, Any] = {"start": [start], "shape": [size], "axes": [0]}
         level_targets, level_deltas = fn.slice(targets, **part), fn.slice(deltas, **part)
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))
@@ -99,7 +99,7 @@ def encode_selected(
 
 
 def level_slices(anchors: Anchors) -> list[tuple[int, int, tuple[int, int]]]:
-    """(first anchor, number of anchors, (feature height, feature width)) of each level."""
+    """Returns (first anchor, number of anchors, (feature height, feature width)) for each level."""
     slices, start = [], 0
     for height, width in anchors.feature_sizes:
         size = height * width * anchors.anchors_per_location
@@ -112,10 +112,10 @@ def level_slices(anchors: Anchors) -> list[tuple[int, int, tuple[int, int]]]:
 
 
 def decode_boxes(deltas: Any, anchors: Anchors) -> Any:
-    """The inverse of the encoding: the boxes that the heads' deltas stand for.
+    """Returns the boxes that the heads' deltas describe: the inverse of the encoding.
 
     Args:
-        deltas: (..., A, 4), (dy, dx, dh, dw), or a list, (B, h, w, anchors_per_location * 4) per level.
+        deltas: (..., A, 4), (dy, dx, dh, dw); or a list of (B, h, w, anchors_per_location * 4) per level.
         anchors: the anchors that the deltas are relative to.
 
     Returns:
@@ -127,7 +127,7 @@ def decode_boxes(deltas: Any, anchors: Anchors) -> Any:
 
 
 def decode_deltas(deltas: Any, prior: Any) -> Any:
-    """`decode_boxes` of single anchors: deltas (..., 4) and the anchors, ltrb normalised, (..., 4)."""
+    """`decode_boxes` for deltas (..., 4) and their anchors `prior`, (..., 4), ltrb normalised."""
     dy, dx, dh, dw = ops.unstack(ops.cast(deltas, "float32"), 4, axis=-1)
     left, top, right, bottom = ops.unstack(prior, 4, axis=-1)
     width, height = right - left, bottom - top
@@ -137,7 +137,7 @@ def decode_deltas(deltas: Any, prior: Any) -> Any:
 
 
 def split_anchors(per_level: Sequence[Any], num_values: int) -> list[Any]:
-    """Each level's (B, h, w, k * num_values) as (B, h * w * k, num_values), in the order of the anchors."""
+    """Reshapes each level from (B, h, w, k * num_values) to (B, h * w * k, num_values), in anchor order."""
     return [
         ops.reshape(level, (-1, math.prod(level.shape[1:]) // num_values, num_values)) for level in per_level
     ]

@@ -1,9 +1,9 @@
-"""Box formats by name, and how much two boxes overlap. The last axis always holds the four numbers.
+"""Converts box formats and computes how much boxes overlap. The last axis holds a box's four numbers.
 
-Plain `boxes` are ltrb (left, top, right, bottom), normalised to [0, 1] by the image they belong to; the
-conversions between formats work on pixels just as well. All functions take NumPy arrays, TensorFlow tensors
-or symbolic Keras tensors of any leading shape, compute in float32 (float64 stays float64), and return
-tensors of the Keras backend.
+A name without a format, such as `boxes`, means ltrb (left, top, right, bottom), normalised to [0, 1] by the
+size of the image. The conversions between formats also work on pixels. All functions take NumPy arrays,
+TensorFlow tensors or symbolic Keras tensors of any leading shape, compute in float32 (float64 stays
+float64), and return tensors of the Keras backend.
 """
 
 import math
@@ -12,66 +12,66 @@ from typing import Any
 import keras
 from keras import ops
 
-# Areas, squared diagonals and sides smaller than this count as this: far below one pixel, well inside
-# float32's range.
+# Areas, squared diagonals and sides are raised to at least this value, to avoid divisions by 0. It is far
+# below one pixel, but well inside float32's range.
 TINY = 1e-12
 
 
 def ltrb_to_tlbr(boxes: Any) -> Any:
-    """(..., 4) left, top, right, bottom -> top, left, bottom, right."""
+    """Converts (..., 4) left, top, right, bottom to top, left, bottom, right."""
     left, top, right, bottom = _split(boxes)
     return ops.stack([top, left, bottom, right], axis=-1)
 
 
 def ltwh_to_ltrb(boxes_ltwh: Any) -> Any:
-    """(..., 4) left, top, width, height (the COCO json's format) -> left, top, right, bottom."""
+    """Converts (..., 4) left, top, width, height (the COCO json's format) to left, top, right, bottom."""
     left, top, width, height = _split(boxes_ltwh)
     return ops.stack([left, top, left + width, top + height], axis=-1)
 
 
 def ltrb_to_cxcywh(boxes: Any) -> Any:
-    """(..., 4) left, top, right, bottom -> centre x, centre y, width, height (the YOLO heads' format)."""
+    """Converts (..., 4) left, top, right, bottom to the YOLO heads' centre x, centre y, width, height."""
     left, top, right, bottom = _split(boxes)
     return ops.stack([(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], axis=-1)
 
 
 def cxcywh_to_ltrb(boxes_cxcywh: Any) -> Any:
-    """(..., 4) centre x, centre y, width, height -> left, top, right, bottom."""
+    """Converts (..., 4) centre x, centre y, width, height to left, top, right, bottom."""
     x, y, width, height = _split(boxes_cxcywh)
     return ops.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=-1)
 
 
 def clip(boxes: Any) -> Any:
-    """Cuts normalised boxes (..., 4) to the image. A box wholly outside keeps no area; NaN stays NaN."""
+    """Clips normalised boxes (..., 4) to the image. Boxes wholly outside then have no area; NaN stays NaN."""
     return ops.clip(_floating(boxes), 0.0, 1.0)
 
 
 def area(boxes: Any) -> Any:
-    """(..., 4) ltrb -> (...) areas; inverted boxes (right < left or bottom < top) have none."""
+    """Returns the areas (...) of ltrb boxes (..., 4); 0 for inverted ones (right < left or bottom < top)."""
     width, height = _sides(_split(boxes))
     return width * height
 
 
 def iou(a: Any, b: Any) -> Any:
-    """Intersection over union of boxes a and b, ltrb (..., 4) each, element by element with broadcasting.
+    """Returns the intersection over union of ltrb boxes a and b, (..., 4) each, with broadcasting.
 
-    Of every pair of a (N, 4) and b (M, 4): iou(a[:, None], b[None]), (N, M).
-    0 for boxes without area, even for two equal ones. Values and gradients are finite for every finite
-    input, here and in the two below.
+    For all pairs of a (N, 4) and b (M, 4), use iou(a[:, None], b[None]), which has the shape (N, M).
+    The IoU is 0 if a box has no area, even if both boxes are equal. Values and gradients of `iou`, `diou`
+    and `ciou` are finite for every finite input.
     """
     return _iou(_split(a), _split(b))
 
 
 def diou(a: Any, b: Any, beta: float = 1.0) -> Any:
-    """Distance IoU (arXiv 1911.08287), in [-1, 1]; arguments as for `iou`, and the exponent of Darknet's."""
+    """Distance IoU (arXiv 1911.08287), in [-1, 1]. a, b: as for `iou`; beta: Darknet's distance exponent."""
     a, b = _split(a), _split(b)
     return _iou(a, b) - ops.power(_center_distance(a, b), beta)
 
 
 def ciou(a: Any, b: Any) -> Any:
-    """Complete IoU (arXiv 1911.08287): `diou` less a term for differing aspect ratios.
+    """Complete IoU (arXiv 1911.08287): `diou` minus a penalty for different aspect ratios.
 
-    Arguments as for `iou`. The weight of that term, alpha, is a constant for the gradient, as in the paper.
+    Arguments as for `iou`. The weight of the penalty, alpha, gets no gradient, as in the paper.
     """
     a, b = _split(a), _split(b)
     overlap = _iou(a, b)
@@ -96,20 +96,20 @@ def _sides(box: list[Any]) -> tuple[Any, Any]:
 
 
 def _iou(a: list[Any], b: list[Any]) -> Any:
-    """The operations of DALI's core/geom/box.h in their order: a float32 is the same to the last bit."""
+    """Runs the operations of DALI's core/geom/box.h in the same order: float32 results are bit-identical."""
     common = [*map(ops.maximum, a[:2], b[:2]), *map(ops.minimum, a[2:], b[2:])]
     intersection, area_a, area_b = [width * height for width, height in map(_sides, (common, a, b))]
     return intersection / ops.maximum(area_a + area_b - intersection, TINY)
 
 
 def _center_distance(a: list[Any], b: list[Any]) -> Any:
-    """Squared distance of the centres over the squared diagonal of the enclosing box."""
+    """Returns the squared distance of the centres, divided by the enclosing box' squared diagonal."""
     distance = ops.square(a[0] + a[2] - b[0] - b[2]) / 4 + ops.square(a[1] + a[3] - b[1] - b[3]) / 4
     width, height = _sides([*map(ops.minimum, a[:2], b[:2]), *map(ops.maximum, a[2:], b[2:])])
     return distance / ops.maximum(ops.square(width) + ops.square(height), TINY)
 
 
 def _diagonal_angle(box: list[Any]) -> Any:
-    """arctan(width / height), defined for boxes without height too."""
+    """Returns arctan(width / height); also works for boxes without height."""
     width, height = _sides(box)
     return ops.arctan2(ops.maximum(width, TINY), ops.maximum(height, TINY))

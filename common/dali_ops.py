@@ -1,7 +1,7 @@
-"""Stages that the DALI graphs of both apps and tools/preprocess.py share; each sees one sample.
+"""Functions for the DALI graphs of both apps and of tools/preprocess.py. Shapes are those of one sample.
 
-Those with an `api` run in both of DALI's APIs: operators have the same names and arguments in both. What
-differs are the methods of `Api`; tools/preprocessing/apis.py has the Dynamic API.
+Functions with an `api` argument work with DALI's Pipeline API and its Dynamic API, whose operators have the
+same names and arguments. The methods of `Api` hide the differences (Dynamic: tools/preprocessing/apis.py).
 """
 
 import dataclasses
@@ -19,27 +19,27 @@ IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_MAX_ROWS = 2**14  # more boxes than this in one image are an error: choosing among N takes N x N numbers
+_MAX_ROWS = 2**14  # more boxes in one image are an error: selecting from N boxes needs N x N numbers
 _NUMBERS = np.arange(1, _MAX_ROWS + 1, dtype=np.int32)[np.newaxis]
 YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # a matrix for fn.coord_transform, row by row
 
-SHUFFLE_BUFFER = 1024  # encoded images that each rank holds while it trains from containers
+SHUFFLE_BUFFER = 1024  # encoded images in each rank's shuffle buffer, for TFRecords and other containers
 
 Nodes = tuple[DataNode, DataNode, DataNode, DataNode]  # jpegs, boxes, labels, image_ids: see readers.py
-Data = Any  # nvidia.dali.data_node.DataNode in a graph, nvidia.dali.experimental.dynamic.Batch otherwise
+Data = Any  # DataNode in the Pipeline API, nvidia.dali.experimental.dynamic.Batch in the Dynamic API
 
 
 class Api:
-    """The Pipeline API: nodes of a graph that runs later.
+    """The Pipeline API: operators return nodes of a graph that runs later.
 
     Attributes:
-        ops: the module of the operators; `ops.decoders`, `ops.transforms` and so on below it.
+        ops: the module of the operators, with submodules such as `ops.decoders` and `ops.transforms`.
     """
 
     ops: Any = fn
 
     def part(self, data: Data, index: int | slice) -> Data:
-        """`data[index]` along the first axis of each sample."""
+        """Returns `data[index]`; the index selects from the first axis of each sample."""
         return data[index]
 
 
@@ -50,12 +50,12 @@ GRAPH = Api()
 
 
 def shard_range(size: int, shard_id: int, num_shards: int) -> tuple[int, int]:
-    """The part [begin, end) of `size` images that DALI gives to a shard (start_index in its loader.h)."""
+    """Returns the range [begin, end) of images that DALI assigns to a shard (start_index in its loader.h)."""
     return size * shard_id // num_shards, size * (shard_id + 1) // num_shards
 
 
 def check_shards(num_images: int, num_shards: int) -> None:
-    """UserError for more ranks than images."""
+    """Raises UserError if there are more ranks than images."""
     if num_images < num_shards:
         raise UserError(
             f"{num_images} images cannot be shared by {num_shards} ranks: use at most {num_images} ranks"
@@ -63,22 +63,22 @@ def check_shards(num_images: int, num_shards: int) -> None:
 
 
 def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str, Any]:
-    """The arguments of DALI's readers that order images.
+    """Returns the arguments of DALI's readers that set the order of the images.
 
     Args:
-        training: shuffled without end; otherwise each rank reads its part, always in the same order.
-        seed: of the shuffling.
-        in_container: for readers of containers, which DALI shuffles by file and within a buffer.
+        training: True: shuffled, without end. False: each rank reads its shard, always in the same order.
+        seed: seed of the shuffling.
+        in_container: True for containers such as TFRecords, which DALI shuffles by file and in a buffer.
     """
     if not training:
         return {"pad_last_batch": True, "stick_to_shard": True}
-    # The pipeline's own seed does not affect this shuffling.
+    # Set this seed because the pipeline's own seed does not affect this shuffling.
     shuffled = {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": seed}
     return shuffled | (buffer_order(seed) if in_container else {})
 
 
 def buffer_order(seed: int) -> dict[str, Any]:
-    """The arguments of DALI's readers that shuffle within a buffer."""
+    """Returns the arguments with which DALI's readers shuffle within a buffer."""
     return {"random_shuffle": True, "initial_fill": SHUFFLE_BUFFER, "seed": seed}
 
 
@@ -90,12 +90,12 @@ class Decoder:
     """How images are decoded.
 
     Attributes:
-        device: where the pixels are, "cpu" or "gpu".
-        hw_load: share of a batch's JPEGs that the GPU's JPEG engines decode, 0 to 1; the others are decoded
-            by CPU threads and CUDA together. GPUs without engines (before A100) ignore it.
-        largest: (height, width) that the engines reserve memory for; (0, 0): memory grows as images need it.
-        roi: on a GPU, decode no more than the window, as always on a CPU. Off by default: DALI 2.4 needs
-            nvImageCodec 0.9, which can crash there (github.com/NVIDIA/nvImageCodec/issues/55).
+        device: "cpu" or "gpu", the device that holds the decoded pixels.
+        hw_load: share of a batch's JPEGs that the GPU's JPEG engines decode, 0 to 1. CPU threads and CUDA
+            decode the others together. GPUs without JPEG engines (before A100) ignore this share.
+        largest: (height, width) for which the engines reserve memory; (0, 0): memory grows on demand.
+        roi: decode only the window on a GPU, as a CPU always does. Off by default, because nvImageCodec 0.9,
+            which DALI 2.4 needs, can then crash (github.com/NVIDIA/nvImageCodec/issues/55).
     """
 
     device: str = "cpu"
@@ -104,14 +104,14 @@ class Decoder:
     roi: bool = False
 
     def crop(self, jpegs: DataNode, window: DataNode) -> DataNode:
-        """Decodes a part of an image.
+        """Decodes a window of an image.
 
         Args:
-            jpegs: the file's bytes.
+            jpegs: bytes of the image file.
             window: int32 (4,), top, left, height, width in pixels of the stored image.
 
         Returns:
-            uint8 (height, width, 3) RGB, as stored (EXIF does not turn it).
+            uint8 (height, width, 3) RGB, as stored, without the rotation by EXIF.
         """
         part: dict[str, Any] = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
         options: dict[str, Any] = {"output_type": types.RGB, "adjust_orientation": False}
@@ -123,7 +123,7 @@ class Decoder:
             "hw_decoder_load": self.hw_load,
             "preallocate_height_hint": height,
             "preallocate_width_hint": width,
-            # As CPU decoders interpolate chroma; nvJPEG before 13.2 cannot for a window.
+            # Interpolates chroma as CPU decoders do. nvJPEG before 13.2 cannot do this for a window.
             "jpeg_fancy_upsampling": not self.roi,
         }
         if self.roi:
@@ -139,16 +139,17 @@ def resize(
     interpolation: types.DALIInterpType = types.INTERP_LINEAR,
     api: Api = GRAPH,
 ) -> Data:
-    """
+    """Resizes images; mirrors those that `mirrored` selects.
+
     Args:
         images: (h, w, C).
-        size: int32 (2,), height and width.
-        mirrored: int32 (), 1 to exchange left and right.
-        antialias: average over all pixels that an output pixel covers; without, at most four are used.
-        interpolation: of DALI's.
-        api: of `images`.
+        size: int32 (2,), the new height and width.
+        mirrored: int32 (), 1 to flip the image horizontally; None: never flip.
+        antialias: average all pixels that an output pixel covers; False: use at most four of them.
+        interpolation: DALI's interpolation type.
+        api: the API that `images` belongs to.
     """
-    if mirrored is not None:  # fn.resize mirrors for a negative width
+    if mirrored is not None:  # fn.resize mirrors if the width is negative
         size = api.ops.stack(api.part(size, 0), api.part(size, 1) * (1 - 2 * mirrored))
     if not isinstance(size, Sequence):
         size = api.ops.cast(size, dtype=types.FLOAT)
@@ -162,14 +163,14 @@ def place(
     fill: float | Sequence[float],
     api: Api = GRAPH,
 ) -> Data:
-    """An image somewhere in another one of a single colour; what reaches beyond is cut.
+    """Places an image on a canvas of one colour, and crops what reaches outside the canvas.
 
     Args:
         images: (h, w, C), any dtype.
-        top_left: int32 (2,), the row and column where its first pixel goes.
-        image_size: (height, width) of the result, int32.
-        fill: the colour, one number for all channels or one for each.
-        api: of `images`.
+        top_left: int32 (2,), the row and column of the image's first pixel on the canvas.
+        image_size: (height, width) of the canvas, int32.
+        fill: the canvas' colour, one number for all channels or one number per channel.
+        api: the API that `images` belongs to.
 
     Returns:
         (height, width, C), the dtype of `images`.
@@ -192,13 +193,13 @@ def normalize(
     image_size: Sequence[int] | None = None,
     api: Api = GRAPH,
 ) -> Data:
-    """(pixels - mean) / std, at the top left of an image of zeros if `image_size` is given.
+    """Returns (pixels - mean) / std; pads it at the bottom and right with zeros to `image_size`, if given.
 
     Args:
         images: (h, w, C).
         mean, std: one number for each channel, for pixels in 0..255.
-        image_size: (height, width) of the result; None: that of `images`.
-        api: of `images`.
+        image_size: (height, width) of the result; None: the size of `images`.
+        api: the API that `images` belongs to.
 
     Returns:
         float32 (height, width, C).
@@ -221,31 +222,31 @@ def normalize(
 
 
 def xyxy(yx: DataNode) -> DataNode:
-    """(2,), y and x of any number type -> float32 (1, 4): x, y, x, y."""
+    """Converts (2,), y and x of any number type, to float32 (1, 4): x, y, x, y."""
     return fn.coord_transform(fn.expand_dims(yx, axes=[0]), M=YX_TO_XYXY)
 
 
 def pad_boxes(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[DataNode, DataNode]:
-    """Fills up with -1; runs in a DALI graph.
+    """Converts labels to 0-based classes and pads boxes and classes with -1; runs in a DALI graph.
 
     Args:
-        boxes: float32 (N, 4), N at most max_instances: fn.pad does not truncate.
+        boxes: float32 (N, 4). N must not exceed max_instances, because fn.pad does not truncate.
         labels: int32 (N,), 1-based.
-        max_instances: rows of the results.
+        max_instances: number of rows of the results.
 
     Returns:
-        float32 (max_instances, 4) and int32 (max_instances,), 0-based classes.
+        float32 (max_instances, 4) boxes and int32 (max_instances,) 0-based classes.
     """
     padded_boxes = fn.pad(boxes, axes=[0], shape=[max_instances], fill_value=-1)
     return padded_boxes, fn.pad(labels - 1, axes=[0], shape=[max_instances], fill_value=-1)
 
 
 class Selected(NamedTuple):
-    """What `select_boxes` keeps."""
+    """The result of `select_boxes`."""
 
     boxes: DataNode  # float32 (M, 4)
     labels: DataNode  # int32 (M,)
-    lost: DataNode  # int32 (2,): boxes with an area that are too small; large ones above max_instances
+    lost: DataNode  # int32 (2,), numbers of dropped boxes: smaller than min_size; beyond max_instances
 
 
 def select_boxes(
@@ -254,24 +255,23 @@ def select_boxes(
     min_size: tuple[float, float] = (0.0, 0.0),
     max_instances: int | None = None,
 ) -> Selected:
-    """Drops small boxes and keeps the largest of the others; runs in a DALI graph, on the CPU.
+    """Drops small boxes and keeps the largest of the other boxes; runs in a DALI graph, on the CPU.
 
-    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates are always dropped. What
-    costs time is the number of operators, because each one handles a few numbers only.
+    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates are always dropped. The code
+    uses few operators: their number determines the time, because each processes only a few numbers.
 
     Args:
         boxes: float32 (N, 4), ltrb.
         labels: int32 (N,).
-        min_size: (height, width), in the unit of the boxes.
-        max_instances: how many to keep at most, those with the largest areas; of equal boxes the first stay.
-            None: all.
+        min_size: smallest (height, width) that is kept, in the unit of the boxes.
+        max_instances: number of boxes to keep at most: the largest, and the first of equals. None: all.
 
     Returns:
-        The boxes that stay, in their order, with their labels.
+        The kept boxes in their original order, with their labels, and the numbers of dropped boxes.
     """
     sides = boxes[:, 2:4] - boxes[:, 0:2]  # (N, 2) width, height
     smallest = np.maximum(np.array(min_size[::-1], np.float32), np.finfo(np.float32).tiny)
-    # A coordinate that is not finite makes its side NaN or infinite, and a comparison with NaN is false.
+    # A coordinate that is not finite makes its side NaN or infinite, which fails one of these comparisons.
     is_large = (sides >= types.Constant(smallest, device="cpu")) & (sides <= _FLOAT32_MAX)
     large = kept = fn.reductions.min(int32(is_large), axes=[1])  # (N,)
     count = boxes.shape()[0]
@@ -279,19 +279,19 @@ def select_boxes(
     column = types.Constant(_NUMBERS.T, device="cpu")  # (rows, 1)
     is_before = column[:count] <= number  # (N, N)
     if max_instances is not None:
-        # Positive floats are ordered like their bits: one integer compares the area, then the position.
+        # The bits of positive floats sort like the floats. So one integer key sorts by area, then position.
         area_bits = fn.reinterpret(sides[:, 0] * sides[:, 1], dtype=types.INT32)
         key = fn.cast(area_bits, dtype=types.INT64) * _MAX_ROWS - number
         is_larger = (fn.transpose(key, perm=[1, 0]) > key) * fn.expand_dims(large, axes=[1])
         kept = large * (fn.reductions.sum(is_larger, axes=[0]) < max_instances)
 
     num_kept = fn.reductions.sum(kept, dtype=types.INT32)
-    # DALI's graph has no boxes[kept]. Instead the rows are multiplied by a matrix with one 1 in each line.
+    # DALI graphs cannot compute boxes[kept]. Instead, multiply the rows by a matrix with one 1 in each row.
     place = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[1]), axes=[0], dtype=types.INT32) * kept
-    # Cut to M rows after the comparison: DALI 2.4 reads other memory where it compares (1, N) with (1, 1)
-    # and, for another image of the batch, (1, 1) with (0, 1).
+    # Slice to M rows only after the comparison: DALI 2.4 reads wrong memory if it compares (1, N) with (1, 1)
+    # for one image of a batch and (1, 1) with (0, 1) for another.
     is_source = (fn.expand_dims(place, axes=[0]) == column[:count])[:num_kept]  # (M, N)
-    # The factors are integers, the bits of the coordinates: products are exact, and 0 x NaN is 0.
+    # Multiply the coordinates' bits as integers: the products are exact, and 0 times the bits of NaN is 0.
     bits = fn.expand_dims(is_source, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32)  # (M, N, 4)
     bits = fn.reductions.sum(bits, axes=[1], dtype=types.INT32)
     labels = fn.reductions.sum(is_source * labels, axes=[1], dtype=types.INT32)  # (M,)
@@ -306,12 +306,12 @@ def select_boxes(
 
 
 def int32(values: DataNode) -> DataNode:
-    """int32; numbers with a fraction are rounded, not cut."""
+    """Converts to int32; numbers with a fraction are rounded, not truncated."""
     return fn.cast(values, dtype=types.INT32)
 
 
 def uniform(low: float, high: float, shape: list[int] | None = None) -> DataNode | float:
-    """A random number from low .. high for each sample, or an array of this `shape`."""
+    """Returns a random number between low and high for each sample, or an array of this `shape`."""
     if low < high:
         return fn.random.uniform(range=(low, high), shape=shape)
     return float(low)  # DALI refuses an empty range
