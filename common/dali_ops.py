@@ -19,7 +19,7 @@ IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_MAX_ROWS = 2**14  # more boxes in one image are an error: selecting from N boxes needs N x N numbers
+_MAX_ROWS = 2**14  # boxes in an image; more are an error: selecting from N boxes needs N x N numbers
 _NUMBERS = np.arange(1, _MAX_ROWS + 1, dtype=np.int32)[np.newaxis]
 YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # a matrix for fn.coord_transform, row by row
 

@@ -1,8 +1,8 @@
-"""Data sets as apps open them: `Source`, and the functions that open one as the flags name it, unchecked.
+"""`Source`, an opened data set, and functions that open the data set of the flags without checking it.
 
-`Source.read` reads a data set with DALI, `tf_readers.examples` without. Other code need not know its kind.
-The apps import `common.datacheck.datasets`: the same functions, which check every annotation and image.
-A copy without the data check imports this module in its place: tools/copy_app.py changes that line.
+`Source.read` reads a data set with DALI, `tf_readers.examples` reads it without. Other code need not know its
+format. The apps import `common.datacheck.datasets` instead: it has the same functions with checks of every
+annotation and image. tools/copy_app.py changes this import in copies that leave out the data check.
 """
 
 import abc
@@ -22,7 +22,7 @@ from common.progress import log
 if TYPE_CHECKING:
     from common.dali_ops import Nodes
 
-_IN_SUMMARY = ("crowd", "image-without-boxes")  # which the summary counts
+_IN_SUMMARY = ("crowd", "image-without-boxes")  # kinds of issues that Annotations.summary counts
 
 
 class Source(abc.ABC):
@@ -30,8 +30,8 @@ class Source(abc.ABC):
 
     Attributes:
         name: "coco", "tfrecord", "images" or "video".
-        annotations: of the images, in the order of reading; without objects where nothing is known of them.
-        files: where each image has a file, the paths.
+        annotations: annotations of the images in reading order; they have no boxes for unlabelled images.
+        files: the paths of the images, if each image has its own file.
     """
 
     name: str
@@ -49,29 +49,29 @@ class Source(abc.ABC):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of ids, annotations and reading order: a checkpoint must not resume on other data."""
+        """SHA-256 (hex) of ids, annotations and reading order; a run resumes only with an equal one."""
         return self.annotations.fingerprint()
 
     def image_name(self, row: int) -> str:
-        """An image in words, for messages."""
+        """Returns the name of an image for messages."""
         return self.annotations.image_name(row)
 
     def encoded(self, row: int) -> bytes:
-        """The image file of one row of the annotations, as it is; OSError where it fails."""
+        """Returns the bytes of the image file of row `row` of the annotations; raises OSError."""
         return pathlib.Path(self.files[row]).read_bytes()
 
     @abc.abstractmethod
     def read(self, *, training: bool, **options: Any) -> "Nodes":
-        """(jpegs, boxes, labels, image_ids) inside a DALI graph.
+        """Adds a reader to a DALI graph; returns its nodes (jpegs, boxes, labels, image_ids).
 
         Args:
-            training: shuffled, endlessly; see readers.py.
-            options: shard_id, num_shards, seed, and `name`, which is unique in the graph.
+            training: True: shuffled, without end. False: in order. See readers.py.
+            options: shard_id, num_shards, seed, and `name`, which must be unique in the graph.
         """
 
 
 class CocoSource(Source):
-    """A directory of images and the annotations of a COCO json, whose file names refer to it."""
+    """A directory of images, and a COCO json whose file names are relative to this directory."""
 
     name = "coco"
 
@@ -80,7 +80,7 @@ class CocoSource(Source):
         self.files = [os.path.join(images_dir, name) for name in annotations.file_names]
 
     def read(self, *, training: bool, **options: Any) -> "Nodes":
-        from common import readers  # imports DALI, which commands that only read annotations need not
+        from common import readers  # here, because it imports DALI, which commands for annotations do not need
 
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 
@@ -98,7 +98,7 @@ class ImageListSource(Source):
 
     def read(self, *, training: bool, seed: int = 0, **options: Any) -> "Nodes":
         if training:
-            raise ValueError("images without annotations are nothing to train on")
+            raise ValueError("images without annotations cannot be used for training")
         from common import readers
 
         return readers.file_reader(self.files, **options)
@@ -108,7 +108,7 @@ class ImageListSource(Source):
 
 
 class DataFlags(NamedTuple):
-    """The data flags of one split: a directory and a COCO json, or a glob of TFRecords."""
+    """Values of the data flags of one split: a directory and a COCO json, or a glob of TFRecords."""
 
     images: str | None = None
     annotations: str | None = None
@@ -116,35 +116,35 @@ class DataFlags(NamedTuple):
 
 
 class Opener:
-    """Opens data sets as they are; the data check replaces the methods of the first part."""
+    """Opens data sets without checking them; common/datacheck overrides the methods of the first part."""
 
-    # --- what the data check replaces ---
+    # --- methods that common/datacheck overrides ---
 
     def open_coco(self, images: str, annotations: str, policy: ImagePolicy = ImagePolicy()) -> CocoSource:
-        """The images and annotations of a COCO json."""
+        """Opens the images and annotations of a COCO json."""
         return CocoSource(images, read_coco(annotations))
 
     def open_tfrecords(
         self, pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
     ) -> Source:
-        """UserError: only the data check reads TFRecords."""
+        """Raises UserError, because only common/datacheck can open TFRecords."""
         raise UserError(f"{pattern}: TFRecords need common/datacheck, which this program does not use")
 
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
-        """The images that --images means, for inference; UserError where there are none."""
+        """Opens the images of --images for inference; UserError if there are none."""
         return ImageListSource(list_images(images))
 
     def join(self, errors: Sequence[UserError]) -> UserError:
-        """The error to raise where several data sets cannot be used."""
+        """Returns one error to raise for the errors of several data sets."""
         return errors[0]
 
     def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
-        """UserError where there are offenders; `kind` is a row of datacheck/issues.py."""
+        """Raises UserError if `offenders` is not empty; `kind` is a key of KINDS in datacheck/issues.py."""
         if offenders:
             raise UserError(f"{origin}: {kind.replace('-', ' ')}: {offenders[0]}")
 
     def check_sizes(self, source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
-        """UserError for fewer images than one batch of all ranks, which would repeat images."""
+        """Raises UserError if the images do not fill one batch of all ranks, which would repeat images."""
         if source.size < batch_size * num_replicas:
             ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
             found = f"{source.size} images, --batch_size={batch_size}{ranks}"
@@ -153,7 +153,7 @@ class Opener:
     # --- flags -> sources ---
 
     def check_labels(self, label_map: LabelMap, source: Source) -> None:
-        """UserError unless a trained network knows all categories of the data, under the same id and name."""
+        """Raises UserError if a category of `source` is not in `label_map` with the same id and name."""
         differences = label_map.differences(source.label_map)
         self.refuse(source.annotations.origin, "eval-categories", differences)
 
@@ -168,23 +168,23 @@ class Opener:
         policy: ImagePolicy = ImagePolicy(),
         split: str = "train",
     ) -> Source:
-        """The source that the data flags of one split describe.
+        """Opens the data set that the data flags of one split describe.
 
         Args:
-            images, annotations, file_pattern: the flags of the split.
-            input_type: "coco", "tfrecord" or None: by which of the flags are given.
-            label_map: --label_map.
-            policy: about images that cannot be used.
-            split: "train", "eval" or "", for messages.
+            images, annotations, file_pattern: values of the split's flags.
+            input_type: "coco" or "tfrecord"; None: the format whose flags are given.
+            label_map: value of --label_map.
+            policy: what to do about images that cannot be used.
+            split: "train", "eval" or "", the prefix of the flags in messages.
 
         Raises:
-            UserError: flags missing or given too often, files missing; what a data check finds.
+            UserError: flags are missing or contradict each other, files are missing, or the data is faulty.
         """
         prefix = f"--{split}_" if split else "--"
         coco = {f"{prefix}images": images, f"{prefix}annotations": annotations}
         named = [flag for flag, value in coco.items() if value]
         if file_pattern and named and input_type is None:
-            raise UserError(f"{prefix}file_pattern (TFRecords) and {named[0]} (COCO) are given: choose one")
+            raise UserError(f"{prefix}file_pattern (TFRecords) and {named[0]} (COCO) are both given: use one")
         if input_type == "tfrecord" and not file_pattern:
             raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
         if file_pattern and input_type != "coco":
@@ -204,15 +204,15 @@ class Opener:
         names: tuple[str, str] = ("train", "eval"),
         **options: Any,
     ) -> tuple[Source, Source | None]:
-        """The sources of training and of evaluation; None for no evaluation.
+        """Opens the training and the evaluation data; the second is None if `evaluation` has no values.
 
         Args:
-            train, evaluation: the flags' values.
-            names: `split` of each, as for `open_source`.
-            options: as for `open_source`, of both.
+            train, evaluation: values of the data flags.
+            names: the argument `split` of `open_source` for each of the two.
+            options: other arguments of `open_source`, the same for both.
 
         Raises:
-            UserError: as `open_source`, or categories of the evaluation data that training does not know.
+            UserError: see `open_source`; or the evaluation data has categories that training data lacks.
         """
         sources, errors = [], []
         for split, flags in zip(names, (train, evaluation), strict=True):
@@ -231,12 +231,12 @@ class Opener:
     def open_datasets(
         self, a: Args, *, num_replicas: int, max_instances: int
     ) -> tuple[Source, Source | None]:
-        """The training and evaluation data that the flags of train.py name; None for no evaluation.
+        """Opens and logs the training and the evaluation data of train.py; None without evaluation data.
 
         Args:
             a: the flags.
-            num_replicas: devices that train.
-            max_instances: boxes of an image that are kept.
+            num_replicas: number of devices that train.
+            max_instances: largest number of boxes that are kept per image.
 
         Raises:
             UserError: see `open_pair` and `check_sizes`.
@@ -250,14 +250,14 @@ class Opener:
         return sources
 
     def open_evaluation(self, a: Any, label_map: LabelMap) -> Source:
-        """The evaluation data that the flags of eval.py describe, opened and logged.
+        """Opens and logs the evaluation data that the flags of eval.py describe.
 
         Args:
             a: the flags, common.args.EvalArgs.
-            label_map: of the classes that the network was trained on.
+            label_map: the classes that the network was trained on.
 
         Raises:
-            UserError: as `open_source` and `check_labels`.
+            UserError: see `open_source` and `check_labels`.
         """
         source = self.open_source(*_evaluation_flags(a), split="eval", **_options(a))
         self.check_labels(label_map, source)
@@ -281,8 +281,8 @@ check_labels = _PLAIN.check_labels
 
 
 def list_images(images: str) -> tuple[str, ...]:
-    """The files that --images means, sorted: one file, those of a directory (not deeper) that look like
-    images, or a glob; UserError where there are none."""
+    """Returns the sorted paths that --images names: one file, the image files of a directory (without its
+    sub-directories) or those of a glob. Raises UserError if there are none."""
     path = pathlib.Path(images)
     if path.is_file():
         return (images,)
@@ -291,12 +291,12 @@ def list_images(images: str) -> tuple[str, ...]:
     found = path.iterdir() if path.is_dir() else map(pathlib.Path, glob.glob(images, recursive=True))
     files = sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     if not files:
-        raise UserError(f"--images={images}: no image there ({', '.join(IMAGE_SUFFIXES)})")
+        raise UserError(f"--images={images}: no image files found ({', '.join(IMAGE_SUFFIXES)})")
     return tuple(map(str, files))
 
 
 def log_source(split: str, source: Source) -> None:
-    """Logs what a source holds, and what a data check fixed, left out or found remarkable in it."""
+    """Logs a summary of a source, and what the data check fixed, left out or warned about."""
     log(f"{split} data: {source.annotations.summary()}")
     for issue in source.annotations.issues:
         if issue.kind not in _IN_SUMMARY:
@@ -304,7 +304,7 @@ def log_source(split: str, source: Source) -> None:
 
 
 def explain(error: Exception, source: Source | None, pipeline_type: str) -> UserError:
-    """The error to raise where a loader (`pipeline_type`) raised `error`: its line that counts."""
+    """Returns the error to raise after a loader raised `error`, with the most helpful line of its text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     words = next((line for line in lines if "Error" in line or "rror when" in line), lines[0])
     return UserError(f"the loader ({pipeline_type}) stopped: {words}")

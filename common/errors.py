@@ -1,6 +1,6 @@
-"""Problems with what the user gave: one clear line, exit code 1, no traceback.
+"""Errors in the user's flags, files or set-up: the program prints one line and exits with code 1.
 
-Anything else that goes wrong is our bug and keeps its traceback (INTERFACE: exit codes).
+Any other exception is a bug of this project and is shown with its traceback.
 """
 
 import difflib
@@ -13,32 +13,32 @@ from absl import app, logging
 
 
 class UserError(Exception):
-    """What the user gave cannot be used. The message names it, its value, and what to do."""
+    """A flag or file of the user cannot be used. The message names it, its value, and what to do."""
 
 
 class OtherRankError(UserError):
-    """Another rank has a problem and reports it: this rank ends, too, without a message."""
+    """Another rank failed and reports the reason, so this rank ends without a message."""
 
 
 class StoppedError(Exception):
     """A signal ended the run, after everything was saved. The message tells how to resume."""
 
 
-# What a collective operation raises when another rank is gone: Horovod's SHUT_DOWN_ERROR (common/common.h),
-# errors of Gloo's transport (gloo/transport/tcp/pair.cc), the names of Horovod's operations, and TensorFlow's
-# CollectiveExecutor. Horovod's own wrapper (tensorflow/elastic.py) does not know the grouped operations.
+# Parts of the errors that collective operations raise when a rank is gone: Horovod's SHUT_DOWN_ERROR
+# (common/common.h), errors of Gloo's transport (gloo/transport/tcp/pair.cc), names of Horovod's operations,
+# TensorFlow's CollectiveExecutor. Horovod's own check (tensorflow/elastic.py) misses the grouped operations.
 _LOSS = re.compile(
     r"Horovod has been shut down|gloo/transport|({{node |/|_)Horovod|Collective ops is aborted"
 )
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Whether an error of a collective operation means that another rank is gone."""
+    """Returns whether an error of a collective operation means that another rank is gone."""
     return bool(_LOSS.search(str(error)))
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that is not in a table, with the nearest right one.
+    """Returns the error for an unknown name. It suggests the most similar known name.
 
     >>> str(unknown("model", "yolo4", ["efficientdet-d0", "yolov4"]))
     "unknown model 'yolo4': did you mean 'yolov4'? Known: efficientdet-d0, yolov4"
@@ -53,8 +53,8 @@ def run(main: Callable[..., int | None], *, positional: bool = False) -> None:
     """Runs `main` under absl (flags are parsed here) and turns a UserError into one line and exit code 1.
 
     Args:
-        main: called with the arguments that are not flags.
-        positional: whether there may be any.
+        main: function that is called with the command line's arguments that are not flags.
+        positional: whether such arguments are allowed.
     """
 
     def guarded(argv: list[str]) -> int | None:
@@ -68,27 +68,27 @@ def run(main: Callable[..., int | None], *, positional: bool = False) -> None:
             return _complain(str(error))
         except StoppedError as stopped:
             tell(str(stopped))
-            return 75  # EX_TEMPFAIL of sysexits.h: run the same command to go on
+            return 75  # EX_TEMPFAIL of sysexits.h: run the same command to continue
         except KeyboardInterrupt:
-            tell("interrupted; what was saved before stands")
-            return 130  # as a shell reports SIGINT
+            tell("interrupted; everything that was saved before is kept")
+            return 130  # the exit code that shells use for SIGINT
 
     app.run(guarded, flags_parser=lambda _: parse_flags())
 
 
 @functools.cache
 def parse_flags() -> list[str]:
-    """Parses the command line, once. Returns the program and the arguments that are not flags.
+    """Parses the command line, once. Returns the program's name and the arguments that are not flags.
 
-    --help and a wrong flag end the program here: before imports that take seconds, if called before them.
+    With --help or a wrong flag the program ends here. So call this before imports that take seconds.
     """
-    logging.set_verbosity(logging.WARNING)  # TensorFlow's notes on its own saving are not the user's news
+    logging.set_verbosity(logging.WARNING)  # hides TensorFlow's notes about saving, which users do not need
     app.define_help_flags()
     return app.parse_flags_with_usage(sys.argv)
 
 
 def tell(text: str) -> None:
-    """Prints one line on stderr, in place of a progress bar that is not complete."""
+    """Prints one line on stderr; the line replaces a progress bar that is not complete."""
     start = "\r\033[K" if sys.stderr.isatty() else ""
     print(start + text, file=sys.stderr, flush=True)
 

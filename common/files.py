@@ -1,11 +1,11 @@
-"""Atomic writes, and the user's cache directory.
+"""Atomic writes of files and directories, and the user's cache directory.
 
-Writing to a file itself loses the old content too when the process is killed or the disk is full. Here a file
-or directory is either the old one or the new one, never half of each.
+Overwriting a file in place can lose the old content and the new one, if the process is killed or the disk is
+full. With the functions here, a file or directory is either completely the old one or completely the new.
 
-The cache directory holds what can be made again: $XDG_CACHE_HOME/dali-detection, else
-~/.cache/dali-detection, else a private directory under the system's temporary one (a container's home may be
-read-only). Names in it tell the content, so ranks that write the same file at once write the same bytes.
+The cache directory holds files that can be made again. It is $XDG_CACHE_HOME/dali-detection, else
+~/.cache/dali-detection, else a private directory in the system's temporary directory (a container's home may
+be read-only). Equal names mean equal content, so several ranks may write the same file at the same time.
 """
 
 import concurrent.futures
@@ -21,24 +21,24 @@ from collections.abc import Callable, Iterator
 
 from common.errors import UserError
 
-TEMPORARY = ".tmp-"  # how the name of everything unfinished begins
-_FORCED_AT_ONCE = 32  # files: a disk takes so many in hardly more than the milliseconds that one takes
+TEMPORARY = ".tmp-"  # prefix of the names of unfinished files and directories
+_FORCED_AT_ONCE = 32  # files synced in parallel, which takes hardly longer than syncing one file
 
 
 def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
-    """Adds files to a directory where others may stand, which stay.
+    """Adds files to a directory, or replaces them. Other files in the directory stay unchanged.
 
-    `writer` fills a directory beside them, with sub-directories where it wants some. After it has returned,
-    each file is forced to the disk and takes its place by a rename, in the order of their names. An error
-    before leaves all files as they were.
+    `writer` writes the files to a temporary directory, where it may make sub-directories. After that, the
+    files are synced to the disk and then renamed into `directory`, in the order of their names. An error
+    before the renames leaves all files in `directory` unchanged.
 
     Args:
-        directory: exists.
+        directory: an existing directory.
         writer: called once with the path of an empty directory on the same disk.
 
     Raises:
-        OSError: the disk is full, read-only, a directory stands where a file should go, ...; and whatever
-            `writer` raises.
+        OSError: for example, the disk is full or read-only, or a directory has the name of a new file.
+            Errors of `writer` are passed on.
     """
     directory = pathlib.Path(directory)
     with _staged(directory) as staged:
@@ -55,25 +55,25 @@ def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], ob
 
 
 def write_file(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
-    """Replaces one file by what `writer` writes, as `write_into` does.
+    """Makes or replaces one file by `write_into`.
 
     Args:
-        path: the file to make or replace; its directory exists.
-        writer: called once with a temporary path, which ends like `path` does (Keras reads the suffix).
+        path: the file to make or replace, in an existing directory.
+        writer: called once with a temporary path of the same file name (Keras reads the suffix).
     """
     path = pathlib.Path(path)
     write_into(path.parent, lambda staged: writer(staged / path.name))
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """`write_file` of bytes."""
+    """Makes or replaces one file with this content by `write_into`."""
     write_file(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
-    """Replaces the directory `path` by a new one, which `writer` fills, in one step.
+    """Makes or replaces the directory `path`; `writer` fills the new directory before it is renamed.
 
-    An older directory at `path` is moved away just before the rename, so for a moment there is neither.
+    An old directory at `path` is moved away just before the rename, so `path` is missing for a moment.
     """
     path = pathlib.Path(path)
     with _staged(path.parent) as staged:
@@ -89,21 +89,21 @@ def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], ob
 
 
 def remove_directory(path: str | os.PathLike) -> None:
-    """Removes a directory so that a crash leaves either all of it under its name or nothing."""
+    """Removes a directory. If the process crashes, the directory is either still complete or gone."""
     temporary = _temporary(pathlib.Path(path).parent)
     os.replace(path, temporary)
     shutil.rmtree(temporary)
 
 
 def remove_unfinished(directory: str | os.PathLike) -> None:
-    """Removes what killed processes left unfinished in `directory`; no other process may write there."""
+    """Removes the unfinished files of killed processes; no process may be writing to `directory`."""
     for path in pathlib.Path(directory).glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A new directory in `directory`, and so on the same disk; removed with all that is left in it."""
+    """Makes a temporary directory in `directory`, thus on the same disk; removes it at the end."""
     staged = _temporary(directory)
     staged.mkdir()
     try:
@@ -128,14 +128,14 @@ def _force_to_disk(path: pathlib.Path) -> None:
 
 
 def file_type(mode: int) -> str:
-    """What a file that is not regular is, in words."""
+    """Returns the type of a file that is not a regular one: "a directory", "a pipe", ..."""
     kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
     return next((name for is_kind, name in kinds if is_kind(mode)), "a device")
 
 
 @contextlib.contextmanager
 def user_errors(what: str) -> Iterator[None]:
-    """Around reading and writing: UserError that begins with `what` for any OSError, as of a full disk."""
+    """Turns an OSError in the `with` block, such as a full disk, into a UserError that begins with `what`."""
     try:
         yield
     except OSError as error:
@@ -143,7 +143,7 @@ def user_errors(what: str) -> Iterator[None]:
 
 
 def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
-    """Makes the directory of --output_dir, before the work for its files; UserError where that fails."""
+    """Makes the directory --output_dir; UserError if that fails. Call it before computing what goes there."""
     with user_errors(f"--output_dir={path}"):
         pathlib.Path(path).mkdir(parents=True, exist_ok=True)
     return pathlib.Path(path)
@@ -153,10 +153,10 @@ def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
 
 
 def cache_directory() -> pathlib.Path:
-    """The cache directory, made if need be and not writable by others.
+    """Returns the cache directory, which other users cannot write to; makes it if it is missing.
 
     Raises:
-        UserError: no place can be written.
+        UserError: none of the possible directories is private and writable.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     places = (f"{home}/dali-detection", f"{tempfile.gettempdir()}/dali-detection-{os.getuid()}")
@@ -164,7 +164,7 @@ def cache_directory() -> pathlib.Path:
         with contextlib.suppress(OSError):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = place.stat()
-            # Another user may have made the predictable name under /tmp first.
+            # The name under /tmp is predictable: another user may have made this directory first.
             is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
             if is_private and os.access(place, os.W_OK | os.X_OK):
                 return place
@@ -172,35 +172,35 @@ def cache_directory() -> pathlib.Path:
 
 
 def store_cached(content: bytes, suffix: str) -> pathlib.Path:
-    """The path of a file in the cache with `content`, named by its hash and written unless it is there.
+    """Stores `content` in the cache, under its hash and `suffix`, and returns the file's path.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     return get_or_create(f"{hashlib.sha256(content).hexdigest()[:32]}{suffix}", lambda: content)
 
 
 def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
-    """The path of the file `name` in the cache, made by `make` unless it is there.
+    """Returns the path of the cache file `name`; if it is missing, writes the bytes from `make` to it.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     path = cache_directory() / name
     if not path.exists():
-        with user_errors(f"cannot write {path} (XDG_CACHE_HOME moves it)"):
+        with user_errors(f"cannot write {path} (to use another directory, set XDG_CACHE_HOME)"):
             write_bytes(path, make())
     return path
 
 
 def save_cached(name: str, content: bytes) -> None:
-    """Keeps `content` for `load_cached`. A full disk is not an error: the cache only saves time."""
+    """Stores `content` for `load_cached`. Ignores errors such as a full disk: the cache only saves time."""
     with contextlib.suppress(OSError):
         write_bytes(cache_directory() / name, content)
 
 
 def load_cached(name: str) -> bytes | None:
-    """The content of a file of the cache; None where there is none, or it cannot be read."""
+    """Returns the content of a cache file; None if it is missing or cannot be read."""
     with contextlib.suppress(OSError):
         return (cache_directory() / name).read_bytes()
     return None

@@ -1,10 +1,10 @@
-"""`--hparams`: overrides for any field of an app's frozen config dataclass, as k=v,k=v or as a YAML file.
+"""`--hparams`: overrides of an app's config, a frozen dataclass, as name=value pairs or a YAML file.
 
     --hparams=learning_rate=0.02,image_size=320x512,nms_method=hard
     --hparams=my_recipe.yaml
 
-An unknown key is an error that suggests the nearest one. A value must fit the field's annotation, which holds
-its type and its range: `flip_prob: Share = 0.5`, `optimizer: Literal["sgd", "adam"] = "sgd"`.
+An unknown name is an error that suggests the most similar one. A value must fit the field's annotation, which
+defines its type and range: `flip_prob: Share = 0.5`, `optimizer: Literal["sgd", "adam"] = "sgd"`.
 """
 
 import dataclasses
@@ -40,13 +40,13 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
 
     Args:
         config: a frozen dataclass instance.
-        spec: `key=value,key=value` (a comma followed by `key=` starts the next pair, so a value may hold
-            commas: `aspect_ratios=1.0,2.0,0.5`; and semicolons between rows: `masks=0,1,2;3,4,5`), the path
-            of a YAML mapping, or None.
+        spec: `key=value,key=value`, the path of a YAML mapping, or None. Only a comma before a `key=` ends a
+            value, so a value may contain commas: `aspect_ratios=1.0,2.0,0.5`. Semicolons separate the rows
+            of a value: `masks=0,1,2;3,4,5`.
         only: the fields that may be changed here; None: all.
 
     Raises:
-        UserError: unknown or repeated key, value that does not parse as the field's type, unreadable file.
+        UserError: a key is unknown or repeated, a value does not fit its field, or a file cannot be read.
     """
     if not spec:
         return config
@@ -57,27 +57,27 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
         if key not in annotations:
             raise unknown("hyper-parameter", key, sorted(annotations))
         if only is not None and key not in only:
-            raise UserError(f"hyper-parameter {key!r} cannot be changed here; what can: {', '.join(only)}")
+            raise UserError(f"hyper-parameter {key!r} cannot be changed here, only {', '.join(only)}")
         if key in values:
             raise UserError(f"hyper-parameter {key!r} is given twice in {spec!r}: keep one")
         if key != "image_size" and isinstance(value, str) and typing.get_origin(annotations[key]) is tuple:
             rows = [re.findall(r"[^,\s]+", row) for row in value.split(";")]
             value = rows if len(rows) > 1 else rows[0]
         values[key] = value
-    # Not strict: text becomes numbers, "1e-3" included, which PyYAML leaves as text.
+    # Not strict: text is converted to numbers. PyYAML reads "1e-3", for example, as text.
     return replace(config, values, strict=False)
 
 
 def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> Config:
-    """The config of a run: the model's row, a preset, --hparams, then the flags of the fields' names.
+    """Returns the config of a run: `config`, changed by a preset, --hparams and flags, in this order.
 
     Args:
-        config: the row, a frozen dataclass.
-        a: the flags' values as attributes, `hparams` among them; None and "" leave a field as it is.
-        preset: fields that replace those of the row.
+        config: the model's row in the table of models, a frozen dataclass.
+        a: the flags as attributes. A flag with a field's name sets the field, if it is not None or "".
+        preset: name -> value of fields that the preset changes.
 
     Raises:
-        UserError: see `override`; or a value that the config refuses.
+        UserError: see `override`; or the config's own checks refuse a value.
     """
     fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
     config = override(replace(config, preset or {}), a.hparams, only=fields)
@@ -86,12 +86,12 @@ def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> 
 
 
 def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -> Config:
-    """`dataclasses.replace`; UserError for what does not fit its annotation or the config's own checks.
+    """`dataclasses.replace`; UserError if a value fails its field's annotation or the config's own checks.
 
     Args:
         config: a frozen dataclass instance.
-        values: of some fields; an image size in any form that `parse_image_size` takes.
-        strict: False converts text to the type of its field.
+        values: field name -> new value; image_size in any form that `parse_image_size` takes.
+        strict: False: convert text to the type of its field.
     """
     annotations = typing.get_type_hints(type(config), include_extras=True)
     if "image_size" in values:
@@ -106,14 +106,14 @@ def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -
 def check(config: Any) -> None:
     """Raises ValueError for the first field of a dataclass instance that does not fit its annotation.
 
-    NaN and infinity fit no field. Lists are not tuples here, and an int is a float.
+    NaN and infinity fit no field. A list does not fit a field of type tuple; an int fits a float.
     """
     for name, annotation in typing.get_type_hints(type(config), include_extras=True).items():
         _convert(name, getattr(config, name), annotation, strict=True)
 
 
 def require(config: Any, rules: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first rule that does not hold; a rule names the fields that it is about."""
+    """Raises ValueError for the first rule whose value is false; a rule's text names its fields."""
     for rule, holds in rules.items():
         if not holds:
             values = [f"{name}={value}" for name, value in vars(config).items() if name in rule.split()]
@@ -135,23 +135,23 @@ def _convert(name: str, value: Any, annotation: Any, strict: bool) -> Any:
 
 
 def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:
-    """A config from the JSON form that travels with the weights (lists become tuples again, nested ones too).
+    """Builds a config from the JSON that is saved with weights; lists, also nested ones, become tuples again.
 
     Raises:
-        UserError: another version wrote it, with a setting that this one does not have, or without one that
-            it needs.
+        UserError: another version of the project saved the config: it has a field that this version does not
+            have, or lacks a field that this version needs.
     """
     surplus = sorted(fields.keys() - {field.name for field in dataclasses.fields(config_type)})
     try:
         if surplus:
-            raise msgspec.ValidationError(f"no setting is named {surplus[0]!r}")
+            raise msgspec.ValidationError(f"unknown setting {surplus[0]!r}")
         return msgspec.convert(dict(fields), config_type)
     except msgspec.ValidationError as error:
-        raise UserError(f"the weights were saved by another version: {error}") from error
+        raise UserError(f"the weights were saved by another version of this project: {error}") from error
 
 
 def parse_image_size(text: str | int | tuple[int, int] | list[int]) -> tuple[int, int]:
-    """`512`, `"512"` or `"320x640"` (height x width) -> (height, width)."""
+    """Converts `512`, `"512"` or `"320x640"` (height x width) to (height, width)."""
     joined = "x".join(map(str, text)) if isinstance(text, list | tuple) else str(text).strip()
     match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", joined)
     if not match:
@@ -170,12 +170,12 @@ def _split_pairs(spec: str) -> list[tuple[str, str]]:
 
 
 def _read_yaml(path: str) -> list[tuple[str, Any]]:
-    """The pairs of a mapping, a repeated key included: PyYAML's own function keeps the last one."""
+    """Returns all pairs of a mapping. PyYAML's own function would drop all but the last of repeated keys."""
     try:
         loader = yaml.SafeLoader(pathlib.Path(path).read_text())
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
-            raise UserError(f"--hparams={path} holds no key: value mapping")
+            raise UserError(f"--hparams={path} is not a YAML mapping with `key: value` lines")
         return [(str(key.value), loader.construct_object(value, deep=True)) for key, value in node.value]
     except OSError as error:
         raise UserError(f"--hparams={path}: {error.strerror}") from error

@@ -1,9 +1,9 @@
-"""Letterbox: resize an image as large as the network input allows, keep its aspect ratio, fill the rest.
+"""Letterbox: resize an image to the largest size that fits the network input, keep its aspect ratio, and pad.
 
-The image goes to the top left corner (google/automl efficientdet/dataloader.py) or to the centre (Darknet
-src/image.c, letterbox_image). Its place is four whole numbers in pixels of the network input, (top, left,
-height, width), and all else follows from them. Boxes are scaled per axis by the sides in whole pixels, so
-`boxes_from_letterbox` is the exact inverse. Python, DALI and TensorFlow share one integer formula.
+The image is placed in the top left corner (google/automl efficientdet/dataloader.py) or in the centre
+(Darknet src/image.c, letterbox_image). Four integers in pixels of the network input describe its position and
+size: (top, left, height, width). Boxes are scaled by these integers, so `boxes_from_letterbox` is the exact
+inverse of `boxes_to_letterbox`. Python, DALI and TensorFlow use the same integer formula.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ def geometry(
     minimum: Callable[[Any, Any], Any] = min,
     maximum: Callable[[Any, Any], Any] = max,
 ) -> tuple[Any, Any, Any, Any]:
-    """Where an image of `height` x `width` pixels goes in a network input; arguments as for `fit`.
+    """Returns where an image of `height` x `width` pixels is in a network input. Arguments as for `fit`.
 
     Returns:
-        (top, left, new height, new width) in pixels of the network input.
+        (top, left, new height, new width) in pixels of the network input; top = left = 0 if not `centered`.
     """
     new_height, new_width = fit(height, width, image_size, minimum, maximum)
-    share = 1 if centered else 0  # a factor: in a DALI graph 0 has to be a node, too
+    share = 1 if centered else 0  # a factor, because in a DALI graph even a 0 must be a node
     top, left = share * ((image_size[0] - new_height) // 2), share * ((image_size[1] - new_width) // 2)
     return top, left, new_height, new_width
 
@@ -36,24 +36,24 @@ def fit(
     minimum: Callable[[Any, Any], Any] = min,
     maximum: Callable[[Any, Any], Any] = max,
 ) -> tuple[Any, Any]:
-    """The (new height, new width) of an image of `height` x `width` pixels in a network input.
+    """Returns the (new height, new width) of an image of `height` x `width` pixels in a network input.
 
-    One side fills the input; the other is rounded to the nearest pixel, halves up, and is at least 1.
+    One side fills the input. The other side is rounded to the nearest pixel (halves up) and is at least 1.
 
     Args:
-        height, width: whole numbers of any library.
-        image_size: (height, width) of the network input, whole numbers of the same library.
-        minimum, maximum: the library's functions for the smaller and the larger of two.
+        height, width: integers of Python, DALI or TensorFlow.
+        image_size: (height, width) of the network input, integers of the same library.
+        minimum, maximum: functions of this library that return the smaller and the larger of two numbers.
     """
     input_height, input_width = image_size
-    # Compute each side as if the other one filled the input, and cap it at the input's side.
+    # Compute each side as if the other side filled the input, then limit it to the input's side.
     new_height = (2 * input_width * height + width) // (2 * width)
     new_width = (2 * input_height * width + height) // (2 * height)
     return maximum(minimum(new_height, input_height), 1), maximum(minimum(new_width, input_width), 1)
 
 
 def boxes_to_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]) -> Any:
-    """Boxes normalised to the original image -> normalised to the network input.
+    """Converts boxes normalised by the original image to boxes normalised by the network input.
 
     Args:
         boxes: (..., 4), ltrb.
@@ -71,7 +71,7 @@ def boxes_to_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]) 
 
 
 def boxes_from_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]) -> Any:
-    """Boxes normalised to the network input -> normalised to the original image; not clipped.
+    """Converts boxes normalised by the network input to boxes normalised by the original image, unclipped.
 
     The inverse of `boxes_to_letterbox`, with the same arguments.
     """
@@ -82,7 +82,7 @@ def boxes_from_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]
 
 
 def _scale_and_shift(letterbox: Any, image_size: tuple[int, int]) -> tuple[Any, Any]:
-    """What boxes (..., 4) ltrb are multiplied by, and what is then added; both (..., 4)."""
+    """Returns (scale, shift), (..., 4) each. Converted ltrb boxes are boxes * scale + shift."""
     from keras import ops
 
     top, left, height, width = ops.unstack(ops.cast(letterbox, "float32"), 4, axis=-1)

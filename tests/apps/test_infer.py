@@ -159,7 +159,7 @@ BUS = r"category 3 is 'car', in .*other\.json it is 'bus'"
 REFUSED = {
     "no such directory": ("/nowhere", "", "nowhere"),
     "no flag": ("", "", "images"),
-    "an empty directory": ("{tmp}/empty", "", r"empty: no image there \(\.jpg"),
+    "an empty directory": ("{tmp}/empty", "", r"empty: no image files found \(\.jpg"),
     "no such video": ("{tmp}/none.mp4", "", r"none\.mp4: no such file"),
     "video over itself": ("{clip}/clip.avi", "--output_dir={clip}", "holds the images"),
     "video with ids": ("{clip}/clip.avi", "--submission=a.zip", "--submission is for images"),

@@ -53,7 +53,7 @@ def test_fingerprints_tell_data_and_order_apart(drawn, drawn_records, coco_flags
 @pytest.mark.parametrize("read", [ImageListSource.read, tf_readers.examples])
 def test_images_alone_are_nothing_to_train_on(drawn, read):
     source = ImageListSource(list_images(str(drawn / "images")))
-    with pytest.raises(ValueError, match="nothing to train on"):
+    with pytest.raises(ValueError, match="cannot be used for training"):
         read(source, shard_id=0, num_shards=1, training=True, seed=0)
 
 
@@ -100,7 +100,7 @@ def test_lists_of_images(tmp_path):
     assert list_images(str(tmp_path)) == list_images(f"{tmp_path}/*.[Jp]*") == images
     assert list_images(images[1]) == images[1:]
     assert "nothing: no such file or directory" in refusal(list_images, str(tmp_path / "nothing"))
-    assert "d.jpg: no image there" in refusal(list_images, str(tmp_path / "d.jpg"))
+    assert "d.jpg: no image files found" in refusal(list_images, str(tmp_path / "d.jpg"))
 
 
 def test_images_of_the_working_directory(drawn, monkeypatch):

@@ -13,7 +13,7 @@ ENDS = [
     ("raise errors.UserError('it is 2: choose another')", [], 1, "error: it is 2: choose another"),
     ("raise errors.OtherRankError('which says so itself')", [], 1, ""),
     ("raise ZeroDivisionError('ours')", [], 1, "ZeroDivisionError: ours"),
-    ("raise KeyboardInterrupt", [], 130, "interrupted; what was saved before stands"),
+    ("raise KeyboardInterrupt", [], 130, "interrupted; everything that was saved before is kept"),
     ("raise errors.StoppedError('the same command goes on')", [], 75, "the same command goes on"),
     ("pass", ["--nunber=4"], 1, "Unknown command line flag 'nunber'"),
     ("pass", ["number=4"], 1, "unexpected argument 'number=4'"),

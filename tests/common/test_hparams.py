@@ -62,7 +62,7 @@ BAD = [
     ("/nowhere/h.yaml", "No such file"),
     ("YAML: epochs: 1\nepochs: 2\n", "'epochs' is given twice"),
     ("YAML: epochs: [\n", "not YAML"),
-    ("YAML: - epochs\n", "no key: value mapping"),
+    ("YAML: - epochs\n", "is not a YAML mapping"),
     ("YAML: epochs: yes\n", "epochs=True: expected int"),
     ("YAML: epochs: 12.7\n", "epochs=12.7: expected int"),
     ("YAML: epochs: !!python/object/apply:os.system ['true']\n", "not YAML"),

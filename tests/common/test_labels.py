@@ -88,11 +88,11 @@ def test_all_faults_of_categories_are_named():
 
 
 REFUSED = [
-    (b"{", "no label map"),
-    (b"{}", "no label map"),
+    (b"{", "not a label map"),
+    (b"{}", "not a label map"),
     (b'{"categories": [1]}', r"categories\[0\] is 1"),
-    (b"item { id: 1 name: 'a' } itm { id: 2 }", "item 2 is not understood"),
-    (b"item { id: 1\n name: 'a' }\nitem { id: 2", "item 2 is not understood"),
+    (b"item { id: 1 name: 'a' } itm { id: 2 }", "item 2 cannot be parsed"),
+    (b"item { id: 1\n name: 'a' }\nitem { id: 2", "item 2 cannot be parsed"),
     (b"item { name: 'a' }", "'a' has id ''"),
     (b"", "no categories"),
     (b"\xff\xfe\x00", "'utf-8' codec can't decode"),
