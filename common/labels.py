@@ -1,7 +1,7 @@
-"""LabelMap: COCO category id <-> class <-> name. It travels with every data set and every checkpoint.
+"""LabelMap: COCO category id <-> class <-> name. Every data set and every checkpoint has one.
 
-COCO's category ids are sparse (1..90 with 80 in use), the network's classes are 0..num_classes-1. Both
-readers and the metrics go through this one table, so class 0 is the same thing everywhere.
+COCO's category ids have gaps (80 of the ids 1..90 are used); the network's classes are 0..num_classes-1. All
+readers and the metrics use this one table, so a class has the same meaning everywhere.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ class LabelMap:
 
     @classmethod
     def from_categories(cls, categories: Iterable[Mapping[str, Any]]) -> "LabelMap":
-        """The map of a list like COCO's `categories`: mappings with an integer "id" and a string "name".
+        """Builds the map from a list like COCO's `categories`: dicts with an integer "id", a string "name".
 
         Raises:
-            UserError: the first of `category_faults`. The caller adds the file's name.
+            UserError: the first fault that `category_faults` finds. The caller adds the file's name.
         """
         categories = list(categories)
         for fault in category_faults(categories):
@@ -48,7 +48,7 @@ class LabelMap:
 
     @classmethod
     def numbered(cls, num_classes: int) -> "LabelMap":
-        """Categories 1 .. num_classes, named by their ids: for runs without data."""
+        """Returns categories 1 .. num_classes, whose names are their ids; for runs without data."""
         ids = tuple(range(1, num_classes + 1))
         return cls(ids, tuple(map(str, ids)))
 
@@ -57,12 +57,12 @@ class LabelMap:
         return len(self.category_ids)
 
     def classes_of(self, category_ids: ArrayLike) -> np.ndarray:
-        """Category ids (N,) -> classes int32 (N,); KeyError naming the first id that is not in the map."""
+        """Converts category ids (N,) to classes, int32 (N,). The first unknown id raises KeyError."""
         class_of = {category_id: index for index, category_id in enumerate(self.category_ids)}
         return np.array([class_of[i] for i in np.asarray(category_ids).tolist()], np.int32)
 
     def differences(self, other: "LabelMap", here: str = "in training") -> list[str]:
-        """Categories of `other` that are not here under the same id and the same name, in words."""
+        """Returns a message for each category of `other` that this map lacks or has with another name."""
         names = {i: repr(name) for i, name in zip(self.category_ids, self.names, strict=True)}
         return [
             f"category {category_id} is {name!r}, {here} it is {names.get(category_id, 'absent')}"
@@ -71,25 +71,25 @@ class LabelMap:
         ]
 
     def categories(self) -> list[dict[str, Any]]:
-        """COCO's `categories` list: [{"id": ..., "name": ...}, ...] in the order of the classes."""
+        """Returns COCO's `categories` list, [{"id": ..., "name": ...}, ...], in the order of the classes."""
         return [{"id": i, "name": name} for i, name in zip(self.category_ids, self.names, strict=True)]
 
     def to_json(self) -> str:
-        """The map as JSON text, the same bytes for the same map."""
+        """Returns the map as JSON text; equal maps give equal text."""
         return json.dumps({"categories": self.categories()}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "LabelMap":
-        """Reads `to_json`'s text, or any JSON object with a COCO `categories` list; UserError if it is
-        neither."""
+        """Reads the text of `to_json` or any other JSON object with a COCO `categories` list. Raises
+        UserError if the text is neither."""
         try:
             categories = list(json.loads(text)["categories"])
         except (ValueError, TypeError, KeyError) as error:
-            raise UserError('no label map: not {"categories": [{"id": 1, "name": "..."}, ...]}') from error
+            raise UserError('not a label map like {"categories": [{"id": 1, "name": "..."}, ...]}') from error
         return cls.from_categories(categories)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes `to_json`'s text atomically."""
+        """Writes the text of `to_json` to a file, atomically."""
         write_bytes(path, (self.to_json() + "\n").encode())
 
     @classmethod
@@ -113,8 +113,8 @@ class LabelMap:
 
 
 def category_faults(categories: Sequence[Any]) -> Iterator[str]:
-    """What keeps a list from being COCO's `categories`, in words with ids and names: no category at all,
-    wrong types, an id or a name given twice."""
+    """Yields a message for each fault in a list like COCO's `categories`: no category at all, wrong types,
+    an id or a name that is given twice."""
     ids: dict[int, str] = {}
     names: dict[str, int] = {}
     if not categories:
@@ -137,17 +137,17 @@ def category_faults(categories: Sequence[Any]) -> Iterator[str]:
 
 
 def is_text(name: str) -> bool:
-    """Whether UTF-8 can spell it: JSON can spell half a surrogate pair, which is not a character."""
+    """Returns whether UTF-8 can encode the name: not if it has half a surrogate pair, which JSON can hold."""
     return name.encode(errors="ignore").decode() == name
 
 
 def _parse_pbtxt(text: str) -> list[dict[str, Any]]:
-    """`item { id: 1 name: 'x' display_name: "X" }` ... -> categories.
+    """Parses `item { id: 1 name: 'x' display_name: "X" }` ... into categories.
 
-    object_detection/protos/string_int_label_map.proto of tensorflow/models: the display name, where there
-    is one, is what people read ("person"), the name may be a code ("/m/01g317").
+    The format is object_detection/protos/string_int_label_map.proto of tensorflow/models. The name may be a
+    code ("/m/01g317"). So the display name ("person") is used, if there is one.
     """
-    lexer = shlex.shlex(text, posix=True)  # knows quotes and comments
+    lexer = shlex.shlex(text, posix=True)  # handles quotes and comments
     lexer.whitespace += ":,;"
     lexer.wordchars += "-."
     lexer.escapedquotes += "'"
@@ -165,5 +165,5 @@ def _parse_pbtxt(text: str) -> list[dict[str, Any]]:
             del tokens[: end + 1]
     except ValueError as error:
         number = len(categories) + 1
-        raise UserError(f"item {number} is not understood: it needs item {{ id: 1 name: '...' }}") from error
+        raise UserError(f"item {number} cannot be parsed: write item {{ id: 1 name: '...' }}") from error
     return categories

@@ -1,12 +1,12 @@
-"""Layers of both networks whose training on a CPU is faster than Keras': batch norm, Swish and Mish.
+"""Batch norm, Swish and Mish for both networks. On a CPU they train faster than Keras' own layers.
 
-BatchNormalization: Keras 3's own layer writes the normalisation out in elementary TensorFlow operations and,
-under mixed precision, in float32. The fused kernel reads and writes the activations in their own type
-and computes the statistics in float32.
+BatchNormalization: Keras 3's own layer computes with elementary TensorFlow operations, under mixed precision
+in float32. The layer here uses TensorFlow's fused kernel, which reads and writes the activations in their own
+dtype and computes the statistics in float32.
 
-Swish and Mish: in elementary operations they took a fifth of EfficientDet's training step on a CPU, because
-each operation reads and writes the whole tensor. Large tensors go through XLA, which makes one loop of them.
-Small ones do not: compiling takes a tenth of a second for each shape.
+Swish and Mish: as elementary operations they took a fifth of EfficientDet's training step on a CPU, because
+each operation reads and writes the whole tensor. For large tensors XLA compiles these operations into one
+loop. Small tensors do not use XLA, because compiling takes a tenth of a second for each shape.
 """
 
 import math
@@ -16,20 +16,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-FUSE_FROM = 2**17  # XLA compiles an activation from this many numbers an image on
+FUSE_FROM = 2**17  # XLA compiles activations of tensors with at least this many numbers per image
 
 
 @keras.saving.register_keras_serializable("dali_detection")
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` for images: same arguments, variables, names, outputs and gradients.
 
-    Inputs are (B, H, W, C). Anything that the fused kernel cannot do (other ranks or axes, a mask, no scale,
-    no centre, batch renormalisation, statistics synchronised over replicas) goes to Keras' own code.
+    Inputs are (B, H, W, C). Keras' own code runs if the fused kernel cannot do the work: for other ranks or
+    axes, a mask, no scale, no centre, batch renormalisation, and statistics synchronised over replicas.
 
-    The kernel hands out the unbiased variance (n / (n - 1) times the variance, Bessel's correction), and
-    tf.keras averaged that one. Keras 3 averages the variance itself, and so does google/automl on TPUs, where
-    the published models were trained (efficientdet/utils.py: TpuBatchNormalization is not fused). This layer
-    follows them: at the coarse levels n is small (8 for two images of 2 x 2), and the difference large.
+    The kernel returns the unbiased variance, n / (n - 1) times the biased one (Bessel's correction); tf.keras
+    averaged it. Keras 3 averages the biased variance, as does google/automl on TPUs, which trained the
+    published models (efficientdet/utils.py: TpuBatchNormalization is not fused). So does this layer: at the
+    coarse levels n is small (8 for two images of 2 x 2 cells), and the difference between both is large.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
@@ -60,26 +60,26 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def is_cpu_only() -> bool:
-    """Whether TensorFlow sees no GPU. Then XLA always works; on a GPU it needs additional parts of CUDA."""
+    """Returns whether TensorFlow sees no GPU. On a CPU, XLA always works; a GPU needs more parts of CUDA."""
     return not tf.config.list_physical_devices("GPU")
 
 
 def moving_statistics(model: keras.Model) -> list[tf.Variable]:
-    """The variables that a forward pass in training changes, however much of the model is frozen."""
+    """Returns the variables that a training step's forward pass can change, also those of frozen layers."""
     layers = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
     return [variable.value for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]
 
 
 def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
-    """Lowers the momentum of all batch norms for a run of fewer than 2,000 steps, at most to 0.9.
+    """Lowers the momentum of all batch norms for a run of fewer than 2,000 steps, but not below 0.9.
 
-    Moving statistics start at 0 and 1. After n steps a share of momentum**n of that start is left: 1.5 %
-    after 420 steps at 0.99, which exceeds the variance of many layers. An EfficientDet-D0 of 420 steps had
-    AP 11.4 with these statistics and 40.8 with new ones, on the same images (docs/accuracy.md).
+    Moving means start at 0, moving variances at 1. After n steps, the share momentum**n of these values is
+    left: 1.5 % after 420 steps at 0.99, which exceeds the variance of many layers. An EfficientDet-D0 of 420
+    steps had AP 11.4 with these statistics and 40.8 with new ones, on the same images (docs/accuracy.md).
 
     Args:
         model: the network; it is changed.
-        num_steps: forward passes of the whole run.
+        num_steps: number of forward passes of the whole run.
 
     Returns:
         `model`.
@@ -92,11 +92,11 @@ def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
 
 
 class _Activation(keras.layers.Layer):
-    """A layer of floats, (B, ..., C) -> (B, ..., C); what to compile is settled when it is built.
+    """An activation layer, (B, ..., C) -> (B, ..., C). `build` decides once whether XLA compiles it.
 
-    Settled once, and not by the shapes that come: those of a training at several sizes are known to the
-    first step and unknown to later ones, and a run that is stopped and resumed would round otherwise. Such a
-    model, its sides open, compiles all, for each size anew. Inference, which is exported, is free of XLA.
+    The shapes in `call` must not decide: in training at several image sizes, the first step knows them and
+    later steps do not, so a resumed run would round differently. Such a model has unknown sides and compiles
+    all its activations, again for each size. Inference never uses XLA, because this part is exported.
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -130,10 +130,10 @@ class Mish(_Activation):
 
 @tf.custom_gradient
 def swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """x * sigmoid(x); keeps only x for the way back."""
+    """Returns x * sigmoid(x); the backward pass only needs x, which saves memory."""
 
     def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies([upstream]):  # else the sigmoid below would be kept for here
+        with tf.control_dependencies([upstream]):  # else the forward pass' sigmoid would be kept in memory
             gate = tf.sigmoid(x)
         return upstream * (gate + tf.raw_ops.SigmoidGrad(y=gate, dy=x))
 
@@ -142,7 +142,7 @@ def swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 
 @tf.custom_gradient
 def _fused_swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    # On x86 TensorFlow's graph optimizer has a fused kernel for the way there.
+    # XLA only compiles the gradient: for the forward pass, TensorFlow has a fused kernel on x86.
     return x * tf.sigmoid(x), lambda upstream: _swish_gradient(x, upstream)
 
 
@@ -154,8 +154,8 @@ def _swish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def mish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """x * tanh(softplus(x)); keeps only x for the way back (with TensorFlow's own gradient a step takes a
-    third more memory)."""
+    """Returns x * tanh(softplus(x)); the backward pass only needs x. With TensorFlow's own gradient, a step
+    takes a third more memory."""
     return x * _mish_gate(x), lambda upstream: _mish_gradient(x, upstream)
 
 
@@ -170,12 +170,12 @@ def _mish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 
 def _mish_gate(x: tf.Tensor) -> tf.Tensor:
-    """tanh(softplus(x)), as n / (n + 2) with n = e^x (e^x + 2).
+    """Returns tanh(softplus(x)), computed as n / (n + 2) with n = e^x (e^x + 2).
 
-    Written out as x * tanh(softplus(x)), TensorFlow 2.21 recognises it in a compiled graph, fuses it with the
-    convolution and the batch norm before it, and then fails: it has no such kernel for a CPU.
+    The formula x * tanh(softplus(x)) fails on a CPU: in a compiled graph, TensorFlow 2.21 fuses it with the
+    convolution and the batch norm before it, but has no CPU kernel for these fused operations.
     """
-    e = tf.exp(tf.minimum(tf.cast(x, tf.float32), 20.0))  # the gate is 1 from 10 on
+    e = tf.exp(tf.minimum(tf.cast(x, tf.float32), 20.0))  # the gate is 1 for x > 10
     n = e * (e + 2.0)
     return tf.cast(n / (n + 2.0), x.dtype)
 
