@@ -1,7 +1,7 @@
-"""What the loaders of both apps share: options, the layout of a batch, devices, `--pipeline_type`.
+"""The code that the loaders of both apps share: options, shapes of a batch, devices, `--pipeline_type`.
 
 An app's loaders are subclasses of `BaseLoader`. Every loader yields `(images, targets)` with static shapes,
-the batch first, so the training code, `fit` included, is the same for all.
+whose first axis is the batch. So the training code, including Keras' `fit`, works with every loader.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ from common.progress import log_once
 if TYPE_CHECKING:
     from common.datasets import Source
 
-SYNTHETIC_IMAGES = 1024  # what one epoch of synthetic data counts as
+SYNTHETIC_IMAGES = 1024  # number of images in an epoch of synthetic data
 SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3
-MAX_RESERVED = 2**30  # bytes for images of the largest size that JPEG engines decode at once
-DALI_GRAPH = 3  # counts the changes after which DALI refuses to restore an iterator of the graph before
+MAX_RESERVED = 2**30  # bytes; JPEG engines do not reserve memory in advance if their images need more
+DALI_GRAPH = 3  # version of the graphs: increased if DALI cannot restore iterators of the version before
 
 Batch = tuple[Any, dict[str, Any]]  # images, targets
 ElementSpec = tuple[tf.TensorSpec, dict[str, tf.TensorSpec]]
@@ -36,26 +36,26 @@ Shapes = dict[str, tuple[tuple[int | None, ...], tf.DType]]  # name -> shape of 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BaseLoader:
-    """Feeds one rank. The same class serves training, evaluation and (without targets) inference.
+    """Loads batches for one rank: for training, evaluation or (without targets) inference.
 
-    Training is infinite, shuffled, augmented. Evaluation goes through this rank's shard in order, with whole
-    images; ranks whose shard is shorter repeat an image at the end.
+    Training data is endless, shuffled and augmented. Evaluation reads this rank's shard in order, with whole
+    images; a rank whose shard is shorter than others repeats an image at the end.
 
     Attributes:
-        source: what `open_source` of common/datasets.py returns; None for synthetic data.
-        config: the app's; it decides image size and augmentation.
-        batch_size: images of a batch on this rank.
-        training: shuffled and augmented; otherwise in order and whole.
+        source: the data set, from `open_source` of common/datasets.py; None for synthetic data.
+        config: the app's config, which sets image size and augmentation.
+        batch_size: images per batch on this rank.
+        training: True: shuffled and augmented images; False: whole images in order.
         shard_id, num_shards: this rank's share of the data.
-        num_threads, prefetch: CPU threads; batches made ahead.
-        device_id: the GPU, as CUDA and DALI number them, that gets the batches; None: they stay on the CPU.
-        hw_decoder_load, roi_decoding: of DALI on a GPU, see dali_ops.Decoder.
-        num_classes: of synthetic data.
-        checkpointing: lets tf.train.Checkpoint save `iterator()`, which it cannot on a GPU.
-        seed: of the order, the same on all ranks, and of the augmentation, another on each. 0 is a seed.
-        with_targets: False leaves images, image_ids, image_sizes and letterbox only.
-        count_lost: adds `lost`, int32 (B, 2): visible boxes below min_box_size; boxes above max_instances.
-        name_images: adds `image_ids`, which evaluation always has, to training batches.
+        num_threads, prefetch: number of CPU threads; number of batches that are loaded ahead.
+        device_id: number of the GPU, in CUDA and DALI, that gets the batches; None: they stay on the CPU.
+        hw_decoder_load, roi_decoding: options of DALI on a GPU, see dali_ops.Decoder.
+        num_classes: number of classes of synthetic data.
+        checkpointing: lets tf.train.Checkpoint save `iterator()`; has no effect on a GPU.
+        seed: sets the order, the same on all ranks, and the augmentation, different on each. 0 is valid.
+        with_targets: False: batches only have images, image_ids, image_sizes and letterbox.
+        count_lost: adds `lost`, int32 (B, 2): boxes dropped by min_box_size; boxes beyond max_instances.
+        name_images: adds `image_ids` to training batches; evaluation batches always have them.
     """
 
     source: "Source | None"
@@ -88,49 +88,49 @@ class BaseLoader:
 
     @property
     def opened_source(self) -> "Source":
-        """The source; ValueError for synthetic data, which have none."""
+        """The source; raises ValueError for synthetic data, which have none."""
         if self.source is None:
             raise ValueError("synthetic data have no source")
         return self.source
 
     @property
     def size(self) -> int:
-        """Images of the whole source, all ranks together."""
+        """Number of images in the whole source, for all ranks together."""
         return self.opened_source.size
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches that every rank takes in one epoch."""
+        """Number of batches in one epoch, the same on every rank."""
         return steps_per_epoch(self.size, self.batch_size * self.num_shards, training=self.training)
 
     @property
     def image_size(self) -> tuple[int | None, int | None]:
-        """(height, width) of the images; None where it changes from batch to batch."""
+        """(height, width) of the images; None for sides that change from batch to batch."""
         return self.config.image_size
 
     def dataset(self) -> tf.data.Dataset:
-        """(images, targets) without end."""
+        """Returns an endless dataset of batches (images, targets)."""
         raise NotImplementedError
 
     def iterator(self) -> Iterator[Batch]:
-        """Batches without end for a training step: on the loader's GPU, if it has one, without int32.
+        """Returns endless batches for a training step. On a GPU, it converts their int32 tensors to int64.
 
-        TensorFlow takes the int32 arguments of a compiled function to the host, wherever they are, and back
+        TensorFlow would copy int32 arguments of a compiled function from the GPU to the host and back
         (tensorflow/core/common_runtime/eager/execute.cc GetDeviceForInput).
         """
         with tf.device(tensorflow_device(self.device_id)):
             batches = iter(self.dataset())
-            if self.pipeline_type == "synthetic" and self.device_id is not None:  # once, not at every step
+            if self.pipeline_type == "synthetic" and self.device_id is not None:  # copy only once
                 batches = itertools.repeat(tf.nest.map_structure(tf.identity, next(batches)))
         return batches if self.device_id is None else map(_without_int32, batches)
 
     def target_shapes(self) -> Shapes:
-        """What the app's loss compares to."""
+        """Returns the shapes and dtypes of the targets that the app's loss needs."""
         raise NotImplementedError
 
     @functools.cached_property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
-        """Name -> shape and dtype of what one batch holds, in order. All loaders of an app have the same."""
+        """Name -> shape and dtype of each tensor of a batch, in order; the same for all loaders of an app."""
         shapes: Shapes = {"images": ((*self.image_size, 3), tf.float32)}
         if self.with_targets:
             shapes |= self.target_shapes()
@@ -152,10 +152,10 @@ class BaseLoader:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DaliOptions(BaseLoader):
-    """What a loader by DALI takes besides.
+    """The additional options of loaders that use DALI.
 
     Attributes:
-        device: "cpu", or "gpu": pixels are decoded there, as is all that follows. Default: by device_id.
+        device: "cpu" or "gpu", which decodes and processes the images. "": derived from device_id.
     """
 
     device: str = ""
@@ -163,7 +163,7 @@ class DaliOptions(BaseLoader):
     def __post_init__(self) -> None:
         device = "cpu" if self.device_id is None else "gpu"
         if self.device not in ("", device):
-            raise ValueError(f"device={self.device!r} does not go with device_id={self.device_id}")
+            raise ValueError(f"device={self.device!r} contradicts device_id={self.device_id}")
         object.__setattr__(self, "device", device)
 
     @property
@@ -173,7 +173,7 @@ class DaliOptions(BaseLoader):
 
     @property
     def decoder(self) -> Decoder:
-        """That of these options, for the images of the source."""
+        """The decoder with these options, for the images of the source."""
         height, width = self.opened_source.annotations.image_sizes.max(axis=0, initial=0).tolist()
         fits = self.batch_size * self.hw_decoder_load * height * width * 3 <= MAX_RESERVED
         largest = (height, width) if fits else (0, 0)
@@ -181,10 +181,10 @@ class DaliOptions(BaseLoader):
 
 
 def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) -> int:
-    """Steps that every rank takes in one epoch.
+    """Returns the number of steps in one epoch, the same on every rank.
 
-    Training batches cross the epoch's end, so the incomplete last batch is left to the next epoch. Evaluation
-    needs every image: ranks whose shard is shorter repeat an image, whose id tells.
+    Training leaves the images of an incomplete last batch to the next epoch. Evaluation needs every image:
+    a rank whose shard is shorter repeats an image, which is recognised by its image id.
     """
     if training:
         return max(num_images // global_batch_size, 1)
@@ -195,11 +195,11 @@ def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) 
 
 
 def resolve_type(pipeline_type: str) -> str:
-    """What `--pipeline_type` means on this machine: auto becomes dali_gpu or dali_cpu."""
+    """Replaces auto by dali_gpu or dali_cpu; raises UserError for dali_gpu without a GPU."""
     if pipeline_type == "auto":
         if not gpu_visible() and backend.GetCUDADeviceCount():
             log_once(
-                "warning: DALI sees a GPU and TensorFlow none, so all work is done on the CPU: install "
+                "warning: DALI sees a GPU, but TensorFlow does not, so everything runs on the CPU: install "
                 "TensorFlow with its CUDA libraries, pip install 'tensorflow[and-cuda]'"
             )
         return "dali_gpu" if gpu_visible() else "dali_cpu"
@@ -219,13 +219,13 @@ def make_loader(
     num_threads: int | None = None,
     **options: Any,
 ) -> BaseLoader:
-    """The loader that `--pipeline_type` names.
+    """Makes the loader that `--pipeline_type` selects.
 
     Args:
-        classes: of an app: dali, tensorflow and synthetic.
+        classes: the app's loader classes, with the names dali, tensorflow and synthetic.
         pipeline_type: one of args.PIPELINE_TYPES; UserError for dali_gpu without a GPU.
-        device_id: the GPU of this rank, where there is one.
-        num_threads, options: of the app's loaders.
+        device_id: the GPU of this rank, if there is one.
+        num_threads, options: arguments of the app's loader.
     """
     pipeline_type = resolve_type(pipeline_type)
     if pipeline_type == "dali_gpu" or (pipeline_type == "synthetic" and gpu_visible()):
@@ -235,14 +235,14 @@ def make_loader(
 
 
 def gpu_visible() -> bool:
-    """Whether both TensorFlow and DALI see a GPU."""
+    """Returns whether both TensorFlow and DALI see a GPU."""
     return bool(tf.config.list_physical_devices("GPU")) and backend.GetCUDADeviceCount() > 0
 
 
 def tensorflow_device(device_id: int | None) -> str:
-    """What TensorFlow calls a GPU that CUDA and DALI know by this number, or the CPU for None.
+    """Returns TensorFlow's name of the GPU with this number in CUDA and DALI; of the CPU for None.
 
-    Under Horovod each process sees one GPU, which TensorFlow then counts as its first.
+    The numbers can differ: under Horovod each process sees one GPU, which is TensorFlow's GPU 0.
     """
     if device_id is None:
         return "/cpu:0"
@@ -251,10 +251,10 @@ def tensorflow_device(device_id: int | None) -> str:
 
 
 def _without_int32(batch: Batch) -> Batch:
-    """The batch with int64 in place of int32, on the same device."""
+    """Converts the int32 tensors of a batch to int64, on the same device."""
 
     def without(x: tf.Tensor) -> tf.Tensor:
-        with tf.device(x.device):  # else it is the first GPU's work
+        with tf.device(x.device):  # else the first GPU would do the cast
             return tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
 
     return tf.nest.map_structure(without, batch)
@@ -266,16 +266,16 @@ def _without_int32(batch: Batch) -> Batch:
 def from_pipeline(
     pipeline: dali.Pipeline, element_spec: ElementSpec, *, device_id: int | None
 ) -> tf.data.Dataset:
-    """A DALI pipeline as tf.data. It never ends: count steps (`steps_per_epoch`).
+    """Makes a tf.data dataset from a DALI pipeline. It never ends, so count steps (`steps_per_epoch`).
 
-    Its iterator can be saved on a CPU, if the pipeline was made with checkpointing.
+    On a CPU, its iterator can be saved, if the pipeline was made with checkpointing.
 
     Args:
-        pipeline: not built, and not run by anyone else: DALIDataset builds its own copy.
-        element_spec: of a batch, (images, targets). The pipeline's outputs must come in the order in which
-            tf.nest flattens it: the images, then the targets sorted by their names. Axes of size one that
-            DALI gives and the spec lacks are removed.
-        device_id: GPU of the pipeline; None for one without a GPU.
+        pipeline: must not be built or run, because DALIDataset builds its own copy.
+        element_spec: shapes and dtypes of a batch, (images, targets). The pipeline's outputs must have the
+            order in which tf.nest flattens it: the images, then the targets sorted by name. Axes of size one
+            that are not in element_spec are removed from DALI's outputs.
+        device_id: GPU of the pipeline; None for a pipeline without a GPU.
     """
     with tf.device(tensorflow_device(device_id)):
         flat = dali_tf.DALIDataset(
@@ -288,12 +288,12 @@ def from_pipeline(
             prefetch_queue_depth=pipeline.prefetch_queue_depth,
         )
         if device_id is not None:
-            return _OnGPU(flat, element_spec)  # TensorFlow makes iterators where the dataset is
+            return _OnGPU(flat, element_spec)  # on the GPU, so that its iterators are there, too
         return flat.map(lambda *tensors: tf.nest.pack_sequence_as(element_spec, tensors))
 
 
 class _OnGPU(tf.data.Dataset):
-    """The same tensors under another structure, for datasets on a GPU, where `map` has no kernel."""
+    """Gives a dataset on a GPU the structure of `element_spec`, because `map` has no kernel for a GPU."""
 
     def __init__(self, flat: tf.data.Dataset, element_spec: ElementSpec) -> None:
         self._flat, self._element_spec = flat, element_spec
@@ -310,7 +310,7 @@ class _OnGPU(tf.data.Dataset):
 def synthetic_dataset(
     loader: BaseLoader, example: Callable[[np.random.Generator], dict[str, np.ndarray]]
 ) -> tf.data.Dataset:
-    """(images, targets): one batch without end. `example` makes an image and its targets, by their names."""
+    """Repeats one batch (images, targets) without end. `example` makes an image and its targets, by name."""
     random = np.random.default_rng([loader.seed, loader.shard_id])
     facts: dict[str, Any] = {
         "image_sizes": np.array(loader.image_size, np.int32),
@@ -328,7 +328,7 @@ def synthetic_dataset(
 def synthetic_boxes(
     random: np.random.Generator, num_classes: int, max_instances: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Boxes and classes of one image of noise, as a loader gives them: padded with -1."""
+    """Returns random boxes and classes for one image, padded with -1 as in the batches of real data."""
     centers = random.uniform(0.2, 0.8, (SYNTHETIC_BOXES, 2))
     half_sizes = random.uniform(0.02, 0.2, (SYNTHETIC_BOXES, 2))
     boxes = np.concatenate([centers - half_sizes, centers + half_sizes], 1).astype(np.float32)

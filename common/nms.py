@@ -1,16 +1,16 @@
-"""Non-maximum suppression of a batch inside the graph: the best candidates, and what is left of each class.
+"""Non-maximum suppression (NMS) of a batch in the TensorFlow graph, within each class.
 
-Two steps that both apps take: `top_candidates` chooses K of all scores, `suppress` keeps those of them that
-no better box of the same class overlaps too much. By three methods:
-    hard: IoU > iou_threshold removes a box.
-    gaussian: a box's score falls with its IoU, by exp(-IoU**2 / sigma) (Soft-NMS, arXiv 1704.04503).
-    diou: IoU - (d**2 / c**2)**beta > iou_threshold removes a box, where d is the distance of the centres and
-        c the diagonal of the box around both, so that neighbours survive (arXiv 1911.08287, section 3.3, has
-        no exponent; beta is from AlexeyAB/darknet src/box.c, box_diounms).
+Both apps take two steps: `top_candidates` selects the K best of all scores, and `suppress` compares these
+candidates with the better boxes of the same class in the image. There are three methods:
+    hard: drops a box if its IoU with a better box exceeds iou_threshold.
+    gaussian: multiplies a box's score by exp(-IoU**2 / sigma) per better box (Soft-NMS, arXiv 1704.04503).
+    diou: drops a box if IoU - (d**2 / c**2)**beta exceeds iou_threshold. d is the distance of the centres, c
+        the diagonal of the box around both, so boxes of neighbouring objects survive (arXiv 1911.08287,
+        section 3.3, has no exponent; beta is from AlexeyAB/darknet src/box.c, box_diounms).
 
-Darknet's names differ (src/box.c, diounms_sort): nms_kind=greedynms is not plain IoU but box_diou, which has
-the exponent 0.6 built in, and so the very same as our diou with beta 0.6. Our hard is its default where the
-cfg names no nms_kind (do_nms_sort).
+Darknet uses other names (src/box.c, diounms_sort). Its nms_kind=greedynms does not use plain IoU but box_diou
+with a fixed exponent of 0.6, which equals diou with beta 0.6 here. If a cfg has no nms_kind, Darknet uses
+do_nms_sort, which equals hard here.
 """
 
 import math
@@ -21,19 +21,19 @@ import tensorflow as tf
 
 from common import boxes as box_ops
 
-# Boxes are cut to this range while suppressing: a box that reaches much further would cost all others their
-# precision. Anchors of EfficientDet-D0 reach from -1 to 2.
+# Suppression clips boxes to this range, because a box that reaches much further would reduce the precision of
+# all other boxes. Anchors of EfficientDet-D0 reach from -1 to 2.
 _NEIGHBOURHOOD = (-8.0, 8.0)
 
 
 class Detections(NamedTuple):
-    """D = max_detections per image, the best first, padded.
+    """D = max_detections detections per image, the best first, with padding at the end.
 
     Attributes:
         boxes: float32 (B, D, 4), ltrb, normalised to the network input and clipped to it; 0 in the padding.
-        scores: float32 (B, D), probabilities, which Gaussian suppression lowers; 0 in the padding.
+        scores: float32 (B, D), probabilities, lowered by Gaussian suppression; 0 in the padding.
         classes: int32 (B, D), 0-based; -1 in the padding.
-        count: int32 (B,), how many are not padding.
+        count: int32 (B,), number of detections without the padding.
     """
 
     boxes: tf.Tensor
@@ -43,18 +43,18 @@ class Detections(NamedTuple):
 
 
 def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The K = min(count, N * C) best scores or logits: what one top-k over all of them gives, ties too.
+    """Returns the K = min(count, N * C) best scores or logits. Equals one top-k over all, also for ties.
 
-    The largest `count` of all are in the `count` rows with the largest maxima, so that the costly sorting
-    sees N numbers instead of N * C.
+    The `count` best scores are all in the `count` rows with the largest maxima. So the costly sorting first
+    handles N numbers instead of N * C, and then only the scores of these rows.
 
     Args:
-        levels: (B, n, C) each, which count as joined along n to N rows. A row with a NaN or +infinity may
-            lose its other numbers too.
-        count: how many at most.
+        levels: scores or logits of each level, (B, n, C), which are joined along n to N rows. If a row has a
+            NaN or +infinity, its other numbers may be lost, too.
+        count: largest number of scores to return.
 
     Returns:
-        float32 (B, K), in descending order, -inf for those that are not finite; int32 rows; int32 classes.
+        (B, K) each: float32 scores in descending order, -inf if not finite; int32 rows; int32 classes.
     """
     num_classes = levels[0].shape[2]
     joined = tf.concat(levels, axis=1)
@@ -66,16 +66,16 @@ def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, 
 
 
 def top_rows(maxima: tf.Tensor, count: int) -> tf.Tensor:
-    """Where the R = min(count, N) largest of (B, N) are: int32 (B, R).
+    """Returns the positions of the R = min(count, N) largest numbers of (B, N): int32 (B, R).
 
-    Ascending positions, so that a later top-k breaks ties as ever. What is not finite is chosen last.
+    The positions ascend, so a later top-k breaks ties as one over all. Non-finite numbers are chosen last.
     """
     _, rows = tf.math.top_k(without_nonfinite(maxima), tf.minimum(count, tf.shape(maxima)[1]))
     return tf.sort(rows, axis=1)
 
 
 def without_nonfinite(scores: tf.Tensor) -> tf.Tensor:
-    """-inf in place of NaN, which sorts anywhere, and of +inf."""
+    """Replaces NaN, whose position in a sorted list is undefined, and +inf by -inf."""
     return tf.where(scores <= scores.dtype.max, scores, -math.inf)
 
 
@@ -92,22 +92,22 @@ def suppress(
     sigma: float = 0.5,
     beta: float = 1.0,
 ) -> Detections:
-    """Non-maximum suppression of K candidates per image, within each class.
+    """Runs non-maximum suppression on K candidates per image, within each class.
 
-    A candidate whose box or score is not finite becomes no detection and suppresses none. Of equal scores the
-    first counts as the better.
+    A candidate whose box or score is not finite is dropped and suppresses no other candidate. If scores are
+    equal, the first candidate counts as better.
 
     Args:
-        boxes: float32 (B, K, 4), ltrb normalised; they may reach outside, and are clipped at the end.
+        boxes: float32 (B, K, 4), ltrb normalised; may reach outside; the detections are clipped.
         scores: float32 (B, K), probabilities.
         classes: int32 (B, K), 0-based, below `num_classes`.
         method: hard, gaussian or diou: see the top of this file.
-        max_detections: D.
-        score_threshold: 0 or more; candidates at or below it are dropped, and so are those that Gaussian
-            suppression lowers that far.
-        iou_threshold: of hard and diou.
-        sigma: of gaussian.
-        beta: of diou.
+        max_detections: D, the largest number of detections per image.
+        score_threshold: 0 or more. Candidates at or below it are dropped, also if Gaussian suppression has
+            lowered their score that far.
+        iou_threshold: threshold of hard and diou.
+        sigma: parameter of gaussian.
+        beta: exponent of diou.
 
     Raises:
         ValueError: an unknown method.
@@ -125,7 +125,7 @@ def suppress(
             max_detections,
             score_threshold=score_threshold,
             iou_threshold=1.0 if method == "gaussian" else iou_threshold,
-            # exp(-IoU**2 / sigma) in the paper, exp(-IoU**2 / (2 sigma)) in TensorFlow
+            # half: the paper has exp(-IoU**2 / sigma), TensorFlow exp(-IoU**2 / (2 sigma))
             soft_nms_sigma=sigma / 2 if method == "gaussian" else 0.0,
         )
     selected, scores, count = picks
@@ -140,17 +140,17 @@ def suppress(
 
 
 def only_finite(boxes: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Boxes (B, K, 4) and scores (B, K), both 0 where any number of a candidate is not finite."""
+    """Sets a candidate's box (B, K, 4) and score (B, K) to 0 if any of its numbers is not finite."""
     is_finite = tf.reduce_all(tf.math.is_finite(boxes), axis=-1) & tf.math.is_finite(scores)
     return tf.where(is_finite[..., tf.newaxis], boxes, 0.0), tf.where(is_finite, scores, 0.0)
 
 
 def moved_apart(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
-    """Boxes (B, K, 4), those of each class moved to another place, where they overlap no other class.
+    """Moves the boxes (B, K, 4) of each class to a separate region, so boxes of two classes never overlap.
 
-    So suppression that knows no classes works within each. What reaches far outside is cut. The places form a
-    square grid, which keeps the coordinates small and so precise: with 90 classes and boxes within the image,
-    float32 resolves 1/1000 of a pixel of 512.
+    Then suppression across all classes works within each class. Boxes are clipped far outside the image. The
+    regions form a square grid, so coordinates are small and precise: with 90 classes, boxes within the image
+    and 512 pixels per side, float32 resolves 1/1000 pixel.
     """
     boxes = tf.clip_by_value(boxes, *_NEIGHBOURHOOD)
     columns = math.ceil(math.sqrt(num_classes))
@@ -162,14 +162,14 @@ def moved_apart(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Te
 def _pick_by_iou(
     boxes: tf.Tensor, scores: tf.Tensor, max_detections: int, **options: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Hard and Gaussian suppression among all boxes (B, K, 4) of an image, by TensorFlow's own operation.
+    """Runs hard or Gaussian suppression on all boxes of each image, with TensorFlow's own operation.
 
     Args:
         boxes, scores, max_detections: as for `suppress`.
         options: score_threshold, iou_threshold and soft_nms_sigma of NonMaxSuppressionV5.
 
     Returns:
-        (B, D) indices into the K candidates, padded with 0; (B, D) scores; (B,) how many are not padding.
+        (B, D) indices into the K candidates, padded with 0; (B, D) scores; (B,) numbers of picks.
     """
 
     def pick_from_one(image: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, ...]:
@@ -181,7 +181,7 @@ def _pick_by_iou(
             pad_to_max_output_size=True,
             **options,
         )
-        return tuple(picks)  # map_fn insists on the very type of its signature
+        return tuple(picks)  # map_fn needs exactly the type in its signature
 
     return tf.map_fn(
         pick_from_one,
@@ -203,7 +203,7 @@ def _pick_by_diou(
     score_threshold: float,
     beta: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Greedy suppression with DIoU: each turn picks one box of every image and drops its overlaps.
+    """Runs greedy suppression with DIoU: each turn picks one box per image and drops what overlaps it.
 
     Returns:
         As `_pick_by_iou`.

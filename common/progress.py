@@ -1,4 +1,4 @@
-"""What is told while work goes on, on stderr: stdout is for results."""
+"""Log lines and progress bars. They go to stderr, because stdout is for results."""
 
 import functools
 import os
@@ -16,13 +16,13 @@ _BAR_WIDTH = 20  # characters
 
 
 def be_quiet(quiet: bool) -> None:
-    """For all ranks but the first: they do the same, and one of them telling it is enough."""
+    """Hides log lines and progress bars if `quiet`: ranks other than the first would only repeat them."""
     global _quiet
     _quiet = quiet
 
 
 def log(text: str) -> None:
-    """Prints one line."""
+    """Prints one line, except on quiet ranks."""
     if not _quiet:
         tell(text)
 
@@ -31,12 +31,12 @@ log_once = functools.cache(log)
 
 
 class Bar:
-    """Counts the steps of one piece of work: a progress bar on a terminal, elsewhere one line at its end.
+    """Shows the progress of a task: on a terminal by a progress bar, elsewhere by one line at its end.
 
     Args:
-        title: one word or two.
+        title: name of the task, one or two words.
         total: number of steps.
-        done: how many of them were done in an earlier session.
+        done: number of steps that were done in an earlier session.
     """
 
     def __init__(self, title: str, total: int, done: int = 0):
@@ -44,7 +44,7 @@ class Bar:
         self._start, self._shown_at, self._first = time.monotonic(), 0.0, done
 
     def step(self, values: dict[str, float] | None = None) -> None:
-        """One step further; `values` are shown as they are, not averaged."""
+        """Counts one step and shows `values`, which are not averaged."""
         self._done += 1
         now, is_last = time.monotonic(), self._done == self._total
         seconds = now - self._start
@@ -58,15 +58,15 @@ class Bar:
             bar = "=" * (_BAR_WIDTH * self._done // self._total)
             times = f"{seconds:.0f} s" if is_last else f"{left:.0f} s left"
             line = f"{self._title}: {self._done}/{self._total} [{bar:{_BAR_WIDTH}}] {times}{text}"
-            line = line[: shutil.get_terminal_size().columns - 1]  # a longer one would not be overwritten
+            line = line[: shutil.get_terminal_size().columns - 1]  # longer lines could not be overwritten
             print(f"\r{line}\033[K", end="\n" if is_last else "", file=sys.stderr, flush=True)
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow without the lines that its C++ code prints before its log level has an effect.
+    """Imports TensorFlow and hides what its C++ code prints before its log level has an effect.
 
-    They are shown if the import fails, or if there is an NVIDIA driver and TensorFlow finds no GPU.
-    --verbosity=1 hides nothing.
+    The hidden lines are shown if the import fails, or if there is an NVIDIA driver but TensorFlow finds no
+    GPU. With --verbosity=1, nothing is hidden.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if logging.get_verbosity() >= logging.DEBUG or "tensorflow" in sys.modules:
@@ -78,7 +78,7 @@ def import_tensorflow() -> None:
         try:
             import tensorflow as tf
 
-            # The first question about GPUs prints, too.
+            # TensorFlow also prints when it lists the GPUs for the first time.
             failed = not tf.config.list_physical_devices("GPU") and os.path.exists("/dev/nvidiactl")
         finally:
             os.dup2(stderr, 2)

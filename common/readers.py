@@ -1,29 +1,28 @@
-"""The first nodes of a DALI graph: encoded images with their boxes.
+"""The first nodes of a DALI graph, which read encoded images and their boxes.
 
-`coco_reader` and `tfrecord_reader` return the same four nodes, in the same units, from the same images:
+For the same images, `coco_reader` and `tfrecord_reader` return the same four nodes in the same units:
 
     jpegs       uint8 (bytes,): an encoded image, JPEG, PNG or any other format that DALI decodes
-    boxes       float32 (N, 4), ltrb normalised, within [0, 1], each with some area; N may be 0
+    boxes       float32 (N, 4), ltrb normalised, within [0, 1], each with a positive area; N may be 0
     labels      int32 (N,), 1-based: class + 1
     image_ids   int64 (), the original ids, of any size
 
-Crowds are never targets: they belong to the ground truth for pycocotools (`Annotations.ground_truth`).
+Crowds are left out: only the ground truth for pycocotools (`Annotations.ground_truth`) contains them.
 tools/preprocessing/image_source.py has readers for images without boxes.
 
-Boxes refer to the stored pixels, so decode with `adjust_orientation=False`: turning an image by its EXIF
-tag would leave its boxes behind.
+Boxes refer to the stored pixels, so decode with `adjust_orientation=False`. If an image were rotated by its
+EXIF tag, its boxes would be wrong.
 
-Order, as observed with DALI 2.4:
+Order of the images, as observed with DALI 2.4:
 
-* Training: the whole set is permuted anew for every epoch, the first one included, by a seed that is the
-  same on all ranks; rank r reads the r-th part of each permutation. Parts are disjoint and together
-  complete. A part is one image longer on some ranks if the ranks do not divide the size, and a rank's next
-  epoch begins when its own part is read: batches cross epochs, and ranks with the shorter part run slowly
-  ahead.
-* TFRecords and the other containers are permuted by file, and within a buffer of 1024 records: write them
-  shuffled (tools/convert.py does).
-* Evaluation: each rank reads its own part in order, always the same, and repeats its last image until all
-  ranks have the same number of batches: every image exactly once after dropping repeated ids.
+* Training: every epoch, also the first, has a new permutation of the whole set, from a seed that all ranks
+  share. Rank r reads the r-th part of each permutation. The parts are disjoint and together complete. If the
+  number of ranks does not divide the number of images, some parts have one image more. A rank begins its next
+  epoch after its own part: batches cross epochs, and ranks with shorter parts slowly get ahead.
+* TFRecords and other containers in training: the files are permuted, and the records are shuffled within a
+  buffer of 1024. So write records in random order, as tools/convert.py does.
+* Evaluation: each rank always reads the same part, in order, and repeats its last image until all ranks have
+  the same number of batches. Without the repeated image ids, every image occurs exactly once.
 """
 
 import os
@@ -42,7 +41,7 @@ from common.tfrecord import tfrecord_reader as tfrecord_reader
 if TYPE_CHECKING:
     from common.annotations import Annotations
 
-_CLEAN_JSON = 1  # version of the json that _clean_json makes: raise it when that changes
+_CLEAN_JSON = 1  # version of the json that _clean_json makes; increase it when the json changes
 
 
 def coco_reader(
@@ -57,18 +56,18 @@ def coco_reader(
 ) -> Nodes:
     """Reads image files with the annotations of `datacheck.coco.load_coco`, inside a DALI graph.
 
-    DALI does not read the user's json but one written from the checked annotations: images numbered in the
-    order of the file (DALI refuses ids above 2**31), labels, clipped boxes, no crowds. It is kept in the
-    user's cache directory.
+    DALI does not read the user's json, but a new one made from the checked annotations: with image ids from 0
+    in the order of the file (DALI refuses ids above 2**31), labels, clipped boxes and no crowds. The new json
+    is kept in the user's cache directory.
 
     Args:
         images_dir: the directory that the annotations' file names refer to.
-        annotations: checked against that directory.
-        training: shuffled without end, or in order (module docstring).
-        shard_id: the part to read, the rank.
-        num_shards: number of parts, the number of ranks.
-        seed: of the shuffling, the same on all ranks; 0 is a valid seed.
-        name: of the DALI operator; `pipeline.epoch_size(name)` uses it.
+        annotations: the annotations, checked against that directory.
+        training: True: shuffled, without end. False: in order. See the module docstring.
+        shard_id: index of the part to read, equal to the rank.
+        num_shards: number of parts, equal to the number of ranks.
+        seed: seed of the shuffling, the same on all ranks; 0 is a valid seed.
+        name: name of the DALI operator, for example for `pipeline.epoch_size(name)`.
 
     Returns:
         (jpegs, boxes, labels, image_ids), see the module docstring.
@@ -79,7 +78,7 @@ def coco_reader(
     check_shards(annotations.num_images, num_shards)
     clean_name = f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json"
     clean_json = get_or_create(clean_name, lambda: _clean_json(annotations))
-    # DALI's stubs do not know how many nodes a reader returns.
+    # DALI's type stubs do not contain the number of nodes that a reader returns.
     jpegs, boxes, labels, rows = fn.readers.coco(  # type: ignore[misc]
         file_root=os.fspath(images_dir),
         annotations_file=os.fspath(clean_json),
@@ -87,13 +86,13 @@ def coco_reader(
         image_ids=True,
         ltrb=True,
         ratio=True,
-        size_threshold=0.0,  # boxes under 0.1 pixel would vanish here and stay in TFRecords
+        size_threshold=0.0,  # keeps boxes under 0.1 pixel, as the reader of TFRecords does
         name=name,
         shard_id=shard_id,
         num_shards=num_shards,
         **order(training, seed),
     )
-    # DALI's constants are 32-bit: each id travels as two halves.
+    # DALI's constants have 32 bits, so each int64 id is stored as two halves.
     halves = types.Constant(annotations.image_ids.view(np.int32).reshape(-1, 2), device="cpu")
     image_ids = fn.squeeze(fn.reinterpret(halves[rows[0]], dtype=types.INT64), axes=[0])
     return jpegs, dali_math.clamp(boxes, 0.0, 1.0), labels, image_ids
@@ -102,10 +101,10 @@ def coco_reader(
 def file_reader(
     files: Sequence[str | os.PathLike], *, shard_id: int = 0, num_shards: int = 1, name: str = "reader"
 ) -> Nodes:
-    """Reads image files without annotations, in order, inside a DALI graph; N = 0 boxes.
+    """Reads image files without annotations, in order, inside a DALI graph; returns N = 0 boxes.
 
     Args:
-        files: their positions in this list, from 0, are the image ids.
+        files: paths of the images. The image ids are the positions in this list, from 0.
         shard_id, num_shards, name: as for `coco_reader`.
 
     Raises:
@@ -125,13 +124,13 @@ def file_reader(
     return jpegs, boxes, labels, fn.cast(positions[0], dtype=types.INT64)
 
 
-# Structs take a third of the memory of dictionaries.
+# These structs need a third of the memory of dictionaries.
 _Image = msgspec.defstruct("_Image", ["id", "file_name", "width", "height"], gc=False)
 _Object = msgspec.defstruct("_Object", ["id", "image_id", "category_id", "bbox", "iscrowd"], gc=False)
 
 
 def _clean_json(annotations: "Annotations") -> bytes:
-    """The json that DALI reads. Equal annotations give equal bytes."""
+    """Returns the json that DALI reads. Equal annotations give equal bytes."""
     targets = annotations.target_boxes
     sizes = annotations.image_sizes
     row = np.repeat(np.arange(annotations.num_images), np.diff(targets.row_splits))

@@ -53,7 +53,7 @@ def test_gpus_that_tensorflow_cannot_use_are_named_once(monkeypatch, capsys):
     progress.log_once.cache_clear()
     assert [loaders.resolve_type("auto") for _ in range(2)] == ["dali_cpu"] * 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "DALI sees a GPU and TensorFlow none" in line and "tensorflow[and-cuda]" in line
+    assert "DALI sees a GPU, but TensorFlow does not" in line and "tensorflow[and-cuda]" in line
 
 
 def random_pipeline() -> dali.Pipeline:
