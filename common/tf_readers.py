@@ -1,19 +1,19 @@
-"""The readers by tf.data alone, for the loaders without DALI, and as a second opinion; their random numbers.
+"""Readers that only use tf.data, for the loaders without DALI and to check DALI's readers; random numbers.
 
-`examples` returns the examples of a data set as a dataset of dicts:
+`examples` returns the examples of a data set as a tf.data dataset of dicts:
 
     encoded     string (), an encoded image
-    boxes       float32 (N, 4), ltrb normalised, within [0, 1], each with some area; N may be 0
+    boxes       float32 (N, 4), ltrb normalised, within [0, 1], each with a positive area; N may be 0
     labels      int32 (N,), 1-based: class + 1
     image_id    int64 (), the original id
 
-In training the dataset does not end. All ranks walk through the same endless sequence, one permutation of
-the whole set after the other, and rank r takes every num_shards-th example from the r-th on. In evaluation it
-holds the same part of the set that DALI's reader reads, in order, and repeats the last image where another
-rank has one more: all ranks have equally many.
+In training, the dataset is endless. All ranks go through the same sequence, one permutation of the whole set
+after the other, and rank r takes every num_shards-th example, starting with the r-th. In evaluation, a rank
+reads the same part of the set as with DALI's reader, in order. If another rank has one image more, the last
+image is repeated, so that all ranks have equally many images.
 
-Nothing is buffered, and records are fetched by their place in the file: the state of an iterator is a few
-numbers, which tf.train.Checkpoint saves.
+Examples are not buffered, and records are read by their offset in the file. So the state of an iterator is a
+few numbers, which tf.train.Checkpoint saves.
 """
 
 import os
@@ -38,11 +38,11 @@ Example = dict[str, tf.Tensor]
 def examples(
     source: "Source", *, shard_id: int = 0, num_shards: int = 1, training: bool, seed: int = 0
 ) -> tf.data.Dataset:
-    """The examples that `source.read` reads in a DALI graph; its arguments.
+    """Returns the examples that `source.read` reads in a DALI graph. Arguments as for `source.read`.
 
     Raises:
-        DataError: data that cannot be used.
-        UserError: fewer images than shards.
+        DataError: the data cannot be used.
+        UserError: there are fewer images than shards.
     """
     if hasattr(source, "examples"):  # frames of a video: only Python can read them
         return source.examples(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
@@ -51,14 +51,14 @@ def examples(
     if hasattr(source, "records"):  # TFRecords
         return _from_records(source.records, source.label_map, positions)
     if training and source.name == "images":
-        raise ValueError("images without annotations are nothing to train on")
+        raise ValueError("images without annotations cannot be used for training")
     targets, image_ids = source.annotations.target_boxes, source.annotations.image_ids
     boxes, labels = targets.boxes, targets.classes + 1
     return _from_files(positions, source.files, boxes, labels, targets.row_splits, image_ids)
 
 
 def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
-    """The examples of a loader. Evaluation repeats them, so that a shorter shard fills its steps."""
+    """Returns endless examples for a loader. In evaluation, a shorter shard is repeated to fill all steps."""
     shard = {"shard_id": loader.shard_id, "num_shards": loader.num_shards}
     found = examples(loader.opened_source, **shard, training=loader.training, seed=loader.seed)
     if loader.training:
@@ -67,14 +67,14 @@ def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
 
 
 class Random:
-    """Random numbers, new ones at every call, all determined by the seed.
+    """Returns new random numbers at every call, which depend only on the seeds, the index and earlier calls.
 
-    The calls are counted in Python, while a graph is traced: one inside a loop of the graph returns the same
-    numbers in every iteration.
+    The calls are counted in Python while a graph is traced. So a call inside a loop of the graph returns the
+    same numbers in every iteration.
 
     Args:
-        index: of the image or the batch that the numbers are for.
-        seeds: of the loader.
+        index: index of the image or the batch that needs the numbers.
+        seeds: seeds of the loader.
     """
 
     def __init__(self, index: tf.Tensor, *seeds: int) -> None:
@@ -84,11 +84,11 @@ class Random:
     def uniform(
         self, low: float | tf.Tensor, high: float | tf.Tensor, shape: tuple[int, ...] = ()
     ) -> tf.Tensor:
-        """float32, low <= x < high."""
+        """Returns float32 numbers x with low <= x < high."""
         return tf.random.stateless_uniform(shape, self._next_seed(), low, high)
 
     def permutation(self, count: int) -> tf.Tensor:
-        """int32 (count,): the numbers from 0 to count - 1 in any order."""
+        """Returns the numbers from 0 to count - 1 in random order, int32 (count,)."""
         return tf.random.experimental.stateless_shuffle(tf.range(count), self._next_seed())
 
     def _next_seed(self) -> tf.Tensor:
@@ -97,14 +97,14 @@ class Random:
 
 
 def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training: bool) -> tf.data.Dataset:
-    """What one rank reads: int64 (), positions in the set."""
+    """Returns a dataset with the positions of the images that one rank reads, int64 ()."""
     if not training:
         begin, end = shard_range(size, shard_id, num_shards)
         count = -(-size // num_shards)
         return tf.data.Dataset.range(begin, begin + count).map(lambda position: tf.minimum(position, end - 1))
 
     def permutation(epoch: tf.Tensor) -> tf.data.Dataset:
-        # Stateless: tf.data's own shuffle would follow the global seed, which ranks may set apart.
+        # Stateless, because tf.data's own shuffle uses the global seed, which may differ between ranks.
         seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
         positions = tf.random.experimental.stateless_shuffle(tf.range(size, dtype=tf.int64), seeds)
         return tf.data.Dataset.from_tensor_slices(positions)
@@ -113,7 +113,7 @@ def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training
 
 
 def _from_records(records: Records, label_map: LabelMap, positions: tf.data.Dataset) -> tf.data.Dataset:
-    """Examples from record files."""
+    """Returns the examples at these positions, read from record files."""
     paths, spans = tf.constant(records.files), tf.constant(records.spans)
     file_sizes = tf.constant([os.path.getsize(file) for file in records.files], tf.int64)
 
@@ -132,12 +132,12 @@ def _from_records(records: Records, label_map: LabelMap, positions: tf.data.Data
 
 
 def _from_files(positions: tf.data.Dataset, *table: np.ndarray | Sequence[str]) -> tf.data.Dataset:
-    """Examples from one file per image.
+    """Returns the examples at these positions, read from one file per image.
 
     Args:
-        positions: of the images.
-        table: paths, boxes, labels, row_splits, image_ids; image i owns rows row_splits[i] to
-            row_splits[i + 1] of the boxes and labels.
+        positions: positions of the images in `table`.
+        table: paths, boxes, labels, row_splits, image_ids. The boxes and labels of image i are the rows
+            row_splits[i] : row_splits[i + 1].
     """
     paths, boxes, labels, row_splits, image_ids = map(tf.constant, table)
 
@@ -175,11 +175,11 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
     }
 
 
-# --- stages of both tf.data twins ---
+# --- functions for the tensorflow loaders of both apps ---
 
 
 def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Collection[str]) -> None:
-    """UserError where one of `fields` that the twin does not have (`done`) is not as published."""
+    """Raises UserError if `config` changes a field that the loader does not support (not in `done`)."""
     others = [name for name in fields if name not in done]
     changed = [name for name in others if getattr(config, name) != getattr(published, name)]
     if changed:
@@ -189,26 +189,26 @@ def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Col
 
 
 def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
-    """Linear, antialiased where it shrinks: uint8 (h, w, 3), `size` is (height, width)."""
+    """Resizes uint8 (h, w, 3) to `size`, (height, width): linear, with antialiasing where it shrinks."""
     image = tf.image.resize(image, tf.cast(size, tf.int32), antialias=antialias)
     return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
 
 
 def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    """Boxes normalised by the image -> normalised by the window and clipped to it."""
+    """Converts boxes normalised by the image to boxes normalised by the window, and clips them to it."""
     boxes_px = boxes * xyxy(size) - xyxy(window[:2])
     return tf.clip_by_value(boxes_px / xyxy(window[2:]), 0.0, 1.0)
 
 
 def xyxy(yx: tf.Tensor) -> tf.Tensor:
-    """(2,), y and x -> float32 (4,): x, y, x, y."""
+    """Converts (2,), y and x, to float32 (4,): x, y, x, y."""
     return tf.cast(tf.gather(yx, [1, 0, 1, 0]), tf.float32)
 
 
 def select_boxes(
     boxes: tf.Tensor, labels: tf.Tensor, min_size: tuple[float, float], max_instances: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """`dali_ops.select_boxes` by TensorFlow operations: boxes, labels, `lost`."""
+    """`dali_ops.select_boxes` with TensorFlow operations. Returns boxes, labels and `lost`."""
     sides = boxes[:, 2:] - boxes[:, :2]  # (N, 2) width, height
     visible = tf.math.count_nonzero(tf.reduce_all(sides > 0, 1), dtype=tf.int32)
     is_large = (sides > 0) & (sides >= tf.constant(min_size[::-1], tf.float32)) & (sides <= tf.float32.max)
@@ -223,7 +223,7 @@ def select_boxes(
 
 
 def pad_boxes_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """`pad_boxes` by TensorFlow operations."""
+    """`dali_ops.pad_boxes` with TensorFlow operations."""
     padding = [[0, max_instances - tf.shape(boxes)[0]]]
     boxes = tf.pad(boxes, padding + [[0, 0]], constant_values=-1.0)
     classes = tf.pad(labels - 1, padding, constant_values=-1)
@@ -234,7 +234,7 @@ def pad_boxes_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tup
 
 
 def image_size_tf(encoded: tf.Tensor) -> tf.Tensor:
-    """int32 (2,): (height, width) of a JPEG or PNG as stored, from its header."""
+    """Reads the (height, width) of a JPEG or PNG as stored from its header: int32 (2,)."""
     size = tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: tf.io.extract_jpeg_shape(encoded)[:2],
@@ -245,11 +245,11 @@ def image_size_tf(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def decode_image_tf(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    """The window (top, left, height, width) of a JPEG or PNG: uint8 (h, w, 3) RGB, not turned by EXIF.
+    """Decodes a window (top, left, height, width) of a JPEG or PNG: uint8 (h, w, 3) RGB, not rotated by EXIF.
 
-    Grey, palette and CMYK images become RGB. Whole images are bit for bit DALI's, whose inverse DCT is the
-    accurate one. A window of a JPEG with subsampled colour differs in its outermost columns: libjpeg does not
-    look beyond them.
+    Grey, palette and CMYK images become RGB. Whole images equal DALI's bit for bit, because both use the
+    accurate inverse DCT. Windows of JPEGs with subsampled colour differ from DALI's in their outermost
+    columns, because libjpeg does not read the pixels beyond them.
     """
 
     def decode_png() -> tf.Tensor:
