@@ -1,12 +1,12 @@
-"""TFRecords in the schema of TensorFlow Object Detection: keys, places of records, DALI's index and reader.
+"""TFRecords in the schema of TensorFlow Object Detection: keys, offsets of records, DALI's index and reader.
 
+A record consists of the uint64 length of the data, the masked CRC-32C of this length, the data, and their
+masked CRC-32C (tensorflow/core/lib/io/record_writer.h). DALI's index (`<file>.idx`) has a line `offset
+size` for each record. DALI does not check the index: with the index of a shorter file it misses records, with
+the index of another file it reads garbage. So an index is compared with the file before it is used, and is
+made again if it is wrong.
 
-A record (tensorflow/core/lib/io/record_writer.h): uint64 length, masked CRC-32C of the length, data, masked
-CRC-32C of the data. DALI's index (`<file>.idx`) has `offset size` per record. DALI trusts it blindly: one
-that was made for a shorter file hides records, one for another file reads garbage. So an index is compared
-with the file before it is used, and made again unless it is right.
-
-The schema: tensorflow/models research/object_detection/dataset_tools/create_coco_tf_record.py and
+The schema is that of tensorflow/models research/object_detection/dataset_tools/create_coco_tf_record.py and
 google/automl efficientdet/dataset/create_coco_tfrecord.py. `image/object/class/label` holds COCO category ids
 and `image/source_id` the image id in decimal digits. Optional: `image/filename`, `image/object/is_crowd`,
 `image/object/area`.
@@ -38,7 +38,7 @@ BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax"
 LABEL_KEY = "image/object/class/label"
 CROWD_KEY = "image/object/is_crowd"
 AREA_KEY = "image/object/area"
-DALI_KEYS = (*BOX_KEYS, LABEL_KEY, CROWD_KEY)  # without which DALI does not read a record, even empty
+DALI_KEYS = (*BOX_KEYS, LABEL_KEY, CROWD_KEY)  # DALI needs all these keys in every record; they may be empty
 
 FRAME = 16  # bytes of a record that are not data: 8 + 4 before, 4 after
 HEADER = 12
@@ -47,16 +47,16 @@ _MAGIC = ((b"\x1f\x8b", "file-gzip"), (b"version http", "file-lfs-pointer"))
 
 @dataclasses.dataclass(frozen=True)
 class RecordFile:
-    """Where the records of a file stand.
+    """The offsets of the records in a file.
 
     Attributes:
         path: the file.
-        size: of the file in bytes.
-        mtime_ns: when it was written.
-        digest: SHA-256 (hex) of spans and checksums, which stands for the content.
-        spans: int64 (R, 2), offset and size in bytes of each record, frame included.
-        checksums: uint32 (R,), masked CRC-32C of the data, as stored with them.
-        fault: a row of issues.KINDS and words, where the file cannot be used; `spans` end before it.
+        size: size of the file in bytes.
+        mtime_ns: time when the file was written.
+        digest: SHA-256 (hex) of spans and checksums, which identifies the content.
+        spans: int64 (R, 2), offset and size in bytes of each record, including its FRAME bytes.
+        checksums: uint32 (R,), masked CRC-32C of each record's data, as stored in the file.
+        fault: None, or (key of issues.KINDS, message) of the first fault; `spans` end before the fault.
     """
 
     path: str
@@ -68,7 +68,7 @@ class RecordFile:
     fault: tuple[str, str] | None = None
 
     def name(self, number: int) -> str:
-        """A record in words."""
+        """Returns the name of a record for messages."""
         return f"{self.path} record {number}"
 
 
@@ -77,11 +77,11 @@ class Records:
     """Record files that DALI can read.
 
     Attributes:
-        files: in the order in which they are read.
-        indexes: the index of each.
-        spans: int64 (I, 3), (number of the file, offset, size with frame) of each record, in that order.
-        has_crowds: whether any object is a crowd; then every record has the key of crowds.
-        has_empty_boxes: whether any other box may have no area inside its image.
+        files: paths in the order in which they are read.
+        indexes: path of each file's index.
+        spans: int64 (I, 3), (index in `files`, offset, size with FRAME) of each record, in reading order.
+        has_crowds: whether any object is a crowd; then every record has CROWD_KEY.
+        has_empty_boxes: whether boxes other than crowds may have no area inside their image.
     """
 
     files: tuple[str, ...]
@@ -91,13 +91,13 @@ class Records:
     has_empty_boxes: bool
 
     def image(self, number: int) -> bytes:
-        """The encoded image of one record."""
+        """Returns the encoded image of one record."""
         file, offset, size = self.spans[number].tolist()
         return image_of(read_record(self.files[file], offset, size))
 
 
 def walk(file: str | os.PathLike) -> RecordFile:
-    """Finds the records of a file by their headers, and checks each length; never waits for a pipe."""
+    """Finds the records of a file by their headers and checks each length. Pipes are refused, not read."""
     path = os.fspath(file)
     records: list[tuple[int, int, int]] = []
     fault: tuple[str, str] | None
@@ -120,7 +120,7 @@ def walk(file: str | os.PathLike) -> RecordFile:
 def _walk(
     path: str, descriptor: int, end: int, records: list[tuple[int, int, int]]
 ) -> tuple[str, str] | None:
-    """Appends (offset, size, checksum of the data) of each record; returns the first fault."""
+    """Appends (offset, size, checksum of the data) of each record to `records`; returns the first fault."""
     offset = 0
     while offset < end:
         header, left = os.pread(descriptor, HEADER, offset), end - offset
@@ -132,9 +132,9 @@ def _walk(
                     return kind, f"{path} ({end} bytes)"
             if len(header) < HEADER:
                 return "file-truncated", f"{where} has {left} of the {HEADER} bytes of its header"
-            return "not-a-record", f"{where} has the length {length} with the checksum {checksum:#010x}"
+            return "not-a-record", f"{where}: length {length} does not match checksum {checksum:#010x}"
         if length + FRAME > left:
-            return "file-truncated", f"{where} needs {length + FRAME} bytes, {left} are left"
+            return "file-truncated", f"{where} needs {length + FRAME} bytes, but only {left} are left"
         data_checksum = os.pread(descriptor, 4, offset + HEADER + length)
         records.append((offset, length + FRAME, int.from_bytes(data_checksum, "little")))
         offset += length + FRAME
@@ -142,27 +142,27 @@ def _walk(
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum of TFRecords (tensorflow/core/lib/hash/crc32c.h)."""
+    """Returns the checksum that TFRecords use (tensorflow/core/lib/hash/crc32c.h)."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def framed(data: bytes) -> bytes:
-    """A record as it stands in a file: length and data, each with its checksum."""
+    """Returns the bytes of a record in a file: length and data, each with its checksum."""
     length = len(data).to_bytes(8, "little")
     first, second = (masked_crc32c(part).to_bytes(4, "little") for part in (length, data))
     return b"".join([length, first, data, second])
 
 
 def read_record(file: str | os.PathLike, offset: int, size: int) -> bytes:
-    """The data of one record, whose span is given."""
+    """Reads the data of the record with this offset and size."""
     with open(file, "rb") as stream:
         stream.seek(offset + HEADER)
         return stream.read(size - FRAME)
 
 
 def image_of(record: bytes) -> bytes:
-    """The encoded image of a record."""
+    """Returns the encoded image in a record's data."""
     return tf.train.Example.FromString(record).features.feature["image/encoded"].bytes_list.value[0]
 
 
@@ -170,7 +170,7 @@ def image_of(record: bytes) -> bytes:
 
 
 def record_spans(file: str | os.PathLike) -> np.ndarray:
-    """`RecordFile.spans` of a file; UserError for one that is unreadable, empty, truncated or damaged."""
+    """Returns `RecordFile.spans`; UserError if the file is unreadable, empty, truncated or damaged."""
     walked = walk(file)
     if walked.fault:
         raise UserError(walked.fault[1])
@@ -178,26 +178,26 @@ def record_spans(file: str | os.PathLike) -> np.ndarray:
 
 
 def format_index(spans: np.ndarray | Sequence[tuple[int, int]]) -> bytes:
-    """DALI's text, byte for byte what its tfrecord2idx writes."""
+    """Returns the text of an index, byte for byte as DALI's tfrecord2idx writes it."""
     return "".join(f"{offset} {size}\n" for offset, size in np.asarray(spans).tolist()).encode()
 
 
 def write_index(file: str | os.PathLike) -> str:
-    """Makes `<file>.idx` unless it is right, and returns its path; `record_spans` raises."""
+    """Makes `<file>.idx` if it is missing or wrong, and returns its path. Errors as in `record_spans`."""
     return ensure_index(os.fspath(file), record_spans(file))[0]
 
 
 def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
-    """Makes a file's index unless it is there and right.
+    """Makes a file's index if it is missing or wrong.
 
-    Where the directory cannot be written, the index goes to the user's cache directory.
+    If the file's directory is not writable, the index is written to the user's cache directory.
 
     Args:
         file: the record file.
-        spans: of its records.
+        spans: spans of its records.
 
     Returns:
-        The path of the index; and "index-made", "index-stale", or None where it was right.
+        The path of the index, and "index-made" (was missing), "index-stale" (was wrong) or None (was right).
     """
     content, path = format_index(spans), pathlib.Path(f"{file}.idx")
     made = "index-stale" if os.path.lexists(path) else "index-made"
@@ -211,10 +211,10 @@ def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
 
 
 def index_records(paths: Sequence[str | os.PathLike]) -> Records:
-    """Record files without a data check, for programs that have no `datacheck`: every key is looked for.
+    """Opens record files for programs without common/datacheck. Checks only that no key is missing.
 
     Raises:
-        UserError: a file that cannot be read, or a record that lacks a key.
+        UserError: a file cannot be read, or a record lacks a key.
     """
     indexes, spans, lacking, has_crowds = [], [], set(), False
     for number, path in enumerate(paths):
@@ -248,20 +248,20 @@ def tfrecord_reader(
 ) -> Nodes:
     """Reads TFRecords in the schema of TensorFlow Object Detection, inside a DALI graph.
 
-    Give it what the data check opened (`TFRecordSource.records`): DALI never checks a CRC, trusts any index
-    and returns uninitialised memory for a missing feature.
+    Pass the records of a checked data set (`TFRecordSource.records`), because DALI never checks a CRC, trusts
+    any index and returns uninitialised memory for a missing feature.
 
     Args:
-        records: the files with their indexes, or paths, in the same order on all ranks. Of paths, indexes and
-            keys are checked here, data are not.
-        label_map: of the category ids in the records.
+        records: the files with their indexes, or paths, in the same order on all ranks. For paths, this
+            function checks indexes and keys, but not the data.
+        label_map: the categories whose ids are in the records.
         training, shard_id, num_shards, seed, name: as for `coco_reader`.
 
     Returns:
         (jpegs, boxes, labels, image_ids), see readers.py.
 
     Raises:
-        UserError: fewer images than shards; paths that cannot be read, or records that lack a key.
+        UserError: there are fewer images than shards, a path cannot be read, or a record lacks a key.
     """
     if not isinstance(records, Records):
         records = index_records(records)
@@ -271,7 +271,7 @@ def tfrecord_reader(
     features |= dict.fromkeys(BOX_KEYS, dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0))
     whole_numbers = (LABEL_KEY, CROWD_KEY) if records.has_crowds else (LABEL_KEY,)
     features |= dict.fromkeys(whole_numbers, dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0))
-    # DALI's stubs do not know the dict that this reader returns.
+    # DALI's type stubs do not contain the dict that this reader returns.
     record: dict[str, DataNode] = fn.readers.tfrecord(  # type: ignore[assignment]
         path=list(records.files),
         index_path=list(records.indexes),
@@ -283,7 +283,7 @@ def tfrecord_reader(
     )
     boxes = dali_math.clamp(fn.stack(*(record[key] for key in BOX_KEYS), axis=1), 0.0, 1.0)
     labels = _labels(record[LABEL_KEY], label_map)
-    if records.has_crowds:  # without area they are dropped
+    if records.has_crowds:  # removes their area, so that select_boxes drops them
         no_crowd = fn.cast(record[CROWD_KEY] == 0, dtype=types.FLOAT)
         boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
     if records.has_crowds or records.has_empty_boxes:
@@ -292,14 +292,14 @@ def tfrecord_reader(
 
 
 def parse_integer(digits: DataNode) -> DataNode:
-    """ASCII digits uint8 (n,), n up to 19 -> int64 ()."""
+    """Converts ASCII digits, uint8 (n,) with n up to 19, to int64 ()."""
     powers = _constant(10 ** np.arange(18, -1, -1))
     values = fn.cast(digits, dtype=types.INT64) - ord("0")
     return fn.reductions.sum(values * powers[19 - digits.shape()[0] :], dtype=types.INT64)
 
 
 def _labels(category_ids: DataNode, label_map: LabelMap) -> DataNode:
-    """int64 (N,) category ids -> int32 (N,) labels. fn.lookup_table would do, but refuses ids above 65535."""
+    """Converts category ids, int64 (N,), to labels, int32 (N,). fn.lookup_table refuses ids above 65535."""
     labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32), device="cpu")
     is_same = fn.expand_dims(category_ids, axes=[1]) == _constant(np.array(label_map.category_ids))  # (N, C)
     found = fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * labels, axes=[1])
@@ -307,6 +307,6 @@ def _labels(category_ids: DataNode, label_map: LabelMap) -> DataNode:
 
 
 def _constant(numbers: np.ndarray) -> DataNode:
-    """int64 (n,). DALI's constants are 32-bit: each number travels as two halves."""
+    """Returns a constant, int64 (n,). DALI's constants have 32 bits, so numbers are stored in two halves."""
     halves = types.Constant(numbers.view(np.int32).reshape(-1, 2), device="cpu")
     return fn.squeeze(fn.reinterpret(halves, dtype=types.INT64), axes=[1])
