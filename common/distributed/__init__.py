@@ -1,1 +1,1 @@
-"""Ranks: processes and devices that train together, by Horovod or tf.distribute."""
+"""Ranks: processes and devices that train together, with Horovod or tf.distribute."""

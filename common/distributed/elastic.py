@@ -1,16 +1,16 @@
-"""`--elastic`: losing a host, or gaining one, does not end the run (Horovod Elastic).
+"""`--elastic`: a run continues when hosts are lost or added (Horovod Elastic).
 
     horovodrun --gloo -np 8 --min-np 4 --max-np 8 --host-discovery-script ./hosts.sh \
         python efficientdet/train.py --strategy=horovod --elastic ...
 
-hosts.sh prints a line `host:slots` for each host that is there now; Horovod asks it every second. A host
-whose process dies is left out from then on (--blacklist-cooldown-range lets it come back). A loss is noticed
-at once, a new host joins at the end of an epoch. Horovod then forms the ring anew, and every process in it
-enters training anew: it finds the checkpoint of the last whole epoch, as after any other interruption, and
-goes on with the ranks that there are. What was trained since that epoch is trained again. So the run
-directory must lie where all hosts see it.
+hosts.sh prints a line `host:slots` for each available host; Horovod runs it every second. If a process dies,
+Horovod stops using its host (--blacklist-cooldown-range lets the host come back). A lost host is noticed at
+once; a new host joins at the end of an epoch. Horovod then forms a new ring, and every process in it starts
+`train` again. As after any other interruption, `train` resumes from the checkpoint of the last complete
+epoch, now with the available ranks. Steps after that epoch are repeated. All hosts need access to the run
+directory.
 
-Only a dead process counts as lost. An error in one process ends all of them: it would happen again.
+Only a dead process counts as lost. An error in one process ends all processes, because it would happen again.
 """
 
 import contextlib
@@ -27,31 +27,31 @@ from common import progress
 from common.distributed.ranks import Hooks, initialize
 from common.errors import OtherRankError, StoppedError, UserError, is_lost_rank
 
-_PLACE = "training", "failure"  # scope and key of a rank's failure in the launcher's key-value store
+_PLACE = "training", "failure"  # scope and key of a rank's error in the launcher's key-value store
 
 
 def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
-    """Trains under Horovod Elastic, again whenever the hosts change.
+    """Trains under Horovod Elastic; calls `train` again whenever the hosts change.
 
-    Without a launcher that is elastic it trains once: the flag then only lets a run go on with another number
-    of ranks than it had.
+    Without an elastic launcher, `train` is called once. The flag then only allows a run to resume with a
+    different number of ranks.
 
     Args:
-        train: an app's `train`; its hook `on_epoch` takes in new hosts when an epoch is saved.
+        train: an app's `train`. Its hook `on_epoch` lets new hosts join after an epoch is saved.
         a: the flags, a frozen dataclass.
 
     Returns:
-        What `train` returns.
+        The result of `train`.
 
     Raises:
         UserError: Horovod is not installed, or the strategy is not Horovod's.
-        OtherRankError: another rank failed, and reports it.
+        OtherRankError: another rank failed and reports the reason.
     """
     if a.strategy != "horovod":
         raise UserError("--elastic is Horovod's: it needs --strategy=horovod")
     if os.environ.get("HOROVOD_ELASTIC") != "1":  # set by horovodrun
         return train(a, Hooks())
-    hvd = initialize()  # before the state below runs anything on a GPU
+    hvd = initialize()  # call this before the state below uses a GPU
     from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
     from horovod.runner.http import http_client
 
@@ -59,30 +59,30 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
 
     def on_epoch(epochs: int) -> None:
         state.epochs = epochs
-        state.commit()  # raises HostsUpdatedInterrupt where hosts have come or gone
+        state.commit()  # raises HostsUpdatedInterrupt if hosts were added or removed
 
     @hvd.elastic.run
     def attempt(state: Any) -> Any:
         progress.be_quiet(hvd.rank() > 0)  # rank 1 may have become rank 0
-        # --overwrite is for the first attempt: the others go on from it.
+        # --overwrite applies to the first attempt only; later attempts resume the run.
         again = dataclasses.replace(a, overwrite=False) if state.begun else a
         state.begun = True
         state.save()
         keras.backend.clear_session()
-        gc.collect()  # the attempt before: its model, its loaders and their threads
+        gc.collect()  # frees the model, the loaders and the threads of the attempt before
         try:
             return train(again, Hooks(on_epoch=on_epoch, expected_epochs=state.epochs, lost_ranks="report"))
         except (HorovodInternalError, HostsUpdatedInterrupt, StoppedError, OtherRankError):
-            raise  # known to all ranks
+            raise  # all ranks get these errors
         except Exception as error:
-            # The launcher empties its store when it forms the ring anew: after every process is gone or has
-            # come back. A rank that sees that another is gone still finds its last message there.
+            # A rank that fails stores its error with the launcher. The other ranks notice the loss and read
+            # the error there: the launcher clears its store only later, when it forms the new ring.
             server = [os.environ[f"HOROVOD_GLOO_RENDEZVOUS_{part}"] for part in ("ADDR", "PORT")]
             if not isinstance(error, tf.errors.OpError | RuntimeError) or not is_lost_rank(error):
-                with contextlib.suppress(RuntimeError, OSError):  # without a launcher no rank continues
+                with contextlib.suppress(RuntimeError, OSError):  # a lost launcher ends all ranks
                     http_client.put_data_into_kvstore(*server, *_PLACE, f"rank {hvd.rank()}: {error}")
                 raise
-            with contextlib.suppress(RuntimeError, OSError):  # nothing was told
+            with contextlib.suppress(RuntimeError, OSError):  # raised if no error is stored
                 raise OtherRankError(http_client.read_data_from_kvstore(*server, *_PLACE)) from error
             raise HorovodInternalError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""The processes and devices of one run: which process is which, and collective operations.
+"""The processes and devices of a run: the rank of each process, and collective operations.
 
     ranks = distributed.start("horovod")
 
@@ -7,8 +7,8 @@ horovod       one process per device, started by horovodrun, mpirun or Slurm
 mirrored      one process with all its devices: tf.distribute.MirroredStrategy (tf_distribute.py)
 multi_worker  one process per host with all its devices: tf.distribute.MultiWorkerMirroredStrategy
 
-Horovod and TensorFlow do the work; here they get one face, so that a training loop is written once. A rank is
-a process, a replica a device that trains; with Horovod they are the same.
+Horovod and TensorFlow do the work. The classes here give them one interface, so that one training loop works
+with each strategy. A rank is a process; a replica is a device that trains. Horovod has one replica per rank.
 """
 
 import contextlib
@@ -34,17 +34,17 @@ _add_n = gen_math_ops.add_n
 
 
 class Ranks:
-    """One process on its own. The other strategies override what differs.
+    """The strategy none: a single process. Subclasses for the other strategies override what differs.
 
     Attributes:
         strategy: the value of --strategy.
-        rank: index of this process; rank 0 writes.
-        local_rank: index of this process among those of its host: which GPU is its own.
-        local_size: number of processes of this host.
+        rank: index of this process; rank 0 writes the files of the run.
+        local_rank: index of this process among the processes of its host, which decides its GPU.
+        local_size: number of processes on this host.
         world_size: number of processes.
-        num_replicas: devices that train, of all processes together.
-        local_replicas: indexes of this process' replicas among all: the shards of the data that it feeds.
-        can_compile_updates: by XLA. Not under tf.distribute, where a loss-scale optimizer meets the others.
+        num_replicas: number of devices that train, in all processes together.
+        local_replicas: global indexes of this process' replicas; also the shards of the data that it loads.
+        can_compile_updates: whether XLA can compile updates. Not if tf.distribute synchronises loss scales.
     """
 
     strategy = "none"
@@ -56,37 +56,37 @@ class Ranks:
     local_replicas: Sequence[int] = (0,)
     can_compile_updates = True
 
-    # --- where things are made, and run ---
+    # --- making and running a model on replicas ---
 
     def gpu_number(self, replica: int) -> int:
-        """Which GPU of this host belongs to a replica of this process, as CUDA and DALI number them."""
+        """Returns the number, in CUDA and DALI, of the GPU that a replica of this process uses."""
         return replica
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """The context in which to make the model, the optimizer and all variables that training changes."""
+        """Returns the context for making the model, the optimizer and all variables that training changes."""
         return contextlib.nullcontext()
 
     def feed(self, batches: Sequence[T]) -> T:
-        """One batch for each of `local_replicas`, as `run` hands them out."""
+        """Combines the batches, one for each of `local_replicas`, into one argument for `run`."""
         (batch,) = batches
         return batch
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """`function` on every replica of this process, each with its own part of the arguments."""
+        """Calls `function` on every replica of this process, each with its own part of the arguments."""
         return function(*arguments)
 
     def local(self, value: T) -> list[T]:
-        """What each replica of this process returned from `run`, or was fed."""
+        """Splits a result of `run` or `feed` into one value for each replica of this process."""
         return [value]
 
     def first(self, value: T) -> T:
-        """The value of the first local replica."""
+        """Returns the value of the first replica of this process."""
         return self.local(value)[0]
 
     # --- inside `run` ---
 
     def mean(self, scalars: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Float scalars averaged over all replicas, in one message."""
+        """Averages float scalars over all replicas, in one message."""
         if self.num_replicas == 1:
             return scalars
         names = sorted(scalars)
@@ -94,59 +94,59 @@ class Ranks:
         return dict(zip(names, tf.unstack(self._mean([message])[0]), strict=True))
 
     def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Gradients averaged over all replicas; `wrap_optimizer` keeps Keras from doing it again."""
+        """Averages gradients over all replicas; after `wrap_optimizer`, Keras does not do this again."""
         return self._mean(gradients)
 
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """The optimizer for gradients that `average` returned; call it before the optimizer is built."""
+        """Adapts an optimizer to gradients from `average`; call this before the optimizer is built."""
         return optimizer
 
-    # --- outside `run`: every rank calls these together ---
+    # --- outside `run`: all ranks must call these together ---
 
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
-        """Gives the variables the values that they have on rank 0."""
+        """Sets the variables to their values on rank 0."""
 
     def gather(self, value: T) -> list[T]:
-        """What each rank gives, in the order of the ranks, on every rank.
+        """Returns a list of every rank's `value`, in the order of the ranks, on every rank.
 
-        Values are dicts, lists, strings, bytes, numbers and None; tuples arrive as lists.
+        Values can be dicts, lists, strings, bytes, numbers and None; tuples become lists.
         """
         if self.world_size == 1:
             return [value]
         return [unpack(data) for data in self._gather_bytes(pack(value))]
 
     def broadcast_object(self, value: T) -> T:
-        """What rank 0 gives, on every rank."""
+        """Returns rank 0's `value`, on every rank."""
         values: list[Any] = self.gather(value if self.rank == 0 else None)
         return values[0]
 
     def mean_over_ranks(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        """The variables' values averaged over all replicas; the variables stay as they are."""
+        """Returns the variables' values averaged over all replicas; does not change the variables."""
         if not variables:
             return []
         return self.first(self.run(lambda: self._mean([tf.identity(v) for v in variables])))
 
     def close(self) -> None:
-        """Leaves the others in good order, at the end of the work."""
+        """Disconnects from the other ranks, at the end of the work."""
 
-    # --- what gather and the means are made of ---
+    # --- used by `gather` and the means ---
 
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
-        """uint8 (N,) of each rank, N its own, on every rank."""
+        """Returns every rank's data, uint8 (N,), on every rank. N can differ between ranks."""
         return [data]
 
     def _mean(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Averaged over all replicas, inside `run`."""
+        """Averages tensors over all replicas, inside `run`."""
         return tensors
 
-    # --- built on these ---
+    # --- these use the methods above ---
 
     def describe(self) -> str:
-        """ " on 4 replicas (horovod)", for a message; nothing for one device on its own."""
+        """Returns a text for messages, for example " on 4 replicas (horovod)"; "" for the strategy none."""
         return "" if self.strategy == "none" else f" on {self.num_replicas} replicas ({self.strategy})"
 
     def first_on_host(self, work: Callable[[], T]) -> T:
-        """`work()` on every rank, but first on one of each host: the others then find its caches."""
+        """Calls `work()` on one rank per host, then on the others, which can use the caches of the first."""
         results: list[T] = []
         with self.raise_on_any_rank():
             if self.local_rank == 0:
@@ -155,10 +155,10 @@ class Ranks:
 
     @contextlib.contextmanager
     def raise_on_any_rank(self) -> Iterator[None]:
-        """A UserError on any rank ends all ranks; the first rank that has one reports it.
+        """Makes a UserError on any rank end all ranks. The first rank with an error reports it.
 
         Raises:
-            UserError: on every rank, if any rank raised one inside; OtherRankError where another reports it.
+            UserError: any rank raised one in the `with` block. Ranks that do not report get OtherRankError.
         """
         own = None
         try:
@@ -172,10 +172,10 @@ class Ranks:
 
 
 def initialize() -> Any:
-    """Joins this process to its ranks and limits TensorFlow to the process' own GPU; horovod.tensorflow.
+    """Starts Horovod, limits TensorFlow to the GPU of this process and returns horovod.tensorflow.
 
-    TensorFlow allows these settings only before it runs anything. Under Horovod Elastic a process keeps its
-    GPU when the ranks change.
+    Call this before TensorFlow runs anything, because TensorFlow then refuses these settings. Under Horovod
+    Elastic a process keeps its GPU when the ranks change.
 
     Raises:
         UserError: Horovod is not installed.
@@ -195,10 +195,10 @@ def initialize() -> Any:
 
 
 class HorovodRanks(Ranks):
-    """This process among those that horovodrun (or mpirun, Slurm) started; on its own without a launcher.
+    """A process that horovodrun, mpirun or Slurm started; without a launcher, a single process.
 
     Args:
-        compression: none or fp16, of gradients on their way.
+        compression: compression of the gradients that are sent, none or fp16.
 
     Raises:
         UserError: see `initialize`.
@@ -215,7 +215,7 @@ class HorovodRanks(Ranks):
         self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
 
     def gpu_number(self, replica: int) -> int:
-        # Not by the local rank: Slurm can have given each its own, and in an elastic run ranks change.
+        # Not the local rank: Slurm may show each process only its own GPU, and elastic runs change ranks.
         visible = tf.config.get_visible_devices("GPU")
         return int(visible[0].name.rpartition(":")[2]) if visible else 0
 
@@ -225,8 +225,8 @@ class HorovodRanks(Ranks):
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         self._hvd.broadcast_variables(list(variables), root_rank=0)
 
-    # Horovod's own allgather_object counts bytes in int32, which ends at 2 GiB of all ranks together, makes a
-    # tensor of them element by element (a second for 60 MB), and uses pickles.
+    # Not with Horovod's allgather_object, which counts bytes in int32 (at most 2 GiB for all ranks together),
+    # makes a tensor of them element by element (a second for 60 MB), and uses pickle.
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
         with tf.device("CPU"):
             sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy()
@@ -242,16 +242,16 @@ class HorovodRanks(Ranks):
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """Callables that `train` and its `Run` call. Every rank calls them at the same place, in the same order.
+    """Functions that `train` and its `Run` call, the same on every rank in the same order, and two settings.
 
     Attributes:
-        on_step: (run, images, targets), called after each training step, when `run.state["step"]` is its
-            number and before anything of it is saved. `run.ranks`, `run.model`, `run.optimizer` and
-            `run.state` ("epoch": epochs done, "step", "step_in_epoch") stay valid to the end.
-            `targets["image_ids"]` names the images (one value for each local replica under tf.distribute).
-        on_epoch: called with the number of epochs done, after their checkpoint is written. What it raises
-            ends `train`.
-        expected_epochs: that the run is known to have done. A directory with fewer is refused.
+        on_step: called with (run, images, targets) after each training step, before it is saved.
+            `run.state` has the number of the step ("step"), the epochs done ("epoch") and "step_in_epoch".
+            `run.ranks`, `run.model`, `run.optimizer` and `run.state` stay valid to the end of the run.
+            `targets["image_ids"]` has the image ids (one value for each local replica under tf.distribute).
+        on_epoch: called with the number of epochs done, after their checkpoint is written. An exception
+            from it ends `train`.
+        expected_epochs: number of epochs that the run has surely done. A directory with fewer is refused.
         lost_ranks: what happens when another rank is lost (Watchdog's `on_loss`). exit: this process ends
             with code 1. report: the error of the collective operation propagates.
     """
@@ -263,11 +263,11 @@ class Hooks:
 
 
 def start(strategy: str = "none", compression: str = "none") -> Ranks:
-    """Joins this process to its run, before TensorFlow runs anything.
+    """Connects this process to the other ranks of its run. Call it before TensorFlow runs anything.
 
     Args:
         strategy: none, horovod, mirrored or multi_worker.
-        compression: of gradients on their way between ranks, none or fp16; Horovod only.
+        compression: compression of the gradients that ranks send, none or fp16; Horovod only.
 
     Raises:
         UserError: Horovod is not installed; TF_CONFIG is missing or wrong.
@@ -283,25 +283,25 @@ def start(strategy: str = "none", compression: str = "none") -> Ranks:
 
 
 def seed_per_rank(model: keras.Model, rank: int) -> None:
-    """Gives each rank its own random numbers in dropout and stochastic depth; rank 0 keeps what it has."""
+    """Gives each rank other random numbers for dropout and stochastic depth; rank 0 keeps its numbers."""
     for state in random_states(model):
         state.assign(state + tf.cast([rank, 0], state.dtype))
 
 
 def random_states(model: keras.Model) -> list[tf.Variable]:
-    """The (seed, counter) of each Keras seed generator: variables that are not weights."""
+    """Returns the (seed, counter) of each Keras seed generator: the variables that are not weights."""
     weights = {id(weight) for weight in model.weights}
     return [variable.value for variable in model.variables if id(variable) not in weights]
 
 
-# MessagePack, which cannot run code as pickle can.
+# Both use MessagePack, because pickle could run code from the data.
 def pack(value: Any) -> np.ndarray:
-    """uint8 (bytes,) of a plain value; TypeError for anything else."""
+    """Encodes a plain value as uint8 (bytes,); raises TypeError for anything else."""
     return np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
 
 
 def unpack(data: np.ndarray) -> Any:
-    """The value that `pack` was given."""
+    """Returns the value that `pack` encoded."""
     return msgspec.msgpack.decode(data.tobytes())
 
 
@@ -309,22 +309,22 @@ def unpack(data: np.ndarray) -> Any:
 
 
 def reproducible() -> None:
-    """Lets the same step on the same CPU give the same bits, independent of the load of the machine.
+    """Makes a training step on the same CPU bit-identical, independent of the load of the machine.
 
-    In a step of these apps only sums of three or more tensors depend on timing; gradients are full of them.
-    tensorflow/core/kernels/aggregate_ops.cc AddNOp starts with the first term that no other operator needs;
-    and once a graph is thought to need more than 80% of its device's memory (of 256 MB, on a CPU),
-    tensorflow/core/grappler/optimizers/memory_optimizer.cc SchedulingPass adds the terms as they arrive. A
-    sum of two comes out the same either way round. So all longer ones are made of those, and the optimizer
-    that would join them again (arithmetic_optimizer.cc, AddOpsRewriteStage) is off; the step is equally fast.
+    In a step of these apps, only sums of three or more tensors depend on timing; gradients have many of them.
+    AddNOp (tensorflow/core/kernels/aggregate_ops.cc) starts with the first term that no other operator needs.
+    If a graph is expected to need more than 80% of its device's memory (of 256 MB on a CPU), SchedulingPass
+    (tensorflow/core/grappler/optimizers/memory_optimizer.cc) adds the terms as they arrive. A sum of two
+    does not depend on their order. So longer sums are made of sums of two, and the optimizer that would join
+    them again (arithmetic_optimizer.cc, AddOpsRewriteStage) is off. The step is equally fast.
 
-    Another number of threads, another kind of CPU and --xla can still change the last digits from one run to
-    another. On a GPU other kernels, too, add in any order: tf.config.experimental.enable_op_determinism is
-    TensorFlow's remedy, which costs time and has no kernel for some operations. There this does nothing.
+    A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,
+    other kernels also add in any order, so this function does nothing. TensorFlow's solution for GPUs is
+    tf.config.experimental.enable_op_determinism: it costs time and does not support some operations.
     """
     if tf.config.list_physical_devices("GPU"):
         return
-    gen_math_ops.add_n = _add_in_pairs  # GradientTape and tf.add_n both look it up there
+    gen_math_ops.add_n = _add_in_pairs  # GradientTape and tf.add_n both call it from this module
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
 
 
@@ -335,6 +335,6 @@ def _add_in_pairs(inputs: Sequence[tf.Tensor], name: str | None = None) -> tf.Te
 
 
 def share_gpu_memory() -> None:
-    """Lets TensorFlow take GPU memory as it needs it: by default it takes all, and DALI finds none left."""
+    """Makes TensorFlow allocate GPU memory on demand. By default it takes all, which leaves none for DALI."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)

@@ -1,15 +1,15 @@
-"""Ranks by tf.distribute: all devices of a process train together, and so do all hosts of a cluster.
+"""Ranks with tf.distribute: all devices of a process train together, and so do all hosts of a cluster.
 
-mirrored      MirroredStrategy over the GPUs of this process, or its logical CPU devices without a GPU
-multi_worker  MultiWorkerMirroredStrategy: one such process per host (with one CPU device where there is no
-              GPU), each identified by TF_CONFIG:
+mirrored      MirroredStrategy: one process with all its GPUs, or else with its logical CPU devices
+multi_worker  MultiWorkerMirroredStrategy: one process per host with all its GPUs, or else with one CPU
+              device. TF_CONFIG identifies each process:
 
     TF_CONFIG='{"cluster": {"worker": ["a:12345", "b:12345"]}, "task": {"type": "worker", "index": 0}}'
 
-Every replica has its own copy of each variable and, as with Horovod, updates it alone: `average` has made
-the gradients equal, so the weights and the optimizer stay equal, while what a replica learns from its own
-images (moving statistics) stays its own. Outside `run` a variable is the copy of the process' first replica,
-and assigning to it sets all copies of the process.
+As with Horovod, every replica has its own copy of each variable and updates this copy itself. `average` makes
+the gradients equal on all replicas, so weights and optimizer stay equal. Only the moving statistics differ,
+because each replica computes them from its own images. Outside `run`, reading a variable reads the copy of
+the process' first replica, and an assignment sets all copies of the process.
 """
 
 import contextlib
@@ -35,28 +35,28 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 
 T = TypeVar("T")
-START_SECONDS = 900.0  # until all workers have come: pods and Slurm steps can start minutes apart
+START_SECONDS = 900.0  # time for all workers to start: pods and Slurm steps can start minutes apart
 EXAMPLE = '{"cluster": {"worker": ["a:12345", "b:12345"]}, "task": {"type": "worker", "index": 0}}'
-HEARTBEAT_SECONDS = 30.0  # without a sign of life until a worker counts as dead
+HEARTBEAT_SECONDS = 30.0  # a worker without a heartbeat for this time counts as dead
 
-# What keras.Optimizer does across replicas (keras/src/backend/tensorflow/optimizer.py), and its base class
-# for one device (keras/src/optimizers/base_optimizer.py).
+# Methods that work across replicas in keras.Optimizer (keras/src/backend/tensorflow/optimizer.py), but on one
+# device in its base class (keras/src/optimizers/base_optimizer.py).
 _ACROSS_REPLICAS = ("_backend_update_step", "_apply_weight_decay", "_backend_increment_gradient_accumulators")
 
 
 class StrategyRanks(Ranks):
-    """This process' devices, with those of the other processes of the cluster.
+    """The devices of this process, together with those of the other processes of the cluster.
 
-    A single device, or a cluster of one worker, trains as one replica. Where not all workers have come after
-    START_SECONDS, the others exit with 1.
+    A single device, or a cluster of one worker, trains as one replica. If a worker has not started after
+    START_SECONDS, the others exit with code 1.
 
     Args:
-        strategy: mirrored or multi_worker. The latter waits until all workers are there.
+        strategy: mirrored or multi_worker. multi_worker waits until all workers have started.
 
     Raises:
-        UserError: TF_CONFIG is missing, wrong or not the same on all workers, or its port is taken, or
+        UserError: TF_CONFIG is missing, wrong or not the same on all workers, or its port is in use, or
             worker 0 does not answer.
-        RuntimeError: TensorFlow was already at work before multi_worker.
+        RuntimeError: for multi_worker, if TensorFlow has already run something.
     """
 
     can_compile_updates = False
@@ -76,7 +76,7 @@ class StrategyRanks(Ranks):
         own = self.num_replicas // self.world_size
         self.local_replicas = range(self.rank * own, (self.rank + 1) * own)
         if strategy == "multi_worker" and any(theirs != workers for theirs in self.gather(workers)):
-            raise UserError("TF_CONFIG names other workers on some workers than on worker 0")
+            raise UserError("TF_CONFIG does not have the same list of workers on all workers")
 
     def scope(self) -> contextlib.AbstractContextManager:
         return self._strategy.scope()
@@ -92,7 +92,7 @@ class StrategyRanks(Ranks):
 
         if not tf.executing_eagerly():
             return on_replicas()
-        # Without a graph the replicas would take turns. A call of tf.function itself would warn of retracing.
+        # Without a graph, replicas would run in sequence. Calling the tf.function would warn of retracing.
         return tf.function(on_replicas, autograph=False).get_concrete_function()()
 
     def local(self, value: T) -> list[T]:
@@ -101,12 +101,12 @@ class StrategyRanks(Ranks):
         return [tf.nest.map_structure(lambda part, i=i: results(part)[i], value) for i in range(count)]
 
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """Gives the optimizer its base class' arithmetic for one device, which every replica then does.
+        """Gives the optimizer the methods of its base class, with which every replica updates on its own.
 
-        Keras' own would sum the gradients over the replicas once more, after they were clipped; and it
-        cannot accumulate gradients in a graph (it merges replicas inside a tf.cond).
+        Keras' own methods would sum the clipped gradients over the replicas again, and cannot accumulate
+        gradients in a graph (they merge replicas inside a tf.cond).
         """
-        plain = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+        plain = getattr(optimizer, "inner_optimizer", optimizer)  # the one in a LossScaleOptimizer
         (base,) = [c for c in type(plain).__mro__ if c.__name__ == "BaseOptimizer"]
         for name in _ACROSS_REPLICAS:
             setattr(plain, name, types.MethodType(getattr(base, name), plain))
@@ -119,18 +119,18 @@ class StrategyRanks(Ranks):
             variable.assign(np.frombuffer(content, value.dtype).reshape(value.shape))
 
     def close(self) -> None:
-        self.gather(None)  # a worker that leaves early is an error for those still at work
+        self.gather(None)  # waits for all: if a worker ends early, the others get an error
 
     def _mean(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         return _all_reduce("MEAN", tensors)
 
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
-        """A sum over the ranks, in which each has its own place: collectives know few types and shapes."""
+        """Sums arrays in which each rank fills its own part: collectives support few dtypes and shapes."""
         sizes = np.zeros(self.world_size, np.int64)
         sizes[self.rank] = data.size
         sizes = self._sum_over_ranks(sizes).numpy()
         place = np.cumsum(sizes)[self.rank] - data.size
-        words = np.zeros(-(-sizes.sum() // 8), np.int64)  # a GPU keeps smaller integers on its host
+        words = np.zeros(-(-sizes.sum() // 8), np.int64)  # TensorFlow keeps smaller integers on the host
         words.view(np.uint8)[place : place + data.size] = data
         joined = self._sum_over_ranks(words).numpy().view(np.uint8)[: sizes.sum()]
         return np.split(joined, np.cumsum(sizes)[:-1])
@@ -146,16 +146,16 @@ class StrategyRanks(Ranks):
 
 
 def read_tf_config(text: str | None) -> tuple[list[str], int]:
-    """Reads the value of TF_CONFIG; None where it is not set.
+    """Parses the value of TF_CONFIG; `text` is None if it is not set.
 
     Returns:
-        The workers' addresses ("host:port"), a chief's first, and the index of this process among them.
+        The workers' addresses ("host:port"), the chief's first, and the index of this process among them.
 
     Raises:
-        UserError: it is missing or wrong.
+        UserError: TF_CONFIG is missing or wrong.
     """
     if not text:
-        raise UserError(f"--strategy=multi_worker needs TF_CONFIG, on each worker its own: {EXAMPLE}")
+        raise UserError(f"--strategy=multi_worker needs TF_CONFIG, with each worker's own index: {EXAMPLE}")
     try:
         config = json.loads(text)
         cluster, task, index = config["cluster"], config["task"], config["task"]["index"]
@@ -173,18 +173,18 @@ def read_tf_config(text: str | None) -> tuple[list[str], int]:
         right = False
     if not right:
         raise UserError(
-            f"TF_CONFIG={text} is not right: it has a chief or none, workers with different addresses of the "
-            f"form host:port, and an index that counts from 0, as {EXAMPLE}"
+            f"TF_CONFIG={text} is not right: it needs workers with different addresses of the form host:port "
+            f"and an index from 0 on; a chief is optional. Example: {EXAMPLE}"
         )
     return addresses, index + (len(chiefs) if task["type"] == "worker" else 0)
 
 
 def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.Strategy:
-    """TensorFlow's server at this worker's address, and the strategy with all others.
+    """Starts TensorFlow's server at this worker's address and returns the strategy with all workers.
 
     Raises:
-        UserError: the port is taken, or worker 0 does not answer.
-        RuntimeError: TensorFlow was already at work.
+        UserError: the port is in use, or worker 0 does not answer.
+        RuntimeError: TensorFlow has already run something.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -193,24 +193,24 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
             if rank:
                 _wait_for_leader(workers[0])
             _configure_coordination_service()
-        # TensorFlow waits in C++ and holds Python's lock: no other Python thread or signal handler runs.
+        # TensorFlow waits in C++ and holds Python's lock, so Python threads and signal handlers cannot run.
         faulthandler.dump_traceback_later(START_SECONDS, exit=True, file=2)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         return tf.distribute.MultiWorkerMirroredStrategy()
     except tf.errors.OpError as error:  # "Could not start gRPC server", for example
         reason = error.message.partition("\n")[0]
-        raise UserError(f"TF_CONFIG gives this worker {workers[rank]}: {reason}") from error
+        raise UserError(f"TF_CONFIG: {workers[rank]}, this worker's address: {reason}") from error
     finally:
         faulthandler.cancel_dump_traceback_later()
-        for number, handler in handlers.items():  # TensorFlow's notifier of preemptions swallows SIGTERM
+        for number, handler in handlers.items():  # TensorFlow's preemption notifier has replaced SIGTERM's
             signal.signal(number, handler)
 
 
 def _wait_for_leader(address: str) -> None:
     """Waits until worker 0 listens.
 
-    TensorFlow's own attempts come ever more seldom. A worker that waited for minutes then counts as dead,
-    because its next one comes too late.
+    TensorFlow itself would try again at longer and longer intervals. After minutes, the next try of a worker
+    would come so late that the worker counts as dead.
     """
     deadline = time.monotonic() + START_SECONDS
     host, _, port = address.rpartition(":")
@@ -224,7 +224,7 @@ def _wait_for_leader(address: str) -> None:
 
 
 def _configure_coordination_service() -> None:
-    """As MultiWorkerMirroredStrategy does, but with time limits."""
+    """Configures the service as MultiWorkerMirroredStrategy does, but with time limits."""
     cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
     context.context().configure_coordination_service(
         service_type="standalone",
