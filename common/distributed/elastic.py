@@ -79,7 +79,7 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
             # the error there: the launcher clears its store only later, when it forms the new ring.
             server = [os.environ[f"HOROVOD_GLOO_RENDEZVOUS_{part}"] for part in ("ADDR", "PORT")]
             if not isinstance(error, tf.errors.OpError | RuntimeError) or not is_lost_rank(error):
-                with contextlib.suppress(RuntimeError, OSError):  # a lost launcher ends all ranks
+                with contextlib.suppress(RuntimeError, OSError):  # ignored: a lost launcher ends all ranks
                     http_client.put_data_into_kvstore(*server, *_PLACE, f"rank {hvd.rank()}: {error}")
                 raise
             with contextlib.suppress(RuntimeError, OSError):  # raised if no error is stored

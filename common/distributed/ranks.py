@@ -44,7 +44,7 @@ class Ranks:
         world_size: number of processes.
         num_replicas: number of devices that train, in all processes together.
         local_replicas: global indexes of this process' replicas; also the shards of the data that it loads.
-        can_compile_updates: whether XLA can compile updates. Not if tf.distribute synchronises loss scales.
+        can_compile_updates: whether XLA can compile updates; not in tf.distribute, which shares loss scales.
     """
 
     strategy = "none"
@@ -174,7 +174,7 @@ class Ranks:
 def initialize() -> Any:
     """Starts Horovod, limits TensorFlow to the GPU of this process and returns horovod.tensorflow.
 
-    Call this before TensorFlow runs anything, because TensorFlow then refuses these settings. Under Horovod
+    Call this before TensorFlow runs anything, because later TensorFlow refuses these settings. Under Horovod
     Elastic a process keeps its GPU when the ranks change.
 
     Raises:
@@ -242,16 +242,16 @@ class HorovodRanks(Ranks):
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """Functions that `train` and its `Run` call, the same on every rank in the same order, and two settings.
+    """Functions that `train` and its `Run` call, on every rank at the same points, and two settings.
 
     Attributes:
-        on_step: called with (run, images, targets) after each training step, before it is saved.
+        on_step: called with (run, images, targets) after each training step, before the step is saved.
             `run.state` has the number of the step ("step"), the epochs done ("epoch") and "step_in_epoch".
             `run.ranks`, `run.model`, `run.optimizer` and `run.state` stay valid to the end of the run.
             `targets["image_ids"]` has the image ids (one value for each local replica under tf.distribute).
         on_epoch: called with the number of epochs done, after their checkpoint is written. An exception
             from it ends `train`.
-        expected_epochs: number of epochs that the run has surely done. A directory with fewer is refused.
+        expected_epochs: known number of epochs done. A run directory with fewer epochs is refused.
         lost_ranks: what happens when another rank is lost (Watchdog's `on_loss`). exit: this process ends
             with code 1. report: the error of the collective operation propagates.
     """
@@ -283,7 +283,7 @@ def start(strategy: str = "none", compression: str = "none") -> Ranks:
 
 
 def seed_per_rank(model: keras.Model, rank: int) -> None:
-    """Gives each rank other random numbers for dropout and stochastic depth; rank 0 keeps its numbers."""
+    """Gives each rank different random numbers for dropout and stochastic depth; rank 0 keeps its numbers."""
     for state in random_states(model):
         state.assign(state + tf.cast([rank, 0], state.dtype))
 

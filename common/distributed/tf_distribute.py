@@ -199,7 +199,7 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
         return tf.distribute.MultiWorkerMirroredStrategy()
     except tf.errors.OpError as error:  # "Could not start gRPC server", for example
         reason = error.message.partition("\n")[0]
-        raise UserError(f"TF_CONFIG: {workers[rank]}, this worker's address: {reason}") from error
+        raise UserError(f"TF_CONFIG: address {workers[rank]} of this worker: {reason}") from error
     finally:
         faulthandler.cancel_dump_traceback_later()
         for number, handler in handlers.items():  # TensorFlow's preemption notifier has replaced SIGTERM's
