@@ -90,7 +90,7 @@ class LoaderArgs:
     )
     prefetch: int = flag(2, "Number of batches that the loader prepares ahead.", low=1)
     on_bad_image: str = flag("stop", "Unreadable images: stop, or skip and report.", choices=("stop", "skip"))
-    max_megapixels: float = flag(MAX_MEGAPIXELS, "Largest readable image in megapixels.", low=0.0)
+    max_megapixels: float = flag(MAX_MEGAPIXELS, "Megapixels above which images are unreadable.", low=0.0)
     hw_decoder_load: float = flag(
         0.65, "Share of the JPEGs that the GPU's JPEG engines decode (A100 and later).", low=0.0, high=1.0
     )
@@ -105,7 +105,7 @@ class EvaluationArgs:
 
     group = "Evaluation"
 
-    input_type: str | None = flag(None, "Data format. Default: by data flags.", choices=("coco", "tfrecord"))
+    input_type: str | None = flag(None, "Data format. Default: from the flags.", choices=("coco", "tfrecord"))
     eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
     eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords. Missing DALI indexes are made.")
@@ -132,7 +132,7 @@ class TrainingArgs:
     epochs: int | None = flag(None, "Number of epochs. Default: the recipe's.", low=1)
     steps_per_epoch: int | None = flag(None, "Batches per epoch. Default: one pass over the data.", low=1)
     learning_rate: float | None = flag(
-        None, "Learning rate at reference_batch, scaled to the actual batch. Default: the recipe's.", low=0.0
+        None, "Learning rate at reference_batch, scaled to the used batch. Default: the recipe's.", low=0.0
     )
     precision: str = flag(
         "float32", "Dtype policy of the network.", choices=("float32", "mixed_float16", "mixed_bfloat16")
@@ -143,7 +143,7 @@ class TrainingArgs:
     accumulate_steps: int = flag(0, "Batches whose gradients make one weight update; 0: off.", low=0)
     init_from: str | None = flag(None, "Weights to start from. Heads of new classes start untrained.")
     freeze: str | None = flag(None, "Regular expression. Layers with a matching name are not trained.")
-    freeze_batch_norm: bool = flag(False, "Keep the statistics, scales and offsets of all batch norms.")
+    freeze_batch_norm: bool = flag(False, "Keep statistics, scales and offsets of all batch norms unchanged.")
     eval_every: int = flag(1, "Epochs between evaluations; 0: only after the last epoch.", low=0)
     eval_every_steps: int = flag(0, "Steps between extra evaluations within an epoch; 0: none.", low=0)
     patience: int = flag(0, "Stop after this many evaluations without a better AP; 0: never.", low=0)
@@ -166,7 +166,7 @@ class ProcessArgs:
     )
     compression: str = flag("none", "Compression of gradients with Horovod.", choices=("none", "fp16"))
     step_timeout: float = flag(600.0, "Seconds without a step after which the run ends; 0: never.", low=0.0)
-    elastic: bool = flag(False, "When hosts or ranks change, continue from the last complete epoch.")
+    elastic: bool = flag(False, "With Horovod: if hosts or ranks change, resume from the last full epoch.")
     dry_run: int | None = flag(None, "Number of local processes for a short test of these flags.", low=1)
 
 
@@ -192,7 +192,7 @@ class EvalArgs(TrainedArgs, LoaderArgs, EvaluationArgs):
     """The flags of eval.py."""
 
     output_dir: str | None = flag(None, "Directory for the results. Default: the run directory.")
-    errors: bool = flag(False, "Analyse errors: a table, errors.json, confusion_matrix.png, errors.png.")
+    errors: bool = flag(False, "Print error types; write errors.json, confusion_matrix.png, errors.png.")
     errors_min_score: float | None = flag(
         None, "Minimum score of detections in --errors. Default: the one with the best F1.", low=0.0, high=1.0
     )
@@ -204,13 +204,13 @@ class InferArgs(TrainedArgs, LoaderArgs):
 
     images: str = flag("", "Input: an image, a directory of images, a glob or a video.")
     annotations: str | None = flag(None, "COCO json whose boxes are drawn next to the detections.")
-    output_dir: str = flag("", "Directory for the drawn images and detections.json.")
+    output_dir: str = flag("", "Directory for the drawn images or video and for detections.json.")
     draw: bool = flag(True, "Draw the detections on the images or on the video.")
-    submission: str | None = flag(None, "Results file for the COCO server to write, .json or .zip.")
+    submission: str | None = flag(None, "Results file to write for the COCO server, .json or .zip.")
     image_info: str | None = flag(
-        None, "COCO json with the image ids. Default: --annotations, or numbers in file names."
+        None, "COCO json with the image ids. Default: --annotations, or file names that are numbers."
     )
-    score_threshold: float = flag(0.3, "Minimum score, but not in --submission.", low=0.0, high=1.0)
+    score_threshold: float = flag(0.3, "Minimum score; does not affect --submission.", low=0.0, high=1.0)
 
 
 @dataclasses.dataclass(frozen=True)
