@@ -1,7 +1,7 @@
 """Anchors of a feature pyramid: at every cell of every level, one prior box for each scale and aspect ratio.
 
-RetinaNet (arXiv 1708.02002, section 4) and EfficientDet (arXiv 1911.09070) use them. Their order and their
-coordinates equal google/automl's (efficientdet/tf2/anchors.py, class Anchors): its weights depend on them.
+RetinaNet (arXiv 1708.02002, section 4) and EfficientDet (arXiv 1911.09070) use them. The published
+weights need the order and coordinates of google/automl (efficientdet/tf2/anchors.py, class Anchors).
 """
 
 import dataclasses

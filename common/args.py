@@ -154,7 +154,7 @@ class TrainingArgs:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessArgs:
-    """One or many processes."""
+    """The processes and devices of a run."""
 
     group = "Processes and GPUs"
 

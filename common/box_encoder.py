@@ -55,7 +55,7 @@ def encode_boxes(
     Drops boxes without area first (fn.box_encoder would return infinite deltas for them). Then keeps the
     `max_instances` largest boxes, so that the padded boxes and the anchor targets describe the same boxes.
     If several anchors fit a box equally well, the last one is used; so is the last of several boxes that
-    fit an anchor equally well. A box gets no anchor if its best anchor is assigned to another box.
+    fit an anchor equally well. A box can stay without an anchor, if another box gets its best anchor.
 
     Args:
         boxes: float32 (N, 4), ltrb normalised; N may be 0.

@@ -1,7 +1,7 @@
 """Functions for the DALI graphs of both apps and of tools/preprocess.py. Shapes are those of one sample.
 
 Functions with an `api` argument work with DALI's Pipeline API and its Dynamic API, whose operators have the
-same names and arguments. The methods of `Api` hide the differences (Dynamic: tools/preprocessing/apis.py).
+same names and arguments. The methods of `Api` hide other differences; see tools/preprocessing/apis.py.
 """
 
 import dataclasses
@@ -111,7 +111,7 @@ class Decoder:
             window: int32 (4,), top, left, height, width in pixels of the stored image.
 
         Returns:
-            uint8 (height, width, 3) RGB, as stored, without the rotation by EXIF.
+            uint8 (height, width, 3) RGB, as stored: EXIF rotation is not applied.
         """
         part: dict[str, Any] = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
         options: dict[str, Any] = {"output_type": types.RGB, "adjust_orientation": False}
@@ -193,7 +193,7 @@ def normalize(
     image_size: Sequence[int] | None = None,
     api: Api = GRAPH,
 ) -> Data:
-    """Returns (pixels - mean) / std; pads it at the bottom and right with zeros to `image_size`, if given.
+    """Returns (pixels - mean) / std, padded with zeros at the bottom and right to `image_size`, if given.
 
     Args:
         images: (h, w, C).
@@ -311,7 +311,7 @@ def int32(values: DataNode) -> DataNode:
 
 
 def uniform(low: float, high: float, shape: list[int] | None = None) -> DataNode | float:
-    """Returns a random number between low and high for each sample, or an array of this `shape`."""
+    """Returns random numbers from low to high: for each sample, one or an array of this `shape`."""
     if low < high:
         return fn.random.uniform(range=(low, high), shape=shape)
     return float(low)  # DALI refuses an empty range

@@ -144,7 +144,7 @@ class Opener:
             raise UserError(f"{origin}: {kind.replace('-', ' ')}: {offenders[0]}")
 
     def check_sizes(self, source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
-        """Raises UserError if the images do not fill one batch of all ranks, which would repeat images."""
+        """Raises UserError if the images do not fill one batch of all ranks: it would repeat images."""
         if source.size < batch_size * num_replicas:
             ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
             found = f"{source.size} images, --batch_size={batch_size}{ranks}"
@@ -212,7 +212,7 @@ class Opener:
             options: other arguments of `open_source`, the same for both.
 
         Raises:
-            UserError: see `open_source`; or the evaluation data has categories that training data lacks.
+            UserError: see `open_source`; or training lacks a category of the evaluation data.
         """
         sources, errors = [], []
         for split, flags in zip(names, (train, evaluation), strict=True):

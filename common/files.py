@@ -1,7 +1,7 @@
 """Atomic writes of files and directories, and the user's cache directory.
 
 Overwriting a file in place can lose the old content and the new one, if the process is killed or the disk is
-full. With the functions here, a file or directory is either completely the old one or completely the new.
+full. The functions here leave either the complete old file or directory, or the complete new one.
 
 The cache directory holds files that can be made again. It is $XDG_CACHE_HOME/dali-detection, else
 ~/.cache/dali-detection, else a private directory in the system's temporary directory (a container's home may
@@ -55,7 +55,7 @@ def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], ob
 
 
 def write_file(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
-    """Makes or replaces one file by `write_into`.
+    """Makes or replaces one file, with `write_into`.
 
     Args:
         path: the file to make or replace, in an existing directory.
@@ -66,7 +66,7 @@ def write_file(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """Makes or replaces one file with this content by `write_into`."""
+    """Makes or replaces one file with this content, as `write_into` does."""
     write_file(path, lambda temporary: temporary.write_bytes(content))
 
 
@@ -96,7 +96,7 @@ def remove_directory(path: str | os.PathLike) -> None:
 
 
 def remove_unfinished(directory: str | os.PathLike) -> None:
-    """Removes the unfinished files of killed processes; no process may be writing to `directory`."""
+    """Removes unfinished files of killed processes. No process may be writing to `directory`."""
     for path in pathlib.Path(directory).glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -97,7 +97,7 @@ class LabelMap:
         """Reads a label map: JSON, or TensorFlow Object Detection's text format (.pbtxt).
 
         Raises:
-            UserError: the file is missing or holds no label map.
+            UserError: the file is missing or is not a label map.
         """
         path = pathlib.Path(path)
         try:

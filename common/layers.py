@@ -29,7 +29,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     The kernel returns the unbiased variance, n / (n - 1) times the biased one (Bessel's correction); tf.keras
     averaged it. Keras 3 averages the biased variance, as does google/automl on TPUs, which trained the
     published models (efficientdet/utils.py: TpuBatchNormalization is not fused). So does this layer: at the
-    coarse levels n is small (8 for two images of 2 x 2 cells), and the difference between both is large.
+    coarse levels n is small (8 for two images of 2 x 2 cells), so the two variances differ a lot.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:

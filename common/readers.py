@@ -62,7 +62,7 @@ def coco_reader(
 
     Args:
         images_dir: the directory that the annotations' file names refer to.
-        annotations: the annotations, checked against that directory.
+        annotations: the annotations, checked against `images_dir`.
         training: True: shuffled, without end. False: in order. See the module docstring.
         shard_id: index of the part to read, equal to the rank.
         num_shards: number of parts, equal to the number of ranks.
@@ -73,7 +73,7 @@ def coco_reader(
         (jpegs, boxes, labels, image_ids), see the module docstring.
 
     Raises:
-        UserError: fewer images than shards.
+        UserError: there are fewer images than shards.
     """
     check_shards(annotations.num_images, num_shards)
     clean_name = f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json"
@@ -108,7 +108,7 @@ def file_reader(
         shard_id, num_shards, name: as for `coco_reader`.
 
     Raises:
-        UserError: fewer images than shards.
+        UserError: there are fewer images than shards.
     """
     check_shards(len(files), num_shards)
     jpegs, positions = fn.readers.file(

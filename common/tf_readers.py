@@ -67,7 +67,7 @@ def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
 
 
 class Random:
-    """Returns new random numbers at every call, which depend only on the seeds, the index and earlier calls.
+    """Random numbers that differ at every call and depend only on seeds, index and number of earlier calls.
 
     The calls are counted in Python while a graph is traced. So a call inside a loop of the graph returns the
     same numbers in every iteration.
@@ -234,7 +234,7 @@ def pad_boxes_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tup
 
 
 def image_size_tf(encoded: tf.Tensor) -> tf.Tensor:
-    """Reads the (height, width) of a JPEG or PNG as stored from its header: int32 (2,)."""
+    """Reads the stored (height, width) of a JPEG or PNG from its header: int32 (2,)."""
     size = tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: tf.io.extract_jpeg_shape(encoded)[:2],

@@ -307,6 +307,6 @@ def _labels(category_ids: DataNode, label_map: LabelMap) -> DataNode:
 
 
 def _constant(numbers: np.ndarray) -> DataNode:
-    """Returns a constant, int64 (n,). DALI's constants have 32 bits, so numbers are stored in two halves."""
+    """Returns a constant, int64 (n,). DALI's constants have 32 bits, so each number is two halves."""
     halves = types.Constant(numbers.view(np.int32).reshape(-1, 2), device="cpu")
     return fn.squeeze(fn.reinterpret(halves, dtype=types.INT64), axes=[1])

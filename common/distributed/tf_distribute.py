@@ -47,8 +47,8 @@ _ACROSS_REPLICAS = ("_backend_update_step", "_apply_weight_decay", "_backend_inc
 class StrategyRanks(Ranks):
     """The devices of this process, together with those of the other processes of the cluster.
 
-    A single device, or a cluster of one worker, trains as one replica. If a worker has not started after
-    START_SECONDS, the others exit with code 1.
+    A single device trains as one replica, also as a cluster of one worker. If a worker has not started
+    after START_SECONDS, the others exit with code 1.
 
     Args:
         strategy: mirrored or multi_worker. multi_worker waits until all workers have started.
