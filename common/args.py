@@ -48,7 +48,7 @@ def flag(
     """Returns a dataclass field, which `define` turns into an absl flag of the same name and type.
 
     Args:
-        default: the flag's default value; None if there is no fixed default.
+        default: the flag's default value; None: it has no fixed default.
         help_text: what the flag sets, its unit and, if `default` is None, its default.
         choices: allowed values of a flag of type str; None: any value.
         low, high: smallest and largest allowed value of a number; None: no limit.
@@ -204,7 +204,7 @@ class InferArgs(TrainedArgs, LoaderArgs):
 
     images: str = flag("", "Input: an image, a directory of images, a glob or a video.")
     annotations: str | None = flag(None, "COCO json whose boxes are drawn next to the detections.")
-    output_dir: str = flag("", "Directory for the drawn images or video and for detections.json.")
+    output_dir: str = flag("", "Directory for the images or video with boxes and detections.json.")
     draw: bool = flag(True, "Draw the detections on the images or on the video.")
     submission: str | None = flag(None, "Results file to write for the COCO server, .json or .zip.")
     image_info: str | None = flag(
