@@ -80,7 +80,7 @@ class CocoSource(Source):
         self.files = [os.path.join(images_dir, name) for name in annotations.file_names]
 
     def read(self, *, training: bool, **options: Any) -> "Nodes":
-        from common import readers  # here, because it imports DALI, which commands for annotations do not need
+        from common import readers  # imported late, because check_data.py and others need no DALI
 
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 
