@@ -132,7 +132,7 @@ def _walk(
                     return kind, f"{path} ({end} bytes)"
             if len(header) < HEADER:
                 return "file-truncated", f"{where} has {left} of the {HEADER} bytes of its header"
-            return "not-a-record", f"{where}: length {length} does not match checksum {checksum:#010x}"
+            return "not-a-record", f"{where} has length {length} with the wrong checksum {checksum:#010x}"
         if length + FRAME > left:
             return "file-truncated", f"{where} needs {length + FRAME} bytes, but only {left} are left"
         data_checksum = os.pread(descriptor, 4, offset + HEADER + length)

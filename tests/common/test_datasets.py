@@ -62,7 +62,7 @@ WRONG_FLAGS = [
     ({"images": "a"}, "--eval_images is given without --eval_annotations"),
     ({"annotations": "a"}, "--eval_annotations is given without --eval_images"),
     ({"images": "a", "annotations": "b", "file_pattern": "c"}, "--eval_file_pattern .* given"),
-    ({"annotations": "b", "file_pattern": "c"}, "and --eval_annotations .COCO. are given"),
+    ({"annotations": "b", "file_pattern": "c"}, "and --eval_annotations .COCO. are both given"),
     ({"input_type": "tfrecord", "images": "a", "annotations": "b"}, "needs --eval_file_pattern"),
     ({"input_type": "coco", "file_pattern": "c"}, "no data: give --eval_images"),
     ({"file_pattern": "/nowhere/x*"}, r"^/nowhere/x\*: no file matches: '/nowhere/x\*'"),

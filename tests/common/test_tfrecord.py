@@ -110,14 +110,14 @@ def flipped(byte):
 BAD_ENDS = [
     (header(300)[:1], "file-truncated", "has 1 of the 12 bytes of its header"),
     (header(300)[:11], "file-truncated", "has 11 of the 12 bytes of its header"),
-    (header(300), "file-truncated", "needs 316 bytes, 12 are left"),
-    (header(300) + bytes(303), "file-truncated", "needs 316 bytes, 315 are left"),
-    (header(2**31) + b"only this", "file-truncated", f"needs {2**31 + 16} bytes, 21 are left"),
-    (header(2**64 - 1) + b"only this", "file-truncated", f"needs {2**64 + 15} bytes, 21 are left"),
-    (bytes(50), "not-a-record", "has the length 0 with the checksum 0x00000000"),  # of a crash, perhaps
-    (b"\x1f\x8b" + bytes(48), "not-a-record", f"has the length {0x8B1F} with"),  # gzip's magic number
-    *((flipped(i) + bytes(21), "not-a-record", f"has the length {17 ^ 16 << 8 * i}") for i in range(8)),
-    *((flipped(i) + bytes(21), "not-a-record", "has the length 17 with") for i in range(8, 12)),
+    (header(300), "file-truncated", "needs 316 bytes, but only 12 are left"),
+    (header(300) + bytes(303), "file-truncated", "needs 316 bytes, but only 315 are left"),
+    (header(2**31) + b"only this", "file-truncated", f"needs {2**31 + 16} bytes, but only 21 are left"),
+    (header(2**64 - 1) + b"only this", "file-truncated", f"needs {2**64 + 15} bytes, but only 21 are left"),
+    (bytes(50), "not-a-record", "has length 0 with the wrong checksum 0x00000000"),  # of a crash, perhaps
+    (b"\x1f\x8b" + bytes(48), "not-a-record", f"has length {0x8B1F} with"),  # gzip's magic number
+    *((flipped(i) + bytes(21), "not-a-record", f"has length {17 ^ 16 << 8 * i} with") for i in range(8)),
+    *((flipped(i) + bytes(21), "not-a-record", "has length 17 with") for i in range(8, 12)),
 ]
 
 
@@ -269,7 +269,7 @@ def test_where_no_index_can_be_written_it_goes_to_the_cache(file, right, tmp_pat
 def test_damaged_files_get_no_index(tmp_path):
     file = write_random(tmp_path / "a", SIZES)
     os.truncate(file, 100)
-    with pytest.raises(UserError, match=f"{file} record 3 at byte 54 needs 316 bytes, 46 are left"):
+    with pytest.raises(UserError, match=f"{file} record 3 at byte 54 needs 316 bytes, but only 46 are left"):
         tfrecord.write_index(file)
     assert not list(tmp_path.glob("*.idx"))
 
